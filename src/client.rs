@@ -1,0 +1,349 @@
+//! The client's address: who is really asking, through proxies that we trust.
+//!
+//! Each proxy appends the address it was connected from, so the list is read from its right end,
+//! where our own proxies wrote, towards the left, where a client may have written anything. It
+//! stops at the first address that is not a trusted proxy's: that one a trusted proxy has seen
+//! with its own eyes, and nothing to its left is known to be true. It must never return an
+//! address that a client could have made up.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use http::{HeaderMap, HeaderName, header};
+use ipnet::IpNet;
+
+/// Hops looked at, at most; who sends more is the last one of them.
+pub const MAX_HOPS: usize = 64;
+
+/// How a client's address is found: `trusted_proxies` and `[client_ip]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientIp {
+    /// Who may say whom they speak for.
+    pub trusted: Vec<IpNet>,
+    /// The header in which they say it: a list of addresses, or `forwarded` (RFC 7239).
+    pub header: HeaderName,
+    /// Leading bits of an IPv6 address that make one client, 0 to 128.
+    pub ipv6_prefix: u8,
+    /// Leading bits of an IPv4 address that make one client, 0 to 32.
+    pub ipv4_prefix: u8,
+}
+
+impl Default for ClientIp {
+    /// Nobody is trusted; one IPv4 address or one IPv6 /64 is one client.
+    fn default() -> Self {
+        Self {
+            trusted: Vec::new(),
+            header: HeaderName::from_static("x-forwarded-for"),
+            ipv6_prefix: 64,
+            ipv4_prefix: 32,
+        }
+    }
+}
+
+impl ClientIp {
+    /// Whether this peer may say whom it speaks for.
+    pub fn trusts(&self, peer: IpAddr) -> bool {
+        let peer = peer.to_canonical();
+        self.trusted.iter().any(|net| net.contains(&peer))
+    }
+
+    /// The client's address: the peer's own unless the peer is trusted and names another. IPv4
+    /// addresses mapped into IPv6 come back as IPv4.
+    pub fn find(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let mut client = peer.to_canonical();
+        if !self.trusts(client) {
+            return client;
+        }
+        let hop_address = if self.header == header::FORWARDED {
+            forwarded_for
+        } else {
+            address
+        };
+        let lines = headers.get_all(&self.header).iter().rev();
+        let hops = lines.flat_map(|line| from_the_right(line.as_bytes()));
+        for hop in hops.take(MAX_HOPS) {
+            // What cannot be read was not written by a proxy of ours: the one to its right, which
+            // passed it on, is all we know.
+            let Some(address) = hop_address(hop) else {
+                break;
+            };
+            client = address.to_canonical();
+            if !self.trusts(client) {
+                break;
+            }
+        }
+        client
+    }
+
+    /// The address that stands for all that one client may own: the first one of its network.
+    pub fn group(&self, ip: IpAddr) -> IpAddr {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => {
+                let bits = 32_u32.saturating_sub(u32::from(self.ipv4_prefix));
+                let mask = u32::MAX.checked_shl(bits).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(ip.to_bits() & mask))
+            }
+            IpAddr::V6(ip) => {
+                let bits = 128_u32.saturating_sub(u32::from(self.ipv6_prefix));
+                let mask = u128::MAX.checked_shl(bits).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() & mask))
+            }
+        }
+    }
+}
+
+/// The non-empty members of a comma-separated list, last one first. A comma within double quotes
+/// separates nothing; reading from the right keeps an unbalanced quote that a client sent from
+/// reaching the members that proxies appended.
+fn from_the_right(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut left = Some(list);
+    std::iter::from_fn(move || {
+        let list = left?;
+        let mut quoted = false;
+        let comma = list.iter().rposition(|byte| {
+            quoted ^= *byte == b'"';
+            *byte == b',' && !quoted
+        });
+        let (before, member) = match comma {
+            Some(comma) => (Some(&list[..comma]), &list[comma + 1..]),
+            None => (None, list),
+        };
+        left = before;
+        Some(member.trim_ascii())
+    })
+    .filter(|member| !member.is_empty())
+}
+
+/// The address in a hop: alone or with port, IPv6 also in brackets, in quotes, with a zone.
+fn address(hop: &[u8]) -> Option<IpAddr> {
+    let text = unquoted(std::str::from_utf8(hop).ok()?.trim_ascii());
+    if let Some(bracketed) = text.strip_prefix('[') {
+        let (address, port) = bracketed.split_once(']')?;
+        return is_port_or_nothing(port).then(|| ipv6(address)).flatten();
+    }
+    if let Some(address) = ipv6(text) {
+        return Some(address);
+    }
+    let (address, port) = text.split_at(text.find(':').unwrap_or(text.len()));
+    is_port_or_nothing(port)
+        .then(|| address.parse().ok().map(IpAddr::V4))
+        .flatten()
+}
+
+fn ipv6(text: &str) -> Option<IpAddr> {
+    let address = text
+        .split_once('%')
+        .map_or(text, |(address, _zone)| address);
+    address.parse().ok().map(IpAddr::V6)
+}
+
+fn is_port_or_nothing(text: &str) -> bool {
+    text.is_empty()
+        || text
+            .strip_prefix(':')
+            .is_some_and(|port| port.parse::<u16>().is_ok())
+}
+
+fn unquoted(text: &str) -> &str {
+    let inner = text
+        .strip_prefix('"')
+        .and_then(|text| text.strip_suffix('"'));
+    inner.unwrap_or(text).trim_ascii()
+}
+
+/// The address in the `for` parameter of an element of `Forwarded`. `unknown` and the hidden
+/// names of RFC 7239 are nobody's address.
+fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
+    let mut quoted = false;
+    let mut params = element.split(|byte| {
+        quoted ^= *byte == b'"';
+        *byte == b';' && !quoted
+    });
+    params.find_map(|param| {
+        let equals = param.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (param[..equals].trim_ascii(), &param[equals + 1..]);
+        name.eq_ignore_ascii_case(b"for").then(|| address(value))
+    })?
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// Trusts 10.0.0.0/8 and fd00::/8.
+    fn client_ip(header: &'static str) -> ClientIp {
+        ClientIp {
+            trusted: vec!["10.0.0.0/8".parse().unwrap(), "fd00::/8".parse().unwrap()],
+            header: HeaderName::from_static(header),
+            ..ClientIp::default()
+        }
+    }
+
+    fn found(header: &'static str, peer: &str, lines: &[&str]) -> String {
+        let mut headers = HeaderMap::new();
+        for line in lines {
+            headers.append(header, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        client_ip(header).find(ip(peer), &headers).to_string()
+    }
+
+    fn xff(peer: &str, lines: &[&str]) -> String {
+        found("x-forwarded-for", peer, lines)
+    }
+
+    #[test]
+    fn an_untrusted_peer_is_the_client_whatever_it_says() {
+        assert_eq!(xff("192.0.2.1", &["1.1.1.1"]), "192.0.2.1");
+        assert_eq!(xff("::ffff:192.0.2.1", &["1.1.1.1"]), "192.0.2.1");
+        assert_eq!(xff("192.0.2.1", &[]), "192.0.2.1");
+    }
+
+    #[test]
+    fn the_rightmost_untrusted_hop_is_the_client() {
+        assert_eq!(
+            xff("10.0.0.1", &["6.6.6.6, 192.0.2.7, 10.0.0.2"]),
+            "192.0.2.7"
+        );
+        assert_eq!(
+            xff("10.0.0.1", &["6.6.6.6", "192.0.2.7", "10.0.0.2, 10.0.0.3"]),
+            "192.0.2.7"
+        );
+        assert_eq!(xff("::ffff:10.0.0.1", &["192.0.2.7"]), "192.0.2.7");
+        assert_eq!(xff("fd00::1", &["2001:db8::5"]), "2001:db8::5");
+    }
+
+    #[test]
+    fn if_every_hop_is_trusted_the_leftmost_is_the_client() {
+        assert_eq!(xff("10.0.0.1", &["10.0.0.3,10.0.0.2"]), "10.0.0.3");
+        assert_eq!(xff("10.0.0.1", &[]), "10.0.0.1");
+        assert_eq!(xff("10.0.0.1", &["", " , "]), "10.0.0.1");
+    }
+
+    #[test]
+    fn garbage_stops_the_walk() {
+        assert_eq!(xff("10.0.0.1", &["6.6.6.6, garbage, 10.0.0.2"]), "10.0.0.2");
+        assert_eq!(xff("10.0.0.1", &["unknown"]), "10.0.0.1");
+        assert_eq!(xff("10.0.0.1", &["1.2.3.4:99999"]), "10.0.0.1");
+        assert_eq!(xff("10.0.0.1", &["1.2.3.4:"]), "10.0.0.1");
+        assert_eq!(xff("10.0.0.1", &["1.2.3"]), "10.0.0.1");
+        assert_eq!(xff("10.0.0.1", &["6.6.6.6, \u{e9}"]), "10.0.0.1");
+    }
+
+    #[test]
+    fn empty_members_are_passed_over() {
+        assert_eq!(xff("10.0.0.1", &["192.0.2.7, , 10.0.0.2,"]), "192.0.2.7");
+    }
+
+    #[test]
+    fn ports_brackets_zones_and_quotes_are_taken_off() {
+        for hop in [
+            "192.0.2.7:80",
+            " 192.0.2.7 ",
+            "\"192.0.2.7:80\"",
+            "::ffff:192.0.2.7",
+        ] {
+            assert_eq!(xff("10.0.0.1", &[hop]), "192.0.2.7", "{hop}");
+        }
+        for hop in [
+            "2001:db8::1",
+            "[2001:db8::1]",
+            "[2001:db8::1]:80",
+            "\"[2001:db8::1]:80\"",
+        ] {
+            assert_eq!(xff("10.0.0.1", &[hop]), "2001:db8::1", "{hop}");
+        }
+        assert_eq!(xff("10.0.0.1", &["fe80::1%eth0"]), "fe80::1");
+        assert_eq!(xff("10.0.0.1", &["[fe80::1%25eth0]:80"]), "fe80::1");
+        assert_eq!(xff("10.0.0.1", &["[::ffff:192.0.2.7]:80"]), "192.0.2.7");
+    }
+
+    #[test]
+    fn a_client_cannot_reach_appended_members_with_a_quote() {
+        assert_eq!(xff("10.0.0.1", &["\"6.6.6.6, 192.0.2.7"]), "192.0.2.7");
+        assert_eq!(
+            found("forwarded", "10.0.0.1", &["for=\"6.6.6.6, for=192.0.2.7"]),
+            "192.0.2.7"
+        );
+    }
+
+    #[test]
+    fn the_forwarded_header_is_read_by_its_for() {
+        let forwarded = |line| found("forwarded", "10.0.0.1", &[line]);
+        assert_eq!(
+            forwarded("for=6.6.6.6, For=\"192.0.2.7:80\";proto=https"),
+            "192.0.2.7"
+        );
+        assert_eq!(
+            forwarded("proto=http; for=\"[2001:db8::1]:80\";by=10.0.0.9"),
+            "2001:db8::1"
+        );
+        assert_eq!(
+            forwarded("for=192.0.2.7;by=\"a,b\", for=10.0.0.2"),
+            "192.0.2.7"
+        );
+        assert_eq!(
+            forwarded("host=\"a;for=6.6.6.6\";for=192.0.2.7"),
+            "192.0.2.7"
+        );
+        assert_eq!(forwarded("for=6.6.6.6, for=unknown"), "10.0.0.1");
+        assert_eq!(forwarded("for=6.6.6.6, for=_hidden"), "10.0.0.1");
+        assert_eq!(forwarded("for=6.6.6.6, proto=https"), "10.0.0.1");
+    }
+
+    #[test]
+    fn the_walk_is_bounded() {
+        let line = vec!["10.0.0.2"; MAX_HOPS].join(",");
+        assert_eq!(xff("10.0.0.1", &["192.0.2.7", &line]), "10.0.0.2");
+        assert_eq!(xff("10.0.0.1", &["192.0.2.7", &line[9..]]), "192.0.2.7");
+    }
+
+    #[test]
+    fn addresses_are_grouped_by_network() {
+        let client_ip = ClientIp::default();
+        assert_eq!(
+            client_ip.group(ip("2001:db8:1:2:3:4:5:6")),
+            ip("2001:db8:1:2::")
+        );
+        assert_eq!(client_ip.group(ip("192.0.2.7")), ip("192.0.2.7"));
+        assert_eq!(client_ip.group(ip("::ffff:192.0.2.7")), ip("192.0.2.7"));
+        let wide = ClientIp {
+            ipv6_prefix: 0,
+            ipv4_prefix: 0,
+            ..ClientIp::default()
+        };
+        assert_eq!(wide.group(ip("2001:db8::1")), ip("::"));
+        assert_eq!(wide.group(ip("192.0.2.7")), ip("0.0.0.0"));
+        let narrow = ClientIp {
+            ipv6_prefix: 128,
+            ipv4_prefix: 24,
+            ..ClientIp::default()
+        };
+        assert_eq!(narrow.group(ip("2001:db8::1")), ip("2001:db8::1"));
+        assert_eq!(narrow.group(ip("192.0.2.7")), ip("192.0.2.0"));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_to_the_left_of_the_client_matters(
+            spoofed in prop::collection::vec("[ -~]{0,30}", 0..4),
+            trusted in 0_usize..4,
+        ) {
+            let mut line = String::from("192.0.2.7");
+            for _ in 0..trusted {
+                line.push_str(", 10.0.0.2");
+            }
+            // As one line, appended to what the client sent, and as a line of its own.
+            let joined = format!("{}, {line}", spoofed.join(","));
+            prop_assert_eq!(xff("10.0.0.1", &[&joined]), "192.0.2.7");
+            let mut lines: Vec<&str> = spoofed.iter().map(String::as_str).collect();
+            lines.push(&line);
+            prop_assert_eq!(xff("10.0.0.1", &lines), "192.0.2.7");
+        }
+    }
+}

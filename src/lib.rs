@@ -1,0 +1,15 @@
+//! tidegate: a reverse proxy with rate limiting built in.
+//!
+//! The modules are declared in reading order, which is also dependency order: a module uses only
+//! those above it. `tests/tidy.rs` holds that; ARCHITECTURE.md walks through it. (A blank line
+//! between two keeps rustfmt from sorting them.)
+
+// -- words: pure. No IO, no clock, no async, no panic.
+
+pub mod client;
+
+pub mod path;
+
+pub mod limit;
+
+pub mod route;

@@ -1,0 +1,111 @@
+//! The two-counter window: constant memory, approximate. Twin of `lua/counter.lua`.
+//!
+//! Windows are aligned to multiples of `W`. With `x = now mod W` and `P`, `C` the counts of the
+//! previous and the current window, a cost `c` is allowed if and only if
+//! `P * (W - x) + (C + c) * W <= L * W`: integers, no division. Products stay below 2^53, as in
+//! Lua: the configuration sees to `L * W`, and counts left over from a higher limit are clamped.
+//!
+//! When the clock steps back into an earlier window, both counts become that window's current one:
+//! nothing is forgotten early. A [`Counter`] is 16 bytes. Time is an argument.
+
+use super::Rule;
+
+/// The largest integer that Lua's numbers hold exactly, with all below it.
+const EXACT: u64 = (1 << 53) - 1;
+
+/// The counts of one key.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counter {
+    start_us: u64,
+    previous: u32,
+    current: u32,
+}
+
+/// A counter as it stands at one instant.
+#[derive(Clone, Copy, Debug)]
+pub struct Aged {
+    /// Units that the estimate counts, rounded up.
+    pub used: u64,
+    /// Whether the clock stands in a window before the counter's.
+    pub stepped: bool,
+    start_us: u64,
+    past_us: u64,
+    previous: u64,
+    current: u64,
+}
+
+impl Counter {
+    /// Moves the counts to the window of `now_us`, microseconds, without changing them.
+    pub fn look(&self, rule: &Rule, now_us: u64) -> Aged {
+        let window = rule.window_us;
+        let past_us = now_us % window;
+        let start_us = now_us - past_us;
+        let (previous, current) = (u64::from(self.previous), u64::from(self.current));
+        let stepped = start_us < self.start_us;
+        let (previous, current) = if start_us == self.start_us {
+            (previous, current)
+        } else if stepped {
+            (0, previous + current)
+        } else if start_us == self.start_us + window {
+            (current, 0)
+        } else {
+            (0, 0)
+        };
+        let most = (EXACT / window).min(u64::from(u32::MAX));
+        let (previous, current) = (previous.min(most), current.min(most));
+        let mut aged = Aged {
+            used: 0,
+            stepped,
+            start_us,
+            past_us,
+            previous,
+            current,
+        };
+        aged.used = aged.count(window);
+        aged
+    }
+
+    /// Admits `cost` units at the instant of `aged`; the counter as it stands then.
+    pub fn charge(&mut self, aged: &Aged, cost: u64) -> Aged {
+        let after = Aged {
+            used: aged.used + cost,
+            current: aged.current + cost,
+            ..*aged
+        };
+        self.keep_ages(&after);
+        after
+    }
+
+    /// Stores the counts in the window of `aged`: all that a denial changes, and only after a
+    /// step back of the clock.
+    pub fn keep_ages(&mut self, aged: &Aged) {
+        self.start_us = aged.start_us;
+        self.previous = u32::try_from(aged.previous).unwrap_or(u32::MAX);
+        self.current = u32::try_from(aged.current).unwrap_or(u32::MAX);
+    }
+
+    /// When nothing counts any more.
+    pub fn empty_at_us(&self, rule: &Rule) -> u64 {
+        self.start_us + 2 * rule.window_us
+    }
+}
+
+impl Aged {
+    /// Microseconds until the estimate is at most `room` if nothing else is admitted.
+    pub fn wait(&self, rule: &Rule, room: u64) -> u64 {
+        let window = rule.window_us;
+        if self.used <= room {
+            return 0;
+        }
+        if self.current <= room {
+            let excess = self.previous - (room - self.current);
+            return (excess * window).div_ceil(self.previous) - self.past_us;
+        }
+        window - self.past_us + ((self.current - room) * window).div_ceil(self.current)
+    }
+
+    fn count(&self, window_us: u64) -> u64 {
+        let share = self.previous * (window_us - self.past_us);
+        self.current + share.div_ceil(window_us)
+    }
+}

@@ -1,0 +1,404 @@
+//! What a client reads of its limits: `X-RateLimit-*`, `RateLimit`, `RateLimit-Policy` and
+//! `Retry-After`, all from the one decision that was made.
+//!
+//! Pure: numbers in, header values out. Every number is an integer and every wait is rounded up, so
+//! that a client that obeys is not denied again. The IETF pair follows
+//! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters: only this file
+//! spells them.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue};
+
+use super::{Charge, Decision, Item, Retry, Verdict};
+
+/// `x-ratelimit-limit`: the tightest limit's units.
+pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+/// `x-ratelimit-remaining`: its units that are left.
+pub const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+/// `x-ratelimit-reset`: when it is whole again.
+pub const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+/// `ratelimit`: what is left of every limit.
+pub const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+/// `ratelimit-policy`: what every limit is.
+pub const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+
+/// What a browser's script may read on a CORS response.
+pub const EXPOSED: &str = "RateLimit, RateLimit-Policy, Retry-After, \
+     X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset";
+
+const SECOND_US: u64 = 1_000_000;
+
+/// `[headers]`: which rate-limit headers a client gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderSettings {
+    /// Send `X-RateLimit-Limit`, `-Remaining`, `-Reset`.
+    pub x_ratelimit: bool,
+    /// Send `RateLimit` and `RateLimit-Policy`.
+    pub ietf: bool,
+    /// What `X-RateLimit-Reset` counts.
+    pub reset: ResetForm,
+    /// Extend `Access-Control-Expose-Headers` on CORS responses.
+    pub cors_expose: bool,
+    /// Keep the upstream's own rate-limit headers and merge ours in.
+    pub pass_upstream: bool,
+}
+
+/// What `X-RateLimit-Reset` counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetForm {
+    /// The Unix second at which the budget is whole again.
+    Epoch,
+    /// Seconds until then.
+    Delta,
+}
+
+/// Whole seconds that last at least as long as `us` microseconds.
+pub fn seconds_up(us: u64) -> u64 {
+    us.div_ceil(SECOND_US)
+}
+
+/// `Retry-After` of a denial, seconds, at least 1: the longest wait over the limits that deny.
+/// `None` where the request's cost is above a limit, since no wait would help.
+pub fn retry_after(decision: &Decision) -> Option<u64> {
+    let mut longest = 0;
+    for verdict in &decision.verdicts {
+        match verdict.retry {
+            Retry::Now => {}
+            Retry::After(us) => longest = longest.max(us),
+            Retry::Never => return None,
+        }
+    }
+    Some(seconds_up(longest).max(1))
+}
+
+/// Writes the rate-limit headers of `decision` at wall-clock time `unix_us`. What the upstream
+/// said under the same names is replaced, or merged where the settings keep it.
+pub fn write(
+    headers: &mut HeaderMap,
+    settings: HeaderSettings,
+    charge: &Charge,
+    decision: &Decision,
+    unix_us: u64,
+) {
+    let Some((item, verdict)) = tightest(charge, decision) else {
+        return;
+    };
+    let keep = settings.pass_upstream;
+    // One buffer for all values: they are frozen into slices of one allocation.
+    let mut buffer = BytesMut::with_capacity(64 + 96 * charge.len());
+    if settings.x_ratelimit {
+        if !upstream_is_tighter(headers, settings, verdict) {
+            headers.insert(X_LIMIT, number(&mut buffer, item.limit.rule.units));
+            headers.insert(X_REMAINING, number(&mut buffer, verdict.remaining));
+            let reset = match settings.reset {
+                ResetForm::Epoch => seconds_up(unix_us.saturating_add(verdict.reset_us)),
+                ResetForm::Delta => seconds_up(verdict.reset_us),
+            };
+            headers.insert(X_RESET, number(&mut buffer, reset));
+        }
+    } else if !keep {
+        for name in [X_LIMIT, X_REMAINING, X_RESET] {
+            headers.remove(name);
+        }
+    }
+    if settings.ietf {
+        charge
+            .iter()
+            .for_each(|item| write_policy(&mut buffer, item));
+        list(headers, RATELIMIT_POLICY, take_list(&mut buffer), keep);
+        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+            write_state(&mut buffer, item, verdict);
+        }
+        list(headers, RATELIMIT, take_list(&mut buffer), keep);
+    } else if !keep {
+        for name in [RATELIMIT_POLICY, RATELIMIT] {
+            headers.remove(name);
+        }
+    }
+}
+
+/// Our list behind the upstream's, or instead of it.
+fn list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue, keep: bool) {
+    if keep {
+        headers.append(name, value);
+    } else {
+        headers.insert(name, value);
+    }
+}
+
+/// Adds the rate-limit headers to what a browser's script may read, if this is a CORS response.
+pub fn expose_to_scripts(headers: &mut HeaderMap) {
+    if headers.contains_key(http::header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+        // A list header: a second line is the same as a longer first one.
+        headers.append(
+            ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static(EXPOSED),
+        );
+    }
+}
+
+/// The limit a client should look at first: one that denies, else the smallest remaining share;
+/// among equals the longest wait.
+fn tightest<'a>(charge: &'a Charge, decision: &'a Decision) -> Option<(&'a Item, &'a Verdict)> {
+    charge.iter().zip(&decision.verdicts).reduce(
+        |best, next| {
+            if is_tighter(next, best) { next } else { best }
+        },
+    )
+}
+
+fn is_tighter(left: (&Item, &Verdict), right: (&Item, &Verdict)) -> bool {
+    let denies = |(_, verdict): (&Item, &Verdict)| verdict.retry != Retry::Now;
+    if denies(left) != denies(right) {
+        return denies(left);
+    }
+    // remaining / units, compared crosswise; both stay below 2^32.
+    let share = |(_, verdict): (&Item, &Verdict), (item, _): (&Item, &Verdict)| {
+        u128::from(verdict.remaining) * u128::from(item.limit.rule.units)
+    };
+    let (left_share, right_share) = (share(left, right), share(right, left));
+    if left_share != right_share {
+        return left_share < right_share;
+    }
+    wait(left.1) > wait(right.1)
+}
+
+fn wait(verdict: &Verdict) -> u64 {
+    match verdict.retry {
+        Retry::Now => verdict.reset_us,
+        Retry::After(us) => us,
+        Retry::Never => u64::MAX,
+    }
+}
+
+/// Whether the upstream's own trio is kept because it leaves the client less.
+fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, verdict: &Verdict) -> bool {
+    let theirs = headers
+        .get(X_REMAINING)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    settings.pass_upstream && theirs.is_some_and(|remaining: u64| remaining < verdict.remaining)
+}
+
+/// `"login";q=5;w=60, `
+fn write_policy(buffer: &mut BytesMut, item: &Item) {
+    write_name(buffer, item);
+    buffer.put_slice(b";q=");
+    write_number(buffer, item.limit.rule.units);
+    buffer.put_slice(b";w=");
+    write_number(buffer, seconds_up(item.limit.rule.window_us));
+    buffer.put_slice(b", ");
+}
+
+/// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
+fn write_state(buffer: &mut BytesMut, item: &Item, verdict: &Verdict) {
+    write_name(buffer, item);
+    buffer.put_slice(b";r=");
+    write_number(buffer, verdict.remaining);
+    if verdict.next_us > 0 {
+        buffer.put_slice(b";t=");
+        write_number(buffer, seconds_up(verdict.next_us));
+    }
+    buffer.put_slice(b", ");
+}
+
+fn write_name(buffer: &mut BytesMut, item: &Item) {
+    // `[a-z0-9_-]{1,64}`: nothing in a limit's name needs an escape.
+    buffer.put_u8(b'"');
+    buffer.put_slice(item.limit.name.as_bytes());
+    buffer.put_u8(b'"');
+}
+
+fn write_number(buffer: &mut BytesMut, number: u64) {
+    buffer.put_slice(itoa::Buffer::new().format(number).as_bytes());
+}
+
+fn number(buffer: &mut BytesMut, number: u64) -> HeaderValue {
+    write_number(buffer, number);
+    value(buffer.split().freeze())
+}
+
+/// The list written so far, without its last separator.
+fn take_list(buffer: &mut BytesMut) -> HeaderValue {
+    buffer.truncate(buffer.len() - 2);
+    value(buffer.split().freeze())
+}
+
+fn value(bytes: Bytes) -> HeaderValue {
+    HeaderValue::from_maybe_shared(bytes).expect("digits, names and separators are visible ASCII")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::limit::{Algorithm, Key, Limit, Missing, Rule, Tag};
+
+    const ALL: HeaderSettings = HeaderSettings {
+        x_ratelimit: true,
+        ietf: true,
+        reset: ResetForm::Epoch,
+        cors_expose: true,
+        pass_upstream: false,
+    };
+
+    fn item(name: &str, units: u64, window_us: u64) -> Item {
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units,
+            window_us,
+            precision_us: 1,
+        };
+        let limit = Limit {
+            name: name.into(),
+            rule,
+            key: Key::parse(["ip"]).unwrap(),
+            missing: Missing::Ip,
+            on_error: crate::limit::OnError::Local,
+            cost: 1,
+            store_suffix: name.to_owned(),
+            identity: 0,
+        };
+        Item {
+            limit: Arc::new(limit),
+            tag: Tag([0; 16]),
+            cost: 1,
+        }
+    }
+
+    fn verdict(remaining: u64, retry: Retry, next_us: u64) -> Verdict {
+        Verdict {
+            used: 0,
+            remaining,
+            retry,
+            reset_us: 59_000_001,
+            next_us,
+        }
+    }
+
+    fn denied() -> (Charge, Decision) {
+        let charge = smallvec![
+            item("login", 5, 60_000_000),
+            item("per_client", 600, 60_000_000)
+        ];
+        let verdicts = smallvec![
+            verdict(0, Retry::After(10_000_001), 10_000_001),
+            verdict(563, Retry::Now, 3_500_000)
+        ];
+        (
+            charge,
+            Decision {
+                allowed: false,
+                at_us: 0,
+                verdicts,
+            },
+        )
+    }
+
+    fn get(headers: &HeaderMap, name: HeaderName) -> Vec<&str> {
+        headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn the_denying_limit_is_shown_and_every_wait_is_rounded_up() {
+        let (charge, decision) = denied();
+        let mut headers = HeaderMap::new();
+        write(&mut headers, ALL, &charge, &decision, 1_000_000_000_000_000);
+        assert_eq!(get(&headers, X_LIMIT), ["5"]);
+        assert_eq!(get(&headers, X_REMAINING), ["0"]);
+        assert_eq!(get(&headers, X_RESET), ["1000000060"]);
+        assert_eq!(
+            get(&headers, RATELIMIT_POLICY),
+            [r#""login";q=5;w=60, "per_client";q=600;w=60"#]
+        );
+        assert_eq!(
+            get(&headers, RATELIMIT),
+            [r#""login";r=0;t=11, "per_client";r=563;t=4"#]
+        );
+        assert_eq!(retry_after(&decision), Some(11));
+    }
+
+    #[test]
+    fn among_limits_that_allow_the_smallest_share_is_shown() {
+        let charge: Charge = smallvec![item("wide", 1000, 1), item("narrow", 10, 1)];
+        let verdicts = smallvec![verdict(200, Retry::Now, 1), verdict(1, Retry::Now, 1)];
+        let mut headers = HeaderMap::new();
+        write(
+            &mut headers,
+            ALL,
+            &charge,
+            &Decision {
+                allowed: true,
+                at_us: 0,
+                verdicts,
+            },
+            0,
+        );
+        assert_eq!(get(&headers, X_LIMIT), ["10"]);
+    }
+
+    #[test]
+    fn a_cost_above_the_limit_has_no_retry_after() {
+        let verdicts = smallvec![verdict(3, Retry::Never, 0), verdict(0, Retry::After(5), 5)];
+        assert_eq!(
+            retry_after(&Decision {
+                allowed: false,
+                at_us: 0,
+                verdicts
+            }),
+            None
+        );
+    }
+
+    #[test]
+    fn the_upstreams_headers_are_replaced_or_merged() {
+        let (charge, decision) = denied();
+        let theirs = || {
+            let mut headers = HeaderMap::new();
+            headers.insert(RATELIMIT, HeaderValue::from_static(r#""theirs";r=1"#));
+            headers.insert(X_LIMIT, HeaderValue::from_static("9"));
+            headers.insert(X_REMAINING, HeaderValue::from_static("7"));
+            headers
+        };
+        let mut replaced = theirs();
+        write(&mut replaced, ALL, &charge, &decision, 0);
+        assert_eq!(get(&replaced, RATELIMIT).len(), 1);
+        let mut merged = theirs();
+        let keep = HeaderSettings {
+            pass_upstream: true,
+            ..ALL
+        };
+        write(&mut merged, keep, &charge, &decision, 0);
+        assert_eq!(get(&merged, RATELIMIT).len(), 2);
+        assert_eq!(get(&merged, X_LIMIT), ["5"], "ours leaves the client less");
+
+        let allowed = Decision {
+            allowed: true,
+            at_us: 0,
+            verdicts: smallvec![verdict(8, Retry::Now, 1), verdict(600, Retry::Now, 1)],
+        };
+        let mut merged = theirs();
+        write(&mut merged, keep, &charge, &allowed, 0);
+        assert_eq!(
+            get(&merged, X_LIMIT),
+            ["9"],
+            "theirs leaves the client less"
+        );
+    }
+
+    #[test]
+    fn only_cors_responses_expose_headers() {
+        let mut headers = HeaderMap::new();
+        expose_to_scripts(&mut headers);
+        assert!(headers.is_empty());
+        headers.insert("access-control-allow-origin", HeaderValue::from_static("*"));
+        expose_to_scripts(&mut headers);
+        assert!(headers.contains_key(ACCESS_CONTROL_EXPOSE_HEADERS));
+    }
+}

@@ -1,0 +1,477 @@
+//! Keys: whose budget a request is counted against.
+//!
+//! A key's text is parsed once; for each request it becomes a [`Tag`], a keyed hash of its parts.
+//! What a client sent never leaves this room in the clear: not to Redis, not to a log. No two
+//! different sets of parts may share a tag, and no spelling of the same value may have two.
+
+mod parse;
+mod value;
+
+use std::fmt;
+use std::net::IpAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::{HeaderMap, HeaderName, Method};
+
+use super::Missing;
+use crate::path::CanonicalPath;
+
+pub use parse::{KeyError, MAX_CHOICES};
+use value::{Carried, Value};
+
+/// The hashed identity of a key: equal for equal identities, and unreadable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub [u8; 16]);
+
+impl Tag {
+    /// Characters in its text.
+    pub const TEXT_LEN: usize = 22;
+
+    /// Its text: 22 characters of base64url, which is ASCII.
+    pub fn text(&self) -> [u8; Self::TEXT_LEN] {
+        let mut text = [0; Self::TEXT_LEN];
+        let written = URL_SAFE_NO_PAD.encode_slice(self.0, &mut text);
+        debug_assert_eq!(written, Ok(Self::TEXT_LEN), "16 bytes are 22 characters");
+        text
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.text()
+            .iter()
+            .try_for_each(|byte| fmt::Write::write_char(f, char::from(*byte)))
+    }
+}
+
+/// The secret that identities are hashed with, shared by all proxies of one store.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HashKey([u8; 32]);
+
+impl HashKey {
+    /// From 32 secret bytes.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The secret itself, to be kept where proxies share it.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for HashKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HashKey(secret)")
+    }
+}
+
+/// Whether `given` is `secret`, in a time that depends on their lengths only.
+pub fn same_secret(given: &[u8], secret: &[u8]) -> bool {
+    // blake3::Hash compares in constant time; hashing hides where the two begin to differ.
+    blake3::hash(given) == blake3::hash(secret)
+}
+
+/// One thing that requests can be counted by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// The client's address, grouped (IPv6 by /64).
+    Ip,
+    /// The API key, wherever `[api_key] from` says it is carried.
+    ApiKey,
+    /// A header's value.
+    Header(HeaderName),
+    /// A query parameter's value.
+    Query(String),
+    /// A cookie's value.
+    Cookie(String),
+    /// The canonical path.
+    Path,
+    /// The segment that a route's `{name}` stands for.
+    PathParam(String),
+    /// The method.
+    Method,
+    /// The host asked for.
+    Host,
+    /// The route's name.
+    Route,
+    /// Nothing: all requests together.
+    Global,
+}
+
+/// One part of a key: the first of these that a request carries. Never empty once parsed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Alternatives(pub Vec<Part>);
+
+/// What requests of one limit are counted by: all parts together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Its parts, in the order of the file.
+    pub parts: Vec<Alternatives>,
+}
+
+/// Where an API key may be carried.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ApiKeySource {
+    /// A header's whole value.
+    Header(HeaderName),
+    /// `Authorization: Bearer KEY`.
+    Bearer,
+    /// A query parameter.
+    Query(String),
+    /// A cookie.
+    Cookie(String),
+}
+
+/// `[api_key] from`: the first source that carries one wins.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ApiKeySources(pub Vec<ApiKeySource>);
+
+/// What is known of a request when its keys are derived.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'r> {
+    /// The client's address, already grouped.
+    pub ip: IpAddr,
+    /// Where API keys are carried.
+    pub api_key: &'r ApiKeySources,
+    /// The method.
+    pub method: &'r Method,
+    /// The host, as `route::host_of` returns it.
+    pub host: &'r str,
+    /// The canonical path.
+    pub path: &'r CanonicalPath<'r>,
+    /// The query, without its `?`.
+    pub query: Option<&'r str>,
+    /// The request's headers.
+    pub headers: &'r HeaderMap,
+    /// The route's name.
+    pub route: &'r str,
+    /// What the route's `{param}`s stand for.
+    pub params: &'r [(&'r str, &'r str)],
+}
+
+/// Whose budget one request is counted against.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Derived {
+    /// This identity's.
+    Tag(Tag),
+    /// Nobody's: it has no key, and the limit says `missing = "skip"`.
+    Skip,
+    /// Refused, 400: it has no key, and the limit says `missing = "deny"`.
+    Denied,
+    /// Refused, 400: it carries several different values where one key must be.
+    Ambiguous,
+}
+
+impl Facts<'_> {
+    /// Whether the request carries exactly this API key, compared in constant time.
+    pub fn carries_api_key(&self, secret: &[u8]) -> bool {
+        match Part::ApiKey.find(self) {
+            Carried::One(value) => same_secret(value.as_bytes(), secret),
+            Carried::Nothing | Carried::Several => false,
+        }
+    }
+}
+
+/// Headers whose value is whatever the client says it is, and that look as if they were not.
+const CLAIMS: [&str; 11] = [
+    "cf-connecting-ip",
+    "client-ip",
+    "fastly-client-ip",
+    "forwarded",
+    "referer",
+    "true-client-ip",
+    "user-agent",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-forwarded-for",
+    "x-real-ip",
+];
+
+impl Key {
+    /// Whose budget a request is counted against.
+    ///
+    /// For each part the first alternative that the request carries is taken; what it is called is
+    /// part of the identity, so an API key `1.2.3.4` is not the address. A part of which it carries
+    /// none is what `missing` says; `Missing::Ip` counts it as the part `ip` would.
+    pub fn derive(&self, facts: &Facts<'_>, missing: Missing, hash_key: &HashKey) -> Derived {
+        let mut identity = Identity::new(hash_key);
+        for part in &self.parts {
+            match part.take(facts) {
+                Taken::Value(part, value) => identity.add(part, value.as_bytes()),
+                Taken::Several => return Derived::Ambiguous,
+                Taken::Nothing => match missing {
+                    Missing::Ip => identity.add(&Part::Ip, Value::ip(facts.ip).as_bytes()),
+                    Missing::Shared => identity.add_missing(),
+                    Missing::Deny => return Derived::Denied,
+                    Missing::Skip => return Derived::Skip,
+                },
+            }
+        }
+        Derived::Tag(identity.tag())
+    }
+
+    /// Every alternative of every part.
+    pub fn all(&self) -> impl Iterator<Item = &Part> {
+        self.parts.iter().flat_map(|part| &part.0)
+    }
+
+    /// The path parameters that a route must have for this key.
+    pub fn path_params(&self) -> impl Iterator<Item = &str> {
+        self.all().filter_map(|part| match part {
+            Part::PathParam(name) => Some(name.as_str()),
+            _ => None,
+        })
+    }
+}
+
+/// What a request has for one part of a key.
+enum Taken<'k, 'r> {
+    Nothing,
+    Value(&'k Part, Value<'r>),
+    Several,
+}
+
+impl Alternatives {
+    fn take<'k, 'r>(&'k self, facts: &Facts<'r>) -> Taken<'k, 'r> {
+        for part in &self.0 {
+            match part.find(facts) {
+                Carried::Nothing => {}
+                Carried::One(value) => return Taken::Value(part, value),
+                Carried::Several => return Taken::Several,
+            }
+        }
+        Taken::Nothing
+    }
+}
+
+/// The parts of an identity on their way into its hash: for each part its kind, and the lengths
+/// and bytes of its name and value, so that parts cannot run into each other.
+struct Identity(blake3::Hasher);
+
+impl Identity {
+    fn new(hash_key: &HashKey) -> Self {
+        Self(blake3::Hasher::new_keyed(&hash_key.0))
+    }
+
+    fn add(&mut self, part: &Part, value: &[u8]) {
+        self.add_kind(part.kind(), part.name().as_bytes(), value);
+    }
+
+    fn add_missing(&mut self) {
+        self.add_kind(0, b"", b"");
+    }
+
+    fn add_kind(&mut self, kind: u8, name: &[u8], value: &[u8]) {
+        let mut head = [kind; 17];
+        head[1..9].copy_from_slice(&(name.len() as u64).to_le_bytes());
+        head[9..].copy_from_slice(&(value.len() as u64).to_le_bytes());
+        self.0.update(&head).update(name).update(value);
+    }
+
+    fn tag(&self) -> Tag {
+        let mut tag = [0; 16];
+        self.0.finalize_xof().fill(&mut tag);
+        Tag(tag)
+    }
+}
+
+impl Part {
+    /// What stands for it in an identity. Counts in Redis outlive us: never renumber. 0 is a part
+    /// that is missing.
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Ip => 1,
+            Self::ApiKey => 2,
+            Self::Header(_) => 3,
+            Self::Query(_) => 4,
+            Self::Cookie(_) => 5,
+            Self::Path => 6,
+            Self::PathParam(_) => 7,
+            Self::Method => 8,
+            Self::Host => 9,
+            Self::Route => 10,
+            Self::Global => 11,
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Header(name) => name.as_str(),
+            Self::Query(name) | Self::Cookie(name) | Self::PathParam(name) => name,
+            _ => "",
+        }
+    }
+
+    /// A header that says something about the client which the client itself writes there, so that
+    /// a limit by it is no limit. Unless trusted proxies set it: hence a warning, not an error.
+    pub fn is_chosen_by_client(&self) -> bool {
+        matches!(self, Self::Header(name) if CLAIMS.contains(&name.as_str()))
+    }
+
+    /// Whether every request has it (a path parameter: every request of a route that names it).
+    pub fn is_always_present(&self) -> bool {
+        match self {
+            Self::Ip | Self::Path | Self::Method | Self::Host | Self::Route | Self::Global => true,
+            Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => false,
+            Self::PathParam(_) => false,
+        }
+    }
+}
+
+impl Default for ApiKeySources {
+    /// `x-api-key`, then `Authorization: Bearer`. Not the query, which ends up in logs.
+    fn default() -> Self {
+        Self(vec![
+            ApiKeySource::Header(HeaderName::from_static("x-api-key")),
+            ApiKeySource::Bearer,
+        ])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+
+    /// Derives a key for `GET http://h.example/a/b?QUERY` from 192.0.2.7 with these headers.
+    fn derive(key: &[&str], missing: Missing, query: &str, headers: &[(&str, &str)]) -> Derived {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+            map.append(name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
+        }
+        let sources = ["header:x-api-key", "bearer", "query:api_key", "cookie:key"];
+        let facts = Facts {
+            ip: "192.0.2.7".parse().unwrap(),
+            api_key: &ApiKeySources::parse(sources).unwrap(),
+            method: &Method::GET,
+            host: "h.example",
+            path: &CanonicalPath::parse("/a/b").unwrap(),
+            query: Some(query),
+            headers: &map,
+            route: "r",
+            params: &[("id", "b")],
+        };
+        Key::parse(key.iter().copied())
+            .unwrap()
+            .derive(&facts, missing, &SECRET)
+    }
+
+    fn tag(key: &[&str], query: &str, headers: &[(&str, &str)]) -> Tag {
+        match derive(key, Missing::Deny, query, headers) {
+            Derived::Tag(tag) => tag,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn identities_never_change_from_version_to_version() {
+        assert_eq!(tag(&["ip"], "", &[]).to_string(), "x6TAd4ddy0z06ChUE5-AsA");
+        let key = ["query:q", "path:id", "header:x-user or global"];
+        assert_eq!(tag(&key, "q=1", &[]).to_string(), "cuswJ0_bwVXfwF15PxHbYg");
+    }
+
+    #[test]
+    fn the_kind_of_what_was_taken_is_part_of_the_identity() {
+        let value = [("x-user", "192.0.2.7"), ("cookie", "x-user=192.0.2.7")];
+        let header = tag(&["header:x-user"], "", &value);
+        let cookie = tag(&["cookie:x-user"], "", &value);
+        let query = tag(&["query:x-user"], "x-user=192.0.2.7", &[]);
+        let api_key = tag(&["api_key"], "", &[("x-api-key", "192.0.2.7")]);
+        let tags = [header, cookie, query, api_key, tag(&["ip"], "", &[])];
+        for (index, tag) in tags.iter().enumerate() {
+            assert!(!tags[..index].contains(tag), "{index}");
+        }
+    }
+
+    #[test]
+    fn the_first_alternative_that_is_present_is_taken() {
+        let key = ["header:x-user or cookie:user or ip"];
+        let user = [("x-user", "u"), ("cookie", "user=c")];
+        assert_eq!(tag(&key, "", &user), tag(&["header:x-user"], "", &user));
+        assert_eq!(tag(&key, "", &user[1..]), tag(&["cookie:user"], "", &user));
+        assert_eq!(tag(&key, "", &[]), tag(&["ip"], "", &[]));
+        assert_eq!(tag(&key, "", &[("x-user", "  ")]), tag(&["ip"], "", &[]));
+    }
+
+    #[test]
+    fn an_api_key_is_the_same_wherever_it_is_carried() {
+        let key = ["api_key"];
+        let expected = tag(&key, "", &[("x-api-key", "k")]);
+        assert_eq!(tag(&key, "", &[("authorization", "bEARER  k ")]), expected);
+        assert_eq!(tag(&key, "x=1&api_key=k", &[]), expected);
+        assert_eq!(tag(&key, "", &[("cookie", "a=b; key=k")]), expected);
+    }
+
+    #[test]
+    fn what_a_missing_key_means_is_said_by_the_limit() {
+        let derive = |missing| derive(&["api_key", "path"], missing, "", &[]);
+        assert_eq!(derive(Missing::Skip), Derived::Skip);
+        assert_eq!(derive(Missing::Deny), Derived::Denied);
+        assert_eq!(
+            derive(Missing::Ip),
+            Derived::Tag(tag(&["ip", "path"], "", &[]))
+        );
+        let shared = derive(Missing::Shared);
+        assert!(matches!(shared, Derived::Tag(_)) && shared != derive(Missing::Ip));
+    }
+
+    #[test]
+    fn copies_that_differ_are_refused_and_equal_copies_are_one() {
+        for key in [
+            "header:k or ip",
+            "api_key or ip",
+            "cookie:k or ip",
+            "query:k or ip",
+        ] {
+            let name = if key.starts_with("api_key") {
+                "x-api-key"
+            } else {
+                "k"
+            };
+            let two = |a: &str, b: &str| {
+                let cookie = format!("k={b}");
+                let headers = [
+                    (name, a),
+                    (name, b),
+                    ("cookie", &format!("k={a}")),
+                    ("cookie", &cookie),
+                ];
+                derive(&[key], Missing::Skip, &format!("k={a}&k={b}"), &headers)
+            };
+            assert_eq!(two("good", "fresh"), Derived::Ambiguous, "{key}");
+            assert!(matches!(two("good", "good"), Derived::Tag(_)), "{key}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_equal_or_not_and_never_shown() {
+        assert!(same_secret(b"s3cret", b"s3cret") && !same_secret(b"s3cre", b"s3cret"));
+        assert_eq!(format!("{SECRET:?}"), "HashKey(secret)");
+    }
+
+    proptest! {
+        #[test]
+        fn parts_never_run_into_each_other(
+            a in "[ab:]{1,3}", b in "[ab:]{1,3}", c in "[ab:]{1,3}", d in "[ab:]{1,3}",
+        ) {
+            let one = tag(&["query:x", "query:y"], &format!("x={a}&y={b}"), &[]);
+            let two = tag(&["query:x", "query:y"], &format!("x={c}&y={d}"), &[]);
+            prop_assert_eq!(one == two, (a, b) == (c, d));
+        }
+
+        #[test]
+        fn long_values_are_hashed_like_short_ones(length in 1_usize..5000) {
+            let value = "v".repeat(length);
+            let header = tag(&["header:k"], "", &[("k", &value)]);
+            let longer = tag(&["header:k"], "", &[("k", &format!("{value}v"))]);
+            prop_assert_ne!(header, longer);
+        }
+    }
+}

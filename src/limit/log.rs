@@ -1,0 +1,267 @@
+//! The sliding-window log: exact. Twin of `lua/log.lua`.
+//!
+//! A unit admitted at `s` counts at `t` if and only if `t - W < s <= t`. Admissions are stamped up
+//! to a multiple of the precision `q` and `now` is rounded down before ageing, so no window ever
+//! holds more than the limit whatever `q` is; a unit may count up to `q` too long.
+//!
+//! A [`Log`] is 64 bytes and holds a ring of one entry for each stamp: 8 bytes where
+//! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside; the
+//! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is given back when it has
+//! emptied. Time is an argument; nothing here reads a clock.
+
+use super::Rule;
+
+/// Words of a ring inside the log: most keys ask seldom, and need no more.
+const INSIDE: usize = 6;
+/// Entries of the smallest ring outside. Smaller pieces would go to the allocator's bins for tiny
+/// ones, which glibc clears in one pass: 30 ms after a million keys have expired.
+const OUTSIDE: usize = 16;
+/// An emptied ring above this many entries is given back.
+const SHRINK: usize = 32;
+/// From this many stamps in a window on, an entry's stamp needs more than 32 bits.
+const WIDE: u64 = 1_800_000_000;
+
+/// The admissions of one key that may still count.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    ring: Ring,
+    head: u32,
+    count: u32,
+    /// Running total before the first entry, modulo 2^32.
+    base: u32,
+    /// Running total after the last entry, modulo 2^32.
+    total: u32,
+    /// Own time of the last admission.
+    last_us: u64,
+    /// Own time is the clock plus this; it grows when the clock steps back.
+    shift_us: u64,
+}
+
+/// Entries of two words (stamp, total) or three (stamp in two words, total).
+#[derive(Clone, Debug)]
+enum Ring {
+    Inside([u32; INSIDE]),
+    Outside(Box<[u32]>),
+}
+
+impl Default for Ring {
+    fn default() -> Self {
+        Ring::Inside([0; INSIDE])
+    }
+}
+
+impl Ring {
+    fn words(&self) -> &[u32] {
+        match self {
+            Ring::Inside(words) => words,
+            Ring::Outside(words) => words,
+        }
+    }
+
+    fn words_mut(&mut self) -> &mut [u32] {
+        match self {
+            Ring::Inside(words) => words,
+            Ring::Outside(words) => words,
+        }
+    }
+}
+
+/// A log as it stands at one instant. Only valid for the log it was taken from, unchanged.
+#[derive(Clone, Copy, Debug)]
+pub struct Aged {
+    /// Units that count.
+    pub used: u64,
+    /// Whether the clock stands before the last admission.
+    pub stepped: bool,
+    own_us: u64,
+    shift_us: u64,
+    /// Entries that no longer count.
+    skip: u32,
+    /// Running total before the first entry that counts.
+    base: u32,
+}
+
+impl Log {
+    /// Ages the log to `now_us`, microseconds, without changing it.
+    pub fn look(&self, rule: &Rule, now_us: u64) -> Aged {
+        let mut aged = Aged {
+            used: 0,
+            stepped: now_us + self.shift_us < self.last_us,
+            own_us: (now_us + self.shift_us).max(self.last_us),
+            shift_us: self.shift_us.max(self.last_us.saturating_sub(now_us)),
+            skip: 0,
+            base: self.base,
+        };
+        // Live if stamp > tick - span; in this form nothing can go below zero.
+        let tick = aged.own_us / rule.precision_us;
+        let span = rule.window_us / rule.precision_us;
+        if self.count == 0 || self.newest(rule) + span <= tick {
+            aged.skip = self.count;
+            return aged;
+        }
+        aged.skip = self.first_where(0, |i| self.entry(rule, i).0 + span > tick);
+        if aged.skip > 0 {
+            aged.base = self.entry(rule, aged.skip - 1).1;
+        }
+        aged.used = u64::from(self.total.wrapping_sub(aged.base));
+        aged
+    }
+
+    /// Microseconds until no more than `room` units count if nothing else is admitted.
+    pub fn wait(&self, aged: &Aged, rule: &Rule, room: u64) -> u64 {
+        if aged.used <= room {
+            return 0;
+        }
+        let need = aged.used - room;
+        let through = |i| u64::from(self.entry(rule, i).1.wrapping_sub(aged.base));
+        let place = self.first_where(aged.skip, |i| through(i) >= need);
+        let stamp = self.entry(rule, place).0;
+        stamp * rule.precision_us + rule.window_us - aged.own_us
+    }
+
+    /// Admits `cost` units (at least 1) at the instant of `aged`; the log as it stands then.
+    pub fn charge(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
+        let stamp = aged.own_us.div_ceil(rule.precision_us);
+        self.total = self
+            .total
+            .wrapping_add(u32::try_from(cost).unwrap_or(u32::MAX));
+        let capacity = self.capacity(rule);
+        let live = self.count - aged.skip;
+        let joins = live > 0 && stamp == self.newest(rule);
+        self.head = if live == 0 {
+            0
+        } else {
+            (self.head + aged.skip) % capacity
+        };
+        self.base = aged.base;
+        if live == 0 {
+            // Whatever the base was, before this admission nothing counts.
+            self.base = self
+                .total
+                .wrapping_sub(u32::try_from(cost).unwrap_or(u32::MAX));
+        }
+        self.count = live;
+        if !joins {
+            self.make_room(rule);
+            self.count += 1;
+        }
+        self.last_us = aged.own_us;
+        self.shift_us = aged.shift_us;
+        self.put(rule, self.count - 1, stamp);
+        Aged {
+            used: aged.used + cost,
+            stepped: false,
+            skip: 0,
+            base: self.base,
+            ..*aged
+        }
+    }
+
+    /// Keeps the ages after a step back of the clock: all that a denial changes.
+    pub fn keep_ages(&mut self, aged: &Aged) {
+        self.shift_us = aged.shift_us;
+    }
+
+    /// When nothing counts any more, by the clock (not own time).
+    pub fn empty_at_us(&self, rule: &Rule) -> u64 {
+        let own = self.newest(rule) * rule.precision_us + rule.window_us;
+        own.saturating_sub(self.shift_us)
+    }
+
+    /// Bytes on the heap.
+    pub fn heap_bytes(&self) -> usize {
+        match &self.ring {
+            Ring::Inside(_) => 0,
+            Ring::Outside(words) => size_of_val(&**words),
+        }
+    }
+
+    /// The last admission's stamp, in units of the precision.
+    fn newest(&self, rule: &Rule) -> u64 {
+        self.last_us.div_ceil(rule.precision_us)
+    }
+
+    fn capacity(&self, rule: &Rule) -> u32 {
+        let entries = self.ring.words().len() / words(rule);
+        u32::try_from(entries).unwrap_or(u32::MAX)
+    }
+
+    /// Entry `i` from the oldest: its stamp and the running total after it.
+    fn entry(&self, rule: &Rule, i: u32) -> (u64, u32) {
+        let at = self.place(rule, i);
+        let ring = self.ring.words();
+        let low = ring[at];
+        if words(rule) == 2 {
+            // All stamps lie within two windows of the last one: 32 bits of it suffice.
+            let newest = self.newest(rule);
+            let age = (newest as u32).wrapping_sub(low);
+            return (newest - u64::from(age), ring[at + 1]);
+        }
+        let stamp = u64::from(low) | u64::from(ring[at + 1]) << 32;
+        (stamp, ring[at + 2])
+    }
+
+    fn put(&mut self, rule: &Rule, i: u32, stamp: u64) {
+        let at = self.place(rule, i);
+        let words = words(rule);
+        let ring = self.ring.words_mut();
+        ring[at] = stamp as u32;
+        if words == 3 {
+            ring[at + 1] = (stamp >> 32) as u32;
+        }
+        ring[at + words - 1] = self.total;
+    }
+
+    fn place(&self, rule: &Rule, i: u32) -> usize {
+        let entry = (u64::from(self.head) + u64::from(i)) % u64::from(self.capacity(rule));
+        entry as usize * words(rule)
+    }
+
+    /// The first entry from `from` on for which `past` holds. It holds for the last one, and for
+    /// all after one for which it holds. Steps double, since seldom more than a few expire.
+    fn first_where(&self, from: u32, past: impl Fn(u32) -> bool) -> u32 {
+        if past(from) {
+            return from;
+        }
+        let (mut low, mut high, mut step) = (from, self.count - 1, 1);
+        while high - low > 1 {
+            let middle = low + ((high - low) / 2).min(step);
+            if past(middle) {
+                high = middle;
+            } else {
+                low = middle;
+            }
+            step *= 2;
+        }
+        high
+    }
+
+    /// Makes the ring hold one entry more, oldest first from slot 0 if it had to be remade.
+    fn make_room(&mut self, rule: &Rule) {
+        let words = words(rule);
+        let (live, capacity) = (self.count as usize, self.ring.words().len() / words);
+        if live == 0 && capacity > SHRINK {
+            self.ring = Ring::default();
+        } else if live == capacity {
+            let most = rule.units.min(rule.window_us / rule.precision_us + 2);
+            let most = usize::try_from(most).unwrap_or(usize::MAX);
+            let entries = (2 * capacity).min(most).max(OUTSIDE).max(live + 1);
+            let mut ring = Vec::with_capacity(entries * words);
+            let (newer, older) = self.ring.words().split_at(self.head as usize * words);
+            ring.extend_from_slice(older);
+            ring.extend_from_slice(newer);
+            ring.resize(entries * words, 0);
+            self.ring = Ring::Outside(ring.into_boxed_slice());
+            self.head = 0;
+        }
+    }
+}
+
+/// Words in an entry.
+fn words(rule: &Rule) -> usize {
+    if rule.window_us / rule.precision_us < WIDE {
+        2
+    } else {
+        3
+    }
+}

@@ -1,0 +1,257 @@
+//! Rates as people write them: `100/min`, `30/10s`, `unlimited`.
+//!
+//! Text in, integers out. It must never guess: a unit that could mean two things is refused, and
+//! every refusal says what to write instead.
+
+mod quantity;
+
+use std::fmt;
+
+pub use quantity::{DurationError, SizeError, parse_duration, parse_size};
+use quantity::{is_digits, microseconds, whole};
+
+/// The largest count a rate may have, units.
+pub const MAX_UNITS: u64 = u32::MAX as u64;
+/// The shortest window, microseconds: one millisecond.
+pub const MIN_WINDOW_US: u64 = 1_000;
+/// The longest window, microseconds: 366 days.
+pub const MAX_WINDOW_US: u64 = 366 * 86_400_000_000;
+
+/// So many units in any window of this length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    /// Units per window; 1 to [`MAX_UNITS`].
+    pub units: u64,
+    /// The window's length, microseconds; whole milliseconds, [`MIN_WINDOW_US`] to
+    /// [`MAX_WINDOW_US`].
+    pub window_us: u64,
+}
+
+/// What a `rate` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RateText {
+    /// At most this.
+    Limited(Rate),
+    /// The word `unlimited`.
+    Unlimited,
+}
+
+/// Why a text is not a rate. The configuration's author is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RateError {
+    /// Nothing stands there.
+    Empty,
+    /// There is no `/`, or more than one.
+    NoSlash,
+    /// What stands before the `/` is not a whole number.
+    Count(String),
+    /// The count is not between 1 and [`MAX_UNITS`].
+    CountRange,
+    /// What stands after the `/` is not a length of time.
+    Window(DurationError),
+    /// The window is not between [`MIN_WINDOW_US`] and [`MAX_WINDOW_US`].
+    WindowRange,
+}
+
+/// The units that a rate is written with, longest first.
+const SHORT: [(&str, u64); 5] = [
+    ("d", 86_400_000_000),
+    ("h", 3_600_000_000),
+    ("min", 60_000_000),
+    ("s", 1_000_000),
+    ("ms", 1_000),
+];
+
+impl RateText {
+    /// Reads `100/min`, `30/10s`, `10_000/day` or `unlimited`.
+    pub fn parse(text: &str) -> Result<Self, RateError> {
+        let text = text.trim();
+        if text == "unlimited" {
+            return Ok(Self::Unlimited);
+        }
+        Rate::parse(text).map(Self::Limited)
+    }
+}
+
+impl Rate {
+    /// Reads a rate: a count, `/`, and a window whose number may be left out when it is 1.
+    pub fn parse(text: &str) -> Result<Self, RateError> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(RateError::Empty);
+        }
+        let (count, window) = text.split_once('/').ok_or(RateError::NoSlash)?;
+        if window.contains('/') {
+            return Err(RateError::NoSlash);
+        }
+        let count = count.trim_end();
+        let units = match whole(count) {
+            Some(units) => units,
+            None if is_digits(count) => return Err(RateError::CountRange),
+            None => return Err(RateError::Count(count.to_owned())),
+        };
+        if !(1..=MAX_UNITS).contains(&units) {
+            return Err(RateError::CountRange);
+        }
+        let window_us = microseconds(window, Some(1)).map_err(RateError::Window)?;
+        if !(MIN_WINDOW_US..=MAX_WINDOW_US).contains(&window_us) {
+            return Err(RateError::WindowRange);
+        }
+        Ok(Self { units, window_us })
+    }
+}
+
+impl fmt::Display for Rate {
+    /// The shortest text that reads back as this rate: `100/min`, `30/10s`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let longest = SHORT
+            .iter()
+            .find(|(_, us)| self.window_us.is_multiple_of(*us));
+        let (unit, us) = longest.copied().unwrap_or(("us", 1));
+        match self.window_us / us {
+            1 => write!(f, "{}/{unit}", self.units),
+            count => write!(f, "{}/{count}{unit}", self.units),
+        }
+    }
+}
+
+impl fmt::Display for RateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("a rate is missing; write for example `100/min`"),
+            Self::NoSlash => f.write_str(
+                "a rate is a count, `/` and a window, for example `100/min` or `30/10s`",
+            ),
+            Self::Count(text) => write!(f, "`{text}` is not a whole number of requests"),
+            Self::CountRange => write!(f, "the count must be from 1 to {MAX_UNITS}"),
+            Self::Window(error) => write!(f, "in the window: {error}"),
+            Self::WindowRange => f.write_str("the window must be from 1 ms to 366 days"),
+        }
+    }
+}
+
+impl std::error::Error for RateError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Window(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rate(text: &str) -> (u64, u64) {
+        let Ok(RateText::Limited(rate)) = RateText::parse(text) else {
+            panic!("{text}: {:?}", RateText::parse(text));
+        };
+        (rate.units, rate.window_us)
+    }
+
+    fn error(text: &str) -> RateError {
+        RateText::parse(text).unwrap_err()
+    }
+
+    #[test]
+    fn rates_are_a_count_and_a_window() {
+        assert_eq!(rate("100/min"), (100, 60_000_000));
+        assert_eq!(rate("30/10s"), (30, 10_000_000));
+        assert_eq!(rate("10_000/day"), (10_000, 86_400_000_000));
+        assert_eq!(rate(" 5 / 2 hours "), (5, 7_200_000_000));
+        assert_eq!(rate("1/ms"), (1, 1_000));
+        assert_eq!(rate("4294967295/366d"), (MAX_UNITS, MAX_WINDOW_US));
+        assert_eq!(RateText::parse("unlimited"), Ok(RateText::Unlimited));
+        for (unit, us) in quantity::UNITS {
+            assert_eq!(rate(&format!("1/{unit}")), (1, us));
+        }
+    }
+
+    #[test]
+    fn mistakes_in_rates_are_told_apart() {
+        assert_eq!(error(""), RateError::Empty);
+        assert_eq!(error("100"), RateError::NoSlash);
+        assert_eq!(error("100/min/s"), RateError::NoSlash);
+        for count in [
+            "", "x", "-1", "1.5", "1__0", "_1", "1_", "100r", "+1", "\u{665}",
+        ] {
+            assert_eq!(error(&format!("{count}/s")), RateError::Count(count.into()));
+        }
+        for count in ["0", "4294967296", "99999999999999999999999"] {
+            assert_eq!(error(&format!("{count}/s")), RateError::CountRange);
+        }
+        assert_eq!(error("1/0s"), RateError::WindowRange);
+        assert_eq!(error("1/367d"), RateError::WindowRange);
+        assert_eq!(error("1/"), RateError::Window(DurationError::Empty));
+        assert_eq!(error("1/60"), RateError::Window(DurationError::NoUnit));
+        assert_eq!(error("1/m"), RateError::Window(DurationError::Ambiguous));
+        assert_eq!(error("1/5m"), RateError::Window(DurationError::Ambiguous));
+        assert_eq!(
+            error("1/1.5s"),
+            RateError::Window(DurationError::Number("1.5s".into()))
+        );
+        assert_eq!(
+            error("1/-5s"),
+            RateError::Window(DurationError::Number("-5s".into()))
+        );
+    }
+
+    #[test]
+    fn unknown_units_come_with_the_nearest_known_one() {
+        for (unit, nearest) in [
+            ("minuts", Some("minute")),
+            ("Min", Some("min")),
+            ("SEC", Some("sec")),
+            ("horu", Some("hour")),
+            ("us", Some("ms")),
+            ("week", None),
+            ("month", None),
+            ("fortnight", None),
+        ] {
+            let expected = DurationError::Unit {
+                unit: unit.into(),
+                nearest,
+            };
+            assert_eq!(
+                error(&format!("1/{unit}")),
+                RateError::Window(expected),
+                "{unit}"
+            );
+        }
+        let text = error("1/minuts").to_string();
+        assert_eq!(
+            text,
+            "in the window: `minuts` is not a unit of time; did you mean `minute`?"
+        );
+    }
+
+    #[test]
+    fn rates_are_shown_in_their_shortest_form() {
+        for (text, shown) in [
+            ("100/60s", "100/min"),
+            ("10_000/day", "10000/d"),
+            ("30/10s", "30/10s"),
+            ("1/90s", "1/90s"),
+            ("1/120min", "1/2h"),
+            ("1/1500ms", "1/1500ms"),
+        ] {
+            assert_eq!(Rate::parse(text).unwrap().to_string(), shown);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_rate_reads_back_as_shown(units in 1..=MAX_UNITS, ms in 1..=MAX_WINDOW_US / 1_000) {
+            let rate = Rate { units, window_us: ms * 1_000 };
+            prop_assert_eq!(Rate::parse(&rate.to_string()), Ok(rate));
+        }
+
+        #[test]
+        fn nothing_panics(text in "\\PC{0,20}") {
+            let _ = RateText::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The door: nothing is behind it yet.
+
+fn main() {}

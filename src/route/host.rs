@@ -1,0 +1,281 @@
+//! Host names: what a request may say it asks for, and the patterns that routes match it with.
+//!
+//! A host has one spelling here: lower case, no port, no trailing dot. Anything that an upstream
+//! could read as another host is refused rather than repaired.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+/// The longest host name, bytes (RFC 1035).
+pub const MAX_HOST_BYTES: usize = 253;
+
+/// Hosts that a route answers for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum HostPattern {
+    /// Every host.
+    Any,
+    /// This one.
+    Exact(Box<str>),
+    /// `*.example.com`, kept as `example.com`: everything below it, at any depth, not itself.
+    Below(Box<str>),
+}
+
+/// Why a text is not a host. In a request, the client is at fault: 400.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HostError {
+    /// Nothing stands there.
+    Empty,
+    /// It is longer than [`MAX_HOST_BYTES`].
+    TooLong,
+    /// A character that no host name has: a space, a comma, `@`, `%`, anything not ASCII.
+    Character,
+    /// Two dots in a row, or one at the beginning.
+    EmptyLabel,
+    /// The port is not a number up to 65535.
+    Port,
+    /// What stands in brackets is not an IPv6 address.
+    Ipv6,
+    /// In a pattern: `*` anywhere but in a leading `*.`.
+    Star,
+    /// In a pattern: a port.
+    PortInPattern,
+}
+
+impl HostPattern {
+    /// Reads `example.com` or `*.example.com`. A route without `host` has [`HostPattern::Any`].
+    pub fn parse(text: &str) -> Result<Self, HostError> {
+        let (name, below) = match text.strip_prefix("*.") {
+            Some(name) => (name, true),
+            None => (text, false),
+        };
+        if name.contains('*') {
+            return Err(HostError::Star);
+        }
+        let host = host_of(name)?;
+        if split_port(name)?.1.is_some() {
+            return Err(HostError::PortInPattern);
+        }
+        if !below {
+            return Ok(Self::Exact(host.into()));
+        }
+        // Nothing is below an address.
+        if host.starts_with('[') || host.parse::<Ipv4Addr>().is_ok() {
+            return Err(HostError::Star);
+        }
+        Ok(Self::Below(host.into()))
+    }
+
+    /// Whether it takes this host, given as [`host_of`] returns it.
+    pub fn matches(&self, host: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Exact(name) => **name == *host,
+            Self::Below(name) => host
+                .strip_suffix(&**name)
+                .is_some_and(|front| front.ends_with('.')),
+        }
+    }
+}
+
+/// The one spelling of the host in a `Host` header or an authority: lower case, without port and
+/// trailing dot, IPv6 in brackets. Borrowed when it was written so.
+pub fn host_of(authority: &str) -> Result<Cow<'_, str>, HostError> {
+    let (name, _) = split_port(authority)?;
+    if let Some(inner) = name.strip_prefix('[') {
+        let inner = inner.strip_suffix(']').ok_or(HostError::Ipv6)?;
+        let address: Ipv6Addr = inner.parse().map_err(|_| HostError::Ipv6)?;
+        let text = format!("[{address}]");
+        return Ok(if text == name {
+            Cow::Borrowed(name)
+        } else {
+            Cow::Owned(text)
+        });
+    }
+    let name = name.strip_suffix('.').unwrap_or(name);
+    if name.is_empty() {
+        return Err(HostError::Empty);
+    }
+    if name.len() > MAX_HOST_BYTES {
+        return Err(HostError::TooLong);
+    }
+    if !name.bytes().all(is_host_byte) {
+        return Err(HostError::Character);
+    }
+    if name.split('.').any(str::is_empty) {
+        return Err(HostError::EmptyLabel);
+    }
+    if name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return Ok(Cow::Owned(name.to_ascii_lowercase()));
+    }
+    Ok(Cow::Borrowed(name))
+}
+
+/// The name and what follows its last `:`, checked to be a port (which may be empty, RFC 3986).
+fn split_port(authority: &str) -> Result<(&str, Option<&str>), HostError> {
+    let end = match authority.rfind(']') {
+        Some(bracket) if authority.starts_with('[') => bracket + 1,
+        _ => authority.find(':').unwrap_or(authority.len()),
+    };
+    let (name, rest) = authority.split_at(end);
+    let Some(port) = rest.strip_prefix(':') else {
+        return if rest.is_empty() {
+            Ok((name, None))
+        } else {
+            Err(HostError::Ipv6)
+        };
+    };
+    let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+    if !digits || (!port.is_empty() && port.parse::<u16>().is_err()) {
+        // `user:password@host` reaches this too: what stands after its colon is no port.
+        return Err(HostError::Port);
+    }
+    Ok((name, Some(port)))
+}
+
+/// Letters, digits and what names in use have besides. Percent escapes and the other characters
+/// that RFC 3986 allows are refused: an upstream might decode them into another name.
+fn is_host_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
+}
+
+impl fmt::Display for HostPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => f.write_str("*"),
+            Self::Exact(name) => f.write_str(name),
+            Self::Below(name) => write!(f, "*.{name}"),
+        }
+    }
+}
+
+impl fmt::Display for HostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "the host is missing",
+            Self::TooLong => "the host is longer than 253 bytes",
+            Self::Character => {
+                "a host has ASCII letters, digits, `-`, `_`, `~` and dots only (other names are \
+                 written in their `xn--` form)"
+            }
+            Self::EmptyLabel => "the host has an empty label between two dots",
+            Self::Port => "the port is not a number up to 65535",
+            Self::Ipv6 => "an IPv6 address in brackets is expected",
+            Self::Star => "`*` stands for whole leading labels only, as in `*.example.com`",
+            Self::PortInPattern => "hosts are matched without port",
+        })
+    }
+}
+
+impl std::error::Error for HostError {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn every_spelling_of_a_host_is_one_host() {
+        for given in [
+            "example.com",
+            "EXAMPLE.com",
+            "example.com.",
+            "example.com:80",
+            "Example.Com.:",
+        ] {
+            assert_eq!(host_of(given).as_deref(), Ok("example.com"), "{given}");
+        }
+        for given in ["[::1]", "[0:0::1]:8080", "[::1]:", "[0000::0001]"] {
+            assert_eq!(host_of(given).as_deref(), Ok("[::1]"), "{given}");
+        }
+        assert_eq!(host_of("127.0.0.1:8080").as_deref(), Ok("127.0.0.1"));
+        assert_eq!(host_of("my_host-1").as_deref(), Ok("my_host-1"));
+    }
+
+    #[test]
+    fn what_is_written_so_is_borrowed() {
+        assert!(matches!(host_of("example.com:80"), Ok(Cow::Borrowed(_))));
+        assert!(matches!(host_of("[::1]:80"), Ok(Cow::Borrowed(_))));
+    }
+
+    #[test]
+    fn what_could_be_another_host_is_refused() {
+        for (given, error) in [
+            ("", HostError::Empty),
+            (".", HostError::Empty),
+            (":80", HostError::Empty),
+            ("a b", HostError::Character),
+            ("a,b", HostError::Character),
+            ("user@host", HostError::Character),
+            ("user:pass@host", HostError::Port),
+            ("user:80@host", HostError::Port),
+            ("%65xample.com", HostError::Character),
+            ("b\u{fc}cher.example", HostError::Character),
+            ("a/b", HostError::Character),
+            ("a\0", HostError::Character),
+            ("a..b", HostError::EmptyLabel),
+            (".a", HostError::EmptyLabel),
+            ("a..", HostError::EmptyLabel),
+            ("a:x", HostError::Port),
+            ("a:+1", HostError::Port),
+            ("a:65536", HostError::Port),
+            ("a:1:2", HostError::Port),
+            ("::1", HostError::Port),
+            ("[::1", HostError::Port),
+            ("[::1]x", HostError::Ipv6),
+            ("[x]", HostError::Ipv6),
+            ("[fe80::1%25eth0]", HostError::Ipv6),
+            ("[]", HostError::Ipv6),
+        ] {
+            assert_eq!(host_of(given), Err(error), "{given}");
+        }
+        assert_eq!(host_of(&"a".repeat(254)), Err(HostError::TooLong));
+    }
+
+    #[test]
+    fn a_wildcard_takes_everything_below_and_not_itself() {
+        let pattern = HostPattern::parse("*.Example.com").unwrap();
+        assert!(pattern.matches("a.example.com") && pattern.matches("a.b.example.com"));
+        assert!(!pattern.matches("example.com") && !pattern.matches("badexample.com"));
+        assert!(HostPattern::Any.matches("x"));
+        assert!(
+            HostPattern::parse("Example.com.")
+                .unwrap()
+                .matches("example.com")
+        );
+    }
+
+    #[test]
+    fn patterns_that_mean_nothing_are_refused() {
+        for (given, error) in [
+            ("*", HostError::Star),
+            ("a.*.com", HostError::Star),
+            ("*a.com", HostError::Star),
+            ("*.*.com", HostError::Star),
+            ("*.127.0.0.1", HostError::Star),
+            ("*.", HostError::Empty),
+            ("", HostError::Empty),
+            ("example.com:80", HostError::PortInPattern),
+            ("*.example.com:80", HostError::PortInPattern),
+        ] {
+            assert_eq!(HostPattern::parse(given), Err(error), "{given}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_host_of_a_host_is_itself(given in "[a-zA-Z0-9.:\\[\\]-]{0,12}") {
+            if let Ok(host) = host_of(&given) {
+                let again = host_of(&host);
+                prop_assert_eq!(again.as_deref(), Ok(&*host));
+            }
+        }
+
+        #[test]
+        fn nothing_panics(given in "\\PC{0,30}") {
+            let _ = host_of(&given);
+            let _ = HostPattern::parse(&given);
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Path patterns: `/login`, `/users/{id}/posts`, `/search/*`.
+//!
+//! Literal segments are kept in the canonical spelling of [`CanonicalPath`], so that a pattern
+//! and a request meet whatever way either was written.
+
+use std::fmt;
+
+use crate::path::{CanonicalPath, PathError};
+
+/// Segments in one pattern, at most.
+pub const MAX_SEGMENTS: usize = 32;
+
+/// Paths that a route answers for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PathPattern {
+    segments: Vec<Segment>,
+    rest: bool,
+}
+
+/// One segment of a pattern.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Segment {
+    /// Exactly this, in canonical spelling.
+    Literal(Box<str>),
+    /// `{name}`: any one segment.
+    Param(Box<str>),
+}
+
+/// Why a text is not a pattern. The configuration's author is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PatternError {
+    /// Where, bytes from the beginning of the text.
+    pub at: usize,
+    /// What is wrong there.
+    pub fault: PatternFault,
+}
+
+/// What is wrong with a pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PatternFault {
+    /// It does not begin with `/`.
+    Relative,
+    /// Nothing stands between two slashes.
+    EmptySegment,
+    /// More than [`MAX_SEGMENTS`] segments.
+    TooDeep,
+    /// `*` is not the whole last segment.
+    Star,
+    /// `{` or `}` in a segment that is not one `{name}`.
+    Brace,
+    /// The name between the braces is empty or has other characters than letters, digits, `_`
+    /// and `-`.
+    ParamName,
+    /// Two `{param}`s of the same name.
+    ParamTwice,
+    /// `?` or `#`: a pattern sees the path only.
+    Query,
+    /// `;`: what follows it in a segment is left out when paths are matched.
+    Params,
+    /// `.`, `..`, or an escaped `/` or `\`: paths are matched without them.
+    NotCanonical,
+    /// No request's path may look like this.
+    Path(PathError),
+}
+
+impl PathPattern {
+    /// Reads a pattern. A trailing slash means nothing, as in requests.
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
+        let body = text
+            .strip_prefix('/')
+            .ok_or(fault(0, PatternFault::Relative))?;
+        let body = body
+            .strip_suffix('/')
+            .filter(|body| !body.is_empty())
+            .unwrap_or(body);
+        let mut pattern = Self {
+            segments: Vec::new(),
+            rest: false,
+        };
+        if body.is_empty() {
+            return Ok(pattern);
+        }
+        let mut at = 1;
+        for segment in body.split('/') {
+            if pattern.rest {
+                // The star was not the last one.
+                return Err(fault(at - 2, PatternFault::Star));
+            }
+            pattern
+                .push(segment)
+                .map_err(|fault| PatternError { at, fault })?;
+            at += segment.len() + 1;
+        }
+        Ok(pattern)
+    }
+
+    /// Names of its `{param}`s, in order.
+    pub fn params(&self) -> impl Iterator<Item = &str> {
+        self.segments.iter().filter_map(|segment| match segment {
+            Segment::Param(name) => Some(&**name),
+            Segment::Literal(_) => None,
+        })
+    }
+
+    /// Whether a path is one that it stands for, in every reading that the path has.
+    pub fn matches(&self, path: &CanonicalPath<'_>) -> bool {
+        self.matches_text(path.as_str())
+            && path.unresolved().is_none_or(|path| self.matches_text(path))
+    }
+
+    fn matches_text(&self, path: &str) -> bool {
+        let mut given = path.split('/').filter(|segment| !segment.is_empty());
+        for segment in &self.segments {
+            match (segment, given.next()) {
+                (_, None) => return false,
+                (Segment::Literal(literal), Some(given)) if **literal != *given => return false,
+                _ => {}
+            }
+        }
+        self.rest || given.next().is_none()
+    }
+
+    pub(super) fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Whether it ends in `/*`.
+    pub(super) fn takes_rest(&self) -> bool {
+        self.rest
+    }
+
+    fn push(&mut self, text: &str) -> Result<(), PatternFault> {
+        if self.segments.len() == MAX_SEGMENTS {
+            return Err(PatternFault::TooDeep);
+        }
+        match text {
+            "" => return Err(PatternFault::EmptySegment),
+            "*" => {
+                self.rest = true;
+                return Ok(());
+            }
+            _ => {}
+        }
+        let segment = match text
+            .strip_prefix('{')
+            .and_then(|text| text.strip_suffix('}'))
+        {
+            Some(name) => Segment::Param(self.param(name)?),
+            None => Segment::Literal(literal(text)?),
+        };
+        self.segments.push(segment);
+        Ok(())
+    }
+
+    fn param(&self, name: &str) -> Result<Box<str>, PatternFault> {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        if name.is_empty() || !name.bytes().all(fits) {
+            return Err(PatternFault::ParamName);
+        }
+        if self.params().any(|known| known == name) {
+            return Err(PatternFault::ParamTwice);
+        }
+        Ok(name.into())
+    }
+}
+
+fn literal(text: &str) -> Result<Box<str>, PatternFault> {
+    for byte in text.bytes() {
+        match byte {
+            b'*' => return Err(PatternFault::Star),
+            b'{' | b'}' => return Err(PatternFault::Brace),
+            b'?' | b'#' => return Err(PatternFault::Query),
+            b';' => return Err(PatternFault::Params),
+            _ => {}
+        }
+    }
+    let path = format!("/{text}");
+    let canonical = CanonicalPath::parse(&path).map_err(|error| match error {
+        PathError::AboveRoot => PatternFault::NotCanonical,
+        error => PatternFault::Path(error),
+    })?;
+    let segment = canonical.as_str().trim_start_matches('/');
+    if segment.is_empty() || segment.contains('/') {
+        return Err(PatternFault::NotCanonical);
+    }
+    Ok(segment.into())
+}
+
+fn fault(at: usize, fault: PatternFault) -> PatternError {
+    PatternError { at, fault }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for segment in &self.segments {
+            match segment {
+                // A star that a literal holds was written as an escape.
+                Segment::Literal(text) => write!(f, "/{}", text.replace('*', "%2A"))?,
+                Segment::Param(name) => write!(f, "/{{{name}}}")?,
+            }
+        }
+        match (self.rest, self.segments.is_empty()) {
+            (true, _) => f.write_str("/*"),
+            (false, true) => f.write_str("/"),
+            (false, false) => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for PatternError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.fault, f)
+    }
+}
+
+impl fmt::Display for PatternFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Relative => "a path begins with `/`",
+            Self::EmptySegment => "nothing stands between two slashes",
+            Self::TooDeep => "a path pattern has at most 32 segments",
+            Self::Star => "`*` can only be the whole last segment, as in `/search/*`",
+            Self::Brace => "a parameter is a whole segment, as in `/users/{id}`",
+            Self::ParamName => "a parameter's name has letters, digits, `_` and `-`",
+            Self::ParamTwice => "this parameter has been named before",
+            Self::Query => "only the path is matched, without query and fragment",
+            Self::Params => "`;` and what follows it in a segment is left out of matching",
+            Self::NotCanonical => "write the path without `.`, `..`, and escaped slashes",
+            Self::Path(error) => return error.fmt(f),
+        })
+    }
+}
+
+impl std::error::Error for PatternError {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn takes(pattern: &str, path: &str) -> bool {
+        PathPattern::parse(pattern)
+            .unwrap()
+            .matches(&CanonicalPath::parse(path).unwrap())
+    }
+
+    #[test]
+    fn a_pattern_takes_what_it_says() {
+        assert!(
+            takes("/login", "/login") && takes("/login", "/login/") && takes("/login/", "/login")
+        );
+        assert!(
+            !takes("/login", "/login/x") && !takes("/login", "/logins") && !takes("/login", "/")
+        );
+        assert!(takes("/users/{id}/posts", "/users/5/posts"));
+        assert!(!takes("/users/{id}/posts", "/users/posts"));
+        assert!(takes("/search/*", "/search") && takes("/search/*", "/search/a/b"));
+        assert!(!takes("/search/*", "/searches"));
+        assert!(takes("/*", "/") && takes("/*", "/a/b") && takes("/", "/") && !takes("/", "/a"));
+    }
+
+    #[test]
+    fn literals_meet_requests_in_any_spelling() {
+        assert!(takes("/caf\u{e9}", "/caf%c3%a9") && takes("/%7euser", "/~user"));
+        assert!(takes("/a%2ab", "/a*b") && takes("/a b", "/a%20b"));
+    }
+
+    #[test]
+    fn a_path_with_two_readings_must_be_taken_in_both() {
+        assert!(!takes("/healthz", "/admin/../healthz"));
+        assert!(!takes("/a/b", "/a%2fb") && !takes("/{x}", "/a%2fb"));
+        assert!(takes("/a/*", "/a/b%2fc") && takes("/*", "/a/../b"));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place() {
+        for (text, at, expected) in [
+            ("", 0, PatternFault::Relative),
+            ("login", 0, PatternFault::Relative),
+            ("*", 0, PatternFault::Relative),
+            ("/a//b", 3, PatternFault::EmptySegment),
+            ("//", 1, PatternFault::EmptySegment),
+            ("/*/a", 1, PatternFault::Star),
+            ("/a/*/b", 3, PatternFault::Star),
+            ("/a*", 1, PatternFault::Star),
+            ("/**", 1, PatternFault::Star),
+            ("/a/x{id}", 3, PatternFault::Brace),
+            ("/a/{id", 3, PatternFault::Brace),
+            ("/a/{}", 3, PatternFault::ParamName),
+            ("/a/{i d}", 3, PatternFault::ParamName),
+            ("/a/{a}{b}", 3, PatternFault::ParamName),
+            ("/{id}/{id}", 6, PatternFault::ParamTwice),
+            ("/a?b", 1, PatternFault::Query),
+            ("/a#b", 1, PatternFault::Query),
+            ("/a;b", 1, PatternFault::Params),
+            ("/a/../b", 3, PatternFault::NotCanonical),
+            ("/a/./b", 3, PatternFault::NotCanonical),
+            ("/a%2fb", 1, PatternFault::NotCanonical),
+            ("/a\\b", 1, PatternFault::NotCanonical),
+            ("/a/%2", 3, PatternFault::Path(PathError::Escape)),
+        ] {
+            let error = PathPattern::parse(text).unwrap_err();
+            assert_eq!((error.at, error.fault), (at, expected), "{text}");
+        }
+        let deep = "/a".repeat(MAX_SEGMENTS + 1);
+        assert_eq!(
+            PathPattern::parse(&deep).unwrap_err().fault,
+            PatternFault::TooDeep
+        );
+        assert!(PathPattern::parse(&"/a".repeat(MAX_SEGMENTS)).is_ok());
+    }
+
+    #[test]
+    fn parameters_are_named_in_order() {
+        let pattern = PathPattern::parse("/a/{x}/b/{y}/*").unwrap();
+        assert_eq!(pattern.params().collect::<Vec<_>>(), ["x", "y"]);
+    }
+
+    const WRITTEN: &str = "(/([a-z%]{1,3}|\\{[a-z]\\}|%[0-9a-f]{2})){0,4}(/\\*)?/?";
+
+    proptest! {
+        #[test]
+        fn a_pattern_reads_back_as_written(text in WRITTEN) {
+            if let Ok(pattern) = PathPattern::parse(&text) {
+                prop_assert_eq!(PathPattern::parse(&pattern.to_string()), Ok(pattern));
+            }
+        }
+
+        #[test]
+        fn nothing_panics(text in "\\PC{0,30}") {
+            let _ = PathPattern::parse(&text);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The architecture, executed: what house rules say of the sources is checked here, so that a rule
+//! that is broken is a test that fails, with the line to look at.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const FILE_LINES: usize = 500;
+const LINE_COLUMNS: usize = 100;
+
+/// Words that name nothing (rule 10).
+const EMPTY_WORDS: [&str; 6] = ["manager", "handler", "helper", "util", "utils", "common"];
+
+/// Marks of work left open.
+const OPEN_MARKS: [&str; 5] = ["TODO", "FIXME", "XXX", "unimplemented!", "#[ignore"];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let Ok(entries) = fs::read_dir(directory) else {
+        return found;
+    };
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path, ending));
+        } else if path
+            .extension()
+            .is_some_and(|extension| extension == ending)
+        {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn sources() -> Vec<(String, String)> {
+    let src = root().join("src");
+    let read = |path: &PathBuf| {
+        let name = path
+            .strip_prefix(&src)
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned();
+        (name, fs::read_to_string(path).unwrap())
+    };
+    files(&src, "rs").iter().map(read).collect()
+}
+
+/// The part of a file before its unit tests.
+fn shipped(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests {").next().unwrap()
+}
+
+/// The rooms in reading order, as `lib.rs` declares them.
+fn rooms() -> Vec<String> {
+    let lib = fs::read_to_string(root().join("src/lib.rs")).unwrap();
+    let declared = lib
+        .lines()
+        .filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod "));
+    declared
+        .map(|rest| rest.trim_end_matches(';').to_owned())
+        .collect()
+}
+
+/// The room that a file belongs to: `store/redis.rs` and `store.rs` are `store`.
+fn room_of(file: &str) -> &str {
+    file.split(['/', '.']).next().unwrap()
+}
+
+/// Names that follow `crate::` in a file, braces included.
+fn used_rooms(text: &str) -> Vec<String> {
+    let mut used = Vec::new();
+    for (at, _) in text.match_indices("crate::") {
+        let rest = &text[at + "crate::".len()..];
+        let group = rest
+            .strip_prefix('{')
+            .map(|inner| inner.split('}').next().unwrap());
+        let names = group.map_or_else(|| vec![rest], |inner| inner.split(',').collect());
+        for name in names {
+            let end = |c: char| !(c.is_ascii_lowercase() || c == '_');
+            used.push(name.trim().split(end).next().unwrap().to_owned());
+        }
+    }
+    used
+}
+
+#[test]
+fn a_room_uses_only_rooms_declared_above_it() {
+    let rooms = rooms();
+    let place: BTreeMap<&str, usize> = rooms
+        .iter()
+        .enumerate()
+        .map(|(index, room)| (room.as_str(), index))
+        .collect();
+    for (file, text) in sources() {
+        let Some(own) = place.get(room_of(&file)) else {
+            continue;
+        };
+        for used in used_rooms(shipped(&text)) {
+            let Some(other) = place.get(used.as_str()) else {
+                continue;
+            };
+            assert!(
+                other <= own,
+                "src/{file} uses crate::{used}, which is declared below it"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_room_is_declared_and_every_declared_room_exists() {
+    let rooms = rooms();
+    for (file, _) in sources() {
+        let room = room_of(&file);
+        let known = matches!(room, "main" | "lib") || rooms.iter().any(|declared| declared == room);
+        assert!(known, "src/{file} belongs to no room of lib.rs");
+    }
+    for room in rooms {
+        assert!(
+            root().join(format!("src/{room}.rs")).exists(),
+            "no src/{room}.rs"
+        );
+    }
+}
+
+#[test]
+fn there_is_no_mod_rs() {
+    for (file, _) in sources() {
+        assert!(
+            !file.ends_with("mod.rs"),
+            "src/{file}: name it after its module"
+        );
+    }
+}
+
+#[test]
+fn the_words_are_pure() {
+    let words = ["client", "limit", "path", "route"];
+    let impure = [
+        "tokio",
+        "std::time",
+        "std::fs",
+        "std::net::Tcp",
+        "std::thread",
+        "tracing",
+        "async ",
+    ];
+    for (file, text) in sources() {
+        if !words.contains(&room_of(&file)) {
+            continue;
+        }
+        for word in impure {
+            // Durations are values; only reading a clock is impure.
+            let text = shipped(&text).replace("std::time::Duration", "");
+            let code = text
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"));
+            for line in code {
+                assert!(
+                    !line.contains(word),
+                    "src/{file} is a word and uses {word}: {line}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn files_fit_and_lines_fit() {
+    for (file, text) in sources() {
+        let lines = text.lines().count();
+        assert!(
+            lines <= FILE_LINES,
+            "src/{file} has {lines} lines, at most {FILE_LINES}"
+        );
+        for (number, line) in text.lines().enumerate() {
+            let columns = line.chars().count();
+            assert!(
+                columns <= LINE_COLUMNS,
+                "src/{file}:{} has {columns} columns, at most {LINE_COLUMNS}",
+                number + 1
+            );
+        }
+    }
+}
+
+#[test]
+fn every_file_says_what_it_is() {
+    for (file, text) in sources() {
+        assert!(
+            text.starts_with("//! "),
+            "src/{file} does not open with what it is"
+        );
+    }
+    for path in files(&root().join("lua"), "lua") {
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(
+            text.starts_with("-- "),
+            "{} does not open with its contract",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn nothing_is_left_open() {
+    let mut all: Vec<(String, String)> = sources();
+    for (folder, ending) in [("tests", "rs"), ("lua", "lua")] {
+        for path in files(&root().join(folder), ending) {
+            if !path.ends_with("tests/tidy.rs") {
+                all.push((
+                    path.display().to_string(),
+                    fs::read_to_string(&path).unwrap(),
+                ));
+            }
+        }
+    }
+    for (file, text) in all {
+        for mark in OPEN_MARKS {
+            assert!(!text.contains(mark), "{file} has {mark}");
+        }
+    }
+}
+
+#[test]
+fn names_name_something() {
+    for (file, text) in sources() {
+        let stem = Path::new(&file).file_stem().unwrap().to_str().unwrap();
+        assert!(
+            !EMPTY_WORDS.contains(&stem),
+            "src/{file}: that name says nothing"
+        );
+        for line in shipped(&text).lines() {
+            let mut words = line
+                .split_whitespace()
+                .skip_while(|word| !matches!(*word, "struct" | "enum" | "trait" | "mod" | "type"));
+            let (Some(_), Some(name)) = (words.next(), words.next()) else {
+                continue;
+            };
+            let name = name.to_lowercase();
+            for empty in EMPTY_WORDS {
+                let says_nothing = name.trim_end_matches(['{', ';', ' ']).ends_with(empty)
+                    && !line.trim_start().starts_with("//");
+                assert!(!says_nothing, "src/{file}: `{line}` is named {empty}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_the_path_charges_and_sends() {
+    let allowed = |file: &str, call: &str| {
+        let path = match call {
+            "store.charge(" => file == "proxy/admit.rs",
+            _ => file == "proxy/forward.rs",
+        };
+        path || file.starts_with("store") || file.starts_with("upstream")
+    };
+    for (file, text) in sources() {
+        for call in ["store.charge(", "upstreams.send("] {
+            let calls = shipped(&text).contains(call);
+            assert!(!calls || allowed(&file, call), "src/{file} calls {call}..)");
+        }
+    }
+}
+
+#[test]
+fn raw_toml_stays_in_the_configuration() {
+    for (file, text) in sources() {
+        let uses = shipped(&text).contains("toml::");
+        assert!(!uses || room_of(&file) == "config", "src/{file} reads TOML");
+    }
+}
