@@ -13,3 +13,7 @@ pub mod path;
 pub mod limit;
 
 pub mod route;
+
+// -- blueprint
+
+pub mod config;

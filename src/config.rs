@@ -1,0 +1,349 @@
+//! The blueprint: everything a `proxy.toml` says, parsed, checked and with every default filled in.
+//!
+//! A [`Config`] exists only if it is right: [`load()`] returns it, with warnings, or
+//! every mistake at once.
+//! Nothing after this file looks at TOML, guesses a default or checks a range again.
+
+mod address;
+mod compile;
+mod copy;
+pub mod diagnostic;
+mod flags;
+mod interpolate;
+mod load;
+mod raw;
+pub mod render;
+mod routes;
+mod section;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod values;
+mod warnings;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::client::ClientIp;
+use crate::limit::headers::HeaderSettings;
+use crate::limit::key::ApiKeySources;
+use crate::limit::{Limit, OnError};
+use crate::route::RouteTable;
+
+pub use flags::{FlagConfig, from_flags};
+pub use load::{environment, load, parse};
+
+/// A whole, valid configuration. Each worker takes a [`Config::fresh_copy`], so that no two cores
+/// share the reference counts on the path of a request.
+#[derive(Debug)]
+pub struct Config {
+    /// Where clients connect.
+    pub listen: Vec<Listen>,
+    /// Where counts live.
+    pub store: StoreSettings,
+    /// How a client's address is found.
+    pub client_ip: ClientIp,
+    /// Where API keys are carried.
+    pub api_key: ApiKeySources,
+    /// Every budget by name, also those that no route uses.
+    pub limits: Vec<Arc<Limit>>,
+    /// Routes, ready to match; each refers to `upstreams` by index.
+    pub routes: RouteTable,
+    /// Requests that are never charged.
+    pub bypass: Vec<Bypass>,
+    /// Where requests go.
+    pub upstreams: Vec<UpstreamSettings>,
+    /// Which rate-limit headers a client gets.
+    pub headers: HeaderSettings,
+    /// What a denial looks like.
+    pub deny: DenySettings,
+    /// Bounds on clients and on ourselves.
+    pub server: ServerSettings,
+    /// What is logged, and where.
+    pub log: LogSettings,
+}
+
+/// One address to listen on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A TCP address; `:8080` is every IPv4 and IPv6 address.
+    Tcp(SocketAddr),
+    /// A unix socket's path.
+    Unix(PathBuf),
+}
+
+/// `[store]`
+#[derive(Clone)]
+pub struct StoreSettings {
+    /// Which store.
+    pub kind: StoreKind,
+    /// What every key in Redis begins with.
+    pub prefix: String,
+    /// A decision never waits longer than this.
+    pub timeout: Duration,
+    /// What an outage means for limits that do not say it themselves.
+    pub on_error: OnError,
+    /// How many proxies share the store; at least 1.
+    pub fleet: u32,
+    /// The secret that keys are hashed with, when the file gives one (`hash_key_file`); else it is
+    /// made once and kept in Redis, or in this process.
+    pub hash_key: Option<[u8; 32]>,
+    /// Keys the embedded store holds at most.
+    pub max_keys: usize,
+    /// Bytes the embedded store's counts take at most.
+    pub max_memory: usize,
+}
+
+/// Where counts are kept.
+#[derive(Clone, PartialEq, Eq)]
+pub enum StoreKind {
+    /// In this process.
+    Memory,
+    /// In one Redis or Valkey server.
+    Redis(RedisSettings),
+}
+
+/// How to reach one Redis. `Debug` and error texts never show the password.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedisSettings {
+    /// `host:port`, or a unix socket's path.
+    pub address: RedisAddress,
+    /// Database number.
+    pub database: i64,
+    /// ACL user.
+    pub username: Option<String>,
+    /// Password.
+    pub password: Option<String>,
+}
+
+/// Where a Redis listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RedisAddress {
+    /// Host name or address (IPv6 without brackets), and port.
+    Tcp(String, u16),
+    /// A socket's path.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for RedisAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RedisAddress::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            RedisAddress::Tcp(host, port) => write!(f, "{host}:{port}"),
+            RedisAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// A rule under which a request is forwarded without being charged. Every condition that is given
+/// must hold; at least one is given.
+#[derive(Clone)]
+pub struct Bypass {
+    /// Client addresses.
+    pub ip: Vec<ipnet::IpNet>,
+    /// A path pattern as in a route.
+    pub path: Option<crate::route::PathPattern>,
+    /// A header with exactly this value (compared in constant time).
+    pub header: Option<(http::HeaderName, Vec<u8>)>,
+    /// An API key with exactly this value (compared in constant time).
+    pub key: Option<Vec<u8>>,
+}
+
+/// `[upstream.NAME]`
+#[derive(Clone, Debug)]
+pub struct UpstreamSettings {
+    /// Its name; an upstream given as a URL is named by that URL.
+    pub name: Arc<str>,
+    /// One or more servers, none twice.
+    pub servers: Vec<ServerAddress>,
+    /// Until a connection stands.
+    pub connect_timeout: Duration,
+    /// From the request's last byte until the response's head.
+    pub timeout: Duration,
+    /// Between two reads of a response's body.
+    pub body_timeout: Duration,
+    /// How long an unused connection is kept.
+    pub idle_timeout: Duration,
+    /// Unused connections kept, per worker.
+    pub max_idle: usize,
+    /// Connections in use at once, per worker.
+    pub max_connections: usize,
+}
+
+/// One upstream server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerAddress {
+    /// Plain HTTP/1.1 over TCP: host name or address (lower case, IPv6 without brackets), and port.
+    Http(String, u16),
+    /// Plain HTTP/1.1 over a unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServerAddress::Http(host, port) if host.contains(':') => {
+                write!(f, "http://[{host}]:{port}")
+            }
+            ServerAddress::Http(host, port) => write!(f, "http://{host}:{port}"),
+            ServerAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// `[deny]`
+#[derive(Clone, Debug)]
+pub struct DenySettings {
+    /// Status of a denial; 429 unless the file says otherwise.
+    pub status: StatusCode,
+    /// Where clients read about the limits; sent as the problem's `docs` member and a `Link`.
+    pub docs_url: Option<String>,
+    /// Body templates by media type, instead of the built-in ones. `{limit}`, `{retry_after}`
+    /// and `{request_id}` are filled in.
+    pub body: Vec<(BodyKind, String)>,
+}
+
+/// Media types a denial is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyKind {
+    /// `application/problem+json`
+    Json,
+    /// `text/html`
+    Html,
+    /// `text/plain`
+    Text,
+}
+
+/// `[server]`
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    /// Worker threads, at least 1; 0 in the file has become one for each core.
+    pub workers: usize,
+    /// Client connections at once, over all workers.
+    pub max_connections: usize,
+    /// From a request's first byte until its head is whole.
+    pub header_timeout: Duration,
+    /// How long a connection may wait between requests (and before its first byte).
+    pub idle_timeout: Duration,
+    /// Between two reads of a request's body, and between two writes to a slow reader.
+    pub body_timeout: Duration,
+    /// Bytes in a request's head.
+    pub max_header_bytes: usize,
+    /// Header lines in a request.
+    pub max_headers: usize,
+    /// Bytes in a request's body; `None` for no bound.
+    pub max_body: Option<u64>,
+    /// How long requests under way may take after SIGTERM.
+    pub drain_timeout: Duration,
+}
+
+/// `[log]`
+#[derive(Clone, Debug)]
+pub struct LogSettings {
+    /// One JSON line per decision, for audits.
+    pub decisions: Option<PathBuf>,
+    /// The access log's form; `None` is text on a terminal and JSON otherwise.
+    pub format: Option<LogFormat>,
+    /// Where the access log goes.
+    pub access: LogTarget,
+    /// Share of allowed requests that are logged, 0 to 1; everything else is logged always.
+    pub sample_allowed: f64,
+    /// How client keys appear.
+    pub keys: LogKeys,
+}
+
+/// The access log's form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Short lines for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+    /// The combined format of Apache and nginx.
+    Combined,
+}
+
+/// Where lines go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogTarget {
+    /// Nowhere.
+    Off,
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// A file, appended to.
+    File(PathBuf),
+}
+
+/// How client keys appear in logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogKeys {
+    /// A prefix of the keyed hash.
+    Hash,
+    /// Not at all.
+    Off,
+}
+
+impl fmt::Debug for StoreSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreSettings")
+            .field("kind", &self.kind)
+            .field("prefix", &self.prefix)
+            .field("timeout", &self.timeout)
+            .field("on_error", &self.on_error)
+            .field("fleet", &self.fleet)
+            .field("hash_key", &self.hash_key.map(|_| Hidden))
+            .field("max_keys", &self.max_keys)
+            .field("max_memory", &self.max_memory)
+            .finish()
+    }
+}
+
+impl fmt::Debug for StoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StoreKind::Memory => f.write_str("Memory"),
+            StoreKind::Redis(redis) => redis.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for RedisSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Redis")
+            .field("address", &self.address)
+            .field("database", &self.database)
+            .field("username", &self.username)
+            .field("password", &self.password.as_ref().map(|_| Hidden))
+            .finish()
+    }
+}
+
+impl fmt::Debug for Bypass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bypass")
+            .field("ip", &self.ip)
+            .field("path", &self.path)
+            .field(
+                "header",
+                &self.header.as_ref().map(|(name, _)| (name, Hidden)),
+            )
+            .field("key", &self.key.as_ref().map(|_| Hidden))
+            .finish()
+    }
+}
+
+/// Stands for a secret wherever it might be printed.
+struct Hidden;
+
+impl fmt::Debug for Hidden {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}

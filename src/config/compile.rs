@@ -1,0 +1,399 @@
+//! Joins what the sections say: limits become budgets, names become references, and rules that
+//! span sections are checked. Reports everything; makes a [`Config`] only if nothing is wrong.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::diagnostic::{Code, Diagnostic, Span};
+use super::raw::{self, RawLimit, RawRoute, RawUpstream};
+use super::section::{At, Reader, Section, nearest};
+use super::{
+    Bypass, Config, DenySettings, Listen, LogSettings, ServerSettings, StoreSettings,
+    UpstreamSettings, address, routes,
+};
+use crate::client::ClientIp;
+use crate::limit::headers::HeaderSettings;
+use crate::limit::key::ApiKeySources;
+use crate::limit::rate::RateText;
+use crate::limit::{Algorithm, Key, Limit, Missing, OnError, Rule};
+
+/// A whole file, each section read by itself.
+pub(super) struct RawFile {
+    pub(super) listen: Vec<At<Listen>>,
+    pub(super) store: StoreSettings,
+    pub(super) client_ip: ClientIp,
+    pub(super) trusted_span: Span,
+    pub(super) api_key: ApiKeySources,
+    /// The one at the top; its text is nothing if it could not be read.
+    pub(super) upstream: Option<At<Option<String>>>,
+    pub(super) limits: Vec<RawLimit>,
+    pub(super) routes: Vec<RawRoute>,
+    pub(super) bypass: Vec<Bypass>,
+    pub(super) upstreams: Vec<RawUpstream>,
+    pub(super) headers: HeaderSettings,
+    pub(super) deny: DenySettings,
+    pub(super) server: ServerSettings,
+    pub(super) log: LogSettings,
+}
+
+/// A limit and where it came from.
+pub(super) struct Budget {
+    pub(super) name: At<String>,
+    /// Nothing for `rate = "unlimited"`.
+    pub(super) limit: Option<Arc<Limit>>,
+    pub(super) rate_span: Span,
+    pub(super) key: Key,
+    pub(super) key_span: Span,
+    pub(super) missing: Missing,
+    pub(super) on_error: Option<At<OnError>>,
+    pub(super) used: bool,
+}
+
+/// An upstream and where it came from.
+pub(super) struct Target {
+    pub(super) settings: UpstreamSettings,
+    pub(super) span: Span,
+    /// Where each of its servers is named.
+    pub(super) server_spans: Vec<Span>,
+    pub(super) used: bool,
+}
+
+/// The tables that routes refer to.
+pub(super) struct Names<'r> {
+    pub(super) reader: &'r Reader<'r>,
+    pub(super) budgets: Vec<Budget>,
+    pub(super) targets: Vec<Target>,
+    pub(super) on_error: OnError,
+    /// How many budgets have a section; the others are rates in place, which nobody can refer to.
+    sections: usize,
+    limit_index: HashMap<String, usize>,
+    target_index: HashMap<String, usize>,
+}
+
+/// A configuration, with what the warnings need to know of its file.
+pub(super) struct Compiled<'r> {
+    pub(super) config: Config,
+    pub(super) names: Names<'r>,
+    pub(super) listen_spans: Vec<Span>,
+    pub(super) trusted_span: Span,
+}
+
+/// Everything that sections have to agree on. Nothing if a table of routes could not be made;
+/// other mistakes are reported, and the caller throws the result away.
+pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compiled<'r>> {
+    check_listen(reader, &raw.listen);
+    let mut names = Names {
+        reader,
+        budgets: Vec::new(),
+        targets: Vec::new(),
+        on_error: raw.store.on_error,
+        sections: 0,
+        limit_index: HashMap::new(),
+        target_index: HashMap::new(),
+    };
+    for limit in raw.limits {
+        names.add_limit(limit);
+    }
+    names.sections = names.budgets.len();
+    for upstream in raw.upstreams {
+        names.add_upstream(upstream);
+    }
+    let routes = routes::compile(&mut names, raw.routes, raw.upstream.as_ref())?;
+    let config = Config {
+        listen: raw
+            .listen
+            .iter()
+            .map(|listen| listen.value.clone())
+            .collect(),
+        store: raw.store,
+        client_ip: raw.client_ip,
+        api_key: raw.api_key,
+        limits: names
+            .budgets
+            .iter()
+            .filter_map(|budget| budget.limit.clone())
+            .collect(),
+        routes,
+        bypass: raw.bypass,
+        upstreams: names
+            .targets
+            .iter()
+            .map(|target| target.settings.clone())
+            .collect(),
+        headers: raw.headers,
+        deny: raw.deny,
+        server: raw.server,
+        log: raw.log,
+    };
+    let listen_spans = raw.listen.into_iter().map(|listen| listen.span).collect();
+    Some(Compiled {
+        config,
+        names,
+        listen_spans,
+        trusted_span: raw.trusted_span,
+    })
+}
+
+fn check_listen(reader: &Reader<'_>, listen: &[At<Listen>]) {
+    for (i, one) in listen.iter().enumerate() {
+        let any_port = matches!(&one.value, Listen::Tcp(address) if address.port() == 0);
+        let first = listen[..i]
+            .iter()
+            .find(|first| first.value == one.value && !any_port);
+        if let Some(first) = first {
+            let diagnostic = Diagnostic::new(Code::Duplicate, "the same address twice in `listen`")
+                .at(&one.span, "")
+                .at(&first.span, "first here");
+            reader.report(diagnostic);
+        }
+    }
+}
+
+impl Names<'_> {
+    /// Checks a limit by itself and adds it; returns its index.
+    pub(super) fn add_limit(&mut self, raw: RawLimit) -> usize {
+        let key_span = raw
+            .key
+            .as_ref()
+            .map_or(raw.name.span.clone(), |key| key.span.clone());
+        let key = raw.key.map_or_else(raw::by_address, |key| key.value);
+        let limit = match raw.rate.value {
+            RateText::Unlimited => None,
+            RateText::Limited(rate) => {
+                let rule = Rule {
+                    algorithm: raw.algorithm.value,
+                    units: rate.units,
+                    window_us: rate.window_us,
+                    precision_us: 1,
+                };
+                self.check_rule(rule, &raw.rate.span, &raw.algorithm.span);
+                if raw.cost > rule.units {
+                    let message = format!("`limit.{}` can never allow a request", raw.name.value);
+                    let label = format!("each request costs {} here", raw.cost);
+                    let diagnostic = Diagnostic::new(Code::CostAboveLimit, message);
+                    self.reader.report(diagnostic.at(&raw.rate.span, label));
+                }
+                let store_suffix = store_suffix(&raw.name.value, rule);
+                Some(Arc::new(Limit {
+                    name: Arc::from(raw.name.value.as_str()),
+                    rule,
+                    key: key.clone(),
+                    missing: raw.missing,
+                    on_error: raw
+                        .on_error
+                        .as_ref()
+                        .map_or(self.on_error, |word| word.value),
+                    cost: raw.cost,
+                    identity: identity(&store_suffix),
+                    store_suffix,
+                }))
+            }
+        };
+        self.limit_index
+            .insert(raw.name.value.clone(), self.budgets.len());
+        self.budgets.push(Budget {
+            name: raw.name,
+            limit,
+            rate_span: raw.rate.span,
+            key,
+            key_span,
+            missing: raw.missing,
+            on_error: raw.on_error,
+            used: false,
+        });
+        self.budgets.len() - 1
+    }
+
+    /// The counter compares products in doubles: they must stay exact (`docs/limits.md`).
+    fn check_rule(&self, rule: Rule, rate: &Span, algorithm: &Span) {
+        const EXACT: u64 = 1 << 53;
+        let product = rule
+            .units
+            .checked_mul(rule.window_us)
+            .and_then(|half| half.checked_mul(2));
+        if rule.algorithm == Algorithm::Counter && product.is_none_or(|product| product >= EXACT) {
+            let message = "too many units over too long a window for `algorithm = \"counter\"`";
+            let most = (EXACT - 1) / 2 / rule.window_us;
+            let diagnostic = Diagnostic::new(Code::LimitTooLarge, message)
+                .at(rate, format!("at most {most} in this window"))
+                .at(algorithm, "")
+                .help("use a shorter window, or `algorithm = \"log\"`");
+            self.reader.report(diagnostic);
+        }
+    }
+
+    /// The limit whose section has this name.
+    pub(super) fn limit_named(&self, name: &str) -> Option<usize> {
+        self.limit_index
+            .get(name)
+            .copied()
+            .filter(|index| *index < self.sections)
+    }
+
+    /// Whether any limit has this name.
+    pub(super) fn is_limit(&self, name: &str) -> bool {
+        self.limit_index.contains_key(name)
+    }
+
+    /// Limits that have sections.
+    pub(super) fn limits(&self) -> &[Budget] {
+        &self.budgets[..self.sections]
+    }
+
+    /// Adds an upstream of its own section.
+    fn add_upstream(&mut self, raw: RawUpstream) {
+        let (name, span) = (raw.name.value.clone(), raw.name.span.clone());
+        self.add_target(&name, span, raw);
+    }
+
+    fn add_target(&mut self, name: &str, span: Span, raw: RawUpstream) -> usize {
+        let server_spans = raw
+            .servers
+            .iter()
+            .map(|server| server.span.clone())
+            .collect();
+        let settings = UpstreamSettings {
+            name: Arc::from(name),
+            servers: raw.servers.into_iter().map(|server| server.value).collect(),
+            connect_timeout: raw.times.connect,
+            timeout: raw.times.head,
+            body_timeout: raw.times.body,
+            idle_timeout: raw.times.idle,
+            max_idle: raw.max_idle,
+            max_connections: raw.max_connections,
+        };
+        self.target_index
+            .insert(name.to_owned(), self.targets.len());
+        self.targets.push(Target {
+            settings,
+            span,
+            server_spans,
+            used: false,
+        });
+        self.targets.len() - 1
+    }
+
+    /// What `upstream = TEXT` refers to: a name, or a server's URL in place.
+    pub(super) fn target(&mut self, text: &At<String>) -> Option<usize> {
+        if let Some(index) = self.target_index.get(&text.value).copied() {
+            self.targets[index].used = true;
+            return Some(index);
+        }
+        if !address::is_server(&text.value) {
+            self.unknown_upstream(text);
+            return None;
+        }
+        let server = match address::server(&text.value) {
+            Ok(server) => server,
+            Err(error) => {
+                let diagnostic = Diagnostic::new(Code::BadUrl, "`upstream` is not a server's URL");
+                self.reader.report(diagnostic.because(&text.span, &error));
+                return None;
+            }
+        };
+        let name = address::server_name(&server);
+        let index = match self.target_index.get(&name).copied() {
+            Some(index) => index,
+            None => {
+                let mut defaults = Section::absent(self.reader, "upstream.NAME");
+                let mut raw = raw::bare_upstream(&mut defaults);
+                raw.servers.push(At {
+                    value: server,
+                    span: text.span.clone(),
+                });
+                self.add_target(&name, text.span.clone(), raw)
+            }
+        };
+        self.targets[index].used = true;
+        Some(index)
+    }
+
+    fn unknown_upstream(&self, text: &At<String>) {
+        let known = || self.targets.iter().map(|target| &*target.settings.name);
+        let help = match nearest(&text.value, known()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("define it: `[upstream.{}]`, or write a URL", text.value),
+        };
+        let message = format!("no upstream is called `{}`", text.value);
+        let diagnostic = Diagnostic::new(Code::UnknownUpstream, message)
+            .at(&text.span, "")
+            .help(help);
+        self.reader.report(diagnostic);
+    }
+}
+
+/// `NAME.FP`, where FP is four characters over all that makes old counts unusable. The rate's units
+/// are not among it: changing them keeps history.
+fn store_suffix(name: &str, rule: Rule) -> String {
+    use base64::Engine as _;
+    const LAYOUT: u8 = 1;
+    let mut hasher = blake3::Hasher::new();
+    let algorithm = match rule.algorithm {
+        Algorithm::Log => 0,
+        Algorithm::Counter => 1,
+    };
+    hasher.update(&[LAYOUT, algorithm]);
+    hasher.update(&rule.window_us.to_le_bytes());
+    hasher.update(&rule.precision_us.to_le_bytes());
+    let mut bytes = [0; 3];
+    hasher.finalize_xof().fill(&mut bytes);
+    format!(
+        "{name}.{}",
+        base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)
+    )
+}
+
+fn identity(store_suffix: &str) -> u128 {
+    let mut bytes = [0; 16];
+    blake3::Hasher::new()
+        .update(store_suffix.as_bytes())
+        .finalize_xof()
+        .fill(&mut bytes);
+    u128::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(algorithm: Algorithm, units: u64, window_us: u64) -> Rule {
+        Rule {
+            algorithm,
+            units,
+            window_us,
+            precision_us: 1,
+        }
+    }
+
+    #[test]
+    fn the_suffix_depends_on_all_but_the_rate() {
+        let base = store_suffix("login", rule(Algorithm::Log, 5, 60_000_000));
+        assert_eq!(
+            base,
+            store_suffix("login", rule(Algorithm::Log, 50, 60_000_000))
+        );
+        assert_ne!(
+            base,
+            store_suffix("login", rule(Algorithm::Log, 5, 61_000_000))
+        );
+        assert_ne!(
+            base,
+            store_suffix("login", rule(Algorithm::Counter, 5, 60_000_000))
+        );
+        assert_ne!(
+            base,
+            store_suffix("other", rule(Algorithm::Log, 5, 60_000_000))
+        );
+        let (name, print) = base.split_once('.').unwrap();
+        assert_eq!((name, print.len()), ("login", 4));
+    }
+
+    #[test]
+    fn the_suffix_never_changes_between_versions() {
+        // Counts in Redis outlive this process: a change here forgets all of them.
+        assert_eq!(
+            store_suffix("login", rule(Algorithm::Log, 5, 60_000_000)),
+            "login.6or7"
+        );
+    }
+}

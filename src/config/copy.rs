@@ -1,0 +1,63 @@
+//! Copies that share nothing: each worker has its own, so that no two cores write to the same
+//! reference counts.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::{Bypass, Config, UpstreamSettings};
+use crate::limit::Limit;
+use crate::route::{Route, RouteTable};
+
+impl Config {
+    /// The same configuration with limits, routes and names of its own.
+    pub fn fresh_copy(&self) -> Config {
+        let limits: Vec<Arc<Limit>> = self.limits.iter().map(|limit| own_limit(limit)).collect();
+        let by_name: HashMap<&str, &Arc<Limit>> =
+            limits.iter().map(|limit| (&*limit.name, limit)).collect();
+        let own_route = |route: &Route| Route {
+            name: Arc::from(&*route.name),
+            limits: route
+                .limits
+                .iter()
+                .map(|limit| Arc::clone(by_name[&*limit.name]))
+                .collect(),
+            ..route.clone()
+        };
+        let routes = RouteTable::new(self.routes.iter().map(own_route).collect())
+            .expect("routes without conflicts have none when they are copied");
+        Config {
+            listen: self.listen.clone(),
+            store: self.store.clone(),
+            client_ip: self.client_ip.clone(),
+            api_key: self.api_key.clone(),
+            routes,
+            bypass: self.bypass.iter().map(Bypass::clone).collect(),
+            upstreams: self.upstreams.iter().map(own_upstream).collect(),
+            headers: self.headers,
+            deny: self.deny.clone(),
+            server: self.server.clone(),
+            log: self.log.clone(),
+            limits,
+        }
+    }
+}
+
+fn own_limit(limit: &Limit) -> Arc<Limit> {
+    Arc::new(Limit {
+        name: Arc::from(&*limit.name),
+        rule: limit.rule,
+        key: limit.key.clone(),
+        missing: limit.missing,
+        on_error: limit.on_error,
+        cost: limit.cost,
+        store_suffix: limit.store_suffix.clone(),
+        identity: limit.identity,
+    })
+}
+
+fn own_upstream(upstream: &UpstreamSettings) -> UpstreamSettings {
+    UpstreamSettings {
+        name: Arc::from(&*upstream.name),
+        ..upstream.clone()
+    }
+}

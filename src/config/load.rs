@@ -1,0 +1,241 @@
+//! From a file, a text or flags to a [`Config`], or to everything that is wrong with it.
+//!
+//! The only file of the configuration that does IO: it reads the file, the environment and the
+//! secrets that the file names.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::path::Path;
+
+use toml::de::{DeTable, DeValue};
+
+use super::compile::{RawFile, compile};
+use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, Source, Span};
+use super::section::{At, Reader, Section, Surroundings};
+use super::{Config, Listen, address, raw, settings, warnings};
+
+/// Bytes of a configuration file, at most.
+const MAX_FILE: u64 = 16 << 20;
+/// Bytes of a secret's file that are read: more than one may have, so that the excess is noticed.
+const MAX_SECRET_READ: u64 = (64 << 10) + 1;
+
+/// Reads a file. The second part of what it returns is the warnings; as an error, every mistake,
+/// those in syntax included. A file that cannot be read is [`Code::Unreadable`].
+pub fn load(path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
+    let name = path.display().to_string();
+    match read_bounded(path, MAX_FILE + 1).and_then(|bytes| {
+        if bytes.len() as u64 > MAX_FILE {
+            return Err(io::Error::other(format!("longer than {MAX_FILE} bytes")));
+        }
+        String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8"))
+    }) {
+        Ok(text) => parse(&name, &text, &environment),
+        Err(error) => {
+            let message = format!("cannot read `{name}`: {error}");
+            let list = vec![Diagnostic::new(Code::Unreadable, message)];
+            Err(Diagnostics {
+                source: Source {
+                    name,
+                    text: String::new(),
+                },
+                list,
+            })
+        }
+    }
+}
+
+/// The same for a text. Its files (`password_file` and the like) are read, nothing else.
+pub fn parse(
+    source_name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<(Config, Diagnostics), Diagnostics> {
+    let read = |path: &Path| read_bounded(path, MAX_SECRET_READ);
+    read_text(source_name, text, &Surroundings { env, read: &read }).0
+}
+
+/// A variable of the process's environment, if it is set and UTF-8.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the room where the environment is read"
+)]
+pub fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn read_bounded(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?
+        .take(most)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Sections and their keys, as `(section, key)`.
+pub(super) type Asked = BTreeSet<(String, &'static str)>;
+
+/// A configuration and its warnings, or every mistake.
+pub(super) type Outcome = Result<(Config, Diagnostics), Diagnostics>;
+
+/// The whole way from text to configuration; also every key that was asked for.
+pub(super) fn read_text(name: &str, text: &str, around: &Surroundings<'_>) -> (Outcome, Asked) {
+    let source = Source {
+        name: name.to_owned(),
+        text: text.to_owned(),
+    };
+    // A byte order mark is no part of the document; as spaces it leaves all spans in place.
+    let owned = text
+        .strip_prefix('\u{feff}')
+        .map(|rest| format!("   {rest}"));
+    let text = owned.as_deref().unwrap_or(text);
+    let (document, errors) = DeTable::parse_recoverable(text);
+    let broken_lines: Vec<Span> = errors.iter().map(|error| line_of(text, error)).collect();
+    let reader = Reader::new(text, around);
+    let raw = read(&reader, document.get_ref());
+    let compiled = compile(&reader, raw);
+    // A doubt may only follow from a mistake: mistakes come first.
+    if let Some(compiled) = compiled
+        .as_ref()
+        .filter(|_| errors.is_empty() && reader.is_clean())
+    {
+        warnings::find(&reader, compiled);
+    }
+    let config = compiled.map(|compiled| compiled.config);
+    let (found, asked) = reader.into_parts();
+    let mut list: Vec<Diagnostic> = errors.iter().map(|error| syntax(text, error)).collect();
+    // What stands on a line with a syntax error was read as well as could be guessed.
+    list.extend(found.into_iter().filter(|one| !follows(one, &broken_lines)));
+    list.sort_by_key(Diagnostic::start);
+    list.dedup();
+    let findings = Diagnostics { source, list };
+    let outcome = match config {
+        Some(config) if findings.count(Severity::Error) == 0 => Ok((config, findings)),
+        _ => Err(findings),
+    };
+    (outcome, asked)
+}
+
+/// Whether a finding may only follow from a line that was not understood.
+fn follows(finding: &Diagnostic, broken_lines: &[Span]) -> bool {
+    if broken_lines.is_empty() {
+        return false;
+    }
+    let absent = [Code::MissingKey, Code::UnknownLimit, Code::UnknownUpstream];
+    let on_broken_line = |at: usize| broken_lines.iter().any(|line| line.contains(&at));
+    absent.contains(&finding.code)
+        || finding
+            .labels
+            .iter()
+            .any(|label| on_broken_line(label.span.start))
+}
+
+/// The line of a syntax error, its newline included.
+fn line_of(text: &str, error: &toml::de::Error) -> Span {
+    let at = error.span().map_or(0, |span| span.start).min(text.len());
+    let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+    let end = text[at..]
+        .find('\n')
+        .map_or(text.len(), |newline| at + newline);
+    start..end + 1
+}
+
+/// A syntax error as the TOML parser tells it, and what to write where that is known.
+fn syntax(text: &str, error: &toml::de::Error) -> Diagnostic {
+    let span = error.span().unwrap_or(0..0);
+    let (what, expected) = match error.message().split_once(", expected ") {
+        Some((what, expected)) if expected != "nothing" => (what, format!("expected {expected}")),
+        Some((what, _)) => (what, String::new()),
+        None => (error.message(), String::new()),
+    };
+    let written = text.get(span.clone()).unwrap_or_default();
+    let unquoted = what == "string values must be quoted" && !written.is_empty();
+    let label = if unquoted { String::new() } else { expected };
+    let diagnostic = Diagnostic::new(Code::Syntax, format!("not TOML: {what}")).at(&span, label);
+    if unquoted {
+        return diagnostic.help(format!("write `\"{written}\"`"));
+    }
+    let again = what == "duplicate key" || what.starts_with("cannot extend");
+    if again && written == "upstream" {
+        let help = "a file has either `upstream = \"URL\"` at the top or `[upstream.NAME]` tables";
+        return diagnostic.help(help);
+    }
+    diagnostic
+}
+
+/// Every section by itself.
+fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
+    let mut top = Section::top(reader, table);
+    let listen = listen(&mut top);
+    let trusted_span = top.key_span("trusted_proxies");
+    let upstream = upstream(&mut top);
+    let raw = RawFile {
+        listen,
+        trusted_span,
+        upstream,
+        client_ip: settings::client_ip(&mut top),
+        store: settings::store(top.section("store")),
+        api_key: settings::api_key(top.section("api_key")),
+        limits: each(top.named("limit"), raw::limit),
+        routes: top.list("route").into_iter().map(raw::route).collect(),
+        bypass: top
+            .list("bypass")
+            .into_iter()
+            .filter_map(raw::bypass)
+            .collect(),
+        upstreams: each(top.named("upstream"), raw::upstream),
+        headers: settings::headers(top.section("headers")),
+        deny: settings::deny(top.section("deny")),
+        server: settings::server(top.section("server")),
+        log: settings::log(top.section("log")),
+    };
+    top.finish();
+    raw
+}
+
+fn each<'r, T>(
+    sections: Vec<(At<String>, Section<'r>)>,
+    read: impl Fn(At<String>, Section<'r>) -> T,
+) -> Vec<T> {
+    sections
+        .into_iter()
+        .map(|(name, section)| read(name, section))
+        .collect()
+}
+
+fn listen(top: &mut Section<'_>) -> Vec<At<Listen>> {
+    let texts = top.texts("listen");
+    if let Some(texts) = texts.as_ref().filter(|texts| texts.value.is_empty()) {
+        top.out_of_range_at("listen", texts, "one or more addresses");
+    }
+    let texts = texts.map_or_else(
+        || {
+            vec![At {
+                value: ":8080".to_owned(),
+                span: 0..0,
+            }]
+        },
+        |texts| texts.value,
+    );
+    let kind = (Code::BadAddress, "an address to listen on");
+    let read = |text| top.understood("listen", text, kind, address::listen);
+    texts.into_iter().filter_map(read).collect()
+}
+
+/// `upstream` at the top is a URL, or the tables `[upstream.NAME]`, which are read elsewhere.
+fn upstream(top: &mut Section<'_>) -> Option<At<Option<String>>> {
+    let value = top.peek("upstream")?;
+    let span = value.span();
+    let text = match value.get_ref() {
+        DeValue::Table(_) => return None,
+        DeValue::String(_) => top.text("upstream").map(|text| text.value),
+        _ => {
+            top.wrong_type(
+                "upstream",
+                value,
+                "a URL, or tables with names: `[upstream.NAME]`",
+            );
+            None
+        }
+    };
+    Some(At { value: text, span })
+}

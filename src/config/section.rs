@@ -1,0 +1,399 @@
+//! Walking a parsed file: a [`Section`] is one table, read key by key.
+//!
+//! Every reader reports what it finds wrong to the [`Reader`] and goes on with nothing or a
+//! default, so that one run finds all mistakes. Keys that nobody asked for are mistakes: nothing is
+//! accepted and ignored. Values of keys are read in `values.rs`.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::diagnostic::{Code, Diagnostic, Span};
+
+/// Something read, and where it stood.
+#[derive(Clone, Debug)]
+pub(super) struct At<T> {
+    pub(super) value: T,
+    pub(super) span: Span,
+}
+
+impl<T> At<T> {
+    pub(super) fn map<U>(self, change: impl FnOnce(T) -> U) -> At<U> {
+        At {
+            value: change(self.value),
+            span: self.span,
+        }
+    }
+}
+
+/// What a file may refer to outside itself.
+pub(super) struct Surroundings<'a> {
+    /// The environment.
+    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    /// Secret files.
+    pub(super) read: &'a dyn Fn(&Path) -> io::Result<Vec<u8>>,
+}
+
+/// Where findings gather, and what the readers of values need.
+pub(super) struct Reader<'a> {
+    pub(super) text: &'a str,
+    pub(super) surroundings: &'a Surroundings<'a>,
+    found: RefCell<Vec<Diagnostic>>,
+    /// `(section, key)` of all that was asked for, names of limits and upstreams as `NAME`.
+    asked: RefCell<BTreeSet<(String, &'static str)>>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(text: &'a str, surroundings: &'a Surroundings<'a>) -> Reader<'a> {
+        Reader {
+            text,
+            surroundings,
+            found: RefCell::default(),
+            asked: RefCell::default(),
+        }
+    }
+
+    /// Keeps a finding.
+    pub(super) fn report(&self, diagnostic: Diagnostic) {
+        self.found.borrow_mut().push(diagnostic);
+    }
+
+    /// Nothing has been found so far.
+    pub(super) fn is_clean(&self) -> bool {
+        self.found.borrow().is_empty()
+    }
+
+    /// Adds help to the last finding, if it is about this place.
+    pub(super) fn amend(&self, span: &Span, help: String) {
+        let mut found = self.found.borrow_mut();
+        let here = |last: &&mut Diagnostic| last.labels.iter().any(|label| label.span == *span);
+        if let Some(last) = found.last_mut().filter(here) {
+            last.help = Some(help);
+        }
+    }
+
+    /// Every finding so far, and every key that was asked for.
+    pub(super) fn into_parts(self) -> (Vec<Diagnostic>, BTreeSet<(String, &'static str)>) {
+        (self.found.into_inner(), self.asked.into_inner())
+    }
+}
+
+/// Settings of later versions, so that a file written for one says why it is refused.
+pub(super) const PLANNED: &[(&str, &str)] = &[
+    ("", "admin"),
+    ("", "auth"),
+    ("", "otel"),
+    ("", "proxy_protocol"),
+    ("", "tier"),
+    ("", "tls"),
+    ("limit.NAME", "candidate"),
+    ("limit.NAME", "concurrent"),
+    ("limit.NAME", "exempt"),
+    ("limit.NAME", "lease"),
+    ("limit.NAME", "precision"),
+    ("limit.NAME", "shadow"),
+    ("limit.NAME", "tiers"),
+    ("route", "body_limit"),
+    ("route", "headers_down"),
+    ("route", "headers_up"),
+    ("route", "refund"),
+    ("route", "respond"),
+    ("route", "settle"),
+    ("route", "strip_prefix"),
+    ("route", "timeout"),
+    ("store", "connections"),
+    ("store", "urls"),
+    ("upstream.NAME", "balance"),
+    ("upstream.NAME", "health"),
+    ("upstream.NAME", "host"),
+    ("upstream.NAME", "http2"),
+    ("upstream.NAME", "retries"),
+    ("upstream.NAME", "tls"),
+];
+
+/// One table of the file; one that the file does not have reads as empty.
+pub(super) struct Section<'r> {
+    pub(super) reader: &'r Reader<'r>,
+    /// Where its name stands, for what is missing in it.
+    pub(super) span: Span,
+    table: Option<&'r DeTable<'r>>,
+    /// As people call it: `limit.login`; empty for the top of the file.
+    name: String,
+    /// The same with `NAME` for a chosen name.
+    pattern: String,
+    asked: Vec<&'static str>,
+}
+
+impl<'r> Section<'r> {
+    /// The whole file.
+    pub(super) fn top(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> Section<'r> {
+        Section {
+            reader,
+            span: 0..0,
+            table: Some(table),
+            name: String::new(),
+            pattern: String::new(),
+            asked: Vec::new(),
+        }
+    }
+
+    /// A section that the file does not have: everything in it is the default.
+    pub(super) fn absent(reader: &'r Reader<'r>, pattern: &str) -> Section<'r> {
+        Section {
+            reader,
+            span: 0..0,
+            table: None,
+            name: pattern.to_owned(),
+            pattern: pattern.to_owned(),
+            asked: Vec::new(),
+        }
+    }
+
+    /// The key's value, if the file has it. Remembers that somebody asked.
+    pub(super) fn take(&mut self, key: &'static str) -> Option<&'r Spanned<DeValue<'r>>> {
+        self.asked.push(key);
+        self.reader
+            .asked
+            .borrow_mut()
+            .insert((self.pattern.clone(), key));
+        self.peek(key)
+    }
+
+    /// The key's value without asking for it: for readers that choose by its kind.
+    pub(super) fn peek(&self, key: &str) -> Option<&'r Spanned<DeValue<'r>>> {
+        self.table.and_then(|table| table.get(key))
+    }
+
+    /// Where a key's name stands; the section's own name if the key does not.
+    pub(super) fn key_span(&self, key: &str) -> Span {
+        let entry = self.table.and_then(|table| table.get_key_value(key));
+        entry.map_or_else(|| self.span.clone(), |(key, _)| key.span())
+    }
+
+    /// A key as people call it: `limit.login.rate`.
+    pub(super) fn full(&self, key: &str) -> String {
+        if self.name.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.name)
+        }
+    }
+
+    /// The section as people call it.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A value of the wrong kind.
+    pub(super) fn wrong_type(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
+        let found = kind_of(value.get_ref());
+        let message = format!("`{}` must be {wanted}", self.full(key));
+        let diagnostic = Diagnostic::new(Code::WrongType, message).at(&value.span(), found);
+        self.reader.report(diagnostic);
+    }
+
+    /// Something necessary that the section does not say.
+    pub(super) fn missing(&self, key: &str, example: &str) {
+        let message = format!("`{}` has no `{key}`", self.name);
+        let diagnostic = Diagnostic::new(Code::MissingKey, message)
+            .at(&self.span, "")
+            .help(format!("write for example `{example}`"));
+        self.reader.report(diagnostic);
+    }
+
+    /// A table within this one.
+    pub(super) fn section(&mut self, key: &'static str) -> Section<'r> {
+        let value = self.take(key);
+        let table = value.and_then(|value| match value.get_ref() {
+            DeValue::Table(table) => Some(table),
+            _ => {
+                self.wrong_type(key, value, &format!("a table: `[{}]`", self.full(key)));
+                None
+            }
+        });
+        self.inner(key, table, self.key_span(key))
+    }
+
+    /// Tables with names that the file chooses, `[limit.NAME]`, in the file's order.
+    pub(super) fn named(&mut self, key: &'static str) -> Vec<(At<String>, Section<'r>)> {
+        let Some(value) = self.take(key) else {
+            return Vec::new();
+        };
+        let DeValue::Table(tables) = value.get_ref() else {
+            // `upstream` is also a setting of its own: its reader has looked at it already.
+            if key != "upstream" {
+                let wanted = format!("tables with names: `[{key}.NAME]`");
+                self.wrong_type(key, value, &wanted);
+            }
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for (name, value) in tables {
+            let text = name.get_ref().as_ref();
+            let DeValue::Table(table) = value.get_ref() else {
+                if !text.starts_with("x-") {
+                    let full = format!("{key}.{text}");
+                    self.wrong_type(&full, value, &format!("a table: `[{full}]`"));
+                }
+                continue;
+            };
+            let section = Section {
+                reader: self.reader,
+                span: name.span(),
+                table: Some(table),
+                name: format!("{key}.{text}"),
+                pattern: format!("{key}.NAME"),
+                asked: Vec::new(),
+            };
+            found.push((
+                At {
+                    value: text.to_owned(),
+                    span: name.span(),
+                },
+                section,
+            ));
+        }
+        found.sort_by_key(|(name, _)| name.span.start);
+        found
+    }
+
+    /// Tables in a list, `[[route]]`, in the file's order.
+    pub(super) fn list(&mut self, key: &'static str) -> Vec<Section<'r>> {
+        let Some(value) = self.take(key) else {
+            return Vec::new();
+        };
+        let DeValue::Array(values) = value.get_ref() else {
+            self.wrong_type(key, value, &format!("a list of tables: `[[{key}]]`"));
+            return Vec::new();
+        };
+        let mut found = Vec::new();
+        for value in values {
+            match value.get_ref() {
+                DeValue::Table(table) => found.push(self.inner(key, Some(table), value.span())),
+                _ => self.wrong_type(key, value, &format!("a list of tables: `[[{key}]]`")),
+            }
+        }
+        found
+    }
+
+    fn inner(&self, key: &str, table: Option<&'r DeTable<'r>>, span: Span) -> Section<'r> {
+        let join = |outer: &str| match outer {
+            "" => key.to_owned(),
+            outer => format!("{outer}.{key}"),
+        };
+        Section {
+            reader: self.reader,
+            span,
+            table,
+            name: join(&self.name),
+            pattern: join(&self.pattern),
+            asked: Vec::new(),
+        }
+    }
+
+    /// Every key and value, for tables whose keys the file chooses.
+    pub(super) fn entries(&self) -> Vec<(At<String>, &'r Spanned<DeValue<'r>>)> {
+        let mut all: Vec<_> = self
+            .table
+            .into_iter()
+            .flatten()
+            .map(|(key, value)| {
+                (
+                    At {
+                        value: key.get_ref().clone().into_owned(),
+                        span: key.span(),
+                    },
+                    value,
+                )
+            })
+            .collect();
+        all.sort_by_key(|(key, _)| key.span.start);
+        all
+    }
+
+    /// Ends the section: whatever nobody asked for is a mistake, except notes (`x-`).
+    pub(super) fn finish(self) {
+        for (key, _) in self.entries() {
+            let text = key.value.as_str();
+            if text.starts_with("x-") || self.asked.contains(&text) {
+                continue;
+            }
+            let message = match self.name.as_str() {
+                "" => format!("unknown key `{text}`"),
+                name => format!("unknown key `{text}` in `{name}`"),
+            };
+            let diagnostic =
+                Diagnostic::new(Code::UnknownKey, message).at(&key.span, "not a setting here");
+            self.reader.report(match self.advice(text) {
+                Advice::Planned => diagnostic.note("planned; this version does not have it yet"),
+                Advice::Help(help) => diagnostic.help(help),
+                Advice::Nothing => diagnostic,
+            });
+        }
+    }
+
+    fn advice(&self, key: &str) -> Advice {
+        if PLANNED.contains(&(self.pattern.as_str(), key)) {
+            return Advice::Planned;
+        }
+        if let Some(nearest) = nearest(key, self.asked.iter().copied()) {
+            return Advice::Help(format!("did you mean `{nearest}`?"));
+        }
+        let at_top = |key| self.reader.asked.borrow().contains(&(String::new(), key));
+        if ["listen", "trusted_proxies", "upstream"]
+            .into_iter()
+            .any(|top| top == key && at_top(top))
+        {
+            let text = format!("`{key}` belongs at the top of the file, before the first `[..]`");
+            return Advice::Help(text);
+        }
+        Advice::Nothing
+    }
+}
+
+/// What to say about a key that nobody asked for.
+enum Advice {
+    Planned,
+    Help(String),
+    Nothing,
+}
+
+/// The candidate that a person most likely meant.
+pub(super) fn nearest<'c>(
+    text: &str,
+    candidates: impl IntoIterator<Item = &'c str>,
+) -> Option<&'c str> {
+    let plain = |text: &str| text.to_lowercase().replace(['-', ' ', '.'], "_");
+    let wanted = plain(text);
+    candidates
+        .into_iter()
+        .map(|candidate| {
+            (
+                strsim::damerau_levenshtein(&wanted, &plain(candidate)),
+                candidate,
+            )
+        })
+        .filter(|(distance, candidate)| {
+            let longest = candidate.chars().count().max(wanted.chars().count());
+            *distance <= (longest / 3).max(1) && *distance < longest
+        })
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+/// What a value is, for people.
+fn kind_of(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "this is a string",
+        DeValue::Integer(_) => "this is a whole number",
+        DeValue::Float(_) => "this is a decimal number",
+        DeValue::Boolean(_) => "this is true or false",
+        DeValue::Datetime(_) => "this is a date or time",
+        DeValue::Array(_) => "this is a list",
+        DeValue::Table(_) => "this is a table",
+    }
+}

@@ -1,0 +1,354 @@
+//! The sections that stand alone: `[store]`, `[client_ip]`, `[api_key]`, `[headers]`, `[deny]`,
+//! `[server]` and `[log]`. Every default of theirs is in this file, and in `proxy.reference.toml`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::HeaderName;
+
+use super::address;
+use super::diagnostic::{Code, Diagnostic};
+use super::section::{At, Section};
+use super::{
+    BodyKind, DenySettings, LogFormat, LogKeys, LogSettings, LogTarget, RedisSettings,
+    ServerSettings, StoreKind, StoreSettings,
+};
+use crate::client::ClientIp;
+use crate::limit::headers::{HeaderSettings, ResetForm};
+use crate::limit::key::{ApiKeySource, ApiKeySources, MAX_CHOICES};
+use crate::limit::rate::parse_size;
+use crate::limit::{Missing, OnError};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+/// No wait in a file may be longer.
+const DAY: Duration = Duration::from_secs(86_400);
+const MIB: u64 = 1 << 20;
+
+/// Words of `on_error`.
+pub(super) const ON_ERROR: &[(&str, OnError)] = &[
+    ("local", OnError::Local),
+    ("allow", OnError::Allow),
+    ("deny", OnError::Deny),
+];
+
+/// Words of `missing`.
+pub(super) const MISSING: &[(&str, Missing)] = &[
+    ("ip", Missing::Ip),
+    ("deny", Missing::Deny),
+    ("skip", Missing::Skip),
+    ("shared", Missing::Shared),
+];
+
+/// Any time from 1 ms to a day.
+pub(super) fn some_time() -> std::ops::RangeInclusive<Duration> {
+    MS..=DAY
+}
+
+/// A header's name.
+pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
+    HeaderName::from_bytes(text.as_bytes()).map_err(|_| "not a header's name")
+}
+
+/// `[store]`
+pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
+    let url = section.parsed("url", (Code::BadUrl, "a store's URL"), address::store);
+    let username = section.text("username");
+    let password = section.secret(None, "password_file");
+    let prefix = section.parsed("prefix", (Code::BadName, "a prefix"), prefix);
+    let settings = StoreSettings {
+        kind: StoreKind::Memory,
+        prefix: prefix.map_or_else(|| "tidegate:".to_owned(), |prefix| prefix.value),
+        timeout: section.duration("timeout", MS..=10 * SECOND, 25 * MS),
+        on_error: section.word("on_error", ON_ERROR).unwrap_or(OnError::Local),
+        fleet: section
+            .integer("fleet", 1..=100_000)
+            .and_then(|fleet| u32::try_from(fleet.value).ok())
+            .unwrap_or(1),
+        hash_key: hash_key(&mut section),
+        max_keys: section.count("max_keys", 1..=1 << 32, 1_000_000),
+        max_memory: usize::try_from(section.size("max_memory", MIB..=1 << 46, 256 * MIB))
+            .unwrap_or(usize::MAX),
+    };
+    let kind = match url.map(|url| url.value) {
+        Some(StoreKind::Redis(redis)) => {
+            StoreKind::Redis(with_login(&section, redis, username, password))
+        }
+        kind => {
+            let given = username
+                .map(|name| name.span)
+                .or(password.map(|secret| secret.span));
+            if let Some(span) = given.filter(|_| kind.is_some() || section.peek("url").is_none()) {
+                let message = "a user and password are for a Redis store";
+                let diagnostic = Diagnostic::new(Code::Contradiction, message)
+                    .at(&span, "there is no Redis to log in to")
+                    .help("name one: `url = \"redis://HOST:6379\"`");
+                section.reader.report(diagnostic);
+            }
+            StoreKind::Memory
+        }
+    };
+    section.finish();
+    StoreSettings { kind, ..settings }
+}
+
+/// The user and password of the section, which may not stand in the URL as well.
+fn with_login(
+    section: &Section<'_>,
+    url: RedisSettings,
+    username: Option<At<String>>,
+    password: Option<At<Vec<u8>>>,
+) -> RedisSettings {
+    let twice = (username
+        .as_ref()
+        .filter(|_| url.username.is_some())
+        .map(|name| &name.span))
+    .or(password
+        .as_ref()
+        .filter(|_| url.password.is_some())
+        .map(|secret| &secret.span));
+    if let Some(span) = twice {
+        let diagnostic = Diagnostic::new(
+            Code::Contradiction,
+            "`store.url` names a user or password already",
+        )
+        .at(span, "said again here")
+        .help("leave it out of the URL");
+        section.reader.report(diagnostic);
+    }
+    let password = password.and_then(|secret| match String::from_utf8(secret.value) {
+        Ok(text) => Some(text),
+        Err(_) => {
+            let message = "the file of `store.password_file` cannot be used";
+            let diagnostic =
+                Diagnostic::new(Code::SecretFile, message).at(&secret.span, "not UTF-8");
+            section.reader.report(diagnostic);
+            None
+        }
+    });
+    let username = username.map(|name| name.value).or(url.username);
+    let password = password.or(url.password);
+    if username.is_some() && password.is_none() && section.peek("password_file").is_none() {
+        section.missing("password_file", "password_file = \"/run/secrets/redis\"");
+    }
+    RedisSettings {
+        username,
+        password,
+        ..url
+    }
+}
+
+/// What keys in Redis begin with. Braces would choose a slot of a cluster.
+fn prefix(text: &str) -> Result<String, &'static str> {
+    let fits = |byte: u8| byte.is_ascii_graphic() && !b"{}*?[]\\".contains(&byte);
+    if text.len() <= 64 && text.bytes().all(fits) {
+        Ok(text.to_owned())
+    } else {
+        Err("at most 64 visible ASCII characters, none of `{}*?[]\\`")
+    }
+}
+
+/// The file may hold a secret of any form: it is hashed to the key's length.
+fn hash_key(section: &mut Section<'_>) -> Option<[u8; 32]> {
+    let secret = section.secret(None, "hash_key_file")?;
+    if secret.value.len() < 16 {
+        let message = "the file of `store.hash_key_file` cannot be used";
+        let diagnostic = Diagnostic::new(Code::SecretFile, message)
+            .at(
+                &secret.span,
+                "shorter than 16 bytes: such a secret can be guessed",
+            )
+            .help("make one: `head -c 32 /dev/urandom | base64 > FILE`");
+        section.reader.report(diagnostic);
+        return None;
+    }
+    Some(blake3::derive_key(
+        "tidegate 1 store.hash_key_file",
+        &secret.value,
+    ))
+}
+
+/// `trusted_proxies` and `[client_ip]`
+pub(super) fn client_ip(top: &mut Section<'_>) -> ClientIp {
+    let mut trusted = Vec::new();
+    for text in top
+        .texts("trusted_proxies")
+        .map(|texts| texts.value)
+        .unwrap_or_default()
+    {
+        let kind = (Code::BadAddress, "an address or a network");
+        let net = top.understood("trusted_proxies", text, kind, address::network);
+        trusted.extend(net.map(|net| net.value));
+    }
+    let mut section = top.section("client_ip");
+    let default = ClientIp::default();
+    let header = section.parsed("header", (Code::BadHttp, "a header's name"), header_name);
+    let mut prefix = |key, range, default| {
+        let number = section.integer(key, range).map(|number| number.value);
+        number
+            .and_then(|number| u8::try_from(number).ok())
+            .unwrap_or(default)
+    };
+    let ipv6_prefix = prefix("ipv6_prefix", 16..=128, default.ipv6_prefix);
+    let ipv4_prefix = prefix("ipv4_prefix", 8..=32, default.ipv4_prefix);
+    section.finish();
+    let header = header.map_or(default.header, |header| header.value);
+    ClientIp {
+        trusted,
+        header,
+        ipv6_prefix,
+        ipv4_prefix,
+    }
+}
+
+/// `[api_key]`
+pub(super) fn api_key(mut section: Section<'_>) -> ApiKeySources {
+    let mut sources = Vec::new();
+    let from = section.texts("from");
+    for text in from
+        .as_ref()
+        .map(|texts| texts.value.clone())
+        .unwrap_or_default()
+    {
+        let kind = (Code::BadKey, "a place where API keys are carried");
+        let source = section.understood("from", text, kind, ApiKeySource::parse);
+        sources.extend(source.map(|source| source.value));
+    }
+    if let Some(from) = from.filter(|from| from.value.is_empty() || sources.len() > MAX_CHOICES) {
+        section.out_of_range_at("from", &from, &format!("1 to {MAX_CHOICES} places"));
+    }
+    section.finish();
+    if sources.is_empty() {
+        ApiKeySources::default()
+    } else {
+        ApiKeySources(sources)
+    }
+}
+
+/// `[headers]`
+pub(super) fn headers(mut section: Section<'_>) -> HeaderSettings {
+    let forms = [("epoch", ResetForm::Epoch), ("delta", ResetForm::Delta)];
+    let settings = HeaderSettings {
+        x_ratelimit: section.boolean("x_ratelimit", true),
+        ietf: section.boolean("ietf", true),
+        reset: section.word("reset", &forms).unwrap_or(ResetForm::Epoch),
+        cors_expose: section.boolean("cors_expose", true),
+        pass_upstream: section.boolean("pass_upstream", false),
+    };
+    section.finish();
+    settings
+}
+
+/// `[deny]`
+pub(super) fn deny(mut section: Section<'_>) -> DenySettings {
+    let status = section
+        .integer("status", 400..=599)
+        .map(|status| status.value);
+    let status = status.and_then(|status| StatusCode::from_u16(u16::try_from(status).ok()?).ok());
+    let docs_url = section.parsed("docs_url", (Code::BadUrl, "a URL"), |text| {
+        let visible = text
+            .bytes()
+            .all(|byte| byte.is_ascii_graphic() && !b"<>\"".contains(&byte));
+        let scheme = text.starts_with("https://") || text.starts_with("http://");
+        let uri = text.parse::<http::Uri>();
+        if visible && scheme && uri.is_ok() {
+            Ok(text.to_owned())
+        } else {
+            Err("write for example `https://example.com/docs/limits`")
+        }
+    });
+    let mut templates = section.section("body");
+    let kinds = [
+        ("json", BodyKind::Json),
+        ("html", BodyKind::Html),
+        ("text", BodyKind::Text),
+    ];
+    let body = kinds
+        .into_iter()
+        .filter_map(|(key, kind)| templates.text(key).map(|template| (kind, template.value)));
+    let body = body.collect();
+    templates.finish();
+    section.finish();
+    DenySettings {
+        status: status.unwrap_or(StatusCode::TOO_MANY_REQUESTS),
+        docs_url: docs_url.map(|url| url.value),
+        body,
+    }
+}
+
+/// `[server]`
+pub(super) fn server(mut section: Section<'_>) -> ServerSettings {
+    let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let workers = section.count("workers", 0..=1024, 0);
+    let head_size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let settings = ServerSettings {
+        workers: if workers == 0 { cores() } else { workers },
+        max_connections: section.count("max_connections", 1..=10_000_000, 20_000),
+        header_timeout: section.duration("header_timeout", some_time(), 10 * SECOND),
+        idle_timeout: section.duration("idle_timeout", some_time(), 60 * SECOND),
+        body_timeout: section.duration("body_timeout", some_time(), 30 * SECOND),
+        // hyper refuses buffers under 8 KiB.
+        max_header_bytes: head_size(section.size("max_header_bytes", 8 << 10..=MIB, 32 << 10)),
+        max_headers: section.count("max_headers", 1..=1000, 100),
+        max_body: max_body(&mut section),
+        drain_timeout: section.duration("drain_timeout", Duration::ZERO..=DAY, 25 * SECOND),
+    };
+    section.finish();
+    settings
+}
+
+/// A size, or the word `unlimited`.
+fn max_body(section: &mut Section<'_>) -> Option<u64> {
+    const DEFAULT: u64 = 100 * MIB;
+    if section
+        .peek("max_body")
+        .is_none_or(|value| value.get_ref().is_integer())
+    {
+        return Some(section.size("max_body", 0..=u64::MAX, DEFAULT));
+    }
+    let size = section.parsed(
+        "max_body",
+        (Code::BadQuantity, "a size"),
+        |text| match text {
+            "unlimited" => Ok(None),
+            text => parse_size(text).map(Some),
+        },
+    );
+    size.map_or(Some(DEFAULT), |size| size.value)
+}
+
+/// `[log]`
+pub(super) fn log(mut section: Section<'_>) -> LogSettings {
+    let formats = [
+        ("text", LogFormat::Text),
+        ("json", LogFormat::Json),
+        ("combined", LogFormat::Combined),
+    ];
+    let keys = [("hash", LogKeys::Hash), ("off", LogKeys::Off)];
+    let path = |text: &str| {
+        if text.is_empty() {
+            Err("empty")
+        } else {
+            Ok(PathBuf::from(text))
+        }
+    };
+    let target = |text: &str| match text {
+        "off" => Ok(LogTarget::Off),
+        "stdout" => Ok(LogTarget::Stdout),
+        "stderr" => Ok(LogTarget::Stderr),
+        text => path(text).map(LogTarget::File),
+    };
+    let decisions = section.parsed("decisions", (Code::BadAddress, "a file's path"), path);
+    let place = "`stdout`, `stderr`, `off` or a file's path";
+    let access = section.parsed("access", (Code::BadAddress, place), target);
+    let settings = LogSettings {
+        decisions: decisions.map(|path| path.value),
+        format: section.word("format", &formats),
+        access: access.map_or(LogTarget::Stdout, |target| target.value),
+        sample_allowed: section.share("sample_allowed", 0.0),
+        keys: section.word("keys", &keys).unwrap_or(LogKeys::Hash),
+    };
+    section.finish();
+    settings
+}

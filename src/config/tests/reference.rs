@@ -1,0 +1,153 @@
+//! `proxy.reference.toml` shows every key, and every default as it is.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::super::load::{Asked, read_text};
+use super::super::section::{PLANNED, Surroundings};
+use super::{super::Config, fine};
+
+const REFERENCE: &str = include_str!("../../../proxy.reference.toml");
+
+fn read(text: &str) -> (Config, Asked) {
+    let secret = |_: &Path| Ok(b"0123456789abcdef".to_vec());
+    let around = Surroundings {
+        env: &|_| None,
+        read: &secret,
+    };
+    let (outcome, asked) = read_text("proxy.reference.toml", text, &around);
+    let (config, warnings) = outcome.unwrap_or_else(|found| panic!("{found}"));
+    assert!(warnings.is_empty(), "{warnings}");
+    (config, asked)
+}
+
+/// `(section, key)` of every line `key = ...`, commented out or not.
+fn shown() -> BTreeSet<(String, String)> {
+    let mut section = String::new();
+    let mut keys = BTreeSet::new();
+    for line in REFERENCE.lines() {
+        if line.starts_with('[') {
+            let name = line.trim_matches(['[', ']']);
+            section = match name.split_once('.') {
+                Some((kind @ ("limit" | "upstream"), _)) => format!("{kind}.NAME"),
+                _ => name.to_owned(),
+            };
+            continue;
+        }
+        let line = line.strip_prefix("# ").unwrap_or(line);
+        let Some((key, _)) = line.split_once('=') else {
+            continue;
+        };
+        let key = key.trim_end();
+        if key
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+        {
+            keys.insert((section.clone(), key.to_owned()));
+        }
+    }
+    keys
+}
+
+/// Every key that the readers ask for, without the tables, which are sections themselves.
+fn known(asked: &Asked) -> BTreeSet<(String, String)> {
+    let tables = [
+        "store",
+        "client_ip",
+        "api_key",
+        "limit",
+        "route",
+        "bypass",
+        "headers",
+        "deny",
+    ];
+    let tables = tables
+        .into_iter()
+        .chain(["server", "log"])
+        .map(|key| (String::new(), key));
+    let tables: BTreeSet<_> = tables.chain([("deny".to_owned(), "body")]).collect();
+    let keys = asked.iter().filter(|entry| !tables.contains(entry));
+    keys.map(|(section, key)| (section.clone(), (*key).to_owned()))
+        .collect()
+}
+
+#[test]
+fn every_key_is_shown_and_nothing_else() {
+    let (_, asked) = read(REFERENCE);
+    let (known, shown) = (known(&asked), shown());
+    let missing: Vec<_> = known.difference(&shown).collect();
+    let invented: Vec<_> = shown.difference(&known).collect();
+    assert!(
+        missing.is_empty(),
+        "missing in proxy.reference.toml: {missing:?}"
+    );
+    assert!(invented.is_empty(), "no such keys: {invented:?}");
+}
+
+#[test]
+fn every_default_is_as_it_is_shown() {
+    let (shown, _) = read(REFERENCE);
+    let bare = fine(
+        r#"
+        [limit.per_client]
+        rate = "600/min"
+        [upstream.api]
+        servers = "http://10.0.1.10:3000"
+        [[route]]
+        path = "/*"
+        upstream = "api"
+        limits = ["per_client"]
+        [[bypass]]
+        path = "/healthz"
+        "#,
+    );
+    assert_eq!(format!("{shown:#?}"), format!("{bare:#?}"));
+}
+
+#[test]
+fn every_key_that_is_commented_out_can_be_used() {
+    // Lines of the form `# key = value`; the ones that exclude another are left out.
+    let excluded = [
+        "upstream",
+        "password_file",
+        "username",
+        "value",
+        "key",
+        "headers",
+    ];
+    let text: String = REFERENCE
+        .lines()
+        .map(|line| match line.strip_prefix("# ") {
+            Some(rest)
+                if rest.split_once('=').is_some_and(|(key, _)| {
+                    let key = key.trim_end();
+                    !excluded.contains(&key)
+                        && key
+                            .bytes()
+                            .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+                }) =>
+            {
+                format!("{rest}\n")
+            }
+            _ => format!("{line}\n"),
+        })
+        .collect();
+    let (config, _) = read(&text);
+    assert_eq!(config.deny.body.len(), 3);
+    assert!(config.store.hash_key.is_some());
+    assert_eq!(
+        config.bypass[0].key.as_deref(),
+        Some(b"0123456789abcdef".as_slice())
+    );
+}
+
+#[test]
+fn nothing_that_works_is_called_planned() {
+    let (_, asked) = read(REFERENCE);
+    for (section, key) in PLANNED {
+        assert!(
+            !asked.contains(&((*section).to_owned(), *key)),
+            "{section}.{key}"
+        );
+    }
+}

@@ -1,0 +1,176 @@
+//! Files that can be used and that are probably not meant so.
+
+use super::{accept, check, codes};
+
+const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
+
+#[test]
+fn a_limit_that_can_never_deny() {
+    check(
+        r#"upstream = "http://10.0.0.1:3000"
+[limit.second]
+rate = "10/s"
+[limit.minute]
+rate = "1000/min"
+[[route]]
+path = "/*"
+limits = ["second", "minute"]
+"#,
+        r#"warning[T201]: `limit.minute` can never deny
+ --> proxy.toml:5:8
+  |
+3 | rate = "10/s"
+  |        ------ `limit.second` always denies first
+4 | [limit.minute]
+5 | rate = "1000/min"
+  |        ^^^^^^^^^^
+note: both count by the same key, on the same routes
+"#,
+    );
+}
+
+#[test]
+fn a_limit_denies_when_it_is_used_without_the_tighter_one() {
+    let limits = "[limit.a]\nrate = \"10/s\"\n[limit.b]\nrate = \"1000/min\"\n";
+    let both = "[[route]]\npath = \"/*\"\nlimits = [\"a\", \"b\"]\n";
+    let alone = "[[route]]\npath = \"/x\"\nlimits = [\"b\"]\n";
+    assert_eq!(
+        codes(&format!("{BASE}{limits}{both}{alone}")),
+        Vec::<&str>::new()
+    );
+    // 10/s allows up to 600 a minute: 599 may deny.
+    let close = limits.replace("1000/min", "599/min");
+    assert_eq!(codes(&format!("{BASE}{close}{both}")), Vec::<&str>::new());
+    let exact = limits.replace("1000/min", "600/min");
+    assert_eq!(codes(&format!("{BASE}{exact}{both}")), ["T201"]);
+    let other_key = limits.replace("\"10/s\"", "\"10/s\"\nkey = \"global\"");
+    assert_eq!(
+        codes(&format!("{BASE}{other_key}{both}")),
+        Vec::<&str>::new()
+    );
+    // The counter admits more than it says, so it proves nothing.
+    let counter = limits.replace("\"10/s\"", "\"10/s\"\nalgorithm = \"counter\"");
+    assert_eq!(codes(&format!("{BASE}{counter}{both}")), Vec::<&str>::new());
+}
+
+#[test]
+fn of_two_equal_limits_one_is_superfluous() {
+    let text = format!(
+        "{BASE}[limit.a]\nrate = \"10/s\"\n[limit.b]\nrate = \"10/s\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"a\", \"b\"]\n"
+    );
+    let (_, warnings) = accept(&text);
+    assert_eq!(warnings.list.len(), 1);
+    assert_eq!(warnings.list[0].message, "`limit.b` can never deny");
+}
+
+#[test]
+fn the_whole_internet_is_trusted() {
+    check(
+        &format!("{BASE}trusted_proxies = [\"10.0.0.0/8\", \"::/0\"]\n"),
+        r#"warning[T202]: `trusted_proxies` trusts the whole internet
+ --> proxy.toml:2:1
+  |
+2 | trusted_proxies = ["10.0.0.0/8", "::/0"]
+  | ^^^^^^^^^^^^^^^ anybody may say which address a request comes from
+help: name the proxies in front of this one, or leave it out
+"#,
+    );
+}
+
+#[test]
+fn clients_choose_their_key() {
+    check(
+        &format!("{BASE}[limit.default]\nrate = \"5/s\"\nkey = \"header:X-Forwarded-For\"\n"),
+        r#"warning[T203]: clients choose what `limit.default` counts them by
+ --> proxy.toml:4:7
+  |
+4 | key = "header:X-Forwarded-For"
+  |       ^^^^^^^^^^^^^^^^^^^^^^^^ `header:x-forwarded-for` is whatever the client writes there
+help: use `key = "ip"`, and name your proxies in `trusted_proxies`
+"#,
+    );
+}
+
+#[test]
+fn the_upstream_is_the_proxy() {
+    check(
+        "listen = \":8080\"\nupstream = \"http://127.0.0.1:8080\"\n",
+        r#"warning[T204]: an upstream is this proxy itself
+ --> proxy.toml:2:12
+  |
+1 | listen = ":8080"
+  |          ------- the proxy listens here
+2 | upstream = "http://127.0.0.1:8080"
+  |            ^^^^^^^^^^^^^^^^^^^^^^^ requests would go round in a circle
+help: give the upstream another port
+"#,
+    );
+    assert_eq!(codes("upstream = \"http://localhost:8080\"\n"), ["T204"]);
+    assert_eq!(codes("upstream = \"http://[::1]:8080\"\n"), ["T204"]);
+    assert_eq!(
+        codes("upstream = \"http://10.0.0.1:8080\"\n"),
+        Vec::<&str>::new()
+    );
+    assert_eq!(
+        codes("listen = \"127.0.0.2:80\"\nupstream = \"http://127.0.0.1:80\"\n"),
+        Vec::<&str>::new()
+    );
+}
+
+#[test]
+fn a_login_is_open_while_the_store_is_away() {
+    check(
+        r#"upstream = "http://10.0.0.1:3000"
+[limit.guesses]
+rate = "5/min"
+on_error = "allow"
+[[route]]
+path = "/login"
+limits = ["guesses"]
+"#,
+        r#"warning[T205]: `limit.guesses` guards a login, and not while the store is away
+ --> proxy.toml:4:12
+  |
+4 | on_error = "allow"
+  |            ^^^^^^^ an outage lets every guess pass
+help: use `on_error = "local"` or `"deny"`
+"#,
+    );
+}
+
+#[test]
+fn what_nobody_uses_is_named() {
+    check(
+        r#"[limit.search]
+rate = "30/10s"
+[upstream.api]
+servers = "http://10.0.0.1:3000"
+[upstream.old]
+servers = "http://10.0.0.2:3000"
+[[route]]
+path = "/*"
+upstream = "api"
+"#,
+        r#"warning[T206]: no route uses `limit.search`
+ --> proxy.toml:1:8
+  |
+1 | [limit.search]
+  |        ^^^^^^ it limits nothing
+help: add it to a route: `limits = ["search"]`
+
+warning[T207]: no route uses `upstream.old`
+ --> proxy.toml:5:11
+  |
+5 | [upstream.old]
+  |           ^^^ nothing is sent there
+help: add it to a route: `upstream = "old"`
+"#,
+    );
+}
+
+#[test]
+fn a_log_that_takes_megabytes() {
+    let text = format!("{BASE}[limit.default]\nrate = \"10_000_000/day\"\n");
+    assert_eq!(codes(&text), ["T208"]);
+}

@@ -1,0 +1,345 @@
+//! Reading the values of a section's keys: strings, lists, numbers, times, sizes, words, secrets.
+//!
+//! Each reader takes a key's name and gives its value, or nothing after reporting why. Texts are
+//! filled in from the environment here, so nothing later sees a `${..}`.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::Path;
+use std::time::Duration;
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::diagnostic::{Code, Diagnostic};
+use super::interpolate::interpolate;
+use super::section::{At, Section, nearest};
+use crate::limit::rate;
+
+/// Bytes of a secret's file, at most.
+const MAX_SECRET: usize = 64 * 1024;
+
+impl Section<'_> {
+    /// A string.
+    pub(super) fn text(&mut self, key: &'static str) -> Option<At<String>> {
+        let value = self.take(key)?;
+        let read = self.filled(value);
+        if read.is_none() && !value.get_ref().is_str() {
+            self.wrong_type(key, value, "a string");
+        }
+        read
+    }
+
+    /// A string, or a list of strings.
+    pub(super) fn texts(&mut self, key: &'static str) -> Option<At<Vec<At<String>>>> {
+        let value = self.take(key)?;
+        let span = value.span();
+        match value.get_ref() {
+            DeValue::String(_) => self.filled(value).map(|one| At {
+                value: vec![one],
+                span,
+            }),
+            DeValue::Array(values) => {
+                let mut texts = Vec::new();
+                for value in values {
+                    texts.extend(self.filled(value));
+                    if !value.get_ref().is_str() {
+                        self.wrong_type(key, value, "a string or a list of strings");
+                    }
+                }
+                Some(At { value: texts, span })
+            }
+            _ => {
+                self.wrong_type(key, value, "a string or a list of strings");
+                None
+            }
+        }
+    }
+
+    /// The text of a string value with its variables filled in; `None` for any other kind of value.
+    pub(super) fn filled(&self, value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
+        let DeValue::String(raw) = value.get_ref() else {
+            return None;
+        };
+        let span = value.span();
+        match interpolate(raw, self.reader.surroundings.env) {
+            Ok(text) => Some(At {
+                value: text.into_owned(),
+                span,
+            }),
+            Err(unfilled) => {
+                for one in unfilled {
+                    // An escape in the string may hide it: then the whole value is shown.
+                    let literal = self.reader.text.get(span.clone()).unwrap_or_default();
+                    let place = literal.find(&one.written).map_or(span.clone(), |at| {
+                        span.start + at..span.start + at + one.written.len()
+                    });
+                    let message = format!("`{}` cannot be filled in", one.written);
+                    let diagnostic = Diagnostic::new(Code::Variable, message)
+                        .at(&place, one.why.words())
+                        .help("`${VAR:-default}` gives a default; `$$` is a dollar sign");
+                    self.reader.report(diagnostic);
+                }
+                None
+            }
+        }
+    }
+
+    /// A string that `parse` understands; `what` completes "`key` is not ...". What an error says
+    /// after a `;` becomes the help.
+    pub(super) fn parsed<T, E: Display>(
+        &mut self,
+        key: &'static str,
+        (code, what): (Code, &str),
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<At<T>> {
+        let text = self.text(key)?;
+        self.understood(key, text, (code, what), parse)
+    }
+
+    /// The same for a text already at hand.
+    pub(super) fn understood<T, E: Display>(
+        &self,
+        key: &str,
+        text: At<String>,
+        (code, what): (Code, &str),
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<At<T>> {
+        match parse(&text.value) {
+            Ok(value) => Some(At {
+                value,
+                span: text.span,
+            }),
+            Err(error) => {
+                let message = format!("`{}` is not {what}", self.full(key));
+                let diagnostic = Diagnostic::new(code, message).because(&text.span, &error);
+                self.reader.report(diagnostic);
+                None
+            }
+        }
+    }
+
+    /// `true` or `false`.
+    pub(super) fn boolean(&mut self, key: &'static str, default: bool) -> bool {
+        let Some(value) = self.take(key) else {
+            return default;
+        };
+        value.get_ref().as_bool().unwrap_or_else(|| {
+            self.wrong_type(key, value, "true or false");
+            default
+        })
+    }
+
+    /// A whole number.
+    pub(super) fn integer(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Option<At<u64>> {
+        let value = self.take(key)?;
+        let Some(integer) = value.get_ref().as_integer() else {
+            self.wrong_type(key, value, "a whole number");
+            return None;
+        };
+        let number = i128::from_str_radix(integer.as_str(), integer.radix()).unwrap_or(i128::MAX);
+        let fits = u64::try_from(number)
+            .ok()
+            .filter(|number| range.contains(number));
+        if fits.is_none() {
+            self.out_of_range(key, value, &format!("{} to {}", range.start(), range.end()));
+        }
+        fits.map(|number| At {
+            value: number,
+            span: value.span(),
+        })
+    }
+
+    /// A whole number that counts things in this process.
+    pub(super) fn count(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        default: usize,
+    ) -> usize {
+        let number = self.integer(key, range);
+        number
+            .and_then(|number| usize::try_from(number.value).ok())
+            .unwrap_or(default)
+    }
+
+    /// A number from 0 to 1.
+    pub(super) fn share(&mut self, key: &'static str, default: f64) -> f64 {
+        let Some(value) = self.take(key) else {
+            return default;
+        };
+        let number = match value.get_ref() {
+            DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
+            DeValue::Integer(integer) => integer.as_str().parse::<f64>().ok(),
+            _ => {
+                self.wrong_type(key, value, "a number from 0 to 1");
+                return default;
+            }
+        };
+        number
+            .filter(|number| (0.0..=1.0).contains(number))
+            .unwrap_or_else(|| {
+                self.out_of_range(key, value, "0 to 1");
+                default
+            })
+    }
+
+    /// A length of time such as `"25ms"`.
+    pub(super) fn duration(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<Duration>,
+        default: Duration,
+    ) -> Duration {
+        let kind = (Code::BadQuantity, "a length of time");
+        let Some(value) = self.parsed(key, kind, rate::parse_duration) else {
+            self.number_without_unit(key);
+            return default;
+        };
+        if !range.contains(&value.value) {
+            let allowed = format!("{:?} to {:?}", range.start(), range.end());
+            self.out_of_range_at(key, &value, &allowed);
+            return default;
+        }
+        value.value
+    }
+
+    /// A number where a text with a unit belongs has been called a wrong type: say what to write.
+    fn number_without_unit(&mut self, key: &'static str) {
+        let Some(value) = self.take(key) else { return };
+        if let DeValue::Integer(number) = value.get_ref() {
+            self.reader
+                .amend(&value.span(), format!("write `\"{number}s\"` for seconds"));
+        }
+    }
+
+    /// Bytes: a number, or a text such as `"64KiB"`.
+    pub(super) fn size(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+        default: u64,
+    ) -> u64 {
+        if self
+            .peek(key)
+            .is_some_and(|value| value.get_ref().is_integer())
+        {
+            return self
+                .integer(key, range)
+                .map_or(default, |number| number.value);
+        }
+        let Some(size) = self.parsed(key, (Code::BadQuantity, "a size"), rate::parse_size) else {
+            return default;
+        };
+        if !range.contains(&size.value) {
+            let allowed = format!("{} to {} bytes", range.start(), range.end());
+            self.out_of_range_at(key, &size, &allowed);
+            return default;
+        }
+        size.value
+    }
+
+    /// One of a closed set of words.
+    pub(super) fn word<T: Clone>(
+        &mut self,
+        key: &'static str,
+        words: &[(&'static str, T)],
+    ) -> Option<T> {
+        let text = self.text(key)?;
+        if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text.value) {
+            return Some(meaning.clone());
+        }
+        let all: Vec<_> = words
+            .iter()
+            .map(|(word, _)| format!("`\"{word}\"`"))
+            .collect();
+        let (last, others) = all.split_last()?;
+        let message = format!(
+            "`{}` must be {} or {last}",
+            self.full(key),
+            others.join(", ")
+        );
+        let close = nearest(&text.value, words.iter().map(|(word, _)| *word));
+        let diagnostic = Diagnostic::new(Code::UnknownWord, message)
+            .at(&text.span, "not one of these")
+            .maybe_help(close.map(|word| format!("did you mean `{word}`?")));
+        self.reader.report(diagnostic);
+        None
+    }
+
+    /// A secret: given by `key`, or in the file that `file_key` names, without its last newline.
+    pub(super) fn secret(
+        &mut self,
+        key: Option<&'static str>,
+        file_key: &'static str,
+    ) -> Option<At<Vec<u8>>> {
+        let given = key
+            .and_then(|key| self.text(key))
+            .map(|text| text.map(String::into_bytes));
+        let Some(path) = self.text(file_key) else {
+            return given;
+        };
+        if let (Some(key), Some(given)) = (key, &given) {
+            let message = format!("`{}` has both `{key}` and `{file_key}`", self.name());
+            let diagnostic = Diagnostic::new(Code::Contradiction, message)
+                .at(&path.span, "")
+                .at(&given.span, "")
+                .help("keep the file: it leaves the secret out of this one");
+            self.reader.report(diagnostic);
+        }
+        match self.secret_file(&path.value) {
+            Ok(value) => Some(At {
+                value,
+                span: path.span,
+            }),
+            Err(why) => {
+                let message = format!("the file of `{}` cannot be used", self.full(file_key));
+                self.reader
+                    .report(Diagnostic::new(Code::SecretFile, message).at(&path.span, why));
+                None
+            }
+        }
+    }
+
+    fn secret_file(&self, path: &str) -> Result<Vec<u8>, String> {
+        let mut bytes =
+            (self.reader.surroundings.read)(Path::new(path)).map_err(|error| error.to_string())?;
+        if bytes.len() > MAX_SECRET {
+            return Err(format!("longer than {MAX_SECRET} bytes"));
+        }
+        if bytes.ends_with(b"\n") {
+            bytes.pop();
+        }
+        if bytes.ends_with(b"\r") {
+            bytes.pop();
+        }
+        if bytes.is_empty() {
+            Err("empty".to_owned())
+        } else {
+            Ok(bytes)
+        }
+    }
+
+    fn out_of_range(&self, key: &str, value: &Spanned<DeValue<'_>>, allowed: &str) {
+        self.out_of_range_at(
+            key,
+            &At {
+                value: (),
+                span: value.span(),
+            },
+            allowed,
+        );
+    }
+
+    /// A value that is readable and too small or too large.
+    pub(super) fn out_of_range_at<T>(&self, key: &str, value: &At<T>, allowed: &str) {
+        let message = format!("`{}` is out of range", self.full(key));
+        let label = format!("possible: {allowed}");
+        self.reader
+            .report(Diagnostic::new(Code::OutOfRange, message).at(&value.span, label));
+    }
+}
