@@ -17,3 +17,15 @@ pub mod route;
 // -- blueprint
 
 pub mod config;
+
+// -- machines: each owns one kind of IO
+
+pub mod clock;
+
+pub mod telemetry;
+
+mod wire;
+
+pub mod store;
+
+pub mod upstream;

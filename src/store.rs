@@ -1,0 +1,238 @@
+//! Where counts live: in this process, or in one Redis that many proxies share.
+//!
+//! One verb: [`Store::charge`] decides and charges a whole request in one atomic step. What an
+//! outage of the store means is policy and lives in `proxy/admit.rs`; this room only says, within
+//! the store's timeout, that it has no answer and why.
+
+pub mod batch;
+pub mod guard;
+pub mod hash_key;
+pub mod memory;
+pub mod redis;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::clock::Micros;
+use crate::config::{StoreKind, StoreSettings};
+use crate::limit::{Charge, Decision};
+use crate::telemetry::decisions::DecisionLog;
+
+use hash_key::{CurrentKey, KeyRing};
+use memory::Memory;
+use redis::Redis;
+
+/// What all workers share of the store; made once, before the workers start.
+#[derive(Clone, Debug)]
+pub enum Backing {
+    /// The embedded store itself.
+    Memory(Arc<Memory>),
+    /// What the workers' connections to Redis have in common.
+    Redis(Arc<redis::Shared>),
+}
+
+impl Backing {
+    /// Makes what is shared. Asks no server anything. Decisions are written to `log`, if given.
+    pub fn new(
+        settings: &StoreSettings,
+        log: Option<Arc<DecisionLog>>,
+    ) -> Result<Backing, StoreError> {
+        let keys = KeyRing::new(settings)?;
+        Ok(match &settings.kind {
+            StoreKind::Memory => Backing::Memory(Arc::new(Memory::new(
+                settings,
+                keys,
+                Micros::monotonic(),
+                log,
+            ))),
+            StoreKind::Redis(server) => {
+                Backing::Redis(Arc::new(redis::Shared::new(settings, server, keys, log)?))
+            }
+        })
+    }
+
+    /// One worker's handle; called on that worker's runtime, which runs its connection.
+    pub fn open(&self) -> Store {
+        match self {
+            Backing::Memory(memory) => Store::Memory(Arc::clone(memory)),
+            Backing::Redis(shared) => Store::Redis(Redis::spawn(Arc::clone(shared))),
+        }
+    }
+}
+
+/// One worker's way to the counts.
+#[derive(Clone, Debug)]
+pub enum Store {
+    /// In this process, shared by all workers.
+    Memory(Arc<Memory>),
+    /// In one Redis or Valkey server.
+    Redis(Redis),
+}
+
+impl Store {
+    /// Decides one request and charges it if every limit allows it. `generation` is that of the
+    /// key with which the items' tags were derived ([`Store::hash_key`]).
+    ///
+    /// Answers within the store's timeout. After an error the charge may have been made
+    /// ([`StoreError::maybe_charged`]); it is never repeated here.
+    pub async fn charge(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+        match self {
+            Store::Memory(memory) => Ok(memory.charge(charge)),
+            Store::Redis(redis) => redis.charge(charge, generation).await,
+        }
+    }
+
+    /// The secret that identities are hashed with now, and its generation.
+    pub fn hash_key(&self) -> CurrentKey {
+        match self {
+            Store::Memory(memory) => memory.hash_key(),
+            Store::Redis(redis) => redis.hash_key(),
+        }
+    }
+
+    /// Waits until the first attempt to reach the store has ended, well or badly. Before that
+    /// charges are answered [`StoreError::Away`]; a proxy that listens after it need not begin
+    /// with decisions of its own. Takes half a second at most.
+    pub async fn settled(&self) {
+        match self {
+            Store::Memory(_) => {}
+            Store::Redis(redis) => redis.settled().await,
+        }
+    }
+}
+
+/// Why the store gave no decision. None of these is the client's fault, and none is retried here:
+/// the charge may have been made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// The store is known to be away, or the hash key is not (or no longer) the one the store's
+    /// proxies share. Nothing was sent.
+    Away,
+    /// No answer within the timeout.
+    Timeout,
+    /// The connection could not be made.
+    Refused,
+    /// The connection was lost before the answer came.
+    Lost,
+    /// More requests wait for the store than are allowed to. Nothing was sent.
+    Overloaded,
+    /// The server answered with an error.
+    Server(ServerTrouble),
+    /// What came back is not an answer of our script.
+    Garbled,
+    /// The configured address cannot be used.
+    BadAddress,
+    /// The operating system gave no random bytes for a hash key.
+    NoEntropy,
+}
+
+impl StoreError {
+    /// One word for logs and metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            StoreError::Away => "away",
+            StoreError::Timeout => "timeout",
+            StoreError::Refused => "refused",
+            StoreError::Lost => "lost",
+            StoreError::Overloaded => "overloaded",
+            StoreError::Server(trouble) => trouble.label(),
+            StoreError::Garbled => "garbled",
+            StoreError::BadAddress => "bad_address",
+            StoreError::NoEntropy => "no_entropy",
+        }
+    }
+
+    /// Whether the store may have charged the request all the same.
+    pub const fn maybe_charged(self) -> bool {
+        matches!(
+            self,
+            StoreError::Timeout | StoreError::Lost | StoreError::Garbled
+        )
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StoreError::Away => "the store is away",
+            StoreError::Timeout => "the store did not answer in time",
+            StoreError::Refused => "the store cannot be connected to",
+            StoreError::Lost => "the connection to the store was lost",
+            StoreError::Overloaded => "too many requests wait for the store",
+            StoreError::Server(trouble) => return write!(f, "the store says {}", trouble.label()),
+            StoreError::Garbled => "the store's answer cannot be read",
+            StoreError::BadAddress => "the store's address cannot be used",
+            StoreError::NoEntropy => "the operating system gave no random bytes",
+        })
+    }
+}
+
+impl std::error::Error for StoreError {}
+
+/// An error that the server itself reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerTrouble {
+    /// NOAUTH, WRONGPASS: the password is missing or wrong.
+    Auth,
+    /// NOPERM: the user may not do this.
+    Permission,
+    /// LOADING: it still reads its data set.
+    Loading,
+    /// READONLY: it is a replica; after a failover the name must be resolved again.
+    ReadOnly,
+    /// OOM: memory is full, and its policy is not to evict. Denials are still answered.
+    OutOfMemory,
+    /// MASTERDOWN: a replica without its master.
+    MasterDown,
+    /// CLUSTERDOWN, TRYAGAIN, MOVED, ASK, CROSSSLOT: a cluster, which this store is not made for.
+    Cluster,
+    /// MISCONF: it cannot persist, and refuses writes.
+    Misconfigured,
+    /// BUSY: another script runs.
+    Busy,
+    /// It has as many clients as it may.
+    MaxClients,
+    /// Any other error.
+    Other,
+}
+
+impl ServerTrouble {
+    /// Reads the server's error text, which begins with its code.
+    pub fn parse(text: &str) -> ServerTrouble {
+        match text
+            .split(' ')
+            .next()
+            .unwrap_or_default()
+            .trim_start_matches('-')
+        {
+            "NOAUTH" | "WRONGPASS" => ServerTrouble::Auth,
+            "NOPERM" => ServerTrouble::Permission,
+            "LOADING" => ServerTrouble::Loading,
+            "READONLY" => ServerTrouble::ReadOnly,
+            "OOM" => ServerTrouble::OutOfMemory,
+            "MASTERDOWN" => ServerTrouble::MasterDown,
+            "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" | "CROSSSLOT" => ServerTrouble::Cluster,
+            "MISCONF" => ServerTrouble::Misconfigured,
+            "BUSY" => ServerTrouble::Busy,
+            _ if text.contains("max number of clients") => ServerTrouble::MaxClients,
+            _ => ServerTrouble::Other,
+        }
+    }
+
+    /// One word for logs and metrics.
+    pub const fn label(self) -> &'static str {
+        match self {
+            ServerTrouble::Auth => "noauth",
+            ServerTrouble::Permission => "noperm",
+            ServerTrouble::Loading => "loading",
+            ServerTrouble::ReadOnly => "readonly",
+            ServerTrouble::OutOfMemory => "oom",
+            ServerTrouble::MasterDown => "masterdown",
+            ServerTrouble::Cluster => "cluster",
+            ServerTrouble::Misconfigured => "misconf",
+            ServerTrouble::Busy => "busy",
+            ServerTrouble::MaxClients => "maxclients",
+            ServerTrouble::Other => "server_error",
+        }
+    }
+}

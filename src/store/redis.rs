@@ -1,0 +1,262 @@
+//! Redis as the store: one connection per worker, one call in flight, everything that waits in it.
+//!
+//! A [`Redis`] handle puts a charge into a bounded queue; the worker's `task::Task` gathers all
+//! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
+//! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
+
+mod task;
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::{Client, ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::StoreError;
+use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
+use crate::clock;
+use crate::config::{RedisAddress, RedisSettings, StoreSettings};
+use crate::limit::{Charge, Decision};
+use crate::telemetry::decisions::DecisionLog;
+
+/// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
+const QUEUE: usize = 4096;
+
+/// What all workers' connections to one Redis have in common.
+pub struct Shared {
+    client: Client,
+    prefix: String,
+    script_hash: String,
+    timeout: Duration,
+    keys: KeyRing,
+    log: Option<Arc<DecisionLog>>,
+    outage: Mutex<Outage>,
+    /// Decisions that were asked for and not made since the outage began.
+    unmade: AtomicU64,
+    /// Keys in Redis that held something not ours and were begun anew.
+    begun_anew: AtomicU64,
+    spawned: AtomicU32,
+}
+
+/// Trouble is told once when the first worker has it, and once when the last one has not.
+#[derive(Debug, Default)]
+struct Outage {
+    workers: u32,
+    since: Option<Instant>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The client's settings hold a password.
+        f.debug_struct("Shared")
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Checks the address; connects to nothing.
+    pub fn new(
+        settings: &StoreSettings,
+        server: &RedisSettings,
+        keys: KeyRing,
+        log: Option<Arc<DecisionLog>>,
+    ) -> Result<Shared, StoreError> {
+        Ok(Shared {
+            client: client(server)?,
+            prefix: settings.prefix.clone(),
+            script_hash: redis::Script::new(super::batch::SCRIPT)
+                .get_hash()
+                .to_owned(),
+            timeout: settings.timeout,
+            keys,
+            log,
+            outage: Mutex::default(),
+            unmade: AtomicU64::new(0),
+            begun_anew: AtomicU64::new(0),
+            spawned: AtomicU32::new(0),
+        })
+    }
+
+    /// Keys in Redis that held something not ours and were begun anew, since the start.
+    pub fn begun_anew(&self) -> u64 {
+        self.begun_anew.load(Ordering::Relaxed)
+    }
+
+    fn trouble_begins(&self, kind: StoreError, now: Instant) {
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        outage.workers += 1;
+        if outage.workers == 1 {
+            outage.since = Some(now);
+            tracing::warn!(
+                kind = kind.label(),
+                "redis: {kind}; limits follow on_error until it is back"
+            );
+        }
+    }
+
+    fn trouble_ends(&self, now: Instant) {
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        outage.workers = outage.workers.saturating_sub(1);
+        if outage.workers == 0
+            && let Some(since) = outage.since.take()
+        {
+            let seconds = now.saturating_duration_since(since).as_secs_f64();
+            let without = self.unmade.swap(0, Ordering::Relaxed);
+            tracing::info!(
+                seconds = format_args!("{seconds:.3}"),
+                decisions_without = without,
+                "redis: back"
+            );
+        }
+    }
+}
+
+/// One charge on its way.
+#[derive(Debug)]
+struct Waiting {
+    charge: Charge,
+    generation: u64,
+    arrived: Instant,
+    answer: oneshot::Sender<Result<Decision, StoreError>>,
+}
+
+impl Waiting {
+    fn answer(self, result: Result<Decision, StoreError>) {
+        // Nobody listens any more if the client has gone.
+        let _ = self.answer.send(result);
+    }
+}
+
+/// One worker's handle; clones share its connection.
+#[derive(Clone, Debug)]
+pub struct Redis {
+    shared: Arc<Shared>,
+    queue: mpsc::Sender<Waiting>,
+    open: Arc<AtomicBool>,
+    settled: watch::Receiver<bool>,
+}
+
+impl Redis {
+    /// Starts the connection's task on the current runtime; it ends with the last handle.
+    pub fn spawn(shared: Arc<Shared>) -> Redis {
+        let (queue, waiting) = mpsc::channel(QUEUE);
+        let (settle, settled) = watch::channel(false);
+        let open = Arc::new(AtomicBool::new(false));
+        let task = task::Task::new(Arc::clone(&shared), waiting, Arc::clone(&open), settle);
+        tokio::spawn(task.run());
+        Redis {
+            shared,
+            queue,
+            open,
+            settled,
+        }
+    }
+
+    /// Decides and charges one request; see [`super::Store::charge`].
+    pub async fn charge(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+        let result = self.ask(charge, generation).await;
+        if result.is_err() {
+            self.shared.unmade.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    async fn ask(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+        if self.open.load(Ordering::Relaxed)
+            || generation == PROVISIONAL
+            || generation != self.shared.keys.current().generation
+        {
+            return Err(StoreError::Away);
+        }
+        let (answer, result) = oneshot::channel();
+        let charge = charge.clone();
+        let waiting = Waiting {
+            charge,
+            generation,
+            arrived: clock::now(),
+            answer,
+        };
+        self.queue
+            .try_send(waiting)
+            .map_err(|refused| match refused {
+                mpsc::error::TrySendError::Full(_) => StoreError::Overloaded,
+                mpsc::error::TrySendError::Closed(_) => StoreError::Away,
+            })?;
+        // The task answers everything it takes in time; it is gone only with its runtime.
+        result.await.unwrap_or(Err(StoreError::Lost))
+    }
+
+    /// The secret that identities are hashed with.
+    pub fn hash_key(&self) -> CurrentKey {
+        self.shared.keys.current()
+    }
+
+    /// Waits until the first attempt to connect has ended.
+    pub async fn settled(&self) {
+        // An error means that the task is gone: settled as well.
+        let _ = self.settled.clone().wait_for(|settled| *settled).await;
+    }
+
+    /// What the workers have in common.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// How long the server takes to answer, asked once over a connection of its own. It blocks: for
+/// the lines at start and for `check`, never on the path of a request.
+pub fn look(server: &RedisSettings, within: Duration) -> Result<Duration, StoreError> {
+    let client = client(server)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|_| StoreError::Refused)?;
+    let asking = async {
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        let start = clock::now();
+        redis::cmd("PING")
+            .query_async::<()>(&mut connection)
+            .await?;
+        Ok(clock::now() - start)
+    };
+    runtime.block_on(async {
+        match tokio::time::timeout(within, asking).await {
+            Ok(asked) => asked.map_err(|error: redis::RedisError| task::kind_of(&error)),
+            Err(_) => Err(StoreError::Timeout),
+        }
+    })
+}
+
+fn client(server: &RedisSettings) -> Result<Client, StoreError> {
+    let address = match &server.address {
+        RedisAddress::Tcp(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
+        RedisAddress::Unix(path) => ConnectionAddr::Unix(path.clone()),
+    };
+    // RESP3, since only there the crate tells when an idle connection has died.
+    let mut login = RedisConnectionInfo::default()
+        .set_db(server.database)
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_lib_name("tidegate", env!("CARGO_PKG_VERSION"));
+    if let Some(username) = &server.username {
+        login = login.set_username(username);
+    }
+    if let Some(password) = &server.password {
+        login = login.set_password(password);
+    }
+    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(3);
+    let tcp = redis::io::tcp::TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(keepalive)
+        .set_user_timeout(Duration::from_secs(5));
+    let info = address
+        .into_connection_info()
+        .map_err(|_| StoreError::BadAddress)?;
+    Client::open(info.set_redis_settings(login).set_tcp_settings(tcp))
+        .map_err(|_| StoreError::BadAddress)
+}

@@ -1,0 +1,494 @@
+//! The connection's task: connects, gathers, calls, answers, and knows when to stop asking.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Sleep, sleep_until};
+
+use super::{QUEUE, Shared, Waiting};
+use crate::clock;
+use crate::store::batch::{self, Call, Reply};
+use crate::store::guard::Guard;
+use crate::store::{ServerTrouble, StoreError};
+use crate::telemetry::decisions::Source;
+
+/// Items in one call: blocks the server for about 0.3 ms at most.
+const MAX_BATCH: usize = 64;
+/// How long a connection and its probe may take while nobody waits for it.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
+/// How often the hash key is put back should it have gone, and read.
+const ASSERT_EVERY: Duration = Duration::from_secs(1);
+
+pub(super) struct Task {
+    shared: Arc<Shared>,
+    queue: mpsc::Receiver<Waiting>,
+    /// Taken from the queue, oldest first.
+    held: VecDeque<Waiting>,
+    guard: Guard,
+    /// What the handles see of the guard.
+    open: Arc<AtomicBool>,
+    settle: watch::Sender<bool>,
+    trouble: Option<StoreError>,
+    /// One timer for every wait of this task.
+    sleep: Pin<Box<Sleep>>,
+    assert_at: Instant,
+}
+
+/// A connection that passed its probe, and the news of its end.
+struct Link {
+    connection: MultiplexedConnection,
+    ended: mpsc::UnboundedReceiver<PushInfo>,
+}
+
+impl Task {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        queue: mpsc::Receiver<Waiting>,
+        open: Arc<AtomicBool>,
+        settle: watch::Sender<bool>,
+    ) -> Task {
+        let number = u64::from(shared.spawned.fetch_add(1, Ordering::Relaxed));
+        // Pauses must differ between proxies too, which all count their workers from 0.
+        let seed = clock::unix_us().rotate_left(20) ^ u64::from(std::process::id()) << 8 ^ number;
+        let now = clock::now();
+        Task {
+            shared,
+            queue,
+            held: VecDeque::new(),
+            guard: Guard::new(seed),
+            open,
+            settle,
+            trouble: None,
+            sleep: Box::pin(sleep_until(now.into())),
+            assert_at: now,
+        }
+    }
+
+    /// Runs until every handle is gone.
+    pub(super) async fn run(mut self) {
+        let mut link = None;
+        loop {
+            let step = match link.take() {
+                None => self.connect().await,
+                Some(live) => self.serve(live).await,
+            };
+            match step {
+                ControlFlow::Continue(next) => link = next,
+                ControlFlow::Break(()) => break,
+            }
+        }
+        if self.trouble.is_some() {
+            self.shared.trouble_ends(clock::now());
+        }
+    }
+
+    /// Tries to connect once, after the pause if the breaker is open. Meanwhile whoever waits is
+    /// answered: at once while open, else when the timeout is over.
+    async fn connect(&mut self) -> ControlFlow<(), Option<Link>> {
+        if let Some(at) = self.guard.probe_at()
+            && self.wait_until(at).await.is_break()
+        {
+            return ControlFlow::Break(());
+        }
+        let shared = Arc::clone(&self.shared);
+        let deadline = clock::now() + PROBE_TIMEOUT;
+        let mut attempt = Box::pin(connect(&shared));
+        let result = loop {
+            let until = self.next_deadline().unwrap_or(deadline).min(deadline);
+            self.sleep.as_mut().reset(until.into());
+            tokio::select! {
+                result = &mut attempt => break result,
+                () = &mut self.sleep => {
+                    let now = clock::now();
+                    self.expire(now);
+                    if now >= deadline {
+                        break Err(StoreError::Timeout);
+                    }
+                    if !self.guard.is_open() {
+                        // Someone has waited in vain: from here on nobody should.
+                        self.guard.connect_failed(now);
+                        self.failed(StoreError::Timeout);
+                    }
+                }
+                waiting = self.queue.recv(), if self.held.len() < QUEUE => match waiting {
+                    None => return ControlFlow::Break(()),
+                    Some(waiting) if self.guard.is_open() => waiting.answer(Err(StoreError::Away)),
+                    Some(waiting) => self.held.push_back(waiting),
+                },
+            }
+        };
+        let now = clock::now();
+        let link = match result {
+            Ok(link) => {
+                self.guard.connected();
+                self.assert_at = now + ASSERT_EVERY;
+                self.open.store(false, Ordering::Relaxed);
+                Some(link)
+            }
+            Err(kind) => {
+                self.guard.connect_failed(now);
+                self.failed(kind);
+                None
+            }
+        };
+        self.settle.send_replace(true);
+        ControlFlow::Continue(link)
+    }
+
+    /// Waits while the breaker is open; whoever comes is sent away at once.
+    async fn wait_until(&mut self, at: Instant) -> ControlFlow<()> {
+        self.sleep.as_mut().reset(at.into());
+        loop {
+            tokio::select! {
+                () = &mut self.sleep => return ControlFlow::Continue(()),
+                waiting = self.queue.recv() => match waiting {
+                    None => return ControlFlow::Break(()),
+                    Some(waiting) => waiting.answer(Err(StoreError::Away)),
+                },
+            }
+        }
+    }
+
+    /// Gathers and calls until the connection fails or every handle is gone.
+    async fn serve(&mut self, mut link: Link) -> ControlFlow<(), Option<Link>> {
+        loop {
+            if self.held.is_empty() {
+                self.sleep.as_mut().reset(self.assert_at.into());
+                tokio::select! {
+                    waiting = self.queue.recv() => match waiting {
+                        None => return ControlFlow::Break(()),
+                        Some(waiting) => self.held.push_back(waiting),
+                    },
+                    () = &mut self.sleep => {}
+                    () = link.end() => {
+                        self.call_failed(StoreError::Lost);
+                        return ControlFlow::Continue(None);
+                    }
+                }
+            }
+            let result = if clock::now() >= self.assert_at {
+                self.assert_key(&mut link)
+                    .await
+                    .map(|()| self.succeeded(false))
+            } else {
+                let batch = self.gather();
+                if batch.is_empty() {
+                    Ok(())
+                } else {
+                    self.call(&mut link, batch).await
+                }
+            };
+            if let Err(kind) = result {
+                self.call_failed(kind);
+                return ControlFlow::Continue(None);
+            }
+        }
+    }
+
+    /// Everything that waits, up to a batch; what is too late or was given up is left out.
+    fn gather(&mut self) -> Vec<Waiting> {
+        while self.held.len() < MAX_BATCH
+            && let Ok(waiting) = self.queue.try_recv()
+        {
+            self.held.push_back(waiting);
+        }
+        let (mut batch, mut items) = (Vec::with_capacity(self.held.len().min(MAX_BATCH)), 0);
+        let now = clock::now();
+        let generation = self.shared.keys.current().generation;
+        while let Some(next) = self.held.front() {
+            if !batch.is_empty() && items + next.charge.len() > MAX_BATCH {
+                break;
+            }
+            items += next.charge.len();
+            let Some(waiting) = self.held.pop_front() else {
+                break;
+            };
+            if waiting.answer.is_closed() {
+                continue;
+            }
+            if waiting.generation != generation {
+                waiting.answer(Err(StoreError::Away));
+            } else if now >= waiting.arrived + self.shared.timeout {
+                waiting.answer(Err(StoreError::Timeout));
+            } else {
+                batch.push(waiting);
+            }
+        }
+        batch
+    }
+
+    /// One call. An error means that the connection must go; the batch has been answered.
+    async fn call(&mut self, link: &mut Link, batch: Vec<Waiting>) -> Result<(), StoreError> {
+        // The batch is in order of arrival: its first decides how long all may wait.
+        let deadline = batch.first().map_or_else(clock::now, |first| first.arrived);
+        self.sleep
+            .as_mut()
+            .reset((deadline + self.shared.timeout).into());
+        let shared = Arc::clone(&self.shared);
+        let charges = batch.iter().map(|waiting| &waiting.charge);
+        let known = Call::Known(&shared.script_hash);
+        let command = batch::encode(known, &shared.prefix, charges.clone(), None);
+        let mut result = self.send(link, &command).await;
+        if result.as_ref().is_err_and(Failure::is_no_script) {
+            // Nothing has run: the one error after which the same charge may be sent again.
+            let command = batch::encode(Call::Whole, &shared.prefix, charges, None);
+            result = self.send(link, &command).await;
+        }
+        match result {
+            Ok(Value::BulkString(bytes)) => self.answer(batch, &bytes),
+            Ok(_) => self.fail(batch, StoreError::Garbled),
+            Err(failure) => self.fail(batch, failure.0),
+        }
+    }
+
+    /// Sends one command and waits for its reply, until the timer rings.
+    async fn send(&mut self, link: &mut Link, command: &redis::Cmd) -> Result<Value, Failure> {
+        tokio::select! {
+            biased;
+            result = link.connection.send_packed_command(command) => {
+                result.and_then(Value::extract_error).map_err(|error| Failure::of(&error))
+            }
+            () = &mut self.sleep => Err(Failure(StoreError::Timeout, false)),
+        }
+    }
+
+    /// Hands out a reply's decisions, in the order of the batch.
+    fn answer(&mut self, batch: Vec<Waiting>, bytes: &[u8]) -> Result<(), StoreError> {
+        let mut reply = match Reply::read(bytes) {
+            Ok(reply) => reply,
+            Err(kind) => return self.fail(batch, kind),
+        };
+        if reply.begun_anew > 0 {
+            let keys = reply.begun_anew;
+            self.shared
+                .begun_anew
+                .fetch_add(u64::from(keys), Ordering::Relaxed);
+            tracing::warn!(
+                keys,
+                "redis: keys of ours held something else and were begun anew"
+            );
+        }
+        let mut refused = Vec::new();
+        let mut wrote = false;
+        let mut rest = batch.into_iter();
+        while let Some(waiting) = rest.next() {
+            match reply.decision(waiting.charge.len()) {
+                Ok(Some(decision)) => {
+                    wrote |= decision.allowed && waiting.charge.iter().any(|item| item.cost > 0);
+                    if let Some(log) = &self.shared.log {
+                        log.record(Source::Store, &waiting.charge, &decision);
+                    }
+                    waiting.answer(Ok(decision));
+                }
+                Ok(None) => refused.push(waiting),
+                Err(kind) => {
+                    waiting.answer(Err(kind));
+                    return self.fail(rest.collect(), kind);
+                }
+            }
+        }
+        let Some(trouble) = reply.refusal() else {
+            self.succeeded(wrote);
+            return Ok(());
+        };
+        let kind = StoreError::Server(trouble);
+        refused
+            .into_iter()
+            .for_each(|waiting| waiting.answer(Err(kind)));
+        if trouble == ServerTrouble::OutOfMemory {
+            // Denials are still answered, so the store stays worth asking.
+            self.begin_trouble(kind);
+            return Ok(());
+        }
+        Err(kind)
+    }
+
+    fn fail(&mut self, batch: Vec<Waiting>, kind: StoreError) -> Result<(), StoreError> {
+        batch
+            .into_iter()
+            .for_each(|waiting| waiting.answer(Err(kind)));
+        Err(kind)
+    }
+
+    /// Puts the hash key back should it have gone, and takes Redis's word for what it is.
+    async fn assert_key(&mut self, link: &mut Link) -> Result<(), StoreError> {
+        let now = clock::now();
+        self.assert_at = now + ASSERT_EVERY;
+        self.sleep
+            .as_mut()
+            .reset((now + self.shared.timeout.max(PROBE_TIMEOUT / 4)).into());
+        let shared = Arc::clone(&self.shared);
+        tokio::select! {
+            result = learn_key(&mut link.connection, &shared) => result,
+            () = &mut self.sleep => Err(StoreError::Timeout),
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.held
+            .front()
+            .map(|oldest| oldest.arrived + self.shared.timeout)
+    }
+
+    /// Answers those whose time is over.
+    fn expire(&mut self, now: Instant) {
+        while self.next_deadline().is_some_and(|deadline| deadline <= now)
+            && let Some(waiting) = self.held.pop_front()
+        {
+            waiting.answer(Err(StoreError::Timeout));
+        }
+    }
+
+    fn succeeded(&mut self, wrote: bool) {
+        self.guard.call_succeeded();
+        // Where writes were refused, only a write shows that they no longer are.
+        let needs_write = matches!(
+            self.trouble,
+            Some(StoreError::Server(
+                ServerTrouble::OutOfMemory | ServerTrouble::ReadOnly | ServerTrouble::Misconfigured
+            ))
+        );
+        if self.trouble.is_some() && (wrote || !needs_write) {
+            self.trouble = None;
+            self.shared.trouble_ends(clock::now());
+        }
+    }
+
+    fn call_failed(&mut self, kind: StoreError) {
+        self.guard.call_failed(clock::now());
+        self.failed(kind);
+    }
+
+    /// Tells of the trouble, and sends everyone away if the breaker has opened.
+    fn failed(&mut self, kind: StoreError) {
+        if self.guard.is_open() {
+            self.open.store(true, Ordering::Relaxed);
+            self.begin_trouble(kind);
+            self.held
+                .drain(..)
+                .for_each(|waiting| waiting.answer(Err(StoreError::Away)));
+            while let Ok(waiting) = self.queue.try_recv() {
+                waiting.answer(Err(StoreError::Away));
+            }
+        }
+    }
+
+    fn begin_trouble(&mut self, kind: StoreError) {
+        if self.trouble.is_none() {
+            self.shared.trouble_begins(kind, clock::now());
+        }
+        self.trouble = Some(kind);
+    }
+}
+
+impl Link {
+    /// Resolves when the connection has ended.
+    async fn end(&mut self) {
+        while let Some(news) = self.ended.recv().await {
+            if news.kind == PushKind::Disconnection {
+                return;
+            }
+        }
+    }
+}
+
+/// Why a command failed, and whether it was for want of the script.
+struct Failure(StoreError, bool);
+
+impl Failure {
+    fn of(error: &RedisError) -> Failure {
+        Failure(kind_of(error), error.code() == Some("NOSCRIPT"))
+    }
+
+    fn is_no_script(&self) -> bool {
+        self.1
+    }
+}
+
+pub(super) fn kind_of(error: &RedisError) -> StoreError {
+    if let Some(code) = error.code() {
+        let text = format!("{code} {}", error.detail().unwrap_or_default());
+        return StoreError::Server(ServerTrouble::parse(&text));
+    }
+    match error.kind() {
+        redis::ErrorKind::AuthenticationFailed => StoreError::Server(ServerTrouble::Auth),
+        _ if error.is_connection_refusal() => StoreError::Refused,
+        _ if error.is_timeout() => StoreError::Timeout,
+        redis::ErrorKind::Io => StoreError::Lost,
+        _ => StoreError::Garbled,
+    }
+}
+
+/// A connection whose server answers, with the hash key learned.
+async fn connect(shared: &Shared) -> Result<Link, StoreError> {
+    let (news, ended) = mpsc::unbounded_channel();
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PROBE_TIMEOUT))
+        .set_response_timeout(None)
+        .set_push_sender(news);
+    let connection = shared
+        .client
+        .get_multiplexed_async_connection_with_config(&config)
+        .await;
+    let mut connection = connection.map_err(|error| kind_of(&error))?;
+    learn_key(&mut connection, shared).await?;
+    Ok(Link { connection, ended })
+}
+
+/// Reads the key that Redis holds, whose word wins; offers the one in force if it holds none.
+async fn learn_key(
+    connection: &mut MultiplexedConnection,
+    shared: &Shared,
+) -> Result<(), StoreError> {
+    let failed = |error: RedisError| kind_of(&error);
+    if shared.keys.is_configured() {
+        return redis::cmd("PING")
+            .query_async::<()>(connection)
+            .await
+            .map_err(failed);
+    }
+    let name = format!("{}hash-key", shared.prefix);
+    for _ in 0..3 {
+        // First a plain read: it is answered also where writes are refused.
+        match redis::cmd("GET")
+            .arg(&name)
+            .query_async::<Option<Vec<u8>>>(connection)
+            .await
+        {
+            Ok(None) => {
+                let mine = *shared.keys.current().key.as_bytes();
+                let mut offer = redis::cmd("SET");
+                offer.arg(&name).arg(&mine[..]).arg("NX");
+                offer
+                    .query_async::<Value>(connection)
+                    .await
+                    .map_err(failed)?;
+                continue;
+            }
+            Ok(Some(bytes)) => {
+                if let Ok(bytes) = <[u8; 32]>::try_from(bytes) {
+                    if shared.keys.learn(bytes) {
+                        tracing::debug!("redis: the hash key is learned");
+                    }
+                    return Ok(());
+                }
+            }
+            Err(error) if error.code() == Some("WRONGTYPE") => {}
+            Err(error) => return Err(kind_of(&error)),
+        }
+        // The name is ours, and what stands there is no key.
+        redis::cmd("DEL")
+            .arg(&name)
+            .query_async::<()>(connection)
+            .await
+            .map_err(failed)?;
+    }
+    Err(StoreError::Garbled)
+}

@@ -1,0 +1,51 @@
+//! What the proxy says of itself: diagnostics through `tracing`, the access log, and the decision
+//! log for audits.
+//!
+//! Telemetry knows words, never connections or configuration structs of other rooms, and never
+//! makes a request wait: each log is written by a thread of its own behind a bounded queue that
+//! counts what it had to drop, and says so.
+
+pub mod access;
+pub mod decisions;
+pub mod json;
+pub mod stamp;
+
+use std::fs::OpenOptions;
+use std::io::{self, IsTerminal, Write};
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
+
+use crate::config::LogTarget;
+
+/// Sends diagnostics to standard error: text on a terminal, JSON otherwise. `filter` is in the
+/// form of `RUST_LOG`, for example `info` or `tidegate::store=debug`.
+pub fn init(filter: Option<&str>) {
+    let filter = filter
+        .and_then(|text| EnvFilter::try_new(text).ok())
+        .unwrap_or_else(|| EnvFilter::new("info"));
+    let terminal = io::stderr().is_terminal();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_span_events(FmtSpan::NONE)
+        .with_target(false);
+    // A second start in one process (tests) keeps the first subscriber.
+    let _ = if terminal {
+        builder.compact().try_init()
+    } else {
+        builder.json().try_init()
+    };
+}
+
+/// Opens where lines go; `None` for `Off`. A file is appended to and made if absent.
+pub(crate) fn open(target: &LogTarget) -> io::Result<Option<Box<dyn Write + Send>>> {
+    Ok(match target {
+        LogTarget::Off => None,
+        LogTarget::Stdout => Some(Box::new(io::stdout())),
+        LogTarget::Stderr => Some(Box::new(io::stderr())),
+        LogTarget::File(path) => Some(Box::new(
+            OpenOptions::new().create(true).append(true).open(path)?,
+        )),
+    })
+}

@@ -1,0 +1,397 @@
+//! The access log: one line for each request that is worth one, in its own encoder.
+//!
+//! Denials and answers that the proxy makes itself are always logged; what was let through is
+//! sampled. No query string, no client key and no header value of a client is ever written: of a
+//! key there is at most a prefix of its keyed hash. A line is encoded into its worker's buffer;
+//! buffers go to one writer thread through a bounded queue that drops, counts and says so.
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::{json, stamp};
+use crate::config::{LogFormat, LogTarget};
+
+/// Buffers that may wait for the writer.
+const QUEUE_BUFFERS: usize = 1024;
+/// A worker hands its buffer over at this size, bytes, or at the next flush.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// What became of a request, as the log calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every limit allowed it.
+    Allowed,
+    /// No limit was asked.
+    Unlimited,
+    /// A limit refused it.
+    Denied,
+    /// The proxy answered it for another reason.
+    Rejected,
+}
+
+impl Outcome {
+    fn word(self) -> &'static str {
+        match self {
+            Outcome::Allowed => "allowed",
+            Outcome::Unlimited => "unlimited",
+            Outcome::Denied => "denied",
+            Outcome::Rejected => "rejected",
+        }
+    }
+}
+
+/// One request, as far as it is known when its response ends.
+#[derive(Debug)]
+pub struct Entry {
+    /// When it came, microseconds since the Unix epoch.
+    pub unix_us: u64,
+    /// From its head to the end of the response.
+    pub duration: Duration,
+    /// The client's address, through trusted proxies.
+    pub client: IpAddr,
+    /// Its method.
+    pub method: http::Method,
+    /// Its path as it was sent, without the query.
+    pub path: String,
+    /// The answer's status.
+    pub status: u16,
+    /// Bytes of the answer's body.
+    pub bytes: u64,
+    /// The route's name.
+    pub route: Option<Arc<str>>,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// The limits that denied it, each with a prefix of the key's hash.
+    pub denied_by: Vec<(Arc<str>, Option<String>)>,
+    /// Why the proxy answered itself.
+    pub reason: Option<&'static str>,
+    /// The id given to the client.
+    pub request_id: Option<String>,
+}
+
+/// The log of the whole process; dropping the last handle writes what is left.
+#[derive(Debug)]
+pub struct AccessLog {
+    format: LogFormat,
+    sample_allowed: f64,
+    queue: Option<SyncSender<Vec<u8>>>,
+    dropped: AtomicU64,
+    seen: AtomicU64,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl AccessLog {
+    /// Opens `target` and starts its writer; a log that is off takes lines and forgets them.
+    pub fn open(target: &LogTarget, format: LogFormat, sample_allowed: f64) -> io::Result<Self> {
+        let mut log = AccessLog {
+            format,
+            sample_allowed,
+            queue: None,
+            dropped: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
+            writer: Mutex::new(None),
+        };
+        if let Some(mut out) = super::open(target)? {
+            let (queue, buffers) = sync_channel(QUEUE_BUFFERS);
+            let writer = std::thread::Builder::new()
+                .name("access-log".to_owned())
+                .spawn(move || write_buffers(&buffers, &mut *out))?;
+            log.queue = Some(queue);
+            log.writer = Mutex::new(Some(writer));
+        }
+        Ok(log)
+    }
+
+    /// Whether a request with this outcome gets a line: everything but what was let through, of
+    /// which every n-th, so that the share is exact.
+    pub fn wants(&self, outcome: Outcome) -> bool {
+        if self.queue.is_none() {
+            return false;
+        }
+        match outcome {
+            Outcome::Denied | Outcome::Rejected => true,
+            Outcome::Allowed | Outcome::Unlimited if self.sample_allowed <= 0.0 => false,
+            Outcome::Allowed | Outcome::Unlimited if self.sample_allowed >= 1.0 => true,
+            Outcome::Allowed | Outcome::Unlimited => {
+                let seen = self.seen.fetch_add(1, Ordering::Relaxed) as f64;
+                ((seen + 1.0) * self.sample_allowed).floor() > (seen * self.sample_allowed).floor()
+            }
+        }
+    }
+
+    /// A worker's own end of the log.
+    pub fn buffer(self: &Arc<Self>) -> Buffer {
+        Buffer(Arc::new(Local {
+            log: Arc::clone(self),
+            bytes: Mutex::new(Vec::new()),
+        }))
+    }
+
+    fn send(&self, bytes: Vec<u8>) {
+        let Some(queue) = &self.queue else { return };
+        if let Err(TrySendError::Full(bytes)) = queue.try_send(bytes) {
+            let lines = bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
+            let before = self.dropped.fetch_add(lines, Ordering::Relaxed);
+            if before / 100_000 != (before + lines) / 100_000 || before == 0 {
+                tracing::warn!(dropped = before + lines, "the access log drops lines");
+            }
+        }
+    }
+}
+
+impl Drop for AccessLog {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        let writer = self
+            .writer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(writer) = writer {
+            // Its panic was already printed; there is nothing left to save.
+            let _ = writer.join();
+        }
+    }
+}
+
+/// One worker's end of the log: cheap to clone, not shared between workers.
+#[derive(Clone, Debug)]
+pub struct Buffer(Arc<Local>);
+
+#[derive(Debug)]
+struct Local {
+    log: Arc<AccessLog>,
+    bytes: Mutex<Vec<u8>>,
+}
+
+impl Buffer {
+    /// Whether no line is ever written.
+    pub fn is_off(&self) -> bool {
+        self.0.log.queue.is_none()
+    }
+
+    /// See [`AccessLog::wants`].
+    pub fn wants(&self, outcome: Outcome) -> bool {
+        self.0.log.wants(outcome)
+    }
+
+    /// Adds one line.
+    pub fn record(&self, entry: &Entry) {
+        let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.0.log.format {
+            LogFormat::Text => text(&mut bytes, entry),
+            LogFormat::Json => json_line(&mut bytes, entry),
+            LogFormat::Combined => combined(&mut bytes, entry),
+        }
+        if bytes.len() >= BUFFER_BYTES {
+            self.0.log.send(std::mem::take(&mut *bytes));
+        }
+    }
+
+    /// Hands over what is waiting; called by the worker from time to time, and at its end.
+    pub fn flush(&self) {
+        let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        if !bytes.is_empty() {
+            self.0.log.send(std::mem::take(&mut *bytes));
+        }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        let bytes = self.bytes.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !bytes.is_empty() {
+            self.log.send(std::mem::take(bytes));
+        }
+    }
+}
+
+/// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login (key 3q2-7w)`
+fn text(out: &mut Vec<u8>, entry: &Entry) {
+    let date = stamp::rfc3339(entry.unix_us);
+    let millis = entry.duration.as_secs_f64() * 1e3;
+    // Writing into a Vec cannot fail.
+    let _ = write!(
+        out,
+        "{} {} {} {} {millis:.1}ms {} {}",
+        &date[11..23],
+        entry.method,
+        printable(&entry.path),
+        entry.status,
+        entry.client,
+        entry.outcome.word()
+    );
+    for (limit, key) in &entry.denied_by {
+        let _ = write!(out, " by {limit}");
+        if let Some(key) = key {
+            let _ = write!(out, " (key {key})");
+        }
+    }
+    if let Some(reason) = entry.reason {
+        let _ = write!(out, " {reason}");
+    }
+    out.push(b'\n');
+}
+
+fn json_line(out: &mut Vec<u8>, entry: &Entry) {
+    let member = |out: &mut Vec<u8>, name: &str, value: &str| {
+        out.push(b',');
+        json::name(out, name);
+        json::string(out, value);
+    };
+    out.extend_from_slice(b"{\"time\":");
+    json::string(out, &stamp::rfc3339(entry.unix_us));
+    member(out, "client", &entry.client.to_string());
+    member(out, "method", entry.method.as_str());
+    member(out, "path", &entry.path);
+    out.extend_from_slice(b",\"status\":");
+    json::number(out, entry.status);
+    out.extend_from_slice(b",\"bytes\":");
+    json::number(out, entry.bytes);
+    out.extend_from_slice(b",\"duration_us\":");
+    json::number(
+        out,
+        u64::try_from(entry.duration.as_micros()).unwrap_or(u64::MAX),
+    );
+    if let Some(route) = &entry.route {
+        member(out, "route", route);
+    }
+    member(out, "outcome", entry.outcome.word());
+    if !entry.denied_by.is_empty() {
+        out.extend_from_slice(b",\"denied_by\":[");
+        for (index, (limit, key)) in entry.denied_by.iter().enumerate() {
+            out.extend_from_slice(if index == 0 { b"{" } else { b",{" });
+            json::name(out, "limit");
+            json::string(out, limit);
+            if let Some(key) = key {
+                member(out, "key", key);
+            }
+            out.push(b'}');
+        }
+        out.push(b']');
+    }
+    if let Some(reason) = entry.reason {
+        member(out, "reason", reason);
+    }
+    if let Some(id) = &entry.request_id {
+        member(out, "request_id", id);
+    }
+    out.extend_from_slice(b"}\n");
+}
+
+/// The combined format; referrer and user agent are what a client wrote, and left out.
+fn combined(out: &mut Vec<u8>, entry: &Entry) {
+    let _ = writeln!(
+        out,
+        "{} - - [{}] \"{} {} HTTP/1.1\" {} {} \"-\" \"-\"",
+        entry.client,
+        stamp::common(entry.unix_us),
+        entry.method,
+        printable(&entry.path),
+        entry.status,
+        entry.bytes
+    );
+}
+
+/// `path` for a log that people read: what could end the field or the line becomes `?`.
+fn printable(path: &str) -> String {
+    path.chars()
+        .map(|c| {
+            if c.is_ascii_graphic() && c != '"' {
+                c
+            } else {
+                '?'
+            }
+        })
+        .collect()
+}
+
+fn write_buffers(buffers: &Receiver<Vec<u8>>, out: &mut dyn Write) {
+    let mut failed = false;
+    for bytes in buffers {
+        let result = out.write_all(&bytes).and_then(|()| out.flush());
+        if let (Err(error), false) = (&result, failed) {
+            tracing::error!(%error, "the access log cannot be written");
+        }
+        failed = result.is_err();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry() -> Entry {
+        Entry {
+            unix_us: 1_795_214_226_123_456,
+            duration: Duration::from_micros(234),
+            client: IpAddr::from([1, 2, 3, 4]),
+            method: http::Method::POST,
+            path: "/login\"\n".to_owned(),
+            status: 429,
+            bytes: 7,
+            route: Some("login".into()),
+            outcome: Outcome::Denied,
+            denied_by: vec![("per_ip".into(), Some("3q2-7w".to_owned()))],
+            reason: None,
+            request_id: None,
+        }
+    }
+
+    #[test]
+    fn each_format_keeps_a_request_on_one_line() {
+        let line = |write: fn(&mut Vec<u8>, &Entry)| {
+            let mut out = Vec::new();
+            write(&mut out, &entry());
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(
+            line(text),
+            "22:37:06.123 POST /login?? 429 0.2ms 1.2.3.4 denied by per_ip (key 3q2-7w)\n"
+        );
+        assert_eq!(
+            line(combined),
+            "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login?? HTTP/1.1\" 429 7 \
+             \"-\" \"-\"\n"
+        );
+        assert_eq!(
+            line(json_line),
+            "{\"time\":\"2026-11-20T22:37:06.123Z\",\"client\":\"1.2.3.4\",\"method\":\"POST\",\
+             \"path\":\"/login\\\"\\n\",\"status\":429,\"bytes\":7,\"duration_us\":234,\
+             \"route\":\"login\",\"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
+             \"key\":\"3q2-7w\"}]}\n"
+        );
+    }
+
+    #[test]
+    fn a_tenth_of_what_is_allowed_is_a_tenth() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let target = LogTarget::File(file.path().to_owned());
+        let log = AccessLog::open(&target, LogFormat::Text, 0.1).unwrap();
+        let logged = (0..1000).filter(|_| log.wants(Outcome::Allowed)).count();
+        assert_eq!(logged, 100);
+        assert!(log.wants(Outcome::Denied));
+    }
+
+    #[test]
+    fn what_is_buffered_is_written_when_the_log_ends() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let target = LogTarget::File(file.path().to_owned());
+        let log = Arc::new(AccessLog::open(&target, LogFormat::Text, 0.0).unwrap());
+        let buffer = log.buffer();
+        buffer.record(&entry());
+        drop((buffer, log));
+        assert_eq!(
+            std::fs::read_to_string(file.path())
+                .unwrap()
+                .lines()
+                .count(),
+            1
+        );
+    }
+}

@@ -1,0 +1,263 @@
+//! The decision log: one JSON line for each decision, in the order the store made them, so that an
+//! auditor can replay them through a model of the limits.
+//!
+//! `{"t":<store's µs>,"items":[["limit","<key hash>",cost]],"allowed":true,
+//!   "limits":{"limit":{"used":0,"remaining":9,"retry_after_us":0,"reset_us":60000000}}}`
+//!
+//! `retry_after_us` is -1 where the cost is above the limit. Decisions made here while the store
+//! was away carry `"source":"local"`. Several workers ask the store at once and their answers
+//! arrive in any order: lines wait [`HOLD`] and are sorted by the store's time. Only lines that
+//! overtake each other across a backward step of the store's clock can come out of order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::json;
+use crate::clock;
+use crate::config::LogTarget;
+use crate::limit::{Charge, Decision, Retry};
+
+/// How long a line waits for an earlier decision to arrive.
+pub const HOLD: Duration = Duration::from_millis(200);
+
+/// How long the writer gathers lines before it writes.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// Lines that may wait to be written; more are dropped and counted.
+const QUEUE_LINES: usize = 65_536;
+
+/// Who decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The store that all proxies share, or the embedded one where that is the store.
+    Store,
+    /// This process alone, while the store was away.
+    Local,
+}
+
+/// A line with its place: the store's time, then the order of arrival.
+type Placed = Reverse<(u64, u64, Line)>;
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Line {
+    arrived: Instant,
+    text: Vec<u8>,
+}
+
+/// The log; dropping it writes what is left.
+#[derive(Debug)]
+pub struct DecisionLog {
+    queue: Option<SyncSender<Placed>>,
+    arrivals: AtomicU64,
+    dropped: AtomicU64,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl DecisionLog {
+    /// Opens the file for appending and starts its writer.
+    pub fn open(path: &Path) -> io::Result<DecisionLog> {
+        let file = super::open(&LogTarget::File(path.to_owned()))?.unwrap_or(Box::new(io::sink()));
+        let (queue, lines) = sync_channel(QUEUE_LINES);
+        let writer = std::thread::Builder::new()
+            .name("decision-log".to_owned())
+            .spawn(move || write_lines(&lines, &mut BufWriter::with_capacity(1 << 16, file)))?;
+        Ok(DecisionLog {
+            queue: Some(queue),
+            arrivals: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            writer: Some(writer),
+        })
+    }
+
+    /// Adds one decision. Called where the order is known: under the embedded store's locks, or as
+    /// an answer of Redis is read. Never waits.
+    pub fn record(&self, source: Source, charge: &Charge, decision: &Decision) {
+        let line = Line {
+            arrived: clock::now(),
+            text: encode(source, charge, decision),
+        };
+        let arrival = self.arrivals.fetch_add(1, Ordering::Relaxed);
+        let placed = Reverse((decision.at_us, arrival, line));
+        if self
+            .queue
+            .as_ref()
+            .is_some_and(|queue| queue.try_send(placed).is_err())
+            && self
+                .dropped
+                .fetch_add(1, Ordering::Relaxed)
+                .is_multiple_of(10_000)
+        {
+            tracing::warn!("the decision log cannot keep up: lines are dropped");
+        }
+    }
+}
+
+impl Drop for DecisionLog {
+    fn drop(&mut self) {
+        drop(self.queue.take());
+        if let Some(writer) = self.writer.take() {
+            // Its panic was already printed by the runtime; there is nothing left to save.
+            let _ = writer.join();
+        }
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        if dropped > 0 {
+            tracing::warn!(dropped, "lines missing from the decision log");
+        }
+    }
+}
+
+fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
+    let mut out = Vec::with_capacity(96 + 160 * charge.len());
+    out.extend_from_slice(b"{\"t\":");
+    json::number(&mut out, decision.at_us);
+    if source == Source::Local {
+        out.extend_from_slice(b",\"source\":\"local\"");
+    }
+    out.extend_from_slice(b",\"items\":[");
+    for (index, item) in charge.iter().enumerate() {
+        out.extend_from_slice(if index == 0 { b"[" } else { b",[" });
+        json::string(&mut out, &item.limit.name);
+        out.push(b',');
+        json::string(&mut out, &item.tag.to_string());
+        out.push(b',');
+        json::number(&mut out, item.cost);
+        out.push(b']');
+    }
+    out.extend_from_slice(b"],\"allowed\":");
+    out.extend_from_slice(if decision.allowed { b"true" } else { b"false" });
+    out.extend_from_slice(b",\"limits\":{");
+    for (index, (item, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        json::name(&mut out, &item.limit.name);
+        let retry = match verdict.retry {
+            Retry::Now => 0,
+            Retry::After(us) => i64::try_from(us).unwrap_or(i64::MAX),
+            Retry::Never => -1,
+        };
+        out.extend_from_slice(b"{\"used\":");
+        json::number(&mut out, verdict.used);
+        out.extend_from_slice(b",\"remaining\":");
+        json::number(&mut out, verdict.remaining);
+        out.extend_from_slice(b",\"retry_after_us\":");
+        json::number(&mut out, retry);
+        out.extend_from_slice(b",\"reset_us\":");
+        json::number(&mut out, verdict.reset_us);
+        out.push(b'}');
+    }
+    out.extend_from_slice(b"}}\n");
+    out
+}
+
+/// Writes lines in order until the log is dropped; then what is left, at once.
+fn write_lines(lines: &Receiver<Placed>, file: &mut dyn Write) {
+    let mut waiting: BinaryHeap<Placed> = BinaryHeap::new();
+    let mut failed = false;
+    let mut open = true;
+    while open || !waiting.is_empty() {
+        match lines.recv_timeout(HOLD / 10) {
+            Ok(line) => {
+                waiting.push(line);
+                // Gathers, so that a busy log costs a write for many lines, not for each.
+                std::thread::sleep(GATHER);
+                waiting.extend(lines.try_iter().take(QUEUE_LINES));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => open = false,
+        }
+        let result = write_due(&mut waiting, file, open);
+        if let (Err(error), false) = (&result, failed) {
+            tracing::error!(%error, "the decision log cannot be written");
+        }
+        failed = result.is_err();
+    }
+}
+
+fn write_due(waiting: &mut BinaryHeap<Placed>, file: &mut dyn Write, open: bool) -> io::Result<()> {
+    let now = clock::now();
+    while let Some(Reverse((_, _, line))) = waiting.peek() {
+        if open && now.duration_since(line.arrived) < HOLD {
+            break;
+        }
+        if let Some(Reverse((_, _, line))) = waiting.pop() {
+            file.write_all(&line.text)?;
+        }
+    }
+    file.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::limit::{Algorithm, Item, Key, Limit, Missing, Rule, Tag, Verdict};
+
+    fn charge() -> Charge {
+        let limit = Limit {
+            name: "login".into(),
+            rule: Rule {
+                algorithm: Algorithm::Log,
+                units: 5,
+                window_us: 1000,
+                precision_us: 1,
+            },
+            key: Key::parse(["ip"]).unwrap(),
+            missing: Missing::Ip,
+            on_error: crate::limit::OnError::Local,
+            cost: 1,
+            store_suffix: "login.0000".to_owned(),
+            identity: 0,
+        };
+        smallvec![Item {
+            limit: Arc::new(limit),
+            tag: Tag([0; 16]),
+            cost: 2
+        }]
+    }
+
+    fn decision(at_us: u64) -> Decision {
+        let verdict = Verdict {
+            used: 4,
+            remaining: 1,
+            retry: Retry::After(7),
+            reset_us: 900,
+            next_us: 7,
+        };
+        Decision {
+            allowed: false,
+            at_us,
+            verdicts: smallvec![verdict],
+        }
+    }
+
+    #[test]
+    fn lines_come_out_in_the_stores_order_and_none_is_lost_at_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("decisions.jsonl");
+        let log = DecisionLog::open(&path).unwrap();
+        log.record(Source::Store, &charge(), &decision(20));
+        log.record(Source::Local, &charge(), &decision(30));
+        log.record(Source::Store, &charge(), &decision(10));
+        drop(log);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "{\"t\":10,\"items\":[[\"login\",\"AAAAAAAAAAAAAAAAAAAAAA\",2]],\"allowed\":false,\
+             \"limits\":{\"login\":{\"used\":4,\"remaining\":1,\"retry_after_us\":7,\
+             \"reset_us\":900}}}"
+        );
+        assert!(lines[1].starts_with("{\"t\":20,"));
+        assert!(lines[2].starts_with("{\"t\":30,\"source\":\"local\","));
+    }
+}
