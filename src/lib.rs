@@ -29,3 +29,15 @@ mod wire;
 pub mod store;
 
 pub mod upstream;
+
+// -- the path
+
+pub mod proxy;
+
+// -- the house
+
+pub mod server;
+
+// -- the door
+
+pub mod cli;

@@ -1,3 +1,5 @@
-//! The door: nothing is behind it yet.
+//! The door: hands over to the library's command line.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    tidegate::cli::main()
+}

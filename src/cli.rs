@@ -1,0 +1,159 @@
+//! The door: the command line.
+//!
+//! Results go to standard output, everything else to standard error. Exit codes: 0 fine, 1 did not
+//! work, 2 wrong use, 78 bad configuration (`EX_CONFIG` of sysexits.h).
+
+mod check;
+mod demo;
+mod run;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::config::diagnostic::Code;
+
+/// Exit codes, as users read them.
+const DID_NOT_WORK: u8 = 1;
+const WRONG_USE: u8 = 2;
+const BAD_CONFIGURATION: u8 = check::BAD_CONFIG;
+
+/// A reverse proxy with rate limiting built in.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tidegate",
+    version,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the proxy (the default).
+    Run(RunArgs),
+    /// See limiting work: proxy.toml with a built-in echo upstream and the embedded store.
+    Demo(DemoArgs),
+    /// Find mistakes in a configuration.
+    Check(CheckArgs),
+    /// Explain a diagnostic by its code, for example T101; without one, this text.
+    Help(HelpArgs),
+}
+
+/// Either a file, or everything on the command line.
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// The configuration to run.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "to")]
+    config: Option<PathBuf>,
+    /// Run without a file: where requests go.
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
+    /// Where clients connect.
+    #[arg(long, value_name = "ADDRESS", requires = "to")]
+    listen: Option<String>,
+    /// How much each client may do, for example 100/min.
+    #[arg(long, value_name = "RATE", requires = "to")]
+    limit: Option<String>,
+    /// What clients are told apart by.
+    #[arg(long, value_name = "KEY", requires = "limit")]
+    key: Option<String>,
+    /// Where counts are shared with other proxies; without it they live in this process.
+    #[arg(long, value_name = "URL", requires = "to")]
+    redis: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct DemoArgs {
+    /// The configuration whose routes and limits to show.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+struct CheckArgs {
+    /// The configuration to check.
+    #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
+    config: PathBuf,
+    /// How to print what was found.
+    #[arg(long, value_enum, default_value_t = Format::Human)]
+    format: Format,
+    /// Treat warnings as errors.
+    #[arg(long)]
+    deny_warnings: bool,
+}
+
+#[derive(Debug, Args)]
+struct HelpArgs {
+    /// The code that `check` printed.
+    code: Option<String>,
+}
+
+/// How `check` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people.
+    Human,
+    /// For scripts.
+    Json,
+    /// As annotations of a GitHub workflow.
+    Github,
+}
+
+/// `tidegate help T101`
+fn help(args: &HelpArgs) -> u8 {
+    let Some(text) = &args.code else {
+        // Nobody to tell where standard output is closed.
+        let _ = Cli::command().print_long_help();
+        return 0;
+    };
+    match text.parse::<Code>() {
+        Ok(code) => {
+            let _ = writeln!(std::io::stdout(), "{}", code.explain().trim_end());
+            0
+        }
+        Err(_) => {
+            run::say(&format!("tidegate: there is no diagnostic `{text}`"));
+            WRONG_USE
+        }
+    }
+}
+
+/// Colour only on a terminal, and never with `NO_COLOR`.
+fn colour(stream: &impl std::io::IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Reads the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let code = match cli.command {
+        None => run::run(&cli.run),
+        Some(Command::Run(args)) => run::run(&args),
+        Some(Command::Demo(args)) => demo::demo(&args),
+        Some(Command::Help(args)) => help(&args),
+        Some(Command::Check(args)) => {
+            let format = match args.format {
+                Format::Human => check::Format::Human {
+                    colour: colour(&std::io::stdout()),
+                },
+                Format::Json => check::Format::Json,
+                Format::Github => check::Format::Github,
+            };
+            check::check(
+                &args.config,
+                format,
+                args.deny_warnings,
+                &mut std::io::stdout(),
+            )
+        }
+    };
+    ExitCode::from(code)
+}

@@ -1,0 +1,238 @@
+//! Whether a request may pass: what its route's limits ask, what the store says, and what an
+//! outage of the store means.
+//!
+//! The mechanism of an outage (deadline, breaker) is the store's; the policy is here and nowhere
+//! else. A request that has no key it should have is never let through for that.
+
+use std::net::IpAddr;
+
+use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
+use http::{HeaderMap, Method, Request, Response};
+
+use super::body::Body;
+use super::reject::{Denial, Form, Rejection};
+use super::{Downstream, Proxy};
+use crate::clock;
+use crate::config::Bypass;
+use crate::limit::headers::{self, HeaderSettings};
+use crate::limit::key::{Derived, Facts, same_secret};
+use crate::limit::{Charge, Decision, Item, OnError};
+use crate::route::{CostSource, Found};
+use crate::store::{Store, StoreError};
+
+/// What a request asks of the store: its items, and the generation of the hash key that their
+/// tags were made with.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) charge: Charge,
+    pub(super) generation: u64,
+}
+
+/// A request that may pass, and what its client is told of its limits.
+#[derive(Debug)]
+pub(super) struct Admission {
+    told: Option<Told>,
+    cors: bool,
+}
+
+/// A decision, and the wall clock's time at it, microseconds: the reset that clients are told
+/// counts from there, however slow the upstream is.
+#[derive(Debug)]
+struct Told {
+    charge: Charge,
+    decision: Decision,
+    unix_us: u64,
+}
+
+impl Admission {
+    /// Writes the rate-limit headers of the decision that let the request pass.
+    pub(super) fn mark(
+        &self,
+        mut response: Response<Body>,
+        settings: HeaderSettings,
+    ) -> Response<Body> {
+        if let Some(told) = &self.told {
+            let (charge, decision) = (&told.charge, &told.decision);
+            headers::write(
+                response.headers_mut(),
+                settings,
+                charge,
+                decision,
+                told.unix_us,
+            );
+            if self.cors {
+                headers::expose_to_scripts(response.headers_mut());
+            }
+        }
+        response
+    }
+
+    /// Whether any limit was asked.
+    pub(super) fn is_limited(&self) -> bool {
+        self.told.is_some()
+    }
+}
+
+impl Proxy {
+    /// What the limits of the route that was found ask of this request.
+    pub(super) fn ask<B>(
+        &self,
+        request: &Request<B>,
+        found: &Found<'_, '_>,
+        facts: &Facts<'_>,
+        (downstream, client): (&Downstream, IpAddr),
+    ) -> Result<Asked, Rejection> {
+        let key = self.store.hash_key();
+        let mut asked = Asked {
+            charge: Charge::new(),
+            generation: key.generation,
+        };
+        if found.route.limits.is_empty()
+            || is_preflight(request)
+            || self
+                .bypass
+                .iter()
+                .any(|bypass| bypasses(bypass, facts, client))
+        {
+            return Ok(asked);
+        }
+        let cost = match &found.route.cost {
+            CostSource::Fixed(units) => *units,
+            CostSource::Header(name) if downstream.trusted => cost_in(request.headers(), name),
+            CostSource::Header(_) => 1,
+        };
+        for limit in &found.route.limits {
+            match limit.key.derive(facts, limit.missing, &key.key) {
+                Derived::Tag(tag) => asked.charge.push(Item {
+                    limit: limit.clone(),
+                    tag,
+                    cost: cost.saturating_mul(limit.cost),
+                }),
+                Derived::Skip => {}
+                Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
+                Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
+            }
+        }
+        Ok(asked)
+    }
+
+    /// Asks the store, and lets the request pass or says why not.
+    pub(super) async fn admit<B>(
+        &self,
+        request: &Request<B>,
+        asked: Asked,
+    ) -> Result<Admission, Rejection> {
+        let cors = self.headers.cors_expose && request.headers().contains_key(ORIGIN);
+        if asked.charge.is_empty() {
+            return Ok(Admission { told: None, cors });
+        }
+        let (charge, decision) = match self.store.charge(&asked.charge, asked.generation).await {
+            Ok(decision) => {
+                self.remember(&asked.charge, &decision);
+                (asked.charge, decision)
+            }
+            Err(error) => match self.decide_alone(asked.charge, &error)? {
+                Some(decided) => decided,
+                None => return Ok(Admission { told: None, cors }),
+            },
+        };
+        if decision.allowed {
+            Ok(Admission {
+                told: Some(Told {
+                    charge,
+                    decision,
+                    unix_us: clock::unix_us(),
+                }),
+                cors,
+            })
+        } else {
+            let form = Form::of(request.method(), request.headers());
+            Err(Rejection::Limited(Box::new(Denial {
+                charge,
+                decision,
+                form,
+            })))
+        }
+    }
+
+    /// What the shared store admitted here is also counted here, so that this process knows recent
+    /// history when it must decide alone, and an outage is no second helping.
+    fn remember(&self, charge: &Charge, decision: &Decision) {
+        let shared = matches!(self.store, Store::Redis(_));
+        if shared
+            && decision.allowed
+            && charge
+                .iter()
+                .all(|item| item.limit.on_error == OnError::Local)
+        {
+            self.local.keep_warm(charge);
+        }
+    }
+
+    /// The store did not answer: each limit's `on_error` says what that means. `None` where no
+    /// limit is left to ask.
+    fn decide_alone(
+        &self,
+        mut charge: Charge,
+        error: &StoreError,
+    ) -> Result<Option<(Charge, Decision)>, Rejection> {
+        let policy = |item: &Item| item.limit.on_error;
+        if charge.iter().any(|item| policy(item) == OnError::Deny) {
+            let denied = charge.iter().filter(|item| policy(item) == OnError::Deny);
+            let limits = denied.map(|item| item.limit.name.clone()).collect();
+            return Err(Rejection::StoreAway {
+                limits,
+                reason: error.label(),
+            });
+        }
+        charge.retain(|item| policy(item) == OnError::Local);
+        if charge.is_empty() {
+            return Ok(None);
+        }
+        let decision = self.local.charge(&charge);
+        Ok(Some((charge, decision)))
+    }
+}
+
+/// A browser's question whether it may ask: never charged, since no script can avoid it.
+fn is_preflight<B>(request: &Request<B>) -> bool {
+    request.method() == Method::OPTIONS
+        && request.headers().contains_key(ORIGIN)
+        && request
+            .headers()
+            .contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// A weight that a trusted peer names, units; 1 where it names none or nonsense.
+fn cost_in(headers: &HeaderMap, name: &http::HeaderName) -> u64 {
+    headers
+        .get(name)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+        .unwrap_or(1)
+}
+
+/// Whether every condition of a bypass rule holds.
+fn bypasses(bypass: &Bypass, facts: &Facts<'_>, client: IpAddr) -> bool {
+    let ip = || bypass.ip.is_empty() || bypass.ip.iter().any(|net| net.contains(&client));
+    let path = || {
+        bypass
+            .path
+            .as_ref()
+            .is_none_or(|pattern| pattern.matches(facts.path))
+    };
+    let header = || {
+        bypass.header.as_ref().is_none_or(|(name, secret)| {
+            facts
+                .headers
+                .get(name)
+                .is_some_and(|value| same_secret(value.as_bytes(), secret))
+        })
+    };
+    let key = || {
+        bypass
+            .key
+            .as_ref()
+            .is_none_or(|secret| facts.carries_api_key(secret))
+    };
+    ip() && path() && header() && key()
+}

@@ -1,0 +1,109 @@
+//! A response's body: streamed from upstream, made here, or empty; and the log line that is
+//! written when it has ended.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http_body::{Frame, SizeHint};
+use hyper::body::Bytes;
+
+use super::line::Line;
+use crate::upstream::UpstreamError;
+use crate::upstream::body::ResponseBody;
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct Body {
+    source: Source,
+    line: Option<Box<Line>>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Upstream(ResponseBody),
+    Made(Bytes),
+    Empty,
+}
+
+impl Body {
+    /// Nothing.
+    pub(crate) fn empty() -> Body {
+        Body {
+            source: Source::Empty,
+            line: None,
+        }
+    }
+
+    /// Bytes that the proxy wrote itself.
+    pub(crate) fn made(bytes: Bytes) -> Body {
+        Body {
+            source: Source::Made(bytes),
+            line: None,
+        }
+    }
+
+    /// What the upstream sends, as it sends it.
+    pub(crate) fn upstream(body: ResponseBody) -> Body {
+        Body {
+            source: Source::Upstream(body),
+            line: None,
+        }
+    }
+
+    /// Whether the proxy made it itself.
+    pub(crate) fn is_made_here(&self) -> bool {
+        !matches!(self.source, Source::Upstream(_))
+    }
+
+    /// Has `line` written when this body has ended or was given up.
+    pub(crate) fn log(&mut self, line: Box<Line>) {
+        self.line = Some(line);
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.take() {
+            line.write();
+        }
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = UpstreamError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        let polled = match &mut self.source {
+            Source::Upstream(body) => Pin::new(body).poll_frame(context),
+            Source::Made(bytes) if !bytes.is_empty() => {
+                let frame = Frame::data(std::mem::take(bytes));
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Source::Made(_) | Source::Empty => Poll::Ready(None),
+        };
+        if let (Some(line), Poll::Ready(Some(Ok(frame)))) = (&mut self.line, &polled) {
+            line.add_bytes(frame.data_ref().map_or(0, Bytes::len));
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.source {
+            Source::Upstream(body) => body.is_end_stream(),
+            Source::Made(bytes) => bytes.is_empty(),
+            Source::Empty => true,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Upstream(body) => body.size_hint(),
+            Source::Made(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Source::Empty => SizeHint::with_exact(0),
+        }
+    }
+}

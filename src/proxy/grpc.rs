@@ -1,0 +1,145 @@
+//! A denial as gRPC clients understand it: HTTP 200 with the status in the only header block
+//! ("Trailers-Only", gRPC over HTTP/2 protocol), since an HTTP 429 would reach them as
+//! UNAVAILABLE, which many of them retry at once.
+//!
+//! Pure: numbers and words in, headers out. The two protobuf messages are written by hand; both
+//! are a few bytes of google/rpc/status.proto and google/rpc/error_details.proto.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+
+/// RESOURCE_EXHAUSTED: the code Google's API guide maps to 429.
+const RESOURCE_EXHAUSTED: u8 = 8;
+const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
+
+/// Whether a request's `content-type` is gRPC's.
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    headers
+        .get(CONTENT_TYPE)
+        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Writes the status of a denial. `retry_us` is the exact wait, microseconds; `None` where no wait
+/// helps, which tells clients not to retry at all (gRFC A6: a negative pushback).
+pub fn write_denial(headers: &mut HeaderMap, message: &str, retry_us: Option<u64>) {
+    let millis = retry_us.map(|us| us.div_ceil(1000));
+    headers.insert(
+        name("grpc-status"),
+        HeaderValue::from(u16::from(RESOURCE_EXHAUSTED)),
+    );
+    insert_text(headers, "grpc-message", &percent_encode(message));
+    let pushback = millis.map_or_else(|| "-1".to_owned(), |millis| millis.to_string());
+    insert_text(headers, "grpc-retry-pushback-ms", &pushback);
+    let details = STANDARD_NO_PAD.encode(status(message, millis));
+    insert_text(headers, "grpc-status-details-bin", &details);
+}
+
+fn name(name: &'static str) -> HeaderName {
+    HeaderName::from_static(name)
+}
+
+fn insert_text(headers: &mut HeaderMap, header: &'static str, text: &str) {
+    if let Ok(value) = HeaderValue::from_str(text) {
+        headers.insert(name(header), value);
+    }
+}
+
+/// Percent-encoding of `grpc-message`: space to `~` stay, but for `%` (gRPC protocol, Responses).
+fn percent_encode(message: &str) -> String {
+    let mut out = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
+}
+
+/// `google.rpc.Status { code, message, details: [RetryInfo { retry_delay }] }`
+fn status(message: &str, retry_millis: Option<u64>) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_varint_field(&mut out, 1, u64::from(RESOURCE_EXHAUSTED));
+    put_bytes_field(&mut out, 2, message.as_bytes());
+    if let Some(millis) = retry_millis {
+        let mut delay = Vec::new();
+        put_varint_field(&mut delay, 1, millis / 1000);
+        put_varint_field(&mut delay, 2, millis % 1000 * 1_000_000);
+        let mut retry_info = Vec::new();
+        put_bytes_field(&mut retry_info, 1, &delay);
+        let mut any = Vec::new();
+        put_bytes_field(&mut any, 1, RETRY_INFO.as_bytes());
+        put_bytes_field(&mut any, 2, &retry_info);
+        put_bytes_field(&mut out, 3, &any);
+    }
+    out
+}
+
+/// Field numbers here are below 16: one byte holds the number and the wire type.
+fn put_varint_field(out: &mut Vec<u8>, field: u8, value: u64) {
+    if value > 0 {
+        out.push(field << 3);
+        put_varint(out, value);
+    }
+}
+
+fn put_bytes_field(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+    out.push(field << 3 | 2);
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn denial(retry_us: Option<u64>) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        write_denial(&mut headers, "100% used", retry_us);
+        headers
+    }
+
+    #[test]
+    fn a_denial_carries_status_message_pushback_and_retry_info() {
+        let headers = denial(Some(13_000_001));
+        assert_eq!(headers["grpc-status"], "8");
+        assert_eq!(headers["grpc-message"], "100%25 used");
+        assert_eq!(headers["grpc-retry-pushback-ms"], "13001");
+        let bytes = STANDARD_NO_PAD
+            .decode(&headers["grpc-status-details-bin"])
+            .unwrap();
+        let mut expected = vec![0x08, 8, 0x12, 9];
+        expected.extend_from_slice(b"100% used");
+        // details: Any { type_url, value: RetryInfo { Duration { 13 s, 1,000,000 ns } } }
+        expected.extend_from_slice(&[0x1a, 52, 0x0a, 40]);
+        expected.extend_from_slice(RETRY_INFO.as_bytes());
+        expected.extend_from_slice(&[0x12, 8, 0x0a, 6, 0x08, 13, 0x10, 0xc0, 0x84, 0x3d]);
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn where_no_wait_helps_clients_are_told_not_to_retry() {
+        assert_eq!(denial(None)["grpc-retry-pushback-ms"], "-1");
+    }
+
+    #[test]
+    fn grpc_and_its_subtypes_are_told_from_the_rest() {
+        let headers = |value: &'static str| {
+            HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(value))])
+        };
+        assert!(is_grpc(&headers("application/grpc")));
+        assert!(is_grpc(&headers("application/grpc+proto")));
+        assert!(is_grpc(&headers("application/grpc-web")));
+        assert!(!is_grpc(&headers("application/json")));
+        assert!(!is_grpc(&HeaderMap::new()));
+    }
+}

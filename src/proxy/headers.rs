@@ -1,0 +1,446 @@
+//! What changes in a head on its way through.
+//!
+//! Pure functions over a message's head. What an untrusted client says about itself is replaced by
+//! what we know; a proxy that we trust is believed, and we append to what it says. This file must
+//! never let a client remove a header that somebody between us and the upstream relies on.
+
+mod check;
+mod hop;
+mod peer;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE,
+    UPGRADE, VIA,
+};
+use http::uri::{PathAndQuery, Uri};
+use http::{Request, Response, StatusCode, Version};
+use memchr::memmem;
+
+pub use check::{RequestFault, check_framing};
+use hop::{Seen, has_option};
+pub use peer::Peer;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// Headers that [`to_upstream`] adds at most.
+const ADDED: usize = 8;
+/// How often a request may pass this process. A route to another of our own hosts is odd but
+/// possible; what comes back more often is in a loop.
+const MAX_PASSES: usize = 3;
+
+/// This process in `Via`. The name is different in each, so that a chain of tidegates is no loop.
+static PSEUDONYM: LazyLock<String> = LazyLock::new(|| {
+    let random = RandomState::new().hash_one(std::process::id());
+    format!("tidegate-{:08x}", random >> 32)
+});
+static VIA_1_0: LazyLock<HeaderValue> = LazyLock::new(|| via("1.0"));
+static VIA_1_1: LazyLock<HeaderValue> = LazyLock::new(|| via("1.1"));
+
+fn via(version: &str) -> HeaderValue {
+    HeaderValue::try_from(format!("{version} {}", *PSEUDONYM))
+        .unwrap_or(HeaderValue::from_static("1.1 tidegate"))
+}
+
+fn via_of(version: Version) -> HeaderValue {
+    if version == Version::HTTP_10 {
+        VIA_1_0.clone()
+    } else {
+        VIA_1_1.clone()
+    }
+}
+
+/// How often this process stands in the request's `Via`.
+fn passes(headers: &HeaderMap) -> usize {
+    let ours = |line: &HeaderValue| memmem::find_iter(line.as_bytes(), PSEUDONYM.as_str()).count();
+    headers.get_all(VIA).iter().map(ours).sum()
+}
+
+/// Makes of a client's request the one that its upstream gets: in origin form and HTTP/1.1,
+/// without what concerned the client's connection only, and with what we know of the client.
+pub fn to_upstream<B>(request: &mut Request<B>, peer: &Peer) -> Result<(), RequestFault> {
+    let upgrade = wants_upgrade(request);
+    let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
+    to_origin_form(request);
+    let headers = request.headers_mut();
+    if passes(headers) >= MAX_PASSES {
+        return Err(RequestFault::Loop);
+    }
+    let seen = Seen::in_request(headers, upgrade, peer.trusted);
+    seen.remove(headers)?;
+    headers.reserve(ADDED);
+    if upgrade {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    } else if seen.te_trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    name_client(headers, peer);
+    headers.append(VIA, via_of(version));
+    Ok(())
+}
+
+/// Makes of an upstream's response the one that the client gets.
+pub fn to_downstream<B>(response: &mut Response<B>) {
+    let version = std::mem::replace(response.version_mut(), Version::HTTP_11);
+    let status = response.status();
+    let headers = response.headers_mut();
+    let seen = Seen::in_response(headers, status);
+    // A response whose options we cannot follow is passed on without the headers we know.
+    let _ = seen.remove(headers);
+    if status == StatusCode::SWITCHING_PROTOCOLS {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+    if status == StatusCode::NO_CONTENT || status == StatusCode::SWITCHING_PROTOCOLS {
+        headers.remove(CONTENT_LENGTH);
+    }
+    headers.append(VIA, via_of(version));
+}
+
+/// Has the client's connection closed after this response: what else came on it cannot be trusted
+/// to be a request. Owed to whoever asked for an upgrade and was refused.
+pub fn close_after<B>(response: &mut Response<B>) {
+    response
+        .headers_mut()
+        .insert(CONNECTION, HeaderValue::from_static("close"));
+}
+
+/// Whether the request asks to leave HTTP for a protocol that may be tunnelled. HTTP/2 may not:
+/// its requests would pass inside the tunnel, unseen and uncounted.
+pub fn wants_upgrade<B>(request: &Request<B>) -> bool {
+    let headers = request.headers();
+    headers.contains_key(UPGRADE)
+        && request.version() == Version::HTTP_11
+        && has_option(headers, "upgrade")
+        && !headers.get_all(UPGRADE).iter().any(|value| {
+            value.to_str().map_or(true, |protocols| {
+                protocols.split(',').map(str::trim).any(|protocol| {
+                    let name = protocol.split('/').next().unwrap_or_default();
+                    ["h2", "h2c", "http", "tls", ""]
+                        .iter()
+                        .any(|refused| name.eq_ignore_ascii_case(refused))
+                })
+            })
+        })
+}
+
+/// An upstream is asked for a path, also when the client named the host in its target.
+fn to_origin_form<B>(request: &mut Request<B>) {
+    let Some(authority) = request.uri().authority() else {
+        return;
+    };
+    if let Ok(host) = HeaderValue::try_from(authority.as_str()) {
+        request.headers_mut().entry(HOST).or_insert(host);
+    }
+    let root = PathAndQuery::from_static("/");
+    let path = match request.uri().path_and_query() {
+        Some(path) if path.as_str().starts_with('/') => path.clone(),
+        // It prints the `/` that `http://host?query` leaves out.
+        Some(query) => PathAndQuery::try_from(query.to_string()).unwrap_or(root),
+        None => root,
+    };
+    *request.uri_mut() = Uri::from(path);
+}
+
+/// Says who the client is: instead of what it says itself, or after what a trusted proxy says.
+fn name_client(headers: &mut HeaderMap, peer: &Peer) {
+    let host = headers.get(HOST).cloned();
+    let forwarded = peer.forwarded(host.as_ref());
+    let address = peer.address.clone();
+    let proto = HeaderValue::from_static("http");
+    if peer.trusted {
+        append(headers, X_FORWARDED_FOR, address);
+        append(headers, FORWARDED, forwarded);
+        headers.entry(X_FORWARDED_PROTO).or_insert(proto);
+        if let Some(host) = host {
+            headers.entry(X_FORWARDED_HOST).or_insert(host);
+        }
+        return;
+    }
+    headers.insert(X_REAL_IP, address.clone());
+    headers.insert(X_FORWARDED_FOR, address);
+    headers.insert(FORWARDED, forwarded);
+    headers.insert(X_FORWARDED_PROTO, proto);
+    match host {
+        Some(host) => headers.insert(X_FORWARDED_HOST, host),
+        None => headers.remove(X_FORWARDED_HOST),
+    };
+}
+
+/// Appends to a list, in one line: not every reader looks for a second.
+fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
+    match headers.entry(name) {
+        Entry::Vacant(entry) => {
+            entry.insert(value);
+        }
+        Entry::Occupied(mut entry) => {
+            let mut line = Vec::new();
+            for known in entry.iter() {
+                line.extend_from_slice(known.as_bytes());
+                line.extend_from_slice(b", ");
+            }
+            line.extend_from_slice(value.as_bytes());
+            // Valid values, joined by valid characters, are a valid value.
+            entry.insert(HeaderValue::try_from(line).unwrap_or(value));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLIENT: &str = "192.0.2.7";
+
+    fn request(lines: &[(&str, &str)]) -> Request<()> {
+        let mut request = Request::builder().uri("/a?b");
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap()
+    }
+
+    fn sent(trusted: bool, lines: &[(&str, &str)]) -> HeaderMap {
+        let mut request = request(lines);
+        to_upstream(&mut request, &Peer::new(CLIENT.parse().unwrap(), trusted)).unwrap();
+        request.headers().clone()
+    }
+
+    fn all<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
+        headers
+            .get_all(name)
+            .iter()
+            .map(|value| value.to_str().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn an_untrusted_client_is_named_by_us_alone() {
+        let headers = sent(
+            false,
+            &[
+                ("host", "a.example"),
+                ("x-forwarded-for", "203.0.113.1"),
+                ("x-forwarded-for", "203.0.113.2"),
+                ("x-forwarded-proto", "https"),
+                ("x-forwarded-host", "evil"),
+                ("x-forwarded-port", "443"),
+                ("x_forwarded_for", "203.0.113.3"),
+                ("x_real_ip", "203.0.113.3"),
+                ("x-real-ip", "203.0.113.3"),
+                ("forwarded", "for=203.0.113.1"),
+                ("x-forward", "kept"),
+            ],
+        );
+        assert_eq!(all(&headers, "x-forwarded-for"), [CLIENT]);
+        assert_eq!(all(&headers, "x-real-ip"), [CLIENT]);
+        assert_eq!(all(&headers, "x-forwarded-proto"), ["http"]);
+        assert_eq!(all(&headers, "x-forwarded-host"), ["a.example"]);
+        assert_eq!(
+            all(&headers, "forwarded"),
+            ["for=192.0.2.7;host=a.example;proto=http"]
+        );
+        assert_eq!(all(&headers, "x-forward"), ["kept"]);
+        for name in ["x-forwarded-port", "x_forwarded_for", "x_real_ip"] {
+            assert!(!headers.contains_key(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_trusted_proxy_is_believed_and_appended_to() {
+        let headers = sent(
+            true,
+            &[
+                ("host", "a"),
+                ("x-forwarded-for", "203.0.113.1"),
+                ("x-forwarded-for", "203.0.113.2"),
+                ("x-forwarded-proto", "https"),
+                ("forwarded", "for=203.0.113.1;proto=https"),
+                ("x-real-ip", "203.0.113.1"),
+            ],
+        );
+        assert_eq!(
+            all(&headers, "x-forwarded-for"),
+            ["203.0.113.1, 203.0.113.2, 192.0.2.7"]
+        );
+        assert_eq!(all(&headers, "x-forwarded-proto"), ["https"]);
+        assert_eq!(all(&headers, "x-forwarded-host"), ["a"]);
+        assert_eq!(all(&headers, "x-real-ip"), ["203.0.113.1"]);
+        assert_eq!(
+            all(&headers, "forwarded"),
+            ["for=203.0.113.1;proto=https, for=192.0.2.7;host=a;proto=http"]
+        );
+    }
+
+    #[test]
+    fn what_concerns_one_connection_stays_on_it() {
+        let headers = sent(
+            false,
+            &[
+                ("host", "a"),
+                ("connection", "close, X-Mine"),
+                ("connection", "other"),
+                ("x-mine", "1"),
+                ("other", "1"),
+                ("keep-alive", "5"),
+                ("proxy-connection", "keep-alive"),
+                ("proxy-authorization", "Basic eA=="),
+                ("proxy", "http://evil"),
+                ("transfer-encoding", "chunked"),
+                ("te", "gzip"),
+                ("expect", "100-continue"),
+                ("upgrade", "websocket"),
+                ("x-yours", "1"),
+            ],
+        );
+        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        let ours = [
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "x-forwarded-proto",
+            "x-real-ip",
+        ];
+        let mut want = vec!["forwarded", "host", "via", "x-yours"];
+        want.extend(ours);
+        want.sort_unstable();
+        assert_eq!(left, want);
+    }
+
+    #[test]
+    fn nobody_can_name_away_what_others_rely_on() {
+        let named = "host, content-length, authorization, cookie, x-forwarded-for, via, forwarded, \
+                     x-forwarded-client-cert, x-request-id, trailer";
+        let lines = [
+            ("connection", named),
+            ("host", "a"),
+            ("content-length", "3"),
+            ("authorization", "Bearer x"),
+            ("cookie", "a=b"),
+            ("x-forwarded-for", "203.0.113.1"),
+            ("x-forwarded-client-cert", "c"),
+            ("x-request-id", "r"),
+            ("trailer", "t"),
+        ];
+        let headers = sent(true, &lines);
+        for (name, _) in &lines[1..] {
+            assert!(headers.contains_key(*name), "{name}");
+        }
+    }
+
+    #[test]
+    fn options_are_bounded() {
+        let many = vec!["x"; 40].join(",");
+        let mut request = request(&[("host", "a"), ("connection", &many)]);
+        let peer = Peer::new(CLIENT.parse().unwrap(), false);
+        assert_eq!(
+            to_upstream(&mut request, &peer),
+            Err(RequestFault::ConnectionOptions)
+        );
+    }
+
+    #[test]
+    fn trailers_are_asked_for_on_behalf_of_clients_that_take_them() {
+        let headers = sent(
+            false,
+            &[("host", "a"), ("te", "gzip, Trailers;q=1, trailers")],
+        );
+        assert_eq!(all(&headers, "te"), ["trailers"]);
+        assert_eq!(all(&headers, "connection"), ["te"]);
+    }
+
+    #[test]
+    fn an_upgrade_passes_on_unless_it_is_to_http_2() {
+        let upgrade = |protocols| {
+            [
+                ("connection", "keep-alive, Upgrade"),
+                ("upgrade", protocols),
+            ]
+        };
+        assert!(wants_upgrade(&request(&upgrade("websocket"))));
+        for refused in ["h2c", "websocket, H2C", "HTTP/2.0", "TLS/1.0", ""] {
+            assert!(!wants_upgrade(&request(&upgrade(refused))), "{refused}");
+            assert!(
+                !sent(false, &upgrade(refused)).contains_key("upgrade"),
+                "{refused}"
+            );
+        }
+        assert!(!wants_upgrade(&request(&[("upgrade", "websocket")])));
+        let headers = sent(false, &upgrade("websocket"));
+        assert_eq!(all(&headers, "upgrade"), ["websocket"]);
+        assert_eq!(all(&headers, "connection"), ["upgrade"]);
+    }
+
+    #[test]
+    fn an_upstream_is_asked_for_a_path() {
+        for (target, want) in [
+            ("http://a.example/x?y", "/x?y"),
+            ("http://a.example", "/"),
+            ("http://a.example?q", "/?q"),
+        ] {
+            let mut request = request(&[]);
+            *request.uri_mut() = target.parse().unwrap();
+            to_upstream(&mut request, &Peer::new(CLIENT.parse().unwrap(), false)).unwrap();
+            assert_eq!(request.uri().to_string(), want);
+            assert_eq!(request.headers()["host"], "a.example");
+        }
+    }
+
+    #[test]
+    fn a_request_in_a_loop_is_found_and_a_chain_of_proxies_is_none() {
+        let peer = Peer::new(CLIENT.parse().unwrap(), false);
+        let mut request = request(&[("host", "a"), ("via", "1.1 tidegate-0, 1.1 other")]);
+        for _ in 0..MAX_PASSES {
+            to_upstream(&mut request, &peer).unwrap();
+        }
+        assert_eq!(to_upstream(&mut request, &peer), Err(RequestFault::Loop));
+    }
+
+    fn answered(status: u16, lines: &[(&str, &str)]) -> HeaderMap {
+        let mut response = Response::builder().status(status);
+        for (name, value) in lines {
+            response = response.header(*name, *value);
+        }
+        let mut response = response.body(()).unwrap();
+        to_downstream(&mut response);
+        response.headers().clone()
+    }
+
+    #[test]
+    fn a_response_loses_what_concerned_the_upstream_connection() {
+        let headers = answered(
+            200,
+            &[
+                ("connection", "close, x-hop"),
+                ("x-hop", "1"),
+                ("keep-alive", "timeout=5"),
+                ("transfer-encoding", "chunked"),
+                ("upgrade", "h2c"),
+                ("proxy-authenticate", "Basic"),
+                ("set-cookie", "a"),
+                ("set-cookie", "b"),
+                ("trailer", "x-sum"),
+                ("server", "s"),
+            ],
+        );
+        let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["server", "set-cookie", "trailer", "via"]);
+        assert_eq!(all(&headers, "set-cookie"), ["a", "b"]);
+    }
+
+    #[test]
+    fn an_agreed_upgrade_says_so_and_204_has_no_length() {
+        let headers = answered(101, &[("connection", "Upgrade"), ("upgrade", "websocket")]);
+        assert_eq!(all(&headers, "connection"), ["upgrade"]);
+        assert_eq!(all(&headers, "upgrade"), ["websocket"]);
+        assert!(!answered(204, &[("content-length", "0")]).contains_key("content-length"));
+        assert!(answered(426, &[("upgrade", "websocket")]).contains_key("upgrade"));
+        assert!(answered(304, &[("content-length", "9")]).contains_key("content-length"));
+    }
+}

@@ -1,0 +1,255 @@
+//! Which requests are not passed on, although hyper could read their heads.
+//!
+//! Pure. It must never let through what two readers could understand differently.
+
+use std::borrow::Cow;
+
+use http::header::{EXPECT, HOST, TRANSFER_ENCODING};
+use http::{Method, Request, StatusCode, Uri, Version};
+
+use crate::route::host_of;
+
+/// Why a request is not passed on, although its head could be read. The client is at fault, except
+/// for a loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestFault {
+    /// `CONNECT` and `TRACE` mean something else at a gateway, or reveal what was added on the way.
+    Method,
+    /// A target that is neither a path nor an `http` URL (nor `*` with `OPTIONS`).
+    Target,
+    /// `Host` is missing, there twice, or no host.
+    Host,
+    /// `Host` and the target's own host differ.
+    TwoHosts,
+    /// A Transfer-Encoding other than exactly `chunked`, once.
+    TransferEncoding,
+    /// An expectation other than `100-continue`.
+    Expect,
+    /// More options in `Connection` than anybody needs.
+    ConnectionOptions,
+    /// It has been here before: the upstream sends requests back to us.
+    Loop,
+}
+
+impl RequestFault {
+    /// The status that tells a client of it.
+    pub fn status(self) -> StatusCode {
+        match self {
+            RequestFault::Method => StatusCode::METHOD_NOT_ALLOWED,
+            RequestFault::Expect => StatusCode::EXPECTATION_FAILED,
+            RequestFault::Loop => StatusCode::LOOP_DETECTED,
+            RequestFault::Target
+            | RequestFault::Host
+            | RequestFault::TwoHosts
+            | RequestFault::TransferEncoding
+            | RequestFault::ConnectionOptions => StatusCode::BAD_REQUEST,
+        }
+    }
+
+    /// A sentence for the client.
+    pub fn detail(self) -> &'static str {
+        match self {
+            RequestFault::Method => "this method is not served",
+            RequestFault::Target => "the request target has a form that is not served",
+            RequestFault::Host => "the Host header is missing, repeated or malformed",
+            RequestFault::TwoHosts => "the Host header and the request target differ",
+            RequestFault::TransferEncoding => "only the transfer coding chunked is understood",
+            RequestFault::Expect => "the only expectation understood is 100-continue",
+            RequestFault::ConnectionOptions => "the Connection header has too many options",
+            RequestFault::Loop => "the request has come back to this proxy",
+        }
+    }
+}
+
+/// Refuses what hyper lets pass although two readers could understand it differently. Returns the
+/// host that is asked for as [`host_of`] spells it; it is empty if HTTP/1.0 names none.
+pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFault> {
+    if matches!(*request.method(), Method::CONNECT | Method::TRACE) {
+        return Err(RequestFault::Method);
+    }
+    let mut host = None;
+    let mut chunked = false;
+    for (name, value) in request.headers() {
+        match *name {
+            HOST if host.is_some() => return Err(RequestFault::Host),
+            HOST => host = Some(value.to_str().map_err(|_| RequestFault::Host)?),
+            TRANSFER_ENCODING if chunked || !value.as_bytes().eq_ignore_ascii_case(b"chunked") => {
+                return Err(RequestFault::TransferEncoding);
+            }
+            TRANSFER_ENCODING => chunked = true,
+            EXPECT if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
+                return Err(RequestFault::Expect);
+            }
+            _ => {}
+        }
+    }
+    let target = target_authority(request.method(), request.uri())?;
+    match (host, target) {
+        (Some(host), None) => host_of(host).map_err(|_| RequestFault::Host),
+        (Some(host), Some(target)) => same_host(host, target, request.uri()),
+        (None, _) if request.version() != Version::HTTP_10 => Err(RequestFault::Host),
+        (None, Some(target)) => host_of(target).map_err(|_| RequestFault::Target),
+        (None, None) => Ok(Cow::Borrowed("")),
+    }
+}
+
+/// The authority in a target of absolute form; `None` for the usual form.
+fn target_authority<'r>(method: &Method, uri: &'r Uri) -> Result<Option<&'r str>, RequestFault> {
+    match (uri.scheme_str(), uri.authority()) {
+        (None, None) if uri.path().starts_with('/') => Ok(None),
+        (None, None) if uri.path() == "*" && method == Method::OPTIONS => Ok(None),
+        (Some("http" | "https"), Some(authority)) => Ok(Some(authority.as_str())),
+        _ => Err(RequestFault::Target),
+    }
+}
+
+fn same_host<'r>(host: &'r str, target: &str, uri: &Uri) -> Result<Cow<'r, str>, RequestFault> {
+    let host_name = host_of(host).map_err(|_| RequestFault::Host)?;
+    let target_name = host_of(target).map_err(|_| RequestFault::Target)?;
+    let usual = if uri.scheme_str() == Some("https") {
+        "443"
+    } else {
+        "80"
+    };
+    if host_name == target_name && port(host, usual) == port(target, usual) {
+        Ok(host_name)
+    } else {
+        Err(RequestFault::TwoHosts)
+    }
+}
+
+/// The port of an authority that [`host_of`] accepts.
+fn port<'a>(authority: &'a str, usual: &'a str) -> &'a str {
+    match authority.rsplit_once(':') {
+        Some((_, port)) if !port.is_empty() && !port.ends_with(']') => port,
+        _ => usual,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(target: &str, lines: &[(&str, &str)]) -> Request<()> {
+        let mut request = Request::builder().uri(target);
+        for (name, value) in lines {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap()
+    }
+
+    fn fault(target: &str, lines: &[(&str, &str)]) -> Option<RequestFault> {
+        check_framing(&request(target, lines)).err()
+    }
+
+    #[test]
+    fn the_host_comes_back_in_one_spelling() {
+        let request = request("/a", &[("host", "API.Example.com:8080")]);
+        assert_eq!(check_framing(&request).unwrap(), "api.example.com");
+    }
+
+    #[test]
+    fn a_host_is_there_once_and_is_a_host() {
+        assert_eq!(fault("/a", &[]), Some(RequestFault::Host));
+        assert_eq!(
+            fault("/a", &[("host", "a"), ("host", "a")]),
+            Some(RequestFault::Host)
+        );
+        for bad in [
+            "", "a b", "a/b", "user@a", "a:b:c", "a,b", "[::1", "a:99999",
+        ] {
+            assert_eq!(
+                fault("/a", &[("host", bad)]),
+                Some(RequestFault::Host),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn http_1_0_may_leave_the_host_out() {
+        let mut request = request("/a", &[]);
+        *request.version_mut() = Version::HTTP_10;
+        assert_eq!(check_framing(&request).unwrap(), "");
+        *request.uri_mut() = Uri::from_static("http://Named/a");
+        assert_eq!(check_framing(&request).unwrap(), "named");
+    }
+
+    #[test]
+    fn a_target_with_a_host_must_name_the_same() {
+        let lines: &[(&str, &str)] = &[("host", "a.example:80")];
+        assert_eq!(fault("http://a.example/x", lines), None);
+        assert_eq!(fault("http://A.EXAMPLE:80/x", lines), None);
+        assert_eq!(
+            fault("http://a.example:81/x", lines),
+            Some(RequestFault::TwoHosts)
+        );
+        assert_eq!(
+            fault("http://b.example/x", lines),
+            Some(RequestFault::TwoHosts)
+        );
+        assert_eq!(
+            fault("http://u@a.example/x", lines),
+            Some(RequestFault::Target)
+        );
+        assert_eq!(
+            fault("https://a.example/x", lines),
+            Some(RequestFault::TwoHosts)
+        );
+        assert_eq!(fault("http://[::1]/x", &[("host", "[0:0::1]")]), None);
+    }
+
+    #[test]
+    fn targets_that_are_no_paths_are_refused() {
+        assert_eq!(
+            fault("a.example:80", &[("host", "a.example")]),
+            Some(RequestFault::Target)
+        );
+        assert_eq!(
+            fault("ftp://a/x", &[("host", "a")]),
+            Some(RequestFault::Target)
+        );
+        assert_eq!(fault("*", &[("host", "a")]), Some(RequestFault::Target));
+        let mut request = request("*", &[("host", "a")]);
+        *request.method_mut() = Method::OPTIONS;
+        assert!(check_framing(&request).is_ok());
+    }
+
+    #[test]
+    fn methods_that_mean_something_else_at_a_gateway_are_refused() {
+        for method in [Method::CONNECT, Method::TRACE] {
+            let mut request = request("/a", &[("host", "a")]);
+            *request.method_mut() = method;
+            let fault = check_framing(&request).unwrap_err();
+            assert_eq!(fault.status(), StatusCode::METHOD_NOT_ALLOWED);
+        }
+    }
+
+    #[test]
+    fn the_only_coding_is_chunked_and_only_once() {
+        let with = |values: &[&'static str]| {
+            let mut lines = vec![("host", "a")];
+            lines.extend(values.iter().map(|&value| ("transfer-encoding", value)));
+            fault("/", &lines)
+        };
+        assert_eq!(with(&["Chunked"]), None);
+        for bad in [
+            &["gzip, chunked"][..],
+            &["chunked, chunked"],
+            &["chunked", "chunked"],
+            &[""],
+        ] {
+            assert_eq!(with(bad), Some(RequestFault::TransferEncoding), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_only_expectation_is_100_continue() {
+        assert_eq!(
+            fault("/", &[("host", "a"), ("expect", "100-Continue")]),
+            None
+        );
+        let unknown = fault("/", &[("host", "a"), ("expect", "a-miracle")]).unwrap();
+        assert_eq!(unknown.status(), StatusCode::EXPECTATION_FAILED);
+    }
+}

@@ -1,0 +1,174 @@
+//! What belongs to one hop of a message's way and is taken off before the next.
+//!
+//! A client names headers of its own connection in `Connection`; it must never name one away that
+//! somebody else has set.
+
+use http::StatusCode;
+use http::header::{
+    CONNECTION, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+};
+use smallvec::SmallVec;
+
+use super::RequestFault;
+
+/// Options in a `Connection` header; each costs a look into the map.
+const MAX_CONNECTION_OPTIONS: usize = 32;
+
+/// What one look over a head finds to be removed.
+#[derive(Default)]
+pub(super) struct Seen {
+    connection: bool,
+    /// Whether the client takes trailers.
+    pub(super) te_trailers: bool,
+    /// Nearly always empty.
+    names: SmallVec<[HeaderName; 4]>,
+}
+
+impl Seen {
+    /// In a request. `upgrade` says whether it may become a tunnel, `trusted` whether its sender
+    /// may speak for others.
+    pub(super) fn in_request(headers: &HeaderMap, upgrade: bool, trusted: bool) -> Seen {
+        let mut seen = Seen::default();
+        for (name, value) in headers {
+            match *name {
+                CONNECTION => seen.connection = true,
+                TE => {
+                    seen.te_trailers |= asks_trailers(value);
+                    seen.names.push(TE);
+                }
+                UPGRADE if upgrade => {}
+                UPGRADE | TRANSFER_ENCODING | EXPECT | PROXY_AUTHORIZATION => {
+                    seen.names.push(name.clone())
+                }
+                _ => {
+                    if is_connection_only(name) || (!trusted && is_forged(name)) {
+                        seen.names.push(name.clone());
+                    }
+                }
+            }
+        }
+        seen
+    }
+
+    /// In a response.
+    pub(super) fn in_response(headers: &HeaderMap, status: StatusCode) -> Seen {
+        // 426 tells the client what to upgrade to; 101 what it has been upgraded to.
+        let upgrades = matches!(
+            status,
+            StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED
+        );
+        let mut seen = Seen::default();
+        for name in headers.keys() {
+            match *name {
+                CONNECTION => seen.connection = true,
+                UPGRADE if upgrades => {}
+                UPGRADE | TE | TRANSFER_ENCODING | PROXY_AUTHENTICATE => {
+                    seen.names.push(name.clone());
+                }
+                _ if is_connection_only(name) => seen.names.push(name.clone()),
+                _ => {}
+            }
+        }
+        seen
+    }
+
+    /// Removes what was found, and the headers that `Connection` names.
+    pub(super) fn remove(&self, headers: &mut HeaderMap) -> Result<(), RequestFault> {
+        if self.connection {
+            let mut named = SmallVec::<[HeaderName; 4]>::new();
+            for (index, option) in options(headers).enumerate() {
+                if index == MAX_CONNECTION_OPTIONS {
+                    return Err(RequestFault::ConnectionOptions);
+                }
+                match HeaderName::from_bytes(option.as_bytes()) {
+                    Ok(name) if is_removable(&name) => named.push(name),
+                    _ => {}
+                }
+            }
+            headers.remove(CONNECTION);
+            for name in named {
+                headers.remove(name);
+            }
+        }
+        for name in &self.names {
+            headers.remove(name);
+        }
+        Ok(())
+    }
+}
+
+fn asks_trailers(te: &HeaderValue) -> bool {
+    te.to_str().is_ok_and(|codings| {
+        codings
+            .split(',')
+            .any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
+    })
+}
+
+/// Headers that concern one connection, for which the `http` crate has no constants; and `Proxy`,
+/// which CGI programs would take for their own setting.
+fn is_connection_only(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "keep-alive" | "proxy-connection" | "http2-settings" | "proxy"
+    )
+}
+
+/// Names in which clients could speak as a proxy; also with the `_` that many servers take for `-`.
+fn is_forged(name: &HeaderName) -> bool {
+    let name = name.as_str().as_bytes();
+    let same = |prefix: &[u8]| {
+        name.len() >= prefix.len()
+            && prefix
+                .iter()
+                .zip(name)
+                .all(|(&p, &n)| p == n || (p == b'-' && n == b'_'))
+    };
+    name.first() == Some(&b'x')
+        && (same(b"x-forwarded-") || (name.len() == 9 && same(b"x-real-ip")))
+}
+
+/// Whether `Connection` may have this header removed. Those that carry the message or say who
+/// somebody is stay: a client could otherwise strip what a proxy before us, or we, have set.
+fn is_removable(name: &HeaderName) -> bool {
+    use http::header as h;
+    let stays = matches!(
+        *name,
+        h::HOST
+            | h::CONTENT_LENGTH
+            | h::CONTENT_TYPE
+            | h::CONTENT_ENCODING
+            | h::CONTENT_RANGE
+            | h::TRANSFER_ENCODING
+            | h::TRAILER
+            | h::UPGRADE
+            | h::TE
+            | h::AUTHORIZATION
+            | h::COOKIE
+            | h::SET_COOKIE
+            | h::WWW_AUTHENTICATE
+            | h::CACHE_CONTROL
+            | h::VARY
+            | h::DATE
+            | h::LOCATION
+            | h::ORIGIN
+            | h::FORWARDED
+            | h::VIA
+    );
+    !stays && !is_forged(name) && !name.as_str().starts_with("x-request-")
+}
+
+fn options(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|option| !option.is_empty())
+}
+
+pub(super) fn has_option(headers: &HeaderMap, wanted: &str) -> bool {
+    options(headers).any(|option| option.eq_ignore_ascii_case(wanted))
+}

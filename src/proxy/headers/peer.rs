@@ -1,0 +1,112 @@
+//! What upstreams are told of a client's connection, formatted once and not for each request.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use http::HeaderValue;
+
+/// One client connection, in the words of the headers that name it.
+#[derive(Debug)]
+pub struct Peer {
+    pub(super) trusted: bool,
+    /// Its address: `2001:db8::1`.
+    pub(super) address: HeaderValue,
+    /// The same as RFC 7239 writes it: `for="[2001:db8::1]"`.
+    node: String,
+    /// The host asked for last and the `Forwarded` element for it: nearly always the next one too.
+    last: Mutex<Option<(HeaderValue, HeaderValue)>>,
+}
+
+impl Peer {
+    /// A connection from `ip`, which may say whom it speaks for if it is `trusted`.
+    pub fn new(ip: IpAddr, trusted: bool) -> Peer {
+        let ip = ip.to_canonical();
+        let address = value(ip.to_string());
+        let node = match ip {
+            IpAddr::V4(ip) => format!("for={ip}"),
+            IpAddr::V6(ip) => format!("for=\"[{ip}]\""),
+        };
+        Peer {
+            trusted,
+            address,
+            node,
+            last: Mutex::new(None),
+        }
+    }
+
+    /// The element of `Forwarded` that stands for this hop.
+    pub(super) fn forwarded(&self, host: Option<&HeaderValue>) -> HeaderValue {
+        let Some(host) = host else {
+            return value(format!("{};proto=http", self.node));
+        };
+        // One request at a time: the lock is never contended.
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((known, element)) if known == host => element.clone(),
+            _ => {
+                let element = self.element(host);
+                *last = Some((host.clone(), element.clone()));
+                element
+            }
+        }
+    }
+
+    fn element(&self, host: &HeaderValue) -> HeaderValue {
+        let mut text = self.node.clone();
+        // A host that is no text has been refused long before.
+        if let Ok(host) = host.to_str() {
+            let is_token = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+            if host.bytes().all(is_token) && !host.is_empty() {
+                let _ = write!(text, ";host={host}");
+            } else {
+                let _ = write!(text, ";host=\"{host}\"");
+            }
+        }
+        text.push_str(";proto=http");
+        value(text)
+    }
+}
+
+/// Addresses and hosts are made of characters that a header can hold.
+fn value(text: String) -> HeaderValue {
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("unknown"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn element(ip: &str, host: &'static str) -> HeaderValue {
+        Peer::new(ip.parse().unwrap(), false).forwarded(Some(&HeaderValue::from_static(host)))
+    }
+
+    #[test]
+    fn elements_are_quoted_where_rfc_7239_wants_it() {
+        assert_eq!(
+            element("192.0.2.1", "a.example"),
+            "for=192.0.2.1;host=a.example;proto=http"
+        );
+        assert_eq!(
+            element("2001:db8::1", "a:8080"),
+            "for=\"[2001:db8::1]\";host=\"a:8080\";proto=http"
+        );
+    }
+
+    #[test]
+    fn a_mapped_address_is_the_one_it_stands_for() {
+        let peer = Peer::new("::ffff:192.0.2.1".parse().unwrap(), false);
+        assert_eq!(peer.address, "192.0.2.1");
+    }
+
+    #[test]
+    fn another_host_gets_another_element() {
+        let peer = Peer::new("192.0.2.1".parse().unwrap(), false);
+        let one = peer.forwarded(Some(&HeaderValue::from_static("one")));
+        let two = peer.forwarded(Some(&HeaderValue::from_static("two")));
+        let none = peer.forwarded(None);
+        assert_eq!(one, "for=192.0.2.1;host=one;proto=http");
+        assert_eq!(two, "for=192.0.2.1;host=two;proto=http");
+        assert_eq!(none, "for=192.0.2.1;proto=http");
+    }
+}

@@ -1,0 +1,106 @@
+//! What is remembered of a request for its line in the access log, while it is under way.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Method, Request, Uri};
+
+use crate::clock;
+use crate::limit::{Charge, Decision, Retry};
+use crate::telemetry::access::{Buffer, Entry, Outcome};
+
+/// As many characters of a key's hash as tell keys apart in a log.
+const KEY_CHARACTERS: usize = 8;
+
+/// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
+#[derive(Debug)]
+pub(crate) struct Line {
+    /// When it came, microseconds since the Unix epoch; 0 where no line will be written.
+    unix_us: u64,
+    method: Method,
+    uri: Uri,
+    log: Buffer,
+    show_keys: bool,
+    pub(crate) client: IpAddr,
+    pub(crate) route: Option<Arc<str>>,
+    pub(crate) outcome: Outcome,
+    pub(crate) status: u16,
+    pub(crate) reason: Option<&'static str>,
+    pub(crate) request_id: Option<String>,
+    denied_by: Vec<(Arc<str>, Option<String>)>,
+    bytes: u64,
+}
+
+impl Line {
+    /// Begins at a request's arrival.
+    pub(crate) fn begin<B>(
+        request: &Request<B>,
+        client: IpAddr,
+        (log, show_keys): (&Buffer, bool),
+    ) -> Line {
+        Line {
+            unix_us: if log.is_off() { 0 } else { clock::unix_us() },
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+            log: log.clone(),
+            show_keys,
+            client,
+            route: None,
+            outcome: Outcome::Unlimited,
+            status: 0,
+            reason: None,
+            request_id: None,
+            denied_by: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Whether it will be written, by what has become of the request so far.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.log.wants(self.outcome)
+    }
+
+    /// Notes that the request was let through, and whether a limit was asked.
+    pub(crate) fn note_admission(&mut self, limited: bool) {
+        self.outcome = if limited {
+            Outcome::Allowed
+        } else {
+            Outcome::Unlimited
+        };
+    }
+
+    /// Notes which limits denied, and whom.
+    pub(crate) fn note_denial(&mut self, charge: &Charge, decision: &Decision) {
+        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+            if verdict.retry != Retry::Now {
+                let key = self
+                    .show_keys
+                    .then(|| item.tag.to_string()[..KEY_CHARACTERS].to_owned());
+                self.denied_by.push((Arc::clone(&item.limit.name), key));
+            }
+        }
+    }
+
+    pub(crate) fn add_bytes(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+    }
+
+    /// Writes it.
+    pub(crate) fn write(self) {
+        self.log.record(&Entry {
+            unix_us: self.unix_us,
+            duration: Duration::from_micros(clock::unix_us().saturating_sub(self.unix_us)),
+            client: self.client,
+            method: self.method,
+            path: self.uri.path().to_owned(),
+            status: self.status,
+            bytes: self.bytes,
+            route: self.route,
+            outcome: self.outcome,
+            denied_by: self.denied_by,
+            reason: self.reason,
+            request_id: self.request_id,
+        });
+    }
+}

@@ -1,0 +1,265 @@
+//! The bodies of the proxy's own answers: problem details (RFC 9457), or a short page or text
+//! where a client prefers that.
+//!
+//! Pure: it chooses a form by `Accept` and fills it in. Nothing of the inside (addresses, error
+//! texts of other parties) is ever written here.
+
+use bytes::Bytes;
+use http::header::{ACCEPT, HeaderMap};
+
+use crate::config::BodyKind;
+use crate::telemetry::json;
+
+/// `type` of a denial: a budget is used up (draft-ietf-httpapi-ratelimit-headers-10).
+pub const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+/// `type` of an answer given because the store of counts is away.
+pub const REDUCED_CAPACITY: &str =
+    "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+/// `type` of every other answer: its status says it all (RFC 9457 section 4.2.1).
+pub const BLANK: &str = "about:blank";
+
+/// What an answer says.
+#[derive(Debug)]
+pub struct Problem<'a> {
+    /// A URI that names the kind of problem.
+    pub kind: &'static str,
+    /// A short title, the same for every problem of its kind.
+    pub title: &'a str,
+    /// The HTTP status it is sent with.
+    pub status: u16,
+    /// What happened this time, for people.
+    pub detail: &'a str,
+    /// Names of the limits that denied.
+    pub violated: &'a [&'a str],
+    /// Seconds after which the same request may pass.
+    pub retry_after: Option<u64>,
+    /// Where the operator explains the limits.
+    pub docs_url: Option<&'a str>,
+    /// The id to quote when asking the operator.
+    pub request_id: &'a str,
+}
+
+/// The media type of each form.
+pub fn media_type(kind: BodyKind) -> &'static str {
+    match kind {
+        BodyKind::Json => "application/problem+json",
+        BodyKind::Html => "text/html; charset=utf-8",
+        BodyKind::Text => "text/plain; charset=utf-8",
+    }
+}
+
+/// The form that a request's `Accept` prefers (RFC 9110 section 12.5.1); problem details unless
+/// it clearly wants another.
+pub fn preferred(headers: &HeaderMap) -> BodyKind {
+    let mut best = (BodyKind::Json, 0.0);
+    for kind in [BodyKind::Json, BodyKind::Html, BodyKind::Text] {
+        let quality = quality_of(kind, headers);
+        if quality > best.1 {
+            best = (kind, quality);
+        }
+    }
+    best.0
+}
+
+/// The weight that `Accept` gives to a form: that of its most specific range.
+fn quality_of(kind: BodyKind, headers: &HeaderMap) -> f32 {
+    let (exact, group): (&[&str], &str) = match kind {
+        BodyKind::Json => (
+            &["application/problem+json", "application/json"],
+            "application/*",
+        ),
+        BodyKind::Html => (&["text/html"], "text/*"),
+        BodyKind::Text => (&["text/plain"], "text/*"),
+    };
+    let mut best = (0, 0.0);
+    let lines = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    for range in lines.flat_map(|line| line.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let specific = match name {
+            name if exact.iter().any(|exact| name.eq_ignore_ascii_case(exact)) => 3,
+            name if name.eq_ignore_ascii_case(group) => 2,
+            "*/*" => 1,
+            _ => 0,
+        };
+        let quality = parts
+            .find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")))
+            .map_or(1.0, |quality| quality.parse().unwrap_or(0.0));
+        if specific > best.0 {
+            best = (specific, quality);
+        }
+    }
+    best.1
+}
+
+/// Writes `problem` in the form `kind`, from the operator's template where there is one.
+pub fn render(problem: &Problem<'_>, kind: BodyKind, template: Option<&str>) -> Bytes {
+    let text = match (template, kind) {
+        (Some(template), _) => fill(template, problem, kind),
+        (None, BodyKind::Json) => return render_json(problem).into(),
+        (None, BodyKind::Html) => fill(HTML, problem, kind),
+        (None, BodyKind::Text) => fill(TEXT, problem, kind),
+    };
+    text.into()
+}
+
+const HTML: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>\
+    <h1>{title}</h1><p>{detail}</p><p><small>{request_id}</small></p></html>\n";
+const TEXT: &str = "{title}\n{detail}\n{request_id}\n";
+
+fn render_json(problem: &Problem<'_>) -> Vec<u8> {
+    let mut out = Vec::with_capacity(320);
+    out.extend_from_slice(b"{\"type\":");
+    json::string(&mut out, problem.kind);
+    let member = |out: &mut Vec<u8>, name: &str, value: &str| {
+        out.push(b',');
+        json::name(out, name);
+        json::string(out, value);
+    };
+    member(&mut out, "title", problem.title);
+    out.extend_from_slice(b",\"status\":");
+    json::number(&mut out, problem.status);
+    member(&mut out, "detail", problem.detail);
+    if !problem.violated.is_empty() {
+        out.extend_from_slice(b",\"violated-policies\":[");
+        for (index, name) in problem.violated.iter().enumerate() {
+            if index > 0 {
+                out.push(b',');
+            }
+            json::string(&mut out, name);
+        }
+        out.push(b']');
+    }
+    if let Some(seconds) = problem.retry_after {
+        out.extend_from_slice(b",\"retry_after\":");
+        json::number(&mut out, seconds);
+    }
+    if let Some(url) = problem.docs_url {
+        member(&mut out, "docs", url);
+    }
+    member(&mut out, "request_id", problem.request_id);
+    out.extend_from_slice(b"}\n");
+    out
+}
+
+/// Replaces the placeholders of a template, each value escaped for the form it goes into.
+fn fill(template: &str, problem: &Problem<'_>, kind: BodyKind) -> String {
+    let retry_after = problem
+        .retry_after
+        .map(|seconds| seconds.to_string())
+        .unwrap_or_default();
+    let limits = problem.violated.join(", ");
+    let mut out = String::with_capacity(template.len() + 128);
+    let mut rest = template;
+    while let Some(start) = rest.find('{') {
+        out.push_str(&rest[..start]);
+        let tail = &rest[start..];
+        let found = [
+            ("{title}", problem.title),
+            ("{detail}", problem.detail),
+            ("{limit}", limits.as_str()),
+            ("{retry_after}", retry_after.as_str()),
+            ("{request_id}", problem.request_id),
+        ]
+        .into_iter()
+        .find(|(name, _)| tail.starts_with(name));
+        match found {
+            Some((name, value)) => {
+                push_escaped(&mut out, value, kind);
+                rest = &tail[name.len()..];
+            }
+            None => {
+                out.push('{');
+                rest = &tail[1..];
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+fn push_escaped(out: &mut String, value: &str, kind: BodyKind) {
+    for c in value.chars() {
+        match (kind, c) {
+            (BodyKind::Html, '<') => out.push_str("&lt;"),
+            (BodyKind::Html, '>') => out.push_str("&gt;"),
+            (BodyKind::Html, '&') => out.push_str("&amp;"),
+            (BodyKind::Html, '"') => out.push_str("&quot;"),
+            (BodyKind::Json, '"' | '\\') => out.extend(['\\', c]),
+            (_, c) => out.push(c),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn accept(value: &'static str) -> BodyKind {
+        preferred(&HeaderMap::from_iter([(
+            ACCEPT,
+            HeaderValue::from_static(value),
+        )]))
+    }
+
+    #[test]
+    fn the_form_follows_accept() {
+        assert_eq!(preferred(&HeaderMap::new()), BodyKind::Json);
+        assert_eq!(accept("*/*"), BodyKind::Json);
+        assert_eq!(accept("application/json, text/plain, */*"), BodyKind::Json);
+        assert_eq!(
+            accept("text/html,application/xhtml+xml,*/*;q=0.8"),
+            BodyKind::Html
+        );
+        assert_eq!(accept("text/plain"), BodyKind::Text);
+        assert_eq!(accept("text/html;q=0, */*"), BodyKind::Json);
+        assert_eq!(accept("image/png"), BodyKind::Json);
+    }
+
+    fn problem() -> Problem<'static> {
+        Problem {
+            kind: QUOTA_EXCEEDED,
+            title: "Quota Exceeded",
+            status: 429,
+            detail: "\"login\" allows 5/min; retry in 13 s",
+            violated: &["login"],
+            retry_after: Some(13),
+            docs_url: None,
+            request_id: "3f9a",
+        }
+    }
+
+    #[test]
+    fn problem_details_are_json() {
+        assert_eq!(
+            render(&problem(), BodyKind::Json, None),
+            "{\"type\":\"https://iana.org/assignments/http-problem-types#quota-exceeded\",\
+             \"title\":\"Quota Exceeded\",\"status\":429,\
+             \"detail\":\"\\\"login\\\" allows 5/min; retry in 13 s\",\
+             \"violated-policies\":[\"login\"],\"retry_after\":13,\"request_id\":\"3f9a\"}\n"
+        );
+    }
+
+    #[test]
+    fn templates_are_filled_and_escaped_for_their_form() {
+        let html = render(
+            &problem(),
+            BodyKind::Html,
+            Some("<b>{detail}</b> {limit} {x}"),
+        );
+        assert_eq!(
+            html,
+            "<b>&quot;login&quot; allows 5/min; retry in 13 s</b> login {x}"
+        );
+        let text = render(&problem(), BodyKind::Text, None);
+        assert_eq!(
+            text,
+            "Quota Exceeded\n\"login\" allows 5/min; retry in 13 s\n3f9a\n"
+        );
+    }
+}

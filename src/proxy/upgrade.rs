@@ -1,0 +1,72 @@
+//! Tunnels: what a connection becomes after `101 Switching Protocols`.
+//!
+//! Bytes pass both ways and are not understood. What either side sent ahead of the switch is still
+//! in hyper's buffers and comes first. There is a tunnel only if the upstream agreed to one: after
+//! any other answer [`super::headers::close_after`] ends the client's connection, so that bytes
+//! sent ahead are never read as a request.
+
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use http::Response;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
+use tokio::time::timeout;
+
+use crate::upstream::Seat;
+use crate::upstream::body::ResponseBody;
+
+/// How long one direction stays open after the other has ended.
+const HALF_CLOSED: Duration = Duration::from_secs(60);
+
+/// Both ends of a tunnel, before they are joined.
+#[derive(Clone, Debug)]
+pub struct Tunnel {
+    client: OnUpgrade,
+    upstream: OnUpgrade,
+    /// Its place among the upstream's `max_connections`.
+    _seat: Option<Arc<Seat>>,
+}
+
+impl Tunnel {
+    /// The tunnel between the client's connection and the one that `response` (101) came from.
+    pub fn new(client: OnUpgrade, response: &mut Response<ResponseBody>) -> Tunnel {
+        let seat = response.body_mut().take_seat().map(Arc::new);
+        Tunnel {
+            client,
+            upstream: hyper::upgrade::on(response),
+            _seat: seat,
+        }
+    }
+
+    /// Passes bytes until both sides have ended, or one is broken.
+    pub async fn run(self) {
+        let Ok((client, upstream)) = tokio::try_join!(self.client, self.upstream) else {
+            return;
+        };
+        let (client_reads, client_writes) = split(TokioIo::new(client));
+        let (upstream_reads, upstream_writes) = split(TokioIo::new(upstream));
+        let mut up = pin!(pass(client_reads, upstream_writes));
+        let mut down = pin!(pass(upstream_reads, client_writes));
+        // An end of stream passes on as such; an error ends both directions.
+        let (ended, other) = match select(&mut up, &mut down).await {
+            Either::Left((ended, _)) => (ended, Either::Left(down)),
+            Either::Right((ended, _)) => (ended, Either::Right(up)),
+        };
+        if ended.is_ok() {
+            let _ = timeout(HALF_CLOSED, other).await;
+        }
+    }
+}
+
+async fn pass<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
+    mut from: R,
+    mut to: W,
+) -> io::Result<()> {
+    copy(&mut from, &mut to).await?;
+    to.shutdown().await
+}

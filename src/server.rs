@@ -1,0 +1,104 @@
+//! The house around the path: listeners, workers, and an orderly end.
+//!
+//! One worker per core, each with its own runtime, listener (SO_REUSEPORT), upstream pools and
+//! store connection; nothing on the path of a request is shared between them but the embedded
+//! store and the logs. `run` is given its sockets and its reason to stop by the caller.
+
+mod drain;
+pub mod echo;
+mod lint;
+pub mod listen;
+mod socket;
+mod worker;
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, watch};
+
+use crate::clock::Micros;
+use crate::config::{Config, LogFormat, LogSettings, LogTarget};
+use crate::store::Backing;
+use crate::store::hash_key::KeyRing;
+use crate::store::memory::Memory;
+use crate::telemetry::access::AccessLog;
+use crate::telemetry::decisions::DecisionLog;
+use listen::Listeners;
+
+/// What all workers share: the logs, the stores of this process, and the bound on connections.
+pub(crate) struct House {
+    pub(crate) access: Arc<AccessLog>,
+    pub(crate) backing: Backing,
+    pub(crate) local: Arc<Memory>,
+    pub(crate) connections: Arc<Semaphore>,
+}
+
+/// Tells workers to stop: dropped or sent `true`, they drain.
+pub type Shutdown = watch::Receiver<bool>;
+
+/// Serves until `shutdown` says so, then drains. `configs` holds one compiled copy of the same
+/// configuration for each worker; `listeners` one set of sockets for each.
+///
+/// # Errors
+/// A log that cannot be opened or a thread that cannot be started. Once it serves, it does not
+/// fail.
+pub fn run(configs: Vec<Config>, listeners: Listeners, shutdown: &Shutdown) -> io::Result<()> {
+    let Some(first) = configs.first() else {
+        return Ok(());
+    };
+    let decisions = first
+        .log
+        .decisions
+        .as_deref()
+        .map(DecisionLog::open)
+        .transpose()?;
+    let decisions = decisions.map(Arc::new);
+    let keys = KeyRing::new(&first.store).map_err(io::Error::other)?;
+    let house = Arc::new(House {
+        access: Arc::new(open_access_log(&first.log)?),
+        backing: Backing::new(&first.store, decisions.clone()).map_err(io::Error::other)?,
+        local: Arc::new(Memory::local(
+            &first.store,
+            keys,
+            Micros::monotonic(),
+            decisions,
+        )),
+        connections: Arc::new(Semaphore::new(first.server.max_connections)),
+    });
+    let mut workers = Vec::new();
+    for (index, (config, sockets)) in configs.into_iter().zip(listeners.into_sets()).enumerate() {
+        let (house, shutdown) = (Arc::clone(&house), shutdown.clone());
+        workers.push(
+            std::thread::Builder::new()
+                .name(format!("worker-{index}"))
+                .spawn(move || worker::run(config, sockets, &house, shutdown))?,
+        );
+    }
+    for worker in workers {
+        match worker.join() {
+            Ok(result) => result?,
+            Err(_) => tracing::error!("a worker panicked"),
+        }
+    }
+    Ok(())
+}
+
+fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {
+    let format = log.format.unwrap_or_else(|| default_format(&log.access));
+    AccessLog::open(&log.access, format, log.sample_allowed)
+}
+
+/// Text where a person reads along, JSON where a program collects.
+fn default_format(target: &LogTarget) -> LogFormat {
+    use std::io::IsTerminal;
+    let terminal = match target {
+        LogTarget::Stdout => io::stdout().is_terminal(),
+        LogTarget::Stderr => io::stderr().is_terminal(),
+        LogTarget::Off | LogTarget::File(_) => false,
+    };
+    if terminal {
+        LogFormat::Text
+    } else {
+        LogFormat::Json
+    }
+}

@@ -1,0 +1,159 @@
+//! A look at the raw bytes of a request's head, for what hyper forgives and we do not.
+//!
+//! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It never decides
+//! where a head ends for anyone but itself. Heads that arrive pipelined behind another request in
+//! one read are not seen: what hyper makes of them is re-framed before it reaches an upstream, so
+//! what is lost there is the refusal, not the safety.
+
+use memchr::memchr_iter;
+
+use crate::proxy::flaw::Flaw;
+
+/// As many bytes of a line as its name may take: `transfer-encoding:` is the longest of interest.
+const NAME_BYTES: usize = 18;
+
+/// Where the look at one head stands.
+#[derive(Debug)]
+pub(crate) struct Lint {
+    max_bytes: usize,
+    seen: usize,
+    line: [u8; NAME_BYTES],
+    line_bytes: usize,
+    last: u8,
+    length: bool,
+    encoding: bool,
+    started: bool,
+    done: bool,
+}
+
+impl Lint {
+    pub(crate) fn new(max_bytes: usize) -> Lint {
+        Lint {
+            max_bytes,
+            seen: 0,
+            line: [0; NAME_BYTES],
+            line_bytes: 0,
+            last: b'\r',
+            length: false,
+            encoding: false,
+            started: false,
+            done: false,
+        }
+    }
+
+    /// A new head begins.
+    pub(crate) fn restart(&mut self) {
+        *self = Lint::new(self.max_bytes);
+    }
+
+    /// Looks at the next bytes of the connection, up to the head's end.
+    pub(crate) fn look(&mut self, bytes: &[u8]) -> Option<Flaw> {
+        if self.done {
+            return None;
+        }
+        let mut start = 0;
+        for end in memchr_iter(b'\n', bytes) {
+            let before = if end == 0 { self.last } else { bytes[end - 1] };
+            if before != b'\r' {
+                self.done = true;
+                return Some(Flaw::BareLf);
+            }
+            self.keep(&bytes[start..end]);
+            start = end + 1;
+            self.seen += 1;
+            let blank = self.line_bytes == 1;
+            if blank && self.started {
+                self.done = true;
+                break;
+            }
+            // Blank lines before a request line are skipped (RFC 9112 section 2.2).
+            self.started |= !blank;
+            self.read_name();
+            self.line_bytes = 0;
+        }
+        if !self.done {
+            self.keep(&bytes[start..]);
+        }
+        self.last = bytes.last().copied().unwrap_or(self.last);
+        if self.seen > self.max_bytes {
+            Some(Flaw::HeadTooLarge)
+        } else if self.length && self.encoding {
+            Some(Flaw::TwoLengths)
+        } else {
+            None
+        }
+    }
+
+    /// Adds part of a line: its length, and its first bytes for the name.
+    fn keep(&mut self, part: &[u8]) {
+        if let Some(room) = NAME_BYTES.checked_sub(self.line_bytes) {
+            let taken = room.min(part.len());
+            self.line[self.line_bytes..][..taken].copy_from_slice(&part[..taken]);
+        }
+        self.line_bytes += part.len();
+        self.seen += part.len();
+    }
+
+    fn read_name(&mut self) {
+        let is = |name: &[u8]| {
+            self.line_bytes > name.len() && self.line[..name.len()].eq_ignore_ascii_case(name)
+        };
+        match self.line[0] | 0x20 {
+            b'c' if is(b"content-length:") => self.length = true,
+            b't' if is(b"transfer-encoding:") => self.encoding = true,
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fault found however the bytes are cut in two.
+    fn check(head: &str, expected: Option<Flaw>) {
+        for cut in 0..=head.len() {
+            let mut lint = Lint::new(200);
+            let first = lint.look(&head.as_bytes()[..cut]);
+            let second = lint.look(&head.as_bytes()[cut..]);
+            let found = second.or(first);
+            assert_eq!(found, expected, "cut at {cut} of {head:?}");
+        }
+    }
+
+    #[test]
+    fn a_plain_head_is_fine() {
+        check(
+            "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\na\nb",
+            None,
+        );
+        check("\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", None);
+    }
+
+    #[test]
+    fn a_bare_line_feed_is_found() {
+        check("GET / HTTP/1.1\nHost: a\r\n\r\n", Some(Flaw::BareLf));
+        check("GET / HTTP/1.1\r\nHost: a\n\r\n", Some(Flaw::BareLf));
+        check("GET / HTTP/1.1\r\nHost: a\r\n\n", Some(Flaw::BareLf));
+    }
+
+    #[test]
+    fn two_ways_to_say_the_length_are_found() {
+        check(
+            "POST / HTTP/1.1\r\ncontent-LENGTH: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+            Some(Flaw::TwoLengths),
+        );
+        check(
+            "POST / HTTP/1.1\r\nTransfer-encoding:chunked\r\nContent-Length:0\r\n\r\n0\r\n\r\n",
+            Some(Flaw::TwoLengths),
+        );
+    }
+
+    #[test]
+    fn a_head_over_its_bound_is_found() {
+        check(
+            &format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(300)),
+            Some(Flaw::HeadTooLarge),
+        );
+    }
+}

@@ -1,0 +1,417 @@
+//! A client's socket, as hyper reads and writes it: it knows which phase the connection is in, and
+//! holds every wait in that phase to its limit.
+//!
+//! hyper parses and frames; this file adds only what hyper cannot know or say:
+//! - one [`Alarm`] per connection stands for all of its timeouts, moved by a store per phase;
+//! - heads are looked at as they pass, for what hyper forgives and we do not (a bare LF as a line's
+//!   end, Content-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
+//! - a client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
+//!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled;
+//! - hyper's own bare error answers become problem details.
+//!
+//! It must never change a byte of a request, or of a response that the proxy made.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::lint::Lint;
+use crate::clock::Alarm;
+use crate::config::ServerSettings;
+use crate::proxy::flaw::Flaw;
+use crate::proxy::reject;
+use crate::upstream::body::Progress;
+use crate::wire::Stream;
+
+/// How long a client that has sent its end of stream may go without progress before it counts as
+/// gone. A half-closed client is indistinguishable from one that left until we write to it.
+pub(crate) const HALF_CLOSE_GRACE: Duration = Duration::from_secs(1);
+
+/// How long, and for how many bytes, a client is listened to after our last word.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 16 << 20;
+
+const HEAD_TIMEOUT: &[u8] =
+    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+
+/// Where a connection stands between two requests and within one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing of the next request has come.
+    Idle,
+    /// Part of a head has come.
+    Head,
+    /// A request is being served.
+    Request,
+    /// It has been answered, and the rest of its body is being thrown away.
+    Discard,
+    /// The connection was upgraded: its bytes are no longer ours to understand.
+    Tunnel,
+}
+
+/// What the socket and the service of one connection tell each other.
+#[derive(Debug)]
+pub(crate) struct Phase {
+    stage: AtomicU8,
+    flaw: AtomicU8,
+    /// How far the request's body has been read; one for all requests of the connection.
+    pub(crate) body: Progress,
+    answer_pending: AtomicBool,
+    pub(crate) alarm: Arc<Alarm>,
+    idle_timeout: Duration,
+    body_timeout: Duration,
+}
+
+impl Phase {
+    pub(crate) fn new(alarm: Arc<Alarm>, settings: &ServerSettings) -> Arc<Phase> {
+        alarm.arm(settings.idle_timeout);
+        Arc::new(Phase {
+            stage: AtomicU8::new(Stage::Idle as u8),
+            flaw: AtomicU8::new(0),
+            body: Progress::default(),
+            answer_pending: AtomicBool::new(false),
+            alarm,
+            idle_timeout: settings.idle_timeout,
+            body_timeout: settings.body_timeout,
+        })
+    }
+
+    /// A request's head is whole and the service has it. Tells what the head's lint found.
+    pub(crate) fn begin_request(&self, has_body: bool) -> Option<Flaw> {
+        self.set(Stage::Request);
+        self.body.restart(has_body);
+        self.answer_pending.store(true, Ordering::Relaxed);
+        if has_body {
+            self.alarm.arm(self.body_timeout);
+        } else {
+            self.alarm.disarm();
+        }
+        Flaw::from_code(self.flaw.swap(0, Ordering::Relaxed))
+    }
+
+    /// The response has been handed to hyper to its end.
+    pub(crate) fn end_response(&self) {
+        if self.stage() != Stage::Request {
+            return;
+        }
+        if self.body.has_ended() {
+            self.set(Stage::Idle);
+            self.alarm.arm(self.idle_timeout);
+        } else {
+            self.set(Stage::Discard);
+            self.alarm.arm(self.body_timeout);
+        }
+    }
+
+    /// The response agrees to an upgrade: no limit on waits holds any more.
+    pub(crate) fn begin_tunnel(&self) {
+        self.set(Stage::Tunnel);
+        self.alarm.disarm();
+    }
+
+    fn stage(&self) -> Stage {
+        match self.stage.load(Ordering::Relaxed) {
+            0 => Stage::Idle,
+            1 => Stage::Head,
+            2 => Stage::Request,
+            3 => Stage::Discard,
+            _ => Stage::Tunnel,
+        }
+    }
+
+    fn set(&self, stage: Stage) {
+        self.stage.store(stage as u8, Ordering::Relaxed);
+    }
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    stream: Stream,
+    phase: Arc<Phase>,
+    lint: Lint,
+    header_timeout: Duration,
+    /// The client has sent its end of stream, and hyper has not been told yet.
+    ended: bool,
+    /// A write has found no room, and none has gone through since.
+    stalled: bool,
+    /// hyper has looked for the client's end itself since it last flushed.
+    watched: bool,
+    /// hyper could not read a head, and the client was told.
+    refused: bool,
+    /// Bytes that are still read after our side of the connection has ended.
+    linger_left: Option<usize>,
+}
+
+impl Socket {
+    pub(crate) fn new(stream: Stream, phase: Arc<Phase>, settings: &ServerSettings) -> Socket {
+        Socket {
+            stream,
+            phase,
+            lint: Lint::new(settings.max_header_bytes),
+            header_timeout: settings.header_timeout,
+            ended: false,
+            stalled: false,
+            watched: false,
+            refused: false,
+            linger_left: None,
+        }
+    }
+
+    /// While a request is served hyper looks for the client's end by reading, unless bytes of a
+    /// next request are waiting in its buffer: then it would never notice that the client has gone.
+    fn watch(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.ended
+            && let Poll::Ready(ended) = self.stream.poll_ended(cx)
+            && ended?
+        {
+            self.ended = true;
+            self.phase.alarm.arm(HALF_CLOSE_GRACE);
+        }
+        if self.ended && self.phase.alarm.poll(cx).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// What a passed deadline means to the reading side: an end of stream between requests, an
+    /// error within one.
+    fn expire(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.phase.stage() {
+            Stage::Idle | Stage::Discard | Stage::Tunnel => Ok(()),
+            Stage::Head => {
+                // One attempt: a client that does not read this has no use for it.
+                let _ = Pin::new(&mut self.stream).poll_write(cx, HEAD_TIMEOUT);
+                Ok(())
+            }
+            Stage::Request if self.ended => Ok(()),
+            Stage::Request => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    fn note_read(&mut self, bytes: &[u8]) {
+        match self.phase.stage() {
+            Stage::Request => {
+                if !self.phase.body.has_ended() {
+                    self.phase.alarm.arm(self.phase.body_timeout);
+                }
+            }
+            Stage::Tunnel => {}
+            Stage::Discard if !self.phase.body.has_ended() => {
+                self.phase.alarm.arm(self.phase.body_timeout);
+            }
+            stage => {
+                if stage != Stage::Head {
+                    self.phase.set(Stage::Head);
+                    self.phase.alarm.arm(self.header_timeout);
+                    self.lint.restart();
+                }
+                if let Some(flaw) = self.lint.look(bytes) {
+                    self.phase.flaw.store(flaw.code(), Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    fn note_write(&mut self) {
+        let stalled = std::mem::take(&mut self.stalled);
+        if self.ended {
+            self.phase.alarm.arm(HALF_CLOSE_GRACE);
+        } else if stalled {
+            match self.phase.stage() {
+                Stage::Request if self.phase.body.has_ended() => self.phase.alarm.disarm(),
+                Stage::Request | Stage::Discard => self.phase.alarm.arm(self.phase.body_timeout),
+                Stage::Idle => self.phase.alarm.arm(self.phase.idle_timeout),
+                Stage::Head => self.phase.alarm.arm(self.header_timeout),
+                Stage::Tunnel => self.phase.alarm.disarm(),
+            }
+        }
+    }
+
+    /// The whole request has come and its answer has not: nothing is expected of the client, so no
+    /// deadline of its body holds any more. One of a write is looked at where it is written.
+    fn wait_without_deadline(&self, cx: &mut Context<'_>) {
+        if !self.stalled {
+            self.phase.alarm.disarm();
+        }
+        // Registers, so that an end of the house wakes this connection.
+        let _ = self.phase.alarm.poll(cx);
+    }
+
+    /// hyper answers an unreadable head on its own, without the service: its bare answer is
+    /// replaced by one that says what is wrong. Small enough for an empty socket buffer.
+    fn replace_bare_error(&mut self, cx: &mut Context<'_>, bare: &[u8]) -> Option<Poll<usize>> {
+        let ours = self.phase.answer_pending.load(Ordering::Relaxed)
+            || matches!(
+                self.phase.stage(),
+                Stage::Request | Stage::Discard | Stage::Tunnel
+            );
+        let status = bare.strip_prefix(b"HTTP/1.1 ")?.get(..3)?;
+        if ours || !matches!(status[0], b'4' | b'5') {
+            return None;
+        }
+        let answer = reject::unreadable_head(std::str::from_utf8(status).ok()?.parse().ok()?);
+        match Pin::new(&mut self.stream).poll_write(cx, &answer) {
+            Poll::Ready(Ok(_)) => {
+                self.refused = true;
+                Some(Poll::Ready(bare.len()))
+            }
+            _ => None,
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        // Also while its body is on its way upstream: hyper may have all of it already, and looks
+        // here for the client's end only. If not, the body ends too early by the grace.
+        let serving = this.phase.stage() == Stage::Request;
+        this.watched = serving;
+        if this.ended && !serving {
+            return Poll::Ready(Ok(()));
+        }
+        if !this.ended {
+            let before = buf.filled().len();
+            match Pin::new(&mut this.stream).poll_read(cx, buf) {
+                Poll::Ready(Ok(())) if buf.filled().len() > before => {
+                    this.note_read(&buf.filled()[before..]);
+                    return Poll::Ready(Ok(()));
+                }
+                Poll::Ready(Ok(())) => {
+                    this.ended = true;
+                    if !serving {
+                        return Poll::Ready(Ok(()));
+                    }
+                    this.phase.alarm.arm(HALF_CLOSE_GRACE);
+                }
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {}
+            }
+        }
+        if serving && !this.ended && this.phase.body.has_ended() {
+            this.wait_without_deadline(cx);
+            return Poll::Pending;
+        }
+        ready!(this.phase.alarm.poll(cx));
+        Poll::Ready(this.expire(cx))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if let Some(written) = this.replace_bare_error(cx, buf) {
+            return written.map(Ok);
+        }
+        match Pin::new(&mut this.stream).poll_write(cx, buf) {
+            Poll::Pending => this.poll_write_alarm(cx),
+            ready => {
+                this.note_write();
+                ready
+            }
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        if let Some(first) = bufs.first()
+            && let Some(written) = this.replace_bare_error(cx, first)
+        {
+            return written.map(|_| Ok(bufs.iter().map(|buf| buf.len()).sum()));
+        }
+        match Pin::new(&mut this.stream).poll_write_vectored(cx, bufs) {
+            Poll::Pending => this.poll_write_alarm(cx),
+            ready => {
+                this.note_write();
+                ready
+            }
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        // hyper flushes once its own buffer is written; a socket has none. A whole answer is out.
+        if this.phase.stage() != Stage::Request {
+            this.phase.answer_pending.store(false, Ordering::Relaxed);
+        } else if !std::mem::take(&mut this.watched) {
+            return this.watch(cx);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.linger_left.is_none() {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+            if this.ended || !this.expects_more() {
+                return Poll::Ready(Ok(()));
+            }
+            this.linger_left = Some(LINGER_BYTES);
+            this.phase.alarm.arm(LINGER);
+        }
+        this.poll_linger(cx).map(Ok)
+    }
+}
+
+impl Socket {
+    /// Whether the client may still be sending what nobody will read.
+    fn expects_more(&self) -> bool {
+        self.refused || matches!(self.phase.stage(), Stage::Request | Stage::Discard)
+    }
+
+    /// Reads and throws away what the client still sends after our last word, within bounds: a
+    /// connection that is closed with unread bytes is reset, and the reset can overtake the answer
+    /// (RFC 9112 section 9.6).
+    fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut scratch = [0; 4096];
+        loop {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    let left = self
+                        .linger_left
+                        .unwrap_or(0)
+                        .checked_sub(buf.filled().len());
+                    self.linger_left = Some(left.unwrap_or(0));
+                    if left.is_none() {
+                        return Poll::Ready(());
+                    }
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return self.phase.alarm.poll(cx),
+            }
+        }
+    }
+
+    /// A reader that takes nothing is waited for as long as a body may stand still.
+    fn poll_write_alarm(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if !self.stalled && !self.ended {
+            self.phase.alarm.arm(self.phase.body_timeout);
+        }
+        self.stalled = true;
+        ready!(self.phase.alarm.poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
