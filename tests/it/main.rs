@@ -1,0 +1,29 @@
+//! The proxy's behaviour, tested on real sockets and a real Redis.
+
+#![allow(
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    clippy::too_many_lines,
+    reason = "a test ends where something is wrong, may look at the clock, and reads as a table"
+)]
+
+mod audit;
+mod bounds;
+mod bypass;
+mod faults;
+mod framing;
+mod framing_upstream;
+mod headers;
+mod house;
+mod keys;
+mod logs;
+mod pipelining;
+mod probe;
+mod scripted;
+mod store;
+mod store_faults;
+mod streaming;
+mod support;
+mod upload;
+mod upstream;

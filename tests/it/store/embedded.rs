@@ -1,0 +1,123 @@
+//! What only the embedded store promises: bounds, forgetting, and many threads at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tidegate::clock::Micros;
+use tidegate::config::StoreSettings;
+use tidegate::limit::Charge;
+use tidegate::store::hash_key::KeyRing;
+use tidegate::store::memory::Memory;
+
+use crate::support::{item, limit, log_rule, memory_settings, one};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn store(settings: &StoreSettings) -> (Memory, Arc<AtomicU64>) {
+    let time = Arc::new(AtomicU64::new(1_700_000_000_000_000));
+    let clock = Micros::Manual(Arc::clone(&time));
+    (
+        Memory::new(settings, KeyRing::new(settings).unwrap(), clock, None),
+        time,
+    )
+}
+
+#[test]
+fn a_flood_of_fresh_keys_does_not_forgive_a_limited_client() {
+    let settings = StoreSettings {
+        max_keys: 10_000,
+        ..memory_settings()
+    };
+    let (memory, _) = store(&settings);
+    let limit = limit("flood", log_rule(5, MINUTE));
+    for who in 0..50 {
+        for _ in 0..5 {
+            assert!(memory.charge(&one(&limit, who, 1)).allowed);
+        }
+    }
+    for who in 1_000..200_000 {
+        memory.charge(&one(&limit, who, 1));
+    }
+    assert!(memory.figures().keys <= 10_000 + 1);
+    assert_eq!(memory.figures().forgiven, 0);
+    for who in 0..50 {
+        assert!(!memory.charge(&one(&limit, who, 1)).allowed);
+    }
+}
+
+#[test]
+fn memory_is_bounded_in_bytes_and_one_large_key_may_not_grow_past_it_unseen() {
+    let settings = StoreSettings {
+        max_memory: 2_000_000,
+        ..memory_settings()
+    };
+    let (memory, _) = store(&settings);
+    let limit = limit("bytes", log_rule(1_000, MINUTE));
+    for who in 0..100_000 {
+        memory.charge(&one(&limit, who, 1));
+    }
+    let figures = memory.figures();
+    assert!(figures.bytes <= 2_000_000 + 1_000, "{figures:?}");
+    assert!(figures.evicted > 50_000, "{figures:?}");
+}
+
+#[test]
+fn expired_keys_go_by_themselves_as_others_come() {
+    let (memory, time) = store(&memory_settings());
+    let limit = limit("expire", log_rule(5, MINUTE));
+    for who in 0..20_000 {
+        memory.charge(&one(&limit, who, 1));
+    }
+    assert_eq!(memory.figures().keys, 20_000);
+    time.fetch_add(61_000_000, Ordering::Relaxed);
+    for who in 20_000..50_000 {
+        memory.charge(&one(&limit, who, 1));
+    }
+    assert_eq!(memory.figures().keys, 30_000);
+    assert_eq!(memory.figures().evicted, 0);
+    time.fetch_add(61_000_000, Ordering::Relaxed);
+    for _ in 0..40 {
+        for who in 50_000..52_000 {
+            memory.charge(&one(&limit, who, 0));
+        }
+    }
+    assert!(memory.figures().keys < 1_000, "{:?}", memory.figures());
+}
+
+#[test]
+fn threads_charging_several_keys_at_once_neither_deadlock_nor_overadmit() {
+    let (memory, _) = store(&memory_settings());
+    let limits: Vec<_> = (0..3)
+        .map(|i| limit(&format!("threads{i}"), log_rule(1_000, MINUTE)))
+        .collect();
+    let admitted = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4usize {
+            let (memory, limits, admitted) = (&memory, &limits, &admitted);
+            scope.spawn(move || {
+                for turn in 0..2_000usize {
+                    let order = (0..3).map(|i| &limits[(i + turn + thread) % 3]);
+                    let charge: Charge = order.map(|limit| item(limit, 1, 1)).collect();
+                    admitted
+                        .fetch_add(u64::from(memory.charge(&charge).allowed), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(admitted.into_inner(), 1_000);
+}
+
+#[test]
+fn the_store_that_stands_in_enforces_this_proxys_share() {
+    let settings = StoreSettings {
+        fleet: 4,
+        ..memory_settings()
+    };
+    let keys = KeyRing::new(&settings).unwrap();
+    let local = Memory::local(&settings, keys, Micros::monotonic(), None);
+    let limit = limit("share", log_rule(10, MINUTE));
+    local.keep_warm(&one(&limit, 1, 1));
+    assert!(local.charge(&one(&limit, 1, 1)).allowed);
+    assert!(!local.charge(&one(&limit, 1, 1)).allowed);
+}

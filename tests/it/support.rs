@@ -1,0 +1,275 @@
+//! The tests' language: servers that come up on free ports and go away with the test.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tidegate::config::{RedisAddress, RedisSettings, StoreKind, StoreSettings};
+use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, Missing, OnError, Rule, Tag};
+
+/// A real redis-server of this test alone; killed when it is dropped.
+#[derive(Debug)]
+pub struct RedisServer {
+    child: Option<Child>,
+    port: u16,
+    directory: TempDir,
+    arguments: Vec<String>,
+}
+
+impl RedisServer {
+    /// Starts one on a free port, without persistence.
+    pub fn start() -> RedisServer {
+        RedisServer::start_with(&[])
+    }
+
+    /// The same, with more arguments (`--name value`).
+    pub fn start_with(arguments: &[&str]) -> RedisServer {
+        let mut server = RedisServer::down();
+        server.arguments = arguments
+            .iter()
+            .map(|argument| (*argument).to_owned())
+            .collect();
+        for _ in 0..20 {
+            if server.try_restart() {
+                return server;
+            }
+            // Someone else was given the port meanwhile.
+            server.port = free_port();
+        }
+        panic!("redis-server does not start; is it installed?");
+    }
+
+    /// A server that is not running yet; `restart` starts it.
+    pub fn down() -> RedisServer {
+        let directory = TempDir::new().expect("a temporary directory");
+        RedisServer {
+            child: None,
+            port: free_port(),
+            directory,
+            arguments: Vec::new(),
+        }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The unix socket it listens on too.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.path().join("redis.sock")
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the server runs").id()
+    }
+
+    /// Starts it again, empty, on the same port.
+    pub fn restart(&mut self) {
+        assert!(self.try_restart(), "redis-server does not start again");
+    }
+
+    fn try_restart(&mut self) -> bool {
+        self.kill();
+        let child = Command::new("redis-server")
+            .args([
+                "--port",
+                &self.port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+            ])
+            .args(["--appendonly", "no", "--dir"])
+            .arg(self.directory.path())
+            .arg("--unixsocket")
+            .arg(self.socket())
+            .args(&self.arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed");
+        self.child = Some(child);
+        let patience = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < patience {
+            let exited = self
+                .child
+                .as_mut()
+                .is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_some()));
+            if exited {
+                return false;
+            }
+            if let Ok(mut connection) = self.try_connect() {
+                // Any answer is a sign of life, also the demand for a password.
+                let _ = redis::cmd("PING").query::<()>(&mut connection);
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        false
+    }
+
+    fn try_connect(&self) -> redis::RedisResult<redis::Connection> {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}/", self.port()))?;
+        client.get_connection_with_timeout(Duration::from_secs(20))
+    }
+
+    /// A plain connection of the test's own.
+    pub fn connect(&self) -> redis::Connection {
+        self.try_connect().expect("the test's own connection")
+    }
+
+    /// Runs one command given as words.
+    pub fn run(&self, words: &str) -> redis::Value {
+        let mut words = words.split(' ');
+        let mut command = redis::cmd(words.next().expect("a command"));
+        words.for_each(|word| {
+            command.arg(word);
+        });
+        command
+            .query(&mut self.connect())
+            .unwrap_or(redis::Value::Nil)
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Freezes it.
+    pub fn freeze(&self) {
+        self.signal("-STOP");
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.pid().to_string();
+        let status = Command::new("kill")
+            .args([signal, &pid])
+            .status()
+            .expect("kill");
+        assert!(status.success());
+    }
+    /// Settings of a store that keeps its counts here.
+    pub fn settings(&self) -> StoreSettings {
+        let server = RedisSettings {
+            address: RedisAddress::Tcp("127.0.0.1".to_owned(), self.port()),
+            database: 0,
+            username: None,
+            password: None,
+        };
+        StoreSettings {
+            kind: StoreKind::Redis(server),
+            ..memory_settings()
+        }
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+/// Settings of an embedded store.
+pub fn memory_settings() -> StoreSettings {
+    StoreSettings {
+        kind: StoreKind::Memory,
+        prefix: "t:".to_owned(),
+        timeout: Duration::from_millis(25),
+        on_error: OnError::Local,
+        fleet: 1,
+        hash_key: None,
+        max_keys: 1_000_000,
+        max_memory: 1 << 30,
+    }
+}
+
+/// A log rule with a precision of 1 us.
+pub fn log_rule(units: u64, window: Duration) -> Rule {
+    let window_us = u64::try_from(window.as_micros()).unwrap();
+    Rule {
+        algorithm: Algorithm::Log,
+        units,
+        window_us,
+        precision_us: 1,
+    }
+}
+
+/// A limit of that name; same name, same counts.
+pub fn limit(name: &str, rule: Rule) -> Arc<Limit> {
+    let digest = blake3::hash(name.as_bytes());
+    let identity: [u8; 16] = digest.as_bytes()[..16].try_into().unwrap();
+    Arc::new(Limit {
+        name: name.into(),
+        rule,
+        key: Key { parts: Vec::new() },
+        missing: Missing::Shared,
+        on_error: OnError::Local,
+        cost: 1,
+        store_suffix: format!("{name}.test"),
+        identity: u128::from_le_bytes(identity),
+    })
+}
+
+/// One item: `who`'s budget.
+pub fn item(limit: &Arc<Limit>, who: u64, cost: u64) -> Item {
+    let digest = blake3::hash(&who.to_le_bytes());
+    let tag = Tag(digest.as_bytes()[..16].try_into().unwrap());
+    Item {
+        limit: Arc::clone(limit),
+        tag,
+        cost,
+    }
+}
+
+/// A request of one item.
+pub fn one(limit: &Arc<Limit>, who: u64, cost: u64) -> Charge {
+    [item(limit, who, cost)].into_iter().collect()
+}
+
+/// Runs a test body on a runtime like a worker's.
+pub fn on_a_worker<F: Future>(body: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("a runtime").block_on(body)
+}
+
+/// A small random source (splitmix64): the same trace for the same seed, everywhere.
+#[derive(Debug)]
+pub struct Chance(pub u64);
+
+impl Chance {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// At least 0, below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound.max(1)
+    }
+
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
