@@ -1,0 +1,32 @@
+# The two commands of the README, and what CI adds to them.
+
+.PHONY: run test ci fmt lint deny docs image
+
+# Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
+run:
+	cargo build --release --locked
+	./target/release/tidegate demo
+
+# Everything the tests need is installed when it is missing.
+test:
+	./tests/install.sh
+	cargo test --locked
+	./tests/clients/run.sh
+
+ci: fmt lint test deny docs
+
+fmt:
+	cargo fmt --check
+
+lint:
+	cargo clippy --locked --all-targets -- -D warnings
+
+# The advisory database comes over the network; without it, licences, bans and sources are checked.
+deny:
+	./tests/deny.sh
+
+docs:
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+
+image:
+	docker build -t tidegate .
