@@ -202,7 +202,8 @@ mod tests {
     #[test]
     fn unknown_units_come_with_the_nearest_known_one() {
         for (unit, nearest) in [
-            ("minuts", Some("minute")),
+            ("minuts", Some("minutes")),
+            ("mn", Some("min")),
             ("Min", Some("min")),
             ("SEC", Some("sec")),
             ("horu", Some("hour")),
@@ -224,7 +225,7 @@ mod tests {
         let text = error("1/minuts").to_string();
         assert_eq!(
             text,
-            "in the window: `minuts` is not a unit of time; did you mean `minute`?"
+            "in the window: `minuts` is not a unit of time; did you mean `minutes`?"
         );
     }
 

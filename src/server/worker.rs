@@ -37,6 +37,8 @@ use crate::wire::Stream;
 
 /// How long `accept` rests when the machine has no file descriptor or memory for a connection.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
+/// Header lines that hyper reads at most unless it is told otherwise.
+const HYPER_HEADERS: usize = 100;
 /// How often a worker hands its log lines over.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
@@ -122,10 +124,13 @@ async fn serve(
 
 fn http_builder(settings: &ServerSettings) -> http1::Builder {
     let mut http = http1::Builder::new();
-    // Twice our own bounds: the service answers what is over them, with problem details.
+    // Twice our own bound: the service answers what is over it.
     http.max_buf_size((settings.max_header_bytes * 2).max(16 << 10))
-        .max_headers(settings.max_headers * 2)
         .header_read_timeout(None);
+    if settings.max_headers != HYPER_HEADERS {
+        // Said at all, it costs two allocations for each request where it is above hyper's own.
+        http.max_headers(settings.max_headers);
+    }
     http
 }
 

@@ -188,9 +188,16 @@ fn nearest(word: &str, candidates: impl Iterator<Item = &'static str>) -> Option
     let distance = |name: &str| strsim::osa_distance(&lower, &name.to_ascii_lowercase());
     let (name, distance) = candidates
         .map(|name| (name, distance(name)))
-        .min_by_key(|c| c.1)?;
+        // Of two that are equally near, the one of which letters were left out: `mn` is `min`.
+        .min_by_key(|&(name, distance)| (distance, !leaves_out(&lower, name)))?;
     // One slip, or one for every three letters; farther away a suggestion would only mislead.
     (distance <= (lower.len() / 3).max(1) && distance < lower.len()).then_some(name)
+}
+
+/// Whether `word` is `name` without some of its letters.
+fn leaves_out(word: &str, name: &str) -> bool {
+    let mut letters = name.chars();
+    word.chars().all(|c| letters.any(|letter| letter == c))
 }
 
 impl fmt::Display for DurationError {
