@@ -19,6 +19,7 @@ pub mod headers;
 mod line;
 pub mod problem;
 pub mod reject;
+pub mod service;
 pub mod upgrade;
 
 use std::net::IpAddr;

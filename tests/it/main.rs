@@ -21,6 +21,7 @@ mod logs;
 mod pipelining;
 mod probe;
 mod scripted;
+mod service;
 mod store;
 mod store_faults;
 mod streaming;
