@@ -4,6 +4,7 @@
 //! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
+mod link;
 mod task;
 
 use std::fmt;
@@ -11,13 +12,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use redis::{Client, ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use redis::Client;
 use tokio::sync::{mpsc, oneshot, watch};
+
+pub use link::look;
 
 use super::StoreError;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use crate::clock;
-use crate::config::{RedisAddress, RedisSettings, StoreSettings};
+use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::DecisionLog;
 
@@ -65,7 +68,7 @@ impl Shared {
         log: Option<Arc<DecisionLog>>,
     ) -> Result<Shared, StoreError> {
         Ok(Shared {
-            client: client(server)?,
+            client: link::client(server)?,
             prefix: settings.prefix.clone(),
             script_hash: redis::Script::new(super::batch::SCRIPT)
                 .get_hash()
@@ -204,59 +207,4 @@ impl Redis {
     pub fn shared(&self) -> &Shared {
         &self.shared
     }
-}
-
-/// How long the server takes to answer, asked once over a connection of its own. It blocks: for
-/// the lines at start and for `check`, never on the path of a request.
-pub fn look(server: &RedisSettings, within: Duration) -> Result<Duration, StoreError> {
-    let client = client(server)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|_| StoreError::Refused)?;
-    let asking = async {
-        let mut connection = client.get_multiplexed_async_connection().await?;
-        let start = clock::now();
-        redis::cmd("PING")
-            .query_async::<()>(&mut connection)
-            .await?;
-        Ok(clock::now() - start)
-    };
-    runtime.block_on(async {
-        match tokio::time::timeout(within, asking).await {
-            Ok(asked) => asked.map_err(|error: redis::RedisError| task::kind_of(&error)),
-            Err(_) => Err(StoreError::Timeout),
-        }
-    })
-}
-
-fn client(server: &RedisSettings) -> Result<Client, StoreError> {
-    let address = match &server.address {
-        RedisAddress::Tcp(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
-        RedisAddress::Unix(path) => ConnectionAddr::Unix(path.clone()),
-    };
-    // RESP3, since only there the crate tells when an idle connection has died.
-    let mut login = RedisConnectionInfo::default()
-        .set_db(server.database)
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_lib_name("tidegate", env!("CARGO_PKG_VERSION"));
-    if let Some(username) = &server.username {
-        login = login.set_username(username);
-    }
-    if let Some(password) = &server.password {
-        login = login.set_password(password);
-    }
-    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(1))
-        .with_retries(3);
-    let tcp = redis::io::tcp::TcpSettings::default()
-        .set_nodelay(true)
-        .set_keepalive(keepalive)
-        .set_user_timeout(Duration::from_secs(5));
-    let info = address
-        .into_connection_info()
-        .map_err(|_| StoreError::BadAddress)?;
-    Client::open(info.set_redis_settings(login).set_tcp_settings(tcp))
-        .map_err(|_| StoreError::BadAddress)
 }

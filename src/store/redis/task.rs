@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
+use redis::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
+use super::link::{Failure, Link, PROBE_TIMEOUT, connect, learn_key};
 use super::{QUEUE, Shared, Waiting};
 use crate::clock;
 use crate::store::batch::{self, Call, Reply};
@@ -21,8 +21,6 @@ use crate::telemetry::decisions::Source;
 
 /// Items in one call: blocks the server for about 0.3 ms at most.
 const MAX_BATCH: usize = 64;
-/// How long a connection and its probe may take while nobody waits for it.
-const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 /// How often the hash key is put back should it have gone, and read.
 const ASSERT_EVERY: Duration = Duration::from_secs(1);
 
@@ -39,12 +37,6 @@ pub(super) struct Task {
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
     assert_at: Instant,
-}
-
-/// A connection that passed its probe, and the news of its end.
-struct Link {
-    connection: MultiplexedConnection,
-    ended: mpsc::UnboundedReceiver<PushInfo>,
 }
 
 impl Task {
@@ -386,109 +378,4 @@ impl Task {
         }
         self.trouble = Some(kind);
     }
-}
-
-impl Link {
-    /// Resolves when the connection has ended.
-    async fn end(&mut self) {
-        while let Some(news) = self.ended.recv().await {
-            if news.kind == PushKind::Disconnection {
-                return;
-            }
-        }
-    }
-}
-
-/// Why a command failed, and whether it was for want of the script.
-struct Failure(StoreError, bool);
-
-impl Failure {
-    fn of(error: &RedisError) -> Failure {
-        Failure(kind_of(error), error.code() == Some("NOSCRIPT"))
-    }
-
-    fn is_no_script(&self) -> bool {
-        self.1
-    }
-}
-
-pub(super) fn kind_of(error: &RedisError) -> StoreError {
-    if let Some(code) = error.code() {
-        let text = format!("{code} {}", error.detail().unwrap_or_default());
-        return StoreError::Server(ServerTrouble::parse(&text));
-    }
-    match error.kind() {
-        redis::ErrorKind::AuthenticationFailed => StoreError::Server(ServerTrouble::Auth),
-        _ if error.is_connection_refusal() => StoreError::Refused,
-        _ if error.is_timeout() => StoreError::Timeout,
-        redis::ErrorKind::Io => StoreError::Lost,
-        _ => StoreError::Garbled,
-    }
-}
-
-/// A connection whose server answers, with the hash key learned.
-async fn connect(shared: &Shared) -> Result<Link, StoreError> {
-    let (news, ended) = mpsc::unbounded_channel();
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PROBE_TIMEOUT))
-        .set_response_timeout(None)
-        .set_push_sender(news);
-    let connection = shared
-        .client
-        .get_multiplexed_async_connection_with_config(&config)
-        .await;
-    let mut connection = connection.map_err(|error| kind_of(&error))?;
-    learn_key(&mut connection, shared).await?;
-    Ok(Link { connection, ended })
-}
-
-/// Reads the key that Redis holds, whose word wins; offers the one in force if it holds none.
-async fn learn_key(
-    connection: &mut MultiplexedConnection,
-    shared: &Shared,
-) -> Result<(), StoreError> {
-    let failed = |error: RedisError| kind_of(&error);
-    if shared.keys.is_configured() {
-        return redis::cmd("PING")
-            .query_async::<()>(connection)
-            .await
-            .map_err(failed);
-    }
-    let name = format!("{}hash-key", shared.prefix);
-    for _ in 0..3 {
-        // First a plain read: it is answered also where writes are refused.
-        match redis::cmd("GET")
-            .arg(&name)
-            .query_async::<Option<Vec<u8>>>(connection)
-            .await
-        {
-            Ok(None) => {
-                let mine = *shared.keys.current().key.as_bytes();
-                let mut offer = redis::cmd("SET");
-                offer.arg(&name).arg(&mine[..]).arg("NX");
-                offer
-                    .query_async::<Value>(connection)
-                    .await
-                    .map_err(failed)?;
-                continue;
-            }
-            Ok(Some(bytes)) => {
-                if let Ok(bytes) = <[u8; 32]>::try_from(bytes) {
-                    if shared.keys.learn(bytes) {
-                        tracing::debug!("redis: the hash key is learned");
-                    }
-                    return Ok(());
-                }
-            }
-            Err(error) if error.code() == Some("WRONGTYPE") => {}
-            Err(error) => return Err(kind_of(&error)),
-        }
-        // The name is ours, and what stands there is no key.
-        redis::cmd("DEL")
-            .arg(&name)
-            .query_async::<()>(connection)
-            .await
-            .map_err(failed)?;
-    }
-    Err(StoreError::Garbled)
 }
