@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tidegate::clock::Micros;
 use tidegate::config::{StoreKind, StoreSettings};
-use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, Missing, OnError, Rule, Tag};
+use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 
@@ -146,6 +146,7 @@ fn one(limit: &Arc<Limit>, who: u64) -> Charge {
     let tag = Tag(mixed.to_le_bytes());
     [Item {
         limit: Arc::clone(limit),
+        window: Arc::clone(&limit.windows[0]),
         tag,
         cost: 1,
     }]
@@ -154,21 +155,14 @@ fn one(limit: &Arc<Limit>, who: u64) -> Charge {
 }
 
 fn limit() -> Arc<Limit> {
-    Arc::new(Limit {
-        name: "measured".into(),
-        rule: Rule {
-            algorithm: Algorithm::Log,
-            units: 100,
-            window_us: 60_000_000,
-            precision_us: 1,
-        },
-        key: Key { parts: Vec::new() },
-        missing: Missing::Shared,
-        on_error: OnError::Local,
-        cost: 1,
-        store_suffix: "measured.0000".to_owned(),
-        identity: 0x5851_f42d_4c95_7f2d_1405_7b7e_f767_814f,
-    })
+    let rule = Rule {
+        algorithm: Algorithm::Log,
+        units: 100,
+        window_us: 60_000_000,
+        precision_us: 1,
+    };
+    let key = Key { parts: Vec::new() };
+    Arc::new(Limit::new("measured", &[rule], key))
 }
 
 fn resident_bytes() -> u64 {

@@ -14,7 +14,7 @@
 mod support;
 
 use tidegate::limit::{Algorithm, Charge, Rule};
-use tidegate::store::batch::{Call, Reply, SCRIPT, encode};
+use tidegate::store::batch::{Call, Group, Reply, SCRIPT, encode};
 
 use support::{Chance, RedisServer, item, limit};
 
@@ -45,12 +45,12 @@ fn cost(server: &RedisServer, charges: &[Charge], pipelined: usize) -> (f64, f64
         let mut pipe = redis::pipe();
         for _ in 0..pipelined {
             order.rotate_left(chance.below(charges.len() as u64) as usize);
-            let batch = order.iter().map(|place| &charges[*place]);
-            pipe.add_command(encode(Call::Known(&known), "t:", batch, None));
+            let batch = order.iter().map(|place| Group::one(&charges[*place]));
+            pipe.add_command(encode(Call::Known(&known), ("t:", 0), batch, None));
         }
         let replies: Vec<Vec<u8>> = pipe.query(&mut connection).unwrap();
         let mut reply = Reply::read(&replies[0]).unwrap();
-        assert!(reply.decision(charges[0].len()).unwrap().is_some());
+        assert!(reply.outcome(&charges[0], 1).unwrap().is_some());
     }
     let decisions = (calls / pipelined * pipelined * charges.len()) as f64;
     let process_us = (cpu_us(server) - before_us) as f64 / decisions;
@@ -170,8 +170,13 @@ fn bytes_of_a_key() {
                 for _ in 0..units {
                     let charge: Charge = [item(&limit, who, 1)].into_iter().collect();
                     let call = Call::Known(&known);
-                    pipe.add_command(encode(call, "t:", [&charge].into_iter(), None))
-                        .ignore();
+                    pipe.add_command(encode(
+                        call,
+                        ("t:", 0),
+                        [Group::one(&charge)].into_iter(),
+                        None,
+                    ))
+                    .ignore();
                 }
                 pipe.exec(&mut connection).unwrap();
             }

@@ -23,7 +23,7 @@ local function counter_used(counter)
 end
 
 -- Reads a key and moves it to the window of `now`. Writes nothing.
-local function counter_look(key, units, window, cost, now)
+local function counter_look(key, units, window, now)
   local value = redis.pcall('GET', key)
   local magic, start, previous, current
   if type(value) == 'string' and #value == COUNTER_SIZE then
@@ -41,10 +41,10 @@ local function counter_look(key, units, window, cost, now)
     previous, current, stepped = 0, previous + current, true
   end
   local counter = {
-    key = key, units = units, window = window, cost = cost, past = past, start = begin,
+    key = key, units = units, window = window, past = past, start = begin,
     fresh = begin ~= start, stepped = stepped,
     previous = math.min(previous, most), current = math.min(current, most, 4294967295),
-    used = 0, retry = 0, foreign = value and magic ~= COUNTER_MAGIC and value,
+    newest = begin / window, used = 0, foreign = value and magic ~= COUNTER_MAGIC and value,
   }
   counter.used = counter_used(counter)
   return counter
@@ -74,9 +74,22 @@ local function counter_store(counter)
   return done.err
 end
 
--- Admits the cost.
-local function counter_charge(counter)
-  counter.current = counter.current + counter.cost
-  counter.used = counter.used + counter.cost
+-- Admits units.
+local function counter_charge(counter, cost)
+  counter.current = counter.current + cost
+  counter.used = counter.used + cost
   return counter_store(counter)
+end
+
+-- Takes back up to `cost` units admitted in the window numbered `stamp` (modulo 2^48).
+local function counter_give_back(counter, cost, stamp)
+  local age = (counter.newest - stamp) % 281474976710656
+  if age == 0 then
+    counter.current = math.max(counter.current - cost, 0)
+  elseif age == 1 then
+    counter.previous = math.max(counter.previous - cost, 0)
+  else
+    return
+  end
+  counter_store(counter)
 end

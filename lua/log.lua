@@ -9,15 +9,17 @@
 --                                          after the first; all modulo 2^32
 --          first                           the first entry's stamp, as in the entry
 --          last                            own time of the last admission, us
+--          newest                          the last entry's stamp: ahead of `last` after a lease
 --          shift                           own time = the store's clock + shift, us: grows when the
 --                                          clock steps back, so that ages are kept
 --          expires                         the store's second before which the key cannot expire
 --   entry  stamp in units of q modulo 2^32 (2^48 where W/q >= 1.8e9), running total after it
--- No stamp is further than 2W/q from the last one, so the modulus loses nothing.
+-- No stamp is further than 2W/q from the last one, so the modulus loses nothing. Units that are
+-- given back leave an entry of none, unless it is the last: that one always has units.
 
-local LOG_MAGIC, LOG_HEAD, LOG_SHIFT_AT = 0x4C54, 50, 39
-local LOG_FORMAT = '<I2I4I4I4I4I4I4I6I7I7I4'
-local LOG_START, LOG_SHRINK = 4, 32
+local LOG_MAGIC, LOG_HEAD, LOG_SHIFT_AT = 0x4C55, 57, 46
+local LOG_FORMAT = '<I2I4I4I4I4I4I4I6I7I7I7I4'
+local LOG_START, LOG_SHRINK, LOG_GIVE_BACK = 4, 32, 4096
 
 -- The first live entry past `bound`, by stamp or by units since the base; the first entry is not
 -- past it and the last one is. Returns its place, stamp, total, and the total before it.
@@ -42,16 +44,16 @@ local function log_search(log, by_stamp, bound)
 end
 
 -- Reads a key and ages it: `used` units are live at `now`. Writes nothing.
-local function log_look(key, units, window, precision, cost, now)
+local function log_look(key, units, window, precision, now)
   local value = redis.pcall('GETRANGE', key, 0, LOG_HEAD - 1)
-  local magic, capacity, head, count, base, total, first_total, first, last, shift, expires
+  local magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires
   if type(value) == 'string' and #value == LOG_HEAD then
-    magic, capacity, head, count, base, total, first_total, first, last, shift, expires =
+    magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires =
       struct.unpack(LOG_FORMAT, value)
   end
   if magic ~= LOG_MAGIC or head >= capacity or count > capacity then
     capacity, head, count, base, total, first_total = 0, 0, 0, 0, 0, 0
-    first, last, shift, expires = 0, 0, 0, 0
+    first, last, newest, shift, expires = 0, 0, 0, 0, 0
   end
   local own = now + shift
   local stepped = own < last
@@ -59,15 +61,14 @@ local function log_look(key, units, window, precision, cost, now)
 
   local wide = window / precision >= 1800000000
   local edge = (own - own % precision - window) / precision
-  local newest = (last + (-last) % precision) / precision
   local modulus = wide and 281474976710656 or 4294967296
   local log = {
-    charges_log = true, key = key, units = units, window = window, precision = precision,
-    cost = cost, own = own, shift = shift, stepped = stepped, expires = expires,
+    key = key, units = units, window = window, precision = precision,
+    own = own, last = last, shift = shift, stepped = stepped, expires = expires, edge = edge,
     size = wide and 10 or 8, format = wide and '<I6I4' or '<I4I4', modulus = modulus,
     capacity = capacity, head = head, count = count, skip = 0, base = base, total = total,
     first = newest - (newest - first) % modulus, first_total = first_total, newest = newest,
-    used = 0, retry = 0, foreign = value ~= '' and magic ~= LOG_MAGIC and value,
+    used = 0, foreign = value ~= '' and magic ~= LOG_MAGIC and value,
   }
   if newest <= edge then
     log.count, log.head = 0, 0
@@ -93,9 +94,9 @@ local function log_wait(log, room)
   return stamp * log.precision + log.window - log.own
 end
 
--- The bytes of `count` entries from the first live one on.
-local function log_entries(log, count)
-  local from, size = (log.head + log.skip) % log.capacity, log.size
+-- The bytes of `count` entries from the `skip`th on.
+local function log_entries(log, skip, count)
+  local from, size = (log.head + skip) % log.capacity, log.size
   local straight = math.min(count, log.capacity - from)
   local at = LOG_HEAD + from * size
   local entries = redis.call('GETRANGE', log.key, at, at + straight * size - 1)
@@ -106,47 +107,103 @@ local function log_entries(log, count)
   return entries
 end
 
--- Admits the cost at `now`. Returns the server's error if it refused to write.
-local function log_charge(log, now)
-  local live = log.count - log.skip
-  local stamp = (log.own + (-log.own) % log.precision) / log.precision
-  local total = (log.total + log.cost) % 4294967296
-  if live == 0 then log.base, log.first = log.total, stamp end
+local function log_top(log)
+  return struct.pack(LOG_FORMAT, LOG_MAGIC, log.capacity, log.head, log.count, log.base, log.total,
+    log.first_total, log.first % log.modulus, log.last, log.newest, log.shift, log.expires)
+end
+
+-- Admits units at `now`, stamped `ahead` us later: what is leased counts from the lease's end. No
+-- stamp is before the newest. Returns the server's error if it refused to write.
+local function log_charge(log, cost, now, ahead)
+  local live, old = log.count - log.skip, log.capacity
+  local at = log.own + ahead
+  local stamp = (at + (-at) % log.precision) / log.precision
+  if live == 0 then
+    log.base, log.first = log.total, stamp
+  elseif stamp < log.newest then
+    stamp = log.newest
+  end
   if live == 0 or stamp ~= log.newest then live = live + 1 end
-  if live == 1 then log.first_total = total end
+  log.total = (log.total + cost) % 4294967296
+  if live == 1 then log.first_total = log.total end
 
   -- The key must outlive every unit in it; renewed about once in a window, not at each write.
-  local seconds = math.ceil((2 * log.window + log.precision) / 1000000) + 1
-  local renew = log.expires * 1000000 <= now + log.window + log.precision
-  local rewrite = live > log.capacity or (live == 1 and log.capacity > LOG_SHRINK)
+  local seconds = math.ceil((2 * log.window + log.precision + ahead) / 1000000) + 1
+  local renew = log.expires * 1000000 <= now + log.window + log.precision + ahead
+  local rewrite = live > old or (live == 1 and old > LOG_SHRINK)
   if renew or rewrite then log.expires = math.floor(now / 1000000) + seconds end
 
-  local entry = struct.pack(log.format, stamp % log.modulus, total)
-  local kept, head, capacity = '', 0, log.capacity
+  local entry = struct.pack(log.format, stamp % log.modulus, log.total)
+  local kept = ''
   if rewrite then
-    if live > 1 then kept = log_entries(log, live - 1) end
+    if live > 1 then kept = log_entries(log, log.skip, live - 1) end
     local most = math.min(log.units, log.window / log.precision + 2)
-    local wanted = live > capacity and math.max(2 * capacity, LOG_START) or LOG_START
-    capacity = math.max(math.min(wanted, most), live)
+    local wanted = live > old and math.max(2 * old, LOG_START) or LOG_START
+    log.head, log.capacity = 0, math.max(math.min(wanted, most), live)
   else
-    head = (log.head + log.skip) % capacity
+    log.head = (log.head + log.skip) % old
   end
-  local top = struct.pack(LOG_FORMAT, LOG_MAGIC, capacity, head, live, log.base, total,
-    log.first_total, log.first % log.modulus, log.own, log.shift, log.expires)
+  log.count, log.skip, log.newest, log.last = live, 0, stamp, log.own
+  log.used = log.used + cost
 
   local done
   if rewrite then
-    local free = string.rep('\0', (capacity - live) * log.size)
-    done = redis.pcall('SET', log.key, top .. kept .. entry .. free, 'EX', seconds)
+    local free = string.rep('\0', (log.capacity - live) * log.size)
+    done = redis.pcall('SET', log.key, log_top(log) .. kept .. entry .. free, 'EX', seconds)
   else
-    local at = LOG_HEAD + (head + live - 1) % capacity * log.size
-    done = redis.pcall('SETRANGE', log.key, at, entry)
-    if type(done) == 'number' then done = redis.pcall('SETRANGE', log.key, 0, top) end
+    local place = LOG_HEAD + (log.head + live - 1) % log.capacity * log.size
+    done = redis.pcall('SETRANGE', log.key, place, entry)
+    if type(done) == 'number' then done = redis.pcall('SETRANGE', log.key, 0, log_top(log)) end
     if renew then redis.pcall('EXPIRE', log.key, seconds) end
   end
-  log.capacity, log.head, log.count, log.skip = capacity, head, live, 0
-  log.total, log.newest, log.used = total, stamp, log.used + log.cost
   return type(done) == 'table' and done.err
+end
+
+-- Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it on
+-- sink. Nothing happens where it has expired, or where more than LOG_GIVE_BACK entries came since.
+local function log_give_back(log, cost, stamp)
+  stamp = log.newest - (log.newest - stamp) % 281474976710656
+  if log.used == 0 or stamp < log.first then return end
+  local place, found, before = log.skip, log.first, log.base
+  if stamp ~= found then
+    local _
+    place, found, _, before = log_search(log, true, stamp - 1)
+  end
+  local count = log.count - place
+  if found ~= stamp or count > LOG_GIVE_BACK then return end
+
+  local bytes, entries, taken = log_entries(log, place, count), {}, nil
+  for i = 1, count do
+    local at, total = struct.unpack(log.format, bytes, (i - 1) * log.size + 1)
+    taken = taken or math.min(cost, (total - before) % 4294967296)
+    entries[i] = struct.pack(log.format, at, (total - taken) % 4294967296)
+  end
+  if taken == 0 then return end
+  if place == log.skip then log.first_total = (log.first_total - taken) % 4294967296 end
+  log.total, log.used = (log.total - taken) % 4294967296, log.used - taken
+
+  local from = (log.head + place) % log.capacity
+  local straight = math.min(count, log.capacity - from)
+  local at = LOG_HEAD + from * log.size
+  redis.call('SETRANGE', log.key, at, table.concat(entries, '', 1, straight))
+  if count > straight then
+    redis.call('SETRANGE', log.key, LOG_HEAD, table.concat(entries, '', straight + 1))
+  end
+
+  -- The last entry must have units: `reset` is told from it.
+  local last_place, total, last = log.count - 1, log.total, nil
+  while last_place >= log.skip do
+    local from_last = last_place > log.skip and 1 or 0
+    local pair = log_entries(log, last_place - from_last, from_last + 1)
+    local previous = log.base
+    if from_last == 1 then last, previous = struct.unpack(log.format, pair) end
+    last = struct.unpack(log.format, pair, from_last * log.size + 1)
+    if previous ~= total then break end
+    last_place = last_place - 1
+  end
+  log.head, log.count, log.skip = (log.head + log.skip) % log.capacity, last_place + 1 - log.skip, 0
+  if log.count > 0 then log.newest = log.newest - (log.newest - last) % log.modulus end
+  redis.call('SETRANGE', log.key, 0, log_top(log))
 end
 
 -- Keeps the ages after a step back of the clock: the only write of a denial.

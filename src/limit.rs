@@ -9,13 +9,17 @@ pub mod headers;
 pub mod key;
 pub mod log;
 pub mod rate;
+pub mod slots;
+mod window;
 
 use std::sync::Arc;
 
+use ipnet::IpNet;
 use smallvec::SmallVec;
 
 pub use key::{Key, Tag};
 pub use rate::Rate;
+pub use window::{Tier, Window};
 
 /// How admitted units are remembered. See `docs/limits.md` for the bound of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +28,8 @@ pub enum Algorithm {
     Log,
     /// Two counters per window: constant memory, approximate.
     Counter,
+    /// Requests under way: a unit is held until its request has ended, or its holder's lease has.
+    Slots,
 }
 
 /// What the store enforces for one key: plain numbers, copied into every decision.
@@ -33,9 +39,10 @@ pub struct Rule {
     pub algorithm: Algorithm,
     /// Units per window; at least 1, below 2^32.
     pub units: u64,
-    /// The window's length, microseconds; at least 1 ms, at most 366 days.
+    /// The window's length, microseconds; at least 1 ms, at most 366 days. For slots, how long a
+    /// holder that says nothing keeps them.
     pub window_us: u64,
-    /// The log's resolution, microseconds; divides the window. 1 for the counter.
+    /// The log's resolution, microseconds; divides the window. 1 for all others.
     pub precision_us: u64,
 }
 
@@ -74,12 +81,18 @@ pub enum Missing {
 }
 
 /// One named budget, the same wherever it is used.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Limit {
     /// The name clients, operators and metrics know it by; `[a-z0-9_-]{1,64}`.
     pub name: Arc<str>,
-    /// What the store enforces.
-    pub rule: Rule,
+    /// What is enforced: one window for each of its rates, or the one of `concurrent`.
+    pub windows: Vec<Arc<Window>>,
+    /// What is enforced instead for clients of these tiers.
+    pub tiers: Vec<Tier>,
+    /// What is counted beside it and never enforced.
+    pub candidate: Vec<Arc<Window>>,
+    /// Counted and reported, and never part of a verdict.
+    pub shadow: bool,
     /// What requests are counted by.
     pub key: Key,
     /// What a request without that key means.
@@ -88,26 +101,67 @@ pub struct Limit {
     pub on_error: OnError,
     /// The weight of every request in this limit, units.
     pub cost: u64,
-    /// `NAME.FP`: what follows the tag in the store's key. FP is four characters over the layout
-    /// version, algorithm, window and precision, so that changing those starts anew while
-    /// changing the rate keeps history.
-    pub store_suffix: String,
-    /// 16 bytes over `store_suffix`: mixed with a tag, the identity of one budget in memory.
-    pub identity: u128,
+    /// Who is never counted.
+    pub exempt: Exempt,
+    /// How long units taken ahead may be spent without asking the store, microseconds; 0 for never.
+    pub lease_us: u64,
+    /// The slot of a Redis Cluster that its keys share with those of other limits.
+    pub slot: Option<Arc<str>>,
+    /// Some route may give its units back: what the store denied may pass sooner than it said.
+    pub gives_back: bool,
 }
 
-/// What one request asks of one limit.
+/// Whom a limit does not concern.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exempt {
+    /// Clients at these addresses.
+    pub nets: Vec<IpNet>,
+    /// Clients with these keys, as BLAKE3 hashes.
+    pub keys: Vec<[u8; 32]>,
+}
+
+impl Limit {
+    /// A limit by one or several rules, all else as it is unless a file says otherwise.
+    pub fn new(name: &str, rules: &[Rule], key: Key) -> Limit {
+        Limit {
+            name: name.into(),
+            windows: Window::all(name, rules),
+            tiers: Vec::new(),
+            candidate: Vec::new(),
+            shadow: false,
+            key,
+            missing: Missing::Ip,
+            on_error: OnError::Local,
+            cost: 1,
+            exempt: Exempt::default(),
+            lease_us: 0,
+            slot: None,
+            gives_back: false,
+        }
+    }
+}
+
+/// What one request asks of one window of one limit.
 #[derive(Clone, Debug)]
 pub struct Item {
     /// The budget.
     pub limit: Arc<Limit>,
+    /// Which of its rates, or that of a tier or an override.
+    pub window: Arc<Window>,
     /// Whose budget: the hashed key.
     pub tag: Tag,
     /// Units asked for; 0 peeks.
     pub cost: u64,
 }
 
-/// All that one request asks, at most one item for each limit: granted together or not at all.
+impl Item {
+    /// The budget's identity in this process: 128 bits over window and tag.
+    pub fn id(&self) -> u128 {
+        u128::from_le_bytes(self.tag.0) ^ self.window.identity
+    }
+}
+
+/// All that one request asks, at most one item for each window: granted together or not at all.
 pub type Charge = SmallVec<[Item; 2]>;
 
 /// When the same request could be allowed.
@@ -119,6 +173,17 @@ pub enum Retry {
     After(u64),
     /// Never: its cost is above the limit.
     Never,
+    /// As soon as someone lets go of a slot; nobody can say when.
+    Released,
+    /// Not known: another limit of the request was known to deny, so this one was not asked.
+    Unasked,
+}
+
+impl Retry {
+    /// Whether it denies the request.
+    pub const fn denies(self) -> bool {
+        !matches!(self, Retry::Now | Retry::Unasked)
+    }
 }
 
 /// One limit's part of a decision, from the same atomic step as the decision itself.
@@ -134,6 +199,8 @@ pub struct Verdict {
     pub reset_us: u64,
     /// Until more units are free than after this decision, microseconds; 0 if none are counted.
     pub next_us: u64,
+    /// Names what was charged, so that it can be given back; means nothing for a denial.
+    pub stamp: u64,
 }
 
 /// The store's answer to one `Charge`.

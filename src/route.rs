@@ -6,6 +6,7 @@
 mod fit;
 mod host;
 mod pattern;
+mod status;
 mod table;
 mod trie;
 
@@ -21,6 +22,7 @@ use crate::path::CanonicalPath;
 pub use fit::{MethodError, method_of};
 pub use host::{HostError, HostPattern, MAX_HOST_BYTES, host_of};
 pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError, PatternFault};
+pub use status::StatusSet;
 pub use table::{Conflict, RouteTable};
 
 /// One `[[route]]`: which requests it takes, where they go and what limits them.
@@ -42,6 +44,10 @@ pub struct Route {
     pub limits: Vec<Arc<Limit>>,
     /// What one of its requests weighs.
     pub cost: CostSource,
+    /// The response header that says what a request weighed in the end, units.
+    pub settle: Option<HeaderName>,
+    /// Responses whose requests get their units back.
+    pub refund: StatusSet,
 }
 
 /// Where a request's weight comes from.

@@ -173,19 +173,12 @@ impl Names<'_> {
                     let diagnostic = Diagnostic::new(Code::CostAboveLimit, message);
                     self.reader.report(diagnostic.at(&raw.rate.span, label));
                 }
-                let store_suffix = store_suffix(&raw.name.value, rule);
+                let said = raw.on_error.as_ref();
                 Some(Arc::new(Limit {
-                    name: Arc::from(raw.name.value.as_str()),
-                    rule,
-                    key: key.clone(),
                     missing: raw.missing,
-                    on_error: raw
-                        .on_error
-                        .as_ref()
-                        .map_or(self.on_error, |word| word.value),
+                    on_error: said.map_or(self.on_error, |word| word.value),
                     cost: raw.cost,
-                    identity: identity(&store_suffix),
-                    store_suffix,
+                    ..Limit::new(&raw.name.value, &[rule], key.clone())
                 }))
             }
         };
@@ -319,81 +312,5 @@ impl Names<'_> {
             .at(&text.span, "")
             .help(help);
         self.reader.report(diagnostic);
-    }
-}
-
-/// `NAME.FP`, where FP is four characters over all that makes old counts unusable. The rate's units
-/// are not among it: changing them keeps history.
-fn store_suffix(name: &str, rule: Rule) -> String {
-    use base64::Engine as _;
-    const LAYOUT: u8 = 1;
-    let mut hasher = blake3::Hasher::new();
-    let algorithm = match rule.algorithm {
-        Algorithm::Log => 0,
-        Algorithm::Counter => 1,
-    };
-    hasher.update(&[LAYOUT, algorithm]);
-    hasher.update(&rule.window_us.to_le_bytes());
-    hasher.update(&rule.precision_us.to_le_bytes());
-    let mut bytes = [0; 3];
-    hasher.finalize_xof().fill(&mut bytes);
-    format!(
-        "{name}.{}",
-        base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes)
-    )
-}
-
-fn identity(store_suffix: &str) -> u128 {
-    let mut bytes = [0; 16];
-    blake3::Hasher::new()
-        .update(store_suffix.as_bytes())
-        .finalize_xof()
-        .fill(&mut bytes);
-    u128::from_le_bytes(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn rule(algorithm: Algorithm, units: u64, window_us: u64) -> Rule {
-        Rule {
-            algorithm,
-            units,
-            window_us,
-            precision_us: 1,
-        }
-    }
-
-    #[test]
-    fn the_suffix_depends_on_all_but_the_rate() {
-        let base = store_suffix("login", rule(Algorithm::Log, 5, 60_000_000));
-        assert_eq!(
-            base,
-            store_suffix("login", rule(Algorithm::Log, 50, 60_000_000))
-        );
-        assert_ne!(
-            base,
-            store_suffix("login", rule(Algorithm::Log, 5, 61_000_000))
-        );
-        assert_ne!(
-            base,
-            store_suffix("login", rule(Algorithm::Counter, 5, 60_000_000))
-        );
-        assert_ne!(
-            base,
-            store_suffix("other", rule(Algorithm::Log, 5, 60_000_000))
-        );
-        let (name, print) = base.split_once('.').unwrap();
-        assert_eq!((name, print.len()), ("login", 4));
-    }
-
-    #[test]
-    fn the_suffix_never_changes_between_versions() {
-        // Counts in Redis outlive this process: a change here forgets all of them.
-        assert_eq!(
-            store_suffix("login", rule(Algorithm::Log, 5, 60_000_000)),
-            "login.6or7"
-        );
     }
 }

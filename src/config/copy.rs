@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Bypass, Config, UpstreamSettings};
-use crate::limit::Limit;
+use crate::limit::{Limit, Tier, Window};
 use crate::route::{Route, RouteTable};
 
 impl Config {
@@ -43,16 +43,26 @@ impl Config {
 }
 
 fn own_limit(limit: &Limit) -> Arc<Limit> {
+    let own_tier = |tier: &Tier| Tier {
+        name: Arc::from(&*tier.name),
+        windows: own_windows(&tier.windows),
+    };
     Arc::new(Limit {
         name: Arc::from(&*limit.name),
-        rule: limit.rule,
-        key: limit.key.clone(),
-        missing: limit.missing,
-        on_error: limit.on_error,
-        cost: limit.cost,
-        store_suffix: limit.store_suffix.clone(),
-        identity: limit.identity,
+        windows: own_windows(&limit.windows),
+        tiers: limit.tiers.iter().map(own_tier).collect(),
+        candidate: own_windows(&limit.candidate),
+        slot: limit.slot.as_ref().map(|slot| Arc::from(&**slot)),
+        ..limit.clone()
     })
+}
+
+fn own_windows(windows: &[Arc<Window>]) -> Vec<Arc<Window>> {
+    let own = |window: &Arc<Window>| Window {
+        policy: Arc::from(&*window.policy),
+        ..Window::clone(window)
+    };
+    windows.iter().map(|window| Arc::new(own(window))).collect()
 }
 
 fn own_upstream(upstream: &UpstreamSettings) -> UpstreamSettings {

@@ -10,7 +10,7 @@ use super::section::{At, nearest};
 use crate::limit::rate::RateText;
 use crate::limit::{Algorithm, Limit, Missing};
 use crate::path::CanonicalPath;
-use crate::route::{CostSource, HostPattern, PathPattern, Route, RouteTable};
+use crate::route::{CostSource, HostPattern, PathPattern, Route, RouteTable, StatusSet};
 
 /// What a route is called that the top-level `upstream` makes, and the limit for routes that name
 /// none.
@@ -66,6 +66,8 @@ pub(super) fn compile(
             upstream,
             limits,
             cost,
+            settle: None,
+            refund: StatusSet::default(),
         });
         spans.push(span);
     }
@@ -295,7 +297,9 @@ fn check_cost(names: &Names<'_>, budget: &Budget, raw: &RawRoute) {
     let (Some(limit), CostSource::Fixed(cost)) = (&budget.limit, &raw.cost.value) else {
         return;
     };
-    if *cost > 1 && cost.saturating_mul(limit.cost) > limit.rule.units {
+    if *cost > 1
+        && smallest_units(limit).is_some_and(|units| cost.saturating_mul(limit.cost) > units)
+    {
         let message = "the route's requests can never be allowed";
         let total = cost.saturating_mul(limit.cost);
         let diagnostic = Diagnostic::new(Code::CostAboveLimit, message)
@@ -306,6 +310,11 @@ fn check_cost(names: &Names<'_>, budget: &Budget, raw: &RawRoute) {
             .at(&budget.rate_span, "which never holds so many");
         names.reader.report(diagnostic);
     }
+}
+
+/// The smallest of a limit's rates: what none of its requests may cost more than.
+fn smallest_units(limit: &Limit) -> Option<u64> {
+    limit.windows.iter().map(|window| window.rule.units).min()
 }
 
 /// What each route is called: its `name`, or its methods and path.

@@ -8,7 +8,7 @@ use super::compile::{Budget, Compiled};
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::Reader;
 use super::{Listen, ServerAddress};
-use crate::limit::{Algorithm, Limit, OnError};
+use crate::limit::{Algorithm, Limit, OnError, Rule, Window};
 use crate::route::Route;
 
 /// A log of so many units takes megabytes for each key: 8 bytes a unit.
@@ -100,10 +100,15 @@ fn client_chosen_key(reader: &Reader<'_>, budget: &Budget) {
 
 fn large_log(reader: &Reader<'_>, budget: &Budget) {
     let Some(limit) = &budget.limit else { return };
-    if limit.rule.algorithm != Algorithm::Log || limit.rule.units < LARGE_LOG {
+    let entries = |window: &Arc<Window>| match window.rule.algorithm {
+        Algorithm::Log => (window.rule.units).min(window.rule.window_us / window.rule.precision_us),
+        Algorithm::Counter | Algorithm::Slots => 0,
+    };
+    let most = limit.windows.iter().map(entries).max().unwrap_or(0);
+    if most < LARGE_LOG {
         return;
     }
-    let size = limit.rule.units * 8 / 1_000_000;
+    let size = most * 8 / 1_000_000;
     let message = format!(
         "`limit.{}` remembers every request of its window",
         limit.name
@@ -117,14 +122,22 @@ fn large_log(reader: &Reader<'_>, budget: &Budget) {
 /// Whether `tight` denies before `loose` ever can: as many of its windows as cover the other's hold
 /// fewer units. Only the log keeps its promise exactly enough to say so.
 fn is_tighter(tight: &Limit, loose: &Limit) -> bool {
-    let windows = loose.rule.window_us.div_ceil(tight.rule.window_us);
-    tight.rule.algorithm == Algorithm::Log
+    let covers = |tight: &Rule, loose: &Rule| {
+        let windows = loose.window_us.div_ceil(tight.window_us);
+        let most = windows.checked_mul(tight.units);
+        tight.algorithm == Algorithm::Log
+            && loose.algorithm != Algorithm::Slots
+            && most.is_some_and(|most| most <= loose.units)
+    };
+    let plain = |limit: &Limit| limit.tiers.is_empty() && !limit.shadow;
+    plain(tight)
+        && plain(loose)
         && tight.key == loose.key
         && tight.missing == loose.missing
+        && tight.exempt == loose.exempt
         && tight.cost >= loose.cost
-        && windows
-            .checked_mul(tight.rule.units)
-            .is_some_and(|most| most <= loose.rule.units)
+        && (loose.windows.iter())
+            .all(|loose| (tight.windows.iter()).any(|tight| covers(&tight.rule, &loose.rule)))
 }
 
 /// A limit that, on every route that uses it, stands beside one and the same tighter limit.

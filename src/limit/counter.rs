@@ -9,6 +9,7 @@
 //! nothing is forgotten early. A [`Counter`] is 16 bytes. Time is an argument.
 
 use super::Rule;
+use super::log::STAMPS;
 
 /// The largest integer that Lua's numbers hold exactly, with all below it.
 const EXACT: u64 = (1 << 53) - 1;
@@ -84,6 +85,18 @@ impl Counter {
         self.current = u32::try_from(aged.current).unwrap_or(u32::MAX);
     }
 
+    /// Takes back up to `cost` units admitted in the window numbered `stamp` (modulo 2^48), if that
+    /// still counts.
+    pub fn give_back(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
+        let mut left = *aged;
+        match aged.stamp(rule).wrapping_sub(stamp) & (STAMPS - 1) {
+            0 => left.current = aged.current.saturating_sub(cost),
+            1 => left.previous = aged.previous.saturating_sub(cost),
+            _ => return,
+        }
+        self.keep_ages(&left);
+    }
+
     /// When nothing counts any more.
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
         self.start_us + 2 * rule.window_us
@@ -102,6 +115,11 @@ impl Aged {
             return (excess * window).div_ceil(self.previous) - self.past_us;
         }
         window - self.past_us + ((self.current - room) * window).div_ceil(self.current)
+    }
+
+    /// What names an admission at this instant, so that it can be given back: its window's number.
+    pub fn stamp(&self, rule: &Rule) -> u64 {
+        (self.start_us / rule.window_us) & (STAMPS - 1)
     }
 
     fn count(&self, window_us: u64) -> u64 {

@@ -6,6 +6,7 @@
 
 use super::counter::{self, Counter};
 use super::log::{self, Log};
+use super::slots::Slots;
 use super::{Algorithm, Retry, Rule, Verdict};
 
 /// What is counted for one key.
@@ -15,6 +16,8 @@ pub enum Count {
     Log(Log),
     /// Constant memory.
     Counter(Counter),
+    /// Under way.
+    Slots(Slots),
 }
 
 /// What one limit says by itself, before the others are known.
@@ -29,6 +32,7 @@ pub struct Look {
 enum Aged {
     Log(log::Aged),
     Counter(counter::Aged),
+    Slots(Slots),
 }
 
 impl Aged {
@@ -36,6 +40,7 @@ impl Aged {
         match self {
             Aged::Log(aged) => aged.used,
             Aged::Counter(aged) => aged.used,
+            Aged::Slots(slots) => slots.used(),
         }
     }
 
@@ -43,6 +48,7 @@ impl Aged {
         match self {
             Aged::Log(aged) => aged.stepped,
             Aged::Counter(aged) => aged.stepped,
+            Aged::Slots(_) => false,
         }
     }
 }
@@ -53,23 +59,31 @@ impl Count {
         match algorithm {
             Algorithm::Log => Count::Log(Log::default()),
             Algorithm::Counter => Count::Counter(Counter::default()),
+            Algorithm::Slots => Count::Slots(Slots::default()),
         }
     }
 
     /// First pass: whether `cost` units would pass `rule` at `now_us`, microseconds.
     pub fn look(&self, rule: &Rule, cost: u64, now_us: u64) -> Look {
-        let aged = match self {
-            Count::Log(log) => Aged::Log(log.look(rule, now_us)),
-            Count::Counter(counter) => Aged::Counter(counter.look(rule, now_us)),
-        };
+        let aged = self.age(rule, now_us);
         let retry = if cost > rule.units {
             Retry::Never
-        } else if aged.used() + cost > rule.units {
-            Retry::After(self.wait(&aged, rule, rule.units - cost))
-        } else {
+        } else if aged.used() + cost <= rule.units {
             Retry::Now
+        } else if matches!(aged, Aged::Slots(_)) {
+            Retry::Released
+        } else {
+            Retry::After(self.wait(&aged, rule, rule.units - cost))
         };
         Look { retry, aged }
+    }
+
+    fn age(&self, rule: &Rule, now_us: u64) -> Aged {
+        match self {
+            Count::Log(log) => Aged::Log(log.look(rule, now_us)),
+            Count::Counter(counter) => Aged::Counter(counter.look(rule, now_us)),
+            Count::Slots(slots) => Aged::Slots(*slots),
+        }
     }
 
     /// Second pass: charges `cost` if the whole request is allowed, and says how the limit stands.
@@ -77,13 +91,7 @@ impl Count {
     pub fn settle(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> Verdict {
         let mut aged = look.aged;
         if cost > 0 && allowed {
-            aged = match (&mut *self, &look.aged) {
-                (Count::Log(log), Aged::Log(aged)) => Aged::Log(log.charge(aged, rule, cost)),
-                (Count::Counter(count), Aged::Counter(aged)) => {
-                    Aged::Counter(count.charge(aged, cost))
-                }
-                _ => look.aged,
-            };
+            aged = self.charge(rule, cost, &aged);
         } else if cost > 0 && aged.stepped() {
             match (&mut *self, &look.aged) {
                 (Count::Log(log), Aged::Log(aged)) => log.keep_ages(aged),
@@ -92,16 +100,52 @@ impl Count {
             }
         }
         let used = aged.used();
+        let next_us = match used.checked_sub(1) {
+            Some(room) => self.wait(&aged, rule, room),
+            None => 0,
+        };
         Verdict {
             used: look.aged.used(),
             remaining: rule.units.saturating_sub(used),
             retry: look.retry,
             reset_us: self.wait(&aged, rule, 0),
-            next_us: if used == 0 {
-                0
-            } else {
-                self.wait(&aged, rule, used - 1)
-            },
+            next_us,
+            stamp: self.stamp(rule, &aged),
+        }
+    }
+
+    fn charge(&mut self, rule: &Rule, cost: u64, aged: &Aged) -> Aged {
+        match (&mut *self, aged) {
+            (Count::Log(log), Aged::Log(aged)) => Aged::Log(log.charge(aged, rule, cost)),
+            (Count::Counter(count), Aged::Counter(aged)) => Aged::Counter(count.charge(aged, cost)),
+            (Count::Slots(slots), _) => {
+                slots.charge(cost);
+                Aged::Slots(*slots)
+            }
+            _ => *aged,
+        }
+    }
+
+    /// Charges `cost` units whatever is counted already: what was granted turned out to cost more.
+    pub fn charge_more(&mut self, rule: &Rule, cost: u64, now_us: u64) {
+        let aged = self.age(rule, now_us);
+        let room = u64::from(u32::MAX) - aged.used();
+        let cost = cost.min(room);
+        if cost > 0 && !matches!(aged, Aged::Slots(_)) {
+            self.charge(rule, cost, &aged);
+        }
+    }
+
+    /// Takes back up to `cost` units of the charge that `stamp` names; nothing where it has
+    /// expired.
+    pub fn give_back(&mut self, rule: &Rule, cost: u64, stamp: u64, now_us: u64) {
+        match (self.age(rule, now_us), &mut *self) {
+            (Aged::Log(aged), Count::Log(log)) => log.give_back(&aged, rule, cost, stamp),
+            (Aged::Counter(aged), Count::Counter(count)) => {
+                count.give_back(&aged, rule, cost, stamp);
+            }
+            (_, Count::Slots(slots)) => slots.give_back(cost),
+            _ => {}
         }
     }
 
@@ -110,6 +154,8 @@ impl Count {
         match self {
             Count::Log(log) => log.empty_at_us(rule),
             Count::Counter(counter) => counter.empty_at_us(rule),
+            Count::Slots(slots) if slots.used() == 0 => 0,
+            Count::Slots(_) => u64::MAX,
         }
     }
 
@@ -117,15 +163,23 @@ impl Count {
     pub fn heap_bytes(&self) -> usize {
         match self {
             Count::Log(log) => log.heap_bytes(),
-            Count::Counter(_) => 0,
+            Count::Counter(_) | Count::Slots(_) => 0,
+        }
+    }
+
+    fn stamp(&self, rule: &Rule, aged: &Aged) -> u64 {
+        match (self, aged) {
+            (Count::Log(log), _) => log.stamp(),
+            (_, Aged::Counter(aged)) => aged.stamp(rule),
+            _ => 0,
         }
     }
 
     fn wait(&self, aged: &Aged, rule: &Rule, room: u64) -> u64 {
         match (self, aged) {
             (Count::Log(log), Aged::Log(aged)) => log.wait(aged, rule, room),
-            (_, Aged::Counter(aged)) => aged.wait(rule, room),
-            (Count::Counter(_), Aged::Log(_)) => 0,
+            (Count::Counter(_), Aged::Counter(aged)) => aged.wait(rule, room),
+            _ => 0,
         }
     }
 }

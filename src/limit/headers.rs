@@ -9,7 +9,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue};
 
-use super::{Charge, Decision, Item, Retry, Verdict};
+use super::{Algorithm, Charge, Decision, Item, Retry, Verdict};
 
 /// `x-ratelimit-limit`: the tightest limit's units.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -63,7 +63,7 @@ pub fn retry_after(decision: &Decision) -> Option<u64> {
     let mut longest = 0;
     for verdict in &decision.verdicts {
         match verdict.retry {
-            Retry::Now => {}
+            Retry::Now | Retry::Released | Retry::Unasked => {}
             Retry::After(us) => longest = longest.max(us),
             Retry::Never => return None,
         }
@@ -88,7 +88,7 @@ pub fn write(
     let mut buffer = BytesMut::with_capacity(64 + 96 * charge.len());
     if settings.x_ratelimit {
         if !upstream_is_tighter(headers, settings, verdict) {
-            headers.insert(X_LIMIT, number(&mut buffer, item.limit.rule.units));
+            headers.insert(X_LIMIT, number(&mut buffer, item.window.rule.units));
             headers.insert(X_REMAINING, number(&mut buffer, verdict.remaining));
             let reset = match settings.reset {
                 ResetForm::Epoch => seconds_up(unix_us.saturating_add(verdict.reset_us)),
@@ -106,7 +106,8 @@ pub fn write(
             .iter()
             .for_each(|item| write_policy(&mut buffer, item));
         list(headers, RATELIMIT_POLICY, take_list(&mut buffer), keep);
-        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+        let told = charge.iter().zip(&decision.verdicts);
+        for (item, verdict) in told.filter(|(_, verdict)| verdict.retry != Retry::Unasked) {
             write_state(&mut buffer, item, verdict);
         }
         list(headers, RATELIMIT, take_list(&mut buffer), keep);
@@ -148,13 +149,13 @@ fn tightest<'a>(charge: &'a Charge, decision: &'a Decision) -> Option<(&'a Item,
 }
 
 fn is_tighter(left: (&Item, &Verdict), right: (&Item, &Verdict)) -> bool {
-    let denies = |(_, verdict): (&Item, &Verdict)| verdict.retry != Retry::Now;
+    let denies = |(_, verdict): (&Item, &Verdict)| verdict.retry.denies();
     if denies(left) != denies(right) {
         return denies(left);
     }
     // remaining / units, compared crosswise; both stay below 2^32.
     let share = |(_, verdict): (&Item, &Verdict), (item, _): (&Item, &Verdict)| {
-        u128::from(verdict.remaining) * u128::from(item.limit.rule.units)
+        u128::from(verdict.remaining) * u128::from(item.window.rule.units)
     };
     let (left_share, right_share) = (share(left, right), share(right, left));
     if left_share != right_share {
@@ -165,7 +166,7 @@ fn is_tighter(left: (&Item, &Verdict), right: (&Item, &Verdict)) -> bool {
 
 fn wait(verdict: &Verdict) -> u64 {
     match verdict.retry {
-        Retry::Now => verdict.reset_us,
+        Retry::Now | Retry::Released | Retry::Unasked => verdict.reset_us,
         Retry::After(us) => us,
         Retry::Never => u64::MAX,
     }
@@ -183,9 +184,13 @@ fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, verdict: &
 fn write_policy(buffer: &mut BytesMut, item: &Item) {
     write_name(buffer, item);
     buffer.put_slice(b";q=");
-    write_number(buffer, item.limit.rule.units);
+    write_number(buffer, item.window.rule.units);
+    if item.window.rule.algorithm == Algorithm::Slots {
+        buffer.put_slice(b";qu=\"concurrent-requests\", ");
+        return;
+    }
     buffer.put_slice(b";w=");
-    write_number(buffer, seconds_up(item.limit.rule.window_us));
+    write_number(buffer, seconds_up(item.window.rule.window_us));
     buffer.put_slice(b", ");
 }
 
@@ -202,9 +207,9 @@ fn write_state(buffer: &mut BytesMut, item: &Item, verdict: &Verdict) {
 }
 
 fn write_name(buffer: &mut BytesMut, item: &Item) {
-    // `[a-z0-9_-]{1,64}`: nothing in a limit's name needs an escape.
+    // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
     buffer.put_u8(b'"');
-    buffer.put_slice(item.limit.name.as_bytes());
+    buffer.put_slice(item.window.policy.as_bytes());
     buffer.put_u8(b'"');
 }
 
@@ -234,7 +239,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, Limit, Missing, Rule, Tag};
+    use crate::limit::{Key, Limit, Rule, Tag};
 
     const ALL: HeaderSettings = HeaderSettings {
         x_ratelimit: true,
@@ -251,17 +256,9 @@ mod tests {
             window_us,
             precision_us: 1,
         };
-        let limit = Limit {
-            name: name.into(),
-            rule,
-            key: Key::parse(["ip"]).unwrap(),
-            missing: Missing::Ip,
-            on_error: crate::limit::OnError::Local,
-            cost: 1,
-            store_suffix: name.to_owned(),
-            identity: 0,
-        };
+        let limit = Limit::new(name, &[rule], Key::parse(["ip"]).unwrap());
         Item {
+            window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag: Tag([0; 16]),
             cost: 1,
@@ -275,6 +272,7 @@ mod tests {
             retry,
             reset_us: 59_000_001,
             next_us,
+            stamp: 0,
         }
     }
 

@@ -4,10 +4,11 @@
 //! to a multiple of the precision `q` and `now` is rounded down before ageing, so no window ever
 //! holds more than the limit whatever `q` is; a unit may count up to `q` too long.
 //!
-//! A [`Log`] is 64 bytes and holds a ring of one entry for each stamp: 8 bytes where
+//! A [`Log`] is 72 bytes and holds a ring of one entry for each stamp: 8 bytes where
 //! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside; the
 //! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is given back when it has
-//! emptied. Time is an argument; nothing here reads a clock.
+//! emptied. Units that are given back leave an entry of none, unless it is the last: that one always
+//! has units. Time is an argument; nothing here reads a clock.
 
 use super::Rule;
 
@@ -18,6 +19,10 @@ const INSIDE: usize = 6;
 const OUTSIDE: usize = 16;
 /// An emptied ring above this many entries is given back.
 const SHRINK: usize = 32;
+/// Units are given back only where no more entries than this came since: bounds the time.
+const GIVE_BACK: u32 = 4096;
+/// Stamps are named modulo this.
+pub const STAMPS: u64 = 1 << 48;
 /// From this many stamps in a window on, an entry's stamp needs more than 32 bits.
 const WIDE: u64 = 1_800_000_000;
 
@@ -33,6 +38,8 @@ pub struct Log {
     total: u32,
     /// Own time of the last admission.
     last_us: u64,
+    /// The last entry's stamp, in units of the precision.
+    newest: u64,
     /// Own time is the clock plus this; it grows when the clock steps back.
     shift_us: u64,
 }
@@ -95,7 +102,7 @@ impl Log {
         // Live if stamp > tick - span; in this form nothing can go below zero.
         let tick = aged.own_us / rule.precision_us;
         let span = rule.window_us / rule.precision_us;
-        if self.count == 0 || self.newest(rule) + span <= tick {
+        if self.count == 0 || self.newest + span <= tick {
             aged.skip = self.count;
             return aged;
         }
@@ -121,13 +128,16 @@ impl Log {
 
     /// Admits `cost` units (at least 1) at the instant of `aged`; the log as it stands then.
     pub fn charge(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
-        let stamp = aged.own_us.div_ceil(rule.precision_us);
+        let mut stamp = aged.own_us.div_ceil(rule.precision_us);
         self.total = self
             .total
             .wrapping_add(u32::try_from(cost).unwrap_or(u32::MAX));
         let capacity = self.capacity(rule);
         let live = self.count - aged.skip;
-        let joins = live > 0 && stamp == self.newest(rule);
+        if live > 0 {
+            stamp = stamp.max(self.newest);
+        }
+        let joins = live > 0 && stamp == self.newest;
         self.head = if live == 0 {
             0
         } else {
@@ -146,8 +156,9 @@ impl Log {
             self.count += 1;
         }
         self.last_us = aged.own_us;
+        self.newest = stamp;
         self.shift_us = aged.shift_us;
-        self.put(rule, self.count - 1, stamp);
+        self.put(rule, self.count - 1, stamp, self.total);
         Aged {
             used: aged.used + cost,
             stepped: false,
@@ -157,6 +168,55 @@ impl Log {
         }
     }
 
+    /// Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it
+    /// on sink. Nothing happens where it has expired, or where more than [`GIVE_BACK`] entries came
+    /// since.
+    pub fn give_back(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
+        let age = self.newest.wrapping_sub(stamp) & (STAMPS - 1);
+        let Some(stamp) = self.newest.checked_sub(age).filter(|_| aged.used > 0) else {
+            return;
+        };
+        if stamp < self.entry(rule, aged.skip).0 {
+            return;
+        }
+        let place = self.first_where(aged.skip, |i| self.entry(rule, i).0 >= stamp);
+        if self.entry(rule, place).0 != stamp || self.count - place > GIVE_BACK {
+            return;
+        }
+        let before = match place {
+            place if place == aged.skip => aged.base,
+            place => self.entry(rule, place - 1).1,
+        };
+        let units = self.entry(rule, place).1.wrapping_sub(before);
+        let taken = units.min(u32::try_from(cost).unwrap_or(u32::MAX));
+        if taken == 0 {
+            return;
+        }
+        for i in place..self.count {
+            let (stamp, total) = self.entry(rule, i);
+            self.put(rule, i, stamp, total.wrapping_sub(taken));
+        }
+        self.total = self.total.wrapping_sub(taken);
+        self.forget_expired(aged, rule);
+        // The last entry must have units: what waits for it would wait for nothing.
+        while let Some(last) = self.count.checked_sub(1) {
+            let before = last.checked_sub(1).map(|before| self.entry(rule, before));
+            if before.map_or(self.base, |(_, total)| total) != self.total {
+                break;
+            }
+            self.count = last;
+            self.newest = before.map_or(self.newest, |(stamp, _)| stamp);
+        }
+    }
+
+    /// What has expired is given up: its entries, and its units in the running totals.
+    fn forget_expired(&mut self, aged: &Aged, rule: &Rule) {
+        self.head = (self.head + aged.skip) % self.capacity(rule);
+        self.count -= aged.skip;
+        self.base = aged.base;
+        self.shift_us = aged.shift_us;
+    }
+
     /// Keeps the ages after a step back of the clock: all that a denial changes.
     pub fn keep_ages(&mut self, aged: &Aged) {
         self.shift_us = aged.shift_us;
@@ -164,8 +224,13 @@ impl Log {
 
     /// When nothing counts any more, by the clock (not own time).
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
-        let own = self.newest(rule) * rule.precision_us + rule.window_us;
+        let own = self.newest * rule.precision_us + rule.window_us;
         own.saturating_sub(self.shift_us)
+    }
+
+    /// What names the last admission, so that it can be given back.
+    pub fn stamp(&self) -> u64 {
+        self.newest & (STAMPS - 1)
     }
 
     /// Bytes on the heap.
@@ -174,11 +239,6 @@ impl Log {
             Ring::Inside(_) => 0,
             Ring::Outside(words) => size_of_val(&**words),
         }
-    }
-
-    /// The last admission's stamp, in units of the precision.
-    fn newest(&self, rule: &Rule) -> u64 {
-        self.last_us.div_ceil(rule.precision_us)
     }
 
     fn capacity(&self, rule: &Rule) -> u32 {
@@ -193,15 +253,14 @@ impl Log {
         let low = ring[at];
         if words(rule) == 2 {
             // All stamps lie within two windows of the last one: 32 bits of it suffice.
-            let newest = self.newest(rule);
-            let age = (newest as u32).wrapping_sub(low);
-            return (newest - u64::from(age), ring[at + 1]);
+            let age = (self.newest as u32).wrapping_sub(low);
+            return (self.newest - u64::from(age), ring[at + 1]);
         }
         let stamp = u64::from(low) | u64::from(ring[at + 1]) << 32;
         (stamp, ring[at + 2])
     }
 
-    fn put(&mut self, rule: &Rule, i: u32, stamp: u64) {
+    fn put(&mut self, rule: &Rule, i: u32, stamp: u64, total: u32) {
         let at = self.place(rule, i);
         let words = words(rule);
         let ring = self.ring.words_mut();
@@ -209,7 +268,7 @@ impl Log {
         if words == 3 {
             ring[at + 1] = (stamp >> 32) as u32;
         }
-        ring[at + words - 1] = self.total;
+        ring[at + words - 1] = total;
     }
 
     fn place(&self, rule: &Rule, i: u32) -> usize {

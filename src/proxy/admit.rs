@@ -5,6 +5,7 @@
 //! else. A request that has no key it should have is never let through for that.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::{HeaderMap, Method, Request, Response};
@@ -16,7 +17,7 @@ use crate::clock;
 use crate::config::Bypass;
 use crate::limit::headers::{self, HeaderSettings};
 use crate::limit::key::{Derived, Facts, same_secret};
-use crate::limit::{Charge, Decision, Item, OnError};
+use crate::limit::{Charge, Decision, Item, Limit, OnError, Tag, Window};
 use crate::route::{CostSource, Found};
 use crate::store::{Store, StoreError};
 
@@ -24,8 +25,32 @@ use crate::store::{Store, StoreError};
 /// tags were made with.
 #[derive(Debug)]
 pub(super) struct Asked {
+    /// What is enforced: all or nothing.
     pub(super) charge: Charge,
+    /// What rides along: counted and reported, each by itself, and never part of the verdict.
+    pub(super) riders: Vec<Charge>,
     pub(super) generation: u64,
+}
+
+impl Asked {
+    /// Adds what one limit asks: its windows, and those of its candidate beside them.
+    fn add(&mut self, limit: &Arc<Limit>, tag: Tag, cost: u64) {
+        let item = |window: &Arc<Window>| Item {
+            limit: Arc::clone(limit),
+            window: Arc::clone(window),
+            tag,
+            cost,
+        };
+        let enforced = limit.windows.iter().map(item);
+        if limit.shadow {
+            self.riders.push(enforced.collect());
+        } else {
+            self.charge.extend(enforced);
+        }
+        if !limit.candidate.is_empty() {
+            self.riders.push(limit.candidate.iter().map(item).collect());
+        }
+    }
 }
 
 /// A request that may pass, and what its client is told of its limits.
@@ -85,6 +110,7 @@ impl Proxy {
         let key = self.store.hash_key();
         let mut asked = Asked {
             charge: Charge::new(),
+            riders: Vec::new(),
             generation: key.generation,
         };
         if found.route.limits.is_empty()
@@ -103,11 +129,7 @@ impl Proxy {
         };
         for limit in &found.route.limits {
             match limit.key.derive(facts, limit.missing, &key.key) {
-                Derived::Tag(tag) => asked.charge.push(Item {
-                    limit: limit.clone(),
-                    tag,
-                    cost: cost.saturating_mul(limit.cost),
-                }),
+                Derived::Tag(tag) => asked.add(limit, tag, cost.saturating_mul(limit.cost)),
                 Derived::Skip => {}
                 Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
                 Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),

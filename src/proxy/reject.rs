@@ -24,7 +24,7 @@ use super::problem::{self, BLANK, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY};
 use crate::clock;
 use crate::config::BodyKind;
 use crate::limit::headers::{expose_to_scripts, retry_after, write};
-use crate::limit::{Charge, Decision, Rate, Retry};
+use crate::limit::{Algorithm, Charge, Decision, Rate, Retry};
 use crate::path::PathError;
 use crate::telemetry::access::Outcome;
 use crate::upstream::UpstreamError;
@@ -277,8 +277,8 @@ impl Proxy {
         let violated: Vec<&str> = charge
             .iter()
             .zip(&decision.verdicts)
-            .filter(|(_, verdict)| verdict.retry != Retry::Now)
-            .map(|(item, _)| item.limit.name.as_ref())
+            .filter(|(_, verdict)| verdict.retry.denies())
+            .map(|(item, _)| item.window.policy.as_ref())
             .collect();
         let detail = denial_detail(charge, decision, wait);
         let mut response = Response::new(Body::empty());
@@ -350,26 +350,28 @@ fn denial_detail(charge: &Charge, decision: &Decision, wait: Option<u64>) -> Str
         .iter()
         .zip(&decision.verdicts)
         .max_by_key(|(_, verdict)| match verdict.retry {
-            Retry::Now => 0,
-            Retry::After(us) => us,
+            Retry::Now | Retry::Unasked => 0,
+            Retry::Released => 1,
+            Retry::After(us) => us.max(1),
             Retry::Never => u64::MAX,
         });
     let Some((item, _)) = worst else {
         return String::new();
     };
-    let rule = item.limit.rule;
+    let (rule, policy) = (item.window.rule, &item.window.policy);
     let rate = Rate {
         units: rule.units,
         window_us: rule.window_us,
     };
     match wait {
-        Some(seconds) => format!(
-            "\"{}\" allows {rate}; retry in {seconds} s",
-            item.limit.name
+        Some(seconds) if rule.algorithm == Algorithm::Slots => format!(
+            "\"{policy}\" allows {} requests at once; retry in {seconds} s",
+            rule.units
         ),
+        Some(seconds) => format!("\"{policy}\" allows {rate}; retry in {seconds} s"),
         None => format!(
-            "this request costs {}, more than \"{}\" ever allows at once ({rate})",
-            item.cost, item.limit.name
+            "this request costs {}, more than \"{policy}\" ever allows at once ({rate})",
+            item.cost
         ),
     }
 }
@@ -377,7 +379,7 @@ fn denial_detail(charge: &Charge, decision: &Decision, wait: Option<u64>) -> Str
 fn longest_retry_us(decision: &Decision) -> u64 {
     let waits = decision.verdicts.iter().map(|verdict| match verdict.retry {
         Retry::After(us) => us,
-        Retry::Now | Retry::Never => 0,
+        Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => 0,
     });
     waits.max().unwrap_or(0)
 }

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::path::CanonicalPath;
     use crate::route::pattern::Segment;
-    use crate::route::{CostSource, HeaderMatch, PathPattern};
+    use crate::route::{CostSource, HeaderMatch, PathPattern, StatusSet};
 
     /// A route from `[METHOD,..] [host]/path [+header[=value]]..`, named by its text.
     fn route(text: &str) -> Route {
@@ -202,6 +202,8 @@ mod tests {
             upstream: 0,
             limits: Vec::new(),
             cost: CostSource::Fixed(1),
+            settle: None,
+            refund: StatusSet::default(),
         };
         for word in text.split(' ') {
             if let Some(header) = word.strip_prefix('+') {

@@ -1,4 +1,4 @@
-//! What goes to the script and what comes back: many requests in one call, packed.
+//! What goes to the script and what comes back: many groups of requests in one call, packed.
 //!
 //! The form is that of `lua/decide.lua`. Pure: bytes in, bytes out.
 
@@ -8,16 +8,20 @@ use smallvec::SmallVec;
 use super::{ServerTrouble, StoreError};
 use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Verdict};
 
-/// The script, its three files joined.
+/// The script, its four files joined.
 pub const SCRIPT: &str = concat!(
     include_str!("../../lua/log.lua"),
     include_str!("../../lua/counter.lua"),
+    include_str!("../../lua/slots.lua"),
     include_str!("../../lua/decide.lua"),
 );
 
 /// Bytes of one item in the packed argument, and of one verdict in the reply.
-const ITEM_BYTES: usize = 1 + 4 + 6 + 6 + 6;
-const VERDICT_BYTES: usize = 6 + 6 + 7 + 7 + 7;
+const ITEM_BYTES: usize = 1 + 4 + 6 + 6 + 6 + 6;
+const VERDICT_BYTES: usize = 6 + 7 + 7 + 7 + 6;
+/// -1 and -2 in seven bytes.
+const NEVER: u64 = 0x00ff_ffff_ffff_ffff;
+const RELEASED: u64 = 0x00ff_ffff_ffff_fffe;
 
 /// How to name the script.
 #[derive(Clone, Copy, Debug)]
@@ -28,70 +32,152 @@ pub enum Call<'s> {
     Whole,
 }
 
-/// The command that decides `charges`; the server's clock is used unless `now_us` is given.
+/// What is to be done with a charge's items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// So many equal requests ask: as many as fit are granted, the first ones.
+    Charge(u16),
+    /// The units were not used after all: what `extra` names is taken back.
+    GiveBack,
+    /// More was used than was charged: it counts, whatever is counted already.
+    Settle,
+}
+
+/// One deed over the items of one charge.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'c> {
+    /// What is done.
+    pub deed: Deed,
+    /// To what.
+    pub charge: &'c Charge,
+    /// For each item what the deed needs beside it: to charge a log, how far ahead to stamp,
+    /// microseconds; to charge slots, the units held now; to give back, the stamp. Missing ones
+    /// are 0.
+    pub extra: &'c [u64],
+}
+
+impl<'c> Group<'c> {
+    /// One request.
+    pub fn one(charge: &'c Charge) -> Group<'c> {
+        Group {
+            deed: Deed::Charge(1),
+            charge,
+            extra: &[],
+        }
+    }
+}
+
+/// The command that does `groups`; the server's clock is used unless `now_us` is given. `holder`
+/// names who asks: the worker that holds slots.
 pub fn encode<'c>(
     call: Call<'_>,
-    prefix: &str,
-    charges: impl Iterator<Item = &'c Charge> + Clone,
+    (prefix, holder): (&str, u64),
+    groups: impl Iterator<Item = Group<'c>> + Clone,
     now_us: Option<u64>,
 ) -> Cmd {
-    let items: usize = charges.clone().map(SmallVec::len).sum();
+    let items: usize = groups.clone().map(|group| group.charge.len()).sum();
     let (verb, script) = match call {
         Call::Known(hash) => ("EVALSHA", hash),
         Call::Whole => ("EVAL", SCRIPT),
     };
-    let mut cmd = Cmd::with_capacity(items + 5, script.len() + items * 96 + 64);
+    let mut cmd = Cmd::with_capacity(items + 6, script.len() + items * 96 + 80);
     cmd.arg(verb).arg(script).arg(items);
     let mut key = Vec::with_capacity(128);
-    let mut packed = Vec::with_capacity(items * (ITEM_BYTES + 1));
-    for charge in charges {
-        packed.push(u8::try_from(charge.len()).unwrap_or(u8::MAX));
-        for item in charge {
+    let mut packed = Vec::with_capacity(items * (ITEM_BYTES + 4));
+    for group in groups {
+        let (deed, count) = match group.deed {
+            Deed::Charge(count) => (0, count),
+            Deed::GiveBack => (1, 0),
+            Deed::Settle => (2, 0),
+        };
+        packed.extend_from_slice(&[deed, u8::try_from(group.charge.len()).unwrap_or(u8::MAX)]);
+        packed.extend_from_slice(&count.to_le_bytes());
+        for (index, item) in group.charge.iter().enumerate() {
             store_key(&mut key, prefix, item);
             cmd.arg(&key[..]);
-            pack(&mut packed, item);
+            pack(
+                &mut packed,
+                item,
+                group.extra.get(index).copied().unwrap_or(0),
+            );
         }
     }
     match now_us {
         Some(now_us) => cmd.arg(now_us),
         None => cmd.arg(""),
     };
-    cmd.arg(&packed[..]);
+    cmd.arg(&holder.to_le_bytes()[..]).arg(&packed[..]);
     cmd
 }
 
-/// `<prefix>{<tag>}<limit>.<fp>`: the braces keep one identity's limits in one slot.
-fn store_key(key: &mut Vec<u8>, prefix: &str, item: &Item) {
+/// `<prefix>{<tag>}<limit>.<fp>`: the braces keep one identity's limits in one slot of a cluster;
+/// or, where the limit names the slot, `<prefix>{<slot>}<limit>.<fp>.<tag>`.
+pub fn store_key(key: &mut Vec<u8>, prefix: &str, item: &Item) {
+    let tag = item.tag.text();
+    let slot = item.limit.slot.as_ref();
     key.clear();
     key.extend_from_slice(prefix.as_bytes());
     key.push(b'{');
-    key.extend_from_slice(&item.tag.text());
+    key.extend_from_slice(slot.map_or(&tag[..], |slot| slot.as_bytes()));
     key.push(b'}');
-    key.extend_from_slice(item.limit.store_suffix.as_bytes());
+    key.extend_from_slice(item.window.store_suffix.as_bytes());
+    if slot.is_some() {
+        key.push(b'.');
+        key.extend_from_slice(&tag);
+    }
 }
 
-fn pack(packed: &mut Vec<u8>, item: &Item) {
-    let rule = &item.limit.rule;
+fn pack(packed: &mut Vec<u8>, item: &Item, extra: u64) {
+    let rule = &item.window.rule;
     packed.push(match rule.algorithm {
         Algorithm::Log => 0,
         Algorithm::Counter => 1,
+        Algorithm::Slots => 2,
     });
     let units = u32::try_from(rule.units).unwrap_or(u32::MAX);
     packed.extend_from_slice(&units.to_le_bytes());
-    for number in [rule.window_us, rule.precision_us, item.cost] {
+    for number in [rule.window_us, rule.precision_us, item.cost, extra] {
         // 2^48 us are 8.9 years; a cost above any limit stays above it.
         let number = number.min((1 << 48) - 1);
         packed.extend_from_slice(&number.to_le_bytes()[..6]);
     }
 }
 
-/// A reply being read: its head, then one decision for each request, then the refusal.
+/// A reply being read: its head, then an outcome for each group, then the refusal.
 #[derive(Debug)]
 pub struct Reply<'r> {
     rest: &'r [u8],
     at_us: u64,
     /// Keys that held something not ours and were begun anew.
     pub begun_anew: u16,
+}
+
+/// What became of a group of equal requests: the first `granted` of them may pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// How many are granted.
+    pub granted: u16,
+    /// The first granted one's decision.
+    pub allowed: Option<Decision>,
+    /// That of each denied one: all stand the same.
+    pub denied: Option<Decision>,
+}
+
+impl Outcome {
+    /// The decision on the `index`th of the group's requests, from 0. Each granted one found what
+    /// those before it had left.
+    pub fn decision(&self, index: u16, charge: &Charge) -> Option<Decision> {
+        if index >= self.granted {
+            return self.denied.clone();
+        }
+        let mut decision = self.allowed.clone()?;
+        for (verdict, item) in decision.verdicts.iter_mut().zip(charge) {
+            let before = item.cost * u64::from(index);
+            verdict.used += before;
+            verdict.remaining = verdict.remaining.saturating_sub(before);
+        }
+        Some(decision)
+    }
 }
 
 impl<'r> Reply<'r> {
@@ -107,38 +193,61 @@ impl<'r> Reply<'r> {
         Ok(reply)
     }
 
-    /// The next request's decision; `None` if the server refused to write it.
-    pub fn decision(&mut self, items: usize) -> Result<Option<Decision>, StoreError> {
-        let allowed = match self.number(1)? {
-            2 => return Ok(None),
-            answer => answer == 1,
-        };
-        let mut verdicts = SmallVec::with_capacity(items);
-        if self.rest.len() < items * VERDICT_BYTES {
+    /// The next group's outcome, of `count` requests; `None` if the server refused to write it.
+    pub fn outcome(&mut self, charge: &Charge, count: u16) -> Result<Option<Outcome>, StoreError> {
+        let refused = self.number(1)? == 2;
+        let granted = u16::try_from(self.number(2)?).unwrap_or(u16::MAX);
+        if refused {
+            return Ok(None);
+        }
+        let allowed = (granted > 0)
+            .then(|| self.decision(charge, true))
+            .transpose()?;
+        let denied = (granted < count)
+            .then(|| self.decision(charge, false))
+            .transpose()?;
+        Ok(Some(Outcome {
+            granted,
+            allowed,
+            denied,
+        }))
+    }
+
+    /// The next group's end, where it was to give back or to settle: whether it was done.
+    pub fn done(&mut self) -> Result<bool, StoreError> {
+        Ok(self.number(1)? == 1)
+    }
+
+    fn decision(&mut self, charge: &Charge, allowed: bool) -> Result<Decision, StoreError> {
+        if self.rest.len() < charge.len() * VERDICT_BYTES {
             return Err(StoreError::Garbled);
         }
-        for _ in 0..items {
+        let mut verdicts = SmallVec::with_capacity(charge.len());
+        for item in charge {
+            let used = self.number(6)?;
+            let taken = if allowed { item.cost } else { 0 };
             verdicts.push(Verdict {
-                used: self.number(6)?,
-                remaining: self.number(6)?,
+                used,
+                remaining: item.window.rule.units.saturating_sub(used + taken),
                 retry: match self.number(7)? {
                     0 => Retry::Now,
-                    // -1 in seven bytes.
-                    0x00ff_ffff_ffff_ffff => Retry::Never,
+                    NEVER => Retry::Never,
+                    RELEASED => Retry::Released,
                     us => Retry::After(us),
                 },
                 reset_us: self.number(7)?,
                 next_us: self.number(7)?,
+                stamp: self.number(6)?,
             });
         }
-        Ok(Some(Decision {
+        Ok(Decision {
             allowed,
             at_us: self.at_us,
             verdicts,
-        }))
+        })
     }
 
-    /// After the last decision: why the server refused to write, if it did.
+    /// After the last group: why the server refused to write, if it did.
     pub fn refusal(&self) -> Option<ServerTrouble> {
         if self.rest.is_empty() {
             return None;

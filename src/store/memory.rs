@@ -189,7 +189,7 @@ impl Memory {
 
         let mut asked: SmallVec<[Asked; 4]> = SmallVec::new();
         for (item, id) in charge.iter().zip(&ids) {
-            let rule = item.limit.rule.share(self.fleet);
+            let rule = item.window.rule.share(self.fleet);
             let guard = self.guard_of(&guards, *id);
             asked.push(guards[guard].1.look(*id, rule, item.cost, now_us));
         }
@@ -440,6 +440,6 @@ impl Bounds {
 
 /// The identity of one item's budget: whose, and which.
 fn id(item: &Item) -> [u64; 2] {
-    let id = u128::from_le_bytes(item.tag.0) ^ item.limit.identity;
+    let id = item.id();
     [id as u64, (id >> 64) as u64]
 }

@@ -122,7 +122,7 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     out.extend_from_slice(b",\"items\":[");
     for (index, item) in charge.iter().enumerate() {
         out.extend_from_slice(if index == 0 { b"[" } else { b",[" });
-        json::string(&mut out, &item.limit.name);
+        json::string(&mut out, &item.window.policy);
         out.push(b',');
         json::string(&mut out, &item.tag.to_string());
         out.push(b',');
@@ -136,11 +136,11 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         if index > 0 {
             out.push(b',');
         }
-        json::name(&mut out, &item.limit.name);
+        json::name(&mut out, &item.window.policy);
         let retry = match verdict.retry {
-            Retry::Now => 0,
+            Retry::Now | Retry::Unasked => 0,
             Retry::After(us) => i64::try_from(us).unwrap_or(i64::MAX),
-            Retry::Never => -1,
+            Retry::Never | Retry::Released => -1,
         };
         out.extend_from_slice(b"{\"used\":");
         json::number(&mut out, verdict.used);
@@ -200,25 +200,18 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::limit::{Algorithm, Item, Key, Limit, Missing, Rule, Tag, Verdict};
+    use crate::limit::{Algorithm, Item, Key, Limit, Rule, Tag, Verdict};
 
     fn charge() -> Charge {
-        let limit = Limit {
-            name: "login".into(),
-            rule: Rule {
-                algorithm: Algorithm::Log,
-                units: 5,
-                window_us: 1000,
-                precision_us: 1,
-            },
-            key: Key::parse(["ip"]).unwrap(),
-            missing: Missing::Ip,
-            on_error: crate::limit::OnError::Local,
-            cost: 1,
-            store_suffix: "login.0000".to_owned(),
-            identity: 0,
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 5,
+            window_us: 1000,
+            precision_us: 1,
         };
+        let limit = Limit::new("login", &[rule], Key::parse(["ip"]).unwrap());
         smallvec![Item {
+            window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag: Tag([0; 16]),
             cost: 2
@@ -232,6 +225,7 @@ mod tests {
             retry: Retry::After(7),
             reset_us: 900,
             next_us: 7,
+            stamp: 0,
         };
         Decision {
             allowed: false,

@@ -2,6 +2,7 @@
 
 mod embedded;
 mod faults;
+mod model;
 mod traces;
 
 use std::sync::Arc;

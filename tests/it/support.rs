@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tidegate::config::{RedisAddress, RedisSettings, StoreKind, StoreSettings};
-use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, Missing, OnError, Rule, Tag};
+use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
 
 /// A real redis-server of this test alone; killed when it is dropped.
 #[derive(Debug)]
@@ -213,18 +213,8 @@ pub fn log_rule(units: u64, window: Duration) -> Rule {
 
 /// A limit of that name; same name, same counts.
 pub fn limit(name: &str, rule: Rule) -> Arc<Limit> {
-    let digest = blake3::hash(name.as_bytes());
-    let identity: [u8; 16] = digest.as_bytes()[..16].try_into().unwrap();
-    Arc::new(Limit {
-        name: name.into(),
-        rule,
-        key: Key { parts: Vec::new() },
-        missing: Missing::Shared,
-        on_error: OnError::Local,
-        cost: 1,
-        store_suffix: format!("{name}.test"),
-        identity: u128::from_le_bytes(identity),
-    })
+    let key = Key { parts: Vec::new() };
+    Arc::new(Limit::new(name, &[rule], key))
 }
 
 /// One item: `who`'s budget.
@@ -233,6 +223,7 @@ pub fn item(limit: &Arc<Limit>, who: u64, cost: u64) -> Item {
     let tag = Tag(digest.as_bytes()[..16].try_into().unwrap());
     Item {
         limit: Arc::clone(limit),
+        window: Arc::clone(&limit.windows[0]),
         tag,
         cost,
     }

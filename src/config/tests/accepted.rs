@@ -45,11 +45,14 @@ fn the_smallest_file_limits_everything() {
     let default = route(&config, "default");
     assert_eq!(limit_names(default), ["default"]);
     let limit = &default.limits[0];
-    assert_eq!((limit.rule.units, limit.rule.window_us), (100, 60_000_000));
-    assert_eq!(limit.rule.algorithm, Algorithm::Log);
+    assert_eq!(
+        (limit.windows[0].rule.units, limit.windows[0].rule.window_us),
+        (100, 60_000_000)
+    );
+    assert_eq!(limit.windows[0].rule.algorithm, Algorithm::Log);
     assert_eq!(limit.missing, Missing::Ip);
     assert_eq!(limit.on_error, OnError::Local);
-    assert!(limit.store_suffix.starts_with("default."));
+    assert!(limit.windows[0].store_suffix.starts_with("default."));
 }
 
 #[test]
@@ -168,7 +171,10 @@ fn rates_in_place_are_limits_named_after_their_route() {
     );
     assert_eq!(login.limits[0].key, Key::parse(["header:x-user"]).unwrap());
     assert_eq!(login.limits[0].missing, Missing::Deny);
-    assert_ne!(login.limits[0].identity, login.limits[1].identity);
+    assert_ne!(
+        login.limits[0].windows[0].identity,
+        login.limits[1].windows[0].identity
+    );
     assert_eq!(config.limits.len(), 3);
 }
 

@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep_until};
 use super::link::{Failure, Link, PROBE_TIMEOUT, connect, learn_key};
 use super::{QUEUE, Shared, Waiting};
 use crate::clock;
-use crate::store::batch::{self, Call, Reply};
+use crate::store::batch::{self, Call, Group, Reply};
 use crate::store::guard::Guard;
 use crate::store::{ServerTrouble, StoreError};
 use crate::telemetry::decisions::Source;
@@ -224,13 +224,13 @@ impl Task {
             .as_mut()
             .reset((deadline + self.shared.timeout).into());
         let shared = Arc::clone(&self.shared);
-        let charges = batch.iter().map(|waiting| &waiting.charge);
+        let groups = batch.iter().map(|waiting| Group::one(&waiting.charge));
         let known = Call::Known(&shared.script_hash);
-        let command = batch::encode(known, &shared.prefix, charges.clone(), None);
+        let command = batch::encode(known, (&shared.prefix, 0), groups.clone(), None);
         let mut result = self.send(link, &command).await;
         if result.as_ref().is_err_and(Failure::is_no_script) {
             // Nothing has run: the one error after which the same charge may be sent again.
-            let command = batch::encode(Call::Whole, &shared.prefix, charges, None);
+            let command = batch::encode(Call::Whole, (&shared.prefix, 0), groups, None);
             result = self.send(link, &command).await;
         }
         match result {
@@ -271,7 +271,8 @@ impl Task {
         let mut wrote = false;
         let mut rest = batch.into_iter();
         while let Some(waiting) = rest.next() {
-            match reply.decision(waiting.charge.len()) {
+            let decided = reply.outcome(&waiting.charge, 1);
+            match decided.map(|one| one.and_then(|one| one.decision(0, &waiting.charge))) {
                 Ok(Some(decision)) => {
                     wrote |= decision.allowed && waiting.charge.iter().any(|item| item.cost > 0);
                     if let Some(log) = &self.shared.log {

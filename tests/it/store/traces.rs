@@ -1,193 +1,15 @@
 //! Random traces through three that must agree on every field: the script on a real server with
 //! the time given to it, its twin in Rust, and a model that knows nothing of either.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use tidegate::limit::decide::Count;
-use tidegate::limit::{Algorithm, Charge, Decision, Item, Limit, Retry, Rule, Verdict};
-use tidegate::store::batch::{Call, Reply, SCRIPT, encode};
+use tidegate::limit::{Algorithm, Charge, Decision, Limit, Retry, Rule, Verdict};
+use tidegate::store::batch::{Call, Deed, Group, Reply, SCRIPT, encode};
 
+use super::model::{Models, named};
 use crate::support::{Chance, RedisServer, item, limit};
 
 const START_US: u64 = 1_700_000_000_000_000;
-
-/// The definitions, executed: every admission is kept, and time is searched.
-#[derive(Clone, Debug, Default)]
-struct Model {
-    admitted: Vec<(u64, u64)>,
-    shift_us: u64,
-    last_us: u64,
-    start_us: Option<u64>,
-    previous: u64,
-    current: u64,
-}
-
-impl Model {
-    /// Moves to `now`; whether the clock had stepped back. Own time comes with it.
-    fn age(&mut self, rule: &Rule, now_us: u64) -> (bool, u64) {
-        match rule.algorithm {
-            Algorithm::Log => {
-                let own_us = now_us + self.shift_us;
-                if own_us >= self.last_us {
-                    return (false, own_us);
-                }
-                self.shift_us = self.last_us - now_us;
-                (true, self.last_us)
-            }
-            Algorithm::Counter => {
-                let start_us = now_us / rule.window_us * rule.window_us;
-                let mut stepped = false;
-                match self.start_us {
-                    Some(old) if start_us < old => {
-                        (self.previous, self.current) = (0, self.previous + self.current);
-                        stepped = true;
-                    }
-                    Some(old) if start_us == old + rule.window_us => {
-                        (self.previous, self.current) = (self.current, 0);
-                    }
-                    Some(old) if start_us == old => {}
-                    _ => (self.previous, self.current) = (0, 0),
-                }
-                // Numbers that Lua holds exactly: all of them, but after a merge of two full counts.
-                let most = ((1 << 53) - 1) / rule.window_us;
-                (self.previous, self.current) = (self.previous.min(most), self.current.min(most));
-                self.start_us = Some(start_us);
-                (stepped, now_us)
-            }
-        }
-    }
-
-    fn used(&self, rule: &Rule, own_us: u64) -> u64 {
-        if rule.algorithm == Algorithm::Log {
-            let floor_us = own_us / rule.precision_us * rule.precision_us;
-            let live = |(stamp_us, _): &&(u64, u64)| stamp_us + rule.window_us > floor_us;
-            return self
-                .admitted
-                .iter()
-                .filter(live)
-                .map(|(_, cost)| cost)
-                .sum();
-        }
-        let start_us = self.start_us.unwrap_or_default();
-        let windows = (own_us - start_us) / rule.window_us;
-        let (previous, current) = match windows {
-            0 => (self.previous, self.current),
-            1 => (self.current, 0),
-            _ => (0, 0),
-        };
-        let left_us = u128::from(rule.window_us - own_us % rule.window_us);
-        let share = (u128::from(previous) * left_us).div_ceil(u128::from(rule.window_us));
-        current + u64::try_from(share).unwrap()
-    }
-
-    /// The smallest wait after which no more than `room` units count, by bisection.
-    fn wait(&self, rule: &Rule, own_us: u64, room: u64) -> u64 {
-        let (mut low, mut high) = (0, 2 * rule.window_us + rule.precision_us);
-        if self.used(rule, own_us) <= room {
-            return 0;
-        }
-        assert!(self.used(rule, own_us + high) <= room);
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if self.used(rule, own_us + middle) <= room {
-                high = middle;
-            } else {
-                low = middle;
-            }
-        }
-        high
-    }
-
-    fn admit(&mut self, rule: &Rule, own_us: u64, cost: u64) {
-        match rule.algorithm {
-            Algorithm::Log => {
-                let stamp_us = own_us.div_ceil(rule.precision_us) * rule.precision_us;
-                self.admitted.push((stamp_us, cost));
-                self.last_us = own_us;
-                // What is older than two windows counts nowhere.
-                self.admitted
-                    .retain(|(stamp, _)| stamp + 2 * rule.window_us > own_us);
-            }
-            Algorithm::Counter => self.current += cost,
-        }
-    }
-}
-
-#[derive(Default)]
-struct Models(HashMap<(String, [u8; 16]), (Model, Option<Count>)>);
-
-fn key(item: &Item) -> (String, [u8; 16]) {
-    (item.limit.store_suffix.clone(), item.tag.0)
-}
-
-impl Models {
-    fn by_model(&mut self, charge: &Charge, now_us: u64) -> Decision {
-        let mut aged = Vec::new();
-        for item in charge {
-            let rule = &item.limit.rule;
-            let mut model = self.0.entry(key(item)).or_default().0.clone();
-            let (stepped, own_us) = model.age(rule, now_us);
-            let used = model.used(rule, own_us);
-            let retry = if item.cost > rule.units {
-                Retry::Never
-            } else if used + item.cost <= rule.units {
-                Retry::Now
-            } else {
-                Retry::After(model.wait(rule, own_us, rule.units - item.cost))
-            };
-            aged.push((model, stepped, own_us, used, retry));
-        }
-        let allowed = aged.iter().all(|(.., retry)| *retry == Retry::Now);
-        let mut verdicts = smallvec::SmallVec::new();
-        for (item, (mut model, stepped, own_us, used, retry)) in charge.iter().zip(aged) {
-            let rule = &item.limit.rule;
-            if allowed && item.cost > 0 {
-                model.admit(rule, own_us, item.cost);
-            }
-            let after = model.used(rule, own_us);
-            verdicts.push(Verdict {
-                used,
-                remaining: rule.units.saturating_sub(after),
-                retry,
-                reset_us: model.wait(rule, own_us, 0),
-                next_us: if after == 0 {
-                    0
-                } else {
-                    model.wait(rule, own_us, after - 1)
-                },
-            });
-            if item.cost > 0 && (allowed || stepped) {
-                self.0.entry(key(item)).or_default().0 = model;
-            }
-        }
-        Decision {
-            allowed,
-            at_us: now_us,
-            verdicts,
-        }
-    }
-
-    fn by_twin(&mut self, charge: &Charge, now_us: u64) -> Decision {
-        let mut looks = Vec::new();
-        for item in charge {
-            let count = &mut self.0.entry(key(item)).or_default().1;
-            let count = count.get_or_insert_with(|| Count::new(item.limit.rule.algorithm));
-            looks.push(count.look(&item.limit.rule, item.cost, now_us));
-        }
-        let allowed = looks.iter().all(|look| look.retry == Retry::Now);
-        let settle = |(item, look): (&Item, &_)| {
-            let count = self.0.get_mut(&key(item)).unwrap().1.as_mut().unwrap();
-            count.settle(&item.limit.rule, item.cost, look, allowed)
-        };
-        let verdicts = charge.iter().zip(&looks).map(settle).collect();
-        Decision {
-            allowed,
-            at_us: now_us,
-            verdicts,
-        }
-    }
-}
 
 /// The script on a real server.
 struct Script {
@@ -208,8 +30,20 @@ impl Script {
         }
     }
 
+    /// Requests, each by itself.
     fn decide(&mut self, charges: &[Charge], now_us: u64) -> Vec<Decision> {
-        let command = encode(Call::Known(&self.known), "t:", charges.iter(), Some(now_us));
+        let groups: Vec<Group<'_>> = charges.iter().map(Group::one).collect();
+        self.run(&groups, now_us).concat()
+    }
+
+    /// Groups of equal requests: every request's decision.
+    fn run(&mut self, groups: &[Group<'_>], now_us: u64) -> Vec<Vec<Decision>> {
+        let command = encode(
+            Call::Known(&self.known),
+            ("t:", 7),
+            groups.iter().copied(),
+            Some(now_us),
+        );
         // The server's own clock runs on while the trace's may stand: nothing may expire by it.
         let mut at_once = redis::pipe();
         at_once.atomic().add_command(command.clone());
@@ -225,15 +59,18 @@ impl Script {
             .expect("the script runs");
         let mut reply = Reply::read(&bytes).expect("a head");
         assert_eq!(reply.begun_anew, 0);
-        let decisions = charges
-            .iter()
-            .map(|charge| {
-                reply
-                    .decision(charge.len())
-                    .expect("a decision")
-                    .expect("not refused")
-            })
-            .collect();
+        let mut decisions = Vec::new();
+        for group in groups {
+            let Deed::Charge(count) = group.deed else {
+                assert!(reply.done().expect("an end"));
+                continue;
+            };
+            let outcome = reply.outcome(group.charge, count).expect("an outcome");
+            let outcome = outcome.expect("not refused");
+            let decision = |index| outcome.decision(index, group.charge).expect("a decision");
+            let each = (0..count).map(|index| named(decision(index), group.charge));
+            decisions.push(each.collect());
+        }
         assert_eq!(reply.refusal(), None);
         decisions
     }
@@ -313,7 +150,13 @@ fn step(chance: &mut Chance, now_us: u64, window_us: u64) -> u64 {
 
 /// The same limit with other units: its identity, and so its history, stays.
 fn with_units(old: &Limit, units: u64) -> Arc<Limit> {
-    limit(&old.name, Rule { units, ..old.rule })
+    limit(
+        &old.name,
+        Rule {
+            units,
+            ..old.windows[0].rule
+        },
+    )
 }
 
 fn random_charge(chance: &mut Chance, limits: &[Arc<Limit>]) -> Charge {
@@ -323,7 +166,7 @@ fn random_charge(chance: &mut Chance, limits: &[Arc<Limit>]) -> Charge {
         .map(|i| {
             let limit = &limits[(from + i) % limits.len()];
             let who = chance.below(2);
-            item(limit, who, random_cost(chance, &limit.rule))
+            item(limit, who, random_cost(chance, &limit.windows[0].rule))
         })
         .collect()
 }
@@ -335,17 +178,21 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
     let mut limits: Vec<_> = (0..4)
         .map(|i| limit(&name(i), random_rule(&mut chance)))
         .collect();
-    let pace_us = limits[chance.below(4) as usize].rule.window_us;
+    let pace_us = limits[chance.below(4) as usize].windows[0].rule.window_us;
     let mut now_us = START_US + chance.below(1 << 40);
     let (mut decided, mut retried): (usize, Option<(Charge, u64)>) = (0, None);
+    let mut charged = Vec::new();
     for _ in 0..steps {
         if chance.below(60) == 0 {
             let which = chance.below(4) as usize;
-            let units = 1 + chance.below(2 * limits[which].rule.units.min(1000));
-            if limits[which].rule.algorithm == Algorithm::Log {
+            let units = 1 + chance.below(2 * limits[which].windows[0].rule.units.min(1000));
+            if limits[which].windows[0].rule.algorithm == Algorithm::Log {
                 limits[which] = with_units(&limits[which], units);
             }
             retried = None;
+        }
+        if retried.is_none() && chance.below(6) == 0 {
+            adjust(&mut chance, &mut charged, (script, &mut models), now_us);
         }
         let mut charges = Vec::new();
         let mut must_pass = false;
@@ -364,21 +211,32 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
             let several = chance.pick(&[1, 1, 2, 5]);
             charges.extend((0..several).map(|_| random_charge(&mut chance, &limits)));
         }
-        let by_script = script.decide(&charges, now_us);
+        let count = if retried.is_some() || must_pass {
+            1
+        } else {
+            chance.pick(&[1, 1, 1, 2, 7])
+        };
+        let group = |charge| Group {
+            deed: Deed::Charge(count),
+            ..Group::one(charge)
+        };
+        let groups: Vec<Group<'_>> = charges.iter().map(group).collect();
+        let by_script = script.run(&groups, now_us);
         for (charge, by_script) in charges.iter().zip(&by_script) {
-            let by_model = models.by_model(charge, now_us);
-            let by_twin = models.by_twin(charge, now_us);
-            assert_eq!(
-                by_twin, by_model,
-                "twin, seed {seed}, {decided}: {charge:?}"
-            );
-            assert_eq!(
-                *by_script, by_model,
-                "script, seed {seed}, {decided}: {charge:?}"
-            );
-            decided += 1;
+            for by_script in by_script {
+                let what = format!("seed {seed}, {decided}: {count} times {charge:?}");
+                let by_model = models.by_model(charge, now_us, 0);
+                assert_eq!(models.by_twin(charge, now_us), by_model, "twin, {what}");
+                assert_same(by_script, &by_model, count, &what);
+                decided += 1;
+                if by_script.allowed && !must_pass && chance.below(8) == 0 {
+                    let stamps = by_script.verdicts.iter().map(|verdict| verdict.stamp);
+                    charged.push((charge.clone(), stamps.collect::<Vec<u64>>()));
+                }
+            }
         }
-        let last = &by_script[by_script.len() - 1];
+        let last = by_script.last().and_then(|each| each.last());
+        let last = last.expect("something was asked");
         assert!(
             last.allowed || !must_pass,
             "retry too short, seed {seed}, {decided}"
@@ -387,7 +245,8 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
             !last.allowed || retried.is_none(),
             "retry too long, seed {seed}, {decided}"
         );
-        if charges.len() == 1 && !last.allowed && retried.is_none() && chance.below(3) == 0 {
+        let alone = charges.len() == 1 && count == 1;
+        if alone && !last.allowed && retried.is_none() && chance.below(3) == 0 {
             // A look keeps no ages after a step back, so its wait may begin anew.
             let charges_all = charges[0].iter().all(|item| item.cost > 0);
             retried = longest_retry(last)
@@ -398,11 +257,51 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
     decided
 }
 
+/// Equal requests of one group stand at one instant: when more becomes free is told of its end.
+fn assert_same(by_script: &Decision, by_model: &Decision, count: u16, what: &str) {
+    let mut by_model = by_model.clone();
+    if count > 1 && by_script.allowed {
+        for (verdict, other) in by_model.verdicts.iter_mut().zip(&by_script.verdicts) {
+            verdict.next_us = other.next_us;
+        }
+    }
+    assert_eq!(*by_script, by_model, "script, {what}");
+}
+
+/// Gives back what was charged, or less, or twice as much; or charges more.
+fn adjust(
+    chance: &mut Chance,
+    charged: &mut Vec<(Charge, Vec<u64>)>,
+    (script, models): (&mut Script, &mut Models),
+    now_us: u64,
+) {
+    if charged.is_empty() {
+        return;
+    }
+    let which = chance.below(charged.len() as u64) as usize;
+    let (mut charge, stamps) = charged.swap_remove(which);
+    let deed = chance.pick(&[Deed::GiveBack, Deed::GiveBack, Deed::Settle]);
+    for item in &mut charge {
+        item.cost = match chance.below(4) {
+            0 => item.cost.div_ceil(2),
+            1 if deed == Deed::GiveBack => 2 * item.cost,
+            _ => item.cost,
+        };
+    }
+    let group = Group {
+        deed,
+        charge: &charge,
+        extra: &stamps,
+    };
+    script.run(&[group], now_us);
+    models.adjust((deed, &charge), &stamps, now_us);
+}
+
 fn longest_retry(decision: &Decision) -> Option<u64> {
     let wait = |verdict: &Verdict| match verdict.retry {
         Retry::Now => Some(0),
         Retry::After(us) => Some(us),
-        Retry::Never => None,
+        Retry::Never | Retry::Released | Retry::Unasked => None,
     };
     decision
         .verdicts
@@ -494,6 +393,39 @@ fn a_ring_of_thousands_grows_expires_and_shrinks() {
                 (0, window_us),
                 "round {round}"
             );
+        }
+    }
+}
+
+#[test]
+fn leased_units_count_from_the_leases_end() {
+    let server = RedisServer::start();
+    let mut script = Script::on(&server);
+    for (seed, precision_us) in [(1, 1), (2, 1_000), (3, 100_000)] {
+        let mut chance = Chance(seed);
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 40,
+            window_us: 1_000_000,
+            precision_us,
+        };
+        let limit = limit(&format!("leased{seed}"), rule);
+        let mut models = Models::default();
+        let mut now_us = START_US;
+        for step in 0..2_000 {
+            now_us += chance.pick(&[0, 1, 50, 1_000, 20_000, 100_000]);
+            let charge: Charge = [item(&limit, 0, 1)].into_iter().collect();
+            let (count, ahead_us) = chance.pick(&[(1, 0), (1, 0), (5, 10_000), (9, 50_000)]);
+            let group = Group {
+                deed: Deed::Charge(count),
+                charge: &charge,
+                extra: &[ahead_us],
+            };
+            for by_script in &script.run(&[group], now_us)[0] {
+                let by_model = models.by_model(&charge, now_us, ahead_us);
+                let what = format!("seed {seed}, step {step}");
+                assert_same(by_script, &by_model, count, &what);
+            }
         }
     }
 }

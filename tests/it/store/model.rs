@@ -1,0 +1,270 @@
+//! A model of the limits that knows nothing of the store, and beside it the twin in Rust.
+
+use std::collections::HashMap;
+
+use tidegate::limit::decide::Count;
+use tidegate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule, Verdict};
+use tidegate::store::batch::Deed;
+
+/// The definitions, executed: every admission is kept, and time is searched.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Model {
+    admitted: Vec<(u64, u64)>,
+    shift_us: u64,
+    last_us: u64,
+    start_us: Option<u64>,
+    previous: u64,
+    current: u64,
+}
+
+impl Model {
+    /// Moves to `now`; whether the clock had stepped back. Own time comes with it.
+    fn age(&mut self, rule: &Rule, now_us: u64) -> (bool, u64) {
+        match rule.algorithm {
+            Algorithm::Log => {
+                let own_us = now_us + self.shift_us;
+                if own_us >= self.last_us {
+                    return (false, own_us);
+                }
+                self.shift_us = self.last_us - now_us;
+                (true, self.last_us)
+            }
+            Algorithm::Counter => {
+                let start_us = now_us / rule.window_us * rule.window_us;
+                let mut stepped = false;
+                match self.start_us {
+                    Some(old) if start_us < old => {
+                        (self.previous, self.current) = (0, self.previous + self.current);
+                        stepped = true;
+                    }
+                    Some(old) if start_us == old + rule.window_us => {
+                        (self.previous, self.current) = (self.current, 0);
+                    }
+                    Some(old) if start_us == old => {}
+                    _ => (self.previous, self.current) = (0, 0),
+                }
+                // Numbers that Lua holds exactly: all of them, but after a merge of two full counts.
+                let most = ((1 << 53) - 1) / rule.window_us;
+                (self.previous, self.current) = (self.previous.min(most), self.current.min(most));
+                self.start_us = Some(start_us);
+                (stepped, now_us)
+            }
+            Algorithm::Slots => (false, now_us),
+        }
+    }
+
+    fn used(&self, rule: &Rule, own_us: u64) -> u64 {
+        if rule.algorithm == Algorithm::Log {
+            return self.live(rule, own_us).map(|(_, cost)| cost).sum();
+        }
+        let start_us = self.start_us.unwrap_or_default();
+        let windows = (own_us - start_us) / rule.window_us;
+        let (previous, current) = match windows {
+            0 => (self.previous, self.current),
+            1 => (self.current, 0),
+            _ => (0, 0),
+        };
+        let left_us = u128::from(rule.window_us - own_us % rule.window_us);
+        let share = (u128::from(previous) * left_us).div_ceil(u128::from(rule.window_us));
+        current + u64::try_from(share).unwrap()
+    }
+
+    /// The smallest wait after which no more than `room` units count, by bisection.
+    fn wait(&self, rule: &Rule, own_us: u64, room: u64) -> u64 {
+        let (mut low, mut high) = (0, 3 * rule.window_us + rule.precision_us);
+        if self.used(rule, own_us) <= room {
+            return 0;
+        }
+        assert!(self.used(rule, own_us + high) <= room);
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if self.used(rule, own_us + middle) <= room {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        high
+    }
+
+    /// Admits units, stamped `ahead_us` later; no stamp is before one that still counts.
+    fn admit(&mut self, rule: &Rule, own_us: u64, cost: u64, ahead_us: u64) {
+        match rule.algorithm {
+            Algorithm::Log => {
+                let up = |us: u64| us.div_ceil(rule.precision_us) * rule.precision_us;
+                let live = self.live(rule, own_us).map(|(stamp, _)| stamp).max();
+                let stamp_us = up(own_us + ahead_us).max(live.unwrap_or(0));
+                self.admitted.push((stamp_us, cost));
+                self.last_us = own_us;
+                // What is older than two windows counts nowhere.
+                self.admitted
+                    .retain(|(stamp, _)| stamp + 2 * rule.window_us > own_us);
+            }
+            Algorithm::Counter => self.current += cost,
+            Algorithm::Slots => {}
+        }
+    }
+
+    /// Units that count.
+    fn live(&self, rule: &Rule, own_us: u64) -> impl Iterator<Item = (u64, u64)> {
+        let floor_us = own_us / rule.precision_us * rule.precision_us;
+        let edge_us = floor_us.saturating_sub(rule.window_us);
+        let live = move |(stamp_us, cost): &(u64, u64)| *stamp_us > edge_us && *cost > 0;
+        self.admitted.iter().copied().filter(live)
+    }
+
+    /// What names an admission made now.
+    fn stamp(&self, rule: &Rule, own_us: u64) -> u64 {
+        let named = match rule.algorithm {
+            Algorithm::Log => {
+                let newest = self.live(rule, own_us).map(|(stamp, _)| stamp).max();
+                newest.unwrap_or(0) / rule.precision_us
+            }
+            Algorithm::Counter => own_us / rule.window_us,
+            Algorithm::Slots => 0,
+        };
+        named % (1 << 48)
+    }
+
+    /// Takes back up to `cost` of what `stamp` names, if it still counts.
+    fn give_back(&mut self, rule: &Rule, own_us: u64, cost: u64, stamp: u64) {
+        let mut left = cost;
+        match rule.algorithm {
+            Algorithm::Log => {
+                let live: Vec<(u64, u64)> = self.live(rule, own_us).collect();
+                let named = |us: u64| us / rule.precision_us % (1 << 48) == stamp;
+                for entry in &mut self.admitted {
+                    if named(entry.0) && live.contains(entry) {
+                        let taken = left.min(entry.1);
+                        (left, entry.1) = (left - taken, entry.1 - taken);
+                    }
+                }
+            }
+            Algorithm::Counter => match ((own_us / rule.window_us).checked_sub(stamp), self) {
+                (Some(0), model) => model.current = model.current.saturating_sub(cost),
+                (Some(1), model) => model.previous = model.previous.saturating_sub(cost),
+                _ => {}
+            },
+            Algorithm::Slots => {}
+        }
+    }
+}
+
+/// For every key the model and the twin.
+#[derive(Default)]
+pub(super) struct Models(HashMap<(String, [u8; 16]), (Model, Option<Count>)>);
+
+pub(super) fn key(item: &Item) -> (String, [u8; 16]) {
+    (item.window.store_suffix.clone(), item.tag.0)
+}
+
+impl Models {
+    /// One request by the model, stamped `ahead_us` later than now if it is allowed.
+    pub(super) fn by_model(&mut self, charge: &Charge, now_us: u64, ahead_us: u64) -> Decision {
+        let mut aged = Vec::new();
+        for item in charge {
+            let rule = &item.window.rule;
+            let mut model = self.0.entry(key(item)).or_default().0.clone();
+            let (stepped, own_us) = model.age(rule, now_us);
+            let used = model.used(rule, own_us);
+            let retry = if item.cost > rule.units {
+                Retry::Never
+            } else if used + item.cost <= rule.units {
+                Retry::Now
+            } else {
+                Retry::After(model.wait(rule, own_us, rule.units - item.cost))
+            };
+            aged.push((model, stepped, own_us, used, retry));
+        }
+        let allowed = aged.iter().all(|(.., retry)| *retry == Retry::Now);
+        let mut verdicts = smallvec::SmallVec::new();
+        for (item, (mut model, stepped, own_us, used, retry)) in charge.iter().zip(aged) {
+            let rule = &item.window.rule;
+            if allowed && item.cost > 0 {
+                model.admit(rule, own_us, item.cost, ahead_us);
+            }
+            let after = model.used(rule, own_us);
+            verdicts.push(Verdict {
+                used,
+                remaining: rule.units.saturating_sub(after),
+                retry,
+                reset_us: model.wait(rule, own_us, 0),
+                next_us: if after == 0 {
+                    0
+                } else {
+                    model.wait(rule, own_us, after - 1)
+                },
+                stamp: model.stamp(rule, own_us),
+            });
+            if item.cost > 0 && (allowed || stepped) {
+                self.0.entry(key(item)).or_default().0 = model;
+            }
+        }
+        let decision = Decision {
+            allowed,
+            at_us: now_us,
+            verdicts,
+        };
+        named(decision, charge)
+    }
+
+    /// Gives back, or charges more, by model and twin.
+    pub(super) fn adjust(&mut self, (deed, charge): (Deed, &Charge), stamps: &[u64], now_us: u64) {
+        for (item, stamp) in charge.iter().zip(stamps) {
+            let rule = &item.window.rule;
+            let (model, twin) = self.0.entry(key(item)).or_default();
+            let mut aged = model.clone();
+            let (_, own_us) = aged.age(rule, now_us);
+            let twin = twin.get_or_insert_with(|| Count::new(rule.algorithm));
+            if deed == Deed::GiveBack {
+                let before = aged.used(rule, own_us);
+                aged.give_back(rule, own_us, item.cost, *stamp);
+                // What takes nothing back keeps no ages either.
+                let names = own_us / rule.window_us - stamp.min(&(own_us / rule.window_us)) < 2
+                    && *stamp <= own_us / rule.window_us;
+                let counts = rule.algorithm == Algorithm::Counter && names;
+                if counts || aged.used(rule, own_us) < before {
+                    *model = aged;
+                }
+                twin.give_back(rule, item.cost, *stamp, now_us);
+            } else if item.cost > 0 {
+                let room = u64::from(u32::MAX) - aged.used(rule, own_us);
+                aged.admit(rule, own_us, item.cost.min(room), 0);
+                *model = aged;
+                twin.charge_more(rule, item.cost, now_us);
+            }
+        }
+    }
+
+    /// One request by the twin.
+    pub(super) fn by_twin(&mut self, charge: &Charge, now_us: u64) -> Decision {
+        let mut looks = Vec::new();
+        for item in charge {
+            let count = &mut self.0.entry(key(item)).or_default().1;
+            let count = count.get_or_insert_with(|| Count::new(item.window.rule.algorithm));
+            looks.push(count.look(&item.window.rule, item.cost, now_us));
+        }
+        let allowed = looks.iter().all(|look| look.retry == Retry::Now);
+        let settle = |(item, look): (&Item, &_)| {
+            let count = self.0.get_mut(&key(item)).unwrap().1.as_mut().unwrap();
+            count.settle(&item.window.rule, item.cost, look, allowed)
+        };
+        let verdicts = charge.iter().zip(&looks).map(settle).collect();
+        let decision = Decision {
+            allowed,
+            at_us: now_us,
+            verdicts,
+        };
+        named(decision, charge)
+    }
+}
+
+/// A stamp means something only where something was charged.
+pub(super) fn named(mut decision: Decision, charge: &Charge) -> Decision {
+    for (verdict, item) in decision.verdicts.iter_mut().zip(charge) {
+        if !decision.allowed || item.cost == 0 {
+            verdict.stamp = 0;
+        }
+    }
+    decision
+}
