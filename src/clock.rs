@@ -54,10 +54,7 @@ pub enum Micros {
 impl Micros {
     /// A monotonic clock that shows the wall clock's time now.
     pub fn monotonic() -> Micros {
-        Micros::Monotonic(MonotonicClock {
-            start: now(),
-            start_us: unix_us(),
-        })
+        Micros::Monotonic(MonotonicClock::start())
     }
 
     /// The time, microseconds.
@@ -77,9 +74,23 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
+    /// A clock that shows the wall clock's time now.
+    pub fn start() -> MonotonicClock {
+        MonotonicClock {
+            start: now(),
+            start_us: unix_us(),
+        }
+    }
+
     /// The time, microseconds.
     pub fn now_us(&self) -> u64 {
-        let since = u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.at_us(now())
+    }
+
+    /// The time it showed at an instant, microseconds.
+    pub fn at_us(&self, instant: Instant) -> u64 {
+        let since = instant.saturating_duration_since(self.start).as_micros();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
         self.start_us.saturating_add(since)
     }
 }

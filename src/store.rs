@@ -5,8 +5,12 @@
 //! the store's timeout, that it has no answer and why.
 
 pub mod batch;
+pub mod deny_cache;
+mod gather;
 pub mod guard;
 pub mod hash_key;
+mod known;
+pub(crate) mod lease;
 pub mod memory;
 pub mod redis;
 

@@ -147,7 +147,8 @@ fn pack(packed: &mut Vec<u8>, item: &Item, extra: u64) {
 #[derive(Debug)]
 pub struct Reply<'r> {
     rest: &'r [u8],
-    at_us: u64,
+    /// The store's time at the call, microseconds.
+    pub at_us: u64,
     /// Keys that held something not ours and were begun anew.
     pub begun_anew: u16,
 }

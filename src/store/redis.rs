@@ -17,9 +17,14 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 pub use link::look;
 
+use smallvec::SmallVec;
+
 use super::StoreError;
+use super::batch::Deed;
+use super::gather::Waiting;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
-use crate::clock;
+use super::known::Known;
+use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::DecisionLog;
@@ -33,6 +38,7 @@ pub struct Shared {
     prefix: String,
     script_hash: String,
     timeout: Duration,
+    clock: MonotonicClock,
     keys: KeyRing,
     log: Option<Arc<DecisionLog>>,
     outage: Mutex<Outage>,
@@ -74,6 +80,7 @@ impl Shared {
                 .get_hash()
                 .to_owned(),
             timeout: settings.timeout,
+            clock: MonotonicClock::start(),
             keys,
             log,
             outage: Mutex::default(),
@@ -86,6 +93,11 @@ impl Shared {
     /// Keys in Redis that held something not ours and were begun anew, since the start.
     pub fn begun_anew(&self) -> u64 {
         self.begun_anew.load(Ordering::Relaxed)
+    }
+
+    /// Whether tags of this generation are those that all proxies of the store share.
+    fn is_current(&self, generation: u64) -> bool {
+        generation != PROVISIONAL && generation == self.keys.current().generation
     }
 
     fn trouble_begins(&self, kind: StoreError, now: Instant) {
@@ -117,28 +129,13 @@ impl Shared {
     }
 }
 
-/// One charge on its way.
-#[derive(Debug)]
-struct Waiting {
-    charge: Charge,
-    generation: u64,
-    arrived: Instant,
-    answer: oneshot::Sender<Result<Decision, StoreError>>,
-}
-
-impl Waiting {
-    fn answer(self, result: Result<Decision, StoreError>) {
-        // Nobody listens any more if the client has gone.
-        let _ = self.answer.send(result);
-    }
-}
-
 /// One worker's handle; clones share its connection.
 #[derive(Clone, Debug)]
 pub struct Redis {
     shared: Arc<Shared>,
     queue: mpsc::Sender<Waiting>,
     open: Arc<AtomicBool>,
+    known: Known,
     settled: watch::Receiver<bool>,
 }
 
@@ -148,12 +145,15 @@ impl Redis {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let (settle, settled) = watch::channel(false);
         let open = Arc::new(AtomicBool::new(false));
-        let task = task::Task::new(Arc::clone(&shared), waiting, Arc::clone(&open), settle);
+        let known = Known::default();
+        let handle = (Arc::clone(&open), known.clone());
+        let task = task::Task::new(Arc::clone(&shared), waiting, handle, settle);
         tokio::spawn(task.run());
         Redis {
             shared,
             queue,
             open,
+            known,
             settled,
         }
     }
@@ -168,28 +168,84 @@ impl Redis {
     }
 
     async fn ask(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
-        if self.open.load(Ordering::Relaxed)
-            || generation == PROVISIONAL
-            || generation != self.shared.keys.current().generation
-        {
+        if !self.shared.is_current(generation) {
             return Err(StoreError::Away);
         }
+        let arrived = clock::now();
+        let log = self.shared.log.as_ref();
+        let now_us = self.shared.clock.at_us(arrived);
+        if let Some((source, decision)) = self.known.find(charge, now_us, log.is_some()) {
+            if let Some(log) = log {
+                log.record(source, charge, &decision);
+            }
+            return Ok(decision);
+        }
         let (answer, result) = oneshot::channel();
-        let charge = charge.clone();
-        let waiting = Waiting {
-            charge,
+        self.enqueue(Waiting {
+            charge: charge.clone(),
+            deed: Deed::Charge(1),
+            extra: SmallVec::new(),
             generation,
-            arrived: clock::now(),
-            answer,
-        };
+            arrived,
+            answer: Some(answer),
+        })?;
+        // The task answers everything it takes in time; it is gone only with its runtime.
+        result.await.unwrap_or(Err(StoreError::Lost))
+    }
+
+    fn enqueue(&self, waiting: Waiting) -> Result<(), StoreError> {
+        if self.open.load(Ordering::Relaxed) {
+            return Err(StoreError::Away);
+        }
         self.queue
             .try_send(waiting)
             .map_err(|refused| match refused {
                 mpsc::error::TrySendError::Full(_) => StoreError::Overloaded,
                 mpsc::error::TrySendError::Closed(_) => StoreError::Away,
-            })?;
-        // The task answers everything it takes in time; it is gone only with its runtime.
-        result.await.unwrap_or(Err(StoreError::Lost))
+            })
+    }
+
+    /// Tells the store something, once, and waits for nothing; see [`super::Store::give_back`].
+    pub fn tell(&self, deed: Deed, charge: &Charge, extra: SmallVec<[u64; 2]>, generation: u64) {
+        if !self.shared.is_current(generation) {
+            return;
+        }
+        if deed == Deed::GiveBack {
+            let mut known = self.known.lock();
+            charge
+                .iter()
+                .for_each(|item| known.denied.forget(item.id()));
+        }
+        // Where the store is away, the units expire by themselves.
+        let _ = self.enqueue(Waiting {
+            charge: charge.clone(),
+            deed,
+            extra,
+            generation,
+            arrived: clock::now(),
+            answer: None,
+        });
+    }
+
+    /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`].
+    pub fn observe(
+        &self,
+        charge: &Charge,
+        generation: u64,
+    ) -> Option<oneshot::Receiver<Result<Decision, StoreError>>> {
+        let (answer, result) = oneshot::channel();
+        let asked = self.shared.is_current(generation)
+            && self
+                .enqueue(Waiting {
+                    charge: charge.clone(),
+                    deed: Deed::Charge(1),
+                    extra: SmallVec::new(),
+                    generation,
+                    arrived: clock::now(),
+                    answer: Some(answer),
+                })
+                .is_ok();
+        asked.then_some(result)
     }
 
     /// The secret that identities are hashed with.

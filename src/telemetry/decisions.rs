@@ -4,8 +4,9 @@
 //! `{"t":<store's µs>,"items":[["limit","<key hash>",cost]],"allowed":true,
 //!   "limits":{"limit":{"used":0,"remaining":9,"retry_after_us":0,"reset_us":60000000}}}`
 //!
-//! `retry_after_us` is -1 where the cost is above the limit. Decisions made here while the store
-//! was away carry `"source":"local"`. Several workers ask the store at once and their answers
+//! `retry_after_us` is -1 where the cost is above the limit, or where nobody can say. Decisions made
+//! here while the store was away carry `"source":"local"`; those that the store had made before,
+//! `"cache"` (a denial that still holds) and `"lease"` (units taken ahead). Several workers ask the store at once and their answers
 //! arrive in any order: lines wait [`HOLD`] and are sorted by the store's time. Only lines that
 //! overtake each other across a backward step of the store's clock can come out of order.
 
@@ -39,6 +40,10 @@ pub enum Source {
     Store,
     /// This process alone, while the store was away.
     Local,
+    /// The store, earlier: the denial still holds.
+    Cache,
+    /// The store, earlier: the units were taken ahead.
+    Lease,
 }
 
 /// A line with its place: the store's time, then the order of arrival.
@@ -116,9 +121,12 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     let mut out = Vec::with_capacity(96 + 160 * charge.len());
     out.extend_from_slice(b"{\"t\":");
     json::number(&mut out, decision.at_us);
-    if source == Source::Local {
-        out.extend_from_slice(b",\"source\":\"local\"");
-    }
+    out.extend_from_slice(match source {
+        Source::Store => b"",
+        Source::Local => b",\"source\":\"local\"",
+        Source::Cache => b",\"source\":\"cache\"",
+        Source::Lease => b",\"source\":\"lease\"",
+    });
     out.extend_from_slice(b",\"items\":[");
     for (index, item) in charge.iter().enumerate() {
         out.extend_from_slice(if index == 0 { b"[" } else { b",[" });

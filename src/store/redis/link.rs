@@ -78,17 +78,20 @@ pub(super) async fn connect(shared: &Shared) -> Result<Link, StoreError> {
 }
 
 /// Reads the key that Redis holds, whose word wins; offers the one in force if it holds none.
+/// Returns whether it was there: where not, somebody has emptied the store.
 pub(super) async fn learn_key(
     connection: &mut MultiplexedConnection,
     shared: &Shared,
-) -> Result<(), StoreError> {
+) -> Result<bool, StoreError> {
     let failed = |error: RedisError| kind_of(&error);
     if shared.keys.is_configured() {
         return redis::cmd("PING")
             .query_async::<()>(connection)
             .await
+            .map(|()| true)
             .map_err(failed);
     }
+    let mut was_there = true;
     let name = format!("{}hash-key", shared.prefix);
     for _ in 0..3 {
         // First a plain read: it is answered also where writes are refused.
@@ -98,6 +101,7 @@ pub(super) async fn learn_key(
             .await
         {
             Ok(None) => {
+                was_there = false;
                 let mine = *shared.keys.current().key.as_bytes();
                 let mut offer = redis::cmd("SET");
                 offer.arg(&name).arg(&mine[..]).arg("NX");
@@ -112,7 +116,7 @@ pub(super) async fn learn_key(
                     if shared.keys.learn(bytes) {
                         tracing::debug!("redis: the hash key is learned");
                     }
-                    return Ok(());
+                    return Ok(was_there);
                 }
             }
             Err(error) if error.code() == Some("WRONGTYPE") => {}

@@ -12,17 +12,30 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
 use super::link::{Failure, Link, PROBE_TIMEOUT, connect, learn_key};
-use super::{QUEUE, Shared, Waiting};
+use super::{QUEUE, Shared};
 use crate::clock;
-use crate::store::batch::{self, Call, Group, Reply};
+use crate::store::batch::{self, Call, Deed, Outcome, Reply};
+use crate::store::deny_cache::Span;
+use crate::store::gather::{Batch, Bundle, Waiting};
 use crate::store::guard::Guard;
+use crate::store::known::Known;
 use crate::store::{ServerTrouble, StoreError};
 use crate::telemetry::decisions::Source;
 
 /// Items in one call: blocks the server for about 0.3 ms at most.
 const MAX_BATCH: usize = 64;
+/// Requests in one call: equal ones cost nothing, but someone has to hand out the answers.
+const MAX_GATHER: usize = 1024;
 /// How often the hash key is put back should it have gone, and read.
-const ASSERT_EVERY: Duration = Duration::from_secs(1);
+const ASSERT_EVERY: Duration = Duration::from_millis(500);
+/// A step of the store's clock: more than what the network's delay can look like.
+const CLOCK_STEP_US: u64 = 100_000;
+/// What comes of a group that asks for nothing.
+const NOTHING: Outcome = Outcome {
+    granted: 0,
+    allowed: None,
+    denied: None,
+};
 
 pub(super) struct Task {
     shared: Arc<Shared>,
@@ -32,8 +45,11 @@ pub(super) struct Task {
     guard: Guard,
     /// What the handles see of the guard.
     open: Arc<AtomicBool>,
+    known: Known,
     settle: watch::Sender<bool>,
     trouble: Option<StoreError>,
+    /// How far the store's clock was ahead of ours at the last reply, microseconds.
+    lead_us: Option<i64>,
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
     assert_at: Instant,
@@ -43,7 +59,7 @@ impl Task {
     pub(super) fn new(
         shared: Arc<Shared>,
         queue: mpsc::Receiver<Waiting>,
-        open: Arc<AtomicBool>,
+        (open, known): (Arc<AtomicBool>, Known),
         settle: watch::Sender<bool>,
     ) -> Task {
         let number = u64::from(shared.spawned.fetch_add(1, Ordering::Relaxed));
@@ -56,8 +72,10 @@ impl Task {
             held: VecDeque::new(),
             guard: Guard::new(seed),
             open,
+            known,
             settle,
             trouble: None,
+            lead_us: None,
             sleep: Box::pin(sleep_until(now.into())),
             assert_at: now,
         }
@@ -111,7 +129,7 @@ impl Task {
                 }
                 waiting = self.queue.recv(), if self.held.len() < QUEUE => match waiting {
                     None => return ControlFlow::Break(()),
-                    Some(waiting) if self.guard.is_open() => waiting.answer(Err(StoreError::Away)),
+                    Some(waiting) if self.guard.is_open() => waiting.fail(StoreError::Away),
                     Some(waiting) => self.held.push_back(waiting),
                 },
             }
@@ -120,6 +138,9 @@ impl Task {
         let link = match result {
             Ok(link) => {
                 self.guard.connected();
+                // It may be another server, or the same one emptied.
+                self.known.clear();
+                self.lead_us = None;
                 self.assert_at = now + ASSERT_EVERY;
                 self.open.store(false, Ordering::Relaxed);
                 Some(link)
@@ -142,7 +163,7 @@ impl Task {
                 () = &mut self.sleep => return ControlFlow::Continue(()),
                 waiting = self.queue.recv() => match waiting {
                     None => return ControlFlow::Break(()),
-                    Some(waiting) => waiting.answer(Err(StoreError::Away)),
+                    Some(waiting) => waiting.fail(StoreError::Away),
                 },
             }
         }
@@ -171,7 +192,7 @@ impl Task {
                     .map(|()| self.succeeded(false))
             } else {
                 let batch = self.gather();
-                if batch.is_empty() {
+                if batch.bundles.is_empty() {
                     Ok(())
                 } else {
                     self.call(&mut link, batch).await
@@ -185,46 +206,50 @@ impl Task {
     }
 
     /// Everything that waits, up to a batch; what is too late or was given up is left out.
-    fn gather(&mut self) -> Vec<Waiting> {
-        while self.held.len() < MAX_BATCH
-            && let Ok(waiting) = self.queue.try_recv()
-        {
-            self.held.push_back(waiting);
-        }
-        let (mut batch, mut items) = (Vec::with_capacity(self.held.len().min(MAX_BATCH)), 0);
-        let now = clock::now();
+    fn gather(&mut self) -> Batch {
+        let mut batch = Batch::default();
+        let (now, mut taken) = (clock::now(), 0);
         let generation = self.shared.keys.current().generation;
-        while let Some(next) = self.held.front() {
-            if !batch.is_empty() && items + next.charge.len() > MAX_BATCH {
-                break;
-            }
-            items += next.charge.len();
-            let Some(waiting) = self.held.pop_front() else {
-                break;
-            };
-            if waiting.answer.is_closed() {
+        while let Some(waiting) = self.held.pop_front().or_else(|| self.queue.try_recv().ok()) {
+            taken += 1;
+            if waiting.is_given_up() {
                 continue;
             }
+            let late = now >= waiting.arrived + self.shared.timeout;
             if waiting.generation != generation {
-                waiting.answer(Err(StoreError::Away));
-            } else if now >= waiting.arrived + self.shared.timeout {
-                waiting.answer(Err(StoreError::Timeout));
-            } else {
-                batch.push(waiting);
+                waiting.fail(StoreError::Away);
+            } else if late && waiting.answer.is_some() {
+                waiting.fail(StoreError::Timeout);
+            } else if let Err(waiting) = batch.add(waiting, MAX_BATCH) {
+                self.held.push_front(waiting);
+                break;
+            }
+            if taken == MAX_GATHER {
+                break;
+            }
+        }
+        let now_us = self.shared.clock.at_us(now);
+        for bundle in &mut batch.bundles {
+            let lease_us = bundle.charge.first().map_or(0, |item| item.limit.lease_us);
+            if lease_us > 0 && bundle.count() > 0 {
+                let more = self.known.lock().leases.ahead(&bundle.charge, now_us);
+                if more > 0 {
+                    bundle.ask_ahead(more, lease_us);
+                }
             }
         }
         batch
     }
 
     /// One call. An error means that the connection must go; the batch has been answered.
-    async fn call(&mut self, link: &mut Link, batch: Vec<Waiting>) -> Result<(), StoreError> {
-        // The batch is in order of arrival: its first decides how long all may wait.
-        let deadline = batch.first().map_or_else(clock::now, |first| first.arrived);
-        self.sleep
-            .as_mut()
-            .reset((deadline + self.shared.timeout).into());
+    async fn call(&mut self, link: &mut Link, batch: Batch) -> Result<(), StoreError> {
+        let sent = clock::now();
+        // Its oldest decides how long all may wait; what is only told waits as if it were new.
+        let oldest = batch.oldest.unwrap_or(sent);
+        let deadline = (oldest + self.shared.timeout).max(sent + self.shared.timeout / 4);
+        self.sleep.as_mut().reset(deadline.into());
         let shared = Arc::clone(&self.shared);
-        let groups = batch.iter().map(|waiting| Group::one(&waiting.charge));
+        let groups = batch.bundles.iter().map(Bundle::group);
         let known = Call::Known(&shared.script_hash);
         let command = batch::encode(known, (&shared.prefix, 0), groups.clone(), None);
         let mut result = self.send(link, &command).await;
@@ -233,8 +258,12 @@ impl Task {
             let command = batch::encode(Call::Whole, (&shared.prefix, 0), groups, None);
             result = self.send(link, &command).await;
         }
+        let span = Span {
+            sent_us: shared.clock.at_us(sent),
+            came_us: shared.clock.now_us(),
+        };
         match result {
-            Ok(Value::BulkString(bytes)) => self.answer(batch, &bytes),
+            Ok(Value::BulkString(bytes)) => self.answer(batch, &bytes, span),
             Ok(_) => self.fail(batch, StoreError::Garbled),
             Err(failure) => self.fail(batch, failure.0),
         }
@@ -252,11 +281,75 @@ impl Task {
     }
 
     /// Hands out a reply's decisions, in the order of the batch.
-    fn answer(&mut self, batch: Vec<Waiting>, bytes: &[u8]) -> Result<(), StoreError> {
+    fn answer(&mut self, batch: Batch, bytes: &[u8], span: Span) -> Result<(), StoreError> {
         let mut reply = match Reply::read(bytes) {
             Ok(reply) => reply,
             Err(kind) => return self.fail(batch, kind),
         };
+        self.note_head(&reply, span);
+        let mut refused = Vec::new();
+        let mut wrote = false;
+        let mut rest = batch.bundles.into_iter();
+        while let Some(bundle) = rest.next() {
+            let done = match bundle.deed {
+                Deed::Charge(count) => reply.outcome(&bundle.charge, count),
+                Deed::GiveBack | Deed::Settle => reply.done().map(|_| Some(NOTHING)),
+            };
+            match done {
+                Ok(Some(outcome)) => {
+                    let costs = bundle.charge.iter().any(|item| item.cost > 0);
+                    wrote |= outcome.granted > 0 && costs;
+                    self.hand_out(bundle, &outcome, span);
+                }
+                Ok(None) => refused.push(bundle),
+                Err(kind) => {
+                    bundle.fail(kind);
+                    rest.for_each(|bundle| bundle.fail(kind));
+                    return Err(kind);
+                }
+            }
+        }
+        let Some(trouble) = reply.refusal() else {
+            self.succeeded(wrote);
+            return Ok(());
+        };
+        let kind = StoreError::Server(trouble);
+        refused.into_iter().for_each(|bundle| bundle.fail(kind));
+        if trouble == ServerTrouble::OutOfMemory {
+            // Denials are still answered, so the store stays worth asking.
+            self.begin_trouble(kind);
+            return Ok(());
+        }
+        Err(kind)
+    }
+
+    /// One bundle's decisions, and what can be known from them for later.
+    fn hand_out(&mut self, bundle: Bundle, outcome: &Outcome, span: Span) {
+        let Deed::Charge(count) = bundle.deed else {
+            return;
+        };
+        {
+            let mut known = self.known.lock();
+            if let Some(denied) = &outcome.denied {
+                known.denied.note(&bundle.charge, denied, span);
+            }
+            if bundle.charge.iter().any(|item| item.limit.lease_us > 0) {
+                let times = (span.sent_us, span.came_us);
+                known
+                    .leases
+                    .note(&bundle.charge, bundle.asked(), (outcome, count), times);
+            }
+        }
+        let log = self.shared.log.as_ref();
+        bundle.answer(outcome, |charge, decision| {
+            if let Some(log) = log {
+                log.record(Source::Store, charge, decision);
+            }
+        });
+    }
+
+    /// What a reply's head tells of the store itself.
+    fn note_head(&mut self, reply: &Reply<'_>, span: Span) {
         if reply.begun_anew > 0 {
             let keys = reply.begun_anew;
             self.shared
@@ -267,46 +360,23 @@ impl Task {
                 "redis: keys of ours held something else and were begun anew"
             );
         }
-        let mut refused = Vec::new();
-        let mut wrote = false;
-        let mut rest = batch.into_iter();
-        while let Some(waiting) = rest.next() {
-            let decided = reply.outcome(&waiting.charge, 1);
-            match decided.map(|one| one.and_then(|one| one.decision(0, &waiting.charge))) {
-                Ok(Some(decision)) => {
-                    wrote |= decision.allowed && waiting.charge.iter().any(|item| item.cost > 0);
-                    if let Some(log) = &self.shared.log {
-                        log.record(Source::Store, &waiting.charge, &decision);
-                    }
-                    waiting.answer(Ok(decision));
-                }
-                Ok(None) => refused.push(waiting),
-                Err(kind) => {
-                    waiting.answer(Err(kind));
-                    return self.fail(rest.collect(), kind);
-                }
-            }
+        // The store's clock against ours: when that jumps, what is known of its future is void.
+        let lead_us = i64::try_from(reply.at_us).unwrap_or_default()
+            - i64::try_from(span.came_us).unwrap_or_default();
+        let stepped_us = self.lead_us.map_or(0, |before| lead_us - before);
+        self.lead_us = Some(lead_us);
+        if stepped_us.unsigned_abs() > CLOCK_STEP_US {
+            self.known.clear();
+            let seconds = stepped_us as f64 / 1e6;
+            tracing::warn!(
+                seconds = format_args!("{seconds:.3}"),
+                "redis: its clock has stepped"
+            );
         }
-        let Some(trouble) = reply.refusal() else {
-            self.succeeded(wrote);
-            return Ok(());
-        };
-        let kind = StoreError::Server(trouble);
-        refused
-            .into_iter()
-            .for_each(|waiting| waiting.answer(Err(kind)));
-        if trouble == ServerTrouble::OutOfMemory {
-            // Denials are still answered, so the store stays worth asking.
-            self.begin_trouble(kind);
-            return Ok(());
-        }
-        Err(kind)
     }
 
-    fn fail(&mut self, batch: Vec<Waiting>, kind: StoreError) -> Result<(), StoreError> {
-        batch
-            .into_iter()
-            .for_each(|waiting| waiting.answer(Err(kind)));
+    fn fail(&mut self, batch: Batch, kind: StoreError) -> Result<(), StoreError> {
+        batch.fail(kind);
         Err(kind)
     }
 
@@ -318,10 +388,15 @@ impl Task {
             .as_mut()
             .reset((now + self.shared.timeout.max(PROBE_TIMEOUT / 4)).into());
         let shared = Arc::clone(&self.shared);
-        tokio::select! {
-            result = learn_key(&mut link.connection, &shared) => result,
-            () = &mut self.sleep => Err(StoreError::Timeout),
+        let was_there = tokio::select! {
+            result = learn_key(&mut link.connection, &shared) => result?,
+            () = &mut self.sleep => return Err(StoreError::Timeout),
+        };
+        if !was_there {
+            // Somebody has emptied the store: nothing is denied any more.
+            self.known.clear();
         }
+        Ok(())
     }
 
     fn next_deadline(&self) -> Option<Instant> {
@@ -335,7 +410,7 @@ impl Task {
         while self.next_deadline().is_some_and(|deadline| deadline <= now)
             && let Some(waiting) = self.held.pop_front()
         {
-            waiting.answer(Err(StoreError::Timeout));
+            waiting.fail(StoreError::Timeout);
         }
     }
 
@@ -366,9 +441,9 @@ impl Task {
             self.begin_trouble(kind);
             self.held
                 .drain(..)
-                .for_each(|waiting| waiting.answer(Err(StoreError::Away)));
+                .for_each(|waiting| waiting.fail(StoreError::Away));
             while let Ok(waiting) = self.queue.try_recv() {
-                waiting.answer(Err(StoreError::Away));
+                waiting.fail(StoreError::Away);
             }
         }
     }

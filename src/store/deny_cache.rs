@@ -1,0 +1,423 @@
+//! What the store denied, remembered until the first instant at which it could be allowed.
+//!
+//! Claim: if the store denied cost `c` of a key at `t` and named the wait `r`, then every request
+//! of a cost `>= c` is denied until `t + r`, whatever any other proxy does. For between `t` and
+//! `t + r` a count changes in two ways only: by admissions, which add units, and by expiries, all of
+//! which `r` already counts. Admissions can only push the instant later. So a denial told from
+//! here is the one the store would tell, for the log at any precision and for the counter alike;
+//! tests hold it against the model.
+//!
+//! The deadline is local, counted from when the question was *sent*: the network's delay can only
+//! shorten it. Clocks may drift against each other, so it is `r * 0.999 - 1 ms`.
+//!
+//! It does not hold where a count sinks in a third way: units given back (such limits are kept for
+//! [`GIVES_BACK_US`] at most), a raised limit (an entry knows its units, and a higher limit passes it
+//! by), a reset, an override, a flushed or restored store, a step forward of the store's clock (all
+//! of which [`DenyCache::clear`] it). Unknown causes end with [`LONGEST_US`]. What nobody can promise
+//! is not kept: slots, which are let go of at any time.
+//!
+//! Bounded: two generations of at most [`GENERATION`] keys; when the young one is full, the old one
+//! is forgotten. Time is an argument, microseconds of one local monotonic clock.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use smallvec::SmallVec;
+
+use crate::limit::{Charge, Decision, Item, Retry, Verdict};
+
+/// Keys in one generation; about 150 bytes each.
+const GENERATION: usize = 16_384;
+/// No denial is kept longer, microseconds.
+const LONGEST_US: u64 = 60_000_000;
+/// Nor one of a limit whose units may be given back, microseconds.
+const GIVES_BACK_US: u64 = 50_000;
+/// Costs told apart for one key.
+const COSTS: usize = 4;
+
+/// Denials by key, each with its cost.
+#[derive(Debug, Default)]
+pub struct DenyCache {
+    young: Generation,
+    old: Generation,
+}
+
+type Generation = HashMap<u128, SmallVec<[Denied; 1]>, BuildHasherDefault<Folded>>;
+
+/// One denial of the store.
+#[derive(Clone, Debug)]
+struct Denied {
+    cost: u64,
+    units: u64,
+    until_us: u64,
+    /// When the answer came, here and by the store's clock.
+    came_us: u64,
+    at_us: u64,
+    verdict: Verdict,
+    /// How the request's other limits stood, which allowed it.
+    others: Box<[(u128, Verdict)]>,
+}
+
+/// When a call was made, and when its answer came.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    /// Before the first byte was sent.
+    pub sent_us: u64,
+    /// After the last one was read.
+    pub came_us: u64,
+}
+
+impl DenyCache {
+    /// Keeps the denials of a decision.
+    pub fn note(&mut self, charge: &Charge, decision: &Decision, span: Span) {
+        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+            let most = if item.limit.gives_back {
+                GIVES_BACK_US
+            } else {
+                LONGEST_US
+            };
+            let keep_us = match verdict.retry {
+                Retry::After(us) => (us - us.div_ceil(1000)).saturating_sub(1000).min(most),
+                Retry::Never => most,
+                Retry::Now | Retry::Released | Retry::Unasked => 0,
+            };
+            if keep_us > 0 {
+                let denied = Denied {
+                    cost: item.cost,
+                    units: item.window.rule.units,
+                    until_us: span.sent_us + keep_us,
+                    came_us: span.came_us,
+                    at_us: decision.at_us,
+                    verdict: *verdict,
+                    others: others(charge, decision),
+                };
+                self.insert(item.id(), denied);
+            }
+        }
+    }
+
+    /// The denial of a request, if one of its items is known to be denied now. The others stand as
+    /// they did when it was, or are [`Retry::Unasked`]; with `exact`, nothing is told unless every
+    /// number of it is what the store would say.
+    pub fn find(&self, charge: &Charge, now_us: u64, exact: bool) -> Option<Decision> {
+        if self.young.is_empty() && self.old.is_empty() {
+            return None;
+        }
+        let denied = charge.iter().find_map(|item| self.get(item, now_us))?;
+        let mut verdicts: SmallVec<[Verdict; 2]> = SmallVec::with_capacity(charge.len());
+        for item in charge {
+            let own = self.get(item, now_us);
+            if exact && !own.is_some_and(Denied::is_exact) {
+                return None;
+            }
+            verdicts.push(match own {
+                Some(own) => own.aged(&own.verdict, now_us),
+                None => denied.other(item, now_us),
+            });
+        }
+        Some(Decision {
+            allowed: false,
+            at_us: denied.at_us + now_us.saturating_sub(denied.came_us),
+            verdicts,
+        })
+    }
+
+    /// Forgets one key.
+    pub fn forget(&mut self, id: u128) {
+        self.young.remove(&id);
+        self.old.remove(&id);
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.young.clear();
+        self.old.clear();
+    }
+
+    fn get(&self, item: &Item, now_us: u64) -> Option<&Denied> {
+        let id = item.id();
+        let units = item.window.rule.units;
+        let holds = |denied: &&Denied| {
+            item.cost >= denied.cost && units <= denied.units && now_us < denied.until_us
+        };
+        let known = [&self.young, &self.old];
+        known
+            .into_iter()
+            .find_map(|known| known.get(&id)?.iter().find(holds))
+    }
+
+    fn insert(&mut self, id: u128, denied: Denied) {
+        if self.young.len() >= GENERATION && !self.young.contains_key(&id) {
+            self.old = std::mem::take(&mut self.young);
+        }
+        let known = self.young.entry(id).or_default();
+        // What the newcomer says as well is not needed any more, nor what is over.
+        known.retain(|old| {
+            let said = denied.cost <= old.cost
+                && denied.units >= old.units
+                && denied.until_us >= old.until_us;
+            !said && old.until_us > denied.came_us
+        });
+        if known.len() == COSTS {
+            known.remove(0);
+        }
+        known.push(denied);
+    }
+}
+
+impl Denied {
+    /// Whether the store would still tell the same numbers: nothing expires before the wait ends.
+    fn is_exact(&self) -> bool {
+        self.verdict.retry == Retry::After(self.verdict.next_us)
+    }
+
+    fn aged(&self, verdict: &Verdict, now_us: u64) -> Verdict {
+        let passed = now_us.saturating_sub(self.came_us);
+        let later = |us: u64| us.saturating_sub(passed);
+        Verdict {
+            retry: match verdict.retry {
+                Retry::After(us) => Retry::After(later(us).max(1)),
+                other => other,
+            },
+            reset_us: later(verdict.reset_us),
+            next_us: later(verdict.next_us),
+            ..*verdict
+        }
+    }
+
+    fn other(&self, item: &Item, now_us: u64) -> Verdict {
+        let stood = self.others.iter().find(|(id, _)| *id == item.id());
+        stood.map_or_else(|| unasked(item), |(_, verdict)| self.aged(verdict, now_us))
+    }
+}
+
+fn others(charge: &Charge, decision: &Decision) -> Box<[(u128, Verdict)]> {
+    let asked = charge.iter().zip(&decision.verdicts);
+    asked
+        .filter(|(_, verdict)| !verdict.retry.denies())
+        .map(|(item, verdict)| (item.id(), *verdict))
+        .collect()
+}
+
+fn unasked(item: &Item) -> Verdict {
+    Verdict {
+        used: 0,
+        remaining: item.window.rule.units,
+        retry: Retry::Unasked,
+        reset_us: 0,
+        next_us: 0,
+        stamp: 0,
+    }
+}
+
+/// A hash of an identity that is one already: its halves, folded.
+#[derive(Clone, Copy, Debug, Default)]
+struct Folded(u64);
+
+impl Hasher for Folded {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for half in bytes.chunks(8) {
+            let mut whole = [0; 8];
+            whole[..half.len()].copy_from_slice(half);
+            self.0 ^= u64::from_le_bytes(whole);
+        }
+    }
+
+    fn write_u128(&mut self, id: u128) {
+        self.0 = id as u64 ^ (id >> 64) as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::limit::decide::Count;
+    use crate::limit::{Algorithm, Key, Limit, Rule, Tag};
+
+    fn limit(algorithm: Algorithm, units: u64, precision_us: u64) -> Arc<Limit> {
+        let rule = Rule {
+            algorithm,
+            units,
+            window_us: 1_000_000,
+            precision_us,
+        };
+        let key = Key::parse(["global"]).unwrap();
+        Arc::new(Limit::new("l", &[rule], key))
+    }
+
+    fn charge(limit: &Arc<Limit>, cost: u64) -> Charge {
+        let item = Item {
+            limit: Arc::clone(limit),
+            window: Arc::clone(&limit.windows[0]),
+            tag: Tag([1; 16]),
+            cost,
+        };
+        [item].into_iter().collect()
+    }
+
+    /// The store, in one process: other proxies ask it too.
+    struct Model(Count);
+
+    impl Model {
+        fn ask(&mut self, charge: &Charge, now_us: u64) -> Decision {
+            let (rule, cost) = (charge[0].window.rule, charge[0].cost);
+            let look = self.0.look(&rule, cost, now_us);
+            let allowed = look.retry == Retry::Now;
+            let verdict = self.0.settle(&rule, cost, &look, allowed);
+            Decision {
+                allowed,
+                at_us: now_us,
+                verdicts: [verdict].into_iter().collect(),
+            }
+        }
+    }
+
+    fn chance(seed: &mut u64, below: u64) -> u64 {
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        *seed % below
+    }
+
+    /// Whatever others do meanwhile, what the cache denies the model denies too, and where it says
+    /// that its numbers are exact, they are.
+    #[test]
+    fn what_it_denies_the_store_would_deny() {
+        let (mut told, mut exact) = (0, 0);
+        for seed in 1..=400_u64 {
+            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            let (algorithm, precision_us) = match seed % 4 {
+                0 => (Algorithm::Counter, 1),
+                1 => (Algorithm::Log, 1),
+                2 => (Algorithm::Log, 10_000),
+                _ => (Algorithm::Log, 250_000),
+            };
+            let limit = limit(algorithm, 1 + chance(&mut random, 12), precision_us);
+            let mut model = Model(Count::new(algorithm));
+            let mut cache = DenyCache::default();
+            let mut now_us = 1_700_000_000_000_000;
+            for _ in 0..400 {
+                now_us += [0, 1, 900, 30_000, 200_000][chance(&mut random, 5) as usize];
+                let ask = charge(&limit, 1 + chance(&mut random, 4));
+                if chance(&mut random, 3) == 0 {
+                    // Another proxy's request: this cache never hears of it.
+                    model.ask(&ask, now_us);
+                    continue;
+                }
+                if let Some(cached) = cache.find(&ask, now_us, false) {
+                    let mut unseen = Model(model.0.clone());
+                    let real = unseen.ask(&ask, now_us);
+                    assert!(!real.allowed, "seed {seed} at {now_us}: {ask:?}");
+                    told += 1;
+                    if cache.find(&ask, now_us, true).is_some() && ask[0].cost == 1 {
+                        let (cached, real) = (cached.verdicts[0], real.verdicts[0]);
+                        assert_eq!((cached.used, cached.retry), (real.used, real.retry));
+                        exact += 1;
+                    }
+                    continue;
+                }
+                let decision = model.ask(&ask, now_us);
+                let span = Span {
+                    sent_us: now_us,
+                    came_us: now_us,
+                };
+                cache.note(&ask, &decision, span);
+            }
+        }
+        assert!(told > 5_000 && exact > 1_000, "{told} told, {exact} exact");
+    }
+
+    fn denied(retry_us: u64) -> Decision {
+        let verdict = Verdict {
+            used: 10,
+            remaining: 0,
+            retry: Retry::After(retry_us),
+            reset_us: 2 * retry_us,
+            next_us: retry_us,
+            stamp: 0,
+        };
+        Decision {
+            allowed: false,
+            at_us: 500,
+            verdicts: [verdict].into_iter().collect(),
+        }
+    }
+
+    const SPAN: Span = Span {
+        sent_us: 1_000,
+        came_us: 3_000,
+    };
+
+    #[test]
+    fn a_denial_ends_before_its_wait_does_and_tells_the_whole_of_it() {
+        let limit = limit(Algorithm::Log, 10, 1);
+        let (ask, mut cache) = (charge(&limit, 1), DenyCache::default());
+        cache.note(&ask, &denied(1_000_000), SPAN);
+        let told = cache.find(&ask, 13_000, true).unwrap();
+        assert_eq!(told.at_us, 10_500);
+        assert_eq!(told.verdicts[0].retry, Retry::After(990_000));
+        let last = 1_000 + 999_000 - 1_000;
+        assert!(cache.find(&ask, last - 1, true).is_some());
+        assert!(cache.find(&ask, last, true).is_none());
+        assert!(cache.find(&charge(&limit, 2), 13_000, false).is_some());
+        cache.clear();
+        assert!(cache.find(&ask, 13_000, false).is_none());
+    }
+
+    #[test]
+    fn it_holds_for_costs_as_high_and_limits_as_low() {
+        let mut cache = DenyCache::default();
+        let ten = limit(Algorithm::Log, 10, 1);
+        cache.note(&charge(&ten, 3), &denied(1_000_000), SPAN);
+        assert!(cache.find(&charge(&ten, 2), 5_000, false).is_none());
+        assert!(cache.find(&charge(&ten, 4), 5_000, false).is_some());
+        let raised = limit(Algorithm::Log, 11, 1);
+        assert!(cache.find(&charge(&raised, 3), 5_000, false).is_none());
+        let lowered = limit(Algorithm::Log, 9, 1);
+        assert!(cache.find(&charge(&lowered, 3), 5_000, false).is_some());
+    }
+
+    #[test]
+    fn other_items_are_unasked() {
+        let mut cache = DenyCache::default();
+        let ten = limit(Algorithm::Log, 10, 1);
+        cache.note(&charge(&ten, 1), &denied(1_000_000), SPAN);
+        let mut both = charge(&ten, 1);
+        let other = charge(&limit(Algorithm::Log, 10, 10), 1);
+        both.extend(other);
+        let told = cache.find(&both, 5_000, false).unwrap();
+        assert_eq!(told.verdicts[1].retry, Retry::Unasked);
+        assert!(cache.find(&both, 5_000, true).is_none(), "not all numbers");
+    }
+
+    #[test]
+    fn units_that_may_come_back_are_not_trusted_for_long() {
+        let mut cache = DenyCache::default();
+        let limit = Arc::new(Limit {
+            gives_back: true,
+            ..Limit::clone(&limit(Algorithm::Log, 10, 1))
+        });
+        cache.note(&charge(&limit, 1), &denied(1_000_000), SPAN);
+        assert!(cache.find(&charge(&limit, 1), 50_999, false).is_some());
+        assert!(cache.find(&charge(&limit, 1), 51_000, false).is_none());
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let limit = limit(Algorithm::Log, 10, 1);
+        let mut cache = DenyCache::default();
+        for who in 0..3 * GENERATION as u64 {
+            let mut ask = charge(&limit, 1);
+            ask[0].tag.0[..8].copy_from_slice(&who.to_le_bytes());
+            cache.note(&ask, &denied(1_000_000), SPAN);
+            assert!(cache.find(&ask, 5_000, false).is_some());
+        }
+        assert!(cache.young.len() + cache.old.len() <= 2 * GENERATION);
+    }
+}

@@ -1,0 +1,263 @@
+//! What waits for the store, gathered into as few groups as possible: equal requests are one.
+//!
+//! Sans-IO: what is sent where, and when, is up to the connection's task.
+
+use std::time::Instant;
+
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::StoreError;
+use super::batch::{Deed, Group, Outcome};
+use crate::limit::{Charge, Decision};
+
+/// What an asker gets.
+pub(crate) type Answer = Result<Decision, StoreError>;
+
+/// One thing asked of the store.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) charge: Charge,
+    pub(crate) deed: Deed,
+    /// For each item what the deed needs beside it; see [`Group::extra`].
+    pub(crate) extra: SmallVec<[u64; 2]>,
+    /// That of the key its tags were made with.
+    pub(crate) generation: u64,
+    pub(crate) arrived: Instant,
+    /// Nobody listens for what is only told.
+    pub(crate) answer: Option<oneshot::Sender<Answer>>,
+}
+
+impl Waiting {
+    /// Whether its asker has gone.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.answer.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+
+    pub(crate) fn fail(self, kind: StoreError) {
+        tell(self.answer, Err(kind));
+    }
+}
+
+/// Requests that ask exactly the same, or one deed of another kind.
+#[derive(Debug)]
+pub(crate) struct Bundle {
+    pub(crate) charge: Charge,
+    pub(crate) deed: Deed,
+    pub(crate) extra: SmallVec<[u64; 2]>,
+    /// In order of arrival: that is the order in which grants are given out.
+    answers: SmallVec<[Option<oneshot::Sender<Answer>>; 1]>,
+    print: u64,
+}
+
+/// Bundles to be sent in one call.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub(crate) bundles: Vec<Bundle>,
+    items: usize,
+    /// When the oldest of them arrived.
+    pub(crate) oldest: Option<Instant>,
+}
+
+impl Batch {
+    /// Adds one; it is given back where the batch would have more than `most_items` items by it.
+    pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Result<(), Waiting> {
+        let print = print(&waiting.charge);
+        if let Deed::Charge(count) = waiting.deed {
+            let same = self
+                .bundles
+                .iter_mut()
+                .find(|bundle| bundle.print == print && bundle.takes(&waiting, count));
+            if let Some(bundle) = same {
+                bundle.deed = Deed::Charge(bundle.count() + count);
+                bundle.answers.push(waiting.answer);
+                return Ok(());
+            }
+        }
+        if !self.bundles.is_empty() && self.items + waiting.charge.len() > most_items {
+            return Err(waiting);
+        }
+        self.items += waiting.charge.len();
+        self.oldest = self.oldest.or(Some(waiting.arrived));
+        self.bundles.push(Bundle {
+            charge: waiting.charge,
+            deed: waiting.deed,
+            extra: waiting.extra,
+            answers: [waiting.answer].into_iter().collect(),
+            print,
+        });
+        Ok(())
+    }
+
+    /// Tells everyone that there is no answer.
+    pub(crate) fn fail(self, kind: StoreError) {
+        self.bundles
+            .into_iter()
+            .for_each(|bundle| bundle.fail(kind));
+    }
+}
+
+impl Bundle {
+    /// What is sent.
+    pub(crate) fn group(&self) -> Group<'_> {
+        Group {
+            deed: self.deed,
+            charge: &self.charge,
+            extra: &self.extra,
+        }
+    }
+
+    /// How many requests the group stands for, with those that nobody has made yet.
+    pub(crate) fn count(&self) -> u16 {
+        match self.deed {
+            Deed::Charge(count) => count,
+            Deed::GiveBack | Deed::Settle => 0,
+        }
+    }
+
+    /// How many were asked for.
+    pub(crate) fn asked(&self) -> u16 {
+        u16::try_from(self.answers.len()).unwrap_or(u16::MAX)
+    }
+
+    /// Asks for more than was asked for: what is granted of it is kept for who comes next.
+    pub(crate) fn ask_ahead(&mut self, more: u16, lease_us: u64) {
+        self.deed = Deed::Charge(self.count().saturating_add(more));
+        self.extra = [lease_us].into_iter().collect();
+    }
+
+    /// Gives everyone who asked their decision; `seen` is shown each one first.
+    pub(crate) fn answer(self, outcome: &Outcome, mut seen: impl FnMut(&Charge, &Decision)) {
+        for (index, answer) in (0..).zip(self.answers) {
+            let decision = outcome.decision(index, &self.charge);
+            let decision = decision.ok_or(StoreError::Garbled);
+            if let Ok(decision) = &decision {
+                seen(&self.charge, decision);
+            }
+            tell(answer, decision);
+        }
+    }
+
+    pub(crate) fn fail(self, kind: StoreError) {
+        self.answers
+            .into_iter()
+            .for_each(|answer| tell(answer, Err(kind)));
+    }
+
+    /// Whether one more request asks the same.
+    fn takes(&self, waiting: &Waiting, count: u16) -> bool {
+        let same = |(mine, other): (&crate::limit::Item, &crate::limit::Item)| {
+            mine.id() == other.id()
+                && mine.cost == other.cost
+                && mine.window.rule == other.window.rule
+        };
+        matches!(self.deed, Deed::Charge(_))
+            && self.charge.len() == waiting.charge.len()
+            && self.charge.iter().zip(&waiting.charge).all(same)
+            && self.extra.is_empty()
+            && waiting.extra.is_empty()
+            && self.count().checked_add(count).is_some()
+    }
+}
+
+fn tell(answer: Option<oneshot::Sender<Answer>>, result: Answer) {
+    if let Some(answer) = answer {
+        // Nobody listens any more if the client has gone.
+        let _ = answer.send(result);
+    }
+}
+
+/// Equal for equal charges, and seldom for others.
+fn print(charge: &Charge) -> u64 {
+    let folded = charge.iter().fold(0_u128, |print, item| {
+        print.rotate_left(17) ^ item.id() ^ u128::from(item.cost)
+    });
+    folded as u64 ^ (folded >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::limit::{Algorithm, Item, Key, Limit, Retry, Rule, Tag, Verdict};
+
+    fn waiting(who: u8, cost: u64) -> (Waiting, oneshot::Receiver<Answer>) {
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 10,
+            window_us: 1_000_000,
+            precision_us: 1,
+        };
+        let limit = Limit::new("l", &[rule], Key::parse(["global"]).unwrap());
+        let item = Item {
+            window: Arc::clone(&limit.windows[0]),
+            limit: Arc::new(limit),
+            tag: Tag([who; 16]),
+            cost,
+        };
+        let (answer, answered) = oneshot::channel();
+        let waiting = Waiting {
+            charge: [item].into_iter().collect(),
+            deed: Deed::Charge(1),
+            extra: SmallVec::new(),
+            generation: 1,
+            arrived: crate::clock::now(),
+            answer: Some(answer),
+        };
+        (waiting, answered)
+    }
+
+    fn decision(allowed: bool, used: u64) -> Decision {
+        let verdict = Verdict {
+            used,
+            remaining: 10_u64.saturating_sub(used + u64::from(allowed)),
+            retry: if allowed { Retry::Now } else { Retry::After(7) },
+            reset_us: 9,
+            next_us: 7,
+            stamp: 0,
+        };
+        Decision {
+            allowed,
+            at_us: 1,
+            verdicts: [verdict].into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn equal_requests_are_one_group_and_grants_follow_arrival() {
+        let mut batch = Batch::default();
+        let mut answers = Vec::new();
+        for (who, cost) in [(1, 1), (2, 1), (1, 1), (1, 2), (1, 1)] {
+            let (waiting, answer) = waiting(who, cost);
+            batch.add(waiting, 64).unwrap();
+            answers.push(answer);
+        }
+        let counts: Vec<u16> = batch.bundles.iter().map(Bundle::count).collect();
+        assert_eq!(counts, [3, 1, 1]);
+        let outcome = Outcome {
+            granted: 2,
+            allowed: Some(decision(true, 8)),
+            denied: Some(decision(false, 10)),
+        };
+        let mut seen = 0;
+        let bundle = batch.bundles.remove(0);
+        bundle.answer(&outcome, |_, _| seen += 1);
+        let mut of = |which: usize| answers[which].try_recv().unwrap().unwrap();
+        let (first, second, third) = (of(0), of(2), of(4));
+        assert_eq!((first.allowed, first.verdicts[0].used), (true, 8));
+        assert_eq!((second.allowed, second.verdicts[0].used), (true, 9));
+        assert_eq!((second.verdicts[0].remaining, third.allowed), (0, false));
+        assert_eq!(seen, 3);
+    }
+
+    #[test]
+    fn a_batch_is_bounded_by_its_items_and_equal_requests_cost_none() {
+        let mut batch = Batch::default();
+        for who in 0..4 {
+            batch.add(waiting(who, 1).0, 4).unwrap();
+        }
+        assert!(batch.add(waiting(9, 1).0, 4).is_err());
+        batch.add(waiting(2, 1).0, 4).unwrap();
+    }
+}

@@ -1,0 +1,51 @@
+//! What a worker can answer without asking the store: denials that still hold, and units that were
+//! taken ahead.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::limit::{Charge, Decision};
+use crate::telemetry::decisions::Source;
+
+use super::deny_cache::DenyCache;
+use super::lease::Leases;
+
+/// One worker's; locked for a moment by whoever asks and by its connection's task, which run on the
+/// same thread.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Known(Arc<Mutex<Inner>>);
+
+#[derive(Debug, Default)]
+pub(crate) struct Inner {
+    pub(crate) denied: DenyCache,
+    pub(crate) leases: Leases,
+}
+
+impl Known {
+    /// The decision on a request, if it is known. With `exact`, only one whose every number is what
+    /// the store would say.
+    pub(crate) fn find(
+        &self,
+        charge: &Charge,
+        now_us: u64,
+        exact: bool,
+    ) -> Option<(Source, Decision)> {
+        let mut known = self.lock();
+        if let Some(decision) = known.denied.find(charge, now_us, exact) {
+            return Some((Source::Cache, decision));
+        }
+        let leased = charge.iter().any(|item| item.limit.lease_us > 0);
+        let decision = leased.then(|| known.leases.spend(charge, now_us))??;
+        Some((Source::Lease, decision))
+    }
+
+    /// Forgets everything: the store is not the one it was.
+    pub(crate) fn clear(&self) {
+        let mut known = self.lock();
+        known.denied.clear();
+        known.leases.clear();
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
