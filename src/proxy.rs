@@ -16,6 +16,7 @@ pub mod flaw;
 mod forward;
 pub mod grpc;
 pub mod headers;
+pub mod limiter;
 mod line;
 pub mod problem;
 pub mod reject;
@@ -25,15 +26,11 @@ pub mod upgrade;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 
-use crate::client::ClientIp;
 use crate::clock::Sweep;
-use crate::config::{Bypass, Config, DenySettings, LogKeys};
-use crate::limit::headers::HeaderSettings;
-use crate::limit::key::{ApiKeySources, Facts};
-use crate::path::CanonicalPath;
-use crate::route::{Ask, Route, RouteTable};
+use crate::config::{Config, LogKeys};
+use crate::route::Route;
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
@@ -42,36 +39,26 @@ use crate::upstream::body::RequestBody;
 use admit::Asked;
 use body::Body;
 use flaw::Flaw;
+use limiter::{Caller, Limiter};
 use line::Line;
 use reject::Rejection;
 
-/// One worker's proxy: its compiled routes, its store connection, its upstream pools.
+/// One worker's proxy: what limits, and what forwards.
 #[derive(Debug)]
 pub struct Proxy {
-    routes: RouteTable,
-    bypass: Vec<Bypass>,
-    client_ip: ClientIp,
-    api_key: ApiKeySources,
-    headers: HeaderSettings,
-    deny: DenySettings,
-    docs_link: Option<HeaderValue>,
+    limiter: Limiter,
     max_headers: usize,
     max_body: Option<u64>,
-    show_keys: bool,
-    store: Store,
-    /// What decides while the store is away.
-    local: Arc<Memory>,
     upstreams: Upstreams,
     log: Buffer,
+    show_keys: bool,
 }
 
 /// One client connection, as the proxy sees it.
 #[derive(Debug)]
 pub struct Downstream {
-    /// The peer's address.
-    pub ip: IpAddr,
-    /// Whether the peer may say whom it speaks for.
-    pub trusted: bool,
+    /// Who is at its other end.
+    pub caller: Caller,
     /// What is told of it upstream, formatted once.
     peer: headers::Peer,
 }
@@ -84,33 +71,22 @@ impl Proxy {
         sweep: &Sweep,
         log: &Buffer,
     ) -> Proxy {
-        let link = config.deny.docs_url.as_ref();
         Proxy {
-            routes: config.routes,
-            bypass: config.bypass,
-            client_ip: config.client_ip,
-            api_key: config.api_key,
-            headers: config.headers,
-            docs_link: link
-                .and_then(|url| HeaderValue::try_from(format!("<{url}>; rel=\"help\"")).ok()),
-            deny: config.deny,
             max_headers: config.server.max_headers,
             max_body: config.server.max_body,
-            show_keys: config.log.keys == LogKeys::Hash,
-            store,
-            local,
             upstreams: Upstreams::new(&config.upstreams, sweep.clone()),
             log: log.clone(),
+            show_keys: config.log.keys == LogKeys::Hash,
+            limiter: Limiter::new(config, (store, local)),
         }
     }
 
     /// A client connection from `ip`.
     pub fn downstream(&self, ip: IpAddr) -> Downstream {
-        let trusted = self.client_ip.trusts(ip);
+        let caller = self.limiter.caller(ip);
         Downstream {
-            ip,
-            trusted,
-            peer: headers::Peer::new(ip, trusted),
+            caller,
+            peer: headers::Peer::new(ip, caller.trusted),
         }
     }
 
@@ -121,7 +97,7 @@ impl Proxy {
         downstream: &Downstream,
         flaw: Option<Flaw>,
     ) -> Response<Body> {
-        let mut line = Line::begin(&request, downstream.ip, (&self.log, self.show_keys));
+        let mut line = Line::begin(&request, downstream.caller.ip, (&self.log, self.show_keys));
         let answered = match self.read(&request, downstream, flaw, &mut line) {
             Ok((route, asked)) => {
                 self.serve(request, (downstream, route), asked, &mut line)
@@ -141,11 +117,11 @@ impl Proxy {
         asked: Asked,
         line: &mut Line,
     ) -> Result<Response<Body>, Rejection> {
-        let admission = self.admit(&request, asked).await?;
+        let admission = self.limiter.admit(&request, asked).await?;
         line.note_admission(admission.is_limited());
         let forwarded = self.forward(request, downstream, route).await;
         let response = forwarded.unwrap_or_else(|refused| self.answer(&refused, line));
-        Ok(admission.mark(response, self.headers))
+        Ok(self.limiter.mark(&admission, response))
     }
 
     /// What a request is: its route, and what that route's limits ask of it.
@@ -162,36 +138,12 @@ impl Proxy {
         if request.headers().len() > self.max_headers {
             return Err(Rejection::Flaw(Flaw::HeadTooLarge));
         }
-        let host = headers::check_framing(request)?;
-        let path = CanonicalPath::parse(request.uri().path())?;
-        line.client = self.client_ip.find(downstream.ip, request.headers());
-        let (method, headers) = (request.method(), request.headers());
-        let ask = Ask {
-            host: &host,
-            path: &path,
-            method,
-            headers,
-        };
-        let Some(found) = self.routes.find(&ask) else {
-            return Err(match self.routes.is_ambiguous(&ask) {
-                true => Rejection::AmbiguousPath,
-                false => Rejection::NoRoute,
-            });
-        };
-        line.route = Some(Arc::clone(&found.route.name));
-        let facts = Facts {
-            ip: self.client_ip.group(line.client),
-            api_key: &self.api_key,
-            method,
-            host: &host,
-            path: &path,
-            query: request.uri().query(),
-            headers,
-            route: &found.route.name,
-            params: &found.params,
-        };
-        let asked = self.ask(request, &found, &facts, (downstream, line.client))?;
-        Ok((found.route, asked))
+        self.limiter.read(request, downstream.caller, line)
+    }
+
+    /// The answer to a request that is refused, and what the log says of it.
+    fn answer(&self, refused: &Rejection, line: &mut Line) -> Response<Body> {
+        self.limiter.answer(refused, line).map(Body::made)
     }
 }
 

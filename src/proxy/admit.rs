@@ -10,12 +10,11 @@ use std::sync::Arc;
 use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::{HeaderMap, Method, Request, Response};
 
-use super::body::Body;
+use super::limiter::{Caller, Limiter};
 use super::reject::{Denial, Form, Rejection};
-use super::{Downstream, Proxy};
 use crate::clock;
 use crate::config::Bypass;
-use crate::limit::headers::{self, HeaderSettings};
+use crate::limit::headers;
 use crate::limit::key::{Derived, Facts, same_secret};
 use crate::limit::{Charge, Decision, Item, Limit, OnError, Tag, Window};
 use crate::route::{CostSource, Found};
@@ -70,42 +69,38 @@ struct Told {
 }
 
 impl Admission {
-    /// Writes the rate-limit headers of the decision that let the request pass.
-    pub(super) fn mark(
-        &self,
-        mut response: Response<Body>,
-        settings: HeaderSettings,
-    ) -> Response<Body> {
-        if let Some(told) = &self.told {
-            let (charge, decision) = (&told.charge, &told.decision);
-            headers::write(
-                response.headers_mut(),
-                settings,
-                charge,
-                decision,
-                told.unix_us,
-            );
-            if self.cors {
-                headers::expose_to_scripts(response.headers_mut());
-            }
-        }
-        response
-    }
-
     /// Whether any limit was asked.
     pub(super) fn is_limited(&self) -> bool {
         self.told.is_some()
     }
 }
 
-impl Proxy {
+impl Limiter {
+    /// Writes the rate-limit headers of the decision that let the request pass.
+    pub(super) fn mark<B>(&self, admission: &Admission, mut response: Response<B>) -> Response<B> {
+        if let Some(told) = &admission.told {
+            let (charge, decision) = (&told.charge, &told.decision);
+            headers::write(
+                response.headers_mut(),
+                self.headers,
+                charge,
+                decision,
+                told.unix_us,
+            );
+            if admission.cors {
+                headers::expose_to_scripts(response.headers_mut());
+            }
+        }
+        response
+    }
+
     /// What the limits of the route that was found ask of this request.
     pub(super) fn ask<B>(
         &self,
         request: &Request<B>,
         found: &Found<'_, '_>,
         facts: &Facts<'_>,
-        (downstream, client): (&Downstream, IpAddr),
+        (caller, client): (Caller, IpAddr),
     ) -> Result<Asked, Rejection> {
         let key = self.store.hash_key();
         let mut asked = Asked {
@@ -124,7 +119,7 @@ impl Proxy {
         }
         let cost = match &found.route.cost {
             CostSource::Fixed(units) => *units,
-            CostSource::Header(name) if downstream.trusted => cost_in(request.headers(), name),
+            CostSource::Header(name) if caller.trusted => cost_in(request.headers(), name),
             CostSource::Header(_) => 1,
         };
         for limit in &found.route.limits {

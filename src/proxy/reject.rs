@@ -14,11 +14,10 @@ use http::header::{
 };
 use http::{Method, Response, StatusCode};
 
-use super::Proxy;
-use super::body::Body;
 use super::flaw::Flaw;
 use super::grpc;
 use super::headers::RequestFault;
+use super::limiter::Limiter;
 use super::line::Line;
 use super::problem::{self, BLANK, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY};
 use crate::clock;
@@ -238,9 +237,9 @@ fn upstream(error: &UpstreamError) -> Said {
     }
 }
 
-impl Proxy {
+impl Limiter {
     /// The answer to a request that is refused, and what the log says of it.
-    pub(super) fn answer(&self, rejection: &Rejection, line: &mut Line) -> Response<Body> {
+    pub(super) fn answer(&self, rejection: &Rejection, line: &mut Line) -> Response<Bytes> {
         line.outcome = rejection.outcome();
         line.reason = rejection.reason();
         let id = request_id();
@@ -267,7 +266,7 @@ impl Proxy {
     }
 
     /// A denial: 429 in the form the client reads, with everything it needs to come back.
-    fn denial(&self, denial: &Denial, id: &str) -> Response<Body> {
+    fn denial(&self, denial: &Denial, id: &str) -> Response<Bytes> {
         let Denial {
             charge,
             decision,
@@ -281,7 +280,7 @@ impl Proxy {
             .map(|(item, _)| item.window.policy.as_ref())
             .collect();
         let detail = denial_detail(charge, decision, wait);
-        let mut response = Response::new(Body::empty());
+        let mut response = Response::new(Bytes::new());
         if let Some(content_type) = &form.grpc {
             response
                 .headers_mut()
@@ -312,7 +311,7 @@ impl Proxy {
                 .map(|(_, text)| text);
             if !form.head {
                 let body = problem::render(&problem, form.kind, template.map(String::as_str));
-                *response.body_mut() = Body::made(body);
+                *response.body_mut() = body;
             }
             insert_static(&mut response, CONTENT_TYPE, problem::media_type(form.kind));
         }
@@ -385,7 +384,7 @@ fn longest_retry_us(decision: &Decision) -> u64 {
 }
 
 /// An answer as problem details.
-fn plain(said: &Said, kind: &'static str, violated: &[&str], id: &str) -> Response<Body> {
+fn plain(said: &Said, kind: &'static str, violated: &[&str], id: &str) -> Response<Bytes> {
     let problem = Problem {
         kind,
         title: said.title,
@@ -396,7 +395,7 @@ fn plain(said: &Said, kind: &'static str, violated: &[&str], id: &str) -> Respon
         docs_url: None,
         request_id: id,
     };
-    let mut response = Response::new(Body::made(problem::render(&problem, BodyKind::Json, None)));
+    let mut response = Response::new(problem::render(&problem, BodyKind::Json, None));
     *response.status_mut() = said.status;
     insert_static(
         &mut response,
@@ -417,14 +416,14 @@ fn plain(said: &Said, kind: &'static str, violated: &[&str], id: &str) -> Respon
     response
 }
 
-fn insert_static(response: &mut Response<Body>, name: http::HeaderName, value: &'static str) {
+fn insert_static(response: &mut Response<Bytes>, name: http::HeaderName, value: &'static str) {
     response
         .headers_mut()
         .insert(name, HeaderValue::from_static(value));
 }
 
 /// The answer to a request whose handling panicked.
-pub(crate) fn panicked() -> Response<Body> {
+pub(crate) fn panicked() -> Response<Bytes> {
     let said = Said {
         status: StatusCode::INTERNAL_SERVER_ERROR,
         title: "Internal Server Error",

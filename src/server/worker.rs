@@ -252,7 +252,7 @@ async fn answer(
     let mut response = AssertUnwindSafe(handling)
         .catch_unwind()
         .await
-        .unwrap_or_else(|_| crate::proxy::reject::panicked());
+        .unwrap_or_else(|_| crate::proxy::reject::panicked().map(Body::made));
     if !discardable && !held.phase.body.has_ended() && response.body().is_made_here() {
         // The rest of the request will not be read, so nothing after it can be.
         response

@@ -1,0 +1,110 @@
+//! What decides whether a request may pass, and what its client is told: everything of the proxy
+//! but the forwarding. Whoever has requests of its own to limit can use it without the rest.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::{HeaderValue, Request};
+
+use super::admit::Asked;
+use super::headers::check_framing;
+use super::line::Line;
+use super::reject::Rejection;
+use crate::client::ClientIp;
+use crate::config::{Bypass, Config, DenySettings};
+use crate::limit::headers::HeaderSettings;
+use crate::limit::key::{ApiKeySources, Facts};
+use crate::path::CanonicalPath;
+use crate::route::{Ask, Route, RouteTable};
+use crate::store::Store;
+use crate::store::memory::Memory;
+
+/// One worker's limiter: its compiled routes and limits, and its store connection.
+#[derive(Debug)]
+pub struct Limiter {
+    routes: RouteTable,
+    pub(super) bypass: Vec<Bypass>,
+    client_ip: ClientIp,
+    api_key: ApiKeySources,
+    pub(super) headers: HeaderSettings,
+    pub(super) deny: DenySettings,
+    pub(super) docs_link: Option<HeaderValue>,
+    pub(super) store: Store,
+    /// What decides while the store is away.
+    pub(super) local: Arc<Memory>,
+}
+
+/// Whoever sends a request: the peer itself, and not whom it may speak for.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// The peer's address.
+    pub ip: IpAddr,
+    /// Whether the peer may say whom it speaks for.
+    pub trusted: bool,
+}
+
+impl Limiter {
+    /// A limiter of `config` for the worker that opened `store`.
+    pub fn new(config: Config, (store, local): (Store, Arc<Memory>)) -> Limiter {
+        let link = config.deny.docs_url.as_ref();
+        Limiter {
+            routes: config.routes,
+            bypass: config.bypass,
+            client_ip: config.client_ip,
+            api_key: config.api_key,
+            headers: config.headers,
+            docs_link: link
+                .and_then(|url| HeaderValue::try_from(format!("<{url}>; rel=\"help\"")).ok()),
+            deny: config.deny,
+            store,
+            local,
+        }
+    }
+
+    /// What is known of the peer at `ip`.
+    pub fn caller(&self, ip: IpAddr) -> Caller {
+        Caller {
+            ip,
+            trusted: self.client_ip.trusts(ip),
+        }
+    }
+
+    /// What a request is: its route, and what that route's limits ask of it.
+    pub(super) fn read<B>(
+        &self,
+        request: &Request<B>,
+        caller: Caller,
+        line: &mut Line,
+    ) -> Result<(&Route, Asked), Rejection> {
+        let host = check_framing(request)?;
+        let path = CanonicalPath::parse(request.uri().path())?;
+        line.client = self.client_ip.find(caller.ip, request.headers());
+        let (method, headers) = (request.method(), request.headers());
+        let ask = Ask {
+            host: &host,
+            path: &path,
+            method,
+            headers,
+        };
+        let Some(found) = self.routes.find(&ask) else {
+            return Err(match self.routes.is_ambiguous(&ask) {
+                true => Rejection::AmbiguousPath,
+                false => Rejection::NoRoute,
+            });
+        };
+        line.route = Some(Arc::clone(&found.route.name));
+        let facts = Facts {
+            ip: self.client_ip.group(line.client),
+            api_key: &self.api_key,
+            method,
+            host: &host,
+            path: &path,
+            query: request.uri().query(),
+            headers,
+            route: &found.route.name,
+            params: &found.params,
+        };
+        let asked = self.ask(request, &found, &facts, (caller, line.client))?;
+        Ok((found.route, asked))
+    }
+}
