@@ -12,10 +12,13 @@ mod flags;
 mod interpolate;
 mod load;
 mod raw;
+mod redis;
+mod redis_keys;
 pub mod render;
 mod routes;
 mod section;
 mod settings;
+mod store_url;
 #[cfg(test)]
 mod tests;
 mod values;
@@ -37,6 +40,7 @@ use crate::route::RouteTable;
 
 pub use flags::{FlagConfig, from_flags};
 pub use load::{environment, load, parse};
+pub use redis::{RedisAddress, RedisSettings, RedisTls, RedisTopology, Sentinels};
 
 /// A whole, valid configuration. Each worker takes a [`Config::fresh_copy`], so that no two cores
 /// share the reference counts on the path of a request.
@@ -104,40 +108,8 @@ pub struct StoreSettings {
 pub enum StoreKind {
     /// In this process.
     Memory,
-    /// In one Redis or Valkey server.
+    /// In Redis or Valkey.
     Redis(RedisSettings),
-}
-
-/// How to reach one Redis. `Debug` and error texts never show the password.
-#[derive(Clone, PartialEq, Eq)]
-pub struct RedisSettings {
-    /// `host:port`, or a unix socket's path.
-    pub address: RedisAddress,
-    /// Database number.
-    pub database: i64,
-    /// ACL user.
-    pub username: Option<String>,
-    /// Password.
-    pub password: Option<String>,
-}
-
-/// Where a Redis listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RedisAddress {
-    /// Host name or address (IPv6 without brackets), and port.
-    Tcp(String, u16),
-    /// A socket's path.
-    Unix(PathBuf),
-}
-
-impl fmt::Display for RedisAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RedisAddress::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            RedisAddress::Tcp(host, port) => write!(f, "{host}:{port}"),
-            RedisAddress::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
 }
 
 /// A rule under which a request is forwarded without being charged. Every condition that is given
@@ -311,17 +283,6 @@ impl fmt::Debug for StoreKind {
             StoreKind::Memory => f.write_str("Memory"),
             StoreKind::Redis(redis) => redis.fmt(f),
         }
-    }
-}
-
-impl fmt::Debug for RedisSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Redis")
-            .field("address", &self.address)
-            .field("database", &self.database)
-            .field("username", &self.username)
-            .field("password", &self.password.as_ref().map(|_| Hidden))
-            .finish()
     }
 }
 

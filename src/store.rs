@@ -24,7 +24,7 @@ use crate::telemetry::decisions::DecisionLog;
 
 use hash_key::{CurrentKey, KeyRing};
 use memory::Memory;
-use redis::Redis;
+use redis::{Redis, TlsTrouble};
 
 /// What all workers share of the store; made once, before the workers start.
 #[derive(Clone, Debug)]
@@ -118,6 +118,10 @@ pub enum StoreError {
     Refused,
     /// The connection was lost before the answer came.
     Lost,
+    /// There is no TLS with the server: nothing was sent.
+    Tls(TlsTrouble),
+    /// No sentinel names a server that says it is the master. Nothing was sent.
+    NoMaster,
     /// More requests wait for the store than are allowed to. Nothing was sent.
     Overloaded,
     /// The server answered with an error.
@@ -138,6 +142,8 @@ impl StoreError {
             StoreError::Timeout => "timeout",
             StoreError::Refused => "refused",
             StoreError::Lost => "lost",
+            StoreError::Tls(trouble) => trouble.label(),
+            StoreError::NoMaster => "no_master",
             StoreError::Overloaded => "overloaded",
             StoreError::Server(trouble) => trouble.label(),
             StoreError::Garbled => "garbled",
@@ -162,6 +168,8 @@ impl fmt::Display for StoreError {
             StoreError::Timeout => "the store did not answer in time",
             StoreError::Refused => "the store cannot be connected to",
             StoreError::Lost => "the connection to the store was lost",
+            StoreError::Tls(trouble) => return trouble.fmt(f),
+            StoreError::NoMaster => "no sentinel names a master that is one",
             StoreError::Overloaded => "too many requests wait for the store",
             StoreError::Server(trouble) => return write!(f, "the store says {}", trouble.label()),
             StoreError::Garbled => "the store's answer cannot be read",

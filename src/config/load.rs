@@ -16,8 +16,9 @@ use super::{Config, Listen, address, raw, settings, warnings};
 
 /// Bytes of a configuration file, at most.
 const MAX_FILE: u64 = 16 << 20;
-/// Bytes of a secret's file that are read: more than one may have, so that the excess is noticed.
-const MAX_SECRET_READ: u64 = (64 << 10) + 1;
+/// Bytes of a file of secrets or certificates that are read: more than any may have, so that the
+/// excess is noticed.
+const MAX_READ: u64 = (4 << 20) + 1;
 
 /// Reads a file. The second part of what it returns is the warnings; as an error, every mistake,
 /// those in syntax included. A file that cannot be read is [`Code::Unreadable`].
@@ -50,7 +51,7 @@ pub fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    let read = |path: &Path| read_bounded(path, MAX_SECRET_READ);
+    let read = |path: &Path| read_bounded(path, MAX_READ);
     read_text(source_name, text, &Surroundings { env, read: &read }).0
 }
 

@@ -106,7 +106,6 @@ pub(super) const PLANNED: &[(&str, &str)] = &[
     ("route", "strip_prefix"),
     ("route", "timeout"),
     ("store", "connections"),
-    ("store", "urls"),
     ("upstream.NAME", "balance"),
     ("upstream.NAME", "health"),
     ("upstream.NAME", "host"),

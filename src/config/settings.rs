@@ -9,10 +9,11 @@ use http::header::HeaderName;
 
 use super::address;
 use super::diagnostic::{Code, Diagnostic};
-use super::section::{At, Section};
+use super::redis_keys;
+use super::section::Section;
 use super::{
-    BodyKind, DenySettings, LogFormat, LogKeys, LogSettings, LogTarget, RedisSettings,
-    ServerSettings, StoreKind, StoreSettings,
+    BodyKind, DenySettings, LogFormat, LogKeys, LogSettings, LogTarget, ServerSettings,
+    StoreSettings,
 };
 use crate::client::ClientIp;
 use crate::limit::headers::{HeaderSettings, ResetForm};
@@ -53,12 +54,10 @@ pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
 
 /// `[store]`
 pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
-    let url = section.parsed("url", (Code::BadUrl, "a store's URL"), address::store);
-    let username = section.text("username");
-    let password = section.secret(None, "password_file");
+    let kind = redis_keys::kind(&mut section);
     let prefix = section.parsed("prefix", (Code::BadName, "a prefix"), prefix);
     let settings = StoreSettings {
-        kind: StoreKind::Memory,
+        kind,
         prefix: prefix.map_or_else(|| "tidegate:".to_owned(), |prefix| prefix.value),
         timeout: section.duration("timeout", MS..=10 * SECOND, 25 * MS),
         on_error: section.word("on_error", ON_ERROR).unwrap_or(OnError::Local),
@@ -71,72 +70,8 @@ pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
         max_memory: usize::try_from(section.size("max_memory", MIB..=1 << 46, 256 * MIB))
             .unwrap_or(usize::MAX),
     };
-    let kind = match url.map(|url| url.value) {
-        Some(StoreKind::Redis(redis)) => {
-            StoreKind::Redis(with_login(&section, redis, username, password))
-        }
-        kind => {
-            let given = username
-                .map(|name| name.span)
-                .or(password.map(|secret| secret.span));
-            if let Some(span) = given.filter(|_| kind.is_some() || section.peek("url").is_none()) {
-                let message = "a user and password are for a Redis store";
-                let diagnostic = Diagnostic::new(Code::Contradiction, message)
-                    .at(&span, "there is no Redis to log in to")
-                    .help("name one: `url = \"redis://HOST:6379\"`");
-                section.reader.report(diagnostic);
-            }
-            StoreKind::Memory
-        }
-    };
     section.finish();
-    StoreSettings { kind, ..settings }
-}
-
-/// The user and password of the section, which may not stand in the URL as well.
-fn with_login(
-    section: &Section<'_>,
-    url: RedisSettings,
-    username: Option<At<String>>,
-    password: Option<At<Vec<u8>>>,
-) -> RedisSettings {
-    let twice = (username
-        .as_ref()
-        .filter(|_| url.username.is_some())
-        .map(|name| &name.span))
-    .or(password
-        .as_ref()
-        .filter(|_| url.password.is_some())
-        .map(|secret| &secret.span));
-    if let Some(span) = twice {
-        let diagnostic = Diagnostic::new(
-            Code::Contradiction,
-            "`store.url` names a user or password already",
-        )
-        .at(span, "said again here")
-        .help("leave it out of the URL");
-        section.reader.report(diagnostic);
-    }
-    let password = password.and_then(|secret| match String::from_utf8(secret.value) {
-        Ok(text) => Some(text),
-        Err(_) => {
-            let message = "the file of `store.password_file` cannot be used";
-            let diagnostic =
-                Diagnostic::new(Code::SecretFile, message).at(&secret.span, "not UTF-8");
-            section.reader.report(diagnostic);
-            None
-        }
-    });
-    let username = username.map(|name| name.value).or(url.username);
-    let password = password.or(url.password);
-    if username.is_some() && password.is_none() && section.peek("password_file").is_none() {
-        section.missing("password_file", "password_file = \"/run/secrets/redis\"");
-    }
-    RedisSettings {
-        username,
-        password,
-        ..url
-    }
+    settings
 }
 
 /// What keys in Redis begin with. Braces would choose a slot of a cluster.

@@ -4,6 +4,7 @@ mod accepted;
 mod flags;
 mod reference;
 mod refused;
+mod stores;
 mod warned;
 
 use super::diagnostic::Diagnostics;

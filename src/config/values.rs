@@ -17,7 +17,9 @@ use super::section::{At, Section, nearest};
 use crate::limit::rate;
 
 /// Bytes of a secret's file, at most.
-const MAX_SECRET: usize = 64 * 1024;
+const MAX_SECRET: usize = 64 << 10;
+/// Bytes of a file of certificates, at most: a system's bundle has a few hundred KiB.
+const MAX_PEM: usize = 4 << 20;
 
 impl Section<'_> {
     /// A string.
@@ -291,13 +293,23 @@ impl Section<'_> {
                 .help("keep the file: it leaves the secret out of this one");
             self.reader.report(diagnostic);
         }
-        match self.secret_file(&path.value) {
+        self.content(file_key, &path, MAX_SECRET)
+    }
+
+    /// What the file holds that `key` names: certificates or their keys.
+    pub(super) fn file(&mut self, key: &'static str) -> Option<At<Vec<u8>>> {
+        let path = self.text(key)?;
+        self.content(key, &path, MAX_PEM)
+    }
+
+    fn content(&self, key: &str, path: &At<String>, most: usize) -> Option<At<Vec<u8>>> {
+        match self.short_file(&path.value, most) {
             Ok(value) => Some(At {
                 value,
-                span: path.span,
+                span: path.span.clone(),
             }),
             Err(why) => {
-                let message = format!("the file of `{}` cannot be used", self.full(file_key));
+                let message = format!("the file of `{}` cannot be used", self.full(key));
                 self.reader
                     .report(Diagnostic::new(Code::SecretFile, message).at(&path.span, why));
                 None
@@ -305,11 +317,12 @@ impl Section<'_> {
         }
     }
 
-    fn secret_file(&self, path: &str) -> Result<Vec<u8>, String> {
+    /// Without its last newline.
+    fn short_file(&self, path: &str, most: usize) -> Result<Vec<u8>, String> {
         let mut bytes =
             (self.reader.surroundings.read)(Path::new(path)).map_err(|error| error.to_string())?;
-        if bytes.len() > MAX_SECRET {
-            return Err(format!("longer than {MAX_SECRET} bytes"));
+        if bytes.len() > most {
+            return Err(format!("longer than {most} bytes"));
         }
         if bytes.ends_with(b"\n") {
             bytes.pop();

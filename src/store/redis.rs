@@ -5,17 +5,19 @@
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
 mod link;
+mod sentinel;
 mod task;
+mod tls;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use redis::Client;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub use link::look;
+pub use tls::TlsTrouble;
 
 use smallvec::SmallVec;
 
@@ -34,7 +36,7 @@ const QUEUE: usize = 4096;
 
 /// What all workers' connections to one Redis have in common.
 pub struct Shared {
-    client: Client,
+    access: Arc<link::Access>,
     prefix: String,
     script_hash: String,
     timeout: Duration,
@@ -58,7 +60,7 @@ struct Outage {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The client's settings hold a password.
+        // The ways in hold a password.
         f.debug_struct("Shared")
             .field("prefix", &self.prefix)
             .finish_non_exhaustive()
@@ -74,7 +76,7 @@ impl Shared {
         log: Option<Arc<DecisionLog>>,
     ) -> Result<Shared, StoreError> {
         Ok(Shared {
-            client: link::client(server)?,
+            access: Arc::new(link::Access::new(server)?),
             prefix: settings.prefix.clone(),
             script_hash: redis::Script::new(super::batch::SCRIPT)
                 .get_hash()

@@ -26,5 +26,6 @@ mod store;
 mod store_faults;
 mod streaming;
 mod support;
+mod topologies;
 mod upload;
 mod upstream;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tidegate::config::{RedisAddress, RedisSettings, StoreKind, StoreSettings};
+use tidegate::config::{RedisAddress, RedisSettings, RedisTopology, StoreKind, StoreSettings};
 use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
 
 /// A real redis-server of this test alone; killed when it is dropped.
 #[derive(Debug)]
 pub struct RedisServer {
+    program: PathBuf,
     child: Option<Child>,
     port: u16,
     directory: TempDir,
@@ -27,25 +28,38 @@ impl RedisServer {
 
     /// The same, with more arguments (`--name value`).
     pub fn start_with(arguments: &[&str]) -> RedisServer {
+        RedisServer::down().launch(arguments)
+    }
+
+    /// Another program that speaks like Redis.
+    pub fn start_program(program: PathBuf, arguments: &[&str]) -> RedisServer {
         let mut server = RedisServer::down();
-        server.arguments = arguments
+        server.program = program;
+        server.launch(arguments)
+    }
+
+    fn launch(mut self, arguments: &[&str]) -> RedisServer {
+        self.arguments = arguments
             .iter()
             .map(|argument| (*argument).to_owned())
             .collect();
         for _ in 0..20 {
-            if server.try_restart() {
-                return server;
+            if self.try_restart() {
+                return self;
             }
             // Someone else was given the port meanwhile.
-            server.port = free_port();
+            self.port = free_port();
         }
-        panic!("redis-server does not start; is it installed?");
+        panic!("{self:?} does not start; is it installed?");
     }
 
     /// A server that is not running yet; `restart` starts it.
     pub fn down() -> RedisServer {
         let directory = TempDir::new().expect("a temporary directory");
+        // TIDEGATE_TEST_SERVER: the same tests against another server, such as Valkey.
+        let program = std::env::var_os("TIDEGATE_TEST_SERVER").map(PathBuf::from);
         RedisServer {
+            program: program.unwrap_or_else(|| "redis-server".into()),
             child: None,
             port: free_port(),
             directory,
@@ -73,7 +87,7 @@ impl RedisServer {
 
     fn try_restart(&mut self) -> bool {
         self.kill();
-        let child = Command::new("redis-server")
+        let child = Command::new(&self.program)
             .args([
                 "--port",
                 &self.port.to_string(),
@@ -159,13 +173,15 @@ impl RedisServer {
             .expect("kill");
         assert!(status.success());
     }
+
     /// Settings of a store that keeps its counts here.
     pub fn settings(&self) -> StoreSettings {
         let server = RedisSettings {
-            address: RedisAddress::Tcp("127.0.0.1".to_owned(), self.port()),
+            topology: RedisTopology::Single(RedisAddress::Tcp("127.0.0.1".to_owned(), self.port())),
             database: 0,
             username: None,
             password: None,
+            tls: None,
         };
         StoreSettings {
             kind: StoreKind::Redis(server),

@@ -107,7 +107,8 @@ fn the_typical_file_is_read() {
     let StoreKind::Redis(redis) = &config.store.kind else {
         panic!("not Redis")
     };
-    assert_eq!(redis.address, RedisAddress::Tcp("redis.local".into(), 6379));
+    let address = RedisAddress::Tcp("redis.local".into(), 6379);
+    assert_eq!(redis.topology, RedisTopology::Single(address));
     assert_eq!(redis.password.as_deref(), Some("secret"));
     assert_eq!(config.store.timeout, Duration::from_millis(20));
     let login = route(&config, "POST /login");

@@ -52,7 +52,7 @@ fn without_a_limit_nothing_is_limited() {
 fn mistakes_are_said_of_the_flags() {
     let wrong = FlagConfig {
         limit: Some("100/mim".to_owned()),
-        redis: Some("rediss://u:hush@h".to_owned()),
+        redis: Some("redys://u:hush@h".to_owned()),
         ..flags("a:3000")
     };
     check(&wrong, include_str!("expected/flags.txt"));

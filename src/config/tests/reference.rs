@@ -65,7 +65,8 @@ fn known(asked: &Asked) -> BTreeSet<(String, String)> {
         .into_iter()
         .chain(["server", "log"])
         .map(|key| (String::new(), key));
-    let tables: BTreeSet<_> = tables.chain([("deny".to_owned(), "body")]).collect();
+    let inner = [("deny", "body"), ("store", "tls")].map(|(outer, key)| (outer.to_owned(), key));
+    let tables: BTreeSet<_> = tables.chain(inner).collect();
     let keys = asked.iter().filter(|entry| !tables.contains(entry));
     keys.map(|(section, key)| (section.clone(), (*key).to_owned()))
         .collect()
@@ -114,6 +115,12 @@ fn every_key_that_is_commented_out_can_be_used() {
         "value",
         "key",
         "headers",
+        "urls",
+        "sentinel_username",
+        "sentinel_password_file",
+        "ca",
+        "cert",
+        "name",
     ];
     let text: String = REFERENCE
         .lines()

@@ -31,7 +31,7 @@ fn all_mistakes_are_told_at_once() {
 upsteam = "x"
 
 [store]
-url = "rediss://h"
+url = "redys://h"
 timeout = "25"
 on_error = "alow"
 

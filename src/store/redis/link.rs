@@ -1,36 +1,228 @@
 //! Making a connection: where the server is, how it is logged in to, and what it must answer.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::select_ok;
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionAddr, IntoConnectionInfo, ProtocolVersion, PushInfo,
-    PushKind, RedisConnectionInfo, RedisError, Value,
+    AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
+    Value,
 };
-use tokio::sync::mpsc;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
 use super::Shared;
+use super::sentinel::Sentinels;
+use super::tls::{Tls, TlsTrouble};
 use crate::clock;
-use crate::config::{RedisAddress, RedisSettings};
+use crate::config::{RedisAddress, RedisSettings, RedisTopology};
 use crate::store::{ServerTrouble, StoreError};
 
 /// How long a connection and its probe may take while nobody waits for it.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// A connection that passed its probe, and the news of its end.
+/// What every connection is made with; one for all workers.
+pub(super) struct Access {
+    servers: Servers,
+    login: RedisConnectionInfo,
+    tls: Option<Tls>,
+}
+
+enum Servers {
+    One(RedisAddress),
+    Sentinels(Sentinels),
+}
+
+impl Access {
+    /// Checks the settings; connects to nothing.
+    pub(super) fn new(settings: &RedisSettings) -> Result<Access, StoreError> {
+        let servers = match &settings.topology {
+            RedisTopology::Single(address) => Servers::One(address.clone()),
+            RedisTopology::Sentinel(sentinels) => Servers::Sentinels(Sentinels::new(
+                sentinels.addresses.clone(),
+                sentinels.master.clone(),
+                login(
+                    sentinels.username.as_deref(),
+                    sentinels.password.as_deref(),
+                    0,
+                ),
+            )),
+            // The configuration refuses it.
+            RedisTopology::Cluster { .. } => return Err(StoreError::BadAddress),
+        };
+        let (username, password) = (settings.username.as_deref(), settings.password.as_deref());
+        Ok(Access {
+            servers,
+            login: login(username, password, settings.database),
+            tls: settings.tls.as_deref().map(Tls::new).transpose()?,
+        })
+    }
+
+    /// A connection to the server that counts are kept in, wherever that is now.
+    async fn open(self: &Arc<Self>) -> Result<Link, StoreError> {
+        match &self.servers {
+            Servers::One(address) => self.open_server(address).await,
+            Servers::Sentinels(sentinels) => sentinels.open(self).await,
+        }
+    }
+
+    /// A connection to one server.
+    pub(super) async fn open_server(&self, address: &RedisAddress) -> Result<Link, StoreError> {
+        Link::open(address, &self.login, self.tls()).await
+    }
+
+    pub(super) fn tls(&self) -> Option<&Tls> {
+        self.tls.as_ref()
+    }
+
+    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
+        match &self.servers {
+            Servers::One(_) => None,
+            Servers::Sentinels(sentinels) => Some(sentinels),
+        }
+    }
+}
+
+fn login(username: Option<&str>, password: Option<&str>, database: i64) -> RedisConnectionInfo {
+    // RESP3, since only there the crate tells when an idle connection has died.
+    let mut login = RedisConnectionInfo::default()
+        .set_db(database)
+        .set_protocol(ProtocolVersion::RESP3)
+        .set_lib_name("tidegate", env!("CARGO_PKG_VERSION"));
+    if let Some(username) = username {
+        login = login.set_username(username);
+    }
+    if let Some(password) = password {
+        login = login.set_password(password);
+    }
+    login
+}
+
+/// A connection, and the news of its end.
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     ended: mpsc::UnboundedReceiver<PushInfo>,
+    /// Says when another server has taken this one's place.
+    pub(super) moves: Option<(watch::Receiver<bool>, Driver)>,
+    _driver: Driver,
 }
 
 impl Link {
-    /// Resolves when the connection has ended.
-    pub(super) async fn end(&mut self) {
-        while let Some(news) = self.ended.recv().await {
-            if news.kind == PushKind::Disconnection {
-                return;
+    /// Connects, shakes hands and logs in.
+    pub(super) async fn open(
+        address: &RedisAddress,
+        login: &RedisConnectionInfo,
+        tls: Option<&Tls>,
+    ) -> Result<Link, StoreError> {
+        match (address, tls) {
+            (RedisAddress::Unix(path), _) => {
+                let stream = UnixStream::connect(path).await;
+                Link::over(stream.map_err(|error| unreached(&error))?, login).await
+            }
+            (RedisAddress::Tcp(host, port), None) => {
+                Link::over(reach(host, *port).await?, login).await
+            }
+            (RedisAddress::Tcp(host, port), Some(tls)) => {
+                let stream = reach(host, *port).await?;
+                Link::over(tls.over(stream, host).await?, login).await
             }
         }
+    }
+
+    async fn over<S>(stream: S, login: &RedisConnectionInfo) -> Result<Link, StoreError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (news, ended) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_push_sender(news);
+        let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
+        let (connection, driver) = opened.map_err(|error| kind_of(&error))?;
+        Ok(Link {
+            connection,
+            ended,
+            moves: None,
+            _driver: Driver::of(driver),
+        })
+    }
+
+    /// Resolves when the connection has ended, or should.
+    pub(super) async fn end(&mut self) {
+        let ended = &mut self.ended;
+        let ended = async {
+            while let Some(news) = ended.recv().await {
+                if news.kind == PushKind::Disconnection {
+                    return;
+                }
+            }
+        };
+        let Some((moves, _)) = &mut self.moves else {
+            return ended.await;
+        };
+        tokio::select! {
+            () = ended => {}
+            Ok(_) = moves.wait_for(|moved| *moved) => {}
+        }
+    }
+
+    /// Whether another server has taken this one's place.
+    pub(super) fn has_moved(&self) -> bool {
+        let moves = self.moves.as_ref();
+        moves.is_some_and(|(moves, _)| *moves.borrow())
+    }
+}
+
+/// A task that ends when this is dropped.
+pub(super) struct Driver(JoinHandle<()>);
+
+impl Driver {
+    pub(super) fn of(task: impl Future<Output = ()> + Send + 'static) -> Driver {
+        Driver(tokio::spawn(task))
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A socket connected to the host, at whichever of its addresses answers first.
+async fn reach(host: &str, port: u16) -> Result<TcpStream, StoreError> {
+    let addresses = lookup_host((host, port)).await;
+    let addresses = addresses.map_err(|_| StoreError::Refused)?;
+    let attempts: Vec<_> = addresses
+        .map(|address| Box::pin(TcpStream::connect(address)))
+        .collect();
+    if attempts.is_empty() {
+        return Err(StoreError::Refused);
+    }
+    let (stream, _) = select_ok(attempts)
+        .await
+        .map_err(|error| unreached(&error))?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(1))
+        .with_retries(3);
+    let socket = SockRef::from(&stream);
+    socket
+        .set_tcp_nodelay(true)
+        .and_then(|()| socket.set_tcp_keepalive(&keepalive))
+        .and_then(|()| socket.set_tcp_user_timeout(Some(Duration::from_secs(5))))
+        .map_err(|error| unreached(&error))?;
+    Ok(stream)
+}
+
+fn unreached(error: &io::Error) -> StoreError {
+    match error.kind() {
+        io::ErrorKind::TimedOut => StoreError::Timeout,
+        _ => StoreError::Refused,
     }
 }
 
@@ -47,7 +239,10 @@ impl Failure {
     }
 }
 
-fn kind_of(error: &RedisError) -> StoreError {
+pub(super) fn kind_of(error: &RedisError) -> StoreError {
+    if let Some(trouble) = TlsTrouble::within(error) {
+        return StoreError::Tls(trouble);
+    }
     if let Some(code) = error.code() {
         let text = format!("{code} {}", error.detail().unwrap_or_default());
         return StoreError::Server(ServerTrouble::parse(&text));
@@ -63,18 +258,9 @@ fn kind_of(error: &RedisError) -> StoreError {
 
 /// A connection whose server answers, with the hash key learned.
 pub(super) async fn connect(shared: &Shared) -> Result<Link, StoreError> {
-    let (news, ended) = mpsc::unbounded_channel();
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PROBE_TIMEOUT))
-        .set_response_timeout(None)
-        .set_push_sender(news);
-    let connection = shared
-        .client
-        .get_multiplexed_async_connection_with_config(&config)
-        .await;
-    let mut connection = connection.map_err(|error| kind_of(&error))?;
-    learn_key(&mut connection, shared).await?;
-    Ok(Link { connection, ended })
+    let mut link = shared.access.open().await?;
+    learn_key(&mut link.connection, shared).await?;
+    Ok(link)
 }
 
 /// Reads the key that Redis holds, whose word wins; offers the one in force if it holds none.
@@ -135,54 +321,22 @@ pub(super) async fn learn_key(
 /// How long the server takes to answer, asked once over a connection of its own. It blocks: for
 /// the lines at start and for `check`, never on the path of a request.
 pub fn look(server: &RedisSettings, within: Duration) -> Result<Duration, StoreError> {
-    let client = client(server)?;
+    let access = Arc::new(Access::new(server)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|_| StoreError::Refused)?;
     let asking = async {
-        let mut connection = client.get_multiplexed_async_connection().await?;
+        let mut link = access.open().await?;
         let start = clock::now();
         redis::cmd("PING")
-            .query_async::<()>(&mut connection)
-            .await?;
+            .query_async::<()>(&mut link.connection)
+            .await
+            .map_err(|error| kind_of(&error))?;
         Ok(clock::now() - start)
     };
     runtime.block_on(async {
-        match tokio::time::timeout(within, asking).await {
-            Ok(asked) => asked.map_err(|error: redis::RedisError| kind_of(&error)),
-            Err(_) => Err(StoreError::Timeout),
-        }
+        let looked = tokio::time::timeout(within, asking).await;
+        looked.unwrap_or(Err(StoreError::Timeout))
     })
-}
-
-pub(super) fn client(server: &RedisSettings) -> Result<Client, StoreError> {
-    let address = match &server.address {
-        RedisAddress::Tcp(host, port) => ConnectionAddr::Tcp(host.clone(), *port),
-        RedisAddress::Unix(path) => ConnectionAddr::Unix(path.clone()),
-    };
-    // RESP3, since only there the crate tells when an idle connection has died.
-    let mut login = RedisConnectionInfo::default()
-        .set_db(server.database)
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_lib_name("tidegate", env!("CARGO_PKG_VERSION"));
-    if let Some(username) = &server.username {
-        login = login.set_username(username);
-    }
-    if let Some(password) = &server.password {
-        login = login.set_password(password);
-    }
-    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(1))
-        .with_retries(3);
-    let tcp = redis::io::tcp::TcpSettings::default()
-        .set_nodelay(true)
-        .set_keepalive(keepalive)
-        .set_user_timeout(Duration::from_secs(5));
-    let info = address
-        .into_connection_info()
-        .map_err(|_| StoreError::BadAddress)?;
-    Client::open(info.set_redis_settings(login).set_tcp_settings(tcp))
-        .map_err(|_| StoreError::BadAddress)
 }

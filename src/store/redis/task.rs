@@ -172,6 +172,9 @@ impl Task {
     /// Gathers and calls until the connection fails or every handle is gone.
     async fn serve(&mut self, mut link: Link) -> ControlFlow<(), Option<Link>> {
         loop {
+            if link.has_moved() {
+                return ControlFlow::Continue(None);
+            }
             if self.held.is_empty() {
                 self.sleep.as_mut().reset(self.assert_at.into());
                 tokio::select! {

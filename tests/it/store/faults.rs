@@ -456,7 +456,8 @@ fn a_socket_file_serves_as_well_as_an_address() {
         let server = RedisServer::start();
         let mut settings = server.settings();
         if let tidegate::config::StoreKind::Redis(redis) = &mut settings.kind {
-            redis.address = tidegate::config::RedisAddress::Unix(server.socket());
+            let socket = tidegate::config::RedisAddress::Unix(server.socket());
+            redis.topology = tidegate::config::RedisTopology::Single(socket);
         }
         let store = super::open(&super::patient(settings)).await;
         let limit = limit("socket", log_rule(10, Duration::from_secs(60)));
