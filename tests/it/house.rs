@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::support::mortal;
+
 /// More than anything here should ever take; a test that waits so long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -62,7 +64,7 @@ impl Tidegate {
         std::fs::write(directory.path().join("proxy.toml"), text).unwrap();
         let program = env!("CARGO_BIN_EXE_tidegate").to_owned();
         let words = [prefix, &[program]].concat();
-        let mut child = Command::new(&words[0])
+        let mut child = mortal(&words[0])
             .args(&words[1..])
             .args(["run", "-c", "proxy.toml"])
             .envs(env.iter().copied())

@@ -1,7 +1,8 @@
 //! The tests' language: servers that come up on free ports and go away with the test.
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,6 +10,15 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidegate::config::{RedisAddress, RedisSettings, RedisTopology, StoreKind, StoreSettings};
 use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
+
+/// A command whose process the kernel kills as soon as the thread that started it is gone. Servers
+/// are killed when they are dropped, but a test binary that is itself killed drops nothing, and one
+/// that panics between start and keeping drops too little.
+pub fn mortal(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL"]).arg(program);
+    command
+}
 
 /// A real redis-server of this test alone; killed when it is dropped.
 #[derive(Debug)]
@@ -18,6 +28,8 @@ pub struct RedisServer {
     port: u16,
     directory: TempDir,
     arguments: Vec<String>,
+    /// Its environment beyond ours.
+    environment: Vec<(String, String)>,
 }
 
 impl RedisServer {
@@ -64,7 +76,23 @@ impl RedisServer {
             port: free_port(),
             directory,
             arguments: Vec::new(),
+            environment: Vec::new(),
         }
+    }
+
+    /// More arguments and variables, from its next start on.
+    pub fn will_have(&mut self, arguments: &[&str], environment: &[(&str, &str)]) {
+        let arguments = arguments.iter().map(|argument| (*argument).to_owned());
+        self.arguments = arguments.collect();
+        let environment = environment.iter();
+        self.environment = environment
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+    }
+
+    /// Where it keeps its files.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     pub fn port(&self) -> u16 {
@@ -87,7 +115,7 @@ impl RedisServer {
 
     fn try_restart(&mut self) -> bool {
         self.kill();
-        let child = Command::new(&self.program)
+        let child = mortal(&self.program)
             .args([
                 "--port",
                 &self.port.to_string(),
@@ -101,6 +129,7 @@ impl RedisServer {
             .arg("--unixsocket")
             .arg(self.socket())
             .args(&self.arguments)
+            .envs(self.environment.iter().cloned())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -278,5 +307,21 @@ impl Chance {
 
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
+    }
+}
+
+#[test]
+fn a_server_that_nobody_drops_ends_with_its_test() {
+    let starting = std::thread::spawn(|| {
+        let server = RedisServer::start();
+        let port = server.port();
+        std::mem::forget(server);
+        port
+    });
+    let port = starting.join().unwrap();
+    let patience = Instant::now() + Duration::from_secs(20);
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
+        assert!(Instant::now() < patience, "it is still there");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }

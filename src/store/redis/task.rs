@@ -399,6 +399,16 @@ impl Task {
             // Somebody has emptied the store: nothing is denied any more.
             self.known.clear();
         }
+        if self.trouble.is_some() {
+            // That it answers a read says little of the script: only a call ends the trouble.
+            let nothing = std::iter::empty();
+            let known = Call::Known(&shared.script_hash);
+            let command = batch::encode(known, (&shared.prefix, 0), nothing, None);
+            match self.send(link, &command).await {
+                Err(failure) if !failure.is_no_script() => return Err(failure.0),
+                _ => {}
+            }
+        }
         Ok(())
     }
 

@@ -1,0 +1,103 @@
+//! The clock of the store steps, both ways, while clients ask. Time in Redis is the wall clock plus
+//! what a file says: `clock.c`, since Debian's libfaketime and the allocator of its Redis wait for
+//! each other.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::house::Answer;
+use crate::probe::eventually;
+use crate::support::RedisServer;
+use crate::weather::{Watched, Weather};
+
+const HOUR: i64 = 3_600;
+const DAY: i64 = 24 * HOUR;
+
+/// A Redis whose clock is set by [`step`].
+fn start() -> Weather {
+    let mut redis = RedisServer::down();
+    let (library, offset) = (
+        redis.directory().join("clock.so"),
+        redis.directory().join("offset"),
+    );
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/tests/it/redis_faults/clock.c"
+        ))
+        .status();
+    assert!(built.expect("a C compiler").success());
+    std::fs::write(&offset, "+0").unwrap();
+    let (library, offset) = (library.to_str().unwrap(), offset.to_str().unwrap());
+    redis.will_have(&[], &[("LD_PRELOAD", library), ("CLOCK_OFFSET", offset)]);
+    redis.restart();
+    Weather::patient(redis)
+}
+
+/// Sets the clock so many seconds off, and waits until it is.
+fn step(weather: &mut Weather, offset: i64) {
+    let path: &Path = weather.redis.directory();
+    std::fs::write(path.join("next"), format!("{offset:+}")).unwrap();
+    std::fs::rename(path.join("next"), path.join("offset")).unwrap();
+    let now = || tidegate::clock::unix_us() as i64 / 1_000_000;
+    eventually("the clock is set", || {
+        let time = weather.order("TIME");
+        let (seconds, _): (i64, i64) = redis::from_redis_value(time).unwrap();
+        (seconds - now() - offset).abs() <= 2
+    });
+}
+
+/// Passes of so many requests; a denial's wait must be one that the limit can cause.
+fn pass(one: &Watched, path: &str, count: usize) -> usize {
+    let answers: Vec<Answer> = (0..count).map(|_| one.ask_for(path, "walker")).collect();
+    for answer in answers.iter().filter(|answer| answer.status != 200) {
+        assert_eq!(answer.status, 429, "{answer:?}");
+        let wait = answer.header("retry-after").unwrap();
+        let wait: i64 = wait.parse().unwrap();
+        assert!((1..=2 * DAY).contains(&wait), "{answer:?}");
+    }
+    let passed = answers.iter().filter(|answer| answer.status == 200);
+    passed.count()
+}
+
+#[test]
+fn a_clock_that_steps_forgives_nothing_that_has_not_aged() {
+    let mut weather = start();
+    let alone = weather.stirs("clock steps", |weather| {
+        for path in ["/tight", "/count"] {
+            for one in &weather.all {
+                let passed = pass(one, path, 60);
+                // Two windows of the counter meet at midnight.
+                assert!(passed == 40 || path == "/count" && passed == 41, "{passed}");
+            }
+        }
+        for offset in [
+            60,
+            0,
+            -HOUR,
+            -HOUR + 60,
+            -DAY - HOUR,
+            -40 * DAY,
+            -40 * DAY + 60,
+        ] {
+            step(weather, offset);
+            for path in ["/tight", "/count"] {
+                for one in &weather.all {
+                    assert_eq!(pass(one, path, 10), 0, "{} {path} {offset}", one.policy);
+                }
+            }
+        }
+        // By the time that has passed since then, all have aged.
+        step(weather, 0);
+        for path in ["/tight", "/count"] {
+            for one in &weather.all {
+                let passed = pass(one, path, 60);
+                assert!(passed == 40 || path == "/count" && passed == 41, "{passed}");
+            }
+        }
+    });
+    assert_eq!(alone, 0, "a step is no outage");
+    weather.ends_forgetful();
+}
