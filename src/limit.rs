@@ -46,16 +46,6 @@ pub struct Rule {
     pub precision_us: u64,
 }
 
-impl Rule {
-    /// This rule scaled to one proxy's part of a shared budget: `floor(units / fleet)`, at least 1.
-    pub fn share(self, fleet: u32) -> Rule {
-        Rule {
-            units: (self.units / u64::from(fleet.max(1))).max(1),
-            ..self
-        }
-    }
-}
-
 /// What an outage of the store means for a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnError {

@@ -16,10 +16,8 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, watch};
 
-use crate::clock::Micros;
 use crate::config::{Config, LogFormat, LogSettings, LogTarget};
 use crate::store::Backing;
-use crate::store::hash_key::KeyRing;
 use crate::store::memory::Memory;
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::decisions::DecisionLog;
@@ -53,16 +51,12 @@ pub fn run(configs: Vec<Config>, listeners: Listeners, shutdown: &Shutdown) -> i
         .map(DecisionLog::open)
         .transpose()?;
     let decisions = decisions.map(Arc::new);
-    let keys = KeyRing::new(&first.store).map_err(io::Error::other)?;
+    let backing = Backing::new(&first.store, decisions.clone()).map_err(io::Error::other)?;
+    let local = backing.local(&first.store, decisions);
     let house = Arc::new(House {
         access: Arc::new(open_access_log(&first.log)?),
-        backing: Backing::new(&first.store, decisions.clone()).map_err(io::Error::other)?,
-        local: Arc::new(Memory::local(
-            &first.store,
-            keys,
-            Micros::monotonic(),
-            decisions,
-        )),
+        backing,
+        local: Arc::new(local.map_err(io::Error::other)?),
         connections: Arc::new(Semaphore::new(first.server.max_connections)),
     });
     let mut workers = Vec::new();

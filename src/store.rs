@@ -6,9 +6,11 @@
 
 pub mod batch;
 pub mod deny_cache;
+pub mod fleet;
 mod gather;
 pub mod guard;
 pub mod hash_key;
+mod journal;
 mod known;
 pub(crate) mod lease;
 pub mod memory;
@@ -22,6 +24,7 @@ use crate::config::{StoreKind, StoreSettings};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::DecisionLog;
 
+use fleet::Fleet;
 use hash_key::{CurrentKey, KeyRing};
 use memory::Memory;
 use redis::{Redis, TlsTrouble};
@@ -55,6 +58,21 @@ impl Backing {
         })
     }
 
+    /// What decides while the store is away, with this proxy's part of every limit.
+    pub fn local(
+        &self,
+        settings: &StoreSettings,
+        log: Option<Arc<DecisionLog>>,
+    ) -> Result<Memory, StoreError> {
+        let fleet = match self {
+            Backing::Memory(_) => Arc::new(Fleet::of(1)),
+            Backing::Redis(shared) => Arc::clone(shared.fleet()),
+        };
+        let keys = KeyRing::new(settings)?;
+        let clock = Micros::monotonic();
+        Ok(Memory::local(settings, keys, clock, (log, fleet)))
+    }
+
     /// One worker's handle; called on that worker's runtime, which runs its connection.
     pub fn open(&self) -> Store {
         match self {
@@ -83,6 +101,15 @@ impl Store {
         match self {
             Store::Memory(memory) => Ok(memory.charge(charge)),
             Store::Redis(redis) => redis.charge(charge, generation).await,
+        }
+    }
+
+    /// Remembers what was admitted by `proxy/admit.rs` while the store was away: it is charged when
+    /// the store is back, so that the end of an outage is no second helping.
+    pub fn owe(&self, charge: &Charge, generation: u64) {
+        match self {
+            Store::Memory(_) => {}
+            Store::Redis(redis) => redis.owe(charge, generation),
         }
     }
 

@@ -148,7 +148,7 @@ impl Limiter {
                 self.remember(&asked.charge, &decision);
                 (asked.charge, decision)
             }
-            Err(error) => match self.decide_alone(asked.charge, &error)? {
+            Err(error) => match self.decide_alone((asked.charge, asked.generation), &error)? {
                 Some(decided) => decided,
                 None => return Ok(Admission { told: None, cors }),
             },
@@ -190,7 +190,7 @@ impl Limiter {
     /// limit is left to ask.
     fn decide_alone(
         &self,
-        mut charge: Charge,
+        (mut charge, generation): (Charge, u64),
         error: &StoreError,
     ) -> Result<Option<(Charge, Decision)>, Rejection> {
         let policy = |item: &Item| item.limit.on_error;
@@ -207,6 +207,9 @@ impl Limiter {
             return Ok(None);
         }
         let decision = self.local.charge(&charge);
+        if decision.allowed {
+            self.store.owe(&charge, generation);
+        }
         Ok(Some((charge, decision)))
     }
 }

@@ -85,8 +85,9 @@ impl KeyRing {
     }
 }
 
-fn random() -> Result<[u8; 32], StoreError> {
-    let mut bytes = [0; 32];
+/// Random bytes from the operating system.
+pub(super) fn random<const N: usize>() -> Result<[u8; N], StoreError> {
+    let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|_| StoreError::NoEntropy)?;
     Ok(bytes)
 }

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
+use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
@@ -43,7 +44,7 @@ pub struct Memory {
     shards: Box<[Mutex<Shard>]>,
     keys: KeyRing,
     clock: Micros,
-    fleet: u32,
+    fleet: Arc<Fleet>,
     log: Option<(Source, Arc<DecisionLog>)>,
     bounds: Bounds,
 }
@@ -112,11 +113,11 @@ impl Memory {
         settings: &StoreSettings,
         keys: KeyRing,
         clock: Micros,
-        log: Option<Arc<DecisionLog>>,
+        (log, fleet): (Option<Arc<DecisionLog>>, Arc<Fleet>),
     ) -> Memory {
         let log = log.map(|log| (Source::Local, log));
         Memory {
-            fleet: settings.fleet,
+            fleet,
             ..Memory::build(settings, keys, clock, log)
         }
     }
@@ -140,7 +141,7 @@ impl Memory {
             shards: (1..=shards as u64).map(shard).collect(),
             keys,
             clock,
-            fleet: 1,
+            fleet: Arc::new(Fleet::of(1)),
             log,
             bounds: Bounds {
                 keys: AtomicUsize::new(0),
@@ -189,7 +190,7 @@ impl Memory {
 
         let mut asked: SmallVec<[Asked; 4]> = SmallVec::new();
         for (item, id) in charge.iter().zip(&ids) {
-            let rule = item.window.rule.share(self.fleet);
+            let rule = self.fleet.share(item.window.rule);
             let guard = self.guard_of(&guards, *id);
             asked.push(guards[guard].1.look(*id, rule, item.cost, now_us));
         }

@@ -8,6 +8,7 @@ mod link;
 mod sentinel;
 mod task;
 mod tls;
+mod upkeep;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -23,8 +24,10 @@ use smallvec::SmallVec;
 
 use super::StoreError;
 use super::batch::Deed;
+use super::fleet::Fleet;
 use super::gather::Waiting;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
+use super::journal::Journal;
 use super::known::Known;
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
@@ -49,6 +52,14 @@ pub struct Shared {
     /// Keys in Redis that held something not ours and were begun anew.
     begun_anew: AtomicU64,
     spawned: AtomicU32,
+    /// How many proxies share the store.
+    fleet: Arc<Fleet>,
+    /// This process among them.
+    name: [u8; 16],
+    /// When it should next say that it is there, microseconds.
+    beat_at_us: AtomicU64,
+    /// What was admitted here while the store was away.
+    journal: Journal,
 }
 
 /// Trouble is told once when the first worker has it, and once when the last one has not.
@@ -89,12 +100,21 @@ impl Shared {
             unmade: AtomicU64::new(0),
             begun_anew: AtomicU64::new(0),
             spawned: AtomicU32::new(0),
+            fleet: Arc::new(Fleet::of(settings.fleet)),
+            name: super::hash_key::random()?,
+            beat_at_us: AtomicU64::new(0),
+            journal: Journal::default(),
         })
     }
 
     /// Keys in Redis that held something not ours and were begun anew, since the start.
     pub fn begun_anew(&self) -> u64 {
         self.begun_anew.load(Ordering::Relaxed)
+    }
+
+    /// How many proxies share the store.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
     }
 
     /// Whether tags of this generation are those that all proxies of the store share.
@@ -227,6 +247,14 @@ impl Redis {
             arrived: clock::now(),
             answer: None,
         });
+    }
+
+    /// Remembers what was admitted without the store; see [`super::Store::owe`].
+    pub fn owe(&self, charge: &Charge, generation: u64) {
+        // Tags that only this process knows name nothing in the store.
+        if self.shared.is_current(generation) {
+            self.shared.journal.add(charge, self.shared.clock.now_us());
+        }
     }
 
     /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`].

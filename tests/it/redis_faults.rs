@@ -4,6 +4,9 @@
 
 mod clock;
 mod hiccups;
+mod wire;
+
+use std::time::Duration;
 
 use crate::house::{Tidegate, Upstream};
 use crate::probe::eventually;
@@ -197,6 +200,8 @@ const EMPTIED: [Fault; 1] = [Fault {
     begin: |weather| {
         weather.redis.kill();
         weather.let_go();
+        // So long that pauses between attempts have grown as far as they do.
+        std::thread::sleep(Duration::from_secs(3));
     },
     end: |weather| weather.redis.restart(),
 }];

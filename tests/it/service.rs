@@ -8,6 +8,7 @@ use tidegate::config::{LogFormat, LogTarget, parse};
 use tidegate::proxy::Proxy;
 use tidegate::proxy::service::Client;
 use tidegate::store::Backing;
+use tidegate::store::fleet::Fleet;
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::access::AccessLog;
@@ -28,7 +29,8 @@ fn a_service_limits_each_client_as_the_server_does() {
         let (config, _) = parse("proxy.toml", &text, &|_| None).unwrap();
         let store = Backing::new(&config.store, None).unwrap().open();
         let keys = KeyRing::new(&config.store).unwrap();
-        let local = Memory::local(&config.store, keys, Micros::monotonic(), None);
+        let fleet = Arc::new(Fleet::of(1));
+        let local = Memory::local(&config.store, keys, Micros::monotonic(), (None, fleet));
         let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0).unwrap();
         let log = Arc::new(log).buffer();
         let stores = (store, Arc::new(local));

@@ -2,7 +2,7 @@
 //! all the time, and what is owed to them before, while and after the store is away.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -50,12 +50,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    fn start(
-        policy: &'static str,
-        redis: &RedisServer,
-        upstream: &Upstream,
-        timeout: Duration,
-    ) -> Watched {
+    fn start(policy: &'static str, redis: u16, upstream: &Upstream, timeout: Duration) -> Watched {
         let proxy = Tidegate::start(&format!(
             "upstream = \"{}\"\n\
              [store]\nurl = \"redis://127.0.0.1:{}\"\nprefix = \"{policy}:\"\nfleet = 2\n\
@@ -69,7 +64,7 @@ impl Watched {
              [[route]]\npath = \"/tight\"\nlimits = [\"tight\"]\n\
              [[route]]\npath = \"/count\"\nlimits = [\"count\"]\n",
             upstream.url(),
-            redis.port(),
+            redis,
             timeout.as_millis()
         ));
         let (samples, stop) = (Arc::default(), Arc::new(AtomicBool::new(false)));
@@ -279,6 +274,7 @@ pub struct Weather {
     _upstream: Upstream,
     /// A connection that stays when no other can be made.
     kept: Option<redis::Connection>,
+    pub wire: Arc<AtomicU8>,
     /// Whatever a fault has to hold on to until it ends.
     pub held: Vec<JoinHandle<()>>,
 }
@@ -295,12 +291,21 @@ pub struct Fault {
 impl Weather {
     /// All proxies use this server, and have reached it.
     pub fn fair(redis: RedisServer) -> Weather {
-        Weather::start(redis, TIMEOUT).cleared()
+        let port = redis.port();
+        Weather::start(redis, port, TIMEOUT).cleared()
     }
 
     /// The same with time to spare: what the store does not decide then is the fault's doing.
     pub fn patient(redis: RedisServer) -> Weather {
-        Weather::start(redis, LONG_TIMEOUT).cleared()
+        let port = redis.port();
+        Weather::start(redis, port, LONG_TIMEOUT).cleared()
+    }
+
+    /// The proxies reach the server by a relay on this port, which does to replies what `wire` says.
+    pub fn through(redis: RedisServer, port: u16, wire: Arc<AtomicU8>) -> Weather {
+        let mut weather = Weather::start(redis, port, TIMEOUT).cleared();
+        weather.wire = wire;
+        weather
     }
 
     fn cleared(mut self) -> Weather {
@@ -310,18 +315,20 @@ impl Weather {
 
     /// The proxies are started; the server need not be.
     pub fn before(redis: RedisServer) -> Weather {
-        Weather::start(redis, TIMEOUT)
+        let port = redis.port();
+        Weather::start(redis, port, TIMEOUT)
     }
 
-    fn start(redis: RedisServer, timeout: Duration) -> Weather {
+    fn start(redis: RedisServer, port: u16, timeout: Duration) -> Weather {
         let upstream = Upstream::ok();
         let all = ["local", "allow", "deny"]
-            .map(|policy| Watched::start(policy, &redis, &upstream, timeout));
+            .map(|policy| Watched::start(policy, port, &upstream, timeout));
         Weather {
             redis,
             all: all.into(),
             _upstream: upstream,
             kept: None,
+            wire: Arc::default(),
             held: Vec::new(),
         }
     }

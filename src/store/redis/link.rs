@@ -300,6 +300,7 @@ pub(super) async fn learn_key(
             Ok(Some(bytes)) => {
                 if let Ok(bytes) = <[u8; 32]>::try_from(bytes) {
                     if shared.keys.learn(bytes) {
+                        shared.journal.clear();
                         tracing::debug!("redis: the hash key is learned");
                     }
                     return Ok(was_there);

@@ -11,8 +11,8 @@ use redis::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
-use super::link::{Failure, Link, PROBE_TIMEOUT, connect, learn_key};
-use super::{QUEUE, Shared};
+use super::link::{Failure, Link, PROBE_TIMEOUT, connect};
+use super::{QUEUE, Shared, upkeep};
 use crate::clock;
 use crate::store::batch::{self, Call, Deed, Outcome, Reply};
 use crate::store::deny_cache::Span;
@@ -26,8 +26,8 @@ use crate::telemetry::decisions::Source;
 const MAX_BATCH: usize = 64;
 /// Requests in one call: equal ones cost nothing, but someone has to hand out the answers.
 const MAX_GATHER: usize = 1024;
-/// How often the hash key is put back should it have gone, and read.
-const ASSERT_EVERY: Duration = Duration::from_millis(500);
+/// How often the store is asked for what all its proxies share.
+const UPKEEP_EVERY: Duration = Duration::from_millis(500);
 /// A step of the store's clock: more than what the network's delay can look like.
 const CLOCK_STEP_US: u64 = 100_000;
 /// What comes of a group that asks for nothing.
@@ -52,7 +52,7 @@ pub(super) struct Task {
     lead_us: Option<i64>,
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
-    assert_at: Instant,
+    upkeep_at: Instant,
 }
 
 impl Task {
@@ -77,7 +77,7 @@ impl Task {
             trouble: None,
             lead_us: None,
             sleep: Box::pin(sleep_until(now.into())),
-            assert_at: now,
+            upkeep_at: now,
         }
     }
 
@@ -109,7 +109,11 @@ impl Task {
         }
         let shared = Arc::clone(&self.shared);
         let deadline = clock::now() + PROBE_TIMEOUT;
-        let mut attempt = Box::pin(connect(&shared));
+        let mut attempt = Box::pin(async {
+            let mut link = connect(&shared).await?;
+            upkeep::begin(&mut link, &shared).await?;
+            Ok(link)
+        });
         let result = loop {
             let until = self.next_deadline().unwrap_or(deadline).min(deadline);
             self.sleep.as_mut().reset(until.into());
@@ -141,7 +145,7 @@ impl Task {
                 // It may be another server, or the same one emptied.
                 self.known.clear();
                 self.lead_us = None;
-                self.assert_at = now + ASSERT_EVERY;
+                self.upkeep_at = now + UPKEEP_EVERY;
                 self.open.store(false, Ordering::Relaxed);
                 Some(link)
             }
@@ -176,7 +180,7 @@ impl Task {
                 return ControlFlow::Continue(None);
             }
             if self.held.is_empty() {
-                self.sleep.as_mut().reset(self.assert_at.into());
+                self.sleep.as_mut().reset(self.upkeep_at.into());
                 tokio::select! {
                     waiting = self.queue.recv() => match waiting {
                         None => return ControlFlow::Break(()),
@@ -189,8 +193,8 @@ impl Task {
                     }
                 }
             }
-            let result = if clock::now() >= self.assert_at {
-                self.assert_key(&mut link)
+            let result = if clock::now() >= self.upkeep_at {
+                self.keep_up(&mut link)
                     .await
                     .map(|()| self.succeeded(false))
             } else {
@@ -383,32 +387,36 @@ impl Task {
         Err(kind)
     }
 
-    /// Puts the hash key back should it have gone, and takes Redis's word for what it is.
-    async fn assert_key(&mut self, link: &mut Link) -> Result<(), StoreError> {
+    /// Asks for what all proxies of the store share.
+    async fn keep_up(&mut self, link: &mut Link) -> Result<(), StoreError> {
         let now = clock::now();
-        self.assert_at = now + ASSERT_EVERY;
-        self.sleep
-            .as_mut()
-            .reset((now + self.shared.timeout.max(PROBE_TIMEOUT / 4)).into());
+        // Whoever comes meanwhile waits behind it, and no longer than for a call.
+        self.expire(now);
+        let oldest = self.next_deadline();
+        let deadline = oldest.unwrap_or(now + self.shared.timeout);
+        self.sleep.as_mut().reset(deadline.into());
         let shared = Arc::clone(&self.shared);
+        let in_trouble = self.trouble.is_some();
+        let asking = async {
+            let was_there = upkeep::keep_up(link, &shared).await?;
+            if in_trouble {
+                upkeep::try_script(link, &shared).await?;
+            }
+            Ok(was_there)
+        };
         let was_there = tokio::select! {
-            result = learn_key(&mut link.connection, &shared) => result?,
+            result = asking => result?,
             () = &mut self.sleep => return Err(StoreError::Timeout),
         };
         if !was_there {
-            // Somebody has emptied the store: nothing is denied any more.
+            // Nothing is denied any more.
             self.known.clear();
         }
-        if self.trouble.is_some() {
-            // That it answers a read says little of the script: only a call ends the trouble.
-            let nothing = std::iter::empty();
-            let known = Call::Known(&shared.script_hash);
-            let command = batch::encode(known, (&shared.prefix, 0), nothing, None);
-            match self.send(link, &command).await {
-                Err(failure) if !failure.is_no_script() => return Err(failure.0),
-                _ => {}
-            }
-        }
+        self.upkeep_at = if shared.journal.is_empty() {
+            now + UPKEEP_EVERY
+        } else {
+            now
+        };
         Ok(())
     }
 

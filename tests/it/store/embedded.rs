@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidegate::clock::Micros;
 use tidegate::config::StoreSettings;
 use tidegate::limit::Charge;
+use tidegate::store::fleet::Fleet;
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 
@@ -110,12 +111,10 @@ fn threads_charging_several_keys_at_once_neither_deadlock_nor_overadmit() {
 
 #[test]
 fn the_store_that_stands_in_enforces_this_proxys_share() {
-    let settings = StoreSettings {
-        fleet: 4,
-        ..memory_settings()
-    };
+    let settings = memory_settings();
+    let fleet = Arc::new(Fleet::of(4));
     let keys = KeyRing::new(&settings).unwrap();
-    let local = Memory::local(&settings, keys, Micros::monotonic(), None);
+    let local = Memory::local(&settings, keys, Micros::monotonic(), (None, fleet));
     let limit = limit("share", log_rule(10, MINUTE));
     local.keep_warm(&one(&limit, 1, 1));
     assert!(local.charge(&one(&limit, 1, 1)).allowed);
