@@ -121,6 +121,11 @@ local function decide(states, count)
   if granted < count and not refused then
     for _, state in ipairs(states) do
       if granted == 0 then keep_ages(state) end
+      if granted == 0 and state.algorithm == 2 and state.cost == 0 then
+        -- What is held is said also where that is above the limit by now.
+        refused = slots_charge(state, 0)
+        if refused then break end
+      end
       tell(state, state.used, retry(state))
     end
   end

@@ -144,7 +144,41 @@ pub struct Item {
     pub cost: u64,
 }
 
+/// What an item is to its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// Part of the verdict.
+    Enforced,
+    /// Counted and reported only.
+    Shadow,
+    /// Counted beside what its limit enforces, and reported only.
+    Candidate,
+}
+
+impl Role {
+    /// What it is called in logs.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Role::Enforced => "enforced",
+            Role::Shadow => "shadow",
+            Role::Candidate => "candidate",
+        }
+    }
+}
+
 impl Item {
+    /// What it is to its request.
+    pub fn role(&self) -> Role {
+        let is_own = |window: &Arc<Window>| Arc::ptr_eq(window, &self.window);
+        if self.limit.candidate.iter().any(is_own) {
+            Role::Candidate
+        } else if self.limit.shadow {
+            Role::Shadow
+        } else {
+            Role::Enforced
+        }
+    }
+
     /// The budget's identity in this process: 128 bits over window and tag.
     pub fn id(&self) -> u128 {
         u128::from_le_bytes(self.tag.0) ^ self.window.identity

@@ -5,11 +5,13 @@
 //! read    framing, canonical path, host, client address, route, keys      pure
 //! admit   the store's decision                                            await 1
 //! forward to the upstream, and its answer's head                          await 2
+//! adjust  what was charged, by what the answer says                       told, not awaited
 //! mark    the rate-limit headers of that decision                         pure
 //! ```
 //!
 //! Whatever refuses on the way is a `reject::Rejection`; only `reject` makes HTTP of it.
 
+mod adjust;
 pub mod admit;
 pub mod body;
 pub mod flaw;
@@ -20,7 +22,9 @@ pub mod limiter;
 mod line;
 pub mod problem;
 pub mod reject;
+mod riders;
 pub mod service;
+mod slots;
 pub mod upgrade;
 
 use std::net::IpAddr;
@@ -42,6 +46,8 @@ use flaw::Flaw;
 use limiter::{Caller, Limiter};
 use line::Line;
 use reject::Rejection;
+use slots::Slots;
+use upgrade::Tunnel;
 
 /// One worker's proxy: what limits, and what forwards.
 #[derive(Debug)]
@@ -117,10 +123,12 @@ impl Proxy {
         asked: Asked,
         line: &mut Line,
     ) -> Result<Response<Body>, Rejection> {
-        let admission = self.limiter.admit(&request, asked).await?;
+        let mut admission = self.limiter.admit(&request, asked, line).await?;
         line.note_admission(admission.is_limited());
         let forwarded = self.forward(request, downstream, route).await;
-        let response = forwarded.unwrap_or_else(|refused| self.answer(&refused, line));
+        let mut response = forwarded.unwrap_or_else(|refused| self.answer(&refused, line));
+        self.limiter.adjust(route, &admission, &mut response, line);
+        hold(&mut response, admission.slots.take(), line);
         Ok(self.limiter.mark(&admission, response))
     }
 
@@ -147,9 +155,21 @@ impl Proxy {
     }
 }
 
+/// Has the request's slots let go of when its response, or the tunnel it became, has ended.
+fn hold(response: &mut Response<Body>, slots: Option<Box<Slots>>, line: &mut Line) {
+    if let Some(tunnel) = response.extensions_mut().get_mut::<Tunnel>() {
+        tunnel.hold(slots);
+        // The line is written now: what riders hold is not theirs any more.
+        tunnel.hold(line.riders.as_mut().and_then(|riders| riders.take_slots()));
+    } else if let Some(slots) = slots {
+        response.body_mut().hold(slots);
+    }
+}
+
 /// Has the line written when the response's body has ended, if it is wanted at all.
 fn finish(mut response: Response<Body>, mut line: Line) -> Response<Body> {
     line.status = response.status().as_u16();
+    line.decide();
     if line.is_wanted() {
         response.body_mut().log(Box::new(line));
     }

@@ -14,6 +14,7 @@ mod journal;
 mod known;
 pub(crate) mod lease;
 pub mod memory;
+mod observed;
 pub mod redis;
 
 use std::fmt;
@@ -27,6 +28,7 @@ use crate::telemetry::decisions::DecisionLog;
 use fleet::Fleet;
 use hash_key::{CurrentKey, KeyRing};
 use memory::Memory;
+pub use observed::Observed;
 use redis::{Redis, TlsTrouble};
 
 /// What all workers share of the store; made once, before the workers start.
@@ -113,6 +115,50 @@ impl Store {
         }
     }
 
+    /// Asks for a decision that nothing waits for: limits on trial, each by itself.
+    pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
+        match self {
+            Store::Memory(memory) => Observed::decided(memory.charge(charge)),
+            Store::Redis(redis) => redis.observe(charge, generation),
+        }
+    }
+
+    /// Takes back what `decision`, which allowed `charge`, has charged: the cost of each item, which
+    /// may be less by now. Sent once; nothing waits for it. Slots are let go of by
+    /// [`Store::release`].
+    pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
+        match self {
+            Store::Memory(memory) => memory.give_back(charge, decision),
+            Store::Redis(redis) => redis.give_back(charge, decision, generation),
+        }
+    }
+
+    /// Charges the cost of each item whatever is counted already: what was granted turned out to
+    /// cost more. Sent once; nothing waits for it.
+    pub fn settle(&self, charge: &Charge, generation: u64) {
+        match self {
+            Store::Memory(memory) => memory.charge_more(charge),
+            Store::Redis(redis) => redis.settle(charge, generation),
+        }
+    }
+
+    /// Lets go of the slots that an admitted `charge` holds.
+    pub fn release(&self, charge: &Charge) {
+        match self {
+            Store::Memory(memory) => memory.release(charge),
+            Store::Redis(redis) => redis.release(charge),
+        }
+    }
+
+    /// Counts the slots of a `charge` that was admitted without this store, which is to know of
+    /// them as soon as it can be asked again.
+    pub fn hold(&self, charge: &Charge, generation: u64) {
+        match self {
+            Store::Memory(memory) => memory.hold(charge),
+            Store::Redis(redis) => redis.hold(charge, generation),
+        }
+    }
+
     /// The secret that identities are hashed with now, and its generation.
     pub fn hash_key(&self) -> CurrentKey {
         match self {
@@ -128,6 +174,15 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.settled().await,
+        }
+    }
+
+    /// Waits until the store knows what this worker holds: for its end. Takes a quarter of a second
+    /// at most, since what it is not told expires by itself.
+    pub async fn told(&self) {
+        match self {
+            Store::Memory(_) => {}
+            Store::Redis(redis) => redis.told().await,
         }
     }
 }

@@ -9,6 +9,7 @@ pub mod access;
 pub mod decisions;
 pub mod json;
 pub mod stamp;
+pub mod trials;
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};

@@ -78,6 +78,11 @@ impl Count {
         Look { retry, aged }
     }
 
+    /// Units counted at `now_us`.
+    pub fn used(&self, rule: &Rule, now_us: u64) -> u64 {
+        self.age(rule, now_us).used()
+    }
+
     fn age(&self, rule: &Rule, now_us: u64) -> Aged {
         match self {
             Count::Log(log) => Aged::Log(log.look(rule, now_us)),

@@ -11,14 +11,17 @@ use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
 use http::{HeaderMap, Method, Request, Response};
 
 use super::limiter::{Caller, Limiter};
+use super::line::Line;
 use super::reject::{Denial, Form, Rejection};
+use super::riders::Riders;
+use super::slots::{Slots, slots_of};
 use crate::clock;
 use crate::config::Bypass;
 use crate::limit::headers;
 use crate::limit::key::{Derived, Facts, same_secret};
 use crate::limit::{Charge, Decision, Item, Limit, OnError, Tag, Window};
 use crate::route::{CostSource, Found};
-use crate::store::{Store, StoreError};
+use crate::store::StoreError;
 
 /// What a request asks of the store: its items, and the generation of the hash key that their
 /// tags were made with.
@@ -55,17 +58,34 @@ impl Asked {
 /// A request that may pass, and what its client is told of its limits.
 #[derive(Debug)]
 pub(super) struct Admission {
-    told: Option<Told>,
+    pub(super) told: Option<Told>,
+    /// What it holds while it is under way.
+    pub(super) slots: Option<Box<Slots>>,
+    /// Of the key that its tags were made with.
+    pub(super) generation: u64,
     cors: bool,
 }
 
 /// A decision, and the wall clock's time at it, microseconds: the reset that clients are told
 /// counts from there, however slow the upstream is.
 #[derive(Debug)]
-struct Told {
-    charge: Charge,
-    decision: Decision,
+pub(super) struct Told {
+    pub(super) charge: Charge,
+    pub(super) decision: Decision,
+    pub(super) by: Decider,
     unix_us: u64,
+}
+
+/// Who made a decision, and with it who is to be told what the request cost in the end.
+#[derive(Debug)]
+pub(super) enum Decider {
+    /// The store.
+    Store {
+        /// What the local store counted beside it, kept where it may be given back.
+        warm: Option<Box<Decision>>,
+    },
+    /// This process alone.
+    Local,
 }
 
 impl Admission {
@@ -133,57 +153,76 @@ impl Limiter {
         Ok(asked)
     }
 
-    /// Asks the store, and lets the request pass or says why not.
+    /// Asks the store, and lets the request pass or says why not. What rides along is asked first,
+    /// in the same call, and kept with `line`.
     pub(super) async fn admit<B>(
         &self,
         request: &Request<B>,
         asked: Asked,
+        line: &mut Line,
     ) -> Result<Admission, Rejection> {
-        let cors = self.headers.cors_expose && request.headers().contains_key(ORIGIN);
-        if asked.charge.is_empty() {
-            return Ok(Admission { told: None, cors });
-        }
-        let (charge, decision) = match self.store.charge(&asked.charge, asked.generation).await {
-            Ok(decision) => {
-                self.remember(&asked.charge, &decision);
-                (asked.charge, decision)
-            }
-            Err(error) => match self.decide_alone((asked.charge, asked.generation), &error)? {
-                Some(decided) => decided,
-                None => return Ok(Admission { told: None, cors }),
-            },
+        let generation = asked.generation;
+        line.riders = Riders::ask(&self.stores, asked.riders, generation);
+        let mut admission = Admission {
+            told: None,
+            slots: None,
+            generation,
+            cors: self.headers.cors_expose && request.headers().contains_key(ORIGIN),
         };
-        if decision.allowed {
-            Ok(Admission {
-                told: Some(Told {
-                    charge,
-                    decision,
-                    unix_us: clock::unix_us(),
-                }),
-                cors,
-            })
-        } else {
+        if asked.charge.is_empty() {
+            return Ok(admission);
+        }
+        let (charge, decision, by) = match self.store.charge(&asked.charge, generation).await {
+            Ok(decision) if decision.allowed => {
+                // Nothing may wait between the grant and its guard.
+                admission.slots = self.hold(&asked.charge);
+                let warm = self.remember(&asked.charge);
+                (asked.charge, decision, Decider::Store { warm })
+            }
+            Ok(decision) => (asked.charge, decision, Decider::Store { warm: None }),
+            Err(error) => {
+                let slots = slots_of(&asked.charge);
+                let decided = self.decide_alone((asked.charge, generation), &error)?;
+                if decided
+                    .as_ref()
+                    .is_none_or(|(_, decision)| decision.allowed)
+                {
+                    admission.slots = self.hold_alone(slots, generation);
+                }
+                let Some((charge, decision)) = decided else {
+                    return Ok(admission);
+                };
+                (charge, decision, Decider::Local)
+            }
+        };
+        if !decision.allowed {
             let form = Form::of(request.method(), request.headers());
-            Err(Rejection::Limited(Box::new(Denial {
+            return Err(Rejection::Limited(Box::new(Denial {
                 charge,
                 decision,
                 form,
-            })))
+            })));
         }
+        admission.told = Some(Told {
+            charge,
+            decision,
+            by,
+            unix_us: clock::unix_us(),
+        });
+        Ok(admission)
     }
 
     /// What the shared store admitted here is also counted here, so that this process knows recent
-    /// history when it must decide alone, and an outage is no second helping.
-    fn remember(&self, charge: &Charge, decision: &Decision) {
-        let shared = matches!(self.store, Store::Redis(_));
-        if shared
-            && decision.allowed
-            && charge
-                .iter()
-                .all(|item| item.limit.on_error == OnError::Local)
-        {
-            self.local.keep_warm(charge);
+    /// history when it must decide alone, and an outage is no second helping. What was counted is
+    /// told where it may have to be given back.
+    fn remember(&self, charge: &Charge) -> Option<Box<Decision>> {
+        let is_local = |item: &Item| item.limit.on_error == OnError::Local;
+        if !self.stores.is_shared() || !charge.iter().all(is_local) {
+            return None;
         }
+        let warm = self.local.keep_warm(charge);
+        let gives_back = charge.iter().any(|item| item.limit.gives_back);
+        gives_back.then(|| Box::new(warm))
     }
 
     /// The store did not answer: each limit's `on_error` says what that means. `None` where no

@@ -8,6 +8,7 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Bytes;
 
 use super::line::Line;
+use super::slots::Slots;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::ResponseBody;
 
@@ -16,6 +17,8 @@ use crate::upstream::body::ResponseBody;
 pub struct Body {
     source: Source,
     line: Option<Box<Line>>,
+    /// What the request holds until here.
+    slots: Option<Box<Slots>>,
 }
 
 #[derive(Debug)]
@@ -31,6 +34,7 @@ impl Body {
         Body {
             source: Source::Empty,
             line: None,
+            slots: None,
         }
     }
 
@@ -39,6 +43,7 @@ impl Body {
         Body {
             source: Source::Made(bytes),
             line: None,
+            slots: None,
         }
     }
 
@@ -47,12 +52,18 @@ impl Body {
         Body {
             source: Source::Upstream(body),
             line: None,
+            slots: None,
         }
     }
 
     /// Whether the proxy made it itself.
     pub(crate) fn is_made_here(&self) -> bool {
         !matches!(self.source, Source::Upstream(_))
+    }
+
+    /// Holds `slots` until this body has ended or was given up.
+    pub(crate) fn hold(&mut self, slots: Box<Slots>) {
+        self.slots = Some(slots);
     }
 
     /// Has `line` written when this body has ended or was given up.

@@ -10,6 +10,7 @@ use super::admit::Asked;
 use super::headers::check_framing;
 use super::line::Line;
 use super::reject::Rejection;
+use super::slots::Stores;
 use crate::client::ClientIp;
 use crate::config::{Bypass, Config, DenySettings};
 use crate::limit::headers::HeaderSettings;
@@ -32,6 +33,8 @@ pub struct Limiter {
     pub(super) store: Store,
     /// What decides while the store is away.
     pub(super) local: Arc<Memory>,
+    /// Both, for what outlives the request's path.
+    pub(super) stores: Arc<Stores>,
 }
 
 /// Whoever sends a request: the peer itself, and not whom it may speak for.
@@ -47,6 +50,10 @@ impl Limiter {
     /// A limiter of `config` for the worker that opened `store`.
     pub fn new(config: Config, (store, local): (Store, Arc<Memory>)) -> Limiter {
         let link = config.deny.docs_url.as_ref();
+        let stores = Stores {
+            store: store.clone(),
+            local: Arc::clone(&local),
+        };
         Limiter {
             routes: config.routes,
             bypass: config.bypass,
@@ -58,6 +65,7 @@ impl Limiter {
             deny: config.deny,
             store,
             local,
+            stores: Arc::new(stores),
         }
     }
 

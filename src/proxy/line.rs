@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::{Method, Request, Uri};
 
+use super::riders::Riders;
 use crate::clock;
 use crate::limit::{Charge, Decision, Retry};
 use crate::telemetry::access::{Buffer, Entry, Outcome};
@@ -29,6 +30,10 @@ pub(crate) struct Line {
     pub(crate) reason: Option<&'static str>,
     pub(crate) request_id: Option<String>,
     denied_by: Vec<(Arc<str>, Option<String>)>,
+    /// Limits on trial, until their decisions are wanted.
+    pub(super) riders: Option<Box<Riders>>,
+    /// Whether it will be written.
+    to_write: bool,
     bytes: u64,
 }
 
@@ -52,13 +57,20 @@ impl Line {
             reason: None,
             request_id: None,
             denied_by: Vec::new(),
+            riders: None,
+            to_write: false,
             bytes: 0,
         }
     }
 
-    /// Whether it will be written, by what has become of the request so far.
+    /// Decides whether it will be written, by what has become of the request so far. Once.
+    pub(crate) fn decide(&mut self) {
+        self.to_write = self.log.wants(self.outcome);
+    }
+
+    /// Whether it is to be kept until the response has ended.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.log.wants(self.outcome)
+        self.to_write || self.riders.is_some()
     }
 
     /// Notes that the request was let through, and whether a limit was asked.
@@ -86,8 +98,13 @@ impl Line {
         self.bytes += bytes as u64;
     }
 
-    /// Writes it.
-    pub(crate) fn write(self) {
+    /// Looks at the riders' decisions, and writes it.
+    pub(crate) fn write(mut self) {
+        let riders = self.riders.take();
+        let would_deny = riders.map(|mut riders| riders.would_deny(self.log.trials()));
+        if !self.to_write {
+            return;
+        }
         self.log.record(&Entry {
             unix_us: self.unix_us,
             duration: Duration::from_micros(clock::unix_us().saturating_sub(self.unix_us)),
@@ -99,6 +116,7 @@ impl Line {
             route: self.route,
             outcome: self.outcome,
             denied_by: self.denied_by,
+            would_deny: would_deny.unwrap_or_default(),
             reason: self.reason,
             request_id: self.request_id,
         });

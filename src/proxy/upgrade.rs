@@ -17,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
+use super::slots::Slots;
 use crate::upstream::Seat;
 use crate::upstream::body::ResponseBody;
 
@@ -30,6 +31,8 @@ pub struct Tunnel {
     upstream: OnUpgrade,
     /// Its place among the upstream's `max_connections`.
     _seat: Option<Arc<Seat>>,
+    /// What its request holds of limits, until it has ended.
+    slots: Vec<Arc<Slots>>,
 }
 
 impl Tunnel {
@@ -40,11 +43,18 @@ impl Tunnel {
             client,
             upstream: hyper::upgrade::on(response),
             _seat: seat,
+            slots: Vec::new(),
         }
+    }
+
+    /// Holds `slots` until it has ended.
+    pub(super) fn hold(&mut self, slots: Option<Box<Slots>>) {
+        self.slots.extend(slots.map(Arc::from));
     }
 
     /// Passes bytes until both sides have ended, or one is broken.
     pub async fn run(self) {
+        let _held = self.slots;
         let Ok((client, upstream)) = tokio::try_join!(self.client, self.upstream) else {
             return;
         };

@@ -76,6 +76,7 @@ async fn serve(
     let log = house.access.buffer();
     let settings = config.server.clone();
     let store = house.backing.open();
+    let ending = store.clone();
     // Who listens only now need not begin with decisions of its own.
     store.settled().await;
     let worker = Arc::new(Worker {
@@ -116,6 +117,7 @@ async fn serve(
         .drain
         .finish(&worker.sweep, worker.settings.drain_timeout)
         .await;
+    ending.told().await;
     if cut > 0 {
         tracing::warn!(connections = cut, "cut at the drain deadline");
     }

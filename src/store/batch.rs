@@ -37,6 +37,8 @@ pub enum Call<'s> {
 pub enum Deed {
     /// So many equal requests ask: as many as fit are granted, the first ones.
     Charge(u16),
+    /// Says how many slots are held, and asks for none.
+    Say,
     /// The units were not used after all: what `extra` names is taken back.
     GiveBack,
     /// More was used than was charged: it counts, whatever is counted already.
@@ -87,6 +89,7 @@ pub fn encode<'c>(
     for group in groups {
         let (deed, count) = match group.deed {
             Deed::Charge(count) => (0, count),
+            Deed::Say => (0, 1),
             Deed::GiveBack => (1, 0),
             Deed::Settle => (2, 0),
         };

@@ -35,7 +35,8 @@ impl Waiting {
     }
 
     pub(crate) fn fail(self, kind: StoreError) {
-        tell(self.answer, Err(kind));
+        // Nobody listens any more if the client has gone.
+        let _ = tell(self.answer, Err(kind));
     }
 }
 
@@ -111,7 +112,7 @@ impl Bundle {
     pub(crate) fn count(&self) -> u16 {
         match self.deed {
             Deed::Charge(count) => count,
-            Deed::GiveBack | Deed::Settle => 0,
+            Deed::Say | Deed::GiveBack | Deed::Settle => 0,
         }
     }
 
@@ -126,22 +127,28 @@ impl Bundle {
         self.extra = [lease_us].into_iter().collect();
     }
 
-    /// Gives everyone who asked their decision; `seen` is shown each one first.
-    pub(crate) fn answer(self, outcome: &Outcome, mut seen: impl FnMut(&Charge, &Decision)) {
+    /// Gives everyone who asked their decision; `seen` is shown each one first. How many were
+    /// granted what they no longer want.
+    pub(crate) fn answer(self, outcome: &Outcome, mut seen: impl FnMut(&Charge, &Decision)) -> u16 {
+        let mut unwanted = 0;
         for (index, answer) in (0..).zip(self.answers) {
             let decision = outcome.decision(index, &self.charge);
             let decision = decision.ok_or(StoreError::Garbled);
+            let mut granted = false;
             if let Ok(decision) = &decision {
+                granted = decision.allowed;
                 seen(&self.charge, decision);
             }
-            tell(answer, decision);
+            let taken = tell(answer, decision);
+            unwanted += u16::from(granted && !taken);
         }
+        unwanted
     }
 
     pub(crate) fn fail(self, kind: StoreError) {
         self.answers
             .into_iter()
-            .for_each(|answer| tell(answer, Err(kind)));
+            .for_each(|answer| _ = tell(answer, Err(kind)));
     }
 
     /// Whether one more request asks the same.
@@ -160,11 +167,9 @@ impl Bundle {
     }
 }
 
-fn tell(answer: Option<oneshot::Sender<Answer>>, result: Answer) {
-    if let Some(answer) = answer {
-        // Nobody listens any more if the client has gone.
-        let _ = answer.send(result);
-    }
+/// False if nobody listens any more.
+fn tell(answer: Option<oneshot::Sender<Answer>>, result: Answer) -> bool {
+    answer.is_none_or(|answer| answer.send(result).is_ok())
 }
 
 /// Equal for equal charges, and seldom for others.

@@ -10,7 +10,10 @@
 //! limit, so that in a flood of fresh keys it is they that go, and a client at its limit is
 //! forgotten only where everyone looked at is at theirs ([`Figures::forgiven`] counts that). The
 //! keys of the charge itself are never its victims: the newcomer always gets in. The bounds can be
-//! passed by what one charge adds, where its shards hold nothing else.
+//! passed by what one charge adds, where its shards hold nothing else. Slots that are held are
+//! neither swept nor evicted: they are as many as requests are under way.
+
+mod adjust;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +26,7 @@ use super::hash_key::{CurrentKey, KeyRing};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::decide::{Count, Look};
-use crate::limit::{Charge, Decision, Item, Retry, Rule, Verdict};
+use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule, Verdict};
 use crate::telemetry::decisions::{DecisionLog, Source};
 
 /// Keys that each charge looks at in each of its shards, to drop the expired.
@@ -160,9 +163,10 @@ impl Memory {
     }
 
     /// Charges one request that another store admitted, as far as the share allows it, so that
-    /// this store knows recent history when it must stand in. Not a decision, and not logged.
-    pub fn keep_warm(&self, charge: &Charge) {
-        self.decide(charge, false);
+    /// this store knows recent history when it must stand in. Not a decision, and not logged; what
+    /// it says serves to give the units back. Slots are not among them: see [`Memory::hold`].
+    pub fn keep_warm(&self, charge: &Charge) -> Decision {
+        self.decide(charge, false)
     }
 
     /// The secret that identities are hashed with.
@@ -192,7 +196,14 @@ impl Memory {
         for (item, id) in charge.iter().zip(&ids) {
             let rule = self.fleet.share(item.window.rule);
             let guard = self.guard_of(&guards, *id);
-            asked.push(guards[guard].1.look(*id, rule, item.cost, now_us));
+            // To keep warm is not to hold: who admitted it says so by `hold`.
+            let passes = !record && rule.algorithm == Algorithm::Slots;
+            let cost = if passes { 0 } else { item.cost };
+            let mut one = guards[guard].1.look(*id, rule, cost, now_us);
+            if passes {
+                one.look.retry = Retry::Now;
+            }
+            asked.push(one);
         }
         let allowed = asked.iter().all(|asked| asked.look.retry == Retry::Now);
         let mut verdicts = SmallVec::new();
@@ -374,7 +385,7 @@ impl Shard {
             let place = self.draw();
             let entry = &self.entries[place];
             let better = victim.is_none_or(|victim| entry.before(&self.entries[victim], now_us));
-            if better && !keep.contains(&entry.id) {
+            if better && !entry.is_held() && !keep.contains(&entry.id) {
                 victim = Some(place);
             }
         }
@@ -400,6 +411,11 @@ impl Shard {
 }
 
 impl Entry {
+    /// Whether it counts what is under way: forgetting that would let others in beside it.
+    fn is_held(&self) -> bool {
+        self.empty_at_us == u64::MAX
+    }
+
     /// Whether this one is to be forgotten rather than `other`: expired, or the smaller used
     /// share, or the sooner empty.
     fn before(&self, other: &Entry, now_us: u64) -> bool {

@@ -4,6 +4,8 @@
 //! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
+mod held;
+mod holder;
 mod link;
 mod sentinel;
 mod task;
@@ -17,18 +19,20 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub(super) use holder::Awaited;
+use holder::Holder;
 pub use link::look;
 pub use tls::TlsTrouble;
 
 use smallvec::SmallVec;
 
-use super::StoreError;
 use super::batch::Deed;
 use super::fleet::Fleet;
 use super::gather::Waiting;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::known::Known;
+use super::{Observed, StoreError};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::{Charge, Decision};
@@ -36,6 +40,9 @@ use crate::telemetry::decisions::DecisionLog;
 
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
 const QUEUE: usize = 4096;
+
+/// How long a worker that ends waits until Redis knows what it has let go of.
+const FAREWELL: Duration = Duration::from_millis(250);
 
 /// What all workers' connections to one Redis have in common.
 pub struct Shared {
@@ -159,6 +166,7 @@ pub struct Redis {
     open: Arc<AtomicBool>,
     known: Known,
     settled: watch::Receiver<bool>,
+    holder: Holder,
 }
 
 impl Redis {
@@ -168,7 +176,8 @@ impl Redis {
         let (settle, settled) = watch::channel(false);
         let open = Arc::new(AtomicBool::new(false));
         let known = Known::default();
-        let handle = (Arc::clone(&open), known.clone());
+        let holder = Holder::new();
+        let handle = (Arc::clone(&open), known.clone(), holder.clone());
         let task = task::Task::new(Arc::clone(&shared), waiting, handle, settle);
         tokio::spawn(task.run());
         Redis {
@@ -177,6 +186,7 @@ impl Redis {
             open,
             known,
             settled,
+            holder,
         }
     }
 
@@ -194,14 +204,30 @@ impl Redis {
             return Err(StoreError::Away);
         }
         let arrived = clock::now();
+        match self.find_known(charge, arrived) {
+            Some(decision) => Ok(decision),
+            None => self.begin(charge, generation, arrived)?.take().await,
+        }
+    }
+
+    /// The decision, where it is known without asking.
+    fn find_known(&self, charge: &Charge, arrived: Instant) -> Option<Decision> {
         let log = self.shared.log.as_ref();
         let now_us = self.shared.clock.at_us(arrived);
-        if let Some((source, decision)) = self.known.find(charge, now_us, log.is_some()) {
-            if let Some(log) = log {
-                log.record(source, charge, &decision);
-            }
-            return Ok(decision);
+        let (source, decision) = self.known.find(charge, now_us, log.is_some())?;
+        if let Some(log) = log {
+            log.record(source, charge, &decision);
         }
+        Some(decision)
+    }
+
+    /// Sends a charge on its way.
+    fn begin(
+        &self,
+        charge: &Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<Awaited, StoreError> {
         let (answer, result) = oneshot::channel();
         self.enqueue(Waiting {
             charge: charge.clone(),
@@ -211,8 +237,7 @@ impl Redis {
             arrived,
             answer: Some(answer),
         })?;
-        // The task answers everything it takes in time; it is gone only with its runtime.
-        result.await.unwrap_or(Err(StoreError::Lost))
+        Ok(self.holder.wait(result, charge))
     }
 
     fn enqueue(&self, waiting: Waiting) -> Result<(), StoreError> {
@@ -227,8 +252,32 @@ impl Redis {
             })
     }
 
-    /// Tells the store something, once, and waits for nothing; see [`super::Store::give_back`].
-    pub fn tell(&self, deed: Deed, charge: &Charge, extra: SmallVec<[u64; 2]>, generation: u64) {
+    /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`].
+    pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
+        if !self.shared.is_current(generation) {
+            return Observed::nothing();
+        }
+        let arrived = clock::now();
+        if let Some(decision) = self.find_known(charge, arrived) {
+            return Observed::decided(decision);
+        }
+        self.begin(charge, generation, arrived)
+            .map_or_else(|_| Observed::nothing(), Observed::awaited)
+    }
+
+    /// See [`super::Store::give_back`].
+    pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
+        let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
+        self.tell(Deed::GiveBack, charge, stamps.collect(), generation);
+    }
+
+    /// See [`super::Store::settle`].
+    pub fn settle(&self, charge: &Charge, generation: u64) {
+        self.tell(Deed::Settle, charge, SmallVec::new(), generation);
+    }
+
+    /// Tells the store something, once, and waits for nothing.
+    fn tell(&self, deed: Deed, charge: &Charge, extra: SmallVec<[u64; 2]>, generation: u64) {
         if !self.shared.is_current(generation) {
             return;
         }
@@ -257,25 +306,22 @@ impl Redis {
         }
     }
 
-    /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`].
-    pub fn observe(
-        &self,
-        charge: &Charge,
-        generation: u64,
-    ) -> Option<oneshot::Receiver<Result<Decision, StoreError>>> {
-        let (answer, result) = oneshot::channel();
-        let asked = self.shared.is_current(generation)
-            && self
-                .enqueue(Waiting {
-                    charge: charge.clone(),
-                    deed: Deed::Charge(1),
-                    extra: SmallVec::new(),
-                    generation,
-                    arrived: clock::now(),
-                    answer: Some(answer),
-                })
-                .is_ok();
-        asked.then_some(result)
+    /// See [`super::Store::release`].
+    pub fn release(&self, charge: &Charge) {
+        self.holder.let_go(charge);
+    }
+
+    /// See [`super::Store::hold`].
+    pub fn hold(&self, charge: &Charge, generation: u64) {
+        if generation != PROVISIONAL {
+            self.holder.hold(charge);
+        }
+    }
+
+    /// See [`super::Store::told`].
+    pub async fn told(&self) {
+        // What was not said by then expires by itself.
+        let _ = tokio::time::timeout(FAREWELL, self.holder.all_said()).await;
     }
 
     /// The secret that identities are hashed with.

@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::trials::Trials;
 use super::{json, stamp};
+use crate::clock;
 use crate::config::{LogFormat, LogTarget};
 
 /// Buffers that may wait for the writer.
@@ -68,6 +70,8 @@ pub struct Entry {
     pub outcome: Outcome,
     /// The limits that denied it, each with a prefix of the key's hash.
     pub denied_by: Vec<(Arc<str>, Option<String>)>,
+    /// The limits on trial that would have denied it.
+    pub would_deny: Vec<Arc<str>>,
     /// Why the proxy answered itself.
     pub reason: Option<&'static str>,
     /// The id given to the client.
@@ -82,6 +86,7 @@ pub struct AccessLog {
     queue: Option<SyncSender<Vec<u8>>>,
     dropped: AtomicU64,
     seen: AtomicU64,
+    trials: Trials,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -94,6 +99,7 @@ impl AccessLog {
             queue: None,
             dropped: AtomicU64::new(0),
             seen: AtomicU64::new(0),
+            trials: Trials::default(),
             writer: Mutex::new(None),
         };
         if let Some(mut out) = super::open(target)? {
@@ -193,8 +199,15 @@ impl Buffer {
         }
     }
 
+    /// What limits on trial would have denied; told once a minute, whether lines are written or
+    /// not.
+    pub fn trials(&self) -> &Trials {
+        &self.0.log.trials
+    }
+
     /// Hands over what is waiting; called by the worker from time to time, and at its end.
     pub fn flush(&self) {
+        self.trials().tell(clock::now());
         let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         if !bytes.is_empty() {
             self.0.log.send(std::mem::take(&mut *bytes));
@@ -235,6 +248,9 @@ fn text(out: &mut Vec<u8>, entry: &Entry) {
     if let Some(reason) = entry.reason {
         let _ = write!(out, " {reason}");
     }
+    for limit in &entry.would_deny {
+        let _ = write!(out, " would deny {limit}");
+    }
     out.push(b'\n');
 }
 
@@ -272,6 +288,14 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry) {
                 member(out, "key", key);
             }
             out.push(b'}');
+        }
+        out.push(b']');
+    }
+    if !entry.would_deny.is_empty() {
+        out.extend_from_slice(b",\"would_deny\":[");
+        for (index, limit) in entry.would_deny.iter().enumerate() {
+            out.extend_from_slice(if index == 0 { b"" } else { b"," });
+            json::string(out, limit);
         }
         out.push(b']');
     }
@@ -338,6 +362,7 @@ mod tests {
             route: Some("login".into()),
             outcome: Outcome::Denied,
             denied_by: vec![("per_ip".into(), Some("3q2-7w".to_owned()))],
+            would_deny: vec!["search".into()],
             reason: None,
             request_id: None,
         }
@@ -352,7 +377,8 @@ mod tests {
         };
         assert_eq!(
             line(text),
-            "22:37:06.123 POST /login?? 429 0.2ms 1.2.3.4 denied by per_ip (key 3q2-7w)\n"
+            "22:37:06.123 POST /login?? 429 0.2ms 1.2.3.4 denied by per_ip (key 3q2-7w) \
+             would deny search\n"
         );
         assert_eq!(
             line(combined),
@@ -364,7 +390,7 @@ mod tests {
             "{\"time\":\"2026-11-20T22:37:06.123Z\",\"client\":\"1.2.3.4\",\"method\":\"POST\",\
              \"path\":\"/login\\\"\\n\",\"status\":429,\"bytes\":7,\"duration_us\":234,\
              \"route\":\"login\",\"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
-             \"key\":\"3q2-7w\"}]}\n"
+             \"key\":\"3q2-7w\"}],\"would_deny\":[\"search\"]}\n"
         );
     }
 

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use super::json;
 use crate::clock;
 use crate::config::LogTarget;
-use crate::limit::{Charge, Decision, Retry};
+use crate::limit::{Charge, Decision, Item, Retry, Role};
 
 /// How long a line waits for an earlier decision to arrive.
 pub const HOLD: Duration = Duration::from_millis(200);
@@ -127,6 +127,11 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         Source::Cache => b",\"source\":\"cache\"",
         Source::Lease => b",\"source\":\"lease\"",
     });
+    let role = charge.first().map_or(Role::Enforced, Item::role);
+    if role != Role::Enforced {
+        out.extend_from_slice(b",\"role\":");
+        json::string(&mut out, role.word());
+    }
     out.extend_from_slice(b",\"items\":[");
     for (index, item) in charge.iter().enumerate() {
         out.extend_from_slice(if index == 0 { b"[" } else { b",[" });

@@ -11,6 +11,7 @@ use redis::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
+use super::holder::{Holder, slots_of};
 use super::link::{Failure, Link, PROBE_TIMEOUT, connect};
 use super::{QUEUE, Shared, upkeep};
 use crate::clock;
@@ -46,6 +47,7 @@ pub(super) struct Task {
     /// What the handles see of the guard.
     open: Arc<AtomicBool>,
     known: Known,
+    holder: Holder,
     settle: watch::Sender<bool>,
     trouble: Option<StoreError>,
     /// How far the store's clock was ahead of ours at the last reply, microseconds.
@@ -59,7 +61,7 @@ impl Task {
     pub(super) fn new(
         shared: Arc<Shared>,
         queue: mpsc::Receiver<Waiting>,
-        (open, known): (Arc<AtomicBool>, Known),
+        (open, known, holder): (Arc<AtomicBool>, Known, Holder),
         settle: watch::Sender<bool>,
     ) -> Task {
         let number = u64::from(shared.spawned.fetch_add(1, Ordering::Relaxed));
@@ -73,6 +75,7 @@ impl Task {
             guard: Guard::new(seed),
             open,
             known,
+            holder,
             settle,
             trouble: None,
             lead_us: None,
@@ -144,6 +147,7 @@ impl Task {
                 self.guard.connected();
                 // It may be another server, or the same one emptied.
                 self.known.clear();
+                self.holder.reconnected();
                 self.lead_us = None;
                 self.upkeep_at = now + UPKEEP_EVERY;
                 self.open.store(false, Ordering::Relaxed);
@@ -179,14 +183,17 @@ impl Task {
             if link.has_moved() {
                 return ControlFlow::Continue(None);
             }
-            if self.held.is_empty() {
-                self.sleep.as_mut().reset(self.upkeep_at.into());
+            let now = clock::now();
+            let due = self.holder.next_due(now).unwrap_or(self.upkeep_at);
+            if self.held.is_empty() && due > now {
+                self.sleep.as_mut().reset(due.min(self.upkeep_at).into());
                 tokio::select! {
                     waiting = self.queue.recv() => match waiting {
                         None => return ControlFlow::Break(()),
                         Some(waiting) => self.held.push_back(waiting),
                     },
                     () = &mut self.sleep => {}
+                    () = self.holder.is_woken() => {}
                     () = link.end() => {
                         self.call_failed(StoreError::Lost);
                         return ControlFlow::Continue(None);
@@ -245,6 +252,7 @@ impl Task {
                 }
             }
         }
+        self.holder.say(&mut batch, (now, generation));
         batch
     }
 
@@ -258,11 +266,21 @@ impl Task {
         let shared = Arc::clone(&self.shared);
         let groups = batch.bundles.iter().map(Bundle::group);
         let known = Call::Known(&shared.script_hash);
-        let command = batch::encode(known, (&shared.prefix, 0), groups.clone(), None);
+        let command = batch::encode(
+            known,
+            (&shared.prefix, self.holder.name()),
+            groups.clone(),
+            None,
+        );
         let mut result = self.send(link, &command).await;
         if result.as_ref().is_err_and(Failure::is_no_script) {
             // Nothing has run: the one error after which the same charge may be sent again.
-            let command = batch::encode(Call::Whole, (&shared.prefix, 0), groups, None);
+            let command = batch::encode(
+                Call::Whole,
+                (&shared.prefix, self.holder.name()),
+                groups,
+                None,
+            );
             result = self.send(link, &command).await;
         }
         let span = Span {
@@ -300,6 +318,7 @@ impl Task {
         while let Some(bundle) = rest.next() {
             let done = match bundle.deed {
                 Deed::Charge(count) => reply.outcome(&bundle.charge, count),
+                Deed::Say => reply.outcome(&bundle.charge, 1),
                 Deed::GiveBack | Deed::Settle => reply.done().map(|_| Some(NOTHING)),
             };
             match done {
@@ -310,8 +329,10 @@ impl Task {
                 }
                 Ok(None) => refused.push(bundle),
                 Err(kind) => {
-                    bundle.fail(kind);
-                    rest.for_each(|bundle| bundle.fail(kind));
+                    for bundle in std::iter::once(bundle).chain(rest) {
+                        self.holder.unsure(&bundle);
+                        bundle.fail(kind);
+                    }
                     return Err(kind);
                 }
             }
@@ -321,7 +342,10 @@ impl Task {
             return Ok(());
         };
         let kind = StoreError::Server(trouble);
-        refused.into_iter().for_each(|bundle| bundle.fail(kind));
+        for bundle in refused {
+            self.holder.refused(&bundle);
+            bundle.fail(kind);
+        }
         if trouble == ServerTrouble::OutOfMemory {
             // Denials are still answered, so the store stays worth asking.
             self.begin_trouble(kind);
@@ -333,8 +357,10 @@ impl Task {
     /// One bundle's decisions, and what can be known from them for later.
     fn hand_out(&mut self, bundle: Bundle, outcome: &Outcome, span: Span) {
         let Deed::Charge(count) = bundle.deed else {
+            self.holder.said(&bundle);
             return;
         };
+        self.holder.granted(&bundle.charge, outcome.granted);
         {
             let mut known = self.known.lock();
             if let Some(denied) = &outcome.denied {
@@ -348,11 +374,15 @@ impl Task {
             }
         }
         let log = self.shared.log.as_ref();
-        bundle.answer(outcome, |charge, decision| {
+        let slots = slots_of(&bundle.charge);
+        let unwanted = bundle.answer(outcome, |charge, decision| {
             if let Some(log) = log {
                 log.record(Source::Store, charge, decision);
             }
         });
+        if !slots.is_empty() {
+            (0..unwanted).for_each(|_| self.holder.let_go(&slots));
+        }
     }
 
     /// What a reply's head tells of the store itself.
@@ -383,6 +413,10 @@ impl Task {
     }
 
     fn fail(&mut self, batch: Batch, kind: StoreError) -> Result<(), StoreError> {
+        batch
+            .bundles
+            .iter()
+            .for_each(|bundle| self.holder.unsure(bundle));
         batch.fail(kind);
         Err(kind)
     }

@@ -1,0 +1,155 @@
+//! What a request cost in the end: settled by what its response says, or given back by its status.
+//!
+//! At most once, when the response's head has come, and never waited for: should the process die
+//! in between, what was charged at first stays charged. A refund comes before a settlement, and
+//! gives back everything. Slots are held for as long as the request takes, whatever it cost.
+//! Riders are adjusted likewise, if their decisions have come by then.
+
+use http::{HeaderMap, HeaderName, Response};
+
+use super::admit::{Admission, Decider, Told};
+use super::limiter::Limiter;
+use super::line::Line;
+use crate::limit::{Algorithm, Charge, Decision, Item};
+use crate::route::Route;
+
+/// What becomes of what was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Adjustment {
+    /// All of it is given back.
+    Refund,
+    /// So many units it was, before a limit's own weight.
+    Settle(u64),
+}
+
+impl Limiter {
+    /// Refunds or settles what `admission` charged, as the route has it for this response. The
+    /// header that settles is between the upstream and us: no client sees it.
+    pub(super) fn adjust<B>(
+        &self,
+        route: &Route,
+        admission: &Admission,
+        response: &mut Response<B>,
+        line: &mut Line,
+    ) {
+        let cost = route.settle.as_ref();
+        let cost = cost.and_then(|name| take_cost(response.headers_mut(), name));
+        let adjustment = match cost {
+            _ if route.refund.contains(response.status()) => Adjustment::Refund,
+            Some(units) => Adjustment::Settle(units),
+            None => return,
+        };
+        if let Some(told) = &admission.told {
+            self.adjust_told(told, adjustment, admission.generation);
+        }
+        for rider in line.riders.iter_mut().flat_map(|riders| &mut riders.list) {
+            let charge = rider.charge.clone();
+            if let Some(decision) = rider.decision().filter(|decision| decision.allowed) {
+                let decided = (&charge, decision);
+                self.adjust_shared(decided, adjustment, admission.generation);
+            }
+        }
+    }
+
+    fn adjust_told(&self, told: &Told, adjustment: Adjustment, generation: u64) {
+        let warm = match &told.by {
+            Decider::Store { warm } => {
+                let decided = (&told.charge, &told.decision);
+                self.adjust_shared(decided, adjustment, generation);
+                warm.as_deref()
+            }
+            // What is paid back to the store for the time it was away is adjusted with it.
+            Decider::Local => Some(&told.decision),
+        };
+        if let Some(decision) = warm.filter(|decision| decision.allowed) {
+            let (more, less) = differences((&told.charge, decision), adjustment);
+            self.local.charge_more(&more);
+            self.local.give_back(&less.0, &less.1);
+        }
+    }
+
+    fn adjust_shared(
+        &self,
+        decided: (&Charge, &Decision),
+        adjustment: Adjustment,
+        generation: u64,
+    ) {
+        let (more, (less, decision)) = differences(decided, adjustment);
+        if !more.is_empty() {
+            self.store.settle(&more, generation);
+        }
+        if !less.is_empty() {
+            self.store.give_back(&less, &decision, generation);
+        }
+    }
+}
+
+/// What is to be charged on top, and what is to be given back of which decision.
+fn differences(
+    (charge, decision): (&Charge, &Decision),
+    adjustment: Adjustment,
+) -> (Charge, (Charge, Decision)) {
+    let (mut more, mut less) = (Charge::new(), Charge::new());
+    let mut of = Decision {
+        verdicts: [].into_iter().collect(),
+        ..*decision
+    };
+    for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+        if item.window.rule.algorithm == Algorithm::Slots {
+            continue;
+        }
+        let cost = match adjustment {
+            Adjustment::Refund => 0,
+            Adjustment::Settle(units) => units.saturating_mul(item.limit.cost),
+        };
+        let costs = |cost: u64| Item {
+            cost: cost.min(u64::from(u32::MAX)),
+            ..item.clone()
+        };
+        if cost > item.cost {
+            more.push(costs(cost - item.cost));
+        } else if cost < item.cost {
+            less.push(costs(item.cost - cost));
+            of.verdicts.push(*verdict);
+        }
+    }
+    (more, (less, of))
+}
+
+/// The units that a response names, and not the header itself any more: `None` where there is
+/// none, or nonsense.
+fn take_cost(headers: &mut HeaderMap, name: &HeaderName) -> Option<u64> {
+    let mut all = headers.get_all(name).iter();
+    let text = all.next().filter(|_| all.next().is_none());
+    let units = text.and_then(|value| value.to_str().ok()?.trim().parse::<u64>().ok());
+    headers.remove(name);
+    units.map(|units| units.min(u64::from(u32::MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    const COST: HeaderName = HeaderName::from_static("x-cost");
+
+    #[test]
+    fn a_cost_is_one_integer_or_nothing() {
+        let read = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(COST, HeaderValue::from_static(value));
+            }
+            let cost = take_cost(&mut headers, &COST);
+            assert!(headers.is_empty(), "no client sees it");
+            cost
+        };
+        assert_eq!(read(&["17"]), Some(17));
+        assert_eq!(read(&["0"]), Some(0));
+        assert_eq!(read(&["99999999999"]), Some(u64::from(u32::MAX)));
+        for nonsense in [&["-1"][..], &["1.5"], &["many"], &[""], &["1", "2"], &[]] {
+            assert_eq!(read(nonsense), None, "{nonsense:?}");
+        }
+    }
+}

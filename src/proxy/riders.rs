@@ -1,0 +1,117 @@
+//! Riders: limits on trial, `shadow` ones and candidates, each decided by itself beside a request.
+//!
+//! Nothing waits for their decisions, and no client is told of them. They are looked at when the
+//! response has ended: for its line in the access log, for the figures of each minute, and to let
+//! go of the slots that a rider was granted.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::slots::{Slots, Stores, slots_of};
+use crate::limit::{Charge, Decision, Role};
+use crate::store::Observed;
+use crate::telemetry::trials::Trials;
+
+/// The riders of one request. Dropped, they let go of what they hold.
+#[derive(Debug)]
+pub(super) struct Riders {
+    stores: Arc<Stores>,
+    pub(super) list: SmallVec<[Rider; 1]>,
+}
+
+/// One rider on its way.
+#[derive(Debug)]
+pub(super) struct Rider {
+    pub(super) charge: Charge,
+    observed: Observed,
+    decision: Option<Decision>,
+    /// Someone else lets go of what it was granted.
+    handed_over: bool,
+}
+
+impl Rider {
+    /// What the store said, if it has answered by now.
+    pub(super) fn decision(&mut self) -> Option<&Decision> {
+        self.decision = self.decision.take().or_else(|| self.observed.take());
+        self.decision.as_ref()
+    }
+
+    fn is_allowed(&mut self) -> bool {
+        self.decision().is_some_and(|decision| decision.allowed)
+    }
+
+    fn role(&self) -> Role {
+        self.charge.first().map_or(Role::Shadow, |item| item.role())
+    }
+
+    /// A shadow limit's name, a candidate's with its mark.
+    fn name(&self) -> Option<Arc<str>> {
+        let item = self.charge.first()?;
+        Some(match item.role() {
+            Role::Candidate => format!("{}~candidate", item.limit.name).into(),
+            Role::Enforced | Role::Shadow => Arc::clone(&item.limit.name),
+        })
+    }
+}
+
+impl Riders {
+    /// Asks the store for each; `None` where there are none.
+    pub(super) fn ask(
+        stores: &Arc<Stores>,
+        charges: Vec<Charge>,
+        generation: u64,
+    ) -> Option<Box<Riders>> {
+        if charges.is_empty() {
+            return None;
+        }
+        let ask = |charge: Charge| Rider {
+            observed: stores.store.observe(&charge, generation),
+            charge,
+            decision: None,
+            handed_over: false,
+        };
+        Some(Box::new(Riders {
+            list: charges.into_iter().map(ask).collect(),
+            stores: Arc::clone(stores),
+        }))
+    }
+
+    /// What they hold, for a request that goes on after its response.
+    pub(super) fn take_slots(&mut self) -> Option<Box<Slots>> {
+        let mut held = Charge::new();
+        for rider in &mut self.list {
+            if rider.is_allowed() {
+                held.extend(slots_of(&rider.charge).into_iter().flatten());
+                rider.handed_over = true;
+            }
+        }
+        (!held.is_empty()).then(|| Slots::new(&self.stores, held))
+    }
+
+    /// Which of them would have denied the request; noted in `trials`.
+    pub(super) fn would_deny(&mut self, trials: &Trials) -> Vec<Arc<str>> {
+        let mut names = Vec::new();
+        for rider in &mut self.list {
+            let Some(allowed) = rider.decision().map(|decision| decision.allowed) else {
+                continue;
+            };
+            if let Some(item) = rider.charge.first() {
+                trials.note(&item.limit.name, rider.role(), !allowed);
+            }
+            names.extend(rider.name().filter(|_| !allowed));
+        }
+        names
+    }
+}
+
+impl Drop for Riders {
+    fn drop(&mut self) {
+        for rider in &mut self.list {
+            // What is still on its way lets go by itself.
+            if rider.is_allowed() && !rider.handed_over {
+                self.stores.store.release(&rider.charge);
+            }
+        }
+    }
+}

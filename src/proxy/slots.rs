@@ -1,0 +1,96 @@
+//! Slots of a request that is under way: let go of when it has ended, however it ends.
+//!
+//! The guard lives where the request does: while it waits for the upstream in the admission, then
+//! in the response's body until its end or until the client has gone, or in the tunnel that it
+//! became. Whether it fails, panics or is given up, its slots come back; should the process die,
+//! the store forgets them with its lease.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::limiter::Limiter;
+use crate::limit::{Algorithm, Charge, Item, OnError};
+use crate::store::Store;
+use crate::store::memory::Memory;
+
+/// Where slots are counted.
+#[derive(Debug)]
+pub(super) struct Stores {
+    pub(super) store: Store,
+    pub(super) local: Arc<Memory>,
+}
+
+/// See the file's head. There is none for a request that holds nothing.
+pub(crate) struct Slots {
+    stores: Arc<Stores>,
+    charge: Charge,
+}
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Slots").field(&self.charge).finish()
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        self.stores.store.release(&self.charge);
+        if self.stores.is_shared() {
+            self.stores.local.release(&self.charge);
+        }
+    }
+}
+
+impl Slots {
+    pub(super) fn new(stores: &Arc<Stores>, charge: Charge) -> Box<Slots> {
+        Box::new(Slots {
+            stores: Arc::clone(stores),
+            charge,
+        })
+    }
+}
+
+impl Stores {
+    /// Whether other processes count there as well, so that this one counts beside it.
+    pub(super) fn is_shared(&self) -> bool {
+        !matches!(self.store, Store::Memory(_))
+    }
+}
+
+impl Limiter {
+    /// What the store has granted of `charge`. Counted here as well: the process knows what it
+    /// holds when it must decide alone.
+    pub(super) fn hold(&self, charge: &Charge) -> Option<Box<Slots>> {
+        let charge = slots_of(charge)?;
+        if self.stores.is_shared() {
+            self.stores.local.hold(&charge);
+        }
+        Some(Slots::new(&self.stores, charge))
+    }
+
+    /// What was let through without the store: it is to know of it as soon as it is back. The
+    /// local store has counted what it was asked for.
+    pub(super) fn hold_alone(&self, charge: Option<Charge>, generation: u64) -> Option<Box<Slots>> {
+        let charge = charge?;
+        let mut unasked = charge.clone();
+        unasked.retain(|item| item.limit.on_error != OnError::Local);
+        self.stores.local.hold(&unasked);
+        self.stores.store.hold(&charge, generation);
+        Some(Slots::new(&self.stores, charge))
+    }
+}
+
+/// The items of `charge` that are held rather than spent, if there are any.
+pub(super) fn slots_of(charge: &Charge) -> Option<Charge> {
+    let is_held = |item: &Item| item.window.rule.algorithm == Algorithm::Slots && item.cost > 0;
+    if !charge.iter().any(is_held) {
+        return None;
+    }
+    Some(
+        charge
+            .iter()
+            .filter(|item| is_held(item))
+            .cloned()
+            .collect(),
+    )
+}

@@ -1,0 +1,216 @@
+//! A worker as a holder of slots: its name in Redis, what it holds, and who waits for an answer
+//! that may grant some.
+//!
+//! Whatever was granted has an owner at every instant: the call, then the answer on its way to the
+//! request, then the request. Where a request is gone before its answer is taken, the answer lets
+//! go; nothing is held by nobody.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use smallvec::SmallVec;
+use tokio::sync::{Notify, oneshot};
+
+use super::held::Held;
+use crate::clock;
+use crate::limit::{Algorithm, Charge, Item};
+use crate::store::StoreError;
+use crate::store::batch::Deed;
+use crate::store::gather::{Answer, Batch, Bundle, Waiting};
+
+/// Statements in one call, at most.
+const MOST_SAID: usize = 32;
+
+/// One worker's own; shared by its handles and its task.
+#[derive(Clone, Debug)]
+pub(super) struct Holder(Arc<Own>);
+
+#[derive(Debug)]
+struct Own {
+    name: u64,
+    held: Mutex<Held>,
+    /// Wakes the task: there is something to say.
+    unsaid: Notify,
+    /// Wakes whoever waits until all is said.
+    said: Notify,
+}
+
+impl Holder {
+    pub(super) fn new() -> Holder {
+        Holder(Arc::new(Own {
+            // 64 random bits: no two workers of any proxy are to be taken for one.
+            name: RandomState::new().hash_one(std::process::id()),
+            held: Mutex::default(),
+            unsaid: Notify::new(),
+            said: Notify::new(),
+        }))
+    }
+
+    /// What Redis knows it by.
+    pub(super) fn name(&self) -> u64 {
+        self.0.name
+    }
+
+    /// What it holds. Not to be kept across an await.
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When there is something to say; `None` while nothing is held.
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
+        self.held().next_due(now)
+    }
+
+    /// Waits until there is something new to say.
+    pub(super) async fn is_woken(&self) {
+        self.0.unsaid.notified().await;
+    }
+
+    /// Waits until Redis knows all that is held.
+    pub(super) async fn all_said(&self) {
+        while !self.held().is_all_said() {
+            self.0.said.notified().await;
+        }
+    }
+
+    /// The server may be another one: it is told everything anew.
+    pub(super) fn reconnected(&self) {
+        self.held().reconnected();
+    }
+
+    /// Puts what is due to be said into the call that leaves now, beside what was gathered, and
+    /// adds to each group what is held of the slots it asks for or speaks of.
+    pub(super) fn say(&self, batch: &mut Batch, (now, generation): (Instant, u64)) {
+        let mut held = self.held();
+        for charge in held.due(now, MOST_SAID) {
+            let waiting = Waiting {
+                charge,
+                deed: Deed::Say,
+                extra: SmallVec::new(),
+                generation,
+                arrived: now,
+                answer: None,
+            };
+            // Bounded already: a full call must not keep slots from being let go of.
+            let _ = batch.add(waiting, usize::MAX);
+        }
+        for bundle in &mut batch.bundles {
+            if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(&bundle.charge) {
+                let extra = bundle.charge.iter().map(|item| held.extra_for(item));
+                bundle.extra = extra.collect();
+            }
+        }
+    }
+
+    /// The call that said this has its answer.
+    pub(super) fn said(&self, bundle: &Bundle) {
+        if bundle.deed == Deed::Say {
+            self.held().said(&bundle.charge);
+            self.0.said.notify_one();
+        }
+    }
+
+    /// So many requests of this charge were granted, by a call that is over.
+    pub(super) fn granted(&self, charge: &Charge, times: u16) {
+        if times > 0 && has_slots(charge) {
+            self.held().granted(charge, times, clock::now());
+        }
+    }
+
+    /// The call that this was in has no answer.
+    pub(super) fn unsure(&self, bundle: &Bundle) {
+        if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(&bundle.charge) {
+            self.held().unsure(&bundle.charge, clock::now());
+        }
+    }
+
+    /// The server would not write this, or not all of it.
+    pub(super) fn refused(&self, bundle: &Bundle) {
+        match bundle.deed {
+            Deed::Say => self.held().refused(&bundle.charge, clock::now()),
+            _ => self.unsure(bundle),
+        }
+    }
+
+    /// Counts what was admitted without Redis.
+    pub(super) fn hold(&self, charge: &Charge) {
+        self.held().hold(charge, clock::now());
+        self.0.unsaid.notify_one();
+    }
+
+    /// Lets go of what `charge` holds; Redis is told with the next call, which is due at once.
+    pub(super) fn let_go(&self, charge: &Charge) {
+        if has_slots(charge) {
+            self.held().let_go(charge);
+            self.0.unsaid.notify_one();
+        }
+    }
+
+    /// Whoever waits for `answer` on behalf of `charge`.
+    pub(super) fn wait(&self, answer: oneshot::Receiver<Answer>, charge: &Charge) -> Awaited {
+        Awaited {
+            answer,
+            slots: slots_of(charge),
+            holder: self.clone(),
+        }
+    }
+}
+
+/// An answer on its way. Dropped before it was taken, it lets go of what it grants.
+#[derive(Debug)]
+pub(in crate::store) struct Awaited {
+    answer: oneshot::Receiver<Answer>,
+    /// What it may grant that is to be let go of again.
+    slots: Charge,
+    holder: Holder,
+}
+
+impl Awaited {
+    /// Waits for it; what it grants is the caller's from here on.
+    pub(in crate::store) async fn take(mut self) -> Answer {
+        // The task answers everything it takes in time; it is gone only with its runtime.
+        let answer = (&mut self.answer).await.unwrap_or(Err(StoreError::Lost));
+        self.slots.clear();
+        answer
+    }
+
+    /// The answer if it has come.
+    pub(in crate::store) fn try_take(&mut self) -> Option<Answer> {
+        let answer = self.answer.try_recv().ok()?;
+        self.slots.clear();
+        Some(answer)
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if self.slots.is_empty() {
+            return;
+        }
+        // Closed first: what the task has not sent by now, it lets go of itself.
+        self.answer.close();
+        if let Ok(Ok(decision)) = self.answer.try_recv()
+            && decision.allowed
+        {
+            self.holder.let_go(&self.slots);
+        }
+    }
+}
+
+/// The items of `charge` that are held rather than spent.
+pub(super) fn slots_of(charge: &Charge) -> Charge {
+    charge
+        .iter()
+        .filter(|item| is_slots(item))
+        .cloned()
+        .collect()
+}
+
+fn has_slots(charge: &Charge) -> bool {
+    charge.iter().any(is_slots)
+}
+
+fn is_slots(item: &Item) -> bool {
+    item.window.rule.algorithm == Algorithm::Slots
+}
