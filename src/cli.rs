@@ -5,6 +5,7 @@
 
 mod check;
 mod demo;
+mod limits;
 mod run;
 
 use std::io::Write;
@@ -43,6 +44,8 @@ enum Command {
     Demo(DemoArgs),
     /// Find mistakes in a configuration.
     Check(CheckArgs),
+    /// See how single clients stand; give one another rate, a fresh start or a closed door.
+    Limits(limits::LimitsArgs),
     /// Explain a diagnostic by its code, for example T101; without one, this text.
     Help(HelpArgs),
 }
@@ -138,6 +141,7 @@ pub fn main() -> ExitCode {
         None => run::run(&cli.run),
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Demo(args)) => demo::demo(&args),
+        Some(Command::Limits(args)) => limits::limits(&args),
         Some(Command::Help(args)) => help(&args),
         Some(Command::Check(args)) => {
             let format = match args.format {

@@ -8,6 +8,7 @@ pub mod decide;
 pub mod headers;
 pub mod key;
 pub mod log;
+pub mod people;
 pub mod rate;
 pub mod slots;
 mod window;

@@ -20,6 +20,7 @@ pub mod grpc;
 pub mod headers;
 pub mod limiter;
 mod line;
+mod people;
 pub mod problem;
 pub mod reject;
 mod riders;

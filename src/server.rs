@@ -59,6 +59,7 @@ pub fn run(configs: Vec<Config>, listeners: Listeners, shutdown: &Shutdown) -> i
         local: Arc::new(local.map_err(io::Error::other)?),
         connections: Arc::new(Semaphore::new(first.server.max_connections)),
     });
+    house.backing.forgets_in(&house.local);
     let mut workers = Vec::new();
     for (index, (config, sockets)) in configs.into_iter().zip(listeners.into_sets()).enumerate() {
         let (house, shutdown) = (Arc::clone(&house), shutdown.clone());

@@ -15,6 +15,7 @@ mod known;
 pub(crate) mod lease;
 pub mod memory;
 mod observed;
+pub mod people;
 pub mod redis;
 
 use std::fmt;
@@ -29,7 +30,7 @@ use fleet::Fleet;
 use hash_key::{CurrentKey, KeyRing};
 use memory::Memory;
 pub use observed::Observed;
-use redis::{Redis, TlsTrouble};
+use redis::{CurrentPeople, Redis, TlsTrouble};
 
 /// What all workers share of the store; made once, before the workers start.
 #[derive(Clone, Debug)]
@@ -73,6 +74,13 @@ impl Backing {
         let keys = KeyRing::new(settings)?;
         let clock = Micros::monotonic();
         Ok(Memory::local(settings, keys, clock, (log, fleet)))
+    }
+
+    /// Has what an operator resets forgotten in `local` too, which stands in for this store.
+    pub fn forgets_in(&self, local: &Arc<Memory>) {
+        if let Backing::Redis(shared) = self {
+            shared.forgets_in(local);
+        }
     }
 
     /// One worker's handle; called on that worker's runtime, which runs its connection.
@@ -164,6 +172,15 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.hash_key(),
             Store::Redis(redis) => redis.hash_key(),
+        }
+    }
+
+    /// What operators said of single keys, and the time it goes by; `None`, at the cost of one
+    /// load, if nothing is said of anyone.
+    pub fn people(&self) -> Option<(CurrentPeople, u64)> {
+        match self {
+            Store::Memory(_) => None,
+            Store::Redis(redis) => redis.shared().people(),
         }
     }
 

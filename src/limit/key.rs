@@ -4,6 +4,7 @@
 //! What a client sent never leaves this room in the clear: not to Redis, not to a log. No two
 //! different sets of parts may share a tag, and no spelling of the same value may have two.
 
+mod given;
 mod parse;
 mod value;
 
@@ -17,6 +18,7 @@ use http::{HeaderMap, HeaderName, Method};
 use super::Missing;
 use crate::path::CanonicalPath;
 
+pub use given::Given;
 pub use parse::{KeyError, MAX_CHOICES};
 use value::{Carried, Value};
 

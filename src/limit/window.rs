@@ -5,7 +5,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use super::{Algorithm, Rate, Rule};
+use super::{Algorithm, Rate, Rule, Tag};
 
 /// The version of what is stored. Another version is another key: counts start anew.
 const LAYOUT: u8 = 2;
@@ -44,6 +44,11 @@ impl Window {
             identity: identity(&store_suffix),
             store_suffix,
         }
+    }
+
+    /// The identity in memory of one key's budget in the window with that suffix.
+    pub fn budget(store_suffix: &str, tag: Tag) -> u128 {
+        u128::from_le_bytes(tag.0) ^ identity(store_suffix)
     }
 
     /// The windows of a limit with these rules.

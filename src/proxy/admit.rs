@@ -12,6 +12,7 @@ use http::{HeaderMap, Method, Request, Response};
 
 use super::limiter::{Caller, Limiter};
 use super::line::Line;
+use super::people::Said;
 use super::reject::{Denial, Form, Rejection};
 use super::riders::Riders;
 use super::slots::{Slots, slots_of};
@@ -35,16 +36,16 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Adds what one limit asks: its windows, and those of its candidate beside them.
-    fn add(&mut self, limit: &Arc<Limit>, tag: Tag, cost: u64) {
+    /// Adds what one limit asks: these windows, and those of its candidate beside them.
+    fn add(&mut self, (limit, windows): (&Arc<Limit>, &[Arc<Window>]), tag: Tag, cost: u64) {
         let item = |window: &Arc<Window>| Item {
             limit: Arc::clone(limit),
             window: Arc::clone(window),
             tag,
             cost,
         };
-        let enforced = limit.windows.iter().map(item);
-        if limit.shadow {
+        let enforced = windows.iter().map(item);
+        if limit.shadow && !windows.is_empty() {
             self.riders.push(enforced.collect());
         } else {
             self.charge.extend(enforced);
@@ -128,13 +129,20 @@ impl Limiter {
             riders: Vec::new(),
             generation: key.generation,
         };
-        if found.route.limits.is_empty()
-            || is_preflight(request)
+        let said = Said::of(&self.store);
+        let free = found.route.limits.is_empty() || is_preflight(request);
+        if (free && said.is_none())
             || self
                 .bypass
                 .iter()
                 .any(|bypass| bypasses(bypass, facts, client))
         {
+            return Ok(asked);
+        }
+        if let Some(said) = &said {
+            said.admits(facts, &key.key)?;
+        }
+        if free {
             return Ok(asked);
         }
         let cost = match &found.route.cost {
@@ -144,7 +152,14 @@ impl Limiter {
         };
         for limit in &found.route.limits {
             match limit.key.derive(facts, limit.missing, &key.key) {
-                Derived::Tag(tag) => asked.add(limit, tag, cost.saturating_mul(limit.cost)),
+                Derived::Tag(tag) => {
+                    let mut windows = &limit.windows[..];
+                    if let Some(said) = &said {
+                        said.admits_tag(tag, facts)?;
+                        windows = said.windows(limit, tag).unwrap_or(windows);
+                    }
+                    asked.add((limit, windows), tag, cost.saturating_mul(limit.cost));
+                }
                 Derived::Skip => {}
                 Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
                 Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),

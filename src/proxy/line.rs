@@ -8,7 +8,7 @@ use http::{Method, Request, Uri};
 
 use super::riders::Riders;
 use crate::clock;
-use crate::limit::{Charge, Decision, Retry};
+use crate::limit::{Charge, Decision, Retry, Tag};
 use crate::telemetry::access::{Buffer, Entry, Outcome};
 
 /// As many characters of a key's hash as tell keys apart in a log.
@@ -86,12 +86,17 @@ impl Line {
     pub(crate) fn note_denial(&mut self, charge: &Charge, decision: &Decision) {
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             if verdict.retry != Retry::Now {
-                let key = self
-                    .show_keys
-                    .then(|| item.tag.to_string()[..KEY_CHARACTERS].to_owned());
-                self.denied_by.push((Arc::clone(&item.limit.name), key));
+                self.note_denier(Arc::clone(&item.limit.name), item.tag);
             }
         }
+    }
+
+    /// Notes who denied, and whom.
+    pub(crate) fn note_denier(&mut self, name: Arc<str>, tag: Tag) {
+        let key = self
+            .show_keys
+            .then(|| tag.to_string()[..KEY_CHARACTERS].to_owned());
+        self.denied_by.push((name, key));
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: usize) {

@@ -19,6 +19,7 @@ use super::grpc;
 use super::headers::RequestFault;
 use super::limiter::Limiter;
 use super::line::Line;
+use super::people::{Blocked, POLICY};
 use super::problem::{self, BLANK, Problem, QUOTA_EXCEEDED, REDUCED_CAPACITY};
 use crate::clock;
 use crate::config::BodyKind;
@@ -49,6 +50,8 @@ pub(crate) enum Rejection {
     AmbiguousKey(Arc<str>),
     /// A limit denies it.
     Limited(Box<Denial>),
+    /// An operator keeps its client out.
+    Blocked(Box<Blocked>),
     /// The store is away, and these limits say that means no.
     StoreAway {
         /// Their names.
@@ -158,7 +161,7 @@ impl Rejection {
             Rejection::AmbiguousKey(_) => {
                 refused("the request carries several different keys where one must be")
             }
-            Rejection::Limited(_) => Said {
+            Rejection::Limited(_) | Rejection::Blocked(_) => Said {
                 status: StatusCode::TOO_MANY_REQUESTS,
                 title: "Quota Exceeded",
                 detail: "",
@@ -176,7 +179,7 @@ impl Rejection {
 
     fn outcome(&self) -> Outcome {
         match self {
-            Rejection::Limited(_) => Outcome::Denied,
+            Rejection::Limited(_) | Rejection::Blocked(_) => Outcome::Denied,
             _ => Outcome::Rejected,
         }
     }
@@ -184,6 +187,7 @@ impl Rejection {
     fn reason(&self) -> Option<&'static str> {
         match self {
             Rejection::Limited(_) => None,
+            Rejection::Blocked(_) => Some("blocked"),
             Rejection::StoreAway { reason, .. } => Some(reason),
             Rejection::Upstream(error) => Some(error.label()),
             other => Some(other.said().detail),
@@ -248,6 +252,10 @@ impl Limiter {
                 line.note_denial(&denial.charge, &denial.decision);
                 self.denial(denial, &id)
             }
+            Rejection::Blocked(blocked) => {
+                line.note_denier(POLICY.into(), blocked.tag);
+                self.keep_out(blocked, &id)
+            }
             Rejection::StoreAway { limits, .. } => {
                 let violated: Vec<&str> = limits.iter().map(AsRef::as_ref).collect();
                 let mut response = plain(&rejection.said(), REDUCED_CAPACITY, &violated, &id);
@@ -280,29 +288,43 @@ impl Limiter {
             .map(|(item, _)| item.window.policy.as_ref())
             .collect();
         let detail = denial_detail(charge, decision, wait);
+        let problem = Problem {
+            kind: QUOTA_EXCEEDED,
+            title: if wait.is_some() {
+                "Quota Exceeded"
+            } else {
+                "Cost Above Limit"
+            },
+            status: self.deny.status.as_u16(),
+            detail: &detail,
+            violated: &violated,
+            retry_after: wait,
+            docs_url: self.deny.docs_url.as_deref(),
+            request_id: id,
+        };
+        let retry_us = wait.map(|_| longest_retry_us(decision));
+        let mut response = self.refusal(&problem, form, retry_us);
+        let headers = response.headers_mut();
+        write(headers, self.headers, charge, decision, clock::unix_us());
+        self.open_to_scripts(headers, form);
+        response
+    }
+
+    /// A denial in the form that its client reads; `retry_us` is the exact wait.
+    pub(super) fn refusal(
+        &self,
+        problem: &Problem<'_>,
+        form: &Form,
+        retry_us: Option<u64>,
+    ) -> Response<Bytes> {
         let mut response = Response::new(Bytes::new());
         if let Some(content_type) = &form.grpc {
             response
                 .headers_mut()
                 .insert(CONTENT_TYPE, content_type.clone());
-            let retry_us = wait.map(|_| longest_retry_us(decision));
-            grpc::write_denial(response.headers_mut(), &detail, retry_us);
+            grpc::write_denial(response.headers_mut(), problem.detail, retry_us);
         } else {
             *response.status_mut() = self.deny.status;
-            let problem = Problem {
-                kind: QUOTA_EXCEEDED,
-                title: if wait.is_some() {
-                    "Quota Exceeded"
-                } else {
-                    "Cost Above Limit"
-                },
-                status: self.deny.status.as_u16(),
-                detail: &detail,
-                violated: &violated,
-                retry_after: wait,
-                docs_url: self.deny.docs_url.as_deref(),
-                request_id: id,
-            };
             let template = self
                 .deny
                 .body
@@ -310,27 +332,25 @@ impl Limiter {
                 .find(|(kind, _)| *kind == form.kind)
                 .map(|(_, text)| text);
             if !form.head {
-                let body = problem::render(&problem, form.kind, template.map(String::as_str));
+                let body = problem::render(problem, form.kind, template.map(String::as_str));
                 *response.body_mut() = body;
             }
             insert_static(&mut response, CONTENT_TYPE, problem::media_type(form.kind));
         }
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(seconds) = wait {
+        if let Some(seconds) = problem.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         if let Some(link) = &self.docs_link {
             headers.insert(LINK, link.clone());
         }
-        write(headers, self.headers, charge, decision, clock::unix_us());
-        self.open_to_scripts(headers, form);
         response
     }
 
     /// The upstream's CORS headers are missing on our own answer; without them a browser hides
     /// even its status from the page that asked.
-    fn open_to_scripts(&self, headers: &mut HeaderMap, form: &Form) {
+    pub(super) fn open_to_scripts(&self, headers: &mut HeaderMap, form: &Form) {
         if let (true, Some(origin)) = (self.headers.cors_expose, &form.origin) {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
             headers.insert(

@@ -18,18 +18,31 @@ pub(crate) struct Known(Arc<Mutex<Inner>>);
 pub(crate) struct Inner {
     pub(crate) denied: DenyCache,
     pub(crate) leases: Leases,
+    epoch: u64,
+}
+
+impl Inner {
+    fn clear(&mut self) {
+        self.denied.clear();
+        self.leases.clear();
+    }
 }
 
 impl Known {
     /// The decision on a request, if it is known. With `exact`, only one whose every number is what
-    /// the store would say.
+    /// the store would say. Of an epoch before `epoch` nothing is known: an operator has changed
+    /// something since.
     pub(crate) fn find(
         &self,
         charge: &Charge,
-        now_us: u64,
+        (now_us, epoch): (u64, u64),
         exact: bool,
     ) -> Option<(Source, Decision)> {
         let mut known = self.lock();
+        if known.epoch != epoch {
+            known.clear();
+            known.epoch = epoch;
+        }
         if let Some(decision) = known.denied.find(charge, now_us, exact) {
             return Some((Source::Cache, decision));
         }
@@ -40,9 +53,7 @@ impl Known {
 
     /// Forgets everything: the store is not the one it was.
     pub(crate) fn clear(&self) {
-        let mut known = self.lock();
-        known.denied.clear();
-        known.leases.clear();
+        self.lock().clear();
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {

@@ -169,6 +169,16 @@ impl Memory {
         self.decide(charge, false)
     }
 
+    /// Forgets what is counted for one budget ([`Item::id`]).
+    pub fn forget(&self, budget: u128) {
+        let id = halves(budget);
+        for (_, shard) in &mut self.lock(&[id]) {
+            if let Some(place) = shard.find(id) {
+                shard.remove(place, &self.bounds);
+            }
+        }
+    }
+
     /// The secret that identities are hashed with.
     pub fn hash_key(&self) -> CurrentKey {
         self.keys.current()
@@ -457,6 +467,9 @@ impl Bounds {
 
 /// The identity of one item's budget: whose, and which.
 fn id(item: &Item) -> [u64; 2] {
-    let id = item.id();
+    halves(item.id())
+}
+
+fn halves(id: u128) -> [u64; 2] {
     [id as u64, (id >> 64) as u64]
 }

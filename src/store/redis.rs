@@ -4,9 +4,11 @@
 //! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
+mod desk;
 mod held;
 mod holder;
 mod link;
+mod people;
 mod sentinel;
 mod task;
 mod tls;
@@ -19,9 +21,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use desk::{Change, Desk, Done, Said};
 pub(super) use holder::Awaited;
 use holder::Holder;
 pub use link::look;
+pub use people::CurrentPeople;
 pub use tls::TlsTrouble;
 
 use smallvec::SmallVec;
@@ -32,6 +36,7 @@ use super::gather::Waiting;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::known::Known;
+use super::memory::Memory;
 use super::{Observed, StoreError};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
@@ -67,6 +72,7 @@ pub struct Shared {
     beat_at_us: AtomicU64,
     /// What was admitted here while the store was away.
     journal: Journal,
+    roll: people::Roll,
 }
 
 /// Trouble is told once when the first worker has it, and once when the last one has not.
@@ -111,6 +117,7 @@ impl Shared {
             name: super::hash_key::random()?,
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
+            roll: people::Roll::default(),
         })
     }
 
@@ -122,6 +129,16 @@ impl Shared {
     /// How many proxies share the store.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
+    }
+
+    /// What operators said of single keys, and the time it goes by; `None` if nothing.
+    pub fn people(&self) -> Option<(CurrentPeople, u64)> {
+        self.roll.current()
+    }
+
+    /// Where counts of a key must be forgotten too when an operator resets it.
+    pub fn forgets_in(&self, local: &Arc<Memory>) {
+        self.roll.forgets_in(local);
     }
 
     /// Whether tags of this generation are those that all proxies of the store share.
@@ -214,7 +231,8 @@ impl Redis {
     fn find_known(&self, charge: &Charge, arrived: Instant) -> Option<Decision> {
         let log = self.shared.log.as_ref();
         let now_us = self.shared.clock.at_us(arrived);
-        let (source, decision) = self.known.find(charge, now_us, log.is_some())?;
+        let times = (now_us, self.shared.roll.epoch());
+        let (source, decision) = self.known.find(charge, times, log.is_some())?;
         if let Some(log) = log {
             log.record(source, charge, &decision);
         }

@@ -100,7 +100,7 @@ fn api_key<'r>(sources: &ApiKeySources, facts: &Facts<'r>) -> Carried<'r> {
         .unwrap_or(Carried::Nothing)
 }
 
-fn method(method: &Method) -> Value<'_> {
+pub(super) fn method(method: &Method) -> Value<'_> {
     let name = method.as_str().as_bytes();
     // There are upstreams to which `get` is `GET`.
     if name.iter().any(u8::is_ascii_lowercase) {
@@ -147,7 +147,7 @@ fn cookie<'r>(headers: &'r HeaderMap, name: &str) -> Carried<'r> {
 }
 
 /// The value of `name=value`, if it has this name.
-fn named_value<'r>(pair: &'r [u8], wanted: &str) -> Option<Value<'r>> {
+pub(super) fn named_value<'r>(pair: &'r [u8], wanted: &str) -> Option<Value<'r>> {
     let equals = pair.iter().position(|byte| *byte == b'=')?;
     let (name, value) = (pair[..equals].trim_ascii(), pair[equals + 1..].trim_ascii());
     if !decoded(name).eq(wanted.bytes().map(fold)) {

@@ -1,5 +1,7 @@
 //! The connection's task: connects, gathers, calls, answers, and knows when to stop asking.
 
+mod answer;
+
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::pin::Pin;
@@ -11,17 +13,16 @@ use redis::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
-use super::holder::{Holder, slots_of};
+use super::holder::Holder;
 use super::link::{Failure, Link, PROBE_TIMEOUT, connect};
 use super::{QUEUE, Shared, upkeep};
 use crate::clock;
-use crate::store::batch::{self, Call, Deed, Outcome, Reply};
+use crate::store::batch::{self, Call};
 use crate::store::deny_cache::Span;
 use crate::store::gather::{Batch, Bundle, Waiting};
 use crate::store::guard::Guard;
 use crate::store::known::Known;
 use crate::store::{ServerTrouble, StoreError};
-use crate::telemetry::decisions::Source;
 
 /// Items in one call: blocks the server for about 0.3 ms at most.
 const MAX_BATCH: usize = 64;
@@ -29,15 +30,6 @@ const MAX_BATCH: usize = 64;
 const MAX_GATHER: usize = 1024;
 /// How often the store is asked for what all its proxies share.
 const UPKEEP_EVERY: Duration = Duration::from_millis(500);
-/// A step of the store's clock: more than what the network's delay can look like.
-const CLOCK_STEP_US: u64 = 100_000;
-/// What comes of a group that asks for nothing.
-const NOTHING: Outcome = Outcome {
-    granted: 0,
-    allowed: None,
-    denied: None,
-};
-
 pub(super) struct Task {
     shared: Arc<Shared>,
     queue: mpsc::Receiver<Waiting>,
@@ -52,6 +44,8 @@ pub(super) struct Task {
     trouble: Option<StoreError>,
     /// How far the store's clock was ahead of ours at the last reply, microseconds.
     lead_us: Option<i64>,
+    /// What operators had said when the last call was sent.
+    epoch: u64,
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
     upkeep_at: Instant,
@@ -79,6 +73,7 @@ impl Task {
             settle,
             trouble: None,
             lead_us: None,
+            epoch: 0,
             sleep: Box::pin(sleep_until(now.into())),
             upkeep_at: now,
         }
@@ -259,6 +254,7 @@ impl Task {
     /// One call. An error means that the connection must go; the batch has been answered.
     async fn call(&mut self, link: &mut Link, batch: Batch) -> Result<(), StoreError> {
         let sent = clock::now();
+        self.epoch = self.shared.roll.epoch();
         // Its oldest decides how long all may wait; what is only told waits as if it were new.
         let oldest = batch.oldest.unwrap_or(sent);
         let deadline = (oldest + self.shared.timeout).max(sent + self.shared.timeout / 4);
@@ -303,122 +299,6 @@ impl Task {
             }
             () = &mut self.sleep => Err(Failure(StoreError::Timeout, false)),
         }
-    }
-
-    /// Hands out a reply's decisions, in the order of the batch.
-    fn answer(&mut self, batch: Batch, bytes: &[u8], span: Span) -> Result<(), StoreError> {
-        let mut reply = match Reply::read(bytes) {
-            Ok(reply) => reply,
-            Err(kind) => return self.fail(batch, kind),
-        };
-        self.note_head(&reply, span);
-        let mut refused = Vec::new();
-        let mut wrote = false;
-        let mut rest = batch.bundles.into_iter();
-        while let Some(bundle) = rest.next() {
-            let done = match bundle.deed {
-                Deed::Charge(count) => reply.outcome(&bundle.charge, count),
-                Deed::Say => reply.outcome(&bundle.charge, 1),
-                Deed::GiveBack | Deed::Settle => reply.done().map(|_| Some(NOTHING)),
-            };
-            match done {
-                Ok(Some(outcome)) => {
-                    let costs = bundle.charge.iter().any(|item| item.cost > 0);
-                    wrote |= outcome.granted > 0 && costs;
-                    self.hand_out(bundle, &outcome, span);
-                }
-                Ok(None) => refused.push(bundle),
-                Err(kind) => {
-                    for bundle in std::iter::once(bundle).chain(rest) {
-                        self.holder.unsure(&bundle);
-                        bundle.fail(kind);
-                    }
-                    return Err(kind);
-                }
-            }
-        }
-        let Some(trouble) = reply.refusal() else {
-            self.succeeded(wrote);
-            return Ok(());
-        };
-        let kind = StoreError::Server(trouble);
-        for bundle in refused {
-            self.holder.refused(&bundle);
-            bundle.fail(kind);
-        }
-        if trouble == ServerTrouble::OutOfMemory {
-            // Denials are still answered, so the store stays worth asking.
-            self.begin_trouble(kind);
-            return Ok(());
-        }
-        Err(kind)
-    }
-
-    /// One bundle's decisions, and what can be known from them for later.
-    fn hand_out(&mut self, bundle: Bundle, outcome: &Outcome, span: Span) {
-        let Deed::Charge(count) = bundle.deed else {
-            self.holder.said(&bundle);
-            return;
-        };
-        self.holder.granted(&bundle.charge, outcome.granted);
-        {
-            let mut known = self.known.lock();
-            if let Some(denied) = &outcome.denied {
-                known.denied.note(&bundle.charge, denied, span);
-            }
-            if bundle.charge.iter().any(|item| item.limit.lease_us > 0) {
-                let times = (span.sent_us, span.came_us);
-                known
-                    .leases
-                    .note(&bundle.charge, bundle.asked(), (outcome, count), times);
-            }
-        }
-        let log = self.shared.log.as_ref();
-        let slots = slots_of(&bundle.charge);
-        let unwanted = bundle.answer(outcome, |charge, decision| {
-            if let Some(log) = log {
-                log.record(Source::Store, charge, decision);
-            }
-        });
-        if !slots.is_empty() {
-            (0..unwanted).for_each(|_| self.holder.let_go(&slots));
-        }
-    }
-
-    /// What a reply's head tells of the store itself.
-    fn note_head(&mut self, reply: &Reply<'_>, span: Span) {
-        if reply.begun_anew > 0 {
-            let keys = reply.begun_anew;
-            self.shared
-                .begun_anew
-                .fetch_add(u64::from(keys), Ordering::Relaxed);
-            tracing::warn!(
-                keys,
-                "redis: keys of ours held something else and were begun anew"
-            );
-        }
-        // The store's clock against ours: when that jumps, what is known of its future is void.
-        let lead_us = i64::try_from(reply.at_us).unwrap_or_default()
-            - i64::try_from(span.came_us).unwrap_or_default();
-        let stepped_us = self.lead_us.map_or(0, |before| lead_us - before);
-        self.lead_us = Some(lead_us);
-        if stepped_us.unsigned_abs() > CLOCK_STEP_US {
-            self.known.clear();
-            let seconds = stepped_us as f64 / 1e6;
-            tracing::warn!(
-                seconds = format_args!("{seconds:.3}"),
-                "redis: its clock has stepped"
-            );
-        }
-    }
-
-    fn fail(&mut self, batch: Batch, kind: StoreError) -> Result<(), StoreError> {
-        batch
-            .bundles
-            .iter()
-            .for_each(|bundle| self.holder.unsure(bundle));
-        batch.fail(kind);
-        Err(kind)
     }
 
     /// Asks for what all proxies of the store share.

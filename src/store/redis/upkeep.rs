@@ -1,12 +1,14 @@
 //! What a connection does beside decisions, when it is made and about twice a second: it learns the
 //! hash key and the size of the fleet, and charges what was admitted while the store was away.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use redis::Value;
 
 use super::Shared;
 use super::link::{Failure, Link, kind_of, learn_key};
+use super::people;
 use crate::limit::Charge;
 use crate::store::batch::{self, Call, Deed, Group, Reply};
 use crate::store::journal::Owed;
@@ -24,17 +26,19 @@ const BEAT_LASTS_US: u64 = 5_000_000;
 
 /// What a new connection must do before requests are let at the store: whoever may read may yet be
 /// unable to decide, and no client should be the one to find out.
-pub(super) async fn begin(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
+pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), StoreError> {
     learn_key(&mut link.connection, shared).await?;
     try_script(link, shared).await?;
+    people::learn(&link.connection, shared).await?;
     beat(link, shared).await?;
     pay_back(link, shared, OWED_CALLS_FIRST).await
 }
 
 /// Asks for what all proxies of the store share, and charges what is owed. Returns whether the
 /// store still held what it did: where not, somebody has emptied it.
-pub(super) async fn keep_up(link: &mut Link, shared: &Shared) -> Result<bool, StoreError> {
+pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<bool, StoreError> {
     let was_there = learn_key(&mut link.connection, shared).await?;
+    people::refresh(&link.connection, shared).await?;
     beat(link, shared).await?;
     pay_back(link, shared, OWED_CALLS).await?;
     Ok(was_there)

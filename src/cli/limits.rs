@@ -1,0 +1,420 @@
+//! `tidegate limits`: how single clients stand, and another rate, a fresh start or a closed door
+//! for one of them, on every proxy within a second.
+//!
+//! It speaks to the Redis that the proxies share, with the same configuration as they. No client's
+//! key leaves this process in the clear: Redis and its log of changes see the hash only.
+
+mod json;
+mod key;
+mod print;
+mod rate;
+mod trouble;
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::{Args, Subcommand};
+
+use super::run;
+use crate::config::{self, Config, StoreKind};
+use crate::limit::{Charge, Item, Limit, Tag, Window};
+use crate::store::people::{Deed, MAX_RECORDS, Subject, Words, clean};
+use crate::store::redis::{Change, Desk, Done, Said};
+use json::Json;
+use key::{Eyes, Whom};
+use print::{Shown, Standing};
+use trouble::Trouble;
+
+#[derive(Debug, Args)]
+pub(super) struct LimitsArgs {
+    /// The configuration that the proxies run.
+    #[arg(
+        short,
+        long,
+        value_name = "FILE",
+        default_value = "proxy.toml",
+        global = true
+    )]
+    config: PathBuf,
+    /// One line of JSON instead of text.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// List the limits, and every override and block in force.
+    Ls {
+        /// And the last 1000 changes, newest first.
+        #[arg(long)]
+        audit: bool,
+    },
+    /// Show how one client stands.
+    Show(Target),
+    /// Forget what is counted for one client.
+    Reset(Target),
+    /// Give one client another rate.
+    #[command(
+        override_usage = "tidegate limits override LIMIT KEY... RATE [--for 24h]\n       \
+                                tidegate limits override LIMIT KEY... --remove"
+    )]
+    Override(OverrideArgs),
+    /// Keep one client out, whatever it asks for.
+    Block(BlockArgs),
+}
+
+#[derive(Debug, Args)]
+struct Target {
+    /// The limit's name.
+    limit: String,
+    /// Whose: `PART=VALUE` for each part of the limit's key, a plain value, or `tag=HASH`.
+    #[arg(required = true)]
+    key: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+struct OverrideArgs {
+    /// The limit's name.
+    limit: String,
+    /// Whose, as in `show`; then the rate: `50/min`, `10/s,1000/h`, `unlimited`; a plain number
+    /// for a cap on requests at once.
+    #[arg(required = true, value_name = "KEY... RATE")]
+    words: Vec<String>,
+    #[command(flatten)]
+    terms: Terms,
+}
+
+#[derive(Debug, Args)]
+struct BlockArgs {
+    /// Whom: an address or an API key (plain, or `ip=..`, `api_key=..`), any key that a limit
+    /// counts by (`PART=VALUE`..), or `tag=HASH`.
+    #[arg(required = true)]
+    key: Vec<String>,
+    #[command(flatten)]
+    terms: Terms,
+}
+
+#[derive(Debug, Args)]
+struct Terms {
+    /// How long it holds: `30min`, `24h`, `7d`; without it, until it is removed.
+    #[arg(long = "for", value_name = "TIME", conflicts_with = "remove")]
+    lasts: Option<String>,
+    /// Why; kept with it and shown by `ls`.
+    #[arg(long, value_name = "TEXT")]
+    note: Option<String>,
+    /// Take it back.
+    #[arg(long)]
+    remove: bool,
+}
+
+/// Does what the command line says; returns the exit code.
+pub(super) fn limits(args: &LimitsArgs) -> u8 {
+    let config = match config::load(&args.config) {
+        // Its warnings are `check`'s to print.
+        Ok((config, _)) => config,
+        Err(found) => return run::accept(Err(found)).err().unwrap_or_default(),
+    };
+    let order = Order {
+        config: &config,
+        file: args.config.display().to_string(),
+        json: args.json,
+    };
+    let done = match &args.command {
+        Command::Ls { audit } => order.list(*audit),
+        Command::Show(target) => order.show(target),
+        Command::Reset(target) => order.reset(target),
+        Command::Override(args) => order.set_override(args),
+        Command::Block(args) => order.block(args),
+    };
+    match done {
+        Ok(text) => {
+            // Nobody to tell where standard output is closed.
+            let _ = write!(std::io::stdout(), "{text}");
+            0
+        }
+        Err(trouble) => trouble.say(),
+    }
+}
+
+/// What every command needs.
+struct Order<'o> {
+    config: &'o Config,
+    file: String,
+    json: bool,
+}
+
+impl Order<'_> {
+    fn desk(&self) -> Result<Desk, Trouble> {
+        match &self.config.store.kind {
+            StoreKind::Redis(server) => Ok(Desk::open(&self.config.store, server)?),
+            StoreKind::Memory => Err(Trouble::failed(format!(
+                "{} keeps counts in the proxy's own process, out of reach of this command",
+                self.file
+            ))
+            .help(
+                "set `[store] url` to a Redis; an admin address of the running proxy will reach \
+                 them later",
+            )),
+        }
+    }
+
+    fn limit(&self, name: &str) -> Result<&Arc<Limit>, Trouble> {
+        let limits = &self.config.limits;
+        if let Some(limit) = limits.iter().find(|limit| *limit.name == *name) {
+            return Ok(limit);
+        }
+        let trouble = Trouble::wrong(format!("there is no limit `{name}` in {}", self.file));
+        let near = limits
+            .iter()
+            .map(|limit| (strsim::osa_distance(name, &limit.name), &limit.name));
+        let near = near.filter(|(distance, _)| *distance <= (name.len() / 3).max(1));
+        Err(match near.min_by_key(|(distance, _)| *distance) {
+            Some((_, near)) => trouble.help(format!("did you mean `{near}`?")),
+            None => trouble.help("`tidegate limits ls` lists them"),
+        })
+    }
+
+    /// The key that the words name, and what is said of anyone.
+    fn whom(
+        &self,
+        desk: &mut Desk,
+        words: &[String],
+        limit: Option<&Limit>,
+    ) -> Result<(Whom, Said), Trouble> {
+        let said = desk.said()?;
+        let key = desk.hash_key();
+        let eyes = Eyes {
+            client_ip: &self.config.client_ip,
+            hash_key: &key.key,
+            records: &said.records,
+        };
+        let whom = match limit {
+            Some(limit) => eyes.of_limit(words, limit)?,
+            None => eyes.of_anyone(words, &self.config.limits)?,
+        };
+        drop(key);
+        Ok((whom, said))
+    }
+
+    /// For people the text, for scripts the JSON.
+    fn told(&self, json: impl FnOnce() -> Json, text: impl FnOnce() -> String) -> String {
+        if self.json {
+            return json().line() + "\n";
+        }
+        text()
+    }
+
+    fn list(&self, audit: bool) -> Result<String, Trouble> {
+        let mut desk = self.desk()?;
+        let said = desk.said()?;
+        let changes = audit.then(|| desk.changes()).transpose()?;
+        let limits = || self.config.limits.iter().map(AsRef::as_ref);
+        Ok(self.told(
+            || print::list_json(limits(), &said, changes.as_deref()),
+            || print::list(limits(), &said, changes.as_deref()),
+        ))
+    }
+
+    fn show(&self, target: &Target) -> Result<String, Trouble> {
+        let limit = self.limit(&target.limit)?;
+        let mut desk = self.desk()?;
+        let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
+        let mut standings = Vec::new();
+        for (of, windows) in in_force(limit, &whom, &said) {
+            let charge: Charge = items(limit, &windows, whom.tag).collect();
+            if !charge.is_empty() {
+                standings.push(Standing {
+                    of,
+                    decision: desk.stand(&charge)?,
+                    windows: windows
+                        .iter()
+                        .map(|window| window.as_ref().clone())
+                        .collect(),
+                });
+            }
+        }
+        let shown = Shown {
+            limit,
+            whom: &whom,
+            standings,
+            said: &said,
+        };
+        Ok(self.told(|| shown.json(), || shown.text()))
+    }
+
+    fn reset(&self, target: &Target) -> Result<String, Trouble> {
+        let limit = self.limit(&target.limit)?;
+        let mut desk = self.desk()?;
+        let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
+        let mut windows: Vec<Arc<Window>> = limit.windows.clone();
+        windows.extend(in_force(limit, &whom, &said).flat_map(|(_, windows)| windows));
+        windows.sort_by(|one, other| one.store_suffix.cmp(&other.store_suffix));
+        windows.dedup_by(|one, other| one.store_suffix == other.store_suffix);
+        let items: Vec<Item> = items(limit, &windows, whom.tag).collect();
+        let gone = desk.forget(&items)?;
+        // Told after it is done: who hears of it asks the store again.
+        desk.change(&Change {
+            subject: Subject::Reset(limit.name.to_string(), whom.tag),
+            lasts_us: 0,
+            words: Words {
+                by: me(),
+                key: whom.parts.clone(),
+                suffixes: windows.iter().map(|one| one.store_suffix.clone()).collect(),
+                ..Words::default()
+            },
+        })?;
+        let json = || {
+            Json::Object(vec![
+                ("limit", Json::text(&limit.name)),
+                ("tag", Json::Text(whom.tag.to_string())),
+                ("deleted", Json::Number(gone)),
+            ])
+        };
+        Ok(self.told(json, || {
+            let key = print::named(whom.tag, &whom.parts);
+            match gone {
+                0 => format!("{}: nothing was counted for key {key}\n", limit.name),
+                _ => format!("{}: key {key} begins anew\n", limit.name),
+            }
+        }))
+    }
+
+    fn set_override(&self, args: &OverrideArgs) -> Result<String, Trouble> {
+        let limit = self.limit(&args.limit)?;
+        let (mut key, mut rules) = (&args.words[..], Vec::new());
+        if !args.terms.remove {
+            let Some((rate, words)) = args.words.split_last().filter(|(_, key)| !key.is_empty())
+            else {
+                return Err(Trouble::wrong("after the key, the rate is missing")
+                    .help("write for example `50/min` or `unlimited`, or `--remove`"));
+            };
+            (key, rules) = (words, rate::rules(rate, limit)?);
+        }
+        let unlimited = rules.is_empty() && !args.terms.remove;
+        let words = Words {
+            rules,
+            unlimited,
+            ..Words::default()
+        };
+        let rates = words.rates().unwrap_or_default();
+        let subject = |tag| Subject::Override(limit.name.to_string(), tag);
+        let (whom, until_us) = self.make(&args.terms, (key, Some(limit)), subject, words)?;
+        let key = print::named(whom.tag, &whom.parts);
+        let text = match args.terms.remove {
+            true => format!("{}: key {key} has the limit's own rate again\n", limit.name),
+            false => {
+                let until = print::until(until_us);
+                format!("{}: key {key} has {rates} {until}\n", limit.name)
+            }
+        };
+        Ok(self.told(|| made(Some(limit), &whom, until_us), || text))
+    }
+
+    fn block(&self, args: &BlockArgs) -> Result<String, Trouble> {
+        let words = Words::default();
+        let (whom, until_us) = self.make(&args.terms, (&args.key, None), Subject::Block, words)?;
+        let key = print::named(whom.tag, &whom.parts);
+        let text = match args.terms.remove {
+            true => format!("key {key} is let in again\n"),
+            false => format!("key {key} is blocked {}\n", print::until(until_us)),
+        };
+        Ok(self.told(|| made(None, &whom, until_us), || text))
+    }
+
+    /// Makes the change; returns of whom, and until when it holds.
+    fn make(
+        &self,
+        terms: &Terms,
+        (key, limit): (&[String], Option<&Arc<Limit>>),
+        subject: impl FnOnce(Tag) -> Subject,
+        words: Words,
+    ) -> Result<(Whom, u64), Trouble> {
+        let lasts_us = rate::lasts_us(terms.lasts.as_deref())?;
+        let mut desk = self.desk()?;
+        let (whom, _) = self.whom(&mut desk, key, limit.map(AsRef::as_ref))?;
+        let deed = match terms.remove {
+            true => Deed::Remove,
+            false => Deed::Set,
+        };
+        let change = Change {
+            subject: subject(whom.tag),
+            lasts_us,
+            words: Words {
+                deed,
+                by: me(),
+                key: whom.parts.clone(),
+                note: clean(terms.note.as_deref().unwrap_or_default()),
+                ..words
+            },
+        };
+        match desk.change(&change)? {
+            Done::Made(until_us) => Ok((whom, until_us)),
+            Done::Nothing => Err(Trouble::failed(match limit {
+                Some(limit) => format!("that key has no override in `{}`", limit.name),
+                None => "that key is not blocked".to_owned(),
+            })),
+            Done::Full => Err(Trouble::failed(format!(
+                "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
+            ))
+            .help("remove some, or write a limit or a `[[bypass]]` for the whole group")),
+        }
+    }
+}
+
+fn made(limit: Option<&Arc<Limit>>, whom: &Whom, until_us: u64) -> Json {
+    let until = (until_us > 0).then(|| crate::telemetry::stamp::rfc3339(until_us));
+    Json::Object(vec![
+        ("limit", limit.map(|limit| limit.name.to_string()).into()),
+        ("key", Json::text(&print::short(whom.tag))),
+        ("tag", Json::Text(whom.tag.to_string())),
+        ("until", until.into()),
+    ])
+}
+
+/// Windows that the key is measured by, and whose they are: nothing for the limit's own.
+type Set = (Option<String>, Vec<Arc<Window>>);
+
+/// An override's windows, or the limit's own and those of its tiers; and the candidate's.
+fn in_force(limit: &Limit, whom: &Whom, said: &Said) -> impl Iterator<Item = Set> {
+    let subject = Subject::Override(limit.name.to_string(), whom.tag);
+    let found = said.records.iter().find(|one| one.subject == subject);
+    let mut sets: Vec<Set> = Vec::new();
+    match found {
+        Some(record) => {
+            let windows = Window::all(&limit.name, &record.words.rules);
+            sets.push((Some("override".to_owned()), windows));
+        }
+        None => {
+            sets.push((None, limit.windows.clone()));
+            for tier in &limit.tiers {
+                sets.push((Some(format!("tier {}", tier.name)), tier.windows.clone()));
+            }
+        }
+    }
+    sets.push((Some("candidate".to_owned()), limit.candidate.clone()));
+    sets.into_iter()
+}
+
+fn items(limit: &Arc<Limit>, windows: &[Arc<Window>], tag: Tag) -> impl Iterator<Item = Item> {
+    windows.iter().map(move |window| Item {
+        limit: Arc::clone(limit),
+        window: Arc::clone(window),
+        tag,
+        cost: limit.cost,
+    })
+}
+
+/// Who makes a change: `ann@desk`.
+fn me() -> String {
+    let variables = ["SUDO_USER", "USER", "LOGNAME"];
+    let mut named = variables
+        .iter()
+        .filter_map(|name| config::environment(name));
+    let user = named.find(|name| !name.is_empty());
+    let user = user.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string());
+    let system = rustix::system::uname();
+    format!("{user}@{}", system.nodename().to_string_lossy())
+}

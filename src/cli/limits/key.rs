@@ -1,0 +1,399 @@
+//! KEY on the command line: whom a command is about.
+//!
+//! `PART=VALUE`, a word for each part of the limit's key; or a plain VALUE where it is clear of
+//! which part; or `tag=HASH`, as logs and `ls` show it. It becomes the hash that the proxies make
+//! of a request that carries these.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::trouble::Trouble;
+use crate::client::ClientIp;
+use crate::limit::key::{Alternatives, Given, HashKey, KeyError, Part};
+use crate::limit::{Limit, Missing, Tag};
+use crate::path::CanonicalPath;
+use crate::route::host_of;
+use crate::store::people::Record;
+
+/// Characters of a hash that may stand for the whole.
+const SHORTEST_PREFIX: usize = 4;
+
+/// A key that was named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Whom {
+    pub(super) tag: Tag,
+    /// Its parts without their values; empty where they are not known.
+    pub(super) parts: String,
+}
+
+/// What keys are read with.
+pub(super) struct Eyes<'e> {
+    pub(super) client_ip: &'e ClientIp,
+    pub(super) hash_key: &'e HashKey,
+    /// What is in force: where hashes are looked for.
+    pub(super) records: &'e [Record],
+}
+
+/// One word of a key.
+enum Word<'w> {
+    Tag(&'w str),
+    Named(Part, &'w str),
+    Missing,
+    Plain(&'w str),
+}
+
+impl Eyes<'_> {
+    /// The key of one limit.
+    pub(super) fn of_limit(&self, words: &[String], limit: &Limit) -> Result<Whom, Trouble> {
+        let words = read_all(words)?;
+        if let [Word::Tag(hash)] = words[..] {
+            return self.by_hash(hash);
+        }
+        self.assemble(&words, limit)
+    }
+
+    /// A key to block, of whatever limit: an address or an API key, or what some limit counts by.
+    pub(super) fn of_anyone(
+        &self,
+        words: &[String],
+        limits: &[Arc<Limit>],
+    ) -> Result<Whom, Trouble> {
+        let given = match &read_all(words)?[..] {
+            [Word::Tag(hash)] => return self.by_hash(hash),
+            [Word::Plain(text)] if text.parse::<IpAddr>().is_ok() => self.given(&Part::Ip, text)?,
+            [Word::Plain(text)] => self.given(&Part::ApiKey, text)?,
+            [Word::Named(part @ (Part::Ip | Part::ApiKey), value)] => self.given(part, value)?,
+            words => {
+                let mut found = limits.iter().map(|limit| self.assemble(words, limit));
+                return found.find_map(Result::ok).ok_or_else(|| {
+                    Trouble::wrong("no limit counts by that: such a block would keep nobody out")
+                        .help(
+                            "`ip=ADDRESS` and `api_key=KEY` are kept out everywhere; other keys \
+                             where a limit counts by them, named as `PART=VALUE`",
+                        )
+                });
+            }
+        };
+        Ok(self.whom(&[given]))
+    }
+
+    fn whom(&self, given: &[Given]) -> Whom {
+        let part = |one: &Given| {
+            one.part()
+                .map_or_else(|| "missing".to_owned(), Part::to_string)
+        };
+        let parts: Vec<String> = given.iter().map(part).collect();
+        Whom {
+            tag: Given::tag(given, self.hash_key),
+            parts: parts.join(", "),
+        }
+    }
+
+    fn by_hash(&self, hash: &str) -> Result<Whom, Trouble> {
+        let whom = |tag: Tag| {
+            let known = self.records.iter().find(|one| one.subject.tag() == tag);
+            Whom {
+                tag,
+                parts: known.map_or_else(String::new, |one| one.words.key.clone()),
+            }
+        };
+        if let Some(tag) = Tag::parse(hash) {
+            return Ok(whom(tag));
+        }
+        if hash.len() < SHORTEST_PREFIX {
+            let message = format!("`{hash}` is too short for a key's hash");
+            return Err(Trouble::wrong(message).help(format!(
+                "write its {} characters, or the first {SHORTEST_PREFIX} or more of one that \
+                 `tidegate limits ls` shows",
+                Tag::TEXT_LEN
+            )));
+        }
+        let tags = self.records.iter().map(|one| one.subject.tag());
+        let mut tags: Vec<Tag> = tags
+            .filter(|tag| tag.to_string().starts_with(hash))
+            .collect();
+        tags.sort_unstable();
+        tags.dedup();
+        match tags[..] {
+            [tag] => Ok(whom(tag)),
+            [] => Err(
+                Trouble::wrong(format!("no override or block has a hash like `{hash}`")).help(
+                    format!(
+                        "write all its {} characters, or `PART=VALUE`",
+                        Tag::TEXT_LEN
+                    ),
+                ),
+            ),
+            _ => Err(Trouble::wrong(format!(
+                "several overrides or blocks have a hash like `{hash}`"
+            ))),
+        }
+    }
+
+    /// A word for each part of the limit's key.
+    fn assemble(&self, words: &[Word<'_>], limit: &Limit) -> Result<Whom, Trouble> {
+        let parts = &limit.key.parts;
+        let mut left: Vec<&Word<'_>> = words.iter().collect();
+        let mut given = Vec::new();
+        for part in parts {
+            // Mostly they stand in order; named ones need not.
+            let place = left.iter().position(|word| fits(word, part, limit.missing));
+            let place = place.ok_or_else(|| usage(limit))?;
+            given.push(match left.remove(place) {
+                Word::Named(part, value) => self.given(part, value)?,
+                Word::Plain(text) => self.given(guess(part, text), text)?,
+                Word::Missing | Word::Tag(_) => Given::missing(),
+            });
+        }
+        if left.is_empty() {
+            Ok(self.whom(&given))
+        } else {
+            Err(usage(limit))
+        }
+    }
+
+    fn given(&self, part: &Part, value: &str) -> Result<Given, Trouble> {
+        let given = match part {
+            Part::Ip => {
+                let address = value.trim().parse::<IpAddr>();
+                let address = address.map_err(|_| {
+                    Trouble::wrong(format!("`{value}` is not an address"))
+                        .help("write for example `ip=192.0.2.7` or `ip=2001:db8::7`")
+                })?;
+                Given::ip(self.client_ip.group(address))
+            }
+            Part::Path => {
+                let path = CanonicalPath::parse(value)
+                    .map_err(|error| Trouble::wrong(format!("`{value}` is not a path: {error}")))?;
+                Given::text(part.clone(), path.as_str())
+            }
+            Part::Host => {
+                let host = host_of(value);
+                let host = host
+                    .map_err(|error| Trouble::wrong(format!("`{value}` is not a host: {error}")))?;
+                Given::text(part.clone(), &host)
+            }
+            _ => Given::text(part.clone(), value),
+        };
+        if given.is_empty() {
+            let message = format!("`{part}` has no value: no request is counted by nothing");
+            return Err(Trouble::wrong(message));
+        }
+        Ok(given)
+    }
+}
+
+fn read_all(words: &[String]) -> Result<Vec<Word<'_>>, Trouble> {
+    words.iter().map(|word| read(word)).collect()
+}
+
+fn read(word: &str) -> Result<Word<'_>, Trouble> {
+    match word.split_once('=') {
+        Some(("tag", hash)) => Ok(Word::Tag(hash)),
+        Some((name, value)) => match Part::parse(name) {
+            Ok(part) => Ok(Word::Named(part, value)),
+            // A key may well have a `=` in it; one slip in a part's name would make it another.
+            Err(KeyError::Unknown { nearest: None, .. } | KeyError::Empty) => Ok(Word::Plain(word)),
+            Err(error) => Err(Trouble::wrong(format!("in `{word}`: {error}"))
+                .help("a plain value with a `=` in it is written as `PART=VALUE`")),
+        },
+        None if word == "missing" => Ok(Word::Missing),
+        None if word == "global" => Ok(Word::Named(Part::Global, "")),
+        None => Ok(Word::Plain(word)),
+    }
+}
+
+fn fits(word: &Word<'_>, part: &Alternatives, missing: Missing) -> bool {
+    match word {
+        Word::Named(Part::Ip, _) if missing == Missing::Ip => true,
+        Word::Named(named, _) => part.0.contains(named),
+        Word::Missing => missing == Missing::Shared,
+        Word::Plain(text) => {
+            part.0.iter().any(|one| *one != Part::Ip) || text.parse::<IpAddr>().is_ok()
+        }
+        Word::Tag(_) => false,
+    }
+}
+
+/// Which part a plain value is of.
+fn guess<'p>(part: &'p Alternatives, text: &str) -> &'p Part {
+    let is_address = text.parse::<IpAddr>().is_ok();
+    if is_address && part.0.contains(&Part::Ip) {
+        return &Part::Ip;
+    }
+    let mut others = part.0.iter().filter(|one| **one != Part::Ip);
+    others.next().unwrap_or(&Part::Ip)
+}
+
+/// What the key of a limit is written like.
+fn usage(limit: &Limit) -> Trouble {
+    let key: Vec<String> = limit
+        .key
+        .parts
+        .iter()
+        .map(|part| format!("`{part}`"))
+        .collect();
+    let words = limit.key.parts.iter().map(|part| match part.0.first() {
+        Some(Part::Ip) => "ip=ADDRESS".to_owned(),
+        Some(Part::Global) => "global".to_owned(),
+        Some(part) => format!("{part}=VALUE"),
+        None => String::new(),
+    });
+    let words: Vec<String> = words.collect();
+    Trouble::wrong(format!(
+        "that is no key of `{}`, which counts by {}",
+        limit.name,
+        key.join(" and ")
+    ))
+    .help(format!("write `{}`", words.join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+    use crate::limit::{Algorithm, Key, Rule};
+    use crate::store::people::{Subject, Words};
+
+    fn limit(key: &[&str], missing: Missing) -> Limit {
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 5,
+            window_us: 60_000_000,
+            precision_us: 1,
+        };
+        let key = Key::parse(key.iter().copied()).unwrap();
+        Limit {
+            missing,
+            ..Limit::new("login", &[rule], key)
+        }
+    }
+
+    fn eyes<R>(records: &[Record], look: impl FnOnce(&Eyes<'_>) -> R) -> R {
+        let text = "upstream = \"http://127.0.0.1:1\"\n";
+        let (config, _) = config::parse("proxy.toml", text, &|_| None).unwrap();
+        look(&Eyes {
+            client_ip: &config.client_ip,
+            hash_key: &HashKey::from_bytes([7; 32]),
+            records,
+        })
+    }
+
+    fn of(limit: &Limit, words: &str) -> Result<Whom, Trouble> {
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        eyes(&[], |eyes| eyes.of_limit(&words, limit))
+    }
+
+    fn parts(limit: &Limit, words: &str) -> String {
+        of(limit, words).unwrap().parts
+    }
+
+    #[test]
+    fn a_plain_value_is_of_the_part_it_looks_like() {
+        let either = limit(&["api_key or ip"], Missing::Ip);
+        assert_eq!(parts(&either, "1.2.3.4"), "ip");
+        assert_eq!(parts(&either, "abc"), "api_key");
+        assert_eq!(parts(&either, "YWJj=="), "api_key");
+        assert_eq!(of(&either, "abc"), of(&either, "api_key=abc"));
+        assert_eq!(of(&either, "1.2.3.4"), of(&either, "ip=1.2.3.4"));
+        assert_ne!(of(&either, "1.2.3.4"), of(&either, "api_key=1.2.3.4"));
+    }
+
+    #[test]
+    fn an_address_is_grouped_as_the_proxy_does() {
+        let ip = limit(&["ip"], Missing::Ip);
+        assert_eq!(of(&ip, "2001:db8::1"), of(&ip, "ip=2001:db8::ffff"));
+        assert_ne!(of(&ip, "2001:db8::1"), of(&ip, "2001:db8:0:1::1"));
+        assert_eq!(of(&ip, "::ffff:1.2.3.4"), of(&ip, "1.2.3.4"));
+        let error = of(&ip, "ip=1.2.3").unwrap_err();
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (2, "`1.2.3` is not an address")
+        );
+    }
+
+    #[test]
+    fn each_part_of_the_key_has_a_word() {
+        let both = limit(&["api_key or ip", "path"], Missing::Ip);
+        assert_eq!(parts(&both, "api_key=abc path=/x"), "api_key, path");
+        let swapped = of(&both, "path=/x api_key=abc");
+        assert_eq!(swapped, of(&both, "api_key=abc path=/x"));
+        assert_eq!(of(&both, "abc /a/../x"), of(&both, "abc /x"));
+        for words in ["abc", "abc /x y", "ip=1.2.3.4", "header:x-user=1 path=/x"] {
+            let error = of(&both, words).unwrap_err();
+            assert_eq!(
+                error.message,
+                "that is no key of `login`, which counts by `api_key or ip` and `path`"
+            );
+            assert_eq!(
+                error.help.as_deref(),
+                Some("write `api_key=VALUE path=VALUE`")
+            );
+        }
+    }
+
+    #[test]
+    fn a_missing_part_is_what_the_limit_says() {
+        let by_ip = limit(&["header:x-user"], Missing::Ip);
+        assert_eq!(parts(&by_ip, "ip=1.2.3.4"), "ip");
+        assert_eq!(parts(&by_ip, "7"), "header:x-user");
+        let shared = limit(&["header:x-user"], Missing::Shared);
+        assert_eq!(parts(&shared, "missing"), "missing");
+        assert!(of(&shared, "ip=1.2.3.4").is_err());
+    }
+
+    #[test]
+    fn a_slip_in_a_part_is_no_value() {
+        let api = limit(&["api_key"], Missing::Ip);
+        let error = of(&api, "api_kye=abc").unwrap_err();
+        assert_eq!(
+            error.message,
+            "in `api_kye=abc`: `api_kye` is nothing to count by; did you mean `api_key`?"
+        );
+        assert!(of(&api, "header=abc").is_err());
+        assert!(of(&api, "api_key=").is_err());
+    }
+
+    #[test]
+    fn a_hash_may_be_shortened_where_it_is_known() {
+        let ip = limit(&["ip"], Missing::Ip);
+        let tag = Tag([1; 16]);
+        let record = Record {
+            subject: Subject::Block(tag),
+            words: Words {
+                key: "ip".to_owned(),
+                ..Words::default()
+            },
+        };
+        let find = |hash: &str| {
+            let words = [format!("tag={hash}")];
+            eyes(std::slice::from_ref(&record), |eyes| {
+                eyes.of_limit(&words, &ip)
+            })
+        };
+        let expected = Whom {
+            tag,
+            parts: "ip".to_owned(),
+        };
+        assert_eq!(find("AQEBAQEB"), Ok(expected.clone()));
+        assert_eq!(find(&tag.to_string()), Ok(expected));
+        assert_eq!(find(&Tag([2; 16]).to_string()).unwrap().tag, Tag([2; 16]));
+        assert!(find("AQE").is_err() && find("BQEBAQEB").is_err());
+    }
+
+    #[test]
+    fn a_block_is_of_an_address_a_key_or_what_some_limit_counts_by() {
+        let limits = [Arc::new(limit(&["header:x-user"], Missing::Ip))];
+        let block = |words: &str| {
+            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            eyes(&[], |eyes| eyes.of_anyone(&words, &limits))
+        };
+        assert_eq!(block("1.2.3.4").unwrap().parts, "ip");
+        assert_eq!(block("abc").unwrap().parts, "api_key");
+        assert_eq!(block("header:x-user=7").unwrap().parts, "header:x-user");
+        let error = block("header:x-other=7").unwrap_err();
+        assert_eq!(error.code, 2);
+        assert!(error.message.contains("keep nobody out"));
+        assert!(block("ip=1.2.3.4 path=/x").is_err());
+    }
+}

@@ -1,0 +1,50 @@
+//! Why a command of `tidegate limits` did not work: what is wrong, and what to write instead.
+
+use crate::cli::{DID_NOT_WORK, WRONG_USE, run};
+use crate::store::StoreError;
+
+/// What is said on standard error, and the exit code.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Trouble {
+    pub(super) code: u8,
+    pub(super) message: String,
+    pub(super) help: Option<String>,
+}
+
+impl Trouble {
+    /// The command line is wrong.
+    pub(super) fn wrong(message: impl Into<String>) -> Trouble {
+        Trouble {
+            code: WRONG_USE,
+            message: message.into(),
+            help: None,
+        }
+    }
+
+    /// It is right, and could not be done.
+    pub(super) fn failed(message: impl Into<String>) -> Trouble {
+        Trouble {
+            code: DID_NOT_WORK,
+            ..Trouble::wrong(message)
+        }
+    }
+
+    pub(super) fn help(mut self, help: impl Into<String>) -> Trouble {
+        self.help = Some(help.into());
+        self
+    }
+
+    pub(super) fn say(&self) -> u8 {
+        run::say(&format!("error: {}", self.message));
+        if let Some(help) = &self.help {
+            run::say(&format!("help: {help}"));
+        }
+        self.code
+    }
+}
+
+impl From<StoreError> for Trouble {
+    fn from(error: StoreError) -> Trouble {
+        Trouble::failed(error.to_string())
+    }
+}

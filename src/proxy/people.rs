@@ -1,0 +1,99 @@
+//! What operators said of the client of one request: another rate, or no service at all.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Response;
+
+use super::limiter::Limiter;
+use super::problem::{Problem, QUOTA_EXCEEDED};
+use super::reject::{Form, Rejection};
+use crate::limit::headers::seconds_up;
+use crate::limit::key::{Derived, Facts, HashKey};
+use crate::limit::people::Until;
+use crate::limit::{Limit, Tag, Window};
+use crate::store::Store;
+use crate::store::redis::CurrentPeople;
+
+/// The policy that a block violates, as clients and logs call it.
+pub(super) const POLICY: &str = "block";
+
+/// What is said now; a request that is read while nothing is said of anyone has none.
+pub(super) struct Said {
+    people: CurrentPeople,
+    now_us: u64,
+}
+
+/// A client that is kept out.
+#[derive(Debug)]
+pub(crate) struct Blocked {
+    /// Its key.
+    pub(crate) tag: Tag,
+    /// How long still, microseconds; `None` if nobody knows.
+    left_us: Option<u64>,
+    form: Form,
+}
+
+impl Said {
+    /// What operators say of anyone.
+    pub(super) fn of(store: &Store) -> Option<Said> {
+        let (people, now_us) = store.people()?;
+        Some(Said { people, now_us })
+    }
+
+    /// Refuses whoever has a blocked address or API key, also where limits count by others.
+    pub(super) fn admits(&self, facts: &Facts<'_>, key: &HashKey) -> Result<(), Rejection> {
+        if !self.people.has_blocks() {
+            return Ok(());
+        }
+        self.admits_tag(facts.ip_tag(key), facts)?;
+        match facts.api_key_tag(key) {
+            Derived::Tag(tag) => self.admits_tag(tag, facts),
+            // One of them could be blocked and hide behind the others.
+            Derived::Ambiguous => Err(Rejection::AmbiguousKey(POLICY.into())),
+            Derived::Skip | Derived::Denied => Ok(()),
+        }
+    }
+
+    /// Refuses whoever has this key if it is blocked.
+    pub(super) fn admits_tag(&self, tag: Tag, facts: &Facts<'_>) -> Result<(), Rejection> {
+        let blocked = |until: Until| Blocked {
+            tag,
+            left_us: until.left_us(self.now_us),
+            form: Form::of(facts.method, facts.headers),
+        };
+        match self.people.blocked(tag, self.now_us) {
+            Some(until) => Err(Rejection::Blocked(Box::new(blocked(until)))),
+            None => Ok(()),
+        }
+    }
+
+    /// The windows that the key has instead of the limit's own.
+    pub(super) fn windows(&self, limit: &Limit, tag: Tag) -> Option<&[Arc<Window>]> {
+        self.people.windows(&limit.name, tag, self.now_us)
+    }
+}
+
+impl Limiter {
+    /// The answer to someone who is kept out. Without an end no Retry-After would be honest.
+    pub(super) fn keep_out(&self, blocked: &Blocked, id: &str) -> Response<Bytes> {
+        let wait = blocked.left_us.map(|us| seconds_up(us).max(1));
+        let detail = match wait {
+            Some(seconds) => format!("this client is blocked; retry in {seconds} s"),
+            None => "this client is blocked".to_owned(),
+        };
+        let problem = Problem {
+            kind: QUOTA_EXCEEDED,
+            title: "Blocked",
+            status: self.deny.status.as_u16(),
+            detail: &detail,
+            violated: &[POLICY],
+            retry_after: wait,
+            docs_url: self.deny.docs_url.as_deref(),
+            request_id: id,
+        };
+        let mut response = self.refusal(&problem, &blocked.form, blocked.left_us);
+        self.open_to_scripts(response.headers_mut(), &blocked.form);
+        response
+    }
+}

@@ -1,0 +1,356 @@
+//! What operators said of single keys, as it is written in Redis: words in lines, which people can
+//! read with `redis-cli` and later versions can add to.
+//!
+//! Pure: text in, records out. A record that cannot be relied on is none: a rule that the script
+//! could not decide by must never reach it. `lua/people.lua` is the one writer.
+
+use std::fmt;
+
+use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US};
+use crate::limit::{Algorithm, Rate, Rule, Tag};
+use crate::telemetry::stamp;
+
+/// The script of a change.
+pub const SCRIPT: &str = include_str!("../../lua/people.lua");
+/// Overrides and blocks at once, at most.
+pub const MAX_RECORDS: usize = 100_000;
+/// Changes that are kept.
+pub const MAX_CHANGES: usize = 1000;
+/// Rates of one override, at most.
+pub const MAX_RULES: usize = 8;
+/// Characters of a note, and of who made a change.
+const MAX_NOTE: usize = 200;
+
+/// What a record is about.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Subject {
+    /// Another rate for one key of a limit.
+    Override(String, Tag),
+    /// A key that is kept out.
+    Block(Tag),
+    /// One key of a limit begins anew.
+    Reset(String, Tag),
+}
+
+impl Subject {
+    /// Reads a field's name.
+    pub fn parse(field: &str) -> Option<Subject> {
+        let (kind, rest) = field.split_once(':')?;
+        let of_limit = || {
+            let (limit, tag) = rest.rsplit_once(':')?;
+            Some((limit.to_owned(), Tag::parse(tag)?))
+        };
+        match kind {
+            "o" => of_limit().map(|(limit, tag)| Subject::Override(limit, tag)),
+            "b" => Tag::parse(rest).map(Subject::Block),
+            "r" => of_limit().map(|(limit, tag)| Subject::Reset(limit, tag)),
+            _ => None,
+        }
+    }
+
+    /// The limit it is about, if it is about one.
+    pub fn limit(&self) -> Option<&str> {
+        match self {
+            Subject::Override(limit, _) | Subject::Reset(limit, _) => Some(limit),
+            Subject::Block(_) => None,
+        }
+    }
+
+    /// The key it is about.
+    pub fn tag(&self) -> Tag {
+        match self {
+            Subject::Override(_, tag) | Subject::Block(tag) | Subject::Reset(_, tag) => *tag,
+        }
+    }
+}
+
+impl fmt::Display for Subject {
+    /// The field's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Subject::Override(limit, tag) => write!(f, "o:{limit}:{tag}"),
+            Subject::Block(tag) => write!(f, "b:{tag}"),
+            Subject::Reset(limit, tag) => write!(f, "r:{limit}:{tag}"),
+        }
+    }
+}
+
+/// Whether something was said or taken back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Deed {
+    /// It holds from now on; of a reset: it was done.
+    #[default]
+    Set,
+    /// It holds no longer.
+    Remove,
+}
+
+/// What was said, by whom and until when.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Words {
+    /// Which change it was; 0 where that is not told.
+    pub version: u64,
+    /// Of a change: which way.
+    pub deed: Deed,
+    /// When it ends, by the store's clock, microseconds since the Unix epoch; 0 if it must be
+    /// removed.
+    pub until_us: u64,
+    /// When it was said, by the same clock.
+    pub at_us: u64,
+    /// Who said it: user and host.
+    pub by: String,
+    /// The parts of the key, without their values: `ip`, or `api_key, path`.
+    pub key: String,
+    /// Of an override: the rates.
+    pub rules: Vec<Rule>,
+    /// Of an override: no limit at all.
+    pub unlimited: bool,
+    /// Of a reset: what the limit's windows are called in the store.
+    pub suffixes: Vec<String>,
+    /// Why, for people.
+    pub note: String,
+}
+
+/// A subject and what was said of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Of whom.
+    pub subject: Subject,
+    /// What.
+    pub words: Words,
+}
+
+impl Record {
+    /// Reads a field of what is in force.
+    pub fn of_field(field: &str, value: &str) -> Option<Record> {
+        Record::checked(Subject::parse(field)?, Words::parse(value)?)
+    }
+
+    /// Reads one of the last changes.
+    pub fn of_change(text: &str) -> Option<Record> {
+        let field = text.lines().find_map(|line| line.strip_prefix("field "))?;
+        Record::checked(Subject::parse(field)?, Words::parse(text)?)
+    }
+
+    /// An override must say which: without rates it would be taken for no limit at all.
+    fn checked(subject: Subject, words: Words) -> Option<Record> {
+        let says_rates = words.unlimited == words.rules.is_empty();
+        let needs_rates = matches!(subject, Subject::Override(..)) && words.deed == Deed::Set;
+        (says_rates || !needs_rates).then_some(Record { subject, words })
+    }
+
+    /// What happened, in a word or two.
+    pub fn what(&self) -> &'static str {
+        match (&self.subject, self.words.deed) {
+            (Subject::Override(..), Deed::Set) => "override",
+            (Subject::Override(..), Deed::Remove) => "override removed",
+            (Subject::Block(_), Deed::Set) => "block",
+            (Subject::Block(_), Deed::Remove) => "block removed",
+            (Subject::Reset(..), _) => "reset",
+        }
+    }
+
+    /// Whether it has ended at `now_us` of the store's clock.
+    pub fn is_over(&self, now_us: u64) -> bool {
+        self.words.until_us > 0 && self.words.until_us <= now_us
+    }
+}
+
+impl Words {
+    /// The rates as people write them; nothing where none are said.
+    pub fn rates(&self) -> Option<String> {
+        if self.unlimited {
+            return Some("unlimited".to_owned());
+        }
+        let rates: Vec<String> = self.rules.iter().map(rate_text).collect();
+        (!rates.is_empty()).then(|| rates.join(", "))
+    }
+
+    /// When it ends, as a date; nothing if it must be removed.
+    pub fn until(&self) -> Option<String> {
+        (self.until_us > 0).then(|| stamp::rfc3339(self.until_us))
+    }
+
+    /// Reads lines; those it does not know are a later version's.
+    fn parse(text: &str) -> Option<Words> {
+        let mut words = Words::default();
+        for line in text.lines() {
+            let (name, value) = line.split_once(' ').unwrap_or((line, ""));
+            match name {
+                "version" => words.version = value.parse().ok()?,
+                "deed" if value == "remove" => words.deed = Deed::Remove,
+                "until" => words.until_us = value.parse().ok()?,
+                "at" => words.at_us = value.parse().ok()?,
+                "by" => words.by = clean(value),
+                "key" => words.key = clean(value),
+                "rule" if words.rules.len() < MAX_RULES => words.rules.push(rule(value)?),
+                "rule" => return None,
+                "unlimited" => words.unlimited = true,
+                "suffix" if words.suffixes.len() < 4 * MAX_RULES => {
+                    words.suffixes.push(clean(value));
+                }
+                "note" => words.note = clean(value),
+                _ => {}
+            }
+        }
+        Some(words)
+    }
+
+    /// The lines that a change is made with; the script adds the others.
+    pub fn lines(&self) -> String {
+        let mut text = format!("by {}\nkey {}\n", clean(&self.by), clean(&self.key));
+        for rule in &self.rules {
+            let Rule {
+                algorithm,
+                units,
+                window_us,
+                precision_us,
+            } = rule;
+            let algorithm = algorithm_word(*algorithm);
+            text.push_str(&format!(
+                "rule {algorithm} {units} {window_us} {precision_us}\n"
+            ));
+        }
+        if self.unlimited {
+            text.push_str("unlimited\n");
+        }
+        for suffix in &self.suffixes {
+            text.push_str(&format!("suffix {}\n", clean(suffix)));
+        }
+        if !self.note.is_empty() {
+            text.push_str(&format!("note {}\n", clean(&self.note)));
+        }
+        text
+    }
+}
+
+/// A rule as people write it: `100/min`, or `20 at once`.
+pub fn rate_text(rule: &Rule) -> String {
+    match rule.algorithm {
+        Algorithm::Slots => format!("{} at once", rule.units),
+        Algorithm::Log | Algorithm::Counter => {
+            let (units, window_us) = (rule.units, rule.window_us);
+            Rate { units, window_us }.to_string()
+        }
+    }
+}
+
+fn algorithm_word(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Log => "log",
+        Algorithm::Counter => "counter",
+        Algorithm::Slots => "slots",
+    }
+}
+
+/// One line without control characters, and not longer than people read.
+pub fn clean(text: &str) -> String {
+    let plain = text
+        .trim()
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c });
+    plain.take(MAX_NOTE).collect()
+}
+
+fn rule(text: &str) -> Option<Rule> {
+    let mut words = text.split(' ');
+    let algorithm = match words.next()? {
+        "log" => Algorithm::Log,
+        "counter" => Algorithm::Counter,
+        "slots" => Algorithm::Slots,
+        _ => return None,
+    };
+    let mut number = || words.next()?.parse().ok();
+    let rule = Rule {
+        algorithm,
+        units: number()?,
+        window_us: number()?,
+        precision_us: number()?,
+    };
+    is_sound(&rule).then_some(rule)
+}
+
+/// Whether the script decides by this rule exactly.
+pub fn is_sound(rule: &Rule) -> bool {
+    // The counter compares products in doubles.
+    let product = u128::from(rule.units) * u128::from(rule.window_us) * 2;
+    (1..=MAX_UNITS).contains(&rule.units)
+        && (MIN_WINDOW_US..=MAX_WINDOW_US).contains(&rule.window_us)
+        && rule.precision_us >= 1
+        && rule.window_us.is_multiple_of(rule.precision_us)
+        && (rule.algorithm != Algorithm::Counter || product < 1 << 53)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAG: &str = "AQEBAQEBAQEBAQEBAQEBAQ";
+
+    fn words() -> Words {
+        let rule = |algorithm, units| Rule {
+            algorithm,
+            units,
+            window_us: 60_000_000,
+            precision_us: 1,
+        };
+        Words {
+            by: "ann@desk".to_owned(),
+            key: "ip".to_owned(),
+            rules: vec![rule(Algorithm::Log, 5), rule(Algorithm::Counter, 9)],
+            note: "paid\nfor it".to_owned(),
+            ..Words::default()
+        }
+    }
+
+    #[test]
+    fn what_is_written_reads_back() {
+        let text = format!("until 70\nat 60\nlater x\n{}", words().lines());
+        let record = Record::of_field(&format!("o:login:{TAG}"), &text).unwrap();
+        let expected = Words {
+            until_us: 70,
+            at_us: 60,
+            note: "paid for it".to_owned(),
+            ..words()
+        };
+        assert_eq!(record.words, expected);
+        let subject = Subject::Override("login".to_owned(), Tag([1; 16]));
+        assert_eq!(record.subject, subject);
+        assert!(record.is_over(70) && !record.is_over(69));
+        for text in [format!("b:{TAG}"), format!("r:a:b:{TAG}")] {
+            assert_eq!(Subject::parse(&text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_change_tells_its_version_and_its_way() {
+        let text = format!("version 12\ndeed remove\nfield b:{TAG}\nuntil 0\nat 5\nby x\n");
+        let record = Record::of_change(&text).unwrap();
+        assert_eq!((record.words.version, record.what()), (12, "block removed"));
+        assert!(!record.is_over(u64::MAX));
+    }
+
+    #[test]
+    fn what_cannot_be_relied_on_is_no_record() {
+        let field = format!("o:login:{TAG}");
+        assert!(Record::of_field(&field, "until 0\nat 0\nunlimited\n").is_some());
+        for text in [
+            "until 0\nat 0\n",
+            "until x\nunlimited\n",
+            "rule log 5 60000000\n",
+            "rule log 0 60000000 1\n",
+            "rule log 5 60000000 7\n",
+            "rule log 5 60000000 0\n",
+            "rule log 4294967296 60000000 1\n",
+            "rule log 5 1 1\n",
+            "rule counter 4294967295 86400000000 1\n",
+            "rule zset 5 60000000 1\n",
+            "rule log 5 60000000 1\nunlimited\n",
+        ] {
+            assert_eq!(Record::of_field(&field, text), None, "{text}");
+        }
+        for field in ["o:login", "b:short", "x:AQEBAQEBAQEBAQEBAQEBAQ", ""] {
+            assert_eq!(Record::of_field(field, "unlimited\n"), None, "{field}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! An operator's own way to the store: what is said of single keys, how they stand, and how to
+//! change both. It blocks: for the command line, never on the path of a request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{RedisError, Value};
+use tokio::runtime::Runtime;
+
+use super::Shared;
+use super::link::{Link, connect, kind_of};
+use super::people::{self, Names};
+use crate::config::{RedisSettings, StoreSettings};
+use crate::limit::{Algorithm, Charge, Decision, Item, Rule, Window};
+use crate::store::StoreError;
+use crate::store::batch::{self, Call, Group, Reply};
+use crate::store::hash_key::{CurrentKey, KeyRing};
+use crate::store::people::{Deed, MAX_CHANGES, MAX_RECORDS, Record, SCRIPT, Subject, Words};
+
+/// How long an operator waits for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A connection of its own.
+pub struct Desk {
+    link: Link,
+    shared: Arc<Shared>,
+    runtime: Runtime,
+}
+
+/// What is said now.
+#[derive(Debug)]
+pub struct Said {
+    /// The store's time, microseconds since the Unix epoch; 0 where nothing was ever said.
+    pub now_us: u64,
+    /// What is in force, by subject.
+    pub records: Vec<Record>,
+}
+
+/// A change to make.
+#[derive(Debug)]
+pub struct Change {
+    /// Of whom.
+    pub subject: Subject,
+    /// How long it holds, microseconds; 0 until it is removed.
+    pub lasts_us: u64,
+    /// What, by whom and why.
+    pub words: Words,
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Done {
+    /// It is made; it ends then, by the store's clock (0: when it is removed).
+    Made(u64),
+    /// There was nothing to remove.
+    Nothing,
+    /// There are as many overrides and blocks as there may be.
+    Full,
+}
+
+impl Desk {
+    /// Connects and learns the hash key, as a proxy does.
+    pub fn open(settings: &StoreSettings, server: &RedisSettings) -> Result<Desk, StoreError> {
+        let keys = KeyRing::new(settings)?;
+        let shared = Arc::new(Shared::new(settings, server, keys, None)?);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|_| StoreError::Refused)?;
+        let link = patiently(&runtime, connect(&shared))?;
+        Ok(Desk {
+            link,
+            shared,
+            runtime,
+        })
+    }
+
+    /// The secret that identities are hashed with.
+    pub fn hash_key(&self) -> CurrentKey {
+        self.shared.keys.current()
+    }
+
+    /// Every override and block in force.
+    pub fn said(&mut self) -> Result<Said, StoreError> {
+        let reading = people::read_all(&mut self.link.connection, &self.shared);
+        let read = patiently(&self.runtime, told(reading))?;
+        let mut records = read.records;
+        records.retain(|one| !one.is_over(read.now_us));
+        records.sort_by(|one, other| one.subject.cmp(&other.subject));
+        Ok(Said {
+            now_us: read.now_us,
+            records,
+        })
+    }
+
+    /// The last changes, newest first.
+    pub fn changes(&mut self) -> Result<Vec<Record>, StoreError> {
+        let reading = people::changes(&mut self.link.connection, &self.shared, MAX_CHANGES);
+        patiently(&self.runtime, told(reading))
+    }
+
+    /// Makes a change, which every proxy sees within a second.
+    pub fn change(&mut self, change: &Change) -> Result<Done, StoreError> {
+        let names = Names::new(&self.shared.prefix);
+        let deed = match (&change.subject, change.words.deed) {
+            (Subject::Reset(..), _) => "reset",
+            (_, Deed::Set) => "set",
+            (_, Deed::Remove) => "remove",
+        };
+        let mut command = redis::cmd("EVAL");
+        command.arg(SCRIPT).arg(4);
+        command.arg(names.records).arg(names.version);
+        command.arg(names.changes).arg(names.ends);
+        command.arg("").arg(deed).arg(change.subject.to_string());
+        command.arg(change.lasts_us).arg(change.words.lines());
+        command.arg(MAX_RECORDS).arg(MAX_CHANGES);
+        let asking = command.query_async(&mut self.link.connection);
+        let (done, until_us, _): (i64, u64, u64) = patiently(&self.runtime, told(asking))?;
+        Ok(match done {
+            1 => Done::Made(until_us),
+            0 => Done::Nothing,
+            _ => Done::Full,
+        })
+    }
+
+    /// How the items' windows stand, and when each would let its cost pass. Charges nothing.
+    pub fn stand(&mut self, charge: &Charge) -> Result<Decision, StoreError> {
+        let Some(first) = charge.first() else {
+            return Err(StoreError::Garbled);
+        };
+        // With one item more, which can never pass, it is a denial whatever the others say: they
+        // tell what they would say, and nothing is written.
+        let mut asked = charge.clone();
+        asked.push(never(first));
+        let groups = [Group::one(&asked)];
+        let prefix = (self.shared.prefix.as_str(), 0);
+        let command = batch::encode(Call::Whole, prefix, groups.into_iter(), None);
+        let sending = self.link.connection.send_packed_command(&command);
+        let value = patiently(&self.runtime, told(sending))?;
+        let Value::BulkString(bytes) = value else {
+            return Err(match value.extract_error() {
+                Err(error) => kind_of(&error),
+                Ok(_) => StoreError::Garbled,
+            });
+        };
+        let outcome = Reply::read(&bytes)?.outcome(&asked, 1)?;
+        let decision = outcome.and_then(|outcome| outcome.denied);
+        let mut decision = decision.ok_or(StoreError::Garbled)?;
+        decision.verdicts.truncate(charge.len());
+        Ok(decision)
+    }
+
+    /// Deletes the items' counts; returns how many there were.
+    pub fn forget(&mut self, items: &[Item]) -> Result<u64, StoreError> {
+        let (mut name, mut gone) = (Vec::new(), 0);
+        for item in items {
+            batch::store_key(&mut name, &self.shared.prefix, item);
+            let mut command = redis::cmd("DEL");
+            command.arg(&name[..]);
+            let deleting = command.query_async::<u64>(&mut self.link.connection);
+            gone += patiently(&self.runtime, told(deleting))?;
+        }
+        Ok(gone)
+    }
+}
+
+/// An item of the same slot that no store lets pass.
+fn never(like: &Item) -> Item {
+    let rule = Rule {
+        algorithm: Algorithm::Log,
+        units: 1,
+        window_us: 1_000_000,
+        precision_us: 1,
+    };
+    let name = format!("{}~never", like.limit.name);
+    Item {
+        window: Arc::new(Window::new(&name, rule)),
+        cost: 2,
+        ..like.clone()
+    }
+}
+
+async fn told<T>(asking: impl Future<Output = Result<T, RedisError>>) -> Result<T, StoreError> {
+    asking.await.map_err(|error| kind_of(&error))
+}
+
+fn patiently<T>(
+    runtime: &Runtime,
+    asking: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    runtime.block_on(async {
+        let asked = tokio::time::timeout(PATIENCE, asking).await;
+        asked.unwrap_or(Err(StoreError::Timeout))
+    })
+}

@@ -1,0 +1,406 @@
+//! What operators say of single keys, read from Redis by one worker for the whole process.
+//!
+//! Every worker asks for the version together with the hash key; whoever sees a new one first reads
+//! all records in the background, a few hundred at a time so that no decision waits behind them,
+//! and swaps the table that all workers look at. While Redis is away the last table holds.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Guard};
+use redis::aio::ConnectionLike;
+use redis::{Cmd, ErrorKind, RedisError};
+use tokio::sync::watch;
+
+use super::Shared;
+use super::link::kind_of;
+use crate::clock::MonotonicClock;
+use crate::limit::people::{People, Until};
+use crate::limit::{Tag, Window};
+use crate::store::StoreError;
+use crate::store::memory::Memory;
+use crate::store::people::{MAX_CHANGES, MAX_RECORDS, Record, Subject};
+
+/// The table in force when it was asked for; cheap, not to be kept across an await.
+pub type CurrentPeople = Guard<Arc<People>>;
+
+/// The version before anything was read.
+const UNREAD: u64 = u64::MAX;
+/// Fields in one step of reading: about 0.1 ms of the server's time.
+const STEP: usize = 500;
+/// How often reading begins anew because something changed meanwhile.
+const ATTEMPTS: usize = 5;
+/// How long reading may take.
+const READ_WITHIN: Duration = Duration::from_secs(10);
+/// How long a connection waits for the first table before it takes requests without.
+const FIRST_WITHIN: Duration = Duration::from_millis(150);
+/// Changes that are read first where there are new ones.
+const FEW_CHANGES: usize = 10;
+/// Changes that are told one by one; of more only the number.
+const MAX_TOLD: usize = 100;
+
+/// What this process knows; shared by all workers.
+pub(super) struct Roll {
+    table: ArcSwap<People>,
+    /// Whether there is anything in it: all that the path of a request looks at if not.
+    said: AtomicBool,
+    version: AtomicU64,
+    /// One more whenever someone may pass who did not before, or the other way round.
+    epoch: AtomicU64,
+    reading: AtomicBool,
+    refused: AtomicBool,
+    has_read: watch::Sender<bool>,
+    local: OnceLock<Arc<Memory>>,
+    clock: MonotonicClock,
+}
+
+impl Default for Roll {
+    fn default() -> Roll {
+        Roll {
+            table: ArcSwap::default(),
+            said: AtomicBool::new(false),
+            version: AtomicU64::new(UNREAD),
+            epoch: AtomicU64::new(0),
+            reading: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
+            has_read: watch::channel(false).0,
+            local: OnceLock::new(),
+            clock: MonotonicClock::start(),
+        }
+    }
+}
+
+impl Roll {
+    /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
+    pub(super) fn current(&self) -> Option<(CurrentPeople, u64)> {
+        if !self.said.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some((self.table.load(), self.clock.now_us()))
+    }
+
+    /// Grows when a key's rates or its counts are not what they were: what was concluded from
+    /// them (a denial that holds for a while, units taken ahead) no longer follows.
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    /// Where counts must be forgotten too when a key is reset.
+    pub(super) fn forgets_in(&self, local: &Arc<Memory>) {
+        // A second house around the same store would be a mistake of ours; the first stays.
+        let _ = self.local.set(Arc::clone(local));
+    }
+
+    fn swap(&self, people: People) {
+        let said = !people.is_empty();
+        self.table.store(Arc::new(people));
+        self.said.store(said, Ordering::Relaxed);
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// Takes out what has ended.
+    fn sweep(&self) {
+        let now_us = self.clock.now_us();
+        let table = self.table.load();
+        if table.has_ended(now_us) && !self.reading.swap(true, Ordering::AcqRel) {
+            // Under the flag: no table that was read meanwhile is replaced by an older one.
+            let table = self.table.load();
+            for (limit, tag) in table.ended(now_us).take(MAX_TOLD) {
+                let key = short(tag);
+                match limit {
+                    Some(limit) => tracing::info!(limit, key, "people: override ended"),
+                    None => tracing::info!(key, "people: block ended"),
+                }
+            }
+            self.swap(table.without_ended(now_us));
+            self.reading.store(false, Ordering::Release);
+        }
+    }
+}
+
+/// Looks whether anything has changed or ended, and has it read if so.
+pub(super) async fn refresh<C>(connection: &C, shared: &Arc<Shared>) -> Result<(), StoreError>
+where
+    C: ConnectionLike + Clone + Send + 'static,
+{
+    let roll = &shared.roll;
+    roll.sweep();
+    let version = match version(&mut connection.clone(), shared).await {
+        Ok(version) => version,
+        Err(error) if error.code().is_some_and(|code| code != "LOADING") => {
+            refused(shared, &error);
+            return Ok(());
+        }
+        Err(error) => return Err(kind_of(&error)),
+    };
+    if version == roll.version.load(Ordering::Acquire) || roll.reading.swap(true, Ordering::AcqRel)
+    {
+        return Ok(());
+    }
+    let (mut connection, shared) = (connection.clone(), Arc::clone(shared));
+    tokio::spawn(async move {
+        let read = tokio::time::timeout(READ_WITHIN, read(&mut connection, &shared)).await;
+        shared.roll.reading.store(false, Ordering::Release);
+        if let Ok(Err(error)) = read {
+            refused(&shared, &error);
+        }
+        shared.roll.has_read.send_replace(true);
+    });
+    Ok(())
+}
+
+/// The same on a connection just made; waits a little for the first table, so that a proxy does
+/// not open its doors to someone who is kept out.
+pub(super) async fn learn<C>(connection: &C, shared: &Arc<Shared>) -> Result<(), StoreError>
+where
+    C: ConnectionLike + Clone + Send + 'static,
+{
+    refresh(connection, shared).await?;
+    let mut has_read = shared.roll.has_read.subscribe();
+    if !shared.roll.refused.load(Ordering::Relaxed) {
+        let _ = tokio::time::timeout(FIRST_WITHIN, has_read.wait_for(|read| *read)).await;
+    }
+    Ok(())
+}
+
+/// Told once: decisions go on without.
+fn refused(shared: &Shared, error: &RedisError) {
+    if !shared.roll.refused.swap(true, Ordering::Relaxed) {
+        let kind = kind_of(error).label();
+        tracing::warn!(kind, "redis: overrides and blocks cannot be read: {error}");
+    }
+}
+
+/// The names of what is kept, in one slot of a cluster.
+pub(super) struct Names {
+    pub(super) records: String,
+    pub(super) version: String,
+    pub(super) changes: String,
+    pub(super) ends: String,
+}
+
+impl Names {
+    pub(super) fn new(prefix: &str) -> Names {
+        Names {
+            records: format!("{prefix}{{overrides}}"),
+            version: format!("{prefix}{{overrides}}version"),
+            changes: format!("{prefix}{{overrides}}changes"),
+            ends: format!("{prefix}{{overrides}}ends"),
+        }
+    }
+}
+
+async fn version<C: ConnectionLike>(
+    connection: &mut C,
+    shared: &Shared,
+) -> Result<u64, RedisError> {
+    let name = Names::new(&shared.prefix).version;
+    let mut command = redis::cmd("GET");
+    let version: Option<u64> = command.arg(name).query_async(connection).await?;
+    Ok(version.unwrap_or(0))
+}
+
+/// Everything that is said now, and the store's time at that.
+#[derive(Debug, Default)]
+pub(super) struct Read {
+    pub(super) version: u64,
+    pub(super) now_us: u64,
+    pub(super) records: Vec<Record>,
+    /// Fields that are no records.
+    pub(super) unread: usize,
+}
+
+/// Reads all records of one version.
+pub(super) async fn read_all<C: ConnectionLike>(
+    connection: &mut C,
+    shared: &Shared,
+) -> Result<Read, RedisError> {
+    let names = Names::new(&shared.prefix);
+    let mut attempt = 0;
+    loop {
+        let before = version(connection, shared).await?;
+        if before == 0 {
+            // Nobody has ever said anything: nothing more is asked, and no right to ask it needed.
+            return Ok(Read::default());
+        }
+        // In a cluster a bare TIME would be another node's.
+        let mut clock = redis::cmd("EVAL");
+        clock
+            .arg("return redis.call('TIME')")
+            .arg(1)
+            .arg(&names.records);
+        let (seconds, micros): (u64, u64) = clock.query_async(connection).await?;
+        let fields = fields(connection, &names.records).await?;
+        attempt += 1;
+        if attempt < ATTEMPTS && version(connection, shared).await? != before {
+            continue;
+        }
+        let found = fields.len();
+        let records: Vec<Record> = fields
+            .iter()
+            .filter_map(|(field, value)| Record::of_field(field, value))
+            .collect();
+        return Ok(Read {
+            version: before,
+            now_us: seconds * 1_000_000 + micros,
+            unread: found - records.len(),
+            records,
+        });
+    }
+}
+
+async fn fields<C: ConnectionLike>(
+    connection: &mut C,
+    name: &str,
+) -> Result<HashMap<String, String>, RedisError> {
+    let mut all = HashMap::new();
+    let mut cursor = 0_u64;
+    loop {
+        let mut step = redis::cmd("HSCAN");
+        step.arg(name).arg(cursor).arg("COUNT").arg(STEP);
+        let (next, some): (u64, Vec<(Vec<u8>, Vec<u8>)>) = step.query_async(connection).await?;
+        for (field, value) in some {
+            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+            all.insert(text(field), text(value));
+        }
+        if next == 0 {
+            return Ok(all);
+        }
+        if all.len() > 2 * MAX_RECORDS {
+            return Err(RedisError::from((ErrorKind::Client, "too many overrides")));
+        }
+        cursor = next;
+    }
+}
+
+/// The last changes, newest first.
+pub(super) async fn changes<C: ConnectionLike>(
+    connection: &mut C,
+    shared: &Shared,
+    most: usize,
+) -> Result<Vec<Record>, RedisError> {
+    if most == 0 {
+        return Ok(Vec::new());
+    }
+    let mut command: Cmd = redis::cmd("LRANGE");
+    command
+        .arg(Names::new(&shared.prefix).changes)
+        .arg(0)
+        .arg(most - 1);
+    let texts: Vec<Vec<u8>> = command.query_async(connection).await?;
+    let record = |text: &Vec<u8>| Record::of_change(&String::from_utf8_lossy(text));
+    Ok(texts.iter().filter_map(record).collect())
+}
+
+/// Those after a version: mostly it is the last one, so few are asked for first.
+async fn changes_since<C: ConnectionLike>(
+    connection: &mut C,
+    shared: &Shared,
+    known: u64,
+) -> Result<Vec<Record>, RedisError> {
+    let is_new = |change: &Record| change.words.version > known;
+    let mut new = changes(connection, shared, FEW_CHANGES).await?;
+    if new.len() == FEW_CHANGES && new.iter().all(is_new) {
+        new = changes(connection, shared, MAX_CHANGES).await?;
+    }
+    new.retain(is_new);
+    Ok(new)
+}
+
+/// Reads everything and swaps the table.
+async fn read<C: ConnectionLike>(connection: &mut C, shared: &Shared) -> Result<(), RedisError> {
+    let roll = &shared.roll;
+    let known = roll.version.load(Ordering::Acquire);
+    let read = read_all(connection, shared).await?;
+    let new = match known {
+        UNREAD => Vec::new(),
+        known => changes_since(connection, shared, known).await?,
+    };
+    let table = tabulate(&read, roll.clock.now_us());
+    forget(roll.local.get(), &new);
+    roll.swap(table);
+    roll.version.store(read.version, Ordering::Release);
+    roll.refused.store(false, Ordering::Relaxed);
+    tell(known, &read, &new);
+    Ok(())
+}
+
+/// The table of what was read, by this process's clock, which does not step.
+fn tabulate(read: &Read, now_us: u64) -> People {
+    let mut people = People::default();
+    let in_force = read.records.iter().filter(|one| !one.is_over(read.now_us));
+    for record in in_force.take(MAX_RECORDS) {
+        let until = match record.words.until_us {
+            0 => Until::Removed,
+            end => Until::Time(now_us.saturating_add(end.saturating_sub(read.now_us))),
+        };
+        match &record.subject {
+            Subject::Override(limit, tag) => {
+                let windows = Window::all(limit, &record.words.rules);
+                people.set_override(limit, *tag, windows, until);
+            }
+            Subject::Block(tag) => people.block(*tag, until),
+            Subject::Reset(..) => {}
+        }
+    }
+    people
+}
+
+/// What this process counted itself of keys that begin anew.
+fn forget(local: Option<&Arc<Memory>>, changes: &[Record]) {
+    let Some(local) = local else { return };
+    for change in changes {
+        if let Subject::Reset(_, tag) = &change.subject {
+            for suffix in &change.words.suffixes {
+                local.forget(Window::budget(suffix, *tag));
+            }
+        }
+    }
+}
+
+/// The audit: every change that this process has seen, once, oldest first.
+fn tell(known: u64, read: &Read, new: &[Record]) {
+    let (in_force, unread) = (read.records.len(), read.unread);
+    if unread > 0 {
+        tracing::warn!(
+            unread,
+            "overrides and blocks that cannot be read are left out"
+        );
+    }
+    if known == UNREAD {
+        if in_force > 0 {
+            tracing::info!(in_force, "overrides and blocks are read");
+        }
+        return;
+    }
+    let untold = new.len().saturating_sub(MAX_TOLD);
+    if untold > 0 {
+        tracing::info!(in_force, "{untold} older changes of overrides and blocks");
+    }
+    for change in new.iter().take(MAX_TOLD).rev() {
+        let words = &change.words;
+        tracing::info!(
+            limit = change.subject.limit(),
+            key = short(change.subject.tag()),
+            rate = words.rates(),
+            until = words.until(),
+            by = words.by,
+            note = (!words.note.is_empty()).then_some(&words.note),
+            "people: {}",
+            change.what()
+        );
+    }
+    if read.version < known {
+        tracing::warn!(
+            in_force,
+            "overrides and blocks are not what they were: the store was emptied or replaced"
+        );
+    }
+}
+
+/// As many characters of a tag as the access log shows.
+fn short(tag: Tag) -> String {
+    tag.to_string().chars().take(8).collect()
+}
