@@ -11,6 +11,7 @@
 mod audit;
 mod bounds;
 mod bypass;
+mod decisions;
 mod faults;
 mod framing;
 mod framing_upstream;
