@@ -10,6 +10,7 @@ mod copy;
 pub mod diagnostic;
 mod flags;
 mod interpolate;
+mod limits;
 mod load;
 mod raw;
 mod redis;
@@ -39,7 +40,8 @@ use crate::limit::{Limit, OnError};
 use crate::route::RouteTable;
 
 pub use flags::{FlagConfig, from_flags};
-pub use load::{environment, load, parse};
+pub use limits::Limits;
+pub use load::{environment, load, load_limits, parse, parse_limits};
 pub use redis::{RedisAddress, RedisSettings, RedisTls, RedisTopology, Sentinels};
 
 /// A whole, valid configuration. Each worker takes a [`Config::fresh_copy`], so that no two cores

@@ -34,6 +34,8 @@ pub mod upstream;
 
 pub mod proxy;
 
+pub use proxy::layer;
+
 // -- the house
 
 pub mod server;

@@ -18,6 +18,7 @@ pub mod flaw;
 mod forward;
 pub mod grpc;
 pub mod headers;
+pub mod layer;
 pub mod limiter;
 mod line;
 mod people;

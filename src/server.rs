@@ -17,17 +17,14 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::{Config, LogFormat, LogSettings, LogTarget};
-use crate::store::Backing;
-use crate::store::memory::Memory;
+use crate::proxy::limiter::Counts;
 use crate::telemetry::access::AccessLog;
-use crate::telemetry::decisions::DecisionLog;
 use listen::Listeners;
 
-/// What all workers share: the logs, the stores of this process, and the bound on connections.
+/// What all workers share: the logs, where they count, and the bound on connections.
 pub(crate) struct House {
     pub(crate) access: Arc<AccessLog>,
-    pub(crate) backing: Backing,
-    pub(crate) local: Arc<Memory>,
+    pub(crate) counts: Counts,
     pub(crate) connections: Arc<Semaphore>,
 }
 
@@ -44,22 +41,11 @@ pub fn run(configs: Vec<Config>, listeners: Listeners, shutdown: &Shutdown) -> i
     let Some(first) = configs.first() else {
         return Ok(());
     };
-    let decisions = first
-        .log
-        .decisions
-        .as_deref()
-        .map(DecisionLog::open)
-        .transpose()?;
-    let decisions = decisions.map(Arc::new);
-    let backing = Backing::new(&first.store, decisions.clone()).map_err(io::Error::other)?;
-    let local = backing.local(&first.store, decisions);
     let house = Arc::new(House {
         access: Arc::new(open_access_log(&first.log)?),
-        backing,
-        local: Arc::new(local.map_err(io::Error::other)?),
+        counts: Counts::new(first)?,
         connections: Arc::new(Semaphore::new(first.server.max_connections)),
     });
-    house.backing.forgets_in(&house.local);
     let mut workers = Vec::new();
     for (index, (config, sockets)) in configs.into_iter().zip(listeners.into_sets()).enumerate() {
         let (house, shutdown) = (Arc::clone(&house), shutdown.clone());

@@ -223,6 +223,11 @@ impl Names<'_> {
             .filter(|index| *index < self.sections)
     }
 
+    /// Whether routes that name no limits have one.
+    pub(super) fn has_default(&self) -> bool {
+        self.limit_named(routes::DEFAULT).is_some()
+    }
+
     /// Whether any limit has this name.
     pub(super) fn is_limit(&self, name: &str) -> bool {
         self.limit_index.contains_key(name)

@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::compile::{RawFile, compile};
 use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, Source, Span};
 use super::section::{At, Reader, Section, Surroundings};
-use super::{Config, Listen, address, raw, settings, warnings};
+use super::{Config, Limits, Listen, address, limits, raw, settings, warnings};
 
 /// Bytes of a configuration file, at most.
 const MAX_FILE: u64 = 16 << 20;
@@ -23,6 +23,38 @@ const MAX_READ: u64 = (4 << 20) + 1;
 /// Reads a file. The second part of what it returns is the warnings; as an error, every mistake,
 /// those in syntax included. A file that cannot be read is [`Code::Unreadable`].
 pub fn load(path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
+    parse_file(path, parse)
+}
+
+/// Reads a file that limits what somebody else serves: it has no `listen` and no `upstream`.
+/// Returns as [`load()`] does.
+pub fn load_limits(path: &Path) -> Result<(Limits, Diagnostics), Diagnostics> {
+    parse_file(path, parse_limits)
+}
+
+/// The same for a text.
+pub fn parse_limits(
+    source_name: &str,
+    text: &str,
+    env: Environment<'_>,
+) -> Result<(Limits, Diagnostics), Diagnostics> {
+    let read = |path: &Path| read_bounded(path, MAX_READ);
+    let around = Surroundings {
+        forwards: false,
+        env,
+        read: &read,
+    };
+    let (config, warnings) = read_text(source_name, text, &around).0?;
+    Ok((Limits(config), warnings))
+}
+
+/// Where `${NAME}` in a file is looked up.
+type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
+
+/// A configuration of some kind and its warnings, or every mistake.
+type Parsed<T> = Result<(T, Diagnostics), Diagnostics>;
+
+fn parse_file<T>(path: &Path, parse: fn(&str, &str, Environment<'_>) -> Parsed<T>) -> Parsed<T> {
     let name = path.display().to_string();
     match read_bounded(path, MAX_FILE + 1).and_then(|bytes| {
         if bytes.len() as u64 > MAX_FILE {
@@ -52,7 +84,12 @@ pub fn parse(
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let read = |path: &Path| read_bounded(path, MAX_READ);
-    read_text(source_name, text, &Surroundings { env, read: &read }).0
+    let around = Surroundings {
+        forwards: true,
+        env,
+        read: &read,
+    };
+    read_text(source_name, text, &around).0
 }
 
 /// A variable of the process's environment, if it is set and UTF-8.
@@ -166,6 +203,9 @@ fn syntax(text: &str, error: &toml::de::Error) -> Diagnostic {
 /// Every section by itself.
 fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
     let mut top = Section::top(reader, table);
+    if !reader.surroundings.forwards {
+        limits::refuse_serving(&top);
+    }
     let listen = listen(&mut top);
     let trusted_span = top.key_span("trusted_proxies");
     let upstream = upstream(&mut top);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::compile::{Budget, Names};
 use super::diagnostic::{Code, Diagnostic, Span};
+use super::limits;
 use super::raw::{RawLimit, RawRoute};
 use super::section::{At, nearest};
 use crate::limit::rate::RateText;
@@ -14,7 +15,7 @@ use crate::route::{CostSource, HostPattern, PathPattern, Route, RouteTable, Stat
 
 /// What a route is called that the top-level `upstream` makes, and the limit for routes that name
 /// none.
-const DEFAULT: &str = "default";
+pub(super) const DEFAULT: &str = "default";
 
 /// The table of all routes; nothing if there is none or two are in conflict.
 pub(super) fn compile(
@@ -22,7 +23,10 @@ pub(super) fn compile(
     mut raw: Vec<RawRoute>,
     upstream: Option<&At<Option<String>>>,
 ) -> Option<RouteTable> {
-    if raw.is_empty() && upstream.is_none() {
+    let forwards = names.reader.surroundings.forwards;
+    if !forwards {
+        limits::check(names, &raw);
+    } else if raw.is_empty() && upstream.is_none() {
         let help = "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`";
         let message = "the file forwards nothing";
         names
@@ -36,8 +40,12 @@ pub(super) fn compile(
         })
     });
     let default_target = given.and_then(|text| names.target(&text));
-    if let Some(text) = upstream.filter(|_| !raw.iter().any(takes_everything)) {
-        raw.push(default_route(&text.span, &raw));
+    let rest = match upstream {
+        _ if !forwards => Some(0..0),
+        upstream => upstream.map(|text| text.span.clone()),
+    };
+    if let Some(span) = rest.filter(|_| !raw.iter().any(takes_everything)) {
+        raw.push(default_route(&span, &raw));
     }
     let called = route_names(names, &raw);
     let mut routes = Vec::new();
@@ -110,6 +118,7 @@ fn parts(
     (has_default, default_target): (bool, Option<usize>),
 ) -> (Vec<Arc<Limit>>, Option<PathPattern>, Option<usize>) {
     let target = match &raw.upstream {
+        _ if !names.reader.surroundings.forwards => Some(limits::INNER),
         Some(text) => names.target(text),
         None => {
             if !has_default {

@@ -30,8 +30,10 @@ impl<T> At<T> {
     }
 }
 
-/// What a file may refer to outside itself.
+/// What a file is for, and what it may refer to outside itself.
 pub(super) struct Surroundings<'a> {
+    /// Whether it is a proxy's; else it only limits what somebody else serves.
+    pub(super) forwards: bool,
     /// The environment.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     /// Secret files.
@@ -171,6 +173,14 @@ impl<'r> Section<'r> {
     pub(super) fn key_span(&self, key: &str) -> Span {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         entry.map_or_else(|| self.span.clone(), |(key, _)| key.span())
+    }
+
+    /// Where the name of a key of a table within this one stands, if the file has it.
+    pub(super) fn span_within(&self, table: &str, key: &str) -> Option<Span> {
+        let DeValue::Table(table) = self.peek(table)?.get_ref() else {
+            return None;
+        };
+        Some(table.get_key_value(key)?.0.span())
     }
 
     /// A key as people call it: `limit.login.rate`.

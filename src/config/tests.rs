@@ -2,6 +2,7 @@
 
 mod accepted;
 mod flags;
+mod limits;
 mod reference;
 mod refused;
 mod stores;

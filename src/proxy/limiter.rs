@@ -1,6 +1,7 @@
 //! What decides whether a request may pass, and what its client is told: everything of the proxy
 //! but the forwarding. Whoever has requests of its own to limit can use it without the rest.
 
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -17,8 +18,36 @@ use crate::limit::headers::HeaderSettings;
 use crate::limit::key::{ApiKeySources, Facts};
 use crate::path::CanonicalPath;
 use crate::route::{Ask, Route, RouteTable};
-use crate::store::Store;
 use crate::store::memory::Memory;
+use crate::store::{Backing, Store};
+use crate::telemetry::decisions::DecisionLog;
+
+/// What all limiters of a process have in common: where they count, and what decides while that
+/// is away.
+#[derive(Debug)]
+pub struct Counts {
+    backing: Backing,
+    local: Arc<Memory>,
+}
+
+impl Counts {
+    /// Opens the decision log, if `config` wants one; asks no server anything.
+    pub fn new(config: &Config) -> io::Result<Counts> {
+        let log = config.log.decisions.as_deref().map(DecisionLog::open);
+        let log = log.transpose()?.map(Arc::new);
+        let store = &config.store;
+        let backing = Backing::new(store, log.clone()).map_err(io::Error::other)?;
+        let local = backing.local(store, log).map_err(io::Error::other)?;
+        let local = Arc::new(local);
+        backing.forgets_in(&local);
+        Ok(Counts { backing, local })
+    }
+
+    /// One worker's way to the counts; called on that worker's runtime.
+    pub fn open(&self) -> (Store, Arc<Memory>) {
+        (self.backing.open(), Arc::clone(&self.local))
+    }
+}
 
 /// One worker's limiter: its compiled routes and limits, and its store connection.
 #[derive(Debug)]
@@ -67,6 +96,11 @@ impl Limiter {
             local,
             stores: Arc::new(stores),
         }
+    }
+
+    /// Waits until the first attempt to reach the store has ended, well or badly.
+    pub(super) async fn settled(&self) {
+        self.store.settled().await;
     }
 
     /// What is known of the peer at `ip`.

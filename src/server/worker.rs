@@ -75,12 +75,12 @@ async fn serve(
     tokio::spawn(sweep.clone().run());
     let log = house.access.buffer();
     let settings = config.server.clone();
-    let store = house.backing.open();
+    let (store, local) = house.counts.open();
     let ending = store.clone();
     // Who listens only now need not begin with decisions of its own.
     store.settled().await;
     let worker = Arc::new(Worker {
-        proxy: Proxy::new(config, (store, Arc::clone(&house.local)), &sweep, &log),
+        proxy: Proxy::new(config, (store, local), &sweep, &log),
         http: http_builder(&settings),
         settings,
         sweep,

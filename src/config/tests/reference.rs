@@ -12,6 +12,7 @@ const REFERENCE: &str = include_str!("../../../proxy.reference.toml");
 fn read(text: &str) -> (Config, Asked) {
     let secret = |_: &Path| Ok(b"0123456789abcdef".to_vec());
     let around = Surroundings {
+        forwards: true,
         env: &|_| None,
         read: &secret,
     };

@@ -1,8 +1,12 @@
 //! `[store]` over its topologies: several URLs, logins of two kinds, and files of certificates.
 
+use std::path::Path;
+
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tempfile::TempDir;
 
+use super::super::load::read_text;
+use super::super::section::Surroundings;
 use super::super::*;
 use super::{check, codes, fine, refuse};
 
@@ -210,4 +214,37 @@ fn tls_settings_without_tls_say_which_scheme_has_it() {
 help: write `rediss://`, `rediss+sentinel://` or `rediss+cluster://`
 ",
     );
+}
+
+#[test]
+fn every_example_of_the_page_is_fine() {
+    let files = Files::new();
+    let read = |path: &Path| {
+        let end = path.extension().and_then(|end| end.to_str());
+        let file = match end {
+            Some("pem") => "one.pem",
+            Some("key") => "one.key",
+            _ => "password",
+        };
+        std::fs::read(files.folder.path().join(file))
+    };
+    let around = Surroundings {
+        env: &|_| None,
+        read: &read,
+        forwards: true,
+    };
+    let page = include_str!("../../../docs/store.md");
+    let examples: Vec<&str> = page
+        .split("```toml\n")
+        .skip(1)
+        .filter_map(|rest| rest.split("```").next())
+        .collect();
+    assert!(examples.len() >= 5, "{examples:?}");
+    for example in examples {
+        let text = format!("{LIMITED}{example}");
+        let (outcome, _) = read_text("store.md", &text, &around);
+        let (config, warnings) = outcome.unwrap_or_else(|found| panic!("{found}"));
+        assert!(warnings.is_empty(), "{warnings}");
+        assert_ne!(config.store.kind, StoreKind::Memory, "{example}");
+    }
 }

@@ -87,6 +87,10 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
     match (host, target) {
         (Some(host), None) => host_of(host).map_err(|_| RequestFault::Host),
         (Some(host), Some(target)) => same_host(host, target, request.uri()),
+        // HTTP/2 has the target's authority instead.
+        (None, Some(target)) if request.version() >= Version::HTTP_2 => {
+            host_of(target).map_err(|_| RequestFault::Target)
+        }
         (None, _) if request.version() != Version::HTTP_10 => Err(RequestFault::Host),
         (None, Some(target)) => host_of(target).map_err(|_| RequestFault::Target),
         (None, None) => Ok(Cow::Borrowed("")),

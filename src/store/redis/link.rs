@@ -13,11 +13,11 @@ use redis::{
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::Shared;
-use super::sentinel::Sentinels;
+use super::sentinel::{Moves, Sentinels};
 use super::tls::{Tls, TlsTrouble};
 use crate::clock;
 use crate::config::{RedisAddress, RedisSettings, RedisTopology};
@@ -107,8 +107,8 @@ fn login(username: Option<&str>, password: Option<&str>, database: i64) -> Redis
 pub(super) struct Link {
     pub(super) connection: MultiplexedConnection,
     ended: mpsc::UnboundedReceiver<PushInfo>,
-    /// Says when another server has taken this one's place.
-    pub(super) moves: Option<(watch::Receiver<bool>, Driver)>,
+    /// Where the server may change.
+    pub(super) moves: Option<Moves>,
     _driver: Driver,
 }
 
@@ -162,19 +162,18 @@ impl Link {
                 }
             }
         };
-        let Some((moves, _)) = &mut self.moves else {
+        let Some(moves) = &mut self.moves else {
             return ended.await;
         };
         tokio::select! {
             () = ended => {}
-            Ok(_) = moves.wait_for(|moved| *moved) => {}
+            () = moves.due() => {}
         }
     }
 
     /// Whether another server has taken this one's place.
     pub(super) fn has_moved(&self) -> bool {
-        let moves = self.moves.as_ref();
-        moves.is_some_and(|(moves, _)| *moves.borrow())
+        self.moves.as_ref().is_some_and(Moves::are_due)
     }
 }
 

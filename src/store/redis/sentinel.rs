@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,8 +30,31 @@ pub(super) struct Sentinels {
     /// The master's name.
     name: String,
     login: RedisConnectionInfo,
-    epoch: AtomicU64,
+    /// The latest epoch that a master of this process was found under; every link watches it.
+    epoch: watch::Sender<u64>,
     told: Mutex<Option<RedisAddress>>,
+}
+
+/// Says when another server has taken a link's place: all workers of a process move together, or
+/// two masters would count for it.
+pub(super) struct Moves {
+    latest: watch::Receiver<u64>,
+    mine: u64,
+    _watching: Driver,
+}
+
+impl Moves {
+    pub(super) fn are_due(&self) -> bool {
+        *self.latest.borrow() > self.mine
+    }
+
+    /// Resolves when they are.
+    pub(super) async fn due(&mut self) {
+        let mine = self.mine;
+        if self.latest.wait_for(|epoch| *epoch > mine).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 /// A master, as a sentinel names it.
@@ -52,7 +74,7 @@ impl Sentinels {
             addresses,
             name,
             login,
-            epoch: AtomicU64::new(0),
+            epoch: watch::Sender::new(0),
             told: Mutex::default(),
         }
     }
@@ -60,22 +82,25 @@ impl Sentinels {
     /// A connection to the master, and a watch on who that is.
     pub(super) async fn open(&self, access: &Arc<Access>) -> Result<Link, StoreError> {
         let (mut link, named) = self.find(access).await?;
-        self.epoch.store(named.epoch, Ordering::Relaxed);
+        self.know(named.epoch);
         self.tell(&named.address);
-        let (moved, moves) = watch::channel(false);
         let access = Arc::clone(access);
         let watching = async move {
             if let Some(sentinels) = access.sentinels() {
-                sentinels.watch(&access, named.epoch, &moved).await;
+                sentinels.watch(&access, named.epoch).await;
             }
         };
-        link.moves = Some((moves, Driver::of(watching)));
+        link.moves = Some(Moves {
+            latest: self.epoch.subscribe(),
+            mine: named.epoch,
+            _watching: Driver::of(watching),
+        });
         Ok(link)
     }
 
     /// The first server that a sentinel names and that says itself it is a master.
     async fn find(&self, access: &Access) -> Result<(Link, Named), StoreError> {
-        let known = self.epoch.load(Ordering::Relaxed);
+        let known = *self.epoch.borrow();
         let all = self.addresses.iter();
         let asking = all.map(|sentinel| self.ask(access, sentinel, None));
         let mut asking = pin!(asking.collect::<FuturesUnordered<_>>());
@@ -102,6 +127,7 @@ impl Sentinels {
                 // been made anew.
                 else => match outdated.pop() {
                     Some(named) if !tried.contains(&named.address) => {
+                        self.epoch.send_replace(named.epoch);
                         tried.push(named.address.clone());
                         trying.push(access.open_master(named));
                     }
@@ -152,7 +178,7 @@ impl Sentinels {
     }
 
     /// Asks the sentinels in turn until one of them knows of a later failover, whose master serves.
-    async fn watch(&self, access: &Access, epoch: u64, moved: &watch::Sender<bool>) {
+    async fn watch(&self, access: &Access, epoch: u64) {
         let mut kept: Vec<Option<Link>> = self.addresses.iter().map(|_| None).collect();
         for turn in (0..self.addresses.len()).cycle() {
             sleep(WATCH_EVERY).await;
@@ -167,11 +193,18 @@ impl Sentinels {
             let later = named.epoch;
             let serves = timeout(ASK_TIMEOUT, access.open_master(named)).await;
             if serves.is_ok_and(|result| result.is_ok()) {
-                self.epoch.fetch_max(later, Ordering::Relaxed);
-                moved.send_replace(true);
+                self.know(later);
                 return;
             }
         }
+    }
+
+    fn know(&self, epoch: u64) {
+        self.epoch.send_if_modified(|known| {
+            let news = epoch > *known;
+            *known = epoch.max(*known);
+            news
+        });
     }
 
     fn tell(&self, address: &RedisAddress) {

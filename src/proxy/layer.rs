@@ -1,0 +1,245 @@
+//! The limiter as a [`tower::Layer`], for services that are no proxy: axum's, tonic's, hyper's,
+//! anybody's. It decides, denies and tells clients of their limits exactly as the proxy does.
+#![doc = ""]
+#![doc = include_str!("../../docs/library.md")]
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::CONNECTION;
+use http::{Extensions, Request, Response, Version};
+use http_body::{Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::runtime::Handle;
+use tower::{Layer, Service};
+
+use super::admit::Admission;
+use super::limiter::{Counts, Limiter};
+use super::line::Line;
+use super::reject;
+use super::riders::Riders;
+use super::slots::Slots;
+use crate::config::{Limits, StoreKind};
+use crate::route::Route;
+
+/// Where a request's peer is found: in what the server put into its extensions.
+pub type PeerOf = fn(&Extensions) -> Option<IpAddr>;
+
+/// Limits the services that it is laid around; they and its clones count together.
+#[derive(Clone)]
+pub struct LimitLayer {
+    limiter: Arc<Limiter>,
+    peer: PeerOf,
+}
+
+impl LimitLayer {
+    /// A layer of `limits`. `peer` finds the address of whoever sent a request; one that has none
+    /// is answered 500, since it could not be limited.
+    ///
+    /// With Redis as the store this is called on a tokio runtime: the connection lives there, and
+    /// once the runtime has ended, `on_error` decides.
+    ///
+    /// # Errors
+    /// A decision log that cannot be opened, a store whose address cannot be used, or no runtime.
+    pub fn new(limits: Limits, peer: PeerOf) -> io::Result<LimitLayer> {
+        let config = limits.into_config();
+        if matches!(config.store.kind, StoreKind::Redis(_)) && Handle::try_current().is_err() {
+            return Err(io::Error::other(
+                "limits counted in Redis need a tokio runtime",
+            ));
+        }
+        let counts = Counts::new(&config)?.open();
+        Ok(LimitLayer {
+            limiter: Arc::new(Limiter::new(config, counts)),
+            peer,
+        })
+    }
+
+    /// Waits until the first attempt to reach the store has ended, well or badly; half a second at
+    /// most. Who serves only then need not begin with decisions of its own.
+    pub async fn settled(&self) {
+        self.limiter.settled().await;
+    }
+
+    /// The limits' answer to a request whose head this is, or its admission.
+    async fn admit(
+        &self,
+        head: &Request<()>,
+    ) -> Result<(&Route, Admission, Line), Response<Bytes>> {
+        let Some(ip) = (self.peer)(head.extensions()) else {
+            tracing::error!(
+                "a request without its peer's address is refused: the function given to \
+                 LimitLayer::new found none in its extensions"
+            );
+            return Err(reject::panicked());
+        };
+        let ip = ip.to_canonical();
+        let mut line = Line::unwritten(head, ip);
+        let caller = self.limiter.caller(ip);
+        let admitted = match self.limiter.read(head, caller, &mut line) {
+            Ok((route, asked)) => {
+                let admitted = self.limiter.admit(head, asked, &mut line).await;
+                admitted.map(|admission| (route, admission))
+            }
+            Err(rejection) => Err(rejection),
+        };
+        match admitted {
+            Ok((route, admission)) => Ok((route, admission, line)),
+            Err(refused) => Err(self.limiter.answer(&refused, &mut line)),
+        }
+    }
+}
+
+impl fmt::Debug for LimitLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitLayer").finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for LimitLayer {
+    type Service = Limited<S>;
+
+    fn layer(&self, inner: S) -> Limited<S> {
+        Limited {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+/// A service behind limits. Ready when the service is; its errors pass through.
+#[derive(Clone, Debug)]
+pub struct Limited<S> {
+    inner: S,
+    layer: LimitLayer,
+}
+
+impl<S, B, R> Service<Request<B>> for Limited<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+    R: 'static,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The clone is yet to be asked whether it is ready; this request's service has been.
+        let next = self.inner.clone();
+        let ready = std::mem::replace(&mut self.inner, next);
+        let layer = self.layer.clone();
+        Box::pin(pass(layer, request, ready))
+    }
+}
+
+/// The path of a request: admit, pass on, mark. Whoever drops it meanwhile has been charged once.
+async fn pass<S, B, R>(
+    layer: LimitLayer,
+    request: Request<B>,
+    mut service: S,
+) -> Result<Response<LimitedBody<R>>, S::Error>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+{
+    // Bodies may be of a kind that no two threads may look at: only the head is looked at.
+    let (head, body) = request.into_parts();
+    let head = Request::from_parts(head, ());
+    let (route, mut admission, mut line) = match layer.admit(&head).await {
+        Ok(admitted) => admitted,
+        Err(refusal) => return Ok(refused(refusal, head.version())),
+    };
+    let request = head.map(|()| body);
+    let mut response = service.call(request).await?;
+    let limiter = &layer.limiter;
+    limiter.adjust(route, &admission, &mut response, &mut line);
+    let held = (admission.slots.take(), line.riders.take());
+    let response = limiter.mark(&admission, response);
+    Ok(response.map(|body| LimitedBody::passed(body, held)))
+}
+
+/// An answer in the service's stead.
+fn refused<R>(mut response: Response<Bytes>, version: Version) -> Response<LimitedBody<R>> {
+    if version >= Version::HTTP_2 {
+        // There connections have no such header.
+        response.headers_mut().remove(CONNECTION);
+    }
+    response.map(LimitedBody::made)
+}
+
+pin_project! {
+    /// The body of a service's response, or that of a denial.
+    #[derive(Debug)]
+    pub struct LimitedBody<R> {
+        #[pin]
+        passed: Option<R>,
+        made: Bytes,
+        held: Held,
+    }
+}
+
+/// What the request holds until its response has ended.
+type Held = (Option<Box<Slots>>, Option<Box<Riders>>);
+
+impl<R> LimitedBody<R> {
+    fn passed(body: R, held: Held) -> LimitedBody<R> {
+        LimitedBody {
+            passed: Some(body),
+            made: Bytes::new(),
+            held,
+        }
+    }
+
+    fn made(bytes: Bytes) -> LimitedBody<R> {
+        LimitedBody {
+            passed: None,
+            made: bytes,
+            held: (None, None),
+        }
+    }
+}
+
+impl<R: http_body::Body> http_body::Body for LimitedBody<R>
+where
+    R::Data: From<Bytes>,
+{
+    type Data = R::Data;
+    type Error = R::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<R::Data>, R::Error>>> {
+        let this = self.project();
+        match this.passed.as_pin_mut() {
+            Some(body) => body.poll_frame(context),
+            None if this.made.is_empty() => Poll::Ready(None),
+            None => {
+                let bytes = std::mem::take(this.made);
+                Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let passed = self.passed.as_ref();
+        passed.map_or(self.made.is_empty(), http_body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let made = || SizeHint::with_exact(self.made.len() as u64);
+        let passed = self.passed.as_ref();
+        passed.map_or_else(made, http_body::Body::size_hint)
+    }
+}

@@ -1,0 +1,495 @@
+//! The limiter as a tower layer: what it does to services that are no proxy.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::io;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response, Version};
+use http_body::Frame;
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use tidegate::config::parse_limits;
+use tidegate::layer::{LimitLayer, LimitedBody};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::house::{Tidegate, Upstream};
+use crate::support::{RedisServer, free_port, on_a_worker};
+
+type Head = Request<Empty<Bytes>>;
+
+const CLIENT: [u8; 4] = [127, 0, 0, 1];
+const TWO: &str = "[limit.default]\nrate = \"2/h\"\n";
+
+fn layer(text: &str) -> LimitLayer {
+    let (limits, _) = parse_limits("limits.toml", text, &|_| None).unwrap();
+    LimitLayer::new(limits, |extensions| extensions.get().copied()).unwrap()
+}
+
+fn request(path: &str) -> Head {
+    Request::get(path)
+        .header("host", "test")
+        .extension(IpAddr::from(CLIENT))
+        .body(Empty::new())
+        .unwrap()
+}
+
+/// A service that says `ok`.
+async fn ok<B>(_: Request<B>) -> Result<Response<Full<Bytes>>, Infallible> {
+    Ok(Response::new(Full::from("ok")))
+}
+
+async fn ask<S, R>(service: &S, request: Head) -> Response<R>
+where
+    S: Service<Head, Response = Response<R>, Error = Infallible> + Clone,
+{
+    service.clone().oneshot(request).await.unwrap()
+}
+
+async fn statuses<S, R>(service: &S, times: usize) -> Vec<u16>
+where
+    S: Service<Head, Response = Response<R>, Error = Infallible> + Clone,
+{
+    let mut all = Vec::new();
+    for _ in 0..times {
+        all.push(ask(service, request("/")).await.status().as_u16());
+    }
+    all
+}
+
+/// Which header lines are the limiter's.
+fn is_told(name: &str) -> bool {
+    let beginnings = ["ratelimit", "x-ratelimit-", "grpc-", "access-control-"];
+    let names = [
+        "retry-after",
+        "content-type",
+        "cache-control",
+        "link",
+        "vary",
+    ];
+    // That one is base64 of the same wait, in milliseconds.
+    let opaque = name == "grpc-status-details-bin";
+    !opaque && (names.contains(&name) || beginnings.iter().any(|start| name.starts_with(start)))
+}
+
+/// A text without what may differ between two moments: instants, waits and ids.
+fn timeless(text: &str) -> String {
+    let word = |word: &str| match word.parse::<u64>() {
+        Ok(number) if number > 1000 => "(time)".to_owned(),
+        _ if word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
+            "(id)".to_owned()
+        }
+        _ => word.to_owned(),
+    };
+    let ends = |c: char| !c.is_ascii_alphanumeric();
+    let parts = text.split_inclusive(ends).map(|part| {
+        let bare = part.trim_end_matches(ends);
+        format!("{}{}", word(bare), &part[bare.len()..])
+    });
+    parts.collect()
+}
+
+fn told(status: u16, headers: &[(String, String)], body: &str) -> String {
+    let mut lines: Vec<String> = headers
+        .iter()
+        .filter(|(name, _)| is_told(name))
+        .map(|(name, value)| format!("{name}: {}", timeless(value)))
+        .collect();
+    lines.sort();
+    format!("{status}\n{}\n\n{}", lines.join("\n"), timeless(body))
+}
+
+const BOTH: &str = r#"
+[limit.default]
+rate = "2/h"
+[limit.keyed]
+rate = "1/h"
+key = ["api_key"]
+missing = "deny"
+[[route]]
+path = "/users/{id}"
+limits = ["keyed"]
+[[bypass]]
+path = "/healthz"
+[[bypass]]
+header = "x-pass"
+value = "sesame"
+[deny]
+docs_url = "https://example.com/limits"
+"#;
+
+/// Method, path, header lines.
+type Asked = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, &'static str)],
+);
+
+/// Requests that differ in all that an answer may depend on.
+const ASKED: [Asked; 18] = [
+    ("GET", "/", &[]),
+    ("GET", "/a/../b", &[("origin", "https://app.example")]),
+    ("GET", "/", &[]),
+    ("HEAD", "/", &[]),
+    ("GET", "/", &[("accept", "text/html")]),
+    ("GET", "/", &[("accept", "text/plain")]),
+    ("GET", "/", &[("origin", "https://app.example")]),
+    (
+        "POST",
+        "/svc/Call",
+        &[("content-type", "application/grpc+proto")],
+    ),
+    ("GET", "/healthz", &[]),
+    ("GET", "/", &[("x-pass", "sesame")]),
+    ("GET", "/", &[("x-pass", "else")]),
+    ("GET", "/users/7", &[]),
+    ("GET", "/users/7", &[("x-api-key", "k1")]),
+    ("GET", "//users/./8", &[("x-api-key", "k1")]),
+    (
+        "GET",
+        "/users/7",
+        &[("x-api-key", "k2"), ("x-api-key", "k3")],
+    ),
+    ("GET", "/users/7%2F8", &[("x-api-key", "k4")]),
+    ("GET", "/a%00b", &[]),
+    (
+        "OPTIONS",
+        "/",
+        &[
+            ("origin", "https://app.example"),
+            ("access-control-request-method", "GET"),
+        ],
+    ),
+];
+
+#[test]
+fn clients_cannot_tell_it_from_the_proxy() {
+    let upstream = Upstream::ok();
+    let top = format!("upstream = \"{}\"\n", upstream.url());
+    let proxy = Tidegate::start(&format!("{top}{BOTH}"));
+    on_a_worker(async {
+        let service = layer(BOTH).layer(service_fn(ok));
+        let mut statuses = Vec::new();
+        for (method, path, lines) in ASKED {
+            let mut request = Request::builder().method(method).uri(path);
+            let mut wire = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
+            for (name, value) in lines {
+                request = request.header(*name, *value);
+                wire.push_str(&format!("{name}: {value}\r\n"));
+            }
+            let mut client = proxy.connect();
+            client.send(format!("{wire}\r\n"));
+            let answer = client.try_answer(method == "HEAD").unwrap();
+            let headers = answer.head.lines().skip(1).filter_map(|line| {
+                let (name, value) = line.split_once(": ")?;
+                Some((name.to_owned(), value.to_owned()))
+            });
+            let headers: Vec<_> = headers.collect();
+            let from_proxy = told(answer.status, &headers, &answer.text());
+
+            let request = request
+                .header("host", "test")
+                .extension(IpAddr::from(CLIENT))
+                .body(Empty::<Bytes>::new());
+            let response = ask(&service, request.unwrap()).await;
+            let (head, body) = response.into_parts();
+            let status = head.status.as_u16();
+            let headers = head.headers.iter().map(|(name, value)| {
+                let value = value.to_str().unwrap().to_owned();
+                (name.as_str().to_owned(), value)
+            });
+            let headers: Vec<_> = headers.collect();
+            let mut body = body.collect().await.unwrap().to_bytes();
+            if method == "HEAD" {
+                body.clear();
+            }
+            let body = String::from_utf8_lossy(&body).into_owned();
+            let from_layer = told(status, &headers, &body);
+            assert_eq!(from_layer, from_proxy, "{method} {path} {lines:?}");
+            statuses.push(status);
+        }
+        assert_eq!(statuses[..3], [200, 200, 429]);
+        assert_eq!(statuses[7..11], [200, 200, 200, 429]);
+    });
+}
+
+#[test]
+fn a_layer_and_a_proxy_count_together_in_redis() {
+    let redis = RedisServer::start();
+    let upstream = Upstream::ok();
+    let shared = format!(
+        "[store]\nurl = \"redis://127.0.0.1:{}\"\n[limit.default]\nrate = \"4/h\"\n",
+        redis.port()
+    );
+    let top = format!("upstream = \"{}\"\n", upstream.url());
+    let proxy = Tidegate::start(&format!("{top}{shared}"));
+    on_a_worker(async {
+        let layer = layer(&shared);
+        layer.settled().await;
+        let service = layer.layer(service_fn(ok));
+        let remaining = |headers: &HeaderMap| headers["x-ratelimit-remaining"].clone();
+        for left in [3, 1] {
+            let response = ask(&service, request("/")).await;
+            assert_eq!((response.status().as_u16(), left), (200, left));
+            assert_eq!(remaining(response.headers()), left.to_string());
+            let answer = proxy.get("/");
+            assert_eq!(answer.status, 200);
+            let left = (left - 1).to_string();
+            assert_eq!(answer.header("x-ratelimit-remaining"), Some(left));
+        }
+        assert_eq!(ask(&service, request("/")).await.status(), 429);
+        assert_eq!(proxy.get("/").status, 429);
+        assert_eq!(upstream.seen().len(), 2);
+    });
+}
+
+#[test]
+fn threads_share_one_limit_exactly() {
+    let redis = RedisServer::start();
+    let text = format!(
+        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"2s\"\n\
+         [limit.default]\nrate = \"50/h\"\n",
+        redis.port()
+    );
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(4)
+        .enable_all()
+        .build()
+        .unwrap();
+    let allowed = runtime.block_on(async {
+        let layer = layer(&text);
+        layer.settled().await;
+        let service = layer.layer(service_fn(ok));
+        let tasks = (0..200).map(|_| {
+            let service = service.clone();
+            tokio::spawn(async move { ask(&service, request("/")).await.status() == 200 })
+        });
+        let mut allowed = 0;
+        for task in tasks.collect::<Vec<_>>() {
+            allowed += usize::from(task.await.unwrap());
+        }
+        allowed
+    });
+    assert_eq!(allowed, 50);
+}
+
+#[test]
+fn who_goes_away_was_charged_once() {
+    let redis = RedisServer::start();
+    let text = format!(
+        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"2s\"\n\
+         [limit.default]\nrate = \"5/h\"\n",
+        redis.port()
+    );
+    on_a_worker(async {
+        let layer = layer(&text);
+        layer.settled().await;
+        let reached = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&reached);
+        let stuck = layer.layer(service_fn(move |_: Head| {
+            count.fetch_add(1, Ordering::Relaxed);
+            pending::<Result<Response<Full<Bytes>>, Infallible>>()
+        }));
+        // One leaves while the store is at it, which answers only when nobody listens any more.
+        redis.freeze();
+        let mut early = Box::pin(stuck.call_once(request("/")));
+        for _ in 0..100 {
+            let mut idle = Context::from_waker(Waker::noop());
+            assert!(early.as_mut().poll(&mut idle).is_pending());
+            tokio::task::yield_now().await;
+        }
+        drop(early);
+        redis.thaw();
+        // Another while the service works.
+        let mut late = pin!(stuck.call_once(request("/")));
+        std::future::poll_fn(|context| {
+            assert!(late.as_mut().poll(context).is_pending());
+            match reached.load(Ordering::Relaxed) {
+                0 => Poll::Pending,
+                _ => Poll::Ready(()),
+            }
+        })
+        .await;
+        assert_eq!(reached.load(Ordering::Relaxed), 1);
+        let response = ask(&layer.layer(service_fn(ok)), request("/")).await;
+        assert_eq!(response.headers()["x-ratelimit-remaining"], "2");
+    });
+}
+
+/// Asks a service once without taking it.
+trait CallOnce: Service<Head> + Clone {
+    async fn call_once(&self, request: Head) -> Result<Self::Response, Self::Error> {
+        self.clone().oneshot(request).await
+    }
+}
+
+impl<S: Service<Head> + Clone> CallOnce for S {}
+
+#[test]
+fn a_request_without_an_address_is_never_unlimited() {
+    let lines = Lines::default();
+    let written = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || written.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    on_a_worker(async {
+        let service = layer(TWO).layer(service_fn(ok));
+        let mut request = request("/");
+        request.extensions_mut().clear();
+        let response = ask(&service, request).await;
+        assert_eq!(response.status(), 500);
+        assert_eq!(
+            response.headers()["content-type"],
+            "application/problem+json"
+        );
+        assert_eq!(statuses(&service, 3).await, [200, 200, 429]);
+    });
+    let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(said.contains("without its peer's address"), "{said}");
+}
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn readiness_and_errors_are_the_services_own() {
+    #[derive(Clone)]
+    struct Broken {
+        ready: bool,
+    }
+    impl Service<Head> for Broken {
+        type Response = Response<Full<Bytes>>;
+        type Error = io::Error;
+        type Future = std::future::Ready<io::Result<Response<Full<Bytes>>>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            self.ready = true;
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Head) -> Self::Future {
+            // Services may panic when they are called unasked.
+            assert!(std::mem::take(&mut self.ready));
+            std::future::ready(Err(io::ErrorKind::BrokenPipe.into()))
+        }
+    }
+    on_a_worker(async {
+        let mut service = layer(TWO).layer(Broken { ready: false });
+        for _ in 0..2 {
+            let service = service.ready().await.unwrap();
+            let error = service.call(request("/")).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        }
+        let denied = service.ready().await.unwrap().call(request("/")).await;
+        assert_eq!(denied.unwrap().status(), 429);
+    });
+}
+
+#[test]
+fn bodies_stream_through_with_their_trailers() {
+    on_a_worker(async {
+        let service = layer(TWO).layer(service_fn(async |_: Head| {
+            let trailers = HeaderMap::from_iter([(
+                http::HeaderName::from_static("x-sum"),
+                http::HeaderValue::from_static("1"),
+            )]);
+            let frames = [
+                Ok::<_, Infallible>(Frame::data(Bytes::from("one "))),
+                Ok(Frame::data(Bytes::from("two"))),
+                Ok(Frame::trailers(trailers)),
+            ];
+            let body = StreamBody::new(futures_util::stream::iter(frames));
+            Ok::<_, Infallible>(Response::new(body))
+        }));
+        let body: LimitedBody<_> = ask(&service, request("/")).await.into_body();
+        let whole = body.collect().await.unwrap();
+        assert_eq!(whole.trailers().unwrap()["x-sum"], "1");
+        assert_eq!(whole.to_bytes(), "one two");
+    });
+}
+
+#[test]
+fn http_2_names_its_host_in_the_target() {
+    on_a_worker(async {
+        let service = layer(TWO).layer(service_fn(ok));
+        let request = |target: &str| {
+            let mut request = request(target);
+            request.headers_mut().clear();
+            *request.version_mut() = Version::HTTP_2;
+            request
+        };
+        for status in [200, 200, 429] {
+            let response = ask(&service, request("https://api.example/a")).await;
+            assert_eq!(response.status(), status);
+        }
+        let refused = ask(&service, request("https://api.example/a%00")).await;
+        assert_eq!(refused.status(), 400);
+        let mut without = request("https://api.example/");
+        without.extensions_mut().clear();
+        let refused = ask(&service, without).await;
+        assert_eq!(refused.status(), 500);
+        assert!(!refused.headers().contains_key("connection"));
+    });
+}
+
+#[test]
+fn an_outage_means_what_on_error_says() {
+    let text = |on_error: &str| {
+        format!(
+            "[store]\nurl = \"redis://127.0.0.1:{}\"\n{TWO}on_error = \"{on_error}\"\n",
+            free_port()
+        )
+    };
+    on_a_worker(async {
+        for (on_error, expected) in [
+            ("local", [200, 200, 429]),
+            ("deny", [503, 503, 503]),
+            ("allow", [200, 200, 200]),
+        ] {
+            let layer = layer(&text(on_error));
+            layer.settled().await;
+            let service = layer.layer(service_fn(ok));
+            assert_eq!(statuses(&service, 3).await, expected, "{on_error}");
+        }
+    });
+    let (limits, _) = parse_limits("limits.toml", &text("local"), &|_| None).unwrap();
+    let error = LimitLayer::new(limits, |_| None).unwrap_err();
+    assert!(error.to_string().contains("runtime"), "{error}");
+}
+
+#[test]
+fn it_stands_before_an_axum_router() {
+    use axum::body::Body;
+    use axum::routing::get;
+    on_a_worker(async {
+        let router = axum::Router::new()
+            .route("/", get(async || "hello"))
+            .layer(layer(TWO));
+        for status in [200, 200, 429] {
+            let response = router
+                .clone()
+                .oneshot(request("/").map(Body::new))
+                .await
+                .unwrap();
+            assert_eq!(response.status(), status);
+            assert!(response.headers().contains_key("ratelimit"));
+        }
+    });
+}
