@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidegate::clock::Micros;
-use tidegate::config::{StoreKind, StoreSettings};
+use tidegate::config::{Fleet, StoreKind, StoreSettings};
 use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
@@ -28,7 +28,7 @@ fn main() {
         prefix: String::new(),
         timeout: Duration::from_millis(25),
         on_error: OnError::Local,
-        fleet: 1,
+        fleet: Fleet::Fixed(1),
         hash_key: None,
         max_keys: usize::try_from(keys).unwrap() + 1,
         max_memory: 1 << 34,

@@ -5,6 +5,8 @@
 //! Nothing after this file looks at TOML, guesses a default or checks a range again.
 
 mod address;
+mod auth;
+mod budget;
 mod compile;
 mod copy;
 pub mod diagnostic;
@@ -19,9 +21,11 @@ pub mod render;
 mod routes;
 mod section;
 mod settings;
+mod standalone;
 mod store_url;
 #[cfg(test)]
 mod tests;
+mod tier;
 mod values;
 mod warnings;
 
@@ -36,13 +40,15 @@ use http::StatusCode;
 use crate::client::ClientIp;
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::ApiKeySources;
+use crate::limit::key::jwt::JwtRules;
+use crate::limit::tier::Tiers;
 use crate::limit::{Limit, OnError};
 use crate::route::RouteTable;
 
 pub use flags::{FlagConfig, from_flags};
-pub use limits::Limits;
 pub use load::{environment, load, load_limits, parse, parse_limits};
 pub use redis::{RedisAddress, RedisSettings, RedisTls, RedisTopology, Sentinels};
+pub use standalone::Limits;
 
 /// A whole, valid configuration. Each worker takes a [`Config::fresh_copy`], so that no two cores
 /// share the reference counts on the path of a request.
@@ -56,6 +62,10 @@ pub struct Config {
     pub client_ip: ClientIp,
     /// Where API keys are carried.
     pub api_key: ApiKeySources,
+    /// Which tokens are believed.
+    pub jwt: Option<JwtRules>,
+    /// Which tier a client has.
+    pub tier: Option<Tiers>,
     /// Every budget by name, also those that no route uses.
     pub limits: Vec<Arc<Limit>>,
     /// Routes, ready to match; each refers to `upstreams` by index.
@@ -94,8 +104,8 @@ pub struct StoreSettings {
     pub timeout: Duration,
     /// What an outage means for limits that do not say it themselves.
     pub on_error: OnError,
-    /// How many proxies share the store; at least 1.
-    pub fleet: u32,
+    /// How many proxies share the store.
+    pub fleet: Fleet,
     /// The secret that keys are hashed with, when the file gives one (`hash_key_file`); else it is
     /// made once and kept in Redis, or in this process.
     pub hash_key: Option<[u8; 32]>,
@@ -103,6 +113,15 @@ pub struct StoreSettings {
     pub max_keys: usize,
     /// Bytes the embedded store's counts take at most.
     pub max_memory: usize,
+}
+
+/// How many proxies share the store: each keeps its part of every budget while it is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fleet {
+    /// So many; at least 1.
+    Fixed(u32),
+    /// As many as are seen alive.
+    Auto,
 }
 
 /// Where counts are kept.

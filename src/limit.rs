@@ -5,19 +5,22 @@
 
 pub mod counter;
 pub mod decide;
+mod exempt;
 pub mod headers;
 pub mod key;
 pub mod log;
 pub mod people;
+pub mod precision;
 pub mod rate;
 pub mod slots;
+pub mod tier;
 mod window;
 
 use std::sync::Arc;
 
-use ipnet::IpNet;
 use smallvec::SmallVec;
 
+pub use exempt::Exempt;
 pub use key::{Key, Tag};
 pub use rate::Rate;
 pub use window::{Tier, Window};
@@ -100,15 +103,6 @@ pub struct Limit {
     pub slot: Option<Arc<str>>,
     /// Some route may give its units back: what the store denied may pass sooner than it said.
     pub gives_back: bool,
-}
-
-/// Whom a limit does not concern.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Exempt {
-    /// Clients at these addresses.
-    pub nets: Vec<IpNet>,
-    /// Clients with these keys, as BLAKE3 hashes.
-    pub keys: Vec<[u8; 32]>,
 }
 
 impl Limit {

@@ -14,6 +14,7 @@
 mod adjust;
 pub mod admit;
 pub mod body;
+mod claims;
 pub mod flaw;
 mod forward;
 pub mod grpc;

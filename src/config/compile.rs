@@ -4,18 +4,21 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::budget::{self, Budget};
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::raw::{self, RawLimit, RawRoute, RawUpstream};
+use super::limits::RawLimit;
+use super::raw::{self, RawRoute, RawUpstream};
 use super::section::{At, Reader, Section, nearest};
 use super::{
     Bypass, Config, DenySettings, Listen, LogSettings, ServerSettings, StoreSettings,
     UpstreamSettings, address, routes,
 };
 use crate::client::ClientIp;
+use crate::limit::OnError;
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::ApiKeySources;
-use crate::limit::rate::RateText;
-use crate::limit::{Algorithm, Key, Limit, Missing, OnError, Rule};
+use crate::limit::key::jwt::JwtRules;
+use crate::limit::tier::Tiers;
 
 /// A whole file, each section read by itself.
 pub(super) struct RawFile {
@@ -26,6 +29,9 @@ pub(super) struct RawFile {
     pub(super) api_key: ApiKeySources,
     /// The one at the top; its text is nothing if it could not be read.
     pub(super) upstream: Option<At<Option<String>>>,
+    pub(super) jwt: Option<JwtRules>,
+    pub(super) tier: Option<Tiers>,
+    pub(super) tier_span: Span,
     pub(super) limits: Vec<RawLimit>,
     pub(super) routes: Vec<RawRoute>,
     pub(super) bypass: Vec<Bypass>,
@@ -34,19 +40,6 @@ pub(super) struct RawFile {
     pub(super) deny: DenySettings,
     pub(super) server: ServerSettings,
     pub(super) log: LogSettings,
-}
-
-/// A limit and where it came from.
-pub(super) struct Budget {
-    pub(super) name: At<String>,
-    /// Nothing for `rate = "unlimited"`.
-    pub(super) limit: Option<Arc<Limit>>,
-    pub(super) rate_span: Span,
-    pub(super) key: Key,
-    pub(super) key_span: Span,
-    pub(super) missing: Missing,
-    pub(super) on_error: Option<At<OnError>>,
-    pub(super) used: bool,
 }
 
 /// An upstream and where it came from.
@@ -76,6 +69,7 @@ pub(super) struct Compiled<'r> {
     pub(super) names: Names<'r>,
     pub(super) listen_spans: Vec<Span>,
     pub(super) trusted_span: Span,
+    pub(super) tier_span: Span,
 }
 
 /// Everything that sections have to agree on. Nothing if a table of routes could not be made;
@@ -108,6 +102,8 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         store: raw.store,
         client_ip: raw.client_ip,
         api_key: raw.api_key,
+        jwt: raw.jwt,
+        tier: raw.tier,
         limits: names
             .budgets
             .iter()
@@ -131,6 +127,7 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         names,
         listen_spans,
         trusted_span: raw.trusted_span,
+        tier_span: raw.tier_span,
     })
 }
 
@@ -152,67 +149,11 @@ fn check_listen(reader: &Reader<'_>, listen: &[At<Listen>]) {
 impl Names<'_> {
     /// Checks a limit by itself and adds it; returns its index.
     pub(super) fn add_limit(&mut self, raw: RawLimit) -> usize {
-        let key_span = raw
-            .key
-            .as_ref()
-            .map_or(raw.name.span.clone(), |key| key.span.clone());
-        let key = raw.key.map_or_else(raw::by_address, |key| key.value);
-        let limit = match raw.rate.value {
-            RateText::Unlimited => None,
-            RateText::Limited(rate) => {
-                let rule = Rule {
-                    algorithm: raw.algorithm.value,
-                    units: rate.units,
-                    window_us: rate.window_us,
-                    precision_us: 1,
-                };
-                self.check_rule(rule, &raw.rate.span, &raw.algorithm.span);
-                if raw.cost > rule.units {
-                    let message = format!("`limit.{}` can never allow a request", raw.name.value);
-                    let label = format!("each request costs {} here", raw.cost);
-                    let diagnostic = Diagnostic::new(Code::CostAboveLimit, message);
-                    self.reader.report(diagnostic.at(&raw.rate.span, label));
-                }
-                let said = raw.on_error.as_ref();
-                Some(Arc::new(Limit {
-                    missing: raw.missing,
-                    on_error: said.map_or(self.on_error, |word| word.value),
-                    cost: raw.cost,
-                    ..Limit::new(&raw.name.value, &[rule], key.clone())
-                }))
-            }
-        };
-        self.limit_index
-            .insert(raw.name.value.clone(), self.budgets.len());
-        self.budgets.push(Budget {
-            name: raw.name,
-            limit,
-            rate_span: raw.rate.span,
-            key,
-            key_span,
-            missing: raw.missing,
-            on_error: raw.on_error,
-            used: false,
-        });
-        self.budgets.len() - 1
-    }
-
-    /// The counter compares products in doubles: they must stay exact (`docs/limits.md`).
-    fn check_rule(&self, rule: Rule, rate: &Span, algorithm: &Span) {
-        const EXACT: u64 = 1 << 53;
-        let product = rule
-            .units
-            .checked_mul(rule.window_us)
-            .and_then(|half| half.checked_mul(2));
-        if rule.algorithm == Algorithm::Counter && product.is_none_or(|product| product >= EXACT) {
-            let message = "too many units over too long a window for `algorithm = \"counter\"`";
-            let most = (EXACT - 1) / 2 / rule.window_us;
-            let diagnostic = Diagnostic::new(Code::LimitTooLarge, message)
-                .at(rate, format!("at most {most} in this window"))
-                .at(algorithm, "")
-                .help("use a shorter window, or `algorithm = \"log\"`");
-            self.reader.report(diagnostic);
-        }
+        let index = self.budgets.len();
+        self.limit_index.insert(raw.name.value.clone(), index);
+        self.budgets
+            .push(budget::budget(self.reader, raw, self.on_error));
+        index
     }
 
     /// The limit whose section has this name.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::{Bypass, Config, UpstreamSettings};
+use crate::limit::tier::Tiers;
 use crate::limit::{Limit, Tier, Window};
 use crate::route::{Route, RouteTable};
 
@@ -30,6 +31,8 @@ impl Config {
             store: self.store.clone(),
             client_ip: self.client_ip.clone(),
             api_key: self.api_key.clone(),
+            jwt: self.jwt.clone(),
+            tier: self.tier.as_ref().map(own_tiers),
             routes,
             bypass: self.bypass.iter().map(Bypass::clone).collect(),
             upstreams: self.upstreams.iter().map(own_upstream).collect(),
@@ -55,6 +58,15 @@ fn own_limit(limit: &Limit) -> Arc<Limit> {
         slot: limit.slot.as_ref().map(|slot| Arc::from(&**slot)),
         ..limit.clone()
     })
+}
+
+/// The list of keys may be long, and nothing on the path of a request counts references to it: it
+/// stays one.
+fn own_tiers(tiers: &Tiers) -> Tiers {
+    Tiers {
+        from: tiers.from.clone(),
+        default: tiers.default.as_ref().map(|name| Arc::from(&**name)),
+    }
 }
 
 fn own_windows(windows: &[Arc<Window>]) -> Vec<Arc<Window>> {

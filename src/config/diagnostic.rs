@@ -179,7 +179,7 @@ codes! {
     UnknownWord = "T106",
     /// `${VAR}` that is not set, or is misspelt.
     Variable = "T107",
-    /// A secret's file that cannot be used.
+    /// A file that the configuration names and that cannot be used.
     SecretFile = "T108",
     /// A rate that cannot be read.
     BadRate = "T109",
@@ -229,6 +229,8 @@ codes! {
     UnusedUpstream = "T207",
     /// A log that takes megabytes for each key.
     LargeLog = "T208",
+    /// A tier in a header that is believed from nobody.
+    NobodyBelieved = "T209",
 }
 
 const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");

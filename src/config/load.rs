@@ -12,13 +12,12 @@ use toml::de::{DeTable, DeValue};
 use super::compile::{RawFile, compile};
 use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, Source, Span};
 use super::section::{At, Reader, Section, Surroundings};
-use super::{Config, Limits, Listen, address, limits, raw, settings, warnings};
+use super::{
+    Config, Limits, Listen, address, auth, limits, raw, settings, standalone, tier, warnings,
+};
 
 /// Bytes of a configuration file, at most.
 const MAX_FILE: u64 = 16 << 20;
-/// Bytes of a file of secrets or certificates that are read: more than any may have, so that the
-/// excess is noticed.
-const MAX_READ: u64 = (4 << 20) + 1;
 
 /// Reads a file. The second part of what it returns is the warnings; as an error, every mistake,
 /// those in syntax included. A file that cannot be read is [`Code::Unreadable`].
@@ -38,11 +37,10 @@ pub fn parse_limits(
     text: &str,
     env: Environment<'_>,
 ) -> Result<(Limits, Diagnostics), Diagnostics> {
-    let read = |path: &Path| read_bounded(path, MAX_READ);
     let around = Surroundings {
         forwards: false,
         env,
-        read: &read,
+        read: &read_bounded,
     };
     let (config, warnings) = read_text(source_name, text, &around).0?;
     Ok((Limits(config), warnings))
@@ -83,11 +81,10 @@ pub fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    let read = |path: &Path| read_bounded(path, MAX_READ);
     let around = Surroundings {
         forwards: true,
         env,
-        read: &read,
+        read: &read_bounded,
     };
     read_text(source_name, text, &around).0
 }
@@ -204,8 +201,9 @@ fn syntax(text: &str, error: &toml::de::Error) -> Diagnostic {
 fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
     let mut top = Section::top(reader, table);
     if !reader.surroundings.forwards {
-        limits::refuse_serving(&top);
+        standalone::refuse_serving(&top);
     }
+    let known = limits::known(&top);
     let listen = listen(&mut top);
     let trusted_span = top.key_span("trusted_proxies");
     let upstream = upstream(&mut top);
@@ -216,7 +214,12 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
         client_ip: settings::client_ip(&mut top),
         store: settings::store(top.section("store")),
         api_key: settings::api_key(top.section("api_key")),
-        limits: each(top.named("limit"), raw::limit),
+        jwt: auth::read(top.section("auth")),
+        tier_span: tier::span(&top),
+        tier: tier::read(&mut top, known),
+        limits: each(top.named("limit"), |name, section| {
+            limits::limit(name, section, known)
+        }),
         routes: top.list("route").into_iter().map(raw::route).collect(),
         bypass: top
             .list("bypass")

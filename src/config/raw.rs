@@ -1,37 +1,24 @@
-//! The sections that refer to each other, as they are written: limits, routes, bypasses, upstreams.
+//! The sections that refer to each other, as they are written: routes, bypasses, upstreams. Limits
+//! are in `limits.rs`.
 //!
 //! Every value is read and checked by itself; names are still names. `compile.rs` joins them.
 
 use std::time::Duration;
 
-use http::Method;
+use http::{HeaderName, Method};
 use toml::de::DeValue;
 
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::{At, Section, nearest};
-use super::settings::{MISSING, ON_ERROR, header_name, some_time};
+use super::settings::{header_name, some_time};
 use super::{Bypass, ServerAddress, address};
-use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
-use crate::limit::rate::RateText;
-use crate::limit::{Algorithm, Missing, OnError};
-use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern};
+use crate::limit::key::{Alternatives, Key, Part};
+use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet};
 
 /// A cost is below 2^32, as the units of a limit are.
 const MAX_COST: u64 = u32::MAX as u64;
 /// Servers of one upstream, at most.
 const MAX_SERVERS: usize = 256;
-
-/// `[limit.NAME]`
-pub(super) struct RawLimit {
-    pub(super) name: At<String>,
-    /// `unlimited` when it could not be read: that breaks no other rule.
-    pub(super) rate: At<RateText>,
-    pub(super) key: Option<At<Key>>,
-    pub(super) algorithm: At<Algorithm>,
-    pub(super) missing: Missing,
-    pub(super) on_error: Option<At<OnError>>,
-    pub(super) cost: u64,
-}
 
 /// `[[route]]`
 pub(super) struct RawRoute {
@@ -48,6 +35,8 @@ pub(super) struct RawRoute {
     pub(super) upstream: Option<At<String>>,
     pub(super) limits: Option<At<Vec<At<String>>>>,
     pub(super) cost: At<CostSource>,
+    pub(super) settle: Option<At<HeaderName>>,
+    pub(super) refund: Option<At<StatusSet>>,
 }
 
 /// `[upstream.NAME]`
@@ -67,49 +56,8 @@ pub(super) struct UpstreamTimes {
     pub(super) idle: Duration,
 }
 
-/// `[limit.NAME]`
-pub(super) fn limit(name: At<String>, mut section: Section<'_>) -> RawLimit {
-    check_name(&section, &name, "a limit");
-    let rate = section.parsed("rate", (Code::BadRate, "a rate"), RateText::parse);
-    if section.peek("rate").is_none() {
-        section.missing("rate", "rate = \"100/min\"");
-    }
-    let algorithms = [("log", Algorithm::Log), ("counter", Algorithm::Counter)];
-    let here = |section: &Section<'_>, key| {
-        section
-            .peek(key)
-            .map_or_else(|| section.span.clone(), toml::Spanned::span)
-    };
-    let algorithm = section
-        .word("algorithm", &algorithms)
-        .unwrap_or(Algorithm::Log);
-    let on_error = section.word("on_error", ON_ERROR);
-    let raw = RawLimit {
-        rate: rate.unwrap_or(At {
-            value: RateText::Unlimited,
-            span: section.span.clone(),
-        }),
-        key: key(&mut section),
-        algorithm: At {
-            value: algorithm,
-            span: here(&section, "algorithm"),
-        },
-        missing: section.word("missing", MISSING).unwrap_or(Missing::Ip),
-        on_error: on_error.map(|value| At {
-            value,
-            span: here(&section, "on_error"),
-        }),
-        cost: section
-            .integer("cost", 1..=MAX_COST)
-            .map_or(1, |cost| cost.value),
-        name,
-    };
-    section.finish();
-    raw
-}
-
 /// Names are what clients, operators, metrics and the command line say.
-fn check_name(section: &Section<'_>, name: &At<String>, what: &str) {
+pub(super) fn check_name(section: &Section<'_>, name: &At<String>, what: &str) {
     let fits =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     if (1..=64).contains(&name.value.len()) && name.value.bytes().all(fits) {
@@ -135,46 +83,6 @@ fn check_name(section: &Section<'_>, name: &At<String>, what: &str) {
         diagnostic = diagnostic.help(format!("for example `{better}`"));
     }
     section.reader.report(diagnostic);
-}
-
-/// `key`: one part, or a list of parts that are taken together.
-fn key(section: &mut Section<'_>) -> Option<At<Key>> {
-    let texts = section.texts("key")?;
-    if texts.value.is_empty() || texts.value.len() > MAX_CHOICES {
-        section.out_of_range_at("key", &texts, &format!("1 to {MAX_CHOICES} parts"));
-    }
-    let mut parts: Vec<Alternatives> = Vec::new();
-    for text in texts.value {
-        if let Some(word) = planned_part(&text.value) {
-            let message = format!("`{word}` is not available yet");
-            let diagnostic = Diagnostic::new(Code::BadKey, message)
-                .at(&text.span, "")
-                .note("planned; this version does not have it yet");
-            section.reader.report(diagnostic);
-            continue;
-        }
-        let kind = (Code::BadKey, "a key");
-        let part = section.understood("key", text, kind, Key::parse_part);
-        if let Some(part) = part {
-            if parts.contains(&part.value) {
-                let diagnostic = Diagnostic::new(Code::Duplicate, "the same part twice in one key")
-                    .at(&part.span, "changes nothing");
-                section.reader.report(diagnostic);
-            }
-            parts.push(part.value);
-        }
-    }
-    (!parts.is_empty()).then_some(At {
-        value: Key { parts },
-        span: texts.span,
-    })
-}
-
-/// A part that later versions will know.
-fn planned_part(text: &str) -> Option<&str> {
-    text.split(" or ")
-        .map(str::trim)
-        .find(|word| word.starts_with("jwt:") || *word == "tier")
 }
 
 /// Limits' and routes' default key.
@@ -215,6 +123,8 @@ pub(super) fn route(mut section: Section<'_>) -> RawRoute {
     let upstream = section.text("upstream");
     let limits = section.texts("limits");
     let cost = cost(&mut section);
+    let settle = section.parsed("settle", (Code::BadKey, "a cost"), settle);
+    let refund = refund(&mut section);
     let span = section.span.clone();
     section.finish();
     let host = host.unwrap_or(At {
@@ -235,6 +145,8 @@ pub(super) fn route(mut section: Section<'_>) -> RawRoute {
         upstream,
         limits,
         cost,
+        settle,
+        refund,
     }
 }
 
@@ -360,6 +272,29 @@ fn cost(section: &mut Section<'_>) -> At<CostSource> {
         header_name(name)
     });
     source.map_or(default, |name| name.map(CostSource::Header))
+}
+
+/// `settle = "response-header:x-cost"`
+fn settle(text: &str) -> Result<HeaderName, &'static str> {
+    let name = text.strip_prefix("response-header:");
+    header_name(name.ok_or("the upstream says it; write `\"response-header:x-cost\"`")?)
+}
+
+/// `refund = ["5xx", "404"]`
+fn refund(section: &mut Section<'_>) -> Option<At<StatusSet>> {
+    let texts = section.texts("refund")?;
+    if texts.value.is_empty() {
+        section.out_of_range_at("refund", &texts, "one or more; leave `refund` out for none");
+    }
+    let mut set = StatusSet::default();
+    for text in texts.value {
+        let kind = (Code::BadHttp, "a status");
+        section.understood("refund", text, kind, |text| set.add(text));
+    }
+    Some(At {
+        value: set,
+        span: texts.span,
+    })
 }
 
 /// `[upstream.NAME]`

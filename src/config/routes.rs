@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::compile::{Budget, Names};
+use super::budget::Budget;
+use super::compile::Names;
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::limits;
-use super::raw::{RawLimit, RawRoute};
+use super::limits::RawLimit;
+use super::raw::RawRoute;
 use super::section::{At, nearest};
+use super::standalone;
 use crate::limit::rate::RateText;
 use crate::limit::{Algorithm, Limit, Missing};
 use crate::path::CanonicalPath;
@@ -25,7 +27,7 @@ pub(super) fn compile(
 ) -> Option<RouteTable> {
     let forwards = names.reader.surroundings.forwards;
     if !forwards {
-        limits::check(names, &raw);
+        standalone::check(names, &raw);
     } else if raw.is_empty() && upstream.is_none() {
         let help = "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`";
         let message = "the file forwards nothing";
@@ -48,16 +50,22 @@ pub(super) fn compile(
         raw.push(default_route(&span, &raw));
     }
     let called = route_names(names, &raw);
+    let mut chosen = Vec::new();
+    for (raw, name) in raw.iter().zip(&called) {
+        let limits = choose(names, raw, name);
+        check_giving_back(names, raw, &limits);
+        chosen.push(limits);
+    }
     let mut routes = Vec::new();
     let mut spans = Vec::new();
     let mut broken = false;
-    for (raw, name) in raw.into_iter().zip(called) {
+    for ((raw, name), chosen) in raw.into_iter().zip(called).zip(chosen) {
         let span = raw
             .path
             .as_ref()
             .map_or(raw.span.clone(), |path| path.span.clone());
         let (limits, path, target) =
-            parts(names, &raw, &name, (upstream.is_some(), default_target));
+            parts(names, &raw, chosen, (upstream.is_some(), default_target));
         let (Some(path), Some(upstream)) = (path, target) else {
             broken = true;
             continue;
@@ -74,8 +82,8 @@ pub(super) fn compile(
             upstream,
             limits,
             cost,
-            settle: None,
-            refund: StatusSet::default(),
+            settle: raw.settle.map(|name| name.value),
+            refund: raw.refund.map_or_else(StatusSet::default, |set| set.value),
         });
         spans.push(span);
     }
@@ -114,11 +122,11 @@ fn takes_everything(raw: &RawRoute) -> bool {
 fn parts(
     names: &mut Names<'_>,
     raw: &RawRoute,
-    name: &str,
+    chosen: Vec<(usize, Span)>,
     (has_default, default_target): (bool, Option<usize>),
 ) -> (Vec<Arc<Limit>>, Option<PathPattern>, Option<usize>) {
     let target = match &raw.upstream {
-        _ if !names.reader.surroundings.forwards => Some(limits::INNER),
+        _ if !names.reader.surroundings.forwards => Some(standalone::INNER),
         Some(text) => names.target(text),
         None => {
             if !has_default {
@@ -127,7 +135,6 @@ fn parts(
             default_target
         }
     };
-    let chosen = choose(names, raw, name);
     let mut limits = Vec::new();
     for (index, span) in chosen {
         names.budgets[index].used = true;
@@ -141,6 +148,38 @@ fn parts(
         raw.path.as_ref().map(|path| path.value.clone()),
         target,
     )
+}
+
+/// Limits of a route that gives units back may allow sooner than they said when they denied: they
+/// know of it. Must come before anybody shares them.
+fn check_giving_back(names: &mut Names<'_>, raw: &RawRoute, chosen: &[(usize, Span)]) {
+    let settle = raw.settle.as_ref().map(|header| ("settle", &header.span));
+    let refund = raw.refund.as_ref().map(|set| ("refund", &set.span));
+    let Some((key, span)) = settle.or(refund) else {
+        return;
+    };
+    let holds = |budget: &Budget| {
+        let first = budget.rules.first();
+        first.is_some_and(|rule| rule.value.algorithm == Algorithm::Slots)
+    };
+    for (index, _) in chosen {
+        let budget = &mut names.budgets[*index];
+        let spends = !holds(budget);
+        if let Some(limit) = budget.limit.as_mut().and_then(Arc::get_mut) {
+            limit.gives_back = spends;
+        }
+    }
+    let all = chosen
+        .iter()
+        .all(|(index, _)| holds(&names.budgets[*index]));
+    if let Some((index, _)) = chosen.first().filter(|_| all) {
+        let message = format!("nothing to give back by `{key}`");
+        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+            .at(span, "")
+            .at(&names.budgets[*index].rate_span, "ends with its request")
+            .help("name a limit with a `rate`, or leave it out");
+        names.reader.report(diagnostic);
+    }
 }
 
 fn missing_upstream(names: &Names<'_>, raw: &RawRoute) {
@@ -240,23 +279,18 @@ fn in_place(names: &mut Names<'_>, text: &At<String>, route: &str) -> Option<usi
         count += 1;
         name = format!("{base}-{count}");
     }
+    let name = At {
+        value: name,
+        span: text.span.clone(),
+    };
+    let rate = match rate {
+        RateText::Limited(rate) => Some(rate),
+        RateText::Unlimited => None,
+    };
     Some(names.add_limit(RawLimit {
-        name: At {
-            value: name,
-            span: text.span.clone(),
-        },
-        rate: At {
-            value: rate,
-            span: text.span.clone(),
-        },
         key,
-        algorithm: At {
-            value: Algorithm::Log,
-            span: text.span.clone(),
-        },
         missing,
-        on_error: None,
-        cost: 1,
+        ..RawLimit::of_rate(name, rate)
     }))
 }
 
@@ -301,29 +335,25 @@ fn check_params(names: &Names<'_>, budget: &Budget, raw: &RawRoute, span: &Span)
     }
 }
 
-/// A cost above the limit is never granted. A limit's own cost alone is checked with the limit.
+/// A cost above the limit is never granted, for whatever tier. A limit's own cost alone is checked
+/// with the limit.
 fn check_cost(names: &Names<'_>, budget: &Budget, raw: &RawRoute) {
     let (Some(limit), CostSource::Fixed(cost)) = (&budget.limit, &raw.cost.value) else {
         return;
     };
-    if *cost > 1
-        && smallest_units(limit).is_some_and(|units| cost.saturating_mul(limit.cost) > units)
-    {
-        let message = "the route's requests can never be allowed";
-        let total = cost.saturating_mul(limit.cost);
-        let diagnostic = Diagnostic::new(Code::CostAboveLimit, message)
-            .at(
-                &raw.cost.span,
-                format!("each costs {total} of `limit.{}`", limit.name),
-            )
-            .at(&budget.rate_span, "which never holds so many");
-        names.reader.report(diagnostic);
-    }
-}
-
-/// The smallest of a limit's rates: what none of its requests may cost more than.
-fn smallest_units(limit: &Limit) -> Option<u64> {
-    limit.windows.iter().map(|window| window.rule.units).min()
+    let smallest = budget.rules.iter().min_by_key(|rule| rule.value.units);
+    let total = cost.saturating_mul(limit.cost);
+    let Some(rule) = smallest.filter(|rule| *cost > 1 && total > rule.value.units) else {
+        return;
+    };
+    let message = "the route's requests can never be allowed";
+    let diagnostic = Diagnostic::new(Code::CostAboveLimit, message)
+        .at(
+            &raw.cost.span,
+            format!("each costs {total} of `limit.{}`", limit.name),
+        )
+        .at(&rule.span, "which never holds so many");
+    names.reader.report(diagnostic);
 }
 
 /// What each route is called: its `name`, or its methods and path.
@@ -403,6 +433,8 @@ fn default_route(upstream: &Span, others: &[RawRoute]) -> RawRoute {
             value: CostSource::Fixed(1),
             span: upstream.clone(),
         },
+        settle: None,
+        refund: None,
     }
 }
 

@@ -36,8 +36,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) forwards: bool,
     /// The environment.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
-    /// Secret files.
-    pub(super) read: &'a dyn Fn(&Path) -> io::Result<Vec<u8>>,
+    /// The files that it names: at most so many bytes of each.
+    pub(super) read: &'a dyn Fn(&Path, u64) -> io::Result<Vec<u8>>,
 }
 
 /// Where findings gather, and what the readers of values need.
@@ -87,24 +87,13 @@ impl<'a> Reader<'a> {
 /// Settings of later versions, so that a file written for one says why it is refused.
 pub(super) const PLANNED: &[(&str, &str)] = &[
     ("", "admin"),
-    ("", "auth"),
     ("", "otel"),
     ("", "proxy_protocol"),
-    ("", "tier"),
     ("", "tls"),
-    ("limit.NAME", "candidate"),
-    ("limit.NAME", "concurrent"),
-    ("limit.NAME", "exempt"),
-    ("limit.NAME", "lease"),
-    ("limit.NAME", "precision"),
-    ("limit.NAME", "shadow"),
-    ("limit.NAME", "tiers"),
     ("route", "body_limit"),
     ("route", "headers_down"),
     ("route", "headers_up"),
-    ("route", "refund"),
     ("route", "respond"),
-    ("route", "settle"),
     ("route", "strip_prefix"),
     ("route", "timeout"),
     ("store", "connections"),

@@ -12,7 +12,7 @@ use super::diagnostic::{Code, Diagnostic};
 use super::redis_keys;
 use super::section::Section;
 use super::{
-    BodyKind, DenySettings, LogFormat, LogKeys, LogSettings, LogTarget, ServerSettings,
+    BodyKind, DenySettings, Fleet, LogFormat, LogKeys, LogSettings, LogTarget, ServerSettings,
     StoreSettings,
 };
 use crate::client::ClientIp;
@@ -61,10 +61,7 @@ pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
         prefix: prefix.map_or_else(|| "tidegate:".to_owned(), |prefix| prefix.value),
         timeout: section.duration("timeout", MS..=10 * SECOND, 25 * MS),
         on_error: section.word("on_error", ON_ERROR).unwrap_or(OnError::Local),
-        fleet: section
-            .integer("fleet", 1..=100_000)
-            .and_then(|fleet| u32::try_from(fleet.value).ok())
-            .unwrap_or(1),
+        fleet: fleet(&mut section),
         hash_key: hash_key(&mut section),
         max_keys: section.count("max_keys", 1..=1 << 32, 1_000_000),
         max_memory: usize::try_from(section.size("max_memory", MIB..=1 << 46, 256 * MIB))
@@ -72,6 +69,18 @@ pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
     };
     section.finish();
     settings
+}
+
+/// A number, or `auto`.
+fn fleet(section: &mut Section<'_>) -> Fleet {
+    let value = section.peek("fleet");
+    if value.is_some_and(|value| value.get_ref().is_str()) {
+        let word = section.word("fleet", &[("auto", Fleet::Auto)]);
+        return word.unwrap_or(Fleet::Fixed(1));
+    }
+    let number = section.integer("fleet", 1..=100_000);
+    let number = number.and_then(|fleet| u32::try_from(fleet.value).ok());
+    Fleet::Fixed(number.unwrap_or(1))
 }
 
 /// What keys in Redis begin with. Braces would choose a slot of a cluster.

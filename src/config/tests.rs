@@ -3,8 +3,10 @@
 mod accepted;
 mod flags;
 mod limits;
+mod people;
 mod reference;
 mod refused;
+mod standalone;
 mod stores;
 mod warned;
 

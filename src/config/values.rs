@@ -11,7 +11,7 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::diagnostic::{Code, Diagnostic};
+use super::diagnostic::{Code, Diagnostic, Span};
 use super::interpolate::interpolate;
 use super::section::{At, Section, nearest};
 use crate::limit::rate;
@@ -20,6 +20,8 @@ use crate::limit::rate;
 const MAX_SECRET: usize = 64 << 10;
 /// Bytes of a file of certificates, at most: a system's bundle has a few hundred KiB.
 const MAX_PEM: usize = 4 << 20;
+/// Bytes of a file that lists things, at most.
+const MAX_LIST: usize = 128 << 20;
 
 impl Section<'_> {
     /// A string.
@@ -35,6 +37,15 @@ impl Section<'_> {
     /// A string, or a list of strings.
     pub(super) fn texts(&mut self, key: &'static str) -> Option<At<Vec<At<String>>>> {
         let value = self.take(key)?;
+        self.texts_of(key, value)
+    }
+
+    /// The same for a value already at hand.
+    pub(super) fn texts_of(
+        &self,
+        key: &str,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Option<At<Vec<At<String>>>> {
         let span = value.span();
         match value.get_ref() {
             DeValue::String(_) => self.filled(value).map(|one| At {
@@ -197,17 +208,27 @@ impl Section<'_> {
         range: RangeInclusive<Duration>,
         default: Duration,
     ) -> Duration {
+        self.length(key, range)
+            .map_or(default, |length| length.value)
+    }
+
+    /// The same without a default.
+    pub(super) fn length(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<Duration>,
+    ) -> Option<At<Duration>> {
         let kind = (Code::BadQuantity, "a length of time");
         let Some(value) = self.parsed(key, kind, rate::parse_duration) else {
             self.number_without_unit(key);
-            return default;
+            return None;
         };
         if !range.contains(&value.value) {
             let allowed = format!("{:?} to {:?}", range.start(), range.end());
             self.out_of_range_at(key, &value, &allowed);
-            return default;
+            return None;
         }
-        value.value
+        Some(value)
     }
 
     /// A number where a text with a unit belongs has been called a wrong type: say what to write.
@@ -251,20 +272,28 @@ impl Section<'_> {
         key: &'static str,
         words: &[(&'static str, T)],
     ) -> Option<T> {
+        self.word_at(key, words).map(|word| word.value)
+    }
+
+    /// The same, and where it stands.
+    pub(super) fn word_at<T: Clone>(
+        &mut self,
+        key: &'static str,
+        words: &[(&'static str, T)],
+    ) -> Option<At<T>> {
         let text = self.text(key)?;
         if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text.value) {
-            return Some(meaning.clone());
+            return Some(text.map(|_| meaning.clone()));
         }
         let all: Vec<_> = words
             .iter()
             .map(|(word, _)| format!("`\"{word}\"`"))
             .collect();
-        let (last, others) = all.split_last()?;
-        let message = format!(
-            "`{}` must be {} or {last}",
-            self.full(key),
-            others.join(", ")
-        );
+        let wanted = match all.split_last()? {
+            (only, []) => only.clone(),
+            (last, others) => format!("{} or {last}", others.join(", ")),
+        };
+        let message = format!("`{}` must be {wanted}", self.full(key));
         let close = nearest(&text.value, words.iter().map(|(word, _)| *word));
         let diagnostic = Diagnostic::new(Code::UnknownWord, message)
             .at(&text.span, "not one of these")
@@ -302,39 +331,63 @@ impl Section<'_> {
         self.content(key, &path, MAX_PEM)
     }
 
+    /// Without its last newline.
     fn content(&self, key: &str, path: &At<String>, most: usize) -> Option<At<Vec<u8>>> {
-        match self.short_file(&path.value, most) {
-            Ok(value) => Some(At {
-                value,
-                span: path.span.clone(),
-            }),
-            Err(why) => {
-                let message = format!("the file of `{}` cannot be used", self.full(key));
-                self.reader
-                    .report(Diagnostic::new(Code::SecretFile, message).at(&path.span, why));
-                None
+        let bytes = self.bounded_file(&path.value, most).and_then(|mut bytes| {
+            if bytes.ends_with(b"\n") {
+                bytes.pop();
             }
-        }
+            if bytes.ends_with(b"\r") {
+                bytes.pop();
+            }
+            match bytes.is_empty() {
+                true => Err("empty".to_owned()),
+                false => Ok(bytes),
+            }
+        });
+        let value = self.used_file(key, path, bytes)?;
+        Some(At {
+            value,
+            span: path.span.clone(),
+        })
     }
 
-    /// Without its last newline.
-    fn short_file(&self, path: &str, most: usize) -> Result<Vec<u8>, String> {
-        let mut bytes =
-            (self.reader.surroundings.read)(Path::new(path)).map_err(|error| error.to_string())?;
+    /// The content of a file, unless it cannot be used.
+    fn used_file<T>(&self, key: &str, path: &At<String>, content: Result<T, String>) -> Option<T> {
+        content
+            .inspect_err(|why| {
+                let message = format!("the file of `{}` cannot be used", self.full(key));
+                let diagnostic = Diagnostic::new(Code::SecretFile, message);
+                self.reader.report(diagnostic.at(&path.span, why));
+            })
+            .ok()
+    }
+
+    /// A file's bytes, if it has no more than `most`.
+    fn bounded_file(&self, path: &str, most: usize) -> Result<Vec<u8>, String> {
+        // One more than it may have, so that the excess is noticed.
+        let bytes = (self.reader.surroundings.read)(Path::new(path), most as u64 + 1)
+            .map_err(|error| error.to_string())?;
         if bytes.len() > most {
             return Err(format!("longer than {most} bytes"));
         }
-        if bytes.ends_with(b"\n") {
-            bytes.pop();
-        }
-        if bytes.ends_with(b"\r") {
-            bytes.pop();
-        }
-        if bytes.is_empty() {
-            Err("empty".to_owned())
-        } else {
-            Ok(bytes)
-        }
+        Ok(bytes)
+    }
+
+    /// The text of a file that lists things, one on a line.
+    pub(super) fn list_file(&self, key: &str, path: &At<String>) -> Option<String> {
+        let text = self
+            .bounded_file(&path.value, MAX_LIST)
+            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned()));
+        self.used_file(key, path, text)
+    }
+
+    /// A line of such a file that cannot be used. It may hold a secret: only its number is shown.
+    pub(super) fn bad_line(&self, key: &str, path: &Span, (number, why): (usize, &str)) {
+        let message = format!("the file of `{}` cannot be used", self.full(key));
+        let diagnostic = Diagnostic::new(Code::SecretFile, message);
+        self.reader
+            .report(diagnostic.because(path, &format!("line {number}: {why}")));
     }
 
     fn out_of_range(&self, key: &str, value: &Spanned<DeValue<'_>>, allowed: &str) {
@@ -355,4 +408,12 @@ impl Section<'_> {
         self.reader
             .report(Diagnostic::new(Code::OutOfRange, message).at(&value.span, label));
     }
+}
+
+/// The lines of a list that say something, with their numbers: `#` begins a comment.
+pub(super) fn list_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let lines = text.lines().map(str::trim);
+    let numbered = lines.enumerate().map(|(index, line)| (index + 1, line));
+    numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }

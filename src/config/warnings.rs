@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::compile::{Budget, Compiled};
+use super::budget::Budget;
+use super::compile::Compiled;
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::section::Reader;
+use super::section::{At, Reader};
 use super::{Listen, ServerAddress};
-use crate::limit::{Algorithm, Limit, OnError, Rule, Window};
+use crate::limit::key::Part;
+use crate::limit::tier::TierSource;
+use crate::limit::{Algorithm, Limit, OnError, Rate, Rule};
 use crate::route::Route;
 
 /// A log of so many units takes megabytes for each key: 8 bytes a unit.
@@ -21,9 +24,11 @@ pub(super) fn find(reader: &Reader<'_>, compiled: &Compiled<'_>) {
     for (index, budget) in compiled.names.budgets.iter().enumerate() {
         client_chosen_key(reader, budget);
         large_log(reader, budget);
+        idle_rates(reader, budget);
         never_denies(reader, compiled, &uses, index);
         open_login(reader, budget, &uses.by_budget[index]);
     }
+    nobody_believed(reader, compiled);
     own_upstream(reader, compiled);
     unused(reader, compiled);
 }
@@ -100,35 +105,38 @@ fn client_chosen_key(reader: &Reader<'_>, budget: &Budget) {
 
 fn large_log(reader: &Reader<'_>, budget: &Budget) {
     let Some(limit) = &budget.limit else { return };
-    let entries = |window: &Arc<Window>| match window.rule.algorithm {
-        Algorithm::Log => (window.rule.units).min(window.rule.window_us / window.rule.precision_us),
+    let entries = |rule: &Rule| match rule.algorithm {
+        Algorithm::Log => rule.units.min(rule.window_us / rule.precision_us),
         Algorithm::Counter | Algorithm::Slots => 0,
     };
-    let most = limit.windows.iter().map(entries).max().unwrap_or(0);
-    if most < LARGE_LOG {
+    let largest = budget.rules.iter().max_by_key(|rule| entries(&rule.value));
+    let Some(rule) = largest.filter(|rule| entries(&rule.value) >= LARGE_LOG) else {
         return;
-    }
-    let size = most * 8 / 1_000_000;
+    };
+    let size = entries(&rule.value) * 8 / 1_000_000;
     let message = format!(
         "`limit.{}` remembers every request of its window",
         limit.name
     );
     let diagnostic = Diagnostic::new(Code::LargeLog, message)
-        .at(&budget.rate_span, format!("up to {size} MB for each key"))
-        .help("`algorithm = \"counter\"` takes constant memory, and is approximate");
+        .at(&rule.span, format!("up to {size} MB for each key"))
+        .help("without `algorithm` and `precision` a key takes 8 KB, and units count 0.1 % longer");
     reader.report(diagnostic);
 }
 
 /// Whether `tight` denies before `loose` ever can: as many of its windows as cover the other's hold
-/// fewer units. Only the log keeps its promise exactly enough to say so.
+/// fewer units. Only the log keeps its promise exactly enough to say so; a coarse one counts a unit
+/// for longer than its window.
+fn covers(tight: &Rule, loose: &Rule) -> bool {
+    let longest_us = loose.window_us + loose.precision_us - 1;
+    let windows = longest_us.div_ceil(tight.window_us);
+    let most = windows.checked_mul(tight.units);
+    let logs = [tight, loose].map(|rule| rule.algorithm) == [Algorithm::Log; 2];
+    logs && most.is_some_and(|most| most <= loose.units)
+}
+
+/// The same for limits.
 fn is_tighter(tight: &Limit, loose: &Limit) -> bool {
-    let covers = |tight: &Rule, loose: &Rule| {
-        let windows = loose.window_us.div_ceil(tight.window_us);
-        let most = windows.checked_mul(tight.units);
-        tight.algorithm == Algorithm::Log
-            && loose.algorithm != Algorithm::Slots
-            && most.is_some_and(|most| most <= loose.units)
-    };
     let plain = |limit: &Limit| limit.tiers.is_empty() && !limit.shadow;
     plain(tight)
         && plain(loose)
@@ -138,6 +146,52 @@ fn is_tighter(tight: &Limit, loose: &Limit) -> bool {
         && tight.cost >= loose.cost
         && (loose.windows.iter())
             .all(|loose| (tight.windows.iter()).any(|tight| covers(&tight.rule, &loose.rule)))
+}
+
+/// Rates of a limit beside which another of them always denies first.
+fn idle_rates(reader: &Reader<'_>, budget: &Budget) {
+    let Some(limit) = &budget.limit else { return };
+    let tiers = limit.tiers.iter().map(|tier| tier.windows.len());
+    let mut rules = budget.rules.as_slice();
+    for count in std::iter::once(limit.windows.len()).chain(tiers) {
+        let (together, others) = rules.split_at(count);
+        rules = others;
+        for (at, loose) in together.iter().enumerate() {
+            let first = |(other, tight): &(usize, &At<Rule>)| {
+                *other != at && covers(&tight.value, &loose.value)
+            };
+            let Some((_, tight)) = together.iter().enumerate().find(first) else {
+                continue;
+            };
+            let rate = Rate {
+                units: loose.value.units,
+                window_us: loose.value.window_us,
+            };
+            let message = format!("`{rate}` of `limit.{}` can never deny", limit.name);
+            let diagnostic = Diagnostic::new(Code::NeverDenies, message)
+                .at(&loose.span, "")
+                .at(&tight.span, "this rate always denies first");
+            reader.report(diagnostic);
+        }
+    }
+}
+
+/// A header that says the tier is believed from trusted proxies only.
+fn nobody_believed(reader: &Reader<'_>, compiled: &Compiled<'_>) {
+    let Some(tiers) = &compiled.config.tier else {
+        return;
+    };
+    let TierSource::Part(parts) = &tiers.from else {
+        return;
+    };
+    let header = parts.0.iter().find(|part| matches!(part, Part::Header(_)));
+    if let Some(header) = header.filter(|_| compiled.config.client_ip.trusted.is_empty()) {
+        let message = format!("nobody is believed who says a tier in `{header}`");
+        let diagnostic = Diagnostic::new(Code::NobodyBelieved, message)
+            .at(&compiled.tier_span, "believed from trusted proxies only")
+            .help("name them in `trusted_proxies`, or use `jwt:CLAIM` or `keys_file`");
+        reader.report(diagnostic);
+    }
 }
 
 /// A limit that, on every route that uses it, stands beside one and the same tighter limit.

@@ -4,7 +4,9 @@
 //! What a client sent never leaves this room in the clear: not to Redis, not to a log. No two
 //! different sets of parts may share a tag, and no spelling of the same value may have two.
 
+mod claims;
 mod given;
+pub mod jwt;
 mod parse;
 mod value;
 
@@ -18,6 +20,7 @@ use http::{HeaderMap, HeaderName, Method};
 use super::Missing;
 use crate::path::CanonicalPath;
 
+pub use claims::Claims;
 pub use given::Given;
 pub use parse::{KeyError, MAX_CHOICES};
 use value::{Carried, Value};
@@ -100,6 +103,10 @@ pub enum Part {
     Route,
     /// Nothing: all requests together.
     Global,
+    /// The name of the client's tier, as `[tier]` finds it.
+    Tier,
+    /// A claim of the token that `[auth.jwt]` verified.
+    Jwt(String),
 }
 
 /// One part of a key: the first of these that a request carries. Never empty once parsed.
@@ -151,6 +158,10 @@ pub struct Facts<'r> {
     pub route: &'r str,
     /// What the route's `{param}`s stand for.
     pub params: &'r [(&'r str, &'r str)],
+    /// What its verified token claims.
+    pub claims: Option<&'r Claims>,
+    /// Its client's tier.
+    pub tier: Option<&'r str>,
 }
 
 /// Whose budget one request is counted against.
@@ -164,16 +175,6 @@ pub enum Derived {
     Denied,
     /// Refused, 400: it carries several different values where one key must be.
     Ambiguous,
-}
-
-impl Facts<'_> {
-    /// Whether the request carries exactly this API key, compared in constant time.
-    pub fn carries_api_key(&self, secret: &[u8]) -> bool {
-        match Part::ApiKey.find(self) {
-            Carried::One(value) => same_secret(value.as_bytes(), secret),
-            Carried::Nothing | Carried::Several => false,
-        }
-    }
 }
 
 /// Headers whose value is whatever the client says it is, and that look as if they were not.
@@ -295,13 +296,16 @@ impl Part {
             Self::Host => 9,
             Self::Route => 10,
             Self::Global => 11,
+            Self::Tier => 12,
+            Self::Jwt(_) => 13,
         }
     }
 
     fn name(&self) -> &str {
         match self {
             Self::Header(name) => name.as_str(),
-            Self::Query(name) | Self::Cookie(name) | Self::PathParam(name) => name,
+            Self::Query(name) | Self::Cookie(name) => name,
+            Self::PathParam(name) | Self::Jwt(name) => name,
             _ => "",
         }
     }
@@ -317,7 +321,7 @@ impl Part {
         match self {
             Self::Ip | Self::Path | Self::Method | Self::Host | Self::Route | Self::Global => true,
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => false,
-            Self::PathParam(_) => false,
+            Self::PathParam(_) | Self::Tier | Self::Jwt(_) => false,
         }
     }
 }
@@ -359,6 +363,8 @@ mod tests {
             headers: &map,
             route: "r",
             params: &[("id", "b")],
+            claims: None,
+            tier: Some("pro"),
         };
         Key::parse(key.iter().copied())
             .unwrap()
@@ -377,6 +383,10 @@ mod tests {
         assert_eq!(tag(&["ip"], "", &[]).to_string(), "x6TAd4ddy0z06ChUE5-AsA");
         let key = ["query:q", "path:id", "header:x-user or global"];
         assert_eq!(tag(&key, "q=1", &[]).to_string(), "cuswJ0_bwVXfwF15PxHbYg");
+        assert_eq!(
+            tag(&["tier"], "", &[]).to_string(),
+            "u8wATRBM0lbVQjjhC1G-wQ"
+        );
     }
 
     #[test]
@@ -386,7 +396,8 @@ mod tests {
         let cookie = tag(&["cookie:x-user"], "", &value);
         let query = tag(&["query:x-user"], "x-user=192.0.2.7", &[]);
         let api_key = tag(&["api_key"], "", &[("x-api-key", "192.0.2.7")]);
-        let tags = [header, cookie, query, api_key, tag(&["ip"], "", &[])];
+        let tier = tag(&["tier"], "", &[]);
+        let tags = [header, cookie, query, api_key, tier, tag(&["ip"], "", &[])];
         for (index, tag) in tags.iter().enumerate() {
             assert!(!tags[..index].contains(tag), "{index}");
         }

@@ -47,7 +47,7 @@ impl Asked {
         let enforced = windows.iter().map(item);
         if limit.shadow && !windows.is_empty() {
             self.riders.push(enforced.collect());
-        } else {
+        } else if !limit.shadow {
             self.charge.extend(enforced);
         }
         if !limit.candidate.is_empty() {
@@ -151,9 +151,12 @@ impl Limiter {
             CostSource::Header(_) => 1,
         };
         for limit in &found.route.limits {
+            if limit.exempt.has(client, &limit.key, facts) {
+                continue;
+            }
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Tag(tag) => {
-                    let mut windows = &limit.windows[..];
+                    let mut windows = limit.windows_of(facts.tier);
                     if let Some(said) = &said {
                         said.admits_tag(tag, facts)?;
                         windows = said.windows(limit, tag).unwrap_or(windows);

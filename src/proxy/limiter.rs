@@ -8,6 +8,7 @@ use std::sync::Arc;
 use http::{HeaderValue, Request};
 
 use super::admit::Asked;
+use super::claims::Tokens;
 use super::headers::check_framing;
 use super::line::Line;
 use super::reject::Rejection;
@@ -16,6 +17,7 @@ use crate::client::ClientIp;
 use crate::config::{Bypass, Config, DenySettings};
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::{ApiKeySources, Facts};
+use crate::limit::tier::Tiers;
 use crate::path::CanonicalPath;
 use crate::route::{Ask, Route, RouteTable};
 use crate::store::memory::Memory;
@@ -56,6 +58,8 @@ pub struct Limiter {
     pub(super) bypass: Vec<Bypass>,
     client_ip: ClientIp,
     api_key: ApiKeySources,
+    tokens: Option<Tokens>,
+    tiers: Option<Tiers>,
     pub(super) headers: HeaderSettings,
     pub(super) deny: DenySettings,
     pub(super) docs_link: Option<HeaderValue>,
@@ -88,6 +92,8 @@ impl Limiter {
             bypass: config.bypass,
             client_ip: config.client_ip,
             api_key: config.api_key,
+            tokens: config.jwt.map(Tokens::new),
+            tiers: config.tier,
             headers: config.headers,
             docs_link: link
                 .and_then(|url| HeaderValue::try_from(format!("<{url}>; rel=\"help\"")).ok()),
@@ -145,8 +151,41 @@ impl Limiter {
             headers,
             route: &found.route.name,
             params: &found.params,
+            claims: None,
+            tier: None,
+        };
+        let tiers = self.tiers_for(found.route);
+        let claims = self
+            .tokens_for(found.route, tiers)
+            .and_then(|tokens| tokens.claims(&facts));
+        let facts = Facts {
+            claims: claims.as_deref(),
+            ..facts
+        };
+        let tier = tiers.and_then(|tiers| tiers.tier_of(&facts, caller.trusted));
+        let facts = Facts {
+            tier: tier.as_deref(),
+            ..facts
         };
         let asked = self.ask(request, &found, &facts, (caller, line.client))?;
         Ok((found.route, asked))
+    }
+
+    /// What finds the tier, where a limit of the route asks for it.
+    fn tiers_for(&self, route: &Route) -> Option<&Tiers> {
+        let tiers = self.tiers.as_ref()?;
+        route
+            .limits
+            .iter()
+            .any(|one| one.asks_tier())
+            .then_some(tiers)
+    }
+
+    /// What verifies tokens, where a limit of the route or the tier depends on one.
+    fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
+        let tokens = self.tokens.as_ref()?;
+        let for_tier = tiers.is_some_and(Tiers::asks_claims);
+        let asked = for_tier || route.limits.iter().any(|limit| limit.asks_claims());
+        asked.then_some(tokens)
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::config;
 use crate::limit::Rule;
 
 /// Said in a configuration, or counted by heartbeats.
@@ -12,6 +13,15 @@ pub struct Fleet {
     /// How many of the others come before this one; [`NOBODY_KNOWS`] where they are not counted.
     place: AtomicU32,
     counted: bool,
+}
+
+impl From<config::Fleet> for Fleet {
+    fn from(said: config::Fleet) -> Fleet {
+        match said {
+            config::Fleet::Fixed(size) => Fleet::of(size),
+            config::Fleet::Auto => Fleet::counted(),
+        }
+    }
 }
 
 const NOBODY_KNOWS: u32 = u32::MAX;

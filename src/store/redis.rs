@@ -113,7 +113,7 @@ impl Shared {
             unmade: AtomicU64::new(0),
             begun_anew: AtomicU64::new(0),
             spawned: AtomicU32::new(0),
-            fleet: Arc::new(Fleet::of(settings.fleet)),
+            fleet: Arc::new(settings.fleet.into()),
             name: super::hash_key::random()?,
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),

@@ -30,6 +30,7 @@ mod service;
 mod store;
 mod streaming;
 mod support;
+mod tiers;
 mod topologies;
 mod upload;
 mod upstream;

@@ -238,7 +238,7 @@ pub fn memory_settings() -> StoreSettings {
         prefix: "t:".to_owned(),
         timeout: Duration::from_millis(25),
         on_error: OnError::Local,
-        fleet: 1,
+        fleet: tidegate::config::Fleet::Fixed(1),
         hash_key: None,
         max_keys: 1_000_000,
         max_memory: 1 << 30,

@@ -1,109 +1,280 @@
-//! Files that only limit, and what is said of those that would do more.
+//! What `[limit.NAME]` can say: rates, precision, tiers, slots, exemptions; and what it cannot.
 
-use super::super::{Limits, parse_limits, render};
-use super::env;
+use super::{check, codes, fine, refuse};
+use crate::limit::{Algorithm, Limit};
 
-fn said(text: &str) -> String {
-    let found = match parse_limits("limits.toml", text, &env) {
-        Ok((_, warnings)) => warnings,
-        Err(found) => found,
-    };
-    render::human(&found, false)
+const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
+
+/// The default limit of a file that says this of it.
+#[track_caller]
+fn limit(lines: &str) -> std::sync::Arc<Limit> {
+    let config = fine(&format!("{BASE}[limit.default]\n{lines}\n"));
+    config.limits[0].clone()
 }
 
 #[track_caller]
-fn fine(text: &str) -> Limits {
-    assert_eq!(said(text), "");
-    parse_limits("limits.toml", text, &env).unwrap().0
+fn wrong(lines: &str) -> Vec<&'static str> {
+    codes(&format!("{BASE}[limit.default]\n{lines}\n"))
+}
+
+fn rules(limit: &Limit) -> Vec<(&str, u64, u64, u64)> {
+    let windows = limit.windows.iter();
+    let plain = windows.map(|window| {
+        let rule = &window.rule;
+        (
+            &*window.policy,
+            rule.units,
+            rule.window_us / 1_000,
+            rule.precision_us,
+        )
+    });
+    plain.collect()
 }
 
 #[test]
-fn whatever_no_route_names_has_the_default_limit() {
-    let limits = fine(
-        r#"
-        [limit.default]
-        rate = "100/min"
-        [limit.login]
-        rate = "5/min"
-        [[route]]
-        path = "/login"
-        methods = ["POST"]
-        limits = ["login"]
-        "#,
+fn a_limit_may_have_several_rates() {
+    let limit = limit("rate = [\"10/s\", \"1000/h\"]");
+    let expected = [
+        ("default/s", 10, 1_000, 1),
+        ("default/h", 1000, 3_600_000, 1),
+    ];
+    assert_eq!(rules(&limit), expected);
+    assert_eq!(wrong("rate = [\"5/s\", \"9/1000ms\"]"), ["T119"]);
+    assert_eq!(wrong("rate = [\"5/s\", \"unlimited\"]"), ["T124"]);
+    assert_eq!(wrong("rate = []"), ["T105"]);
+    assert_eq!(wrong("rate = [\"5/s\", 9]"), ["T103"]);
+}
+
+#[test]
+fn a_rate_that_another_always_precedes_is_pointed_at() {
+    check(
+        &format!("{BASE}[limit.default]\nrate = [\"10/s\", \"100/h\", \"1000/min\"]\n"),
+        r#"warning[T201]: `1000/min` of `limit.default` can never deny
+ --> proxy.toml:3:26
+  |
+3 | rate = ["10/s", "100/h", "1000/min"]
+  |         ------           ^^^^^^^^^^
+  |         |
+  |         this rate always denies first
+"#,
     );
-    let routes = limits.into_config().routes;
-    let limited: Vec<(&str, &str)> = routes
-        .iter()
-        .map(|route| (&*route.name, &*route.limits[0].name))
+    assert_eq!(wrong("rate = [\"10/s\", \"599/min\"]"), Vec::<&str>::new());
+    assert_eq!(wrong("rate = [\"10/s\", \"600/min\"]"), ["T201"]);
+    // A coarse log counts units for longer than its window: it may still deny.
+    let coarse = "rate = [\"10/s\", \"600/min\"]\nprecision = \"100ms\"";
+    assert_eq!(wrong(coarse), Vec::<&str>::new());
+}
+
+#[test]
+fn the_size_of_a_rate_chooses_its_precision() {
+    let precision = |lines: &str| limit(lines).windows[0].rule.precision_us;
+    assert_eq!(precision("rate = \"1000/min\""), 1);
+    assert_eq!(precision("rate = \"1001/min\""), 60_000);
+    assert_eq!(precision("rate = \"1001/min\"\nalgorithm = \"log\""), 1);
+    assert_eq!(
+        precision("rate = \"1001/min\"\nprecision = \"1s\""),
+        1_000_000
+    );
+    let counter = limit("rate = \"100000/s\"\nalgorithm = \"counter\"");
+    assert_eq!(counter.windows[0].rule.algorithm, Algorithm::Counter);
+    assert_eq!(counter.windows[0].rule.precision_us, 1);
+}
+
+#[test]
+fn a_precision_divides_every_window() {
+    check(
+        &format!("{BASE}[limit.default]\nrate = [\"10/s\", \"100/min\"]\nprecision = \"7s\"\n"),
+        r#"error[T124]: `limit.default.precision` must divide the window
+ --> proxy.toml:4:13
+  |
+3 | rate = ["10/s", "100/min"]
+  |         ------ is no multiple of it
+4 | precision = "7s"
+  |             ^^^^
+help: nearest is `"1s"`
+"#,
+    );
+    let found = refuse(&format!(
+        "{BASE}[limit.default]\nrate = \"10/min\"\nprecision = \"7s\"\n"
+    ));
+    let help = found.list[0].help.as_deref();
+    assert_eq!(help, Some("nearest are `\"6s\"` and `\"7500ms\"`"));
+    assert_eq!(wrong("rate = \"10/s\"\nprecision = \"0s\""), ["T105"]);
+    assert_eq!(wrong("rate = \"10/s\"\nprecision = 1"), ["T103"]);
+    let counter = "rate = \"10/s\"\nprecision = \"1s\"\nalgorithm = \"counter\"";
+    assert_eq!(wrong(counter), ["T124"]);
+}
+
+#[test]
+fn tiers_have_rates_of_their_own() {
+    let config = fine(&format!(
+        "{BASE}{}",
+        r#"
+        [auth.jwt]
+        jwks_file = "src/config/tests/jwks.json"
+        [tier]
+        from = "jwt:plan"
+        default = "free"
+        [limit.default]
+        rate = "unlimited"
+        tiers = { pro = "200/s", free = ["10/s", "1000/h"], internal = "unlimited", x-note = 1 }
+        "#
+    ));
+    let limit = &config.limits[0];
+    assert!(limit.windows.is_empty());
+    let tiers: Vec<_> = (limit.tiers.iter())
+        .map(|tier| {
+            let policies = tier.windows.iter().map(|window| &*window.policy);
+            (&*tier.name, policies.collect::<Vec<_>>())
+        })
         .collect();
-    assert_eq!(limited, [("POST /login", "login"), ("default", "default")]);
+    assert_eq!(
+        tiers,
+        [
+            ("pro", vec!["default"]),
+            ("free", vec!["default/s", "default/h"]),
+            ("internal", vec![])
+        ]
+    );
+    check(
+        &format!("{BASE}[limit.default]\nrate = \"10/s\"\ntiers = {{ pro = \"20/s\" }}\n"),
+        r#"error[T124]: `limit.default.tiers` needs `[tier]`
+ --> proxy.toml:4:1
+  |
+4 | tiers = { pro = "20/s" }
+  | ^^^^^ nothing says which tier a client has
+help: write for example `[tier]` with `from = "jwt:plan"`
+"#,
+    );
+    assert_eq!(wrong("rate = \"9/s\"\nkey = \"tier or ip\""), ["T124"]);
+    let tier = "[tier]\nfrom = \"header:x-plan\"\n";
+    let with = |tiers: &str| {
+        let text = format!("trusted_proxies = \"10.0.0.1\"\n{BASE}{tier}[limit.default]\n{tiers}");
+        codes(&text)
+    };
+    assert_eq!(with("rate = \"9/s\"\ntiers = { Pro = \"9/s\" }"), ["T112"]);
+    assert_eq!(with("rate = \"9/s\"\ntiers = { pro = 9 }"), ["T103"]);
+    assert_eq!(with("rate = \"9/s\"\ntiers = \"pro\""), ["T103"]);
+    assert_eq!(
+        with("rate = \"9/s\"\ncost = 5\ntiers = { pro = \"4/s\" }"),
+        ["T121"]
+    );
+    let route = "[[route]]\npath = \"/a\"\ncost = 5\n";
+    let text = format!("rate = \"9/s\"\ntiers = {{ pro = \"4/s\" }}\n{route}");
+    assert_eq!(with(&text), ["T121"]);
 }
 
 #[test]
-fn without_a_default_limit_the_rest_is_unlimited() {
-    let limits = fine("[[route]]\npath = \"/login\"\nlimits = [\"5/min\"]\n");
-    let routes = limits.into_config().routes;
-    let counts: Vec<usize> = routes.iter().map(|route| route.limits.len()).collect();
-    assert_eq!(counts, [1, 0]);
+fn a_candidate_is_counted_beside_the_rate() {
+    let limit = limit("rate = \"100/min\"\ncandidate = \"60/min\"\nshadow = true");
+    assert!(limit.shadow && limit.candidate[0].rule.units == 60);
+    assert_ne!(limit.candidate[0].identity, limit.windows[0].identity);
+    assert_eq!(wrong("rate = \"9/s\"\ncandidate = \"9\""), ["T109"]);
 }
 
 #[test]
-fn a_route_that_takes_everything_leaves_no_rest() {
-    let limits = fine("[[route]]\npath = \"/*\"\nlimits = [\"5/min\"]\n");
-    assert_eq!(limits.into_config().routes.iter().count(), 1);
-}
-
-#[test]
-fn what_a_proxy_needs_has_no_meaning_and_is_refused() {
-    let text = r#"listen = ":8080"
-[limit.default]
-rate = "5/min"
-[[route]]
-path = "/a"
-upstream = "http://127.0.0.1:3000"
-[server]
-workers = 2
-[log]
-decisions = "decisions.jsonl"
-access = "off"
-"#;
-    let note =
-        "note: these limits stand before a service that listens, answers and logs by itself\n";
-    let said = said(text);
-    for (key, line) in [
-        ("listen", 1),
-        ("route.upstream", 6),
-        ("server", 7),
-        ("log.access", 11),
+fn slots_are_held_and_have_no_window() {
+    let limit = limit("concurrent = 50\nhold = \"30s\"\nslot = \"checkout\"");
+    let rule = limit.windows[0].rule;
+    assert_eq!((rule.algorithm, rule.units), (Algorithm::Slots, 50));
+    assert_eq!(rule.window_us, 30_000_000);
+    assert_eq!(limit.slot.as_deref(), Some("checkout"));
+    check(
+        &format!("{BASE}[limit.default]\nconcurrent = 5\nrate = \"9/s\"\n"),
+        r#"error[T124]: `limit.default` has `concurrent` and `rate`
+ --> proxy.toml:4:1
+  |
+3 | concurrent = 5
+  |              - is for requests at one time
+4 | rate = "9/s"
+  | ^^^^ is for requests over time
+help: make two limits of them: a route may have both
+"#,
+    );
+    for key in [
+        "algorithm = \"log\"",
+        "precision = \"1s\"",
+        "candidate = \"9/s\"",
+        "lease = \"10ms\"",
     ] {
-        let title = format!("error[T101]: `{key}` is a proxy's setting\n");
-        let found = said.split_once(&title).map(|(_, rest)| rest);
-        let at = found.and_then(|rest| rest.split_once(&format!("limits.toml:{line}:")));
-        assert!(at.is_some_and(|(_, rest)| rest.contains(note)), "{said}");
+        assert_eq!(wrong(&format!("concurrent = 5\n{key}")), ["T124"], "{key}");
     }
-    assert_eq!(said.matches("error[").count(), 4, "{said}");
+    assert_eq!(wrong("rate = \"9/s\"\nhold = \"30s\""), ["T124"]);
+    assert_eq!(wrong("concurrent = 0"), ["T105"]);
+    assert_eq!(wrong("concurrent = \"5\""), ["T103"]);
+    assert_eq!(wrong("concurrent = 5\ncost = 6"), ["T121"]);
+    assert_eq!(wrong("rate = \"9/s\"\nslot = \"{a}\""), ["T112"]);
 }
 
 #[test]
-fn upstreams_are_refused_however_they_are_written() {
-    for upstream in [
-        "upstream = \"http://127.0.0.1:3000\"",
-        "[upstream.api]\nurl = \"http://127.0.0.1:3000\"",
-    ] {
-        let said = said(&format!("{upstream}\n[limit.default]\nrate = \"5/min\"\n"));
-        assert!(said.contains("`upstream` is a proxy's setting"), "{said}");
-    }
+fn a_lease_lies_well_within_its_window() {
+    assert_eq!(limit("rate = \"9/s\"\nlease = \"10ms\"").lease_us, 10_000);
+    assert_eq!(wrong("rate = \"9/20ms\"\nlease = \"10ms\""), ["T124"]);
+    assert_eq!(wrong("rate = \"9/h\"\nlease = \"2s\""), ["T105"]);
+    let counter = "rate = \"9/s\"\nlease = \"10ms\"\nalgorithm = \"counter\"";
+    assert_eq!(wrong(counter), ["T124"]);
 }
 
 #[test]
-fn a_file_that_limits_nothing_is_refused() {
-    let expected = "error[T104]: the file limits nothing\n";
-    for text in [
-        "",
-        "[[route]]\npath = \"/a\"\n",
-        "[limit.login]\nrate = \"5/min\"\n",
-    ] {
-        let said = said(text);
-        assert!(said.contains(expected), "{said}");
+fn exempt_are_addresses_networks_and_keys() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "# partners\n192.0.2.7\n\nother-key\npartner\n").unwrap();
+    let limit = limit(&format!(
+        "rate = \"9/s\"\nexempt = [\"10.1.2.3/8\", \"2001:db8::/32\", \"partner\"]\n\
+         exempt_file = \"{}\"",
+        file.path().display()
+    ));
+    let nets: Vec<String> = limit.exempt.nets.iter().map(ToString::to_string).collect();
+    assert_eq!(nets, ["10.0.0.0/8", "2001:db8::/32", "192.0.2.7/32"]);
+    let mut keys = ["partner", "other-key"].map(|key| *blake3::hash(key.as_bytes()).as_bytes());
+    keys.sort_unstable();
+    assert_eq!(limit.exempt.keys, keys);
+    for slip in ["10.0.0.0/33", "10.0.0", "::g::1/64", ""] {
+        let found = wrong(&format!("rate = \"9/s\"\nexempt = [\"{slip}\"]"));
+        let is_key = slip.contains('g');
+        assert_eq!(found, if is_key { vec![] } else { vec!["T113"] }, "{slip}");
     }
+    std::fs::write(file.path(), "10.0.0.0/33\nfine\n").unwrap();
+    let found = refuse(&format!(
+        "{BASE}[limit.default]\nrate = \"9/s\"\nexempt_file = \"{}\"\n",
+        file.path().display()
+    ));
+    let said = found.to_string();
+    assert!(
+        said.contains("T108") && said.contains("line 1: neither"),
+        "{said}"
+    );
+}
+
+#[test]
+fn routes_give_units_back() {
+    let limits = "[limit.a]\nrate = \"9/s\"\n[limit.b]\nrate = \"9/s\"\nkey = \"global\"\n\
+         [limit.c]\nconcurrent = 5\n";
+    let route = "[[route]]\npath = \"/a\"\nsettle = \"response-header:X-Cost\"\n\
+         refund = [\"5xx\", \"404\"]\n";
+    let other = "[[route]]\npath = \"/b\"\nlimits = [\"b\"]\n";
+    let config = fine(&format!(
+        "{BASE}{limits}{route}limits = [\"a\", \"c\"]\n{other}"
+    ));
+    let gives_back = |name: &str| {
+        let limit = config.limits.iter().find(|limit| &*limit.name == name);
+        limit.unwrap().gives_back
+    };
+    assert_eq!(["a", "b", "c"].map(gives_back), [true, false, false]);
+    let route_a = config
+        .routes
+        .iter()
+        .find(|route| &*route.name == "/a")
+        .unwrap();
+    assert_eq!(route_a.settle.as_ref().unwrap(), "x-cost");
+    let status = |code| http::StatusCode::from_u16(code).unwrap();
+    assert!(route_a.refund.contains(status(503)) && !route_a.refund.contains(status(403)));
+
+    let bad = |route: &str, line: &str| codes(&format!("{BASE}{limits}{other}{route}{line}"));
+    let only = "[[route]]\npath = \"/a\"\nlimits = [\"c\"]\nrefund = \"5xx\"\n";
+    assert_eq!(bad(only, ""), ["T124"]);
+    let route = "[[route]]\npath = \"/a\"\nlimits = [\"a\", \"c\"]\n";
+    assert_eq!(bad(route, "refund = [\"6xx\"]"), ["T116"]);
+    assert_eq!(bad(route, "refund = []"), ["T105"]);
+    assert_eq!(bad(route, "settle = \"header:x-cost\""), ["T111"]);
 }

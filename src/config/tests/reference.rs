@@ -9,12 +9,22 @@ use super::{super::Config, fine};
 
 const REFERENCE: &str = include_str!("../../../proxy.reference.toml");
 
+const JWKS: &[u8] = br#"{"keys":[{"kty":"OKP","crv":"Ed25519",
+    "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+
 fn read(text: &str) -> (Config, Asked) {
-    let secret = |_: &Path| Ok(b"0123456789abcdef".to_vec());
+    let file = |path: &Path, _| {
+        let text: &[u8] = match path.to_str() {
+            Some("/etc/tidegate/jwks.json") => JWKS,
+            Some("/etc/tidegate/tiers") => b"key pro",
+            _ => b"0123456789abcdef",
+        };
+        Ok(text.to_vec())
+    };
     let around = Surroundings {
         forwards: true,
         env: &|_| None,
-        read: &secret,
+        read: &file,
     };
     let (outcome, asked) = read_text("proxy.reference.toml", text, &around);
     let (config, warnings) = outcome.unwrap_or_else(|found| panic!("{found}"));
@@ -27,6 +37,10 @@ fn shown() -> BTreeSet<(String, String)> {
     let mut section = String::new();
     let mut keys = BTreeSet::new();
     for line in REFERENCE.lines() {
+        let line = match line.strip_prefix("# ") {
+            Some(section) if section.starts_with('[') && section.ends_with(']') => section,
+            _ => line,
+        };
         if line.starts_with('[') {
             let name = line.trim_matches(['[', ']']);
             section = match name.split_once('.') {
@@ -61,12 +75,15 @@ fn known(asked: &Asked) -> BTreeSet<(String, String)> {
         "bypass",
         "headers",
         "deny",
+        "auth",
+        "tier",
     ];
     let tables = tables
         .into_iter()
         .chain(["server", "log"])
         .map(|key| (String::new(), key));
-    let inner = [("deny", "body"), ("store", "tls")].map(|(outer, key)| (outer.to_owned(), key));
+    let inner = [("deny", "body"), ("store", "tls"), ("auth", "jwt")]
+        .map(|(outer, key)| (outer.to_owned(), key));
     let tables: BTreeSet<_> = tables.chain(inner).collect();
     let keys = asked.iter().filter(|entry| !tables.contains(entry));
     keys.map(|(section, key)| (section.clone(), (*key).to_owned()))
@@ -116,6 +133,10 @@ fn every_key_that_is_commented_out_can_be_used() {
         "value",
         "key",
         "headers",
+        "concurrent",
+        "hold",
+        "keys_file",
+        "secret_file",
         "urls",
         "sentinel_username",
         "sentinel_password_file",
@@ -126,6 +147,9 @@ fn every_key_that_is_commented_out_can_be_used() {
     let text: String = REFERENCE
         .lines()
         .map(|line| match line.strip_prefix("# ") {
+            Some(section) if section.starts_with('[') && section.ends_with(']') => {
+                format!("{section}\n")
+            }
             Some(rest)
                 if rest.split_once('=').is_some_and(|(key, _)| {
                     let key = key.trim_end();
@@ -142,6 +166,8 @@ fn every_key_that_is_commented_out_can_be_used() {
         .collect();
     let (config, _) = read(&text);
     assert_eq!(config.deny.body.len(), 3);
+    assert_eq!(config.limits[0].tiers.len(), 3);
+    assert!(config.tier.is_some() && config.jwt.is_some());
     assert!(config.store.hash_key.is_some());
     assert_eq!(
         config.bypass[0].key.as_deref(),

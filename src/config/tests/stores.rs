@@ -219,7 +219,7 @@ help: write `rediss://`, `rediss+sentinel://` or `rediss+cluster://`
 #[test]
 fn every_example_of_the_page_is_fine() {
     let files = Files::new();
-    let read = |path: &Path| {
+    let read = |path: &Path, _: u64| {
         let end = path.extension().and_then(|end| end.to_str());
         let file = match end {
             Some("pem") => "one.pem",

@@ -171,6 +171,10 @@ help: add it to a route: `upstream = "old"`
 
 #[test]
 fn a_log_that_takes_megabytes() {
-    let text = format!("{BASE}[limit.default]\nrate = \"10_000_000/day\"\n");
+    let text = format!("{BASE}[limit.default]\nrate = \"10_000_000/day\"\nalgorithm = \"log\"\n");
     assert_eq!(codes(&text), ["T208"]);
+    let bounded = text.replace("algorithm = \"log\"", "");
+    assert_eq!(codes(&bounded), Vec::<&str>::new());
+    let fine = text.replace("algorithm = \"log\"", "precision = \"1ms\"");
+    assert_eq!(codes(&fine), ["T208"]);
 }

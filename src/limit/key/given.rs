@@ -127,6 +127,8 @@ mod tests {
             headers: &headers,
             route: "search",
             params: &[("id", "9")],
+            claims: None,
+            tier: None,
         };
         let key = Key::parse(key.iter().copied()).unwrap();
         match key.derive(&facts, missing, &SECRET) {

@@ -56,6 +56,8 @@ const PARTS: &Words = &[
     ("host", Named::Never),
     ("route", Named::Never),
     ("global", Named::Never),
+    ("tier", Named::Never),
+    ("jwt", Named::Always),
 ];
 
 const SOURCES: &Words = &[
@@ -117,6 +119,8 @@ impl Part {
             ("host", _) => Self::Host,
             ("route", _) => Self::Route,
             ("global", _) => Self::Global,
+            ("tier", _) => Self::Tier,
+            ("jwt", Some(name)) => Self::Jwt(name.to_owned()),
             _ => return Err(unknown(word, PARTS)),
         })
     }
@@ -219,6 +223,8 @@ impl fmt::Display for Part {
             Self::Host => f.write_str("host"),
             Self::Route => f.write_str("route"),
             Self::Global => f.write_str("global"),
+            Self::Tier => f.write_str("tier"),
+            Self::Jwt(name) => write!(f, "jwt:{name}"),
         }
     }
 }
@@ -291,6 +297,7 @@ mod tests {
             "method",
             "host",
             "route",
+            "jwt:org.id or tier or ip",
         ] {
             assert_eq!(Key::parse_part(text).unwrap().to_string(), text);
         }
@@ -310,8 +317,8 @@ mod tests {
             ("IP", Some("ip")),
             ("headers:x", Some("header")),
             ("cokie:x", Some("cookie")),
-            ("jwt:sub", None),
-            ("tier", None),
+            ("jwtt:sub", Some("jwt")),
+            ("teir", Some("tier")),
             ("bearer", None),
         ] {
             let part = text.split(':').next().unwrap().to_owned();

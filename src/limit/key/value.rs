@@ -6,12 +6,13 @@
 //!
 //! Nothing is copied unless a value has to be decoded.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 
 use http::{HeaderMap, HeaderName, Method, header};
 use smallvec::SmallVec;
 
-use super::{ApiKeySource, ApiKeySources, Facts, Part};
+use super::{ApiKeySource, ApiKeySources, Claims, Facts, Key, Part, Taken, same_secret};
 
 /// One value: where it stands in the request, or made from that.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +46,46 @@ impl Value<'_> {
     }
 }
 
+impl Facts<'_> {
+    /// What `read` makes of the API key that the request carries; the default if it carries none,
+    /// or several that differ.
+    pub fn with_api_key<T: Default>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
+        match Part::ApiKey.find(self) {
+            Carried::One(value) => read(value.as_bytes()),
+            Carried::Nothing | Carried::Several => T::default(),
+        }
+    }
+
+    /// Whether the request carries exactly this API key, compared in constant time.
+    pub fn carries_api_key(&self, secret: &[u8]) -> bool {
+        self.with_api_key(|key| same_secret(key, secret))
+    }
+}
+
+impl Key {
+    /// Whether `known` holds for a value that this key takes of the request, among those that a
+    /// client chooses or its token says.
+    pub(crate) fn any_named_value(&self, facts: &Facts<'_>, known: impl Fn(&[u8]) -> bool) -> bool {
+        self.parts.iter().any(|part| match part.take(facts) {
+            Taken::Value(part, value) => !part.name().is_empty() && known(value.as_bytes()),
+            Taken::Nothing | Taken::Several => false,
+        })
+    }
+}
+
 impl Part {
+    /// Its value as a text; nothing where there are several that differ.
+    pub(crate) fn text<'r>(&self, facts: &Facts<'r>) -> Option<Cow<'r, str>> {
+        match self.find(facts) {
+            Carried::One(Value::Sent(bytes)) => std::str::from_utf8(bytes).ok().map(Cow::Borrowed),
+            Carried::One(Value::Made(bytes)) => {
+                let text = std::str::from_utf8(&bytes).ok()?;
+                Some(Cow::Owned(text.to_owned()))
+            }
+            Carried::Nothing | Carried::Several => None,
+        }
+    }
+
     pub(super) fn find<'r>(&self, facts: &Facts<'r>) -> Carried<'r> {
         let value = match self {
             Self::ApiKey => return api_key(facts.api_key, facts),
@@ -65,6 +105,11 @@ impl Part {
             Self::Host => Value::Sent(facts.host.as_bytes()),
             Self::Route => Value::Sent(facts.route.as_bytes()),
             Self::Global => Value::Sent(b""),
+            Self::Tier => match facts.tier {
+                Some(name) => Value::Sent(name.as_bytes()),
+                None => return Carried::Nothing,
+            },
+            Self::Jwt(claim) => return claimed(facts.claims, claim),
         };
         Carried::One(value)
     }
@@ -100,6 +145,15 @@ fn api_key<'r>(sources: &ApiKeySources, facts: &Facts<'r>) -> Carried<'r> {
         .unwrap_or(Carried::Nothing)
 }
 
+/// What the verified token says of it; an empty text is none.
+fn claimed<'r>(claims: Option<&'r Claims>, name: &str) -> Carried<'r> {
+    let text = claims.and_then(|claims| claims.text(name));
+    Carried::from_copies(text.into_iter().map(|text| match text {
+        Cow::Borrowed(text) => Value::Sent(text.as_bytes()),
+        Cow::Owned(text) => Value::Made(text.as_bytes().into()),
+    }))
+}
+
 pub(super) fn method(method: &Method) -> Value<'_> {
     let name = method.as_str().as_bytes();
     // There are upstreams to which `get` is `GET`.
@@ -116,7 +170,7 @@ fn header<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
 }
 
 /// The credentials of `Authorization: Bearer`; another scheme carries none.
-fn bearer(headers: &HeaderMap) -> Carried<'_> {
+pub(super) fn bearer(headers: &HeaderMap) -> Carried<'_> {
     let lines = headers.get_all(header::AUTHORIZATION).iter();
     let tokens = lines.filter_map(|line| {
         let line = line.as_bytes().trim_ascii();

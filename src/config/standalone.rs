@@ -1,0 +1,68 @@
+//! Files that limit what somebody else serves: as a proxy's, without what listens and forwards.
+
+use super::Config;
+use super::compile::Names;
+use super::diagnostic::{Code, Diagnostic, Span};
+use super::raw::RawRoute;
+use super::section::Section;
+
+/// A whole, valid configuration of a limiter alone: it listens nowhere and forwards nothing.
+#[derive(Debug)]
+pub struct Limits(pub(super) Config);
+
+impl Limits {
+    /// What it says; its routes' upstreams and its `server` mean nothing.
+    pub(crate) fn into_config(self) -> Config {
+        self.0
+    }
+}
+
+/// Stands in each route for the upstream that there is none of.
+pub(super) const INNER: usize = 0;
+
+/// Settings of the top of a file that only a proxy has.
+const SERVING: [&str; 3] = ["listen", "upstream", "server"];
+/// Settings of `[log]` that concern the access log: the service in question has its own.
+const ACCESS: [&str; 4] = ["access", "format", "sample_allowed", "keys"];
+
+/// Refuses what has no meaning where nothing is listened to or forwarded.
+pub(super) fn refuse_serving(top: &Section<'_>) {
+    for key in SERVING {
+        if top.peek(key).is_some() {
+            refuse(top, key, &top.key_span(key));
+        }
+    }
+    for (key, span) in ACCESS
+        .iter()
+        .filter_map(|key| Some((key, top.span_within("log", key)?)))
+    {
+        refuse(top, &format!("log.{key}"), &span);
+    }
+}
+
+fn refuse(top: &Section<'_>, key: &str, span: &Span) {
+    top.reader.report(meaningless(key, span));
+}
+
+fn meaningless(key: &str, span: &Span) -> Diagnostic {
+    Diagnostic::new(Code::UnknownKey, format!("`{key}` is a proxy's setting"))
+        .at(span, "not a setting here")
+        .note("these limits stand before a service that listens, answers and logs by itself")
+}
+
+/// What is wrong with routes that lead nowhere, and with a file that limits nothing.
+pub(super) fn check(names: &Names<'_>, routes: &[RawRoute]) {
+    for upstream in routes.iter().filter_map(|route| route.upstream.as_ref()) {
+        let diagnostic = meaningless("route.upstream", &upstream.span);
+        names.reader.report(diagnostic);
+    }
+    let limited = |route: &RawRoute| {
+        let limits = route.limits.as_ref();
+        limits.is_some_and(|limits| !limits.value.is_empty())
+    };
+    if !names.has_default() && !routes.iter().any(limited) {
+        let help = "write `[limit.default]` with a `rate`, or a `[[route]]` with `limits`";
+        let diagnostic = Diagnostic::new(Code::MissingKey, "the file limits nothing");
+        names.reader.report(diagnostic.help(help));
+    }
+}

@@ -1,0 +1,142 @@
+//! `[tier]` and `[auth.jwt]`: who a client is, and who says so.
+
+use super::super::Fleet;
+use super::{check, codes, fine, refuse};
+use crate::limit::key::jwt::JwtAlgorithm;
+use crate::limit::tier::TierSource;
+
+const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
+const JWKS: &str = "jwks_file = \"src/config/tests/jwks.json\"\n";
+
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+#[test]
+fn tiers_are_said_by_a_claim_a_trusted_header_or_a_list() {
+    let list = file("# customers\nk1 pro\n\"k2\" = free # trial\n");
+    let config = fine(&format!(
+        "{BASE}[tier]\nkeys_file = \"{}\"\ndefault = \"free\"\n",
+        list.path().display()
+    ));
+    let tiers = config.tier.as_ref().unwrap();
+    let TierSource::Keys(keys) = &tiers.from else {
+        panic!("{tiers:?}");
+    };
+    assert_eq!(keys.tier_of(b"k1"), Some("pro"));
+    assert_eq!(keys.tier_of(b"k2"), Some("free"));
+    assert_eq!(tiers.default.as_deref(), Some("free"));
+    let copy = config.fresh_copy();
+    assert_eq!(format!("{config:?}"), format!("{copy:?}"));
+
+    fine(&format!(
+        "{BASE}[auth.jwt]\n{JWKS}[tier]\nfrom = \"jwt:org.plan\"\n"
+    ));
+    let trusted = "trusted_proxies = \"10.0.0.0/8\"\n";
+    fine(&format!(
+        "{trusted}{BASE}[tier]\nfrom = \"header:x-plan\"\n"
+    ));
+    let with = |lines: &str| codes(&format!("{BASE}[tier]\n{lines}\n"));
+    assert_eq!(with(""), ["T104"]);
+    assert_eq!(with("from = \"jwt:plan\""), ["T124"]);
+    assert_eq!(with("from = \"header:x-plan\""), ["T209"]);
+    assert_eq!(with("from = \"query:plan\""), ["T111"]);
+    assert_eq!(with("from = \"jwtt:plan\""), ["T111"]);
+    assert_eq!(with("keys_file = \"/nowhere/x\""), ["T108"]);
+    assert_eq!(
+        with("from = \"header:a\"\nkeys_file = \"/dev/null\""),
+        ["T124"]
+    );
+    assert_eq!(
+        with("keys_file = \"/dev/null\"\ndefault = \"No\""),
+        ["T112"]
+    );
+}
+
+#[test]
+fn a_wrong_line_of_keys_is_named_and_not_shown() {
+    let list = file("k1 pro\nsecret-key\nk1 free\n");
+    let found = refuse(&format!(
+        "{BASE}[tier]\nkeys_file = \"{}\"\n",
+        list.path().display()
+    ));
+    let said = found.to_string();
+    assert!(said.contains("line 2: not a key and a tier"), "{said}");
+    assert!(said.contains("line 3: this key has another tier"), "{said}");
+    assert!(!said.contains("secret-key"), "{said}");
+    let many = file(&"x\n".repeat(1000));
+    let text = format!("{BASE}[tier]\nkeys_file = \"{}\"\n", many.path().display());
+    assert_eq!(codes(&text), ["T108"; 5]);
+}
+
+#[test]
+fn tokens_are_believed_by_the_rules_of_the_file() {
+    let config = fine(&format!(
+        "{BASE}[auth.jwt]\n{JWKS}algorithms = [\"RS256\", \"EdDSA\"]\nissuer = \"us\"\n\
+         audience = [\"a\", \"b\"]\nleeway = \"1min\"\n"
+    ));
+    let rules = config.jwt.as_ref().unwrap();
+    assert_eq!(rules.algorithms, [JwtAlgorithm::Rs256, JwtAlgorithm::EdDsa]);
+    assert_eq!((rules.keys.len(), rules.leeway_s), (1, 60));
+    assert_eq!((rules.issuers.len(), rules.audiences.len()), (1, 2));
+    let secret = file("0123456789abcdef0123456789abcdef\n");
+    let shared = format!("secret_file = \"{}\"\n", secret.path().display());
+    let config = fine(&format!("{BASE}[auth.jwt]\n{shared}"));
+    assert_eq!(
+        config.jwt.as_ref().unwrap().algorithms,
+        [JwtAlgorithm::Hs256]
+    );
+    assert!(!format!("{config:?}").contains("0123456789abcdef"));
+
+    let with = |lines: &str| codes(&format!("{BASE}[auth.jwt]\n{lines}\n"));
+    assert_eq!(with(""), ["T104"]);
+    assert_eq!(with(&format!("{JWKS}{shared}")), ["T124"]);
+    assert_eq!(with(&format!("{JWKS}algorithms = [\"none\"]")), ["T106"]);
+    assert_eq!(with(&format!("{JWKS}algorithms = [\"HS256\"]")), ["T124"]);
+    assert_eq!(with(&format!("{shared}algorithms = \"RS256\"")), ["T124"]);
+    assert_eq!(with(&format!("{JWKS}algorithms = []")), ["T105"]);
+    assert_eq!(with(&format!("{JWKS}issuer = \"\"")), ["T105"]);
+    assert_eq!(with(&format!("{JWKS}leeway = \"1h\"")), ["T105"]);
+    let short = file("short");
+    let short = format!("secret_file = \"{}\"", short.path().display());
+    assert_eq!(with(&short), ["T108"]);
+    let no_set = file("{}");
+    let no_set = format!("jwks_file = \"{}\"", no_set.path().display());
+    assert_eq!(with(&no_set), ["T108"]);
+    let stray = format!("{BASE}[auth]\nbasic = 1\n[auth.jwt]\n{JWKS}");
+    assert_eq!(codes(&stray), ["T101"]);
+}
+
+#[test]
+fn algorithms_have_suggestions() {
+    check(
+        &format!("{BASE}[auth.jwt]\n{JWKS}algorithms = [\"RS255\"]\n"),
+        r#"error[T106]: `RS255` is not an algorithm for tokens
+ --> proxy.toml:4:15
+  |
+4 | algorithms = ["RS255"]
+  |               ^^^^^^^
+help: did you mean `RS256`?
+"#,
+    );
+}
+
+#[test]
+fn a_fleet_is_a_number_or_counted() {
+    let fleet = |line: &str| fine(&format!("{BASE}[store]\n{line}\n")).store.fleet;
+    assert_eq!(fleet(""), Fleet::Fixed(1));
+    assert_eq!(fleet("fleet = 3"), Fleet::Fixed(3));
+    assert_eq!(fleet("fleet = \"auto\""), Fleet::Auto);
+    check(
+        &format!("{BASE}[store]\nfleet = \"aut\"\n"),
+        r#"error[T106]: `store.fleet` must be `"auto"`
+ --> proxy.toml:3:9
+  |
+3 | fleet = "aut"
+  |         ^^^^^ not one of these
+help: did you mean `auto`?
+"#,
+    );
+}

@@ -1,0 +1,109 @@
+//! Files that only limit, and what is said of those that would do more.
+
+use super::super::{Limits, parse_limits, render};
+use super::env;
+
+fn said(text: &str) -> String {
+    let found = match parse_limits("limits.toml", text, &env) {
+        Ok((_, warnings)) => warnings,
+        Err(found) => found,
+    };
+    render::human(&found, false)
+}
+
+#[track_caller]
+fn fine(text: &str) -> Limits {
+    assert_eq!(said(text), "");
+    parse_limits("limits.toml", text, &env).unwrap().0
+}
+
+#[test]
+fn whatever_no_route_names_has_the_default_limit() {
+    let limits = fine(
+        r#"
+        [limit.default]
+        rate = "100/min"
+        [limit.login]
+        rate = "5/min"
+        [[route]]
+        path = "/login"
+        methods = ["POST"]
+        limits = ["login"]
+        "#,
+    );
+    let routes = limits.into_config().routes;
+    let limited: Vec<(&str, &str)> = routes
+        .iter()
+        .map(|route| (&*route.name, &*route.limits[0].name))
+        .collect();
+    assert_eq!(limited, [("POST /login", "login"), ("default", "default")]);
+}
+
+#[test]
+fn without_a_default_limit_the_rest_is_unlimited() {
+    let limits = fine("[[route]]\npath = \"/login\"\nlimits = [\"5/min\"]\n");
+    let routes = limits.into_config().routes;
+    let counts: Vec<usize> = routes.iter().map(|route| route.limits.len()).collect();
+    assert_eq!(counts, [1, 0]);
+}
+
+#[test]
+fn a_route_that_takes_everything_leaves_no_rest() {
+    let limits = fine("[[route]]\npath = \"/*\"\nlimits = [\"5/min\"]\n");
+    assert_eq!(limits.into_config().routes.iter().count(), 1);
+}
+
+#[test]
+fn what_a_proxy_needs_has_no_meaning_and_is_refused() {
+    let text = r#"listen = ":8080"
+[limit.default]
+rate = "5/min"
+[[route]]
+path = "/a"
+upstream = "http://127.0.0.1:3000"
+[server]
+workers = 2
+[log]
+decisions = "decisions.jsonl"
+access = "off"
+"#;
+    let note =
+        "note: these limits stand before a service that listens, answers and logs by itself\n";
+    let said = said(text);
+    for (key, line) in [
+        ("listen", 1),
+        ("route.upstream", 6),
+        ("server", 7),
+        ("log.access", 11),
+    ] {
+        let title = format!("error[T101]: `{key}` is a proxy's setting\n");
+        let found = said.split_once(&title).map(|(_, rest)| rest);
+        let at = found.and_then(|rest| rest.split_once(&format!("limits.toml:{line}:")));
+        assert!(at.is_some_and(|(_, rest)| rest.contains(note)), "{said}");
+    }
+    assert_eq!(said.matches("error[").count(), 4, "{said}");
+}
+
+#[test]
+fn upstreams_are_refused_however_they_are_written() {
+    for upstream in [
+        "upstream = \"http://127.0.0.1:3000\"",
+        "[upstream.api]\nurl = \"http://127.0.0.1:3000\"",
+    ] {
+        let said = said(&format!("{upstream}\n[limit.default]\nrate = \"5/min\"\n"));
+        assert!(said.contains("`upstream` is a proxy's setting"), "{said}");
+    }
+}
+
+#[test]
+fn a_file_that_limits_nothing_is_refused() {
+    let expected = "error[T104]: the file limits nothing\n";
+    for text in [
+        "",
+        "[[route]]\npath = \"/a\"\n",
+        "[limit.login]\nrate = \"5/min\"\n",
+    ] {
+        let said = said(text);
+        assert!(said.contains(expected), "{said}");
+    }
+}
