@@ -131,8 +131,8 @@ impl Store {
         }
     }
 
-    /// Takes back what `decision`, which allowed `charge`, has charged: the cost of each item, which
-    /// may be less by now. Sent once; nothing waits for it. Slots are let go of by
+    /// Takes back what `decision`, which allowed `charge`, has charged: the cost of each item,
+    /// which may be less by now. Sent once; nothing waits for it. Slots are let go of by
     /// [`Store::release`].
     pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
         match self {

@@ -29,11 +29,9 @@ pub(super) fn compile(
     if !forwards {
         standalone::check(names, &raw);
     } else if raw.is_empty() && upstream.is_none() {
+        let nothing = Diagnostic::new(Code::MissingKey, "the file forwards nothing");
         let help = "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`";
-        let message = "the file forwards nothing";
-        names
-            .reader
-            .report(Diagnostic::new(Code::MissingKey, message).help(help));
+        names.reader.report(nothing.help(help));
     }
     let given = upstream.and_then(|text| {
         text.value.clone().map(|value| At {

@@ -7,8 +7,8 @@
 //! A [`Log`] is 72 bytes and holds a ring of one entry for each stamp: 8 bytes where
 //! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside; the
 //! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is given back when it has
-//! emptied. Units that are given back leave an entry of none, unless it is the last: that one always
-//! has units. Time is an argument; nothing here reads a clock.
+//! emptied. Units that are given back leave an entry of none, unless it is the last: that one has
+//! units always. Time is an argument; nothing here reads a clock.
 
 use super::Rule;
 

@@ -1,5 +1,5 @@
-//! Slots: requests under way at once, as one process holds them. Twin of `lua/slots.lua`, which adds
-//! what other holders have, and leases.
+//! Slots: requests under way at once, as one process holds them. Twin of `lua/slots.lua`, which
+//! adds what other holders have, and leases.
 //!
 //! A unit is held, not spent: it counts until it is given back. Nothing here expires, since who
 //! holds it lives in the same process.

@@ -1,20 +1,20 @@
 //! What the store denied, remembered until the first instant at which it could be allowed.
 //!
 //! Claim: if the store denied cost `c` of a key at `t` and named the wait `r`, then every request
-//! of a cost `>= c` is denied until `t + r`, whatever any other proxy does. For between `t` and
-//! `t + r` a count changes in two ways only: by admissions, which add units, and by expiries, all of
-//! which `r` already counts. Admissions can only push the instant later. So a denial told from
-//! here is the one the store would tell, for the log at any precision and for the counter alike;
-//! tests hold it against the model.
+//! of a cost `>= c` is denied until `t + r`, whatever any other proxy does. For until then a count
+//! changes in two ways only: by admissions, which add units, and by expiries, all of which `r`
+//! already counts. Admissions can only push the instant later. So a denial told from here
+//! is the one the store would tell, for the log at any precision and for the counter alike; tests
+//! hold it against the model.
 //!
 //! The deadline is local, counted from when the question was *sent*: the network's delay can only
 //! shorten it. Clocks may drift against each other, so it is `r * 0.999 - 1 ms`.
 //!
 //! It does not hold where a count sinks in a third way: units given back (such limits are kept for
-//! [`GIVES_BACK_US`] at most), a raised limit (an entry knows its units, and a higher limit passes it
-//! by), a reset, an override, a flushed or restored store, a step forward of the store's clock (all
-//! of which [`DenyCache::clear`] it). Unknown causes end with [`LONGEST_US`]. What nobody can promise
-//! is not kept: slots, which are let go of at any time.
+//! [`GIVES_BACK_US`] at most), a raised limit (an entry knows its units, and a higher limit passes
+//! it by), a reset, an override, a flushed or restored store, a step forward of the store's clock
+//! (all of which [`DenyCache::clear`] it). Unknown causes end with [`LONGEST_US`]. What nobody can
+//! promise is not kept: slots, which are let go of at any time.
 //!
 //! Bounded: two generations of at most [`GENERATION`] keys; when the young one is full, the old one
 //! is forgotten. Time is an argument, microseconds of one local monotonic clock.

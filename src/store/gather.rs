@@ -61,8 +61,8 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Adds one; it is given back where the batch would have more than `most_items` items by it.
-    pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Result<(), Waiting> {
+    /// Adds one; it is returned where the batch would have more than `most_items` items by it.
+    pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
         let print = print(&waiting.charge);
         if let Deed::Charge(count) = waiting.deed {
             let same = self
@@ -72,11 +72,11 @@ impl Batch {
             if let Some(bundle) = same {
                 bundle.deed = Deed::Charge(bundle.count() + count);
                 bundle.answers.push(waiting.answer);
-                return Ok(());
+                return None;
             }
         }
         if !self.bundles.is_empty() && self.items + waiting.charge.len() > most_items {
-            return Err(waiting);
+            return Some(waiting);
         }
         self.items += waiting.charge.len();
         self.oldest = self.oldest.or(Some(waiting.arrived));
@@ -87,7 +87,7 @@ impl Batch {
             answers: [waiting.answer].into_iter().collect(),
             print,
         });
-        Ok(())
+        None
     }
 
     /// Tells everyone that there is no answer.
@@ -235,7 +235,7 @@ mod tests {
         let mut answers = Vec::new();
         for (who, cost) in [(1, 1), (2, 1), (1, 1), (1, 2), (1, 1)] {
             let (waiting, answer) = waiting(who, cost);
-            batch.add(waiting, 64).unwrap();
+            assert!(batch.add(waiting, 64).is_none());
             answers.push(answer);
         }
         let counts: Vec<u16> = batch.bundles.iter().map(Bundle::count).collect();
@@ -260,9 +260,9 @@ mod tests {
     fn a_batch_is_bounded_by_its_items_and_equal_requests_cost_none() {
         let mut batch = Batch::default();
         for who in 0..4 {
-            batch.add(waiting(who, 1).0, 4).unwrap();
+            assert!(batch.add(waiting(who, 1).0, 4).is_none());
         }
-        assert!(batch.add(waiting(9, 1).0, 4).is_err());
-        batch.add(waiting(2, 1).0, 4).unwrap();
+        assert!(batch.add(waiting(9, 1).0, 4).is_some());
+        assert!(batch.add(waiting(2, 1).0, 4).is_none());
     }
 }

@@ -17,6 +17,34 @@ const KEYS: usize = 65_536;
 #[derive(Debug, Default)]
 pub(crate) struct Journal(Mutex<HashMap<u128, (Item, Count)>>);
 
+/// Debts on their way to the store; owed still unless they are [`Debts::paid`]. Where nobody knows
+/// whether the store has charged them, they are charged again: too little is admitted for a while,
+/// and never too much.
+#[derive(Debug)]
+pub(crate) struct Debts<'j> {
+    pub(crate) owed: Vec<Owed>,
+    journal: &'j Journal,
+    now_us: u64,
+}
+
+impl Debts<'_> {
+    /// The store has charged them.
+    pub(crate) fn paid(mut self) {
+        self.owed.clear();
+    }
+}
+
+impl Drop for Debts<'_> {
+    fn drop(&mut self) {
+        for Owed { mut charge, count } in self.owed.drain(..) {
+            for item in &mut charge {
+                item.cost *= u64::from(count);
+            }
+            self.journal.add(&charge, self.now_us);
+        }
+    }
+}
+
 /// Units to be charged to one key, as many as fit.
 #[derive(Debug)]
 pub(crate) struct Owed {
@@ -48,7 +76,15 @@ impl Journal {
     }
 
     /// Takes out up to `keys` of them. What has left its window by `now_us` is not owed.
-    pub(crate) fn take(&self, keys: usize, now_us: u64) -> Vec<Owed> {
+    pub(crate) fn take(&self, keys: usize, now_us: u64) -> Debts<'_> {
+        Debts {
+            owed: self.take_out(keys, now_us),
+            journal: self,
+            now_us,
+        }
+    }
+
+    fn take_out(&self, keys: usize, now_us: u64) -> Vec<Owed> {
         let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = Vec::new();
         let ids: Vec<u128> = owed.keys().take(keys).copied().collect();
@@ -118,9 +154,13 @@ mod tests {
         assert!(journal.add(&charge(1, 2), 1_000_000));
         assert!(journal.add(&charge(1, 3), 1_600_000));
         assert!(journal.add(&charge(2, 1), 1_000_000));
-        let owed = journal.take(64, 2_100_000);
-        assert_eq!(owed.len(), 1, "the second has left its window");
-        assert_eq!((owed[0].count, owed[0].charge[0].cost), (3, 1));
+        let debts = journal.take(64, 2_100_000);
+        assert_eq!(debts.owed.len(), 1, "the second has left its window");
+        let owed = &debts.owed[0];
+        assert_eq!((owed.count, owed.charge[0].cost), (3, 1));
+        drop(debts);
+        assert!(!journal.is_empty(), "nobody knows that it was paid");
+        journal.take(64, 2_100_000).paid();
         assert!(journal.is_empty());
     }
 
@@ -128,7 +168,8 @@ mod tests {
     fn many_units_are_owed_in_larger_parts() {
         let journal = Journal::default();
         journal.add(&charge(1, 200_000), 1_000_000);
-        let owed = journal.take(64, 1_000_000);
+        let debts = journal.take(64, 1_000_000);
+        let owed = &debts.owed;
         let units = owed[0].charge[0].cost * u64::from(owed[0].count);
         assert!((199_990..=200_000).contains(&units), "{units}");
     }
@@ -141,6 +182,6 @@ mod tests {
         }
         assert!(!journal.add(&charge(u64::MAX, 1), 1_000_000));
         assert!(journal.add(&charge(7, 1), 1_000_000));
-        assert_eq!(journal.take(64, 1_000_000).len(), 64);
+        assert_eq!(journal.take(64, 1_000_000).owed.len(), 64);
     }
 }

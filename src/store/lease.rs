@@ -221,7 +221,7 @@ mod tests {
         assert_eq!(demand(&mut leases, 0, 300), 0);
         let ahead = demand(&mut leases, 1_000_000, 2_000);
         assert!((8..=11).contains(&ahead), "{ahead} of 20 in 10 ms");
-        assert_eq!(demand(&mut leases, 2_000_000, 400) > 0, true);
+        assert!(demand(&mut leases, 2_000_000, 400) > 0);
         assert_eq!(demand(&mut leases, 3_000_000, 100), 0);
     }
 

@@ -4,11 +4,12 @@
 //! `{"t":<store's µs>,"items":[["limit","<key hash>",cost]],"allowed":true,
 //!   "limits":{"limit":{"used":0,"remaining":9,"retry_after_us":0,"reset_us":60000000}}}`
 //!
-//! `retry_after_us` is -1 where the cost is above the limit, or where nobody can say. Decisions made
-//! here while the store was away carry `"source":"local"`; those that the store had made before,
-//! `"cache"` (a denial that still holds) and `"lease"` (units taken ahead). Several workers ask the store at once and their answers
-//! arrive in any order: lines wait [`HOLD`] and are sorted by the store's time. Only lines that
-//! overtake each other across a backward step of the store's clock can come out of order.
+//! `retry_after_us` is -1 where the cost is above the limit, or where nobody can say. Decisions
+//! made here while the store was away carry `"source":"local"`; those that the store had made
+//! before, `"cache"` (a denial that still holds) and `"lease"` (units taken ahead). Several workers
+//! ask the store at once and their answers arrive in any order: lines wait [`HOLD`] and are sorted
+//! by the store's time. Only lines that overtake each other across a backward step of the store's
+//! clock can come out of order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

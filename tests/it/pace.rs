@@ -40,4 +40,9 @@ impl Pace {
     pub fn grants(self) -> Duration {
         Duration::from_millis(500) + 3 * (late() - self.0)
     }
+
+    /// Whether the machine has kept nobody waiting for so long.
+    pub fn is_steady(self, within: Duration) -> bool {
+        late() - self.0 < within
+    }
 }

@@ -28,6 +28,9 @@ pub type CurrentPeople = Guard<Arc<People>>;
 
 /// The version before anything was read.
 const UNREAD: u64 = u64::MAX;
+/// Some fields of a hash and their values.
+type Fields = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// Fields in one step of reading: about 0.1 ms of the server's time.
 const STEP: usize = 500;
 /// How often reading begins anew because something changed meanwhile.
@@ -260,7 +263,7 @@ async fn fields<C: ConnectionLike>(
     loop {
         let mut step = redis::cmd("HSCAN");
         step.arg(name).arg(cursor).arg("COUNT").arg(STEP);
-        let (next, some): (u64, Vec<(Vec<u8>, Vec<u8>)>) = step.query_async(connection).await?;
+        let (next, some) = step.query_async::<(u64, Fields)>(connection).await?;
         for (field, value) in some {
             let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
             all.insert(text(field), text(value));

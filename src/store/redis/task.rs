@@ -42,8 +42,9 @@ pub(super) struct Task {
     holder: Holder,
     settle: watch::Sender<bool>,
     trouble: Option<StoreError>,
-    /// How far the store's clock was ahead of ours at the last reply, microseconds.
-    lead_us: Option<i64>,
+    /// How far the store's clock was ahead of ours at the last reply, at least and at most,
+    /// microseconds.
+    lead_us: Option<(i64, i64)>,
     /// What operators had said when the last call was sent.
     epoch: u64,
     /// One timer for every wait of this task.
@@ -229,7 +230,7 @@ impl Task {
                 waiting.fail(StoreError::Away);
             } else if late && waiting.answer.is_some() {
                 waiting.fail(StoreError::Timeout);
-            } else if let Err(waiting) = batch.add(waiting, MAX_BATCH) {
+            } else if let Some(waiting) = batch.add(waiting, MAX_BATCH) {
                 self.held.push_front(waiting);
                 break;
             }

@@ -9,7 +9,6 @@ use redis::Value;
 use super::Shared;
 use super::link::{Failure, Link, kind_of, learn_key};
 use super::people;
-use crate::limit::Charge;
 use crate::store::batch::{self, Call, Deed, Group, Reply};
 use crate::store::journal::Owed;
 use crate::store::{ServerTrouble, StoreError};
@@ -83,12 +82,12 @@ async fn beat(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Charges what was admitted here while the store was away, as much of it as fits. Each key is
-/// charged once, whatever becomes of the call.
+/// Charges what was admitted here while the store was away, as much of it as fits.
 async fn pay_back(link: &mut Link, shared: &Shared, calls: usize) -> Result<(), StoreError> {
     for _ in 0..calls {
         let now_us = shared.clock.now_us();
-        let owed = shared.journal.take(OWED_KEYS, now_us);
+        let debts = shared.journal.take(OWED_KEYS, now_us);
+        let owed = &debts.owed;
         if owed.is_empty() {
             break;
         }
@@ -97,28 +96,16 @@ async fn pay_back(link: &mut Link, shared: &Shared, calls: usize) -> Result<(), 
             ..Group::one(&owed.charge)
         });
         let bytes = run(link, shared, groups).await?;
-        if let Some(trouble) = refusal(&bytes, &owed)? {
-            // Nothing of it was written: it is owed still.
-            owed.iter().for_each(|owed| owe_again(shared, owed, now_us));
-            return match trouble {
-                ServerTrouble::OutOfMemory => Ok(()),
-                _ => Err(StoreError::Server(trouble)),
-            };
+        match refusal(&bytes, owed)? {
+            None => {}
+            Some(ServerTrouble::OutOfMemory) => return Ok(()),
+            Some(trouble) => return Err(StoreError::Server(trouble)),
         }
-        tracing::debug!(
-            keys = owed.len(),
-            "redis: charged what was admitted meanwhile"
-        );
+        let keys = owed.len();
+        tracing::debug!(keys, "redis: charged what was admitted meanwhile");
+        debts.paid();
     }
     Ok(())
-}
-
-fn owe_again(shared: &Shared, owed: &Owed, now_us: u64) {
-    let mut charge: Charge = owed.charge.clone();
-    for item in &mut charge {
-        item.cost *= u64::from(owed.count);
-    }
-    shared.journal.add(&charge, now_us);
 }
 
 /// Why the server refused to write, if it did.

@@ -47,6 +47,13 @@ fn step(weather: &mut Weather, offset: i64) {
         let (seconds, _): (i64, i64) = redis::from_redis_value(time).unwrap();
         (seconds - now() - offset).abs() <= 2
     });
+    // Every worker is told by the next answer it gets, and forgets denials it knew by heart.
+    for one in &weather.all {
+        for fresh in 0..20 {
+            let answer = one.ask(&format!("told of {offset} {fresh}"));
+            assert_eq!(answer.status, 200, "{answer:?}");
+        }
+    }
 }
 
 /// Passes of so many requests; a denial's wait must be one that the limit can cause.

@@ -119,11 +119,18 @@ impl Task {
                 "redis: keys of ours held something else and were begun anew"
             );
         }
-        // The store's clock against ours: when that jumps, what is known of its future is void.
-        let lead_us = i64::try_from(reply.at_us).unwrap_or_default()
-            - i64::try_from(span.came_us).unwrap_or_default();
-        let stepped_us = self.lead_us.map_or(0, |before| lead_us - before);
-        self.lead_us = Some(lead_us);
+        // The store's clock against ours: when that jumps, what is known of its future is void. It
+        // was read at some time between the call and its answer.
+        let less = |us: u64| {
+            i64::try_from(reply.at_us)
+                .unwrap_or(0)
+                .saturating_sub_unsigned(us)
+        };
+        let (least, most) = (less(span.came_us), less(span.sent_us));
+        let stepped_us = self.lead_us.map_or(0, |(least_before, most_before)| {
+            (least - most_before).max(0) + (most - least_before).min(0)
+        });
+        self.lead_us = Some((least, most));
         if stepped_us.unsigned_abs() > CLOCK_STEP_US {
             self.known.clear();
             let seconds = stepped_us as f64 / 1e6;
