@@ -17,6 +17,8 @@ pub mod memory;
 mod observed;
 pub mod people;
 pub mod redis;
+#[cfg(test)]
+mod simulation;
 
 use std::fmt;
 use std::sync::Arc;

@@ -5,11 +5,11 @@
 //!   "limits":{"limit":{"used":0,"remaining":9,"retry_after_us":0,"reset_us":60000000}}}`
 //!
 //! `retry_after_us` is -1 where the cost is above the limit, or where nobody can say. Decisions
-//! made here while the store was away carry `"source":"local"`; those that the store had made
-//! before, `"cache"` (a denial that still holds) and `"lease"` (units taken ahead). Several workers
-//! ask the store at once and their answers arrive in any order: lines wait [`HOLD`] and are sorted
-//! by the store's time. Only lines that overtake each other across a backward step of the store's
-//! clock can come out of order.
+//! made here while the store was away carry `"source":"local"`, and those by units that were taken
+//! ahead `"lease"`; limits on trial have a `"role"`. Several workers ask the store at once and
+//! their answers arrive in any order: lines wait [`HOLD`] and are sorted by the store's time. Only
+//! lines that overtake each other across a backward step of the store's clock can come out of
+//! order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -123,9 +123,9 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     out.extend_from_slice(b"{\"t\":");
     json::number(&mut out, decision.at_us);
     out.extend_from_slice(match source {
-        Source::Store => b"",
+        // A denial that still holds is told to the microsecond as the store would tell it.
+        Source::Store | Source::Cache => b"",
         Source::Local => b",\"source\":\"local\"",
-        Source::Cache => b",\"source\":\"cache\"",
         Source::Lease => b",\"source\":\"lease\"",
     });
     let role = charge.first().map_or(Role::Enforced, Item::role);

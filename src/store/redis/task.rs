@@ -28,6 +28,8 @@ use crate::store::{ServerTrouble, StoreError};
 const MAX_BATCH: usize = 64;
 /// Requests in one call: equal ones cost nothing, but someone has to hand out the answers.
 const MAX_GATHER: usize = 1024;
+/// How often debts are paid while there are any: requests go between.
+const OWED_EVERY: Duration = Duration::from_millis(5);
 /// How often the store is asked for what all its proxies share.
 const UPKEEP_EVERY: Duration = Duration::from_millis(500);
 pub(super) struct Task {
@@ -313,25 +315,21 @@ impl Task {
         let shared = Arc::clone(&self.shared);
         let in_trouble = self.trouble.is_some();
         let asking = async {
-            let was_there = upkeep::keep_up(link, &shared).await?;
+            let kept = upkeep::keep_up(link, &shared).await?;
             if in_trouble {
                 upkeep::try_script(link, &shared).await?;
             }
-            Ok(was_there)
+            Ok(kept)
         };
-        let was_there = tokio::select! {
+        let kept = tokio::select! {
             result = asking => result?,
             () = &mut self.sleep => return Err(StoreError::Timeout),
         };
-        if !was_there {
+        if !kept.was_there {
             // Nothing is denied any more.
             self.known.clear();
         }
-        self.upkeep_at = if shared.journal.is_empty() {
-            now + UPKEEP_EVERY
-        } else {
-            now
-        };
+        self.upkeep_at = now + if kept.owes { OWED_EVERY } else { UPKEEP_EVERY };
         Ok(())
     }
 

@@ -30,17 +30,25 @@ pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), S
     try_script(link, shared).await?;
     people::learn(&link.connection, shared).await?;
     beat(link, shared).await?;
-    pay_back(link, shared, OWED_CALLS_FIRST).await
+    pay_back(link, shared, OWED_CALLS_FIRST).await.map(|_| ())
 }
 
-/// Asks for what all proxies of the store share, and charges what is owed. Returns whether the
-/// store still held what it did: where not, somebody has emptied it.
-pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<bool, StoreError> {
+/// What the upkeep found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kept {
+    /// The store still held what it did; where not, somebody has emptied it.
+    pub(super) was_there: bool,
+    /// More is owed, and the store takes it.
+    pub(super) owes: bool,
+}
+
+/// Asks for what all proxies of the store share, and charges what is owed.
+pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kept, StoreError> {
     let was_there = learn_key(&mut link.connection, shared).await?;
     people::refresh(&link.connection, shared).await?;
     beat(link, shared).await?;
-    pay_back(link, shared, OWED_CALLS).await?;
-    Ok(was_there)
+    let owes = pay_back(link, shared, OWED_CALLS).await?;
+    Ok(Kept { was_there, owes })
 }
 
 /// Runs the script over nothing: that a server answers a read says little of its scripts.
@@ -82,14 +90,15 @@ async fn beat(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Charges what was admitted here while the store was away, as much of it as fits.
-async fn pay_back(link: &mut Link, shared: &Shared, calls: usize) -> Result<(), StoreError> {
+/// Charges what was admitted here while the store was away, as much of it as fits. Returns whether
+/// it should go on with it soon.
+async fn pay_back(link: &mut Link, shared: &Shared, calls: usize) -> Result<bool, StoreError> {
     for _ in 0..calls {
         let now_us = shared.clock.now_us();
         let debts = shared.journal.take(OWED_KEYS, now_us);
         let owed = &debts.owed;
         if owed.is_empty() {
-            break;
+            return Ok(false);
         }
         let groups = owed.iter().map(|owed| Group {
             deed: Deed::Charge(owed.count),
@@ -98,14 +107,14 @@ async fn pay_back(link: &mut Link, shared: &Shared, calls: usize) -> Result<(), 
         let bytes = run(link, shared, groups).await?;
         match refusal(&bytes, owed)? {
             None => {}
-            Some(ServerTrouble::OutOfMemory) => return Ok(()),
+            Some(ServerTrouble::OutOfMemory) => return Ok(false),
             Some(trouble) => return Err(StoreError::Server(trouble)),
         }
         let keys = owed.len();
         tracing::debug!(keys, "redis: charged what was admitted meanwhile");
         debts.paid();
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Why the server refused to write, if it did.
