@@ -3,6 +3,8 @@
 //! Pure data and pure decisions. Time comes in as integer microseconds of one clock; nothing here
 //! reads a clock, allocates per decision beyond its small vectors, or does IO.
 
+#[cfg(test)]
+mod bounds;
 pub mod counter;
 pub mod decide;
 mod exempt;

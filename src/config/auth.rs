@@ -1,9 +1,10 @@
 //! `[auth.jwt]`: which tokens are believed.
 
+use std::time::Duration;
+
 use super::diagnostic::{Code, Diagnostic};
 use super::section::{At, Section, nearest};
 use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
-use std::time::Duration;
 
 /// The shortest secret, bytes: as long as the hash (RFC 7518, section 3.2).
 const MIN_SECRET: usize = 32;

@@ -85,15 +85,18 @@ pub(super) fn compile(
         });
         spans.push(span);
     }
-    match RouteTable::new(routes) {
-        Ok(table) => Some(table).filter(|_| !broken),
-        Err(conflicts) => {
+    table(names, routes, &spans).filter(|_| !broken)
+}
+
+/// The table, unless two routes match the same requests.
+fn table(names: &Names<'_>, routes: Vec<Route>, spans: &[Span]) -> Option<RouteTable> {
+    RouteTable::new(routes)
+        .inspect_err(|conflicts| {
             for conflict in conflicts {
                 report_conflict(names, &spans[conflict.first], &spans[conflict.second]);
             }
-            None
-        }
-    }
+        })
+        .ok()
 }
 
 fn report_conflict(names: &Names<'_>, first: &Span, second: &Span) {

@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::{Tag, Window};
 
 /// Until when something an operator said holds, microseconds.
@@ -37,27 +39,34 @@ impl Until {
 #[derive(Clone, Debug)]
 struct Override {
     limit: Arc<str>,
-    windows: Vec<Arc<Window>>,
+    windows: Arc<[Arc<Window>]>,
     until: Until,
 }
 
 /// Every override and every block in force. Cheap to ask, made anew at each change.
 #[derive(Clone, Debug, Default)]
 pub struct People {
-    overrides: HashMap<Tag, Vec<Override>>,
+    overrides: HashMap<Tag, SmallVec<[Override; 1]>>,
     blocks: HashMap<Tag, Until>,
     next_end_us: Option<u64>,
 }
 
 impl People {
     /// Gives one key of `limit` these windows instead of the limit's; none for no limit at all.
-    pub fn set_override(&mut self, limit: &str, tag: Tag, windows: Vec<Arc<Window>>, until: Until) {
+    /// Many keys may share them.
+    pub fn set_override(
+        &mut self,
+        limit: &Arc<str>,
+        tag: Tag,
+        windows: &Arc<[Arc<Window>]>,
+        until: Until,
+    ) {
         self.will_end(until);
         let of_tag = self.overrides.entry(tag).or_default();
-        of_tag.retain(|one| *one.limit != *limit);
+        of_tag.retain(|one| one.limit != *limit);
         of_tag.push(Override {
-            limit: limit.into(),
-            windows,
+            limit: Arc::clone(limit),
+            windows: Arc::clone(windows),
             until,
         });
     }
@@ -118,7 +127,7 @@ impl People {
         let mut left = People::default();
         for (tag, of_tag) in &self.overrides {
             for one in of_tag.iter().filter(|one| !one.until.is_over(now_us)) {
-                left.set_override(&one.limit, *tag, one.windows.clone(), one.until);
+                left.set_override(&one.limit, *tag, &one.windows, one.until);
             }
         }
         for (tag, until) in self.blocks.iter().filter(|(_, end)| !end.is_over(now_us)) {
@@ -133,14 +142,14 @@ mod tests {
     use super::*;
     use crate::limit::{Algorithm, Rule};
 
-    fn windows(units: u64) -> Vec<Arc<Window>> {
+    fn windows(units: u64) -> Arc<[Arc<Window>]> {
         let rule = Rule {
             algorithm: Algorithm::Log,
             units,
             window_us: 60_000_000,
             precision_us: 1,
         };
-        Window::all("login", &[rule])
+        Window::all("login", &[rule]).into()
     }
 
     fn units(people: &People, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64>> {
@@ -152,9 +161,14 @@ mod tests {
     fn an_override_is_for_one_key_of_one_limit_until_its_end() {
         let mut people = People::default();
         assert!(people.is_empty());
-        people.set_override("login", Tag([1; 16]), windows(7), Until::Time(100));
-        people.set_override("login", Tag([2; 16]), Vec::new(), Until::Removed);
-        people.set_override("search", Tag([1; 16]), windows(9), Until::Removed);
+        people.set_override(&"login".into(), Tag([1; 16]), &windows(7), Until::Time(100));
+        people.set_override(
+            &"login".into(),
+            Tag([2; 16]),
+            &Arc::from([]),
+            Until::Removed,
+        );
+        people.set_override(&"search".into(), Tag([1; 16]), &windows(9), Until::Removed);
         assert!(!people.is_empty() && !people.has_blocks());
         assert_eq!(units(&people, "login", 1, 99), Some(vec![7]));
         assert_eq!(units(&people, "login", 1, 100), None);
@@ -162,7 +176,7 @@ mod tests {
         assert_eq!(units(&people, "search", 1, 1000), Some(vec![9]));
         assert_eq!(units(&people, "search", 2, 0), None);
         assert_eq!(units(&people, "other", 1, 0), None);
-        people.set_override("login", Tag([1; 16]), windows(8), Until::Time(200));
+        people.set_override(&"login".into(), Tag([1; 16]), &windows(8), Until::Time(200));
         assert_eq!(units(&people, "login", 1, 150), Some(vec![8]));
     }
 
@@ -186,8 +200,8 @@ mod tests {
     fn what_has_ended_is_noticed_once_and_taken_out() {
         let mut people = People::default();
         people.block(Tag([1; 16]), Until::Time(100));
-        people.set_override("login", Tag([1; 16]), windows(7), Until::Time(50));
-        people.set_override("search", Tag([1; 16]), windows(7), Until::Removed);
+        people.set_override(&"login".into(), Tag([1; 16]), &windows(7), Until::Time(50));
+        people.set_override(&"search".into(), Tag([1; 16]), &windows(7), Until::Removed);
         assert!(!people.has_ended(49));
         assert!(people.has_ended(50));
         let ended = |now_us| people.ended(now_us).map(|(limit, _)| limit);

@@ -58,11 +58,15 @@ impl Limiter {
                 self.adjust_shared(decided, adjustment, generation);
                 warm.as_deref()
             }
-            // What is paid back to the store for the time it was away is adjusted with it.
             Decider::Local => Some(&told.decision),
         };
         if let Some(decision) = warm.filter(|decision| decision.allowed) {
             let (more, less) = differences((&told.charge, decision), adjustment);
+            if matches!(told.by, Decider::Local) {
+                // What is given back stays in the journal: it names no stamps, and to owe the store
+                // too much never admits too much.
+                self.store.owe(&more, generation);
+            }
             self.local.charge_more(&more);
             self.local.give_back(&less.0, &less.1);
         }

@@ -151,9 +151,8 @@ impl Limiter {
             CostSource::Header(_) => 1,
         };
         for limit in &found.route.limits {
-            if limit.exempt.has(client, &limit.key, facts) {
-                continue;
-            }
+            // Who is blocked is kept out, exempt or not.
+            let exempt = limit.exempt.has(client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Tag(tag) => {
                     let mut windows = limit.windows_of(facts.tier);
@@ -161,9 +160,12 @@ impl Limiter {
                         said.admits_tag(tag, facts)?;
                         windows = said.windows(limit, tag).unwrap_or(windows);
                     }
-                    asked.add((limit, windows), tag, cost.saturating_mul(limit.cost));
+                    if !exempt {
+                        asked.add((limit, windows), tag, cost.saturating_mul(limit.cost));
+                    }
                 }
                 Derived::Skip => {}
+                _ if exempt => {}
                 Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
                 Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
             }

@@ -22,11 +22,11 @@ use tower::{Layer, Service};
 use super::admit::Admission;
 use super::limiter::{Counts, Limiter};
 use super::line::Line;
-use super::reject;
-use super::riders::Riders;
+use super::reject::{self, Rejection};
 use super::slots::Slots;
-use crate::config::{Limits, StoreKind};
+use crate::config::{Limits, LogFormat, LogTarget, StoreKind};
 use crate::route::Route;
+use crate::telemetry::access::{AccessLog, Buffer};
 
 /// Where a request's peer is found: in what the server put into its extensions.
 pub type PeerOf = fn(&Extensions) -> Option<IpAddr>;
@@ -35,6 +35,8 @@ pub type PeerOf = fn(&Extensions) -> Option<IpAddr>;
 #[derive(Clone)]
 pub struct LimitLayer {
     limiter: Arc<Limiter>,
+    /// Takes no lines: it counts what limits on trial would have denied, and tells of it.
+    log: Buffer,
     peer: PeerOf,
 }
 
@@ -55,7 +57,9 @@ impl LimitLayer {
             ));
         }
         let counts = Counts::new(&config)?.open();
+        let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?;
         Ok(LimitLayer {
+            log: Arc::new(log).buffer(),
             limiter: Arc::new(Limiter::new(config, counts)),
             peer,
         })
@@ -67,32 +71,56 @@ impl LimitLayer {
         self.limiter.settled().await;
     }
 
-    /// The limits' answer to a request whose head this is, or its admission.
+    /// Waits until the store knows what requests hold here, a quarter of a second at most: for the
+    /// program's end. What the store is not told it forgets by itself.
+    pub async fn told(&self) {
+        self.limiter.told().await;
+    }
+
+    /// The path of a request: admit, pass on, adjust, mark. Whoever drops it meanwhile has been
+    /// charged once.
+    async fn pass<S, B, R>(
+        self,
+        request: Request<B>,
+        mut service: S,
+    ) -> Result<Response<LimitedBody<R>>, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<R>>,
+    {
+        let Some(ip) = (self.peer)(request.extensions()).map(|ip| ip.to_canonical()) else {
+            return Ok(refused(without_address(), request.version()));
+        };
+        // Bodies may be of a kind that no two threads may look at: only the head is looked at.
+        let (head, body) = request.into_parts();
+        let head = Request::from_parts(head, ());
+        let mut line = Line::begin(&head, ip, (&self.log, false));
+        let (route, mut admission) = match self.admit(&head, ip, &mut line).await {
+            Ok(admitted) => admitted,
+            Err(rejection) => {
+                let answer = self.limiter.answer(&rejection, &mut line);
+                let answer = refused(answer, head.version());
+                return Ok(answer.map(|body| body.ending_with(None, line, &self.log)));
+            }
+        };
+        let mut response = service.call(head.map(|()| body)).await?;
+        self.limiter
+            .adjust(route, &admission, &mut response, &mut line);
+        let slots = admission.slots.take();
+        let response = self.limiter.mark(&admission, response);
+        Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, line, &self.log)))
+    }
+
+    /// Whose limits the request has, and whether they let it pass.
     async fn admit(
         &self,
         head: &Request<()>,
-    ) -> Result<(&Route, Admission, Line), Response<Bytes>> {
-        let Some(ip) = (self.peer)(head.extensions()) else {
-            tracing::error!(
-                "a request without its peer's address is refused: the function given to \
-                 LimitLayer::new found none in its extensions"
-            );
-            return Err(reject::panicked());
-        };
-        let ip = ip.to_canonical();
-        let mut line = Line::unwritten(head, ip);
+        ip: IpAddr,
+        line: &mut Line,
+    ) -> Result<(&Route, Admission), Rejection> {
         let caller = self.limiter.caller(ip);
-        let admitted = match self.limiter.read(head, caller, &mut line) {
-            Ok((route, asked)) => {
-                let admitted = self.limiter.admit(head, asked, &mut line).await;
-                admitted.map(|admission| (route, admission))
-            }
-            Err(rejection) => Err(rejection),
-        };
-        match admitted {
-            Ok((route, admission)) => Ok((route, admission, line)),
-            Err(refused) => Err(self.limiter.answer(&refused, &mut line)),
-        }
+        let (route, asked) = self.limiter.read(head, caller, line)?;
+        let admission = self.limiter.admit(head, asked, line).await?;
+        Ok((route, admission))
     }
 }
 
@@ -140,33 +168,17 @@ where
         let next = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
-        Box::pin(pass(layer, request, ready))
+        Box::pin(layer.pass(request, ready))
     }
 }
 
-/// The path of a request: admit, pass on, mark. Whoever drops it meanwhile has been charged once.
-async fn pass<S, B, R>(
-    layer: LimitLayer,
-    request: Request<B>,
-    mut service: S,
-) -> Result<Response<LimitedBody<R>>, S::Error>
-where
-    S: Service<Request<B>, Response = Response<R>>,
-{
-    // Bodies may be of a kind that no two threads may look at: only the head is looked at.
-    let (head, body) = request.into_parts();
-    let head = Request::from_parts(head, ());
-    let (route, mut admission, mut line) = match layer.admit(&head).await {
-        Ok(admitted) => admitted,
-        Err(refusal) => return Ok(refused(refusal, head.version())),
-    };
-    let request = head.map(|()| body);
-    let mut response = service.call(request).await?;
-    let limiter = &layer.limiter;
-    limiter.adjust(route, &admission, &mut response, &mut line);
-    let held = (admission.slots.take(), line.riders.take());
-    let response = limiter.mark(&admission, response);
-    Ok(response.map(|body| LimitedBody::passed(body, held)))
+/// Nobody to count it by: it must not pass.
+fn without_address() -> Response<Bytes> {
+    tracing::error!(
+        "a request without its peer's address is refused: the function given to LimitLayer::new \
+         found none in its extensions"
+    );
+    reject::panicked()
 }
 
 /// An answer in the service's stead.
@@ -185,19 +197,34 @@ pin_project! {
         #[pin]
         passed: Option<R>,
         made: Bytes,
-        held: Held,
+        ending: Ending,
     }
 }
 
-/// What the request holds until its response has ended.
-type Held = (Option<Box<Slots>>, Option<Box<Riders>>);
+/// What ends with a response's body, or as it is given up.
+#[derive(Debug, Default)]
+struct Ending {
+    /// What the request holds until here.
+    slots: Option<Box<Slots>>,
+    /// With limits on trial, whose decisions are looked at.
+    line: Option<Box<(Line, Buffer)>>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if let Some((line, log)) = self.line.take().map(|line| *line) {
+            line.write();
+            log.flush();
+        }
+    }
+}
 
 impl<R> LimitedBody<R> {
-    fn passed(body: R, held: Held) -> LimitedBody<R> {
+    fn passed(body: R) -> LimitedBody<R> {
         LimitedBody {
             passed: Some(body),
             made: Bytes::new(),
-            held,
+            ending: Ending::default(),
         }
     }
 
@@ -205,8 +232,21 @@ impl<R> LimitedBody<R> {
         LimitedBody {
             passed: None,
             made: bytes,
-            held: (None, None),
+            ending: Ending::default(),
         }
+    }
+
+    fn ending_with(
+        mut self,
+        slots: Option<Box<Slots>>,
+        line: Line,
+        log: &Buffer,
+    ) -> LimitedBody<R> {
+        self.ending.slots = slots;
+        if line.is_wanted() {
+            self.ending.line = Some(Box::new((line, log.clone())));
+        }
+        self
     }
 }
 

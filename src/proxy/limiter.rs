@@ -109,6 +109,11 @@ impl Limiter {
         self.store.settled().await;
     }
 
+    /// Waits until the store knows what is held here.
+    pub(super) async fn told(&self) {
+        self.store.told().await;
+    }
+
     /// What is known of the peer at `ip`.
     pub fn caller(&self, ip: IpAddr) -> Caller {
         Caller {

@@ -21,7 +21,7 @@ pub(crate) struct Line {
     unix_us: u64,
     method: Method,
     uri: Uri,
-    log: Option<Buffer>,
+    log: Buffer,
     show_keys: bool,
     pub(crate) client: IpAddr,
     pub(crate) route: Option<Arc<str>>,
@@ -46,20 +46,10 @@ impl Line {
     ) -> Line {
         Line {
             unix_us: if log.is_off() { 0 } else { clock::unix_us() },
-            log: Some(log.clone()),
-            show_keys,
-            ..Line::unwritten(request, client)
-        }
-    }
-
-    /// A line for those who write no log.
-    pub(crate) fn unwritten<B>(request: &Request<B>, client: IpAddr) -> Line {
-        Line {
-            unix_us: 0,
             method: request.method().clone(),
             uri: request.uri().clone(),
-            log: None,
-            show_keys: false,
+            log: log.clone(),
+            show_keys,
             client,
             route: None,
             outcome: Outcome::Unlimited,
@@ -75,7 +65,7 @@ impl Line {
 
     /// Decides whether it will be written, by what has become of the request so far. Once.
     pub(crate) fn decide(&mut self) {
-        self.to_write = self.log.as_ref().is_some_and(|log| log.wants(self.outcome));
+        self.to_write = self.log.wants(self.outcome);
     }
 
     /// Whether it is to be kept until the response has ended.
@@ -115,13 +105,12 @@ impl Line {
 
     /// Looks at the riders' decisions, and writes it.
     pub(crate) fn write(mut self) {
-        let Some(log) = self.log.take() else { return };
         let riders = self.riders.take();
-        let would_deny = riders.map(|mut riders| riders.would_deny(log.trials()));
+        let would_deny = riders.map(|mut riders| riders.would_deny(self.log.trials()));
         if !self.to_write {
             return;
         }
-        log.record(&Entry {
+        self.log.record(&Entry {
             unix_us: self.unix_us,
             duration: Duration::from_micros(clock::unix_us().saturating_sub(self.unix_us)),
             client: self.client,

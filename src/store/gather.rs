@@ -89,13 +89,6 @@ impl Batch {
         });
         None
     }
-
-    /// Tells everyone that there is no answer.
-    pub(crate) fn fail(self, kind: StoreError) {
-        self.bundles
-            .into_iter()
-            .for_each(|bundle| bundle.fail(kind));
-    }
 }
 
 impl Bundle {

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-pub use desk::{Change, Desk, Done, Said};
+pub use desk::{Change, Desk, DeskError, Done, Said};
 pub(super) use holder::Awaited;
 use holder::Holder;
 pub use link::look;

@@ -1,5 +1,7 @@
 //! The limiter as a tower layer: what it does to services that are no proxy.
 
+mod likeness;
+
 use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::io;
@@ -59,162 +61,6 @@ where
         all.push(ask(service, request("/")).await.status().as_u16());
     }
     all
-}
-
-/// Which header lines are the limiter's.
-fn is_told(name: &str) -> bool {
-    let beginnings = ["ratelimit", "x-ratelimit-", "grpc-", "access-control-"];
-    let names = [
-        "retry-after",
-        "content-type",
-        "cache-control",
-        "link",
-        "vary",
-    ];
-    // That one is base64 of the same wait, in milliseconds.
-    let opaque = name == "grpc-status-details-bin";
-    !opaque && (names.contains(&name) || beginnings.iter().any(|start| name.starts_with(start)))
-}
-
-/// A text without what may differ between two moments: instants, waits and ids.
-fn timeless(text: &str) -> String {
-    let word = |word: &str| match word.parse::<u64>() {
-        Ok(number) if number > 1000 => "(time)".to_owned(),
-        _ if word.len() == 16 && word.bytes().all(|byte| byte.is_ascii_hexdigit()) => {
-            "(id)".to_owned()
-        }
-        _ => word.to_owned(),
-    };
-    let ends = |c: char| !c.is_ascii_alphanumeric();
-    let parts = text.split_inclusive(ends).map(|part| {
-        let bare = part.trim_end_matches(ends);
-        format!("{}{}", word(bare), &part[bare.len()..])
-    });
-    parts.collect()
-}
-
-fn told(status: u16, headers: &[(String, String)], body: &str) -> String {
-    let mut lines: Vec<String> = headers
-        .iter()
-        .filter(|(name, _)| is_told(name))
-        .map(|(name, value)| format!("{name}: {}", timeless(value)))
-        .collect();
-    lines.sort();
-    format!("{status}\n{}\n\n{}", lines.join("\n"), timeless(body))
-}
-
-const BOTH: &str = r#"
-[limit.default]
-rate = "2/h"
-[limit.keyed]
-rate = "1/h"
-key = ["api_key"]
-missing = "deny"
-[[route]]
-path = "/users/{id}"
-limits = ["keyed"]
-[[bypass]]
-path = "/healthz"
-[[bypass]]
-header = "x-pass"
-value = "sesame"
-[deny]
-docs_url = "https://example.com/limits"
-"#;
-
-/// Method, path, header lines.
-type Asked = (
-    &'static str,
-    &'static str,
-    &'static [(&'static str, &'static str)],
-);
-
-/// Requests that differ in all that an answer may depend on.
-const ASKED: [Asked; 18] = [
-    ("GET", "/", &[]),
-    ("GET", "/a/../b", &[("origin", "https://app.example")]),
-    ("GET", "/", &[]),
-    ("HEAD", "/", &[]),
-    ("GET", "/", &[("accept", "text/html")]),
-    ("GET", "/", &[("accept", "text/plain")]),
-    ("GET", "/", &[("origin", "https://app.example")]),
-    (
-        "POST",
-        "/svc/Call",
-        &[("content-type", "application/grpc+proto")],
-    ),
-    ("GET", "/healthz", &[]),
-    ("GET", "/", &[("x-pass", "sesame")]),
-    ("GET", "/", &[("x-pass", "else")]),
-    ("GET", "/users/7", &[]),
-    ("GET", "/users/7", &[("x-api-key", "k1")]),
-    ("GET", "//users/./8", &[("x-api-key", "k1")]),
-    (
-        "GET",
-        "/users/7",
-        &[("x-api-key", "k2"), ("x-api-key", "k3")],
-    ),
-    ("GET", "/users/7%2F8", &[("x-api-key", "k4")]),
-    ("GET", "/a%00b", &[]),
-    (
-        "OPTIONS",
-        "/",
-        &[
-            ("origin", "https://app.example"),
-            ("access-control-request-method", "GET"),
-        ],
-    ),
-];
-
-#[test]
-fn clients_cannot_tell_it_from_the_proxy() {
-    let upstream = Upstream::ok();
-    let top = format!("upstream = \"{}\"\n", upstream.url());
-    let proxy = Tidegate::start(&format!("{top}{BOTH}"));
-    on_a_worker(async {
-        let service = layer(BOTH).layer(service_fn(ok));
-        let mut statuses = Vec::new();
-        for (method, path, lines) in ASKED {
-            let mut request = Request::builder().method(method).uri(path);
-            let mut wire = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n");
-            for (name, value) in lines {
-                request = request.header(*name, *value);
-                wire.push_str(&format!("{name}: {value}\r\n"));
-            }
-            let mut client = proxy.connect();
-            client.send(format!("{wire}\r\n"));
-            let answer = client.try_answer(method == "HEAD").unwrap();
-            let headers = answer.head.lines().skip(1).filter_map(|line| {
-                let (name, value) = line.split_once(": ")?;
-                Some((name.to_owned(), value.to_owned()))
-            });
-            let headers: Vec<_> = headers.collect();
-            let from_proxy = told(answer.status, &headers, &answer.text());
-
-            let request = request
-                .header("host", "test")
-                .extension(IpAddr::from(CLIENT))
-                .body(Empty::<Bytes>::new());
-            let response = ask(&service, request.unwrap()).await;
-            let (head, body) = response.into_parts();
-            let status = head.status.as_u16();
-            let headers = head.headers.iter().map(|(name, value)| {
-                let value = value.to_str().unwrap().to_owned();
-                (name.as_str().to_owned(), value)
-            });
-            let headers: Vec<_> = headers.collect();
-            let mut body = body.collect().await.unwrap().to_bytes();
-            if method == "HEAD" {
-                body.clear();
-            }
-            let body = String::from_utf8_lossy(&body).into_owned();
-            let from_layer = told(status, &headers, &body);
-            assert_eq!(from_layer, from_proxy, "{method} {path} {lines:?}");
-            statuses.push(status);
-        }
-        assert_eq!(statuses[..3], [200, 200, 429]);
-        assert_eq!(statuses[7..11], [200, 200, 200, 429]);
-    });
 }
 
 #[test]
@@ -296,7 +142,7 @@ fn who_goes_away_was_charged_once() {
         }));
         // One leaves while the store is at it, which answers only when nobody listens any more.
         redis.freeze();
-        let mut early = Box::pin(stuck.call_once(request("/")));
+        let mut early = Box::pin(stuck.clone().oneshot(request("/")));
         for _ in 0..100 {
             let mut idle = Context::from_waker(Waker::noop());
             assert!(early.as_mut().poll(&mut idle).is_pending());
@@ -305,7 +151,7 @@ fn who_goes_away_was_charged_once() {
         drop(early);
         redis.thaw();
         // Another while the service works.
-        let mut late = pin!(stuck.call_once(request("/")));
+        let mut late = pin!(stuck.clone().oneshot(request("/")));
         std::future::poll_fn(|context| {
             assert!(late.as_mut().poll(context).is_pending());
             match reached.load(Ordering::Relaxed) {
@@ -319,15 +165,6 @@ fn who_goes_away_was_charged_once() {
         assert_eq!(response.headers()["x-ratelimit-remaining"], "2");
     });
 }
-
-/// Asks a service once without taking it.
-trait CallOnce: Service<Head> + Clone {
-    async fn call_once(&self, request: Head) -> Result<Self::Response, Self::Error> {
-        self.clone().oneshot(request).await
-    }
-}
-
-impl<S: Service<Head> + Clone> CallOnce for S {}
 
 #[test]
 fn a_request_without_an_address_is_never_unlimited() {
@@ -366,6 +203,94 @@ impl io::Write for Lines {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+#[test]
+fn slots_are_held_until_the_body_has_ended() {
+    on_a_worker(async {
+        let layer = layer("[limit.default]\nconcurrent = 1\n");
+        let service = layer.layer(service_fn(ok));
+        let first = ask(&service, request("/")).await;
+        assert_eq!(first.status(), 200);
+        assert_eq!(statuses(&service, 1).await, [429]);
+        drop(first);
+        assert_eq!(statuses(&service, 2).await, [200, 200]);
+
+        let stuck = layer.layer(service_fn(|_: Head| {
+            pending::<Result<Response<Full<Bytes>>, Infallible>>()
+        }));
+        let mut given_up = Box::pin(stuck.oneshot(request("/")));
+        let mut idle = Context::from_waker(Waker::noop());
+        assert!(given_up.as_mut().poll(&mut idle).is_pending());
+        assert_eq!(statuses(&service, 1).await, [429]);
+        drop(given_up);
+        assert_eq!(statuses(&service, 1).await, [200]);
+
+        let broken = layer.layer(service_fn(async |_: Head| {
+            Err::<Response<Full<Bytes>>, _>(io::ErrorKind::BrokenPipe)
+        }));
+        assert!(broken.oneshot(request("/")).await.is_err());
+        assert_eq!(statuses(&service, 1).await, [200]);
+    });
+}
+
+#[test]
+fn the_service_says_what_a_request_cost() {
+    let text = r#"
+        [limit.default]
+        rate = "10/h"
+        [[route]]
+        path   = "/*"
+        settle = "response-header:x-cost"
+        refund = ["5xx"]
+    "#;
+    on_a_worker(async {
+        let service = layer(text).layer(service_fn(async |request: Head| {
+            let path = request.uri().path();
+            let (status, cost) = match path {
+                "/broken" => (503, "1"),
+                _ => (200, path.trim_start_matches('/')),
+            };
+            let response = Response::builder().status(status).header("x-cost", cost);
+            Ok::<_, Infallible>(response.body(Full::<Bytes>::default()).unwrap())
+        }));
+        let last = layered(&service, ["/6", "/broken", "/1", "/3"]).await;
+        assert_eq!(last, [200, 503, 200, 200]);
+        // 6, nothing, 1 and 3: the limit is used up.
+        assert_eq!(layered(&service, ["/1"]).await, [429]);
+    });
+}
+
+/// The statuses of requests one after the other; none shows what it cost.
+async fn layered<S, R, const N: usize>(service: &S, paths: [&str; N]) -> Vec<u16>
+where
+    S: Service<Head, Response = Response<R>, Error = Infallible> + Clone,
+{
+    let mut all = Vec::new();
+    for path in paths {
+        let response = ask(service, request(path)).await;
+        assert!(!response.headers().contains_key("x-cost"));
+        all.push(response.status().as_u16());
+    }
+    all
+}
+
+#[test]
+fn limits_on_trial_are_reported_and_deny_nothing() {
+    let lines = Lines::default();
+    let written = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || written.clone())
+        .with_ansi(false)
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    on_a_worker(async {
+        let service = layer(&format!("{TWO}shadow = true\n")).layer(service_fn(ok));
+        assert_eq!(statuses(&service, 5).await, [200; 5]);
+    });
+    let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let report = "limit default (shadow): would have denied 3 of 5";
+    assert!(said.contains(report), "{said}");
 }
 
 #[test]

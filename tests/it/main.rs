@@ -8,6 +8,7 @@
     reason = "a test ends where something is wrong, may look at the clock, and reads as a table"
 )]
 
+mod adjust;
 mod audit;
 mod bounds;
 mod bypass;
@@ -22,16 +23,19 @@ mod keys;
 mod layer;
 mod logs;
 mod pace;
+mod people;
 mod pipelining;
 mod probe;
 mod redis_faults;
 mod scripted;
 mod service;
+mod slots;
 mod store;
 mod streaming;
 mod support;
 mod tiers;
 mod topologies;
+mod trials;
 mod upload;
 mod upstream;
 mod weather;

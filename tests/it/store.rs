@@ -1,8 +1,10 @@
 //! The store: one suite for both kinds, traces against the model, faults on a real server.
 
+mod bytes;
 mod embedded;
 mod faults;
 mod model;
+mod slots;
 mod traces;
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Why a command of `tidegate limits` did not work: what is wrong, and what to write instead.
 
 use crate::cli::{DID_NOT_WORK, WRONG_USE, run};
-use crate::store::StoreError;
+use crate::store::redis::DeskError;
 
 /// What is said on standard error, and the exit code.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,8 +43,8 @@ impl Trouble {
     }
 }
 
-impl From<StoreError> for Trouble {
-    fn from(error: StoreError) -> Trouble {
+impl From<DeskError> for Trouble {
+    fn from(error: DeskError) -> Trouble {
         Trouble::failed(error.to_string())
     }
 }

@@ -63,17 +63,26 @@ impl Facts<'_> {
 }
 
 impl Key {
-    /// Whether `known` holds for a value that this key takes of the request, among those that a
-    /// client chooses or its token says.
-    pub(crate) fn any_named_value(&self, facts: &Facts<'_>, known: impl Fn(&[u8]) -> bool) -> bool {
+    /// Whether `known` holds for a value by which this key names the client of a request.
+    pub(crate) fn names_any(&self, facts: &Facts<'_>, known: impl Fn(&[u8]) -> bool) -> bool {
         self.parts.iter().any(|part| match part.take(facts) {
-            Taken::Value(part, value) => !part.name().is_empty() && known(value.as_bytes()),
+            Taken::Value(part, value) => part.names_client() && known(value.as_bytes()),
             Taken::Nothing | Taken::Several => false,
         })
     }
 }
 
 impl Part {
+    /// Whether its values are names of single clients, or may be.
+    pub(crate) fn names_client(&self) -> bool {
+        match self {
+            Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => true,
+            Self::PathParam(_) | Self::Jwt(_) => true,
+            Self::Ip | Self::Path | Self::Method | Self::Host => false,
+            Self::Route | Self::Global | Self::Tier => false,
+        }
+    }
+
     /// Its value as a text; nothing where there are several that differ.
     pub(crate) fn text<'r>(&self, facts: &Facts<'r>) -> Option<Cow<'r, str>> {
         match self.find(facts) {

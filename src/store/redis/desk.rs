@@ -1,6 +1,7 @@
 //! An operator's own way to the store: what is said of single keys, how they stand, and how to
 //! change both. It blocks: for the command line, never on the path of a request.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use redis::{RedisError, Value};
 use tokio::runtime::Runtime;
 
 use super::Shared;
-use super::link::{Link, connect, kind_of};
+use super::link::{Link, connect, kind_of, learn_key};
 use super::people::{self, Names};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::{Algorithm, Charge, Decision, Item, Rule, Window};
@@ -19,6 +20,45 @@ use crate::store::people::{Deed, MAX_CHANGES, MAX_RECORDS, Record, SCRIPT, Subje
 
 /// How long an operator waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why an operator's command did not work: the kind, and the server's own words where it had any.
+#[derive(Debug)]
+pub struct DeskError {
+    kind: StoreError,
+    said: Option<String>,
+}
+
+impl From<StoreError> for DeskError {
+    fn from(kind: StoreError) -> DeskError {
+        DeskError { kind, said: None }
+    }
+}
+
+impl From<RedisError> for DeskError {
+    fn from(error: RedisError) -> DeskError {
+        let code = error.code().unwrap_or_default();
+        let detail = error.detail();
+        DeskError {
+            kind: kind_of(&error),
+            said: detail.map(|detail| format!("{code} {detail}")),
+        }
+    }
+}
+
+impl fmt::Display for DeskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.kind, &self.said) {
+            (StoreError::Server(_), Some(said)) => write!(f, "the store says {said}"),
+            (kind, _) => kind.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for DeskError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.kind)
+    }
+}
 
 /// A connection of its own.
 pub struct Desk {
@@ -60,14 +100,19 @@ pub enum Done {
 
 impl Desk {
     /// Connects and learns the hash key, as a proxy does.
-    pub fn open(settings: &StoreSettings, server: &RedisSettings) -> Result<Desk, StoreError> {
+    pub fn open(settings: &StoreSettings, server: &RedisSettings) -> Result<Desk, DeskError> {
         let keys = KeyRing::new(settings)?;
         let shared = Arc::new(Shared::new(settings, server, keys, None)?);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|_| StoreError::Refused)?;
-        let link = patiently(&runtime, connect(&shared))?;
+        let link: Result<Link, DeskError> = patiently(&runtime, async {
+            let mut link = connect(&shared).await?;
+            learn_key(&mut link.connection, &shared).await?;
+            Ok(link)
+        });
+        let link = link?;
         Ok(Desk {
             link,
             shared,
@@ -81,26 +126,24 @@ impl Desk {
     }
 
     /// Every override and block in force.
-    pub fn said(&mut self) -> Result<Said, StoreError> {
+    pub fn said(&mut self) -> Result<Said, DeskError> {
         let reading = people::read_all(&mut self.link.connection, &self.shared);
-        let read = patiently(&self.runtime, told(reading))?;
+        let read = patiently(&self.runtime, told(reading))?.read();
+        let now_us = read.times_us.0;
         let mut records = read.records;
-        records.retain(|one| !one.is_over(read.now_us));
+        records.retain(|one| !one.is_over(now_us));
         records.sort_by(|one, other| one.subject.cmp(&other.subject));
-        Ok(Said {
-            now_us: read.now_us,
-            records,
-        })
+        Ok(Said { now_us, records })
     }
 
     /// The last changes, newest first.
-    pub fn changes(&mut self) -> Result<Vec<Record>, StoreError> {
+    pub fn changes(&mut self) -> Result<Vec<Record>, DeskError> {
         let reading = people::changes(&mut self.link.connection, &self.shared, MAX_CHANGES);
         patiently(&self.runtime, told(reading))
     }
 
     /// Makes a change, which every proxy sees within a second.
-    pub fn change(&mut self, change: &Change) -> Result<Done, StoreError> {
+    pub fn change(&mut self, change: &Change) -> Result<Done, DeskError> {
         let names = Names::new(&self.shared.prefix);
         let deed = match (&change.subject, change.words.deed) {
             (Subject::Reset(..), _) => "reset",
@@ -124,9 +167,9 @@ impl Desk {
     }
 
     /// How the items' windows stand, and when each would let its cost pass. Charges nothing.
-    pub fn stand(&mut self, charge: &Charge) -> Result<Decision, StoreError> {
+    pub fn stand(&mut self, charge: &Charge) -> Result<Decision, DeskError> {
         let Some(first) = charge.first() else {
-            return Err(StoreError::Garbled);
+            return Err(StoreError::Garbled.into());
         };
         // With one item more, which can never pass, it is a denial whatever the others say: they
         // tell what they would say, and nothing is written.
@@ -139,8 +182,8 @@ impl Desk {
         let value = patiently(&self.runtime, told(sending))?;
         let Value::BulkString(bytes) = value else {
             return Err(match value.extract_error() {
-                Err(error) => kind_of(&error),
-                Ok(_) => StoreError::Garbled,
+                Err(error) => error.into(),
+                Ok(_) => StoreError::Garbled.into(),
             });
         };
         let outcome = Reply::read(&bytes)?.outcome(&asked, 1)?;
@@ -151,7 +194,7 @@ impl Desk {
     }
 
     /// Deletes the items' counts; returns how many there were.
-    pub fn forget(&mut self, items: &[Item]) -> Result<u64, StoreError> {
+    pub fn forget(&mut self, items: &[Item]) -> Result<u64, DeskError> {
         let (mut name, mut gone) = (Vec::new(), 0);
         for item in items {
             batch::store_key(&mut name, &self.shared.prefix, item);
@@ -180,16 +223,16 @@ fn never(like: &Item) -> Item {
     }
 }
 
-async fn told<T>(asking: impl Future<Output = Result<T, RedisError>>) -> Result<T, StoreError> {
-    asking.await.map_err(|error| kind_of(&error))
+async fn told<T>(asking: impl Future<Output = Result<T, RedisError>>) -> Result<T, DeskError> {
+    asking.await.map_err(DeskError::from)
 }
 
 fn patiently<T>(
     runtime: &Runtime,
-    asking: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
+    asking: impl Future<Output = Result<T, DeskError>>,
+) -> Result<T, DeskError> {
     runtime.block_on(async {
         let asked = tokio::time::timeout(PATIENCE, asking).await;
-        asked.unwrap_or(Err(StoreError::Timeout))
+        asked.unwrap_or_else(|_| Err(StoreError::Timeout.into()))
     })
 }

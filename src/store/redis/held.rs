@@ -78,6 +78,9 @@ impl Held {
 
     /// Redis granted `charge` so many times, in a call that is over.
     pub(super) fn granted(&mut self, charge: &Charge, times: u16, now: Instant) {
+        if times == 0 {
+            return;
+        }
         for item in slots(charge) {
             let key = self.key(item, now);
             key.units += item.cost * u64::from(times);

@@ -14,9 +14,9 @@ use tokio::sync::{Notify, oneshot};
 
 use super::held::Held;
 use crate::clock;
-use crate::limit::{Algorithm, Charge, Item};
+use crate::limit::{Algorithm, Charge, Decision, Item};
 use crate::store::StoreError;
-use crate::store::batch::Deed;
+use crate::store::batch::{Deed, Outcome};
 use crate::store::gather::{Answer, Batch, Bundle, Waiting};
 
 /// Statements in one call, at most.
@@ -111,25 +111,46 @@ impl Holder {
         }
     }
 
-    /// So many requests of this charge were granted, by a call that is over.
-    pub(super) fn granted(&self, charge: &Charge, times: u16) {
-        if times > 0 && has_slots(charge) {
-            self.held().granted(charge, times, clock::now());
+    /// Hands out what a call that is over has granted. What nobody waits for any more is let go of.
+    pub(super) fn answer(
+        &self,
+        bundle: Bundle,
+        outcome: &Outcome,
+        seen: impl FnMut(&Charge, &Decision),
+    ) {
+        let slots = slots_of(&bundle.charge);
+        if slots.is_empty() {
+            bundle.answer(outcome, seen);
+            return;
+        }
+        self.held().granted(&slots, outcome.granted, clock::now());
+        for _ in 0..bundle.answer(outcome, seen) {
+            self.let_go(&slots);
         }
     }
 
-    /// The call that this was in has no answer.
-    pub(super) fn unsure(&self, bundle: &Bundle) {
+    /// The call that these were in has no answer.
+    pub(super) fn fail(&self, bundles: impl IntoIterator<Item = Bundle>, kind: StoreError) {
+        for bundle in bundles {
+            self.unsure(&bundle);
+            bundle.fail(kind);
+        }
+    }
+
+    /// The server would not write these, or not all of each.
+    pub(super) fn refuse(&self, bundles: Vec<Bundle>, kind: StoreError) {
+        for bundle in bundles {
+            match bundle.deed {
+                Deed::Say => self.held().refused(&bundle.charge, clock::now()),
+                _ => self.unsure(&bundle),
+            }
+            bundle.fail(kind);
+        }
+    }
+
+    fn unsure(&self, bundle: &Bundle) {
         if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(&bundle.charge) {
             self.held().unsure(&bundle.charge, clock::now());
-        }
-    }
-
-    /// The server would not write this, or not all of it.
-    pub(super) fn refused(&self, bundle: &Bundle) {
-        match bundle.deed {
-            Deed::Say => self.held().refused(&bundle.charge, clock::now()),
-            _ => self.unsure(bundle),
         }
     }
 
@@ -199,7 +220,7 @@ impl Drop for Awaited {
 }
 
 /// The items of `charge` that are held rather than spent.
-pub(super) fn slots_of(charge: &Charge) -> Charge {
+fn slots_of(charge: &Charge) -> Charge {
     charge
         .iter()
         .filter(|item| is_slots(item))

@@ -18,7 +18,7 @@ use super::Shared;
 use super::link::kind_of;
 use crate::clock::MonotonicClock;
 use crate::limit::people::{People, Until};
-use crate::limit::{Tag, Window};
+use crate::limit::{Rule, Tag, Window};
 use crate::store::StoreError;
 use crate::store::memory::Memory;
 use crate::store::people::{MAX_CHANGES, MAX_RECORDS, Record, Subject};
@@ -28,9 +28,6 @@ pub type CurrentPeople = Guard<Arc<People>>;
 
 /// The version before anything was read.
 const UNREAD: u64 = u64::MAX;
-/// Some fields of a hash and their values.
-type Fields = Vec<(Vec<u8>, Vec<u8>)>;
-
 /// Fields in one step of reading: about 0.1 ms of the server's time.
 const STEP: usize = 500;
 /// How often reading begins anew because something changed meanwhile.
@@ -103,23 +100,41 @@ impl Roll {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
+    fn has_ended(&self) -> bool {
+        self.table.load().has_ended(self.clock.now_us())
+    }
+
     /// Takes out what has ended.
     fn sweep(&self) {
+        if !self.has_ended() {
+            return;
+        }
         let now_us = self.clock.now_us();
         let table = self.table.load();
-        if table.has_ended(now_us) && !self.reading.swap(true, Ordering::AcqRel) {
-            // Under the flag: no table that was read meanwhile is replaced by an older one.
-            let table = self.table.load();
-            for (limit, tag) in table.ended(now_us).take(MAX_TOLD) {
-                let key = short(tag);
-                match limit {
-                    Some(limit) => tracing::info!(limit, key, "people: override ended"),
-                    None => tracing::info!(key, "people: block ended"),
-                }
+        for (limit, tag) in table.ended(now_us).take(MAX_TOLD) {
+            let key = short(tag);
+            match limit {
+                Some(limit) => tracing::info!(limit, key, "people: override ended"),
+                None => tracing::info!(key, "people: block ended"),
             }
-            self.swap(table.without_ended(now_us));
-            self.reading.store(false, Ordering::Release);
         }
+        self.swap(table.without_ended(now_us));
+    }
+}
+
+/// The right to swap the table, which one of the process has at a time; given back when dropped.
+struct Reader(Arc<Shared>);
+
+impl Reader {
+    fn claim(shared: &Arc<Shared>) -> Option<Reader> {
+        let taken = shared.roll.reading.swap(true, Ordering::AcqRel);
+        (!taken).then(|| Reader(Arc::clone(shared)))
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.roll.reading.store(false, Ordering::Release);
     }
 }
 
@@ -129,7 +144,6 @@ where
     C: ConnectionLike + Clone + Send + 'static,
 {
     let roll = &shared.roll;
-    roll.sweep();
     let version = match version(&mut connection.clone(), shared).await {
         Ok(version) => version,
         Err(error) if error.code().is_some_and(|code| code != "LOADING") => {
@@ -138,16 +152,23 @@ where
         }
         Err(error) => return Err(kind_of(&error)),
     };
-    if version == roll.version.load(Ordering::Acquire) || roll.reading.swap(true, Ordering::AcqRel)
-    {
+    let is_new = version != roll.version.load(Ordering::Acquire);
+    if !is_new && !roll.has_ended() {
         return Ok(());
     }
-    let (mut connection, shared) = (connection.clone(), Arc::clone(shared));
+    let Some(reader) = Reader::claim(shared) else {
+        return Ok(());
+    };
+    if !is_new {
+        tokio::task::spawn_blocking(move || reader.0.roll.sweep());
+        return Ok(());
+    }
+    let mut connection = connection.clone();
     tokio::spawn(async move {
-        let read = tokio::time::timeout(READ_WITHIN, read(&mut connection, &shared)).await;
-        shared.roll.reading.store(false, Ordering::Release);
+        let shared = &reader.0;
+        let read = tokio::time::timeout(READ_WITHIN, read(&mut connection, shared)).await;
         if let Ok(Err(error)) = read {
-            refused(&shared, &error);
+            refused(shared, &error);
         }
         shared.roll.has_read.send_replace(true);
     });
@@ -205,28 +226,65 @@ async fn version<C: ConnectionLike>(
     Ok(version.unwrap_or(0))
 }
 
-/// Everything that is said now, and the store's time at that.
+/// A field's name and its words.
+type Field = (Vec<u8>, Vec<u8>);
+
+/// All fields of one version as they came; some may have come twice.
 #[derive(Debug, Default)]
+pub(super) struct Fields {
+    version: u64,
+    /// The store's time, and ours then, microseconds.
+    times_us: (u64, u64),
+    fields: Vec<Field>,
+}
+
+/// Everything that is said now.
+#[derive(Debug)]
 pub(super) struct Read {
     pub(super) version: u64,
-    pub(super) now_us: u64,
+    /// The store's time, and ours then, microseconds.
+    pub(super) times_us: (u64, u64),
     pub(super) records: Vec<Record>,
     /// Fields that are no records.
     pub(super) unread: usize,
 }
 
-/// Reads all records of one version.
+impl Fields {
+    /// Takes some time where they are many: not for a thread that answers requests.
+    pub(super) fn read(self) -> Read {
+        let text = |bytes: Vec<u8>| {
+            String::from_utf8(bytes)
+                .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+        };
+        let fields = self.fields.into_iter();
+        let fields: HashMap<String, String> = fields
+            .map(|(field, value)| (text(field), text(value)))
+            .collect();
+        let records: Vec<Record> = fields
+            .iter()
+            .filter_map(|(field, value)| Record::of_field(field, value))
+            .collect();
+        Read {
+            version: self.version,
+            times_us: self.times_us,
+            unread: fields.len() - records.len(),
+            records,
+        }
+    }
+}
+
+/// Reads all fields of one version.
 pub(super) async fn read_all<C: ConnectionLike>(
     connection: &mut C,
     shared: &Shared,
-) -> Result<Read, RedisError> {
+) -> Result<Fields, RedisError> {
     let names = Names::new(&shared.prefix);
     let mut attempt = 0;
     loop {
         let before = version(connection, shared).await?;
         if before == 0 {
             // Nobody has ever said anything: nothing more is asked, and no right to ask it needed.
-            return Ok(Read::default());
+            return Ok(Fields::default());
         }
         // In a cluster a bare TIME would be another node's.
         let mut clock = redis::cmd("EVAL");
@@ -235,21 +293,16 @@ pub(super) async fn read_all<C: ConnectionLike>(
             .arg(1)
             .arg(&names.records);
         let (seconds, micros): (u64, u64) = clock.query_async(connection).await?;
+        let times_us = (seconds * 1_000_000 + micros, shared.roll.clock.now_us());
         let fields = fields(connection, &names.records).await?;
         attempt += 1;
         if attempt < ATTEMPTS && version(connection, shared).await? != before {
             continue;
         }
-        let found = fields.len();
-        let records: Vec<Record> = fields
-            .iter()
-            .filter_map(|(field, value)| Record::of_field(field, value))
-            .collect();
-        return Ok(Read {
+        return Ok(Fields {
             version: before,
-            now_us: seconds * 1_000_000 + micros,
-            unread: found - records.len(),
-            records,
+            times_us,
+            fields,
         });
     }
 }
@@ -257,17 +310,14 @@ pub(super) async fn read_all<C: ConnectionLike>(
 async fn fields<C: ConnectionLike>(
     connection: &mut C,
     name: &str,
-) -> Result<HashMap<String, String>, RedisError> {
-    let mut all = HashMap::new();
+) -> Result<Vec<Field>, RedisError> {
+    let mut all = Vec::new();
     let mut cursor = 0_u64;
     loop {
         let mut step = redis::cmd("HSCAN");
         step.arg(name).arg(cursor).arg("COUNT").arg(STEP);
-        let (next, some) = step.query_async::<(u64, Fields)>(connection).await?;
-        for (field, value) in some {
-            let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-            all.insert(text(field), text(value));
-        }
+        let (next, some): (u64, Vec<Field>) = step.query_async(connection).await?;
+        all.extend(some);
         if next == 0 {
             return Ok(all);
         }
@@ -313,35 +363,56 @@ async fn changes_since<C: ConnectionLike>(
 }
 
 /// Reads everything and swaps the table.
-async fn read<C: ConnectionLike>(connection: &mut C, shared: &Shared) -> Result<(), RedisError> {
-    let roll = &shared.roll;
-    let known = roll.version.load(Ordering::Acquire);
-    let read = read_all(connection, shared).await?;
+async fn read<C: ConnectionLike>(
+    connection: &mut C,
+    shared: &Arc<Shared>,
+) -> Result<(), RedisError> {
+    let known = shared.roll.version.load(Ordering::Acquire);
+    let fields = read_all(connection, shared).await?;
     let new = match known {
         UNREAD => Vec::new(),
         known => changes_since(connection, shared, known).await?,
     };
-    let table = tabulate(&read, roll.clock.now_us());
-    forget(roll.local.get(), &new);
-    roll.swap(table);
-    roll.version.store(read.version, Ordering::Release);
-    roll.refused.store(false, Ordering::Relaxed);
-    tell(known, &read, &new);
+    let shared = Arc::clone(shared);
+    // Elsewhere: a hundred thousand of them would hold this thread's requests up.
+    let swap = move || {
+        let read = fields.read();
+        let table = tabulate(&read);
+        shared.roll.sweep();
+        forget(&shared, &new);
+        shared.roll.swap(table);
+        shared.roll.version.store(read.version, Ordering::Release);
+        shared.roll.refused.store(false, Ordering::Relaxed);
+        tell(known, &read, &new);
+    };
+    // A panic there is told by itself, and the next version is read anew.
+    let _ = tokio::task::spawn_blocking(swap).await;
     Ok(())
 }
 
+/// A limit's name, and the windows of an override.
+type Windows = (Arc<str>, Arc<[Arc<Window>]>);
+
 /// The table of what was read, by this process's clock, which does not step.
-fn tabulate(read: &Read, now_us: u64) -> People {
+fn tabulate(read: &Read) -> People {
     let mut people = People::default();
-    let in_force = read.records.iter().filter(|one| !one.is_over(read.now_us));
+    // There are many overrides and few rates: those with the same share their windows.
+    let mut known: HashMap<(&str, &[Rule]), Windows> = HashMap::new();
+    let (store_us, now_us) = read.times_us;
+    let in_force = read.records.iter().filter(|one| !one.is_over(store_us));
     for record in in_force.take(MAX_RECORDS) {
         let until = match record.words.until_us {
             0 => Until::Removed,
-            end => Until::Time(now_us.saturating_add(end.saturating_sub(read.now_us))),
+            end => Until::Time(now_us.saturating_add(end.saturating_sub(store_us))),
         };
         match &record.subject {
             Subject::Override(limit, tag) => {
-                let windows = Window::all(limit, &record.words.rules);
+                let rules = &record.words.rules;
+                let shared = known.entry((limit, rules));
+                let (limit, windows) = shared.or_insert_with(|| {
+                    let windows = Window::all(limit, rules);
+                    (limit.as_str().into(), windows.into())
+                });
                 people.set_override(limit, *tag, windows, until);
             }
             Subject::Block(tag) => people.block(*tag, until),
@@ -352,12 +423,16 @@ fn tabulate(read: &Read, now_us: u64) -> People {
 }
 
 /// What this process counted itself of keys that begin anew.
-fn forget(local: Option<&Arc<Memory>>, changes: &[Record]) {
-    let Some(local) = local else { return };
+fn forget(shared: &Shared, changes: &[Record]) {
     for change in changes {
-        if let Subject::Reset(_, tag) = &change.subject {
-            for suffix in &change.words.suffixes {
-                local.forget(Window::budget(suffix, *tag));
+        let Subject::Reset(_, tag) = &change.subject else {
+            continue;
+        };
+        for suffix in &change.words.suffixes {
+            let budget = Window::budget(suffix, *tag);
+            shared.journal.forget(budget);
+            if let Some(local) = shared.roll.local.get() {
+                local.forget(budget);
             }
         }
     }

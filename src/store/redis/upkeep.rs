@@ -1,14 +1,14 @@
 //! What a connection does beside decisions, when it is made and about twice a second: it learns the
-//! hash key and the size of the fleet, and charges what was admitted while the store was away.
+//! hash key, the size of the fleet and whether operators said anything new, and charges what was
+//! admitted while the store was away.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use redis::Value;
 
-use super::Shared;
 use super::link::{Failure, Link, kind_of, learn_key};
-use super::people;
+use super::{Shared, people};
 use crate::store::batch::{self, Call, Deed, Group, Reply};
 use crate::store::journal::Owed;
 use crate::store::{ServerTrouble, StoreError};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tidegate::clock::Micros;
 use tidegate::config::StoreSettings;
-use tidegate::limit::Charge;
+use tidegate::limit::{Algorithm, Charge, Rule};
 use tidegate::store::fleet::Fleet;
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
@@ -119,4 +119,84 @@ fn the_store_that_stands_in_enforces_this_proxys_share() {
     local.keep_warm(&one(&limit, 1, 1));
     assert!(local.charge(&one(&limit, 1, 1)).allowed);
     assert!(!local.charge(&one(&limit, 1, 1)).allowed);
+}
+
+fn slots_rule(units: u64) -> Rule {
+    Rule {
+        algorithm: Algorithm::Slots,
+        ..log_rule(units, MINUTE)
+    }
+}
+
+#[test]
+fn held_slots_are_neither_swept_nor_evicted() {
+    let settings = StoreSettings {
+        max_keys: 1_000,
+        ..memory_settings()
+    };
+    let (memory, time) = store(&settings);
+    let (held, flood) = (
+        limit("held", slots_rule(2)),
+        limit("flood", log_rule(5, MINUTE)),
+    );
+    for who in 0..100 {
+        assert!(memory.charge(&one(&held, who, 1)).allowed);
+    }
+    for who in 1_000..50_000 {
+        memory.charge(&one(&flood, who, 1));
+        time.fetch_add(100_000, Ordering::Relaxed);
+    }
+    for who in 0..100 {
+        assert_eq!(memory.charge(&one(&held, who, 0)).verdicts[0].used, 1);
+        memory.release(&one(&held, who, 1));
+        memory.release(&one(&held, who, 1));
+        assert_eq!(memory.charge(&one(&held, who, 0)).verdicts[0].used, 0);
+    }
+    // Now nothing counts in them, and they go like any other.
+    time.fetch_add(120_000_000, Ordering::Relaxed);
+    for who in 0..50_000 {
+        memory.charge(&one(&flood, who, 0));
+    }
+    assert_eq!(memory.figures().keys, 0);
+}
+
+#[test]
+fn what_another_store_granted_is_held_above_the_limit_too() {
+    let (memory, _) = store(&memory_settings());
+    let held = limit("held", slots_rule(2));
+    for _ in 0..3 {
+        memory.hold(&one(&held, 1, 1));
+    }
+    memory.keep_warm(&one(&held, 1, 1));
+    assert_eq!(memory.charge(&one(&held, 1, 0)).verdicts[0].used, 3);
+    memory.release(&one(&held, 1, 2));
+    assert!(memory.charge(&one(&held, 1, 1)).allowed);
+    assert!(!memory.charge(&one(&held, 1, 1)).allowed);
+}
+
+#[test]
+fn what_is_given_back_is_free_and_what_is_charged_more_counts() {
+    for algorithm in [Algorithm::Log, Algorithm::Counter] {
+        let (memory, time) = store(&memory_settings());
+        let rule = Rule {
+            algorithm,
+            ..log_rule(10, MINUTE)
+        };
+        let limit = limit("adjusted", rule);
+        let used = || memory.charge(&one(&limit, 1, 0)).verdicts[0].used;
+        let first = memory.charge(&one(&limit, 1, 4));
+        time.fetch_add(1_000_000, Ordering::Relaxed);
+        memory.charge(&one(&limit, 1, 3));
+        memory.give_back(&one(&limit, 1, 3), &first);
+        assert_eq!(used(), 4, "{algorithm:?}");
+        memory.charge_more(&one(&limit, 1, 20));
+        assert_eq!(used(), 24, "{algorithm:?}");
+        assert!(!memory.charge(&one(&limit, 1, 1)).allowed);
+        time.fetch_add(2 * 60_000_000, Ordering::Relaxed);
+        // What has expired is not given back.
+        memory.give_back(&one(&limit, 1, 1), &first);
+        assert_eq!(used(), 0, "{algorithm:?}");
+        memory.charge_more(&one(&limit, 2, 3));
+        assert_eq!(memory.charge(&one(&limit, 2, 0)).verdicts[0].used, 3);
+    }
 }

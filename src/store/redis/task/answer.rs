@@ -3,7 +3,6 @@
 
 use std::sync::atomic::Ordering;
 
-use super::super::holder::slots_of;
 use super::Task;
 use crate::store::batch::{Deed, Outcome, Reply};
 use crate::store::deny_cache::Span;
@@ -50,10 +49,7 @@ impl Task {
                 }
                 Ok(None) => refused.push(bundle),
                 Err(kind) => {
-                    for bundle in std::iter::once(bundle).chain(rest) {
-                        self.holder.unsure(&bundle);
-                        bundle.fail(kind);
-                    }
+                    self.holder.fail(std::iter::once(bundle).chain(rest), kind);
                     return Err(kind);
                 }
             }
@@ -63,10 +59,7 @@ impl Task {
             return Ok(());
         };
         let kind = StoreError::Server(trouble);
-        for bundle in refused {
-            self.holder.refused(&bundle);
-            bundle.fail(kind);
-        }
+        self.holder.refuse(refused, kind);
         if trouble == ServerTrouble::OutOfMemory {
             // Denials are still answered, so the store stays worth asking.
             self.begin_trouble(kind);
@@ -81,7 +74,6 @@ impl Task {
             self.holder.said(&bundle);
             return;
         };
-        self.holder.granted(&bundle.charge, outcome.granted);
         // What an operator changed meanwhile may not be in it.
         if self.epoch == self.shared.roll.epoch() {
             let mut known = self.known.lock();
@@ -96,15 +88,11 @@ impl Task {
             }
         }
         let log = self.shared.log.as_ref();
-        let slots = slots_of(&bundle.charge);
-        let unwanted = bundle.answer(outcome, |charge, decision| {
+        self.holder.answer(bundle, outcome, |charge, decision| {
             if let Some(log) = log {
                 log.record(Source::Store, charge, decision);
             }
         });
-        if !slots.is_empty() {
-            (0..unwanted).for_each(|_| self.holder.let_go(&slots));
-        }
     }
 
     /// What a reply's head tells of the store itself.
@@ -142,11 +130,7 @@ impl Task {
     }
 
     pub(super) fn fail(&mut self, batch: Batch, kind: StoreError) -> Result<(), StoreError> {
-        batch
-            .bundles
-            .iter()
-            .for_each(|bundle| self.holder.unsure(bundle));
-        batch.fail(kind);
+        self.holder.fail(batch.bundles, kind);
         Err(kind)
     }
 }
