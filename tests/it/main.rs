@@ -29,6 +29,7 @@ mod probe;
 mod redis_faults;
 mod scripted;
 mod service;
+mod shares;
 mod slots;
 mod store;
 mod streaming;

@@ -152,6 +152,17 @@ where
         }
         Err(error) => return Err(kind_of(&error)),
     };
+    let order = Ordering::AcqRel;
+    if version == 0
+        && roll
+            .version
+            .compare_exchange(UNREAD, 0, order, Ordering::Acquire)
+            .is_ok()
+    {
+        // Nobody has ever said anything: there is nothing to read.
+        roll.has_read.send_replace(true);
+        return Ok(());
+    }
     let is_new = version != roll.version.load(Ordering::Acquire);
     if !is_new && !roll.has_ended() {
         return Ok(());

@@ -66,9 +66,8 @@ async fn beat(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
     let due_us = shared.beat_at_us.load(Ordering::Relaxed);
     let next_us = now_us + BEAT_EVERY_US;
     let order = Ordering::Relaxed;
-    let is_due = now_us >= due_us;
-    let swapped = (shared.beat_at_us).compare_exchange(due_us, next_us, order, order);
-    if !is_due || swapped.is_err() {
+    let takes = || (shared.beat_at_us).compare_exchange(due_us, next_us, order, order);
+    if now_us < due_us || takes().is_err() {
         return Ok(());
     }
     let mut command = redis::cmd("EVAL");
