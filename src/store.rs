@@ -17,6 +17,7 @@ pub mod memory;
 mod observed;
 pub mod people;
 pub mod redis;
+pub mod reserve;
 #[cfg(test)]
 mod simulation;
 
@@ -24,7 +25,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::clock::Micros;
-use crate::config::{StoreKind, StoreSettings};
+use crate::config::{RedisTopology, StoreKind, StoreSettings};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::DecisionLog;
 
@@ -32,6 +33,7 @@ use fleet::Fleet;
 use hash_key::{CurrentKey, KeyRing};
 use memory::Memory;
 pub use observed::Observed;
+use redis::cluster::{self, Cluster};
 use redis::{CurrentPeople, Redis, TlsTrouble};
 
 /// What all workers share of the store; made once, before the workers start.
@@ -41,6 +43,8 @@ pub enum Backing {
     Memory(Arc<Memory>),
     /// What the workers' connections to Redis have in common.
     Redis(Arc<redis::Shared>),
+    /// The same of a Redis Cluster.
+    Cluster(Arc<cluster::Shared>),
 }
 
 impl Backing {
@@ -58,7 +62,13 @@ impl Backing {
                 log,
             ))),
             StoreKind::Redis(server) => {
-                Backing::Redis(Arc::new(redis::Shared::new(settings, server, keys, log)?))
+                let shared = Arc::new(redis::Shared::new(settings, server, keys, log)?);
+                match &server.topology {
+                    RedisTopology::Cluster { seeds } => {
+                        Backing::Cluster(Arc::new(cluster::Shared::new(shared, seeds)))
+                    }
+                    RedisTopology::Single(_) | RedisTopology::Sentinel(_) => Backing::Redis(shared),
+                }
             }
         })
     }
@@ -72,6 +82,7 @@ impl Backing {
         let fleet = match self {
             Backing::Memory(_) => Arc::new(Fleet::of(1)),
             Backing::Redis(shared) => Arc::clone(shared.fleet()),
+            Backing::Cluster(shared) => Arc::clone(shared.redis().fleet()),
         };
         let keys = KeyRing::new(settings)?;
         let clock = Micros::monotonic();
@@ -80,8 +91,10 @@ impl Backing {
 
     /// Has what an operator resets forgotten in `local` too, which stands in for this store.
     pub fn forgets_in(&self, local: &Arc<Memory>) {
-        if let Backing::Redis(shared) = self {
-            shared.forgets_in(local);
+        match self {
+            Backing::Memory(_) => {}
+            Backing::Redis(shared) => shared.forgets_in(local),
+            Backing::Cluster(shared) => shared.redis().forgets_in(local),
         }
     }
 
@@ -90,6 +103,7 @@ impl Backing {
         match self {
             Backing::Memory(memory) => Store::Memory(Arc::clone(memory)),
             Backing::Redis(shared) => Store::Redis(Redis::spawn(Arc::clone(shared))),
+            Backing::Cluster(shared) => Store::Cluster(Cluster::spawn(Arc::clone(shared))),
         }
     }
 }
@@ -101,6 +115,8 @@ pub enum Store {
     Memory(Arc<Memory>),
     /// In one Redis or Valkey server.
     Redis(Redis),
+    /// In a Redis Cluster, by slot.
+    Cluster(Cluster),
 }
 
 impl Store {
@@ -113,6 +129,7 @@ impl Store {
         match self {
             Store::Memory(memory) => Ok(memory.charge(charge)),
             Store::Redis(redis) => redis.charge(charge, generation).await,
+            Store::Cluster(cluster) => cluster.charge(charge, generation).await,
         }
     }
 
@@ -122,6 +139,7 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.owe(charge, generation),
+            Store::Cluster(cluster) => cluster.owe(charge, generation),
         }
     }
 
@@ -130,6 +148,7 @@ impl Store {
         match self {
             Store::Memory(memory) => Observed::decided(memory.charge(charge)),
             Store::Redis(redis) => redis.observe(charge, generation),
+            Store::Cluster(cluster) => cluster.observe(charge, generation),
         }
     }
 
@@ -140,6 +159,7 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.give_back(charge, decision),
             Store::Redis(redis) => redis.give_back(charge, decision, generation),
+            Store::Cluster(cluster) => cluster.give_back(charge, decision, generation),
         }
     }
 
@@ -149,6 +169,7 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.charge_more(charge),
             Store::Redis(redis) => redis.settle(charge, generation),
+            Store::Cluster(cluster) => cluster.settle(charge, generation),
         }
     }
 
@@ -157,6 +178,7 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.release(charge),
             Store::Redis(redis) => redis.release(charge),
+            Store::Cluster(cluster) => cluster.release(charge),
         }
     }
 
@@ -166,6 +188,7 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.hold(charge),
             Store::Redis(redis) => redis.hold(charge, generation),
+            Store::Cluster(cluster) => cluster.hold(charge, generation),
         }
     }
 
@@ -174,6 +197,7 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.hash_key(),
             Store::Redis(redis) => redis.hash_key(),
+            Store::Cluster(cluster) => cluster.hash_key(),
         }
     }
 
@@ -183,6 +207,7 @@ impl Store {
         match self {
             Store::Memory(_) => None,
             Store::Redis(redis) => redis.shared().people(),
+            Store::Cluster(cluster) => cluster.shared().people(),
         }
     }
 
@@ -193,6 +218,7 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.settled().await,
+            Store::Cluster(cluster) => cluster.settled().await,
         }
     }
 
@@ -202,6 +228,7 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.told().await,
+            Store::Cluster(cluster) => cluster.told().await,
         }
     }
 }
@@ -297,8 +324,11 @@ pub enum ServerTrouble {
     OutOfMemory,
     /// MASTERDOWN: a replica without its master.
     MasterDown,
-    /// CLUSTERDOWN, TRYAGAIN, MOVED, ASK, CROSSSLOT: a cluster, which this store is not made for.
+    /// CLUSTERDOWN, MOVED, ASK, CROSSSLOT: a cluster that does not serve the slot, or one where
+    /// none is configured.
     Cluster,
+    /// TRYAGAIN: a slot of a cluster is moving, and the keys of the call lie on both sides.
+    TryAgain,
     /// MISCONF: it cannot persist, and refuses writes.
     Misconfigured,
     /// BUSY: another script runs.
@@ -324,7 +354,8 @@ impl ServerTrouble {
             "READONLY" => ServerTrouble::ReadOnly,
             "OOM" => ServerTrouble::OutOfMemory,
             "MASTERDOWN" => ServerTrouble::MasterDown,
-            "CLUSTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" | "CROSSSLOT" => ServerTrouble::Cluster,
+            "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT" => ServerTrouble::Cluster,
+            "TRYAGAIN" => ServerTrouble::TryAgain,
             "MISCONF" => ServerTrouble::Misconfigured,
             "BUSY" => ServerTrouble::Busy,
             _ if text.contains("max number of clients") => ServerTrouble::MaxClients,
@@ -342,6 +373,7 @@ impl ServerTrouble {
             ServerTrouble::OutOfMemory => "oom",
             ServerTrouble::MasterDown => "masterdown",
             ServerTrouble::Cluster => "cluster",
+            ServerTrouble::TryAgain => "tryagain",
             ServerTrouble::Misconfigured => "misconf",
             ServerTrouble::Busy => "busy",
             ServerTrouble::MaxClients => "maxclients",

@@ -48,7 +48,7 @@ pub struct Sentinels {
 }
 
 /// Where a Redis listens.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RedisAddress {
     /// Host name or address (IPv6 without brackets), and port.
     Tcp(String, u16),

@@ -98,15 +98,6 @@ fn url(section: &mut Section<'_>) -> Option<StoreKind> {
         }
     }
     let kind = kind?;
-    if let StoreKind::Redis(redis) = &kind.value
-        && matches!(redis.topology, RedisTopology::Cluster { .. })
-    {
-        let diagnostic = Diagnostic::new(Code::BadUrl, "this store cannot be used yet")
-            .at(&kind.span, "Redis Cluster is not supported yet")
-            .help("use `redis://` or `redis+sentinel://`");
-        section.reader.report(diagnostic);
-        return None;
-    }
     Some(kind.value)
 }
 

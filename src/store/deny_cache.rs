@@ -7,16 +7,17 @@
 //! is the one the store would tell, for the log at any precision and for the counter alike; tests
 //! hold it against the model.
 //!
-//! It is told for the same cost only, and under the same limit: a higher cost is denied as surely, but
-//! for longer, and the wait that its client is told must be its own.
+//! It is told for the same cost only, and under the same limit: a higher cost is denied as surely,
+//! but for longer, and the wait that its client is told must be its own.
 //!
 //! The deadline is local, counted from when the question was *sent*: the network's delay can only
 //! shorten it. Clocks may drift against each other, so it is `r * 0.999 - 1 ms`.
 //!
 //! It does not hold where a count sinks in a third way: units given back (such limits are kept for
-//! [`GIVES_BACK_US`] at most), a raised limit (an entry knows its units), a reset, an override, a flushed or restored store, a step forward of the store's clock
-//! (all of which [`DenyCache::clear`] it). Unknown causes end with [`LONGEST_US`]. What nobody can
-//! promise is not kept: slots, which are let go of at any time.
+//! [`GIVES_BACK_US`] at most), a raised limit (an entry knows its units), a reset, an override, a
+//! flushed or restored store, a step forward of the store's clock (all of which
+//! [`DenyCache::clear`] it). Unknown causes end with [`LONGEST_US`]. What nobody can promise is not
+//! kept: slots, which are let go of at any time.
 //!
 //! Bounded: two generations of at most [`GENERATION`] keys; when the young one is full, the old one
 //! is forgotten. Time is an argument, microseconds of one local monotonic clock.
@@ -31,9 +32,9 @@ use crate::limit::{Charge, Decision, Item, Retry, Verdict};
 /// Keys in one generation; about 150 bytes each.
 const GENERATION: usize = 16_384;
 /// No denial is kept longer, microseconds.
-const LONGEST_US: u64 = 60_000_000;
+pub const LONGEST_US: u64 = 60_000_000;
 /// Nor one of a limit whose units may be given back, microseconds.
-const GIVES_BACK_US: u64 = 50_000;
+pub const GIVES_BACK_US: u64 = 50_000;
 /// Costs told apart for one key.
 const COSTS: usize = 4;
 
@@ -72,11 +73,22 @@ pub struct Span {
 impl DenyCache {
     /// Keeps the denials of a decision.
     pub fn note(&mut self, charge: &Charge, decision: &Decision, span: Span) {
+        self.note_within(LONGEST_US, charge, decision, span);
+    }
+
+    /// The same, for no longer than `longest_us`.
+    pub fn note_within(
+        &mut self,
+        longest_us: u64,
+        charge: &Charge,
+        decision: &Decision,
+        span: Span,
+    ) {
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             let most = if item.limit.gives_back {
-                GIVES_BACK_US
+                GIVES_BACK_US.min(longest_us)
             } else {
-                LONGEST_US
+                longest_us
             };
             let keep_us = match verdict.retry {
                 Retry::After(us) => (us - us.div_ceil(1000)).saturating_sub(1000).min(most),
@@ -163,8 +175,8 @@ impl DenyCache {
 }
 
 impl Denied {
-    /// Whether the store would still tell the same numbers: until the wait ends nothing expires, and
-    /// nothing can be admitted.
+    /// Whether the store would still tell the same numbers: until the wait ends nothing expires,
+    /// and nothing can be admitted.
     fn is_exact(&self) -> bool {
         self.verdict.retry == Retry::After(self.verdict.next_us) && self.verdict.remaining == 0
     }

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::StoreError;
 use super::batch::{Deed, Group, Outcome};
+use super::known::Known;
 use crate::limit::{Charge, Decision};
 
 /// What an asker gets.
@@ -88,6 +89,29 @@ impl Batch {
             print,
         });
         None
+    }
+
+    /// Each bundle by itself.
+    pub(crate) fn apart(self) -> Vec<Batch> {
+        let alone = |bundle: Bundle| Batch {
+            items: bundle.charge.len(),
+            oldest: self.oldest,
+            bundles: vec![bundle],
+        };
+        self.bundles.into_iter().map(alone).collect()
+    }
+
+    /// Asks for more of what is leased.
+    pub(crate) fn ask_ahead(&mut self, known: &Known, now_us: u64) {
+        for bundle in &mut self.bundles {
+            let lease_us = bundle.charge.first().map_or(0, |item| item.limit.lease_us);
+            if lease_us > 0 && bundle.count() > 0 {
+                let more = known.lock().leases.ahead(&bundle.charge, now_us);
+                if more > 0 {
+                    bundle.ask_ahead(more, lease_us);
+                }
+            }
+        }
     }
 }
 

@@ -75,19 +75,21 @@ impl Journal {
         fits
     }
 
-    /// Takes out up to `keys` of them. What has left its window by `now_us` is not owed.
-    pub(crate) fn take(&self, keys: usize, now_us: u64) -> Debts<'_> {
+    /// Takes out up to `keys` of those that are `due`. What has left its window by `now_us` is not
+    /// owed.
+    pub(crate) fn take(&self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Debts<'_> {
         Debts {
-            owed: self.take_out(keys, now_us),
+            owed: self.take_out(keys, now_us, due),
             journal: self,
             now_us,
         }
     }
 
-    fn take_out(&self, keys: usize, now_us: u64) -> Vec<Owed> {
+    fn take_out(&self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Vec<Owed> {
         let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken = Vec::new();
-        let ids: Vec<u128> = owed.keys().take(keys).copied().collect();
+        let due = owed.iter().filter(|(_, (item, _))| due(item));
+        let ids: Vec<u128> = due.map(|(id, _)| *id).take(keys).collect();
         for id in ids {
             let Some((mut item, mut count)) = owed.remove(&id) else {
                 continue;
@@ -154,22 +156,22 @@ mod tests {
         assert!(journal.add(&charge(1, 2), 1_000_000));
         assert!(journal.add(&charge(1, 3), 1_600_000));
         assert!(journal.add(&charge(2, 1), 1_000_000));
-        let debts = journal.take(64, 2_100_000);
+        let debts = journal.take(64, 2_100_000, |_| true);
         assert_eq!(debts.owed.len(), 1, "the second has left its window");
         let owed = &debts.owed[0];
         assert_eq!((owed.count, owed.charge[0].cost), (3, 1));
         drop(debts);
-        let again = journal.take(64, 2_100_000);
+        let again = journal.take(64, 2_100_000, |_| true);
         assert_eq!(again.owed.len(), 1, "nobody knows that it was paid");
         again.paid();
-        assert!(journal.take(64, 2_100_000).owed.is_empty());
+        assert!(journal.take(64, 2_100_000, |_| true).owed.is_empty());
     }
 
     #[test]
     fn many_units_are_owed_in_larger_parts() {
         let journal = Journal::default();
         journal.add(&charge(1, 200_000), 1_000_000);
-        let debts = journal.take(64, 1_000_000);
+        let debts = journal.take(64, 1_000_000, |_| true);
         let owed = &debts.owed;
         let units = owed[0].charge[0].cost * u64::from(owed[0].count);
         assert!((199_990..=200_000).contains(&units), "{units}");
@@ -183,6 +185,6 @@ mod tests {
         }
         assert!(!journal.add(&charge(u64::MAX, 1), 1_000_000));
         assert!(journal.add(&charge(7, 1), 1_000_000));
-        assert_eq!(journal.take(64, 1_000_000).owed.len(), 64);
+        assert_eq!(journal.take(64, 1_000_000, |_| true).owed.len(), 64);
     }
 }

@@ -4,6 +4,7 @@
 //! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
+pub mod cluster;
 mod desk;
 mod held;
 mod holder;
@@ -139,6 +140,15 @@ impl Shared {
     /// Where counts of a key must be forgotten too when an operator resets it.
     pub fn forgets_in(&self, local: &Arc<Memory>) {
         self.roll.forgets_in(local);
+    }
+
+    fn count_begun_anew(&self, keys: u16) {
+        self.begun_anew
+            .fetch_add(u64::from(keys), Ordering::Relaxed);
+        tracing::warn!(
+            keys,
+            "redis: keys of ours held something else and were begun anew"
+        );
     }
 
     /// Whether tags of this generation are those that all proxies of the store share.

@@ -12,6 +12,8 @@ mod adjust;
 mod audit;
 mod bounds;
 mod bypass;
+mod cluster;
+mod cluster_sim;
 mod decisions;
 mod example;
 mod faults;

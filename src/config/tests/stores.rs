@@ -174,7 +174,6 @@ fn what_does_not_fit_together_is_refused() {
             "url = \"rediss://h\"\n[store.tls]\ncert = $one.pem\nkey = $no-pem\n",
             "T108",
         ),
-        ("url = \"redis+cluster://h\"\n", "T114"),
     ] {
         assert_eq!(codes(&files.in_store(store)), [code], "{store}");
     }

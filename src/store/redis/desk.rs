@@ -9,6 +9,7 @@ use redis::{RedisError, Value};
 use tokio::runtime::Runtime;
 
 use super::Shared;
+use super::cluster::{reach, slot_of, slot_of_tag};
 use super::link::{Link, connect, kind_of, learn_key};
 use super::people::{self, Names};
 use crate::config::{RedisSettings, StoreSettings};
@@ -18,6 +19,8 @@ use crate::store::batch::{self, Call, Group, Reply};
 use crate::store::hash_key::{CurrentKey, KeyRing};
 use crate::store::people::{Deed, MAX_CHANGES, MAX_RECORDS, Record, SCRIPT, Subject, Words};
 
+/// What stands between the braces of all names that `people::Names` makes.
+const RECORDS_TAG: &[u8] = b"overrides";
 /// How long an operator waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -108,7 +111,11 @@ impl Desk {
             .build()
             .map_err(|_| StoreError::Refused)?;
         let link: Result<Link, DeskError> = patiently(&runtime, async {
-            let mut link = connect(&shared).await?;
+            let holder = slot_of_tag(format!("{}hash-key", shared.prefix).as_bytes());
+            let mut link = match reach(&shared, holder).await? {
+                Some(link) => link,
+                None => connect(&shared).await?,
+            };
             learn_key(&mut link.connection, &shared).await?;
             Ok(link)
         });
@@ -125,8 +132,18 @@ impl Desk {
         self.shared.keys.current()
     }
 
+    /// Turns to the node of a cluster that holds a slot.
+    fn turn_to(&mut self, slot: u16) -> Result<(), DeskError> {
+        let reaching = async { Ok(reach(&self.shared, slot).await?) };
+        if let Some(link) = patiently(&self.runtime, reaching)? {
+            self.link = link;
+        }
+        Ok(())
+    }
+
     /// Every override and block in force.
     pub fn said(&mut self) -> Result<Said, DeskError> {
+        self.turn_to(slot_of_tag(RECORDS_TAG))?;
         let reading = people::read_all(&mut self.link.connection, &self.shared);
         let read = patiently(&self.runtime, told(reading))?.read();
         let now_us = read.times_us.0;
@@ -138,12 +155,14 @@ impl Desk {
 
     /// The last changes, newest first.
     pub fn changes(&mut self) -> Result<Vec<Record>, DeskError> {
+        self.turn_to(slot_of_tag(RECORDS_TAG))?;
         let reading = people::changes(&mut self.link.connection, &self.shared, MAX_CHANGES);
         patiently(&self.runtime, told(reading))
     }
 
     /// Makes a change, which every proxy sees within a second.
     pub fn change(&mut self, change: &Change) -> Result<Done, DeskError> {
+        self.turn_to(slot_of_tag(RECORDS_TAG))?;
         let names = Names::new(&self.shared.prefix);
         let deed = match (&change.subject, change.words.deed) {
             (Subject::Reset(..), _) => "reset",
@@ -168,6 +187,23 @@ impl Desk {
 
     /// How the items' windows stand, and when each would let its cost pass. Charges nothing.
     pub fn stand(&mut self, charge: &Charge) -> Result<Decision, DeskError> {
+        if self.shared.access.seeds().is_none() {
+            return self.stand_together(charge);
+        }
+        // Each where it is kept.
+        let mut whole: Option<Decision> = None;
+        for item in charge {
+            self.turn_to(slot_of(item))?;
+            let decision = self.stand_together(&[item.clone()].into_iter().collect())?;
+            match &mut whole {
+                Some(whole) => whole.verdicts.extend(decision.verdicts),
+                None => whole = Some(decision),
+            }
+        }
+        whole.ok_or_else(|| StoreError::Garbled.into())
+    }
+
+    fn stand_together(&mut self, charge: &Charge) -> Result<Decision, DeskError> {
         let Some(first) = charge.first() else {
             return Err(StoreError::Garbled.into());
         };
@@ -197,6 +233,7 @@ impl Desk {
     pub fn forget(&mut self, items: &[Item]) -> Result<u64, DeskError> {
         let (mut name, mut gone) = (Vec::new(), 0);
         for item in items {
+            self.turn_to(slot_of(item))?;
             batch::store_key(&mut name, &self.shared.prefix, item);
             let mut command = redis::cmd("DEL");
             command.arg(&name[..]);

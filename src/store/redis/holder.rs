@@ -82,19 +82,30 @@ impl Holder {
     /// Puts what is due to be said into the call that leaves now, beside what was gathered, and
     /// adds to each group what is held of the slots it asks for or speaks of.
     pub(super) fn say(&self, batch: &mut Batch, (now, generation): (Instant, u64)) {
-        let mut held = self.held();
-        for charge in held.due(now, MOST_SAID) {
-            let waiting = Waiting {
-                charge,
-                deed: Deed::Say,
-                extra: SmallVec::new(),
-                generation,
-                arrived: now,
-                answer: None,
-            };
+        for waiting in self.due(now, generation) {
             // Bounded already: a full call must not keep slots from being let go of.
             let _ = batch.add(waiting, usize::MAX);
         }
+        self.fill(batch);
+    }
+
+    /// What is due to be said.
+    pub(super) fn due(&self, now: Instant, generation: u64) -> Vec<Waiting> {
+        let say = |charge| Waiting {
+            charge,
+            deed: Deed::Say,
+            extra: SmallVec::new(),
+            generation,
+            arrived: now,
+            answer: None,
+        };
+        let due = self.held().due(now, MOST_SAID);
+        due.into_iter().map(say).collect()
+    }
+
+    /// Adds to each group what is held of the slots it asks for or speaks of.
+    pub(super) fn fill(&self, batch: &mut Batch) {
+        let held = self.held();
         for bundle in &mut batch.bundles {
             if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(&bundle.charge) {
                 let extra = bundle.charge.iter().map(|item| held.extra_for(item));

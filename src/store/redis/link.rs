@@ -36,6 +36,7 @@ pub(super) struct Access {
 enum Servers {
     One(RedisAddress),
     Sentinels(Sentinels),
+    Cluster(Vec<RedisAddress>),
 }
 
 impl Access {
@@ -52,8 +53,7 @@ impl Access {
                     0,
                 ),
             )),
-            // The configuration refuses it.
-            RedisTopology::Cluster { .. } => return Err(StoreError::BadAddress),
+            RedisTopology::Cluster { seeds } => Servers::Cluster(seeds.clone()),
         };
         let (username, password) = (settings.username.as_deref(), settings.password.as_deref());
         Ok(Access {
@@ -66,6 +66,11 @@ impl Access {
     /// A connection to the server that counts are kept in, wherever that is now.
     async fn open(self: &Arc<Self>) -> Result<Link, StoreError> {
         match &self.servers {
+            // Any of them: which node is asked for what is not this file's.
+            Servers::Cluster(seeds) => {
+                let links = seeds.iter().map(|seed| Box::pin(self.open_server(seed)));
+                Ok(select_ok(links).await?.0)
+            }
             Servers::One(address) => self.open_server(address).await,
             Servers::Sentinels(sentinels) => sentinels.open(self).await,
         }
@@ -80,9 +85,17 @@ impl Access {
         self.tls.as_ref()
     }
 
+    /// Nodes of a cluster, if it is one.
+    pub(super) fn seeds(&self) -> Option<&[RedisAddress]> {
+        match &self.servers {
+            Servers::Cluster(seeds) => Some(seeds),
+            Servers::One(_) | Servers::Sentinels(_) => None,
+        }
+    }
+
     pub(super) fn sentinels(&self) -> Option<&Sentinels> {
         match &self.servers {
-            Servers::One(_) => None,
+            Servers::One(_) | Servers::Cluster(_) => None,
             Servers::Sentinels(sentinels) => Some(sentinels),
         }
     }

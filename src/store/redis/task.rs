@@ -241,15 +241,7 @@ impl Task {
             }
         }
         let now_us = self.shared.clock.at_us(now);
-        for bundle in &mut batch.bundles {
-            let lease_us = bundle.charge.first().map_or(0, |item| item.limit.lease_us);
-            if lease_us > 0 && bundle.count() > 0 {
-                let more = self.known.lock().leases.ahead(&bundle.charge, now_us);
-                if more > 0 {
-                    bundle.ask_ahead(more, lease_us);
-                }
-            }
-        }
+        batch.ask_ahead(&self.known, now_us);
         self.holder.say(&mut batch, (now, generation));
         batch
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use redis::Value;
+use redis::aio::MultiplexedConnection;
 
 use super::link::{Failure, Link, kind_of, learn_key};
 use super::{Shared, people};
@@ -29,7 +30,7 @@ pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), S
     learn_key(&mut link.connection, shared).await?;
     try_script(link, shared).await?;
     people::learn(&link.connection, shared).await?;
-    beat(link, shared).await?;
+    beat(&mut link.connection, shared).await?;
     pay_back(link, shared, OWED_CALLS_FIRST).await.map(|_| ())
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Kept {
 pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kept, StoreError> {
     let was_there = learn_key(&mut link.connection, shared).await?;
     people::refresh(&link.connection, shared).await?;
-    beat(link, shared).await?;
+    beat(&mut link.connection, shared).await?;
     let owes = pay_back(link, shared, OWED_CALLS).await?;
     Ok(Kept { was_there, owes })
 }
@@ -58,7 +59,10 @@ pub(super) async fn try_script(link: &mut Link, shared: &Shared) -> Result<(), S
 
 /// Says that this process is there, once a second whatever the number of its workers, and learns
 /// how many others are.
-async fn beat(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
+pub(super) async fn beat(
+    connection: &mut MultiplexedConnection,
+    shared: &Shared,
+) -> Result<(), StoreError> {
     if !shared.fleet.is_counted() {
         return Ok(());
     }
@@ -77,7 +81,7 @@ async fn beat(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
         .arg(format!("{}fleet", shared.prefix))
         .arg(&shared.name[..])
         .arg(BEAT_LASTS_US);
-    let counted = command.query_async::<(u32, u32)>(&mut link.connection);
+    let counted = command.query_async::<(u32, u32)>(connection);
     match counted.await {
         Ok((size, place)) => shared.fleet.learn(size, place),
         // A server that refuses writes still answers denials: the last count holds.
@@ -94,7 +98,7 @@ async fn beat(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
 async fn pay_back(link: &mut Link, shared: &Shared, calls: usize) -> Result<bool, StoreError> {
     for _ in 0..calls {
         let now_us = shared.clock.now_us();
-        let debts = shared.journal.take(OWED_KEYS, now_us);
+        let debts = shared.journal.take(OWED_KEYS, now_us, |_| true);
         let owed = &debts.owed;
         if owed.is_empty() {
             return Ok(false);

@@ -1,8 +1,6 @@
 //! A reply handed out: to each who asked their decision, and to this worker what can be known from
 //! it for later.
 
-use std::sync::atomic::Ordering;
-
 use super::Task;
 use crate::store::batch::{Deed, Outcome, Reply};
 use crate::store::deny_cache::Span;
@@ -98,14 +96,7 @@ impl Task {
     /// What a reply's head tells of the store itself.
     fn note_head(&mut self, reply: &Reply<'_>, span: Span) {
         if reply.begun_anew > 0 {
-            let keys = reply.begun_anew;
-            self.shared
-                .begun_anew
-                .fetch_add(u64::from(keys), Ordering::Relaxed);
-            tracing::warn!(
-                keys,
-                "redis: keys of ours held something else and were begun anew"
-            );
+            self.shared.count_begun_anew(reply.begun_anew);
         }
         // The store's clock against ours: when that jumps, what is known of its future is void. It
         // was read at some time between the call and its answer.

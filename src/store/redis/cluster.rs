@@ -1,0 +1,411 @@
+//! A Redis Cluster as the store: one task per worker, one connection to each master, one call in
+//! flight for each slot.
+//!
+//! The keys of one script must lie in one slot. A request whose limits all do is one call, all or
+//! nothing; one whose limits do not goes by `store::reserve`. The protocol runs in the request's
+//! own future, here; which node is asked, and what it means that one is away, is the task's.
+//!
+//! The redis crate's cluster client is not used: it follows a redirection only where it may also
+//! repeat a command whose connection broke, and such a charge may have been made.
+
+mod call;
+mod due;
+mod map;
+mod node;
+mod nodes;
+mod task;
+mod topology;
+mod view;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use smallvec::SmallVec;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::holder::{Awaited, Holder};
+use super::{FAREWELL, Outage, QUEUE};
+use crate::clock;
+use crate::config::RedisAddress;
+use crate::limit::{Algorithm, Charge, Decision};
+use crate::store::batch::Deed;
+use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US, Span};
+use crate::store::gather::{Answer, Waiting};
+use crate::store::hash_key::{CurrentKey, PROVISIONAL};
+use crate::store::known::Known;
+use crate::store::reserve::{Reserve, Step, Steps};
+use crate::store::{Observed, ServerTrouble, StoreError};
+use crate::telemetry::decisions::Source;
+
+pub(super) use map::{slot_of, slot_of_tag};
+pub(super) use topology::reach;
+use view::View;
+
+/// What all workers' connections to one cluster have in common.
+pub struct Shared {
+    redis: Arc<super::Shared>,
+    seeds: Vec<RedisAddress>,
+    /// Nodes that some worker has trouble with.
+    outages: Mutex<HashMap<RedisAddress, Outage>>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.redis.fmt(f)
+    }
+}
+
+impl Shared {
+    /// Connects to nothing.
+    pub fn new(redis: Arc<super::Shared>, seeds: &[RedisAddress]) -> Shared {
+        Shared {
+            redis,
+            seeds: seeds.to_vec(),
+            outages: Mutex::default(),
+        }
+    }
+
+    /// What is the same wherever keys lie.
+    pub fn redis(&self) -> &Arc<super::Shared> {
+        &self.redis
+    }
+
+    fn trouble_begins(&self, node: &RedisAddress, kind: StoreError, now: Instant) {
+        let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
+        let outage = outages.entry(node.clone()).or_default();
+        outage.workers += 1;
+        if outage.workers == 1 {
+            outage.since = Some(now);
+            tracing::warn!(
+                kind = kind.label(),
+                %node,
+                "redis: {kind}; limits kept there follow on_error until it is back"
+            );
+        }
+    }
+
+    fn trouble_ends(&self, node: &RedisAddress, now: Instant) {
+        let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(outage) = outages.get_mut(node) else {
+            return;
+        };
+        outage.workers = outage.workers.saturating_sub(1);
+        if outage.workers > 0 {
+            return;
+        }
+        let since = outage.since.unwrap_or(now);
+        outages.remove(node);
+        let seconds = now.saturating_duration_since(since).as_secs_f64();
+        let without = self.redis.unmade.swap(0, Ordering::Relaxed);
+        tracing::info!(
+            seconds = format_args!("{seconds:.3}"),
+            decisions_without = without,
+            %node,
+            "redis: back, or replaced"
+        );
+    }
+}
+
+/// Something to ask of a slot.
+#[derive(Debug)]
+struct Placed {
+    slot: u16,
+    waiting: Waiting,
+}
+
+/// One worker's handle; clones share its connections.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    shared: Arc<Shared>,
+    queue: mpsc::Sender<Placed>,
+    view: View,
+    known: Known,
+    holder: Holder,
+    settled: watch::Receiver<bool>,
+}
+
+impl Cluster {
+    /// Starts the worker's task on the current runtime; it ends with the last handle.
+    pub fn spawn(shared: Arc<Shared>) -> Cluster {
+        let (queue, asked) = mpsc::channel(QUEUE);
+        let (settle, settled) = watch::channel(false);
+        let (view, known, holder) = (View::default(), Known::default(), Holder::new());
+        let handle = (view.clone(), known.clone(), holder.clone());
+        tokio::spawn(task::Task::new(Arc::clone(&shared), asked, handle, settle).run());
+        Cluster {
+            shared,
+            queue,
+            view,
+            known,
+            holder,
+            settled,
+        }
+    }
+
+    /// Decides and charges one request; see [`crate::store::Store::charge`].
+    pub async fn charge(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+        let result = self.ask(charge, generation).await;
+        if result.is_err() {
+            self.shared.redis.unmade.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    async fn ask(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+        if !self.shared.redis.is_current(generation) {
+            return Err(StoreError::Away);
+        }
+        let arrived = clock::now();
+        if let Some(decision) = self.find_known(charge, arrived) {
+            return Ok(decision);
+        }
+        let asking = Asking {
+            cluster: self,
+            charge,
+            reserve: self.view.reserve(charge, arrived)?,
+            generation,
+        };
+        let decision = asking.run(arrived).await?;
+        if let Some(log) = &self.shared.redis.log {
+            log.record(Source::Store, charge, &decision);
+        }
+        Ok(decision)
+    }
+
+    /// The decision, where it is known without asking.
+    fn find_known(&self, charge: &Charge, arrived: Instant) -> Option<Decision> {
+        let redis = &self.shared.redis;
+        let times = (redis.clock.at_us(arrived), redis.roll.epoch());
+        let (source, decision) = self.known.find(charge, times, redis.log.is_some())?;
+        if let Some(log) = &redis.log {
+            log.record(source, charge, &decision);
+        }
+        Some(decision)
+    }
+
+    /// Asks one slot for items that all lie in it.
+    async fn ask_slot(
+        &self,
+        slot: u16,
+        charge: Charge,
+        (generation, arrived): (u64, Instant),
+    ) -> Answer {
+        let redis = &self.shared.redis;
+        let epoch = redis.roll.epoch();
+        let awaited = self.begin(slot, &charge, (generation, arrived))?;
+        let decision = awaited.take().await?;
+        // What an operator changed meanwhile may not be in it.
+        if !decision.allowed && epoch == redis.roll.epoch() {
+            // Units that another slot's refusal gives back make a denial end early.
+            let capped = self.view.gives_back(&charge);
+            let longest_us = if capped { GIVES_BACK_US } else { LONGEST_US };
+            let span = Span {
+                sent_us: redis.clock.at_us(arrived),
+                came_us: redis.clock.now_us(),
+            };
+            let mut known = self.known.lock();
+            known
+                .denied
+                .note_within(longest_us, &charge, &decision, span);
+        }
+        Ok(decision)
+    }
+
+    /// Sends a charge on its way to its slot.
+    fn begin(
+        &self,
+        slot: u16,
+        charge: &Charge,
+        (generation, arrived): (u64, Instant),
+    ) -> Result<Awaited, StoreError> {
+        let (answer, result) = oneshot::channel();
+        let waiting = Waiting {
+            charge: charge.clone(),
+            deed: Deed::Charge(1),
+            extra: SmallVec::new(),
+            generation,
+            arrived,
+            answer: Some(answer),
+        };
+        self.enqueue(slot, waiting)?;
+        Ok(self.holder.wait(result, charge))
+    }
+
+    fn enqueue(&self, slot: u16, waiting: Waiting) -> Result<(), StoreError> {
+        let placed = Placed { slot, waiting };
+        self.queue
+            .try_send(placed)
+            .map_err(|refused| match refused {
+                mpsc::error::TrySendError::Full(_) => StoreError::Overloaded,
+                mpsc::error::TrySendError::Closed(_) => StoreError::Away,
+            })
+    }
+
+    /// See [`crate::store::Store::give_back`].
+    pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
+        let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
+        let stamps: SmallVec<[u64; 2]> = stamps.collect();
+        self.tell(Deed::GiveBack, charge, &stamps, generation);
+    }
+
+    /// See [`crate::store::Store::settle`].
+    pub fn settle(&self, charge: &Charge, generation: u64) {
+        self.tell(Deed::Settle, charge, &[], generation);
+    }
+
+    /// Tells the store something, item by item, once, and waits for nothing.
+    fn tell(&self, deed: Deed, charge: &Charge, extra: &[u64], generation: u64) {
+        if !self.shared.redis.is_current(generation) {
+            return;
+        }
+        for (index, item) in charge.iter().enumerate() {
+            if item.window.rule.algorithm == Algorithm::Slots {
+                continue;
+            }
+            if deed == Deed::GiveBack {
+                self.known.lock().denied.forget(item.id());
+            }
+            let waiting = Waiting {
+                charge: [item.clone()].into_iter().collect(),
+                deed,
+                extra: extra.get(index).copied().into_iter().collect(),
+                generation,
+                arrived: clock::now(),
+                answer: None,
+            };
+            // Where the node is away, the units expire by themselves.
+            let _ = self.enqueue(map::slot_of(item), waiting);
+        }
+    }
+
+    /// Remembers what was admitted without the store; see [`crate::store::Store::owe`].
+    pub fn owe(&self, charge: &Charge, generation: u64) {
+        let redis = &self.shared.redis;
+        // Tags that only this process knows name nothing in the store.
+        if redis.is_current(generation) {
+            redis.journal.add(charge, redis.clock.now_us());
+        }
+    }
+
+    /// Asks, and leaves the answer where it can be looked for; see
+    /// [`crate::store::Store::observe`]. A rider is one limit's, so its items share a slot.
+    pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
+        let arrived = clock::now();
+        let Some(slot) = charge.first().map(map::slot_of) else {
+            return Observed::nothing();
+        };
+        if !self.shared.redis.is_current(generation) || self.view.reserve(charge, arrived).is_err()
+        {
+            return Observed::nothing();
+        }
+        if let Some(decision) = self.find_known(charge, arrived) {
+            return Observed::decided(decision);
+        }
+        self.begin(slot, charge, (generation, arrived))
+            .map_or_else(|_| Observed::nothing(), Observed::awaited)
+    }
+
+    /// See [`crate::store::Store::release`].
+    pub fn release(&self, charge: &Charge) {
+        self.holder.let_go(charge);
+    }
+
+    /// See [`crate::store::Store::hold`].
+    pub fn hold(&self, charge: &Charge, generation: u64) {
+        if generation != PROVISIONAL {
+            self.holder.hold(charge);
+        }
+    }
+
+    /// See [`crate::store::Store::told`].
+    pub async fn told(&self) {
+        // What was not said by then expires by itself.
+        let _ = tokio::time::timeout(FAREWELL, self.holder.all_said()).await;
+    }
+
+    /// The secret that identities are hashed with.
+    pub fn hash_key(&self) -> CurrentKey {
+        self.shared.redis.keys.current()
+    }
+
+    /// Waits until the first attempt to reach the cluster has ended.
+    pub async fn settled(&self) {
+        // An error means that the task is gone: settled as well.
+        let _ = self.settled.clone().wait_for(|settled| *settled).await;
+    }
+
+    /// What the workers have in common.
+    pub fn shared(&self) -> &Arc<super::Shared> {
+        &self.shared.redis
+    }
+}
+
+/// A request on its way through its slots. Dropped before it is decided (its client has gone), it
+/// gives back what slots have charged.
+struct Asking<'c> {
+    cluster: &'c Cluster,
+    charge: &'c Charge,
+    reserve: Reserve,
+    generation: u64,
+}
+
+impl Asking<'_> {
+    /// Takes the steps of the request until it is decided.
+    async fn run(mut self, arrived: Instant) -> Answer {
+        let (cluster, charge) = (self.cluster, self.charge);
+        let mut replies = FuturesUnordered::new();
+        let mut steps: Steps = self.reserve.begin();
+        loop {
+            for step in steps.drain(..) {
+                match step {
+                    Step::Ask(part) => {
+                        let slot = self.reserve.parts()[part].place;
+                        let asked = self.reserve.charge_of(part, charge);
+                        let asking = cluster.ask_slot(slot, asked, (self.generation, arrived));
+                        replies.push(async move { (part, asking.await) });
+                    }
+                    Step::GiveBack(part, stamps) => self.give_back(part, &stamps),
+                    Step::Answer(answer) => {
+                        if let (Ok(decision), true) = (&answer, self.reserve.parts().len() > 1) {
+                            cluster.view.learn(charge, !decision.allowed);
+                        }
+                        return answer;
+                    }
+                }
+            }
+            steps = match replies.next().await {
+                Some((part, Err(StoreError::Server(ServerTrouble::TryAgain)))) => {
+                    cluster.view.crosses(charge);
+                    self.reserve.split(part)
+                }
+                Some((part, reply)) => self.reserve.replied(part, reply, charge),
+                // Every part that was asked answers; there is nothing to wait for without one.
+                None => return Err(StoreError::Lost),
+            };
+        }
+    }
+
+    fn give_back(&self, part: usize, stamps: &[u64]) {
+        let charged = self.reserve.charge_of(part, self.charge);
+        self.cluster.holder.let_go(&charged);
+        let generation = self.generation;
+        (self.cluster).tell(Deed::GiveBack, &charged, stamps, generation);
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if self.reserve.is_over() {
+            return;
+        }
+        for step in self.reserve.give_up(self.charge) {
+            if let Step::GiveBack(part, stamps) = step {
+                self.give_back(part, &stamps);
+            }
+        }
+    }
+}
