@@ -6,7 +6,7 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
 COPY lua lua
-COPY docs/diagnostics.md docs/diagnostics.md
+COPY docs/diagnostics.md docs/library.md docs/
 COPY proxy.toml ./
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked && cp target/release/tidegate /tidegate

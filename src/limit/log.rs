@@ -169,7 +169,7 @@ impl Log {
     }
 
     /// Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it
-    /// on sink. Nothing happens where it has expired, or where more than [`GIVE_BACK`] entries came
+    /// on sink. Nothing happens where it has expired, or where more than `GIVE_BACK` entries came
     /// since.
     pub fn give_back(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
         let age = self.newest.wrapping_sub(stamp) & (STAMPS - 1);

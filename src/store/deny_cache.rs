@@ -14,12 +14,12 @@
 //! shorten it. Clocks may drift against each other, so it is `r * 0.999 - 1 ms`.
 //!
 //! It does not hold where a count sinks in a third way: units given back (such limits are kept for
-//! [`GIVES_BACK_US`] at most), a raised limit (an entry knows its units), a reset, an override, a
+//! `GIVES_BACK_US` at most), a raised limit (an entry knows its units), a reset, an override, a
 //! flushed or restored store, a step forward of the store's clock (all of which
-//! [`DenyCache::clear`] it). Unknown causes end with [`LONGEST_US`]. What nobody can promise is not
+//! [`DenyCache::clear`] it). Unknown causes end with `LONGEST_US`. What nobody can promise is not
 //! kept: slots, which are let go of at any time.
 //!
-//! Bounded: two generations of at most [`GENERATION`] keys; when the young one is full, the old one
+//! Bounded: two generations of at most `GENERATION` keys; when the young one is full, the old one
 //! is forgotten. Time is an argument, microseconds of one local monotonic clock.
 
 use std::collections::HashMap;
