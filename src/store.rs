@@ -280,6 +280,16 @@ impl StoreError {
         }
     }
 
+    /// Whether the server answers all the same, but for writes: only a write shows that it is over.
+    pub const fn refuses_writes(self) -> bool {
+        matches!(
+            self,
+            StoreError::Server(
+                ServerTrouble::OutOfMemory | ServerTrouble::ReadOnly | ServerTrouble::Misconfigured
+            )
+        )
+    }
+
     /// Whether the store may have charged the request all the same.
     pub const fn maybe_charged(self) -> bool {
         matches!(

@@ -10,6 +10,7 @@ mod held;
 mod holder;
 mod link;
 mod people;
+mod reply;
 mod sentinel;
 mod task;
 mod tls;

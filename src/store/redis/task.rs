@@ -15,14 +15,15 @@ use tokio::time::{Sleep, sleep_until};
 
 use super::holder::Holder;
 use super::link::{Failure, Link, PROBE_TIMEOUT, connect};
+use super::reply::Lead;
 use super::{QUEUE, Shared, upkeep};
 use crate::clock;
+use crate::store::StoreError;
 use crate::store::batch::{self, Call};
 use crate::store::deny_cache::Span;
 use crate::store::gather::{Batch, Bundle, Waiting};
 use crate::store::guard::Guard;
 use crate::store::known::Known;
-use crate::store::{ServerTrouble, StoreError};
 
 /// Items in one call: blocks the server for about 0.3 ms at most.
 const MAX_BATCH: usize = 64;
@@ -44,9 +45,8 @@ pub(super) struct Task {
     holder: Holder,
     settle: watch::Sender<bool>,
     trouble: Option<StoreError>,
-    /// How far the store's clock was ahead of ours at the last reply, at least and at most,
-    /// microseconds.
-    lead_us: Option<(i64, i64)>,
+    /// How far the store's clock was ahead of ours at the last reply.
+    lead: Option<Lead>,
     /// What operators had said when the last call was sent.
     epoch: u64,
     /// One timer for every wait of this task.
@@ -75,7 +75,7 @@ impl Task {
             holder,
             settle,
             trouble: None,
-            lead_us: None,
+            lead: None,
             epoch: 0,
             sleep: Box::pin(sleep_until(now.into())),
             upkeep_at: now,
@@ -146,7 +146,7 @@ impl Task {
                 // It may be another server, or the same one emptied.
                 self.known.clear();
                 self.holder.reconnected();
-                self.lead_us = None;
+                self.lead = None;
                 self.upkeep_at = now + UPKEEP_EVERY;
                 self.open.store(false, Ordering::Relaxed);
                 Some(link)
@@ -342,14 +342,10 @@ impl Task {
 
     fn succeeded(&mut self, wrote: bool) {
         self.guard.call_succeeded();
-        // Where writes were refused, only a write shows that they no longer are.
-        let needs_write = matches!(
-            self.trouble,
-            Some(StoreError::Server(
-                ServerTrouble::OutOfMemory | ServerTrouble::ReadOnly | ServerTrouble::Misconfigured
-            ))
-        );
-        if self.trouble.is_some() && (wrote || !needs_write) {
+        if self
+            .trouble
+            .is_some_and(|kind| wrote || !kind.refuses_writes())
+        {
             self.trouble = None;
             self.shared.trouble_ends(clock::now());
         }

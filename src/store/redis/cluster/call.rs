@@ -1,4 +1,4 @@
-//! One call to one node: what is sent, what the node says, and who gets which part of it.
+//! One call to one node: what is sent, and what the node says.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,13 +11,12 @@ use super::Shared;
 use super::map::{Elsewhere, elsewhere};
 use crate::clock;
 use crate::config::RedisAddress;
-use crate::store::batch::{self, Deed, Outcome, Reply};
+use crate::store::StoreError;
+use crate::store::batch;
 use crate::store::deny_cache::Span;
 use crate::store::gather::{Batch, Bundle};
-use crate::store::known::Known;
 use crate::store::redis::holder::Holder;
 use crate::store::redis::link;
-use crate::store::{ServerTrouble, StoreError};
 
 /// Bundles of one slot, to be decided by one script.
 #[derive(Debug)]
@@ -126,86 +125,6 @@ fn failure(error: &RedisError, asked: &RedisAddress) -> Failure {
     Failure::Failed(link::kind_of(error))
 }
 
-/// What a reply says of its node.
-#[derive(Debug, Default)]
-pub(super) struct Told {
-    /// Something was written.
-    pub(super) wrote: bool,
-    /// Why the node refused to write, or that its reply cannot be read.
-    pub(super) trouble: Option<StoreError>,
-    /// Keys that held something not ours and were begun anew.
-    pub(super) begun_anew: u16,
-    /// How far the node's clock is ahead of ours, at least and at most, microseconds: it was read
-    /// at some time between the call and its answer.
-    pub(super) lead_us: Option<(i64, i64)>,
-}
-
-/// What comes of a group that asks for nothing.
-const NOTHING: Outcome = Outcome {
-    granted: 0,
-    allowed: None,
-    denied: None,
-};
-
-/// Hands out a reply's decisions, in the order of the batch.
-pub(super) fn hand_out(
-    batch: Batch,
-    (bytes, span): (&[u8], Span),
-    known: Option<&Known>,
-    holder: &Holder,
-) -> Told {
-    let mut told = Told::default();
-    let mut reply = match Reply::read(bytes) {
-        Ok(reply) => reply,
-        Err(kind) => {
-            fail(batch, kind, holder);
-            told.trouble = Some(kind);
-            return told;
-        }
-    };
-    told.begun_anew = reply.begun_anew;
-    let us = |us: u64| i64::try_from(us).unwrap_or_default();
-    told.lead_us = Some((
-        us(reply.at_us) - us(span.came_us),
-        us(reply.at_us) - us(span.sent_us),
-    ));
-    let mut refused = Vec::new();
-    let mut rest = batch.bundles.into_iter();
-    while let Some(bundle) = rest.next() {
-        let done = match bundle.deed {
-            Deed::Charge(count) => reply.outcome(&bundle.charge, count),
-            Deed::Say => reply.outcome(&bundle.charge, 1),
-            Deed::GiveBack | Deed::Settle => reply.done().map(|_| Some(NOTHING)),
-        };
-        match done {
-            Ok(Some(outcome)) => {
-                let costs = bundle.charge.iter().any(|item| item.cost > 0);
-                told.wrote |= outcome.granted > 0 && costs;
-                if let Some(known) = known {
-                    keep_what_is_ahead(&bundle, &outcome, span, known);
-                }
-                if bundle.count() > 0 {
-                    holder.answer(bundle, &outcome, |_, _| {});
-                } else {
-                    holder.said(&bundle);
-                }
-            }
-            Ok(None) => refused.push(bundle),
-            Err(kind) => {
-                holder.fail(std::iter::once(bundle).chain(rest), kind);
-                told.trouble = Some(kind);
-                return told;
-            }
-        }
-    }
-    told.trouble = reply.refusal().map(StoreError::Server);
-    let kind = told
-        .trouble
-        .unwrap_or(StoreError::Server(ServerTrouble::Other));
-    holder.refuse(refused, kind);
-    told
-}
-
 /// There is no reply.
 pub(super) fn fail(batch: Batch, kind: StoreError, holder: &Holder) {
     if kind.maybe_charged() {
@@ -213,15 +132,5 @@ pub(super) fn fail(batch: Batch, kind: StoreError, holder: &Holder) {
     } else {
         // What slots are held is said again, but not at once: the node may be away.
         holder.refuse(batch.bundles, kind);
-    }
-}
-
-/// Units that were taken ahead are this worker's to spend.
-fn keep_what_is_ahead(bundle: &Bundle, outcome: &Outcome, span: Span, known: &Known) {
-    if bundle.count() > 0 && bundle.charge.iter().any(|item| item.limit.lease_us > 0) {
-        let (asked, count) = (bundle.asked(), bundle.count());
-        let times = (span.sent_us, span.came_us);
-        let mut known = known.lock();
-        (known.leases).note(&bundle.charge, asked, (outcome, count), times);
     }
 }

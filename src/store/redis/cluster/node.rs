@@ -5,15 +5,13 @@ use std::time::Instant;
 use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
 
+use super::super::reply::Lead;
 use super::Shared;
-use super::call::{Call, Told};
+use super::call::Call;
 use crate::config::RedisAddress;
 use crate::store::guard::Guard;
 use crate::store::known::Known;
 use crate::store::{ServerTrouble, StoreError};
-
-/// A step of a node's clock: more than what the network's delay can look like.
-const CLOCK_STEP_US: u64 = 100_000;
 
 pub(super) struct Node {
     pub(super) address: RedisAddress,
@@ -31,7 +29,7 @@ pub(super) struct Node {
     pub(super) used_at: Instant,
     trouble: Option<StoreError>,
     /// How far its clock was ahead of ours at the last reply, microseconds.
-    lead_us: Option<(i64, i64)>,
+    lead: Option<Lead>,
 }
 
 struct Line {
@@ -52,7 +50,7 @@ impl Node {
             calls: 0,
             used_at: now,
             trouble: None,
-            lead_us: None,
+            lead: None,
         }
     }
 
@@ -119,30 +117,16 @@ impl Node {
     /// It answered a call.
     pub(super) fn succeeded(&mut self, wrote: bool, shared: &Shared, now: Instant) {
         self.guard.call_succeeded();
-        // Where writes were refused, only a write shows that they no longer are.
-        let needs_write = matches!(
-            self.trouble,
-            Some(StoreError::Server(
-                ServerTrouble::OutOfMemory | ServerTrouble::ReadOnly | ServerTrouble::Misconfigured
-            ))
-        );
-        if wrote || !needs_write {
+        if wrote || !self.trouble.is_some_and(StoreError::refuses_writes) {
             self.end_trouble(shared, now);
         }
     }
 
     /// When its clock jumps, what is known of its future is void.
-    pub(super) fn note_clock(&mut self, told: &Told, known: &Known) {
-        let Some((least, most)) = told.lead_us else {
-            return;
-        };
-        let before = self.lead_us.replace((least, most));
-        let stepped_us = before.map_or(0, |(least_before, most_before)| {
-            (least - most_before).max(0) + (most - least_before).min(0)
-        });
-        if stepped_us.unsigned_abs() > CLOCK_STEP_US {
+    pub(super) fn note_clock(&mut self, lead: Lead, known: &Known) {
+        let before = self.lead.replace(lead);
+        if let Some(seconds) = before.and_then(|before| lead.stepped_since(before)) {
             known.clear();
-            let seconds = stepped_us as f64 / 1e6;
             tracing::warn!(
                 seconds = format_args!("{seconds:.3}"),
                 node = %self.address,

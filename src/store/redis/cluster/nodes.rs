@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
+use super::super::reply::Told;
 use super::Placed;
-use super::call::Told;
 use super::map::{NodeId, Range, slot_of};
 use super::node::Node;
 use super::task::{Event, IDLE, LOOK_AFTER_MOVE, LOOK_IN_TROUBLE, Task};
@@ -140,7 +140,9 @@ impl Task {
         let Some(node) = self.nodes.get_mut(&id) else {
             return;
         };
-        node.note_clock(told, &self.known);
+        if let Some(lead) = told.lead {
+            node.note_clock(lead, &self.known);
+        }
         if told.begun_anew > 0 {
             self.shared.redis.count_begun_anew(told.begun_anew);
         }

@@ -16,6 +16,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep, sleep_until};
 
+use super::super::reply;
 use super::call::{self, Call, Failure, Replied};
 use super::map::{Elsewhere, NodeId, Range};
 use super::node::Node;
@@ -309,8 +310,19 @@ impl Task {
             Ok((bytes, span)) => {
                 // What an operator changed meanwhile may not be in it.
                 let fresh = call.epoch == self.shared.redis.roll.epoch();
-                let known = fresh.then_some(&self.known);
-                let told = call::hand_out(call.batch, (&bytes, span), known, &self.holder);
+                let (known, reply) = (&self.known, (&bytes[..], span));
+                // Denials are noted, and decisions logged, where the request is put together.
+                let told = reply::hand_out(
+                    call.batch,
+                    reply,
+                    &self.holder,
+                    |bundle, outcome| {
+                        if fresh {
+                            reply::keep_what_is_ahead(bundle, outcome, span, known);
+                        }
+                    },
+                    |_, _| {},
+                );
                 self.finish(slot);
                 self.replied(node, &told, now);
             }
