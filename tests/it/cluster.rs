@@ -2,6 +2,7 @@
 
 mod faults;
 mod nodes;
+mod secure;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

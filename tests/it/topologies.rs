@@ -1,7 +1,7 @@
 //! The store over each of its topologies, started for real: one server over TCP, TLS or a socket,
 //! with the least rights; a master behind sentinels; Valkey.
 
-mod certificates;
+pub mod certificates;
 mod failover;
 mod sentinels;
 mod valkey;
@@ -93,7 +93,7 @@ fn tls_with_the_least_rights_of_a_user() {
     let password = server.certificates.path("password");
     std::fs::write(&password, "SECRET\n").unwrap();
     let login = format!(
-        "username = \"tidegate\"\npassword_file = \"{}\"\n",
+        "fleet = \"auto\"\nusername = \"tidegate\"\npassword_file = \"{}\"\n",
         password.display()
     );
     let settings = format!("{login}{}", server.trusting("ca", ""));
@@ -118,7 +118,7 @@ fn tls_with_the_least_rights_of_a_user() {
 }
 
 /// The command that makes a user, as it stands in `docs/store.md`.
-fn rule(user: &str) -> String {
+pub fn rule(user: &str) -> String {
     let page = include_str!("../../docs/store.md");
     let begin = format!("ACL SETUSER {user} ");
     let mut lines = page.lines().filter(|line| line.starts_with(&begin));

@@ -7,19 +7,37 @@ use tidegate::config::{RedisAddress, RedisSettings, RedisTopology, StoreKind, St
 
 use crate::house::PATIENCE;
 use crate::support::{RedisServer, free_port, memory_settings};
+use crate::topologies::certificates::Certificates;
 
 /// Masters first, then a replica of each if there are any.
 pub struct RedisCluster {
     pub nodes: Vec<RedisServer>,
     masters: usize,
+    /// Where each speaks TLS, if they do.
+    tls: Vec<u16>,
 }
 
 impl RedisCluster {
     /// Three masters, and as many replicas if `replicated`; `arguments` for each node.
     pub fn start(replicated: bool, arguments: &[&str]) -> RedisCluster {
+        RedisCluster::build(replicated, arguments, Vec::new())
+    }
+
+    /// Three masters that speak TLS, also to each other; the test itself goes in beside it.
+    pub fn start_over_tls(certificates: &Certificates) -> RedisCluster {
+        let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+        let mut words = certificates.server("good", 0);
+        words.drain(..2);
+        words.extend(["--tls-auth-clients", "no", "--tls-cluster", "yes"].map(str::to_owned));
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        RedisCluster::build(false, &words, ports)
+    }
+
+    fn build(replicated: bool, arguments: &[&str], tls: Vec<u16>) -> RedisCluster {
         let masters = 3;
         let count = if replicated { 2 * masters } else { masters };
-        let node = |_| {
+        let node = |index: usize| {
+            let secure = tls.get(index).map(u16::to_string);
             let bus = free_port().to_string();
             let mut words = vec!["--cluster-enabled", "yes", "--cluster-port", &bus];
             words.extend([
@@ -29,6 +47,9 @@ impl RedisCluster {
                 "0",
             ]);
             words.extend(arguments);
+            if let Some(port) = &secure {
+                words.extend(["--tls-port", port]);
+            }
             RedisServer::start_with(&words)
         };
         let starting: Vec<_> = (0..count)
@@ -37,6 +58,7 @@ impl RedisCluster {
         let cluster = RedisCluster {
             nodes: starting,
             masters,
+            tls,
         };
         for (index, share) in cluster.shares().enumerate() {
             let node = &cluster.nodes[index];
@@ -45,10 +67,11 @@ impl RedisCluster {
         }
         // Everyone meets everyone: to wait for gossip would take seconds.
         for node in &cluster.nodes {
-            for other in &cluster.nodes {
+            for (index, other) in cluster.nodes.iter().enumerate() {
                 let bus = other.run("CONFIG GET cluster-port");
                 let bus = words(&bus)[1].clone();
-                node.run(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", other.port()));
+                let port = cluster.port(index);
+                node.run(&format!("CLUSTER MEET 127.0.0.1 {port} {bus}"));
             }
         }
         cluster.until("all know each other", |node| {
@@ -69,6 +92,12 @@ impl RedisCluster {
             });
         }
         cluster
+    }
+
+    /// Where clients and the other nodes find a node.
+    pub fn port(&self, index: usize) -> u16 {
+        let plain = self.nodes[index].port();
+        self.tls.get(index).copied().unwrap_or(plain)
     }
 
     /// First and last slot of each master.
@@ -117,10 +146,15 @@ impl RedisCluster {
 
     /// The URL that names all masters.
     pub fn url(&self) -> String {
-        let ports: Vec<String> = (self.nodes[..self.masters].iter())
-            .map(|node| format!("127.0.0.1:{}", node.port()))
+        let ports: Vec<String> = (0..self.masters)
+            .map(|index| format!("127.0.0.1:{}", self.port(index)))
             .collect();
-        format!("redis+cluster://{}", ports.join(","))
+        let scheme = if self.tls.is_empty() {
+            "redis"
+        } else {
+            "rediss"
+        };
+        format!("{scheme}+cluster://{}", ports.join(","))
     }
 
     /// Settings of a store that keeps its counts here.
