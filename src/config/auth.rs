@@ -6,8 +6,8 @@ use super::diagnostic::{Code, Diagnostic};
 use super::section::{At, Section, nearest};
 use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
 
-/// The shortest secret, bytes: as long as the hash (RFC 7518, section 3.2).
-const MIN_SECRET: usize = 32;
+/// A good secret, bytes: as long as the hash at least (RFC 7518, section 3.2).
+const GOOD_SECRET: usize = 32;
 
 /// `[auth]`, in which there is only `jwt`.
 pub(super) fn read(mut auth: Section<'_>) -> Option<JwtRules> {
@@ -41,7 +41,7 @@ fn jwt(mut section: Section<'_>, given: bool) -> Option<JwtRules> {
     }
     let keys = match (jwks, secret) {
         (Some(path), _) => section.key_set("jwks_file", &path)?,
-        (None, Some(secret)) => vec![shared_key(&section, &secret)?],
+        (None, Some(secret)) => vec![shared_key(&section, &secret)],
         (None, None) => {
             section.finish();
             return None;
@@ -73,22 +73,17 @@ impl Section<'_> {
     }
 }
 
-fn shared_key(section: &Section<'_>, secret: &At<Vec<u8>>) -> Option<JwtKey> {
-    if secret.value.len() < MIN_SECRET {
-        let message = format!(
-            "the file of `{}` cannot be used",
-            section.full("secret_file")
-        );
-        let diagnostic = Diagnostic::new(Code::SecretFile, message)
+fn shared_key(section: &Section<'_>, secret: &At<Vec<u8>>) -> JwtKey {
+    if secret.value.len() < GOOD_SECRET {
+        let diagnostic = Diagnostic::new(Code::ShortSecret, "a short secret signs the tokens")
             .at(
                 &secret.span,
                 "shorter than 32 bytes: whoever has a token can guess it",
             )
             .help("make one: `head -c 48 /dev/urandom | base64 > FILE`");
         section.reader.report(diagnostic);
-        return None;
     }
-    Some(JwtKey::secret(&secret.value))
+    JwtKey::secret(&secret.value)
 }
 
 /// `algorithms`; else all that keys of this kind have.

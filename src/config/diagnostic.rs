@@ -231,6 +231,8 @@ codes! {
     LargeLog = "T208",
     /// A tier in a header that is believed from nobody.
     NobodyBelieved = "T209",
+    /// A shared secret that can be guessed by whoever has a token.
+    ShortSecret = "T210",
 }
 
 const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");

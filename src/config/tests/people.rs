@@ -101,7 +101,7 @@ fn tokens_are_believed_by_the_rules_of_the_file() {
     assert_eq!(with(&format!("{JWKS}leeway = \"1h\"")), ["T105"]);
     let short = file("short");
     let short = format!("secret_file = \"{}\"", short.path().display());
-    assert_eq!(with(&short), ["T108"]);
+    assert_eq!(with(&short), ["T210"]);
     let no_set = file("{}");
     let no_set = format!("jwks_file = \"{}\"", no_set.path().display());
     assert_eq!(with(&no_set), ["T108"]);
