@@ -48,9 +48,6 @@ use crate::telemetry::decisions::DecisionLog;
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
 const QUEUE: usize = 4096;
 
-/// How long a worker that ends waits until Redis knows what it has let go of.
-const FAREWELL: Duration = Duration::from_millis(250);
-
 /// What all workers' connections to one Redis have in common.
 pub struct Shared {
     access: Arc<link::Access>,
@@ -152,6 +149,24 @@ impl Shared {
         );
     }
 
+    /// The decision on a request, where a worker knows it without asking.
+    fn find_known(&self, known: &Known, charge: &Charge, arrived: Instant) -> Option<Decision> {
+        let times = (self.clock.at_us(arrived), self.roll.epoch());
+        let (source, decision) = known.find(charge, times, self.log.is_some())?;
+        if let Some(log) = &self.log {
+            log.record(source, charge, &decision);
+        }
+        Some(decision)
+    }
+
+    /// Remembers what was admitted without the store.
+    fn owe(&self, charge: &Charge, generation: u64) {
+        // Tags that only this process knows name nothing in the store.
+        if self.is_current(generation) {
+            self.journal.add(charge, self.clock.now_us());
+        }
+    }
+
     /// Whether tags of this generation are those that all proxies of the store share.
     fn is_current(&self, generation: u64) -> bool {
         generation != PROVISIONAL && generation == self.keys.current().generation
@@ -232,22 +247,10 @@ impl Redis {
             return Err(StoreError::Away);
         }
         let arrived = clock::now();
-        match self.find_known(charge, arrived) {
+        match self.shared.find_known(&self.known, charge, arrived) {
             Some(decision) => Ok(decision),
             None => self.begin(charge, generation, arrived)?.take().await,
         }
-    }
-
-    /// The decision, where it is known without asking.
-    fn find_known(&self, charge: &Charge, arrived: Instant) -> Option<Decision> {
-        let log = self.shared.log.as_ref();
-        let now_us = self.shared.clock.at_us(arrived);
-        let times = (now_us, self.shared.roll.epoch());
-        let (source, decision) = self.known.find(charge, times, log.is_some())?;
-        if let Some(log) = log {
-            log.record(source, charge, &decision);
-        }
-        Some(decision)
     }
 
     /// Sends a charge on its way.
@@ -287,7 +290,7 @@ impl Redis {
             return Observed::nothing();
         }
         let arrived = clock::now();
-        if let Some(decision) = self.find_known(charge, arrived) {
+        if let Some(decision) = self.shared.find_known(&self.known, charge, arrived) {
             return Observed::decided(decision);
         }
         self.begin(charge, generation, arrived)
@@ -329,10 +332,7 @@ impl Redis {
 
     /// Remembers what was admitted without the store; see [`super::Store::owe`].
     pub fn owe(&self, charge: &Charge, generation: u64) {
-        // Tags that only this process knows name nothing in the store.
-        if self.shared.is_current(generation) {
-            self.shared.journal.add(charge, self.shared.clock.now_us());
-        }
+        self.shared.owe(charge, generation);
     }
 
     /// See [`super::Store::release`].
@@ -349,8 +349,7 @@ impl Redis {
 
     /// See [`super::Store::told`].
     pub async fn told(&self) {
-        // What was not said by then expires by itself.
-        let _ = tokio::time::timeout(FAREWELL, self.holder.all_said()).await;
+        self.holder.part().await;
     }
 
     /// The secret that identities are hashed with.

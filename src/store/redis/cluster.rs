@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::holder::{Awaited, Holder};
-use super::{FAREWELL, Outage, QUEUE};
+use super::{Outage, QUEUE};
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::{Algorithm, Charge, Decision};
@@ -160,7 +160,7 @@ impl Cluster {
             return Err(StoreError::Away);
         }
         let arrived = clock::now();
-        if let Some(decision) = self.find_known(charge, arrived) {
+        if let Some(decision) = self.shared.redis.find_known(&self.known, charge, arrived) {
             return Ok(decision);
         }
         let asking = Asking {
@@ -174,17 +174,6 @@ impl Cluster {
             log.record(Source::Store, charge, &decision);
         }
         Ok(decision)
-    }
-
-    /// The decision, where it is known without asking.
-    fn find_known(&self, charge: &Charge, arrived: Instant) -> Option<Decision> {
-        let redis = &self.shared.redis;
-        let times = (redis.clock.at_us(arrived), redis.roll.epoch());
-        let (source, decision) = self.known.find(charge, times, redis.log.is_some())?;
-        if let Some(log) = &redis.log {
-            log.record(source, charge, &decision);
-        }
-        Some(decision)
     }
 
     /// Asks one slot for items that all lie in it.
@@ -284,11 +273,7 @@ impl Cluster {
 
     /// Remembers what was admitted without the store; see [`crate::store::Store::owe`].
     pub fn owe(&self, charge: &Charge, generation: u64) {
-        let redis = &self.shared.redis;
-        // Tags that only this process knows name nothing in the store.
-        if redis.is_current(generation) {
-            redis.journal.add(charge, redis.clock.now_us());
-        }
+        self.shared.redis.owe(charge, generation);
     }
 
     /// Asks, and leaves the answer where it can be looked for; see
@@ -302,7 +287,7 @@ impl Cluster {
         {
             return Observed::nothing();
         }
-        if let Some(decision) = self.find_known(charge, arrived) {
+        if let Some(decision) = self.shared.redis.find_known(&self.known, charge, arrived) {
             return Observed::decided(decision);
         }
         self.begin(slot, charge, (generation, arrived))
@@ -323,8 +308,7 @@ impl Cluster {
 
     /// See [`crate::store::Store::told`].
     pub async fn told(&self) {
-        // What was not said by then expires by itself.
-        let _ = tokio::time::timeout(FAREWELL, self.holder.all_said()).await;
+        self.holder.part().await;
     }
 
     /// The secret that identities are hashed with.

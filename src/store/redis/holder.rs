@@ -7,7 +7,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
@@ -19,6 +19,8 @@ use crate::store::StoreError;
 use crate::store::batch::{Deed, Outcome};
 use crate::store::gather::{Answer, Batch, Bundle, Waiting};
 
+/// How long a worker that ends waits until Redis knows what it has let go of.
+const FAREWELL: Duration = Duration::from_millis(250);
 /// Statements in one call, at most.
 const MOST_SAID: usize = 32;
 
@@ -67,11 +69,15 @@ impl Holder {
         self.0.unsaid.notified().await;
     }
 
-    /// Waits until Redis knows all that is held.
-    pub(super) async fn all_said(&self) {
-        while !self.held().is_all_said() {
-            self.0.said.notified().await;
-        }
+    /// Waits until Redis knows all that is held, as long as a worker that ends can wait. What was
+    /// not said by then expires by itself.
+    pub(super) async fn part(&self) {
+        let all_said = async {
+            while !self.held().is_all_said() {
+                self.0.said.notified().await;
+            }
+        };
+        let _ = tokio::time::timeout(FAREWELL, all_said).await;
     }
 
     /// The server may be another one: it is told everything anew.
