@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs image bench-decisions
+.PHONY: run test ci fmt lint deny docs image bench-decisions bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
 run:
@@ -34,3 +34,9 @@ image:
 # Every limiter of docs/decisions.md beside ours, in under three minutes; the figures go there.
 bench-decisions:
 	cargo run --release --locked --example decision_bench -- --write
+
+# Calls, messages, very large bodies and many connections through the proxy, beside nginx where it
+# is installed; four minutes.
+bench-streams:
+	cargo build --release --locked
+	cargo run --release --locked --example stream_bench

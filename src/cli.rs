@@ -6,7 +6,9 @@
 mod check;
 mod demo;
 mod limits;
+mod reload;
 mod run;
+mod signals;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -44,6 +46,8 @@ enum Command {
     Demo(DemoArgs),
     /// Find mistakes in a configuration.
     Check(CheckArgs),
+    /// Have the running proxy read its configuration again.
+    Reload(reload::ReloadArgs),
     /// See how single clients stand; give one another rate, a fresh start or a closed door.
     Limits(limits::LimitsArgs),
     /// Explain a diagnostic by its code, for example T101; without one, this text.
@@ -56,6 +60,9 @@ struct RunArgs {
     /// The configuration to run.
     #[arg(short, long, value_name = "FILE", conflicts_with = "to")]
     config: Option<PathBuf>,
+    /// Read the configuration again when it, or a file that it names, changes.
+    #[arg(long, conflicts_with = "to")]
+    watch: bool,
     /// Run without a file: where requests go.
     #[arg(long, value_name = "URL")]
     to: Option<String>,
@@ -141,6 +148,7 @@ pub fn main() -> ExitCode {
         None => run::run(&cli.run),
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Demo(args)) => demo::demo(&args),
+        Some(Command::Reload(args)) => reload::reload(&args),
         Some(Command::Limits(args)) => limits::limits(&args),
         Some(Command::Help(args)) => help(&args),
         Some(Command::Check(args)) => {

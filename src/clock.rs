@@ -134,6 +134,11 @@ impl Sweep {
         alarm
     }
 
+    /// The coarse time since the sweep was made.
+    pub fn elapsed(&self) -> Duration {
+        TICK * self.0.tick.load(Ordering::Relaxed)
+    }
+
     /// Advances the coarse time and rings what is due, for ever.
     pub async fn run(self) {
         let mut every = tokio::time::interval(TICK);
@@ -158,6 +163,11 @@ impl Sweep {
 }
 
 impl Sweep {
+    /// The coarse time: ticks since this sweep was made.
+    pub fn ticks(&self) -> u32 {
+        self.0.tick.load(Ordering::Relaxed)
+    }
+
     /// Wakes the task behind every alarm without ringing it, so that it looks around.
     pub fn wake_all(&self) {
         let alarms = self.0.alarms.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,6 +206,15 @@ impl Alarm {
     /// Rings never, until it is armed again.
     pub fn disarm(&self) {
         self.due.store(NEVER, Ordering::Relaxed);
+    }
+
+    /// How long until it rings; none where it is not armed.
+    pub fn left(&self) -> Option<Duration> {
+        match self.due.load(Ordering::Relaxed) {
+            NEVER => None,
+            RUNG => Some(Duration::ZERO),
+            due => Some(TICK * due.saturating_sub(self.sweep.ticks())),
+        }
     }
 
     /// Whether it has rung since it was last armed or disarmed.
@@ -241,8 +260,10 @@ mod tests {
         alarm.arm(Duration::from_millis(200));
         sweep.advance(Duration::from_millis(200));
         assert!(!alarm.has_rung());
+        assert_eq!(alarm.left(), Some(Duration::from_millis(100)));
         sweep.advance(Duration::from_millis(300));
         assert!(alarm.has_rung());
+        assert_eq!(alarm.left(), Some(Duration::ZERO));
     }
 
     #[test]

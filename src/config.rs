@@ -4,9 +4,12 @@
 //! every mistake at once.
 //! Nothing after this file looks at TOML, guesses a default or checks a range again.
 
+mod acme;
 mod address;
 mod auth;
 mod budget;
+mod changes;
+mod client_tls;
 mod compile;
 mod copy;
 pub mod diagnostic;
@@ -14,10 +17,12 @@ mod flags;
 mod interpolate;
 mod limits;
 mod load;
+pub(crate) mod pem;
 mod raw;
 mod redis;
 mod redis_keys;
 pub mod render;
+mod route;
 mod routes;
 mod section;
 mod settings;
@@ -26,8 +31,12 @@ mod store_url;
 #[cfg(test)]
 mod tests;
 mod tier;
+mod tls;
+mod tls_keys;
+mod upstream;
 mod values;
 mod warnings;
+mod written;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -35,7 +44,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
+use http::{HeaderName, StatusCode};
 
 use crate::client::ClientIp;
 use crate::limit::headers::HeaderSettings;
@@ -45,10 +54,19 @@ use crate::limit::tier::Tiers;
 use crate::limit::{Limit, OnError};
 use crate::route::RouteTable;
 
+pub use acme::{AcmeChallenge, AcmeSettings};
+pub use changes::{changes, restarts};
+pub use client_tls::ClientTls;
 pub use flags::{FlagConfig, from_flags};
-pub use load::{environment, load, load_limits, parse, parse_limits};
-pub use redis::{RedisAddress, RedisSettings, RedisTls, RedisTopology, Sentinels};
+pub use load::{control_of, environment, load, load_limits, load_noting, parse, parse_limits};
+pub use redis::{RedisAddress, RedisSettings, RedisTopology, Sentinels};
 pub use standalone::Limits;
+pub use tls::{ClientCertificates, IdentityFiles, PemFile, TlsSettings, TlsVersion};
+pub use upstream::{
+    Balance, Ejection, HealthCheck, HostHeader, Retries, RetryOn, ServerAddress, UpstreamServer,
+    UpstreamSettings,
+};
+pub use written::{NamedFile, Written};
 
 /// A whole, valid configuration. Each worker takes a [`Config::fresh_copy`], so that no two cores
 /// share the reference counts on the path of a request.
@@ -56,6 +74,8 @@ pub use standalone::Limits;
 pub struct Config {
     /// Where clients connect.
     pub listen: Vec<Listen>,
+    /// Where they connect over TLS, if anywhere.
+    pub tls: Option<Arc<TlsSettings>>,
     /// Where counts live.
     pub store: StoreSettings,
     /// How a client's address is found.
@@ -76,12 +96,16 @@ pub struct Config {
     pub upstreams: Vec<UpstreamSettings>,
     /// Which rate-limit headers a client gets.
     pub headers: HeaderSettings,
+    /// The header in which requests have ids, if they have.
+    pub request_id: Option<HeaderName>,
     /// What a denial looks like.
     pub deny: DenySettings,
     /// Bounds on clients and on ourselves.
     pub server: ServerSettings,
     /// What is logged, and where.
     pub log: LogSettings,
+    /// What all this was read from.
+    pub written: Arc<Written>,
 }
 
 /// One address to listen on.
@@ -93,8 +117,17 @@ pub enum Listen {
     Unix(PathBuf),
 }
 
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Tcp(address) => address.fmt(f),
+            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
 /// `[store]`
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct StoreSettings {
     /// Which store.
     pub kind: StoreKind,
@@ -147,48 +180,6 @@ pub struct Bypass {
     pub key: Option<Vec<u8>>,
 }
 
-/// `[upstream.NAME]`
-#[derive(Clone, Debug)]
-pub struct UpstreamSettings {
-    /// Its name; an upstream given as a URL is named by that URL.
-    pub name: Arc<str>,
-    /// One or more servers, none twice.
-    pub servers: Vec<ServerAddress>,
-    /// Until a connection stands.
-    pub connect_timeout: Duration,
-    /// From the request's last byte until the response's head.
-    pub timeout: Duration,
-    /// Between two reads of a response's body.
-    pub body_timeout: Duration,
-    /// How long an unused connection is kept.
-    pub idle_timeout: Duration,
-    /// Unused connections kept, per worker.
-    pub max_idle: usize,
-    /// Connections in use at once, per worker.
-    pub max_connections: usize,
-}
-
-/// One upstream server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ServerAddress {
-    /// Plain HTTP/1.1 over TCP: host name or address (lower case, IPv6 without brackets), and port.
-    Http(String, u16),
-    /// Plain HTTP/1.1 over a unix socket.
-    Unix(PathBuf),
-}
-
-impl fmt::Display for ServerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ServerAddress::Http(host, port) if host.contains(':') => {
-                write!(f, "http://[{host}]:{port}")
-            }
-            ServerAddress::Http(host, port) => write!(f, "http://{host}:{port}"),
-            ServerAddress::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
-
 /// `[deny]`
 #[derive(Clone, Debug)]
 pub struct DenySettings {
@@ -229,14 +220,51 @@ pub struct ServerSettings {
     pub max_header_bytes: usize,
     /// Header lines in a request.
     pub max_headers: usize,
+    /// Whether connections begin with who is behind them.
+    pub proxy_protocol: ProxyProtocol,
+    /// Whether clients may speak HTTP/2.
+    pub http2: bool,
+    /// Requests at once on a connection of HTTP/2.
+    pub max_streams: u32,
     /// Bytes in a request's body; `None` for no bound.
     pub max_body: Option<u64>,
     /// How long requests under way may take after SIGTERM.
     pub drain_timeout: Duration,
+    /// How long idle connections stay open after SIGTERM for one more request.
+    pub drain_idle: Duration,
+    /// How long requests and tunnels under way may take after an upgrade.
+    pub handover_timeout: Duration,
+    /// Where the process's id is written once it serves.
+    pub pid_file: Option<PathBuf>,
+    /// Where commands reach the running process.
+    pub control: Control,
+}
+
+/// A socket for commands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// At a place that follows from the configuration's path.
+    Derived,
+    /// At this path.
+    At(PathBuf),
+    /// There is none.
+    Off,
+}
+
+/// Whether a trusted peer's connections begin with a header of the PROXY protocol.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// Never.
+    #[default]
+    Off,
+    /// Some do.
+    Optional,
+    /// All do, and there is no other peer.
+    Required,
 }
 
 /// `[log]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LogSettings {
     /// One JSON line per decision, for audits.
     pub decisions: Option<PathBuf>,

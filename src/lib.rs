@@ -8,6 +8,8 @@
 
 pub mod client;
 
+pub mod certificate;
+
 pub mod path;
 
 pub mod limit;
@@ -23,6 +25,8 @@ pub mod config;
 pub mod clock;
 
 pub mod telemetry;
+
+pub mod tls;
 
 mod wire;
 

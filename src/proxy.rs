@@ -13,7 +13,9 @@
 
 mod adjust;
 pub mod admit;
+mod arrival;
 pub mod body;
+mod changes;
 mod claims;
 pub mod flaw;
 mod forward;
@@ -25,7 +27,9 @@ mod line;
 mod people;
 pub mod problem;
 pub mod reject;
+mod request_id;
 mod riders;
+mod secure;
 pub mod service;
 mod slots;
 pub mod upgrade;
@@ -33,22 +37,25 @@ pub mod upgrade;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{Request, Response};
+use http::{HeaderName, HeaderValue, Request, Response};
 
 use crate::clock::Sweep;
 use crate::config::{Config, LogKeys};
-use crate::route::Route;
+use crate::route::{Route, Target};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
-use crate::upstream::Upstreams;
 use crate::upstream::body::RequestBody;
+use crate::upstream::{Upstreams, Vitals};
 use admit::Asked;
+pub use arrival::{Arrival, Secured};
 use body::Body;
+use changes::Changes;
 use flaw::Flaw;
 use limiter::{Caller, Limiter};
 use line::Line;
 use reject::Rejection;
+use secure::Secure;
 use slots::Slots;
 use upgrade::Tunnel;
 
@@ -57,8 +64,10 @@ use upgrade::Tunnel;
 pub struct Proxy {
     limiter: Limiter,
     max_headers: usize,
-    max_body: Option<u64>,
+    /// The header in which requests have ids, if they have.
+    request_id: Option<HeaderName>,
     upstreams: Upstreams,
+    secure: Secure,
     log: Buffer,
     show_keys: bool,
 }
@@ -66,73 +75,151 @@ pub struct Proxy {
 /// One client connection, as the proxy sees it.
 #[derive(Debug)]
 pub struct Downstream {
-    /// Who is at its other end.
-    pub caller: Caller,
+    /// Whether its other end may say whom it speaks for.
+    trusted: bool,
+    /// How that one came.
+    pub arrival: Arrival,
     /// What is told of it upstream, formatted once.
     peer: headers::Peer,
 }
 
 impl Proxy {
-    /// A proxy of `config` for the worker that `sweep` belongs to.
+    /// A proxy of `config` for the worker that `sweep` belongs to; `vitals` are its process's.
     pub fn new(
         config: Config,
         (store, local): (Store, Arc<Memory>),
-        sweep: &Sweep,
+        (sweep, vitals): (&Sweep, &Vitals),
+        log: &Buffer,
+    ) -> Proxy {
+        let upstreams = Upstreams::new(&config.upstreams, sweep.clone(), vitals);
+        Proxy::build(config, (store, local), upstreams, log)
+    }
+
+    /// A proxy of another `config` that goes on where this one is: with its connections, wherever
+    /// they lead where they led.
+    pub fn renewed(
+        &self,
+        config: Config,
+        (store, local): (Store, Arc<Memory>),
+        (sweep, vitals): (&Sweep, &Vitals),
+        log: &Buffer,
+    ) -> Proxy {
+        let upstreams = self.upstreams.renewed(&config.upstreams, sweep, vitals);
+        Proxy::build(config, (store, local), upstreams, log)
+    }
+
+    fn build(
+        config: Config,
+        (store, local): (Store, Arc<Memory>),
+        upstreams: Upstreams,
         log: &Buffer,
     ) -> Proxy {
         Proxy {
             max_headers: config.server.max_headers,
-            max_body: config.server.max_body,
-            upstreams: Upstreams::new(&config.upstreams, sweep.clone()),
+            request_id: config.request_id.clone(),
+            upstreams,
+            secure: Secure::new(config.tls.as_deref()),
             log: log.clone(),
             show_keys: config.log.keys == LogKeys::Hash,
             limiter: Limiter::new(config, (store, local)),
         }
     }
 
-    /// A client connection from `ip`.
-    pub fn downstream(&self, ip: IpAddr) -> Downstream {
-        let caller = self.limiter.caller(ip);
+    /// Whether the peer at `ip` may say whom it speaks for.
+    pub fn trusts(&self, ip: IpAddr) -> bool {
+        self.limiter.caller(ip).trusted
+    }
+
+    /// A client connection that came as `arrival` says.
+    pub fn downstream(&self, arrival: Arrival) -> Downstream {
+        let trusted = self.limiter.caller(arrival.ip).trusted;
+        let scheme = headers::Scheme::of(arrival.tls.is_some());
         Downstream {
-            caller,
-            peer: headers::Peer::new(ip, caller.trusted),
+            trusted,
+            peer: headers::Peer::new(arrival.ip, trusted, scheme),
+            arrival,
         }
     }
 
+    /// The same for the client of a connection that another configuration was asked about:
+    /// nothing where its word is still worth what it was.
+    pub fn another_downstream(&self, known: &Downstream) -> Option<Box<Downstream>> {
+        let same = self.limiter.caller(known.arrival.ip).trusted == known.trusted;
+        (!same).then(|| Box::new(self.downstream(known.arrival.clone())))
+    }
+
+    /// Where its lines go.
+    pub(crate) fn log(&self) -> &Buffer {
+        &self.log
+    }
+
     /// Answers one request: routes it, asks its limits, forwards it, or says why not.
-    pub async fn handle(
+    #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
+    pub fn handle(
         &self,
         request: Request<RequestBody>,
         downstream: &Downstream,
         flaw: Option<Flaw>,
-    ) -> Response<Body> {
-        let mut line = Line::begin(&request, downstream.caller.ip, (&self.log, self.show_keys));
-        let answered = match self.read(&request, downstream, flaw, &mut line) {
-            Ok((route, asked)) => {
-                self.serve(request, (downstream, route), asked, &mut line)
-                    .await
+    ) -> impl Future<Output = Response<Body>> + Send {
+        async move {
+            let mut line =
+                Line::begin(&request, downstream.arrival.ip, (&self.log, self.show_keys));
+            if let Some(name) = &self.request_id {
+                let id = request_id::of(request.headers(), name, downstream.trusted);
+                line.request_id = Some(id);
             }
-            Err(rejection) => Err(rejection),
-        };
-        let response = answered.unwrap_or_else(|refused| self.answer(&refused, &mut line));
-        finish(response, line)
+            let answered = match self.read(&request, downstream, flaw, &mut line) {
+                Ok((route, asked)) => {
+                    self.serve(request, (downstream, route), asked, &mut line)
+                        .await
+                }
+                Err(rejection) => Err(rejection),
+            };
+            let mut response = answered.unwrap_or_else(|refused| self.answer(&refused, &mut line));
+            if let (Some(name), Some(id)) = (&self.request_id, &line.request_id)
+                && let Ok(id) = HeaderValue::from_str(id)
+            {
+                response.headers_mut().insert(name, id);
+            }
+            self.secure.mark(&mut response, downstream);
+            finish(response, line)
+        }
     }
 
     /// The part of the path that waits.
-    async fn serve(
+    #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
+    fn serve(
         &self,
         request: Request<RequestBody>,
         (downstream, route): (&Downstream, &Route),
         asked: Asked,
         line: &mut Line,
-    ) -> Result<Response<Body>, Rejection> {
-        let mut admission = self.limiter.admit(&request, asked, line).await?;
-        line.note_admission(admission.is_limited());
-        let forwarded = self.forward(request, downstream, route).await;
-        let mut response = forwarded.unwrap_or_else(|refused| self.answer(&refused, line));
-        self.limiter.adjust(route, &admission, &mut response, line);
-        hold(&mut response, admission.slots.take(), line);
-        Ok(self.limiter.mark(&admission, response))
+    ) -> impl Future<Output = Result<Response<Body>, Rejection>> + Send {
+        async move {
+            let with = (route, self.request_id.as_ref());
+            let changes = Changes::of(with, &request, downstream, line)?;
+            let changes = changes.as_deref();
+            let affinity = asked.affinity;
+            let admitted = self.limiter.admit(&request, asked, line).await;
+            let mut admission = match admitted {
+                Ok(admission) => admission,
+                Err(refused) => return Ok(self.refuse(&refused, changes, line)),
+            };
+            line.note_admission(admission.is_limited());
+            let answered = match &route.target {
+                Target::Upstream(upstream) => {
+                    let to = (route, *upstream, affinity);
+                    self.forward(request, downstream, to, changes).await
+                }
+                Target::Respond(answer) => Ok(changes::respond(answer, changes)),
+                Target::Redirect(answer) => Ok(changes::redirect(answer, changes)),
+            };
+            let mut response =
+                answered.unwrap_or_else(|refused| self.refuse(&refused, changes, line));
+            self.limiter.adjust(route, &admission, &mut response, line);
+            hold(&mut response, admission.slots.take(), line);
+            Ok(self.limiter.mark(&admission, response))
+        }
     }
 
     /// What a request is: its route, and what that route's limits ask of it.
@@ -149,12 +236,38 @@ impl Proxy {
         if request.headers().len() > self.max_headers {
             return Err(Rejection::Flaw(Flaw::HeadTooLarge));
         }
-        self.limiter.read(request, downstream.caller, line)
+        self.secure.check(request, downstream)?;
+        self.limiter.read(request, downstream.caller(), line)
+    }
+
+    /// The same for a request whose route is known, with what the route adds to every answer.
+    fn refuse(
+        &self,
+        refused: &Rejection,
+        changes: Option<&Changes<'_>>,
+        line: &mut Line,
+    ) -> Response<Body> {
+        let mut response = self.answer(refused, line);
+        if let Some(changes) = changes {
+            changes.beside(response.headers_mut());
+        }
+        response
     }
 
     /// The answer to a request that is refused, and what the log says of it.
     fn answer(&self, refused: &Rejection, line: &mut Line) -> Response<Body> {
         self.limiter.answer(refused, line).map(Body::made)
+    }
+}
+
+impl Downstream {
+    /// Who is at its other end.
+    fn caller(&self) -> Caller<'_> {
+        Caller {
+            ip: self.arrival.ip,
+            trusted: self.trusted,
+            certificate: self.arrival.certificate(),
+        }
     }
 }
 

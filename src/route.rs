@@ -3,25 +3,34 @@
 //! A table is built once and only read after that. The most specific route wins, whatever the
 //! order of the file; finding it takes the same time for ten routes and for ten thousand.
 
+mod answer;
+mod change;
 mod fit;
 mod host;
 mod pattern;
+mod prefix;
 mod status;
 mod table;
+pub mod template;
 mod trie;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::HeaderName;
 use http::{HeaderMap, Method};
 use smallvec::SmallVec;
 
 use crate::limit::Limit;
+use crate::limit::key::{Key, Part};
 use crate::path::CanonicalPath;
 
+pub use answer::{NoWay, Redirect, RedirectError, Respond, Target};
+pub use change::{Action, Direction, HeaderChange, Text};
 pub use fit::{MethodError, method_of};
 pub use host::{HostError, HostPattern, MAX_HOST_BYTES, host_of};
 pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError, PatternFault};
+pub use prefix::Prefix;
 pub use status::StatusSet;
 pub use table::{Conflict, RouteTable};
 
@@ -38,8 +47,10 @@ pub struct Route {
     pub methods: Vec<Method>,
     /// Headers that a request must carry; all of them.
     pub headers: Vec<HeaderMatch>,
-    /// Where its requests go: an index into the configuration's upstreams.
-    pub upstream: usize,
+    /// Where its requests go.
+    pub target: Target,
+    /// What decides which of the upstream's servers gets a request, where that is not chance.
+    pub affinity: Option<Key>,
     /// What limits its requests; every one must allow.
     pub limits: Vec<Arc<Limit>>,
     /// What one of its requests weighs.
@@ -48,6 +59,25 @@ pub struct Route {
     pub settle: Option<HeaderName>,
     /// Responses whose requests get their units back.
     pub refund: StatusSet,
+    /// What is taken off its requests' paths on their way up.
+    pub strip_prefix: Option<Prefix>,
+    /// Bytes in the body of one of its requests; `None` for no bound.
+    pub body_limit: Option<u64>,
+    /// What changes in its requests' heads, in this order.
+    pub headers_up: Vec<HeaderChange>,
+    /// What changes in its responses' heads, in this order.
+    pub headers_down: Vec<HeaderChange>,
+    /// From letting a request pass until the last byte of its answer; `None` for no bound.
+    pub timeout: Option<Duration>,
+}
+
+impl Route {
+    /// Whether its upstream's server is chosen by such a part of a key.
+    pub fn is_balanced_by(&self, is_such: fn(&Part) -> bool) -> bool {
+        self.affinity
+            .as_ref()
+            .is_some_and(|key| key.all().any(is_such))
+    }
 }
 
 /// Where a request's weight comes from.

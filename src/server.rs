@@ -4,69 +4,214 @@
 //! store connection; nothing on the path of a request is shared between them but the embedded
 //! store and the logs. `run` is given its sockets and its reason to stop by the caller.
 
+mod checks;
+mod connection;
+pub mod control;
 mod drain;
 pub mod echo;
+mod entrances;
+mod handover;
+mod http2;
+pub mod inherit;
 mod lint;
 pub mod listen;
+mod neighbours;
+pub mod notify;
+mod opening;
+pub mod pid_file;
+mod proxy_protocol;
+pub mod pulse;
+pub mod reload;
+mod serving;
 mod socket;
+mod tls;
+pub mod upgrade;
+mod watcher;
 mod worker;
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::config::{Config, LogFormat, LogSettings, LogTarget};
 use crate::proxy::limiter::Counts;
 use crate::telemetry::access::AccessLog;
+use crate::upstream::Vitals;
+use checks::Checks;
 use listen::Listeners;
+use pulse::Pulse;
+use reload::{Reload, Reloader, Requests};
+use tls::Tls;
 
-/// What all workers share: the logs, where they count, and the bound on connections.
+/// What all workers share: the logs, where they count, what they know of the upstreams' servers,
+/// and the bound on connections.
 pub(crate) struct House {
     pub(crate) access: Arc<AccessLog>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) vitals: Arc<Vitals>,
+    checks: Arc<Checks>,
     pub(crate) connections: Arc<Semaphore>,
+    /// How many connections there may be: what the semaphore has, in use or not.
+    max_connections: usize,
+    pub(crate) pulse: Arc<Pulse>,
+    /// Where clients come over TLS.
+    pub(crate) tls: Option<Arc<Tls>>,
 }
 
-/// Tells workers to stop: dropped or sent `true`, they drain.
-pub type Shutdown = watch::Receiver<bool>;
+impl House {
+    fn new(config: &Config, pulse: Arc<Pulse>) -> io::Result<House> {
+        let most = config.server.max_connections;
+        let (checks, vitals) = (Arc::<Checks>::default(), Arc::default());
+        checks.follow(&config.upstreams, &vitals)?;
+        Ok(House {
+            access: Arc::new(open_access_log(&config.log)?),
+            counts: Arc::new(Counts::new(config)?),
+            vitals,
+            checks,
+            connections: Arc::new(Semaphore::new(most)),
+            max_connections: most,
+            pulse,
+            tls: config
+                .tls
+                .as_deref()
+                .map(Tls::new)
+                .transpose()?
+                .map(Arc::new),
+        })
+    }
 
-/// Serves until `shutdown` says so, then drains. `configs` holds one compiled copy of the same
-/// configuration for each worker; `listeners` one set of sockets for each.
+    /// The house under another configuration: with everything of this one that can stay. Called
+    /// on a runtime.
+    fn renewed(&self, config: &Config) -> io::Result<House> {
+        let log = &config.log;
+        let (target, format, share) = (&log.access, format_of(log), log.sample_allowed);
+        let access = if self.access.is_still(target, format, share) {
+            Arc::clone(&self.access)
+        } else {
+            Arc::new(open_access_log(log)?)
+        };
+        let counts = self.counts.renewed(&config.store)?;
+        let tls = match (&self.tls, &config.tls) {
+            (Some(tls), Some(settings)) => {
+                tls.renew(settings)?;
+                Some(Arc::clone(tls))
+            }
+            (None, Some(settings)) => Some(Arc::new(Tls::new(settings)?)),
+            (_, None) => None,
+        };
+        self.checks.follow(&config.upstreams, &self.vitals)?;
+        Ok(House {
+            access,
+            counts,
+            vitals: Arc::clone(&self.vitals),
+            checks: Arc::clone(&self.checks),
+            connections: Arc::clone(&self.connections),
+            max_connections: self.bound(config.server.max_connections),
+            pulse: Arc::clone(&self.pulse),
+            tls,
+        })
+    }
+
+    /// Has so many connections at most. Under a bound that sinks none is closed: the next ones
+    /// wait until enough have ended.
+    fn bound(&self, most: usize) -> usize {
+        let connections = Arc::clone(&self.connections);
+        if most > self.max_connections {
+            connections.add_permits(most - self.max_connections);
+        } else if let Ok(fewer @ 1..) = u32::try_from(self.max_connections - most) {
+            tokio::spawn(async move {
+                if let Ok(permits) = connections.acquire_many_owned(fewer).await {
+                    permits.forget();
+                }
+            });
+        }
+        most
+    }
+}
+
+/// Where another configuration comes from.
+#[derive(Debug)]
+pub struct Source {
+    /// The file that the house was started with.
+    pub path: Option<PathBuf>,
+    /// Who asks for it to be read again: one end,
+    pub reload: Reload,
+    /// and the other.
+    pub requests: Requests,
+    /// Whether it is also read when it changes.
+    pub watch: bool,
+}
+
+/// What the house is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Course {
+    /// Connections are accepted.
+    Serve,
+    /// The end: what waits at the sockets is still served, then they are closed.
+    Stop {
+        /// Whether other processes listen on the same ports, and something has to be done for
+        /// connections that are in between.
+        yields: bool,
+    },
+    /// Another process listens on the same sockets, but for those that it has no use for.
+    HandOver,
+}
+
+/// Tells workers to drain: dropped or sent anything but [`Course::Serve`].
+pub type Shutdown = watch::Receiver<Course>;
+
+/// Serves until `shutdown` says so, then drains; what is served can be replaced from `source`
+/// meanwhile. Whoever says stop closes `listeners` before; `pulse` tells when all workers serve.
 ///
 /// # Errors
 /// A log that cannot be opened or a thread that cannot be started. Once it serves, it does not
 /// fail.
-pub fn run(configs: Vec<Config>, listeners: Listeners, shutdown: &Shutdown) -> io::Result<()> {
-    let Some(first) = configs.first() else {
-        return Ok(());
-    };
-    let house = Arc::new(House {
-        access: Arc::new(open_access_log(&first.log)?),
-        counts: Counts::new(first)?,
-        connections: Arc::new(Semaphore::new(first.server.max_connections)),
-    });
-    let mut workers = Vec::new();
-    for (index, (config, sockets)) in configs.into_iter().zip(listeners.into_sets()).enumerate() {
-        let (house, shutdown) = (Arc::clone(&house), shutdown.clone());
+pub fn run(
+    config: Config,
+    listeners: Arc<Listeners>,
+    (shutdown, source): (&Shutdown, Source),
+    pulse: Arc<Pulse>,
+) -> io::Result<()> {
+    let house = Arc::new(House::new(&config, pulse)?);
+    let (mut workers, mut orders) = (Vec::new(), Vec::new());
+    for (index, sockets) in listeners.sets()?.into_iter().enumerate() {
+        let (order, ordered) = mpsc::channel(1);
+        orders.push(order);
+        let (config, house) = (config.fresh_copy(), Arc::clone(&house));
+        let told = (ordered, shutdown.clone());
         workers.push(
             std::thread::Builder::new()
                 .name(format!("worker-{index}"))
-                .spawn(move || worker::run(config, sockets, &house, shutdown))?,
+                .spawn(move || {
+                    let result = worker::run(config, sockets, &house, told, index);
+                    house.pulse.end(index);
+                    result
+                })?,
         );
     }
+    let reloader = Reloader::new(config, house, listeners, orders);
+    let reloading = reloader.spawn(source, shutdown.clone())?;
     for worker in workers {
         match worker.join() {
             Ok(result) => result?,
             Err(_) => tracing::error!("a worker panicked"),
         }
     }
+    // It has the last handles of the logs, which are to be written to their end.
+    if reloading.join().is_err() {
+        tracing::error!("the reload thread panicked");
+    }
     Ok(())
 }
 
 fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {
-    let format = log.format.unwrap_or_else(|| default_format(&log.access));
-    AccessLog::open(&log.access, format, log.sample_allowed)
+    AccessLog::open(&log.access, format_of(log), log.sample_allowed)
+}
+
+fn format_of(log: &LogSettings) -> LogFormat {
+    log.format.unwrap_or_else(|| default_format(&log.access))
 }
 
 /// Text where a person reads along, JSON where a program collects.

@@ -29,12 +29,13 @@ use crate::config::{RedisTopology, StoreKind, StoreSettings};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::DecisionLog;
 
+use crate::tls::TlsTrouble;
 use fleet::Fleet;
 use hash_key::{CurrentKey, KeyRing};
 use memory::Memory;
 pub use observed::Observed;
 use redis::cluster::{self, Cluster};
-use redis::{CurrentPeople, Redis, TlsTrouble};
+use redis::{CurrentPeople, Redis};
 
 /// What all workers share of the store; made once, before the workers start.
 #[derive(Clone, Debug)]
@@ -211,6 +212,15 @@ impl Store {
         }
     }
 
+    /// Forgets what it knows without asking: the limits are no longer what they were.
+    pub fn limits_changed(&self) {
+        match self {
+            Store::Memory(_) => {}
+            Store::Redis(redis) => redis.limits_changed(),
+            Store::Cluster(cluster) => cluster.limits_changed(),
+        }
+    }
+
     /// Waits until the first attempt to reach the store has ended, well or badly. Before that
     /// charges are answered [`StoreError::Away`]; a proxy that listens after it need not begin
     /// with decisions of its own. Takes half a second at most.
@@ -306,7 +316,7 @@ impl fmt::Display for StoreError {
             StoreError::Timeout => "the store did not answer in time",
             StoreError::Refused => "the store cannot be connected to",
             StoreError::Lost => "the connection to the store was lost",
-            StoreError::Tls(trouble) => return trouble.fmt(f),
+            StoreError::Tls(trouble) => return write!(f, "the store: {trouble}"),
             StoreError::NoMaster => "no sentinel names a master that is one",
             StoreError::Overloaded => "too many requests wait for the store",
             StoreError::Server(trouble) => return write!(f, "the store says {}", trouble.label()),

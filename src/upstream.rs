@@ -1,81 +1,117 @@
 //! Upstreams: a request goes in, the head of its response comes out, the body streams behind it.
 //!
-//! [`Upstreams`] belongs to one worker. A request is sent once; it is sent again only if the
-//! connection it was given had already gone and nothing of it was written. This room must never
-//! wait without a deadline, and never use a connection again about which anything was wrong.
+//! [`Upstreams`] belongs to one worker. A request is sent again only where that is safe: nothing
+//! of it was written, or it bears repetition. This room must never wait without a deadline, and
+//! never use a connection again about which anything was wrong.
 //!
 //! ```text
-//! seat       one of the servers (balance), within max_connections       pure
-//! pooled     the idle connection used last, or connect                  pool, connect
-//! exchange   send, wait for the head                                    pool
+//! attempt    all of the rest, once; again where it is safe (retry)      attempt
+//! seat       one of the servers (balance, health), if there is room     pure
+//! pooled     the idle connection used last, or connect                  server, connect
+//! exchange   send, wait for the head                                    connection
 //! check      what hyper forgives in a head and we do not                here
 //! ```
 //!
 //! To see 1xx responses, put `hyper::ext::on_informational` on the request; they are never taken
 //! for the response itself.
 
+mod attempt;
 mod balance;
 pub mod body;
+mod choice;
 mod connect;
+mod connection;
 mod error;
+mod health;
+mod http2;
+mod latency;
+mod named;
 mod pool;
+mod prober;
+mod queue;
+mod retry;
+mod server;
+mod shared;
+mod spare;
+mod tls;
+mod vitals;
+mod watch;
 
-use std::sync::Arc;
+use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Body as _;
-use hyper::body::Incoming;
 
 use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
 use body::{RequestBody, ResponseBody};
 pub use connect::look;
-pub use error::{HeadFault, UpstreamError};
-pub use pool::Seat;
-use pool::{Connection, Failure, Lease, Upstream};
+use connection::{Connection, Content, Lease};
+pub use error::{HeadFault, ProtocolError, UpstreamError};
+use pool::Upstream;
+pub use prober::check;
+pub use server::Seat;
+pub use vitals::Vitals;
 
 /// Every upstream of one worker, with its connections.
 #[derive(Debug)]
-pub struct Upstreams(Vec<Arc<Upstream>>);
+pub struct Upstreams(Vec<Upstream>);
+
+/// A request on its way to an upstream.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// In origin form.
+    pub request: Request<RequestBody>,
+    /// Requests with the same number go to the same server, where the upstream is told to do so.
+    pub affinity: Option<u64>,
+    /// How long it may take as a whole, where that is bounded.
+    pub within: Option<Duration>,
+}
+
+impl From<Request<RequestBody>> for Outgoing {
+    fn from(request: Request<RequestBody>) -> Outgoing {
+        Outgoing {
+            request,
+            affinity: None,
+            within: None,
+        }
+    }
+}
 
 impl Upstreams {
     /// The upstreams of a configuration, in its order. Nothing is connected yet; deadlines go by
-    /// the time of `sweep`.
-    pub fn new(settings: &[UpstreamSettings], sweep: Sweep) -> Upstreams {
-        let upstream = |settings| Arc::new(Upstream::new(settings, sweep.clone()));
+    /// the time of `sweep`. What other workers find out about their servers is in `vitals`.
+    pub fn new(settings: &[UpstreamSettings], sweep: Sweep, vitals: &Vitals) -> Upstreams {
+        let upstream = |settings| Upstream::new(settings, sweep.clone(), vitals);
         Upstreams(settings.iter().map(upstream).collect())
     }
 
-    /// Sends `request`, in origin form, to one of the servers of the upstream with this index, and
-    /// waits for the head of the response. Dropping the future or the body cancels the request.
-    pub async fn send(
+    /// The upstreams of another configuration. Those that have a name that was there before keep
+    /// what is known of the servers that are still the same, and the connections to them.
+    pub fn renewed(
+        &self,
+        settings: &[UpstreamSettings],
+        sweep: &Sweep,
+        vitals: &Vitals,
+    ) -> Upstreams {
+        let upstream = |settings: &UpstreamSettings| {
+            let mut known = self.0.iter();
+            let old = known.find(|known| known.settings().name == settings.name);
+            Upstream::after(old, settings, sweep.clone(), vitals)
+        };
+        Upstreams(settings.iter().map(upstream).collect())
+    }
+
+    /// Sends a request to one of the servers of the upstream with this index, and waits for the
+    /// head of the response. Dropping the future or the body cancels the request.
+    // Not `async` itself: that would keep the request a second time.
+    pub fn send(
         &self,
         upstream: usize,
-        mut request: Request<RequestBody>,
-    ) -> Result<Response<ResponseBody>, UpstreamError> {
-        let upstream = self.0.get(upstream).ok_or(UpstreamError::NoServer)?;
-        let asks_upgrade = request.headers().contains_key(UPGRADE);
-        frame(&mut request);
-        let seat = upstream.seat()?;
-        if !request.headers().contains_key(HOST) {
-            // HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
-            request.headers_mut().insert(HOST, seat.host().clone());
-        }
-        if let Some(mut connection) = seat.pooled() {
-            match connection.exchange(request).await {
-                Ok(response) => return accept(response, connection, seat, asks_upgrade),
-                Err(Failure::Sent(error)) => return Err(error),
-                Err(Failure::Unsent(unsent, _)) => request = *unsent,
-            }
-        }
-        // Boxed: it is rare, and large beside what every request carries.
-        let (mut connection, seat) = Box::pin(upstream.connect(seat)).await?;
-        match connection.exchange(request).await {
-            Ok(response) => accept(response, connection, seat, asks_upgrade),
-            Err(Failure::Sent(error)) => Err(error),
-            Err(Failure::Unsent(_, error)) => Err(UpstreamError::Closed(error)),
-        }
+        outgoing: Outgoing,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send {
+        Upstream::send(self.0.get(upstream), outgoing, None)
     }
 }
 
@@ -90,33 +126,41 @@ fn frame(request: &mut Request<RequestBody>) {
     }
 }
 
-/// Takes a response for what it says it is, unless that is ambiguous.
+/// Takes a response whose head is in order; it `has_content` if it says so.
 fn accept(
-    response: Response<Incoming>,
-    connection: Connection,
-    seat: Seat,
-    asks_upgrade: bool,
-) -> Result<Response<ResponseBody>, UpstreamError> {
-    let has_content = check_head(response.headers()).map_err(UpstreamError::Head)?;
+    response: Response<Content>,
+    (connection, seat): (Connection, Seat),
+    has_content: bool,
+) -> Response<ResponseBody> {
     let status = response.status();
     if status == StatusCode::SWITCHING_PROTOCOLS {
-        if !asks_upgrade {
-            return Err(UpstreamError::Head(HeadFault::UnaskedUpgrade));
-        }
         let seat = Lease::new(connection, seat, false).let_go();
-        return Ok(response.map(|incoming| ResponseBody::tunnel(incoming, seat)));
+        return response.map(|content| ResponseBody::tunnel(content, seat));
     }
     // After HTTP/1.0 hyper would answer in kind, and cut bodies of unknown length. And content
     // announced where none may be could still arrive, as the next response.
     let reusable = response.version() == Version::HTTP_11
         && !(status == StatusCode::NO_CONTENT && has_content);
     let lease = Lease::new(connection, seat, reusable);
-    Ok(response.map(|incoming| ResponseBody::new(incoming, lease)))
+    response.map(|content| ResponseBody::new(content, lease))
+}
+
+/// Refuses what is ambiguous. Otherwise tells whether the head announces any content.
+fn check_head<B>(
+    response: &Response<B>,
+    connection: &Connection,
+    asks_upgrade: bool,
+) -> Result<bool, HeadFault> {
+    let may_switch = asks_upgrade && !matches!(connection, Connection::Http2(_));
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS && !may_switch {
+        return Err(HeadFault::UnaskedUpgrade);
+    }
+    check_framing(response.headers())
 }
 
 /// Refuses what hyper lets pass although two readers could understand it differently. Otherwise
 /// tells whether the head announces any content.
-fn check_head(headers: &HeaderMap) -> Result<bool, HeadFault> {
+fn check_framing(headers: &HeaderMap) -> Result<bool, HeadFault> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let coding = codings.next();
     if let Some(coding) = coding
@@ -147,7 +191,7 @@ mod tests {
         for &(name, value) in lines {
             headers.append(name, HeaderValue::from_static(value));
         }
-        check_head(&headers)
+        check_framing(&headers)
     }
 
     #[test]

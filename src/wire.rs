@@ -1,5 +1,5 @@
-//! The transport under a connection, to a client or to an upstream: TCP or a unix socket, as one
-//! type without a box.
+//! The transport under a connection, to a client or to an upstream: TCP or a unix socket, or
+//! TLS over one of them, as one type; only TLS is in a box.
 //!
 //! It joins small writes: up to [`JOIN_BYTES`] a copy costs less than handing the kernel several
 //! pieces. Larger ones go out as they are, so that bodies are not copied.
@@ -9,8 +9,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use smallvec::SmallVec;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsStream;
 
 /// Up to this many bytes, pieces of a write are joined.
 const JOIN_BYTES: usize = 4096;
@@ -20,11 +21,37 @@ const JOIN_BYTES: usize = 4096;
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
+    Tls(Box<TlsStream<Stream>>),
 }
 
 impl Stream {
+    /// Looks at what comes next and leaves it there. Not possible once TLS is spoken.
+    pub(crate) async fn peek(&self, look: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.peek(look).await,
+            Stream::Unix(stream) => {
+                let peek = || {
+                    let flags = rustix::net::RecvFlags::PEEK;
+                    let (seen, _) = rustix::net::recv(stream, &mut *look, flags)?;
+                    Ok(seen)
+                };
+                stream.async_io(Interest::READABLE, peek).await
+            }
+            Stream::Tls(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Whether TLS was asked for HTTP/2; nothing in the clear.
+    pub(crate) fn agreed_http2(&self) -> Option<bool> {
+        let Stream::Tls(stream) = self else {
+            return None;
+        };
+        Some(stream.get_ref().1.alpn_protocol() == Some(b"h2"))
+    }
+
     /// Whether the peer has ended its side, when nothing it sent is waiting: `Ready(Ok(true))`.
-    /// Registers for news if there is none. A unix socket has no peek, and never tells.
+    /// Registers for news if there is none. A unix socket has no peek, and what
+    /// comes over TLS may be an alert: they never tell.
     pub(crate) fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let Stream::Tcp(stream) = self else {
             return Poll::Pending;
@@ -45,6 +72,7 @@ impl AsyncRead for Stream {
         match self.get_mut() {
             Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -58,6 +86,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
             Stream::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
         }
     }
 
@@ -80,6 +109,7 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
             Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, pieces),
         }
     }
 
@@ -87,15 +117,19 @@ impl AsyncWrite for Stream {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A socket has no buffer of its own.
-        Poll::Ready(Ok(()))
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            // A socket has no buffer of its own.
+            Stream::Tcp(_) | Stream::Unix(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
             Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

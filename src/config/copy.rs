@@ -4,10 +4,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use http::HeaderName;
+
 use super::{Bypass, Config, UpstreamSettings};
 use crate::limit::tier::Tiers;
 use crate::limit::{Limit, Tier, Window};
-use crate::route::{Route, RouteTable};
+use crate::route::{HeaderChange, Prefix, Route, RouteTable};
 
 impl Config {
     /// The same configuration with limits, routes and names of its own.
@@ -22,12 +24,17 @@ impl Config {
                 .iter()
                 .map(|limit| Arc::clone(by_name[&*limit.name]))
                 .collect(),
+            strip_prefix: route.strip_prefix.as_ref().map(Prefix::own),
+            headers_up: route.headers_up.iter().map(HeaderChange::own).collect(),
+            headers_down: route.headers_down.iter().map(HeaderChange::own).collect(),
+            target: route.target.own(),
             ..route.clone()
         };
         let routes = RouteTable::new(self.routes.iter().map(own_route).collect())
             .expect("routes without conflicts have none when they are copied");
         Config {
             listen: self.listen.clone(),
+            tls: self.tls.clone(),
             store: self.store.clone(),
             client_ip: self.client_ip.clone(),
             api_key: self.api_key.clone(),
@@ -37,12 +44,18 @@ impl Config {
             bypass: self.bypass.iter().map(Bypass::clone).collect(),
             upstreams: self.upstreams.iter().map(own_upstream).collect(),
             headers: self.headers,
+            request_id: self.request_id.as_ref().and_then(own_name),
             deny: self.deny.clone(),
             server: self.server.clone(),
             log: self.log.clone(),
+            written: Arc::clone(&self.written),
             limits,
         }
     }
+}
+
+fn own_name(name: &HeaderName) -> Option<HeaderName> {
+    HeaderName::from_bytes(name.as_str().as_bytes()).ok()
 }
 
 fn own_limit(limit: &Limit) -> Arc<Limit> {

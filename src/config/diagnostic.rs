@@ -213,6 +213,8 @@ codes! {
     NoSuchParameter = "T123",
     /// Settings that exclude or need each other.
     Contradiction = "T124",
+    /// A text whose `{variables}` cannot be filled in.
+    BadTemplate = "T125",
     /// A limit that can never deny.
     NeverDenies = "T201",
     /// The whole internet is trusted to say who the client is.
@@ -233,6 +235,10 @@ codes! {
     NobodyBelieved = "T209",
     /// A shared secret that can be guessed by whoever has a token.
     ShortSecret = "T210",
+    /// An upstream's certificate that nobody looks at.
+    UnverifiedTls = "T215",
+    /// A certificate of ours that clients refuse today.
+    Untimely = "T220",
 }
 
 const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");

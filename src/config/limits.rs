@@ -65,6 +65,8 @@ pub(super) struct Concurrent {
 pub(super) struct Known {
     pub(super) tier: bool,
     pub(super) jwt: bool,
+    /// Whether clients show certificates.
+    pub(super) client_ca: bool,
 }
 
 impl RawLimit {
@@ -442,6 +444,11 @@ pub(super) fn check_known(section: &Section<'_>, parts: &Alternatives, span: &Sp
                 "nothing says which tier a client has",
                 "from = \"jwt:plan\"",
             ),
+            Part::Tls(_) if !known.client_ca => (
+                "[tls]",
+                "clients show no certificates",
+                "client_ca = \"/etc/tidegate/clients.pem\"",
+            ),
             _ => continue,
         };
         let diagnostic = Diagnostic::new(Code::Contradiction, format!("`{part}` needs `{needed}`"))
@@ -460,5 +467,6 @@ pub(super) fn known(top: &Section<'_>) -> Known {
     Known {
         tier: top.peek("tier").is_some(),
         jwt: table("auth").is_some_and(|auth| auth.get("jwt").is_some()),
+        client_ca: table("tls").is_some_and(|tls| tls.get("client_ca").is_some()),
     }
 }

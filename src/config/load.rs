@@ -3,17 +3,23 @@
 //! The only file of the configuration that does IO: it reads the file, the environment and the
 //! secrets that the file names.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use toml::de::{DeTable, DeValue};
 
 use super::compile::{RawFile, compile};
 use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, Source, Span};
+use super::interpolate::interpolate;
 use super::section::{At, Reader, Section, Surroundings};
+use super::written::{NamedFile, Value, Written, tree};
 use super::{
-    Config, Limits, Listen, address, auth, limits, raw, settings, standalone, tier, warnings,
+    Config, Control, Limits, Listen, address, auth, limits, raw, route, settings, standalone, tier,
+    tls_keys, upstream, warnings,
 };
 
 /// Bytes of a configuration file, at most.
@@ -22,7 +28,20 @@ const MAX_FILE: u64 = 16 << 20;
 /// Reads a file. The second part of what it returns is the warnings; as an error, every mistake,
 /// those in syntax included. A file that cannot be read is [`Code::Unreadable`].
 pub fn load(path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
-    parse_file(path, parse)
+    load_noting(path, &mut Vec::new())
+}
+
+/// The same; `files` gets every other file that was looked at, whatever came of it.
+pub fn load_noting(
+    path: &Path,
+    files: &mut Vec<NamedFile>,
+) -> Result<(Config, Diagnostics), Diagnostics> {
+    let noted = RefCell::new(Vec::new());
+    let loaded = parse_file(path, |name, text, env| {
+        parse_noting(name, text, env, &noted)
+    });
+    *files = noted.into_inner();
+    loaded
 }
 
 /// Reads a file that limits what somebody else serves: it has no `listen` and no `upstream`.
@@ -41,6 +60,7 @@ pub fn parse_limits(
         forwards: false,
         env,
         read: &read_bounded,
+        now_s: now_s(),
     };
     let (config, warnings) = read_text(source_name, text, &around).0?;
     Ok((Limits(config), warnings))
@@ -52,7 +72,10 @@ type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 /// A configuration of some kind and its warnings, or every mistake.
 type Parsed<T> = Result<(T, Diagnostics), Diagnostics>;
 
-fn parse_file<T>(path: &Path, parse: fn(&str, &str, Environment<'_>) -> Parsed<T>) -> Parsed<T> {
+fn parse_file<T>(
+    path: &Path,
+    parse: impl Fn(&str, &str, Environment<'_>) -> Parsed<T>,
+) -> Parsed<T> {
     let name = path.display().to_string();
     match read_bounded(path, MAX_FILE + 1).and_then(|bytes| {
         if bytes.len() as u64 > MAX_FILE {
@@ -81,12 +104,48 @@ pub fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
+    parse_noting(source_name, text, env, &RefCell::default())
+}
+
+fn parse_noting(
+    source_name: &str,
+    text: &str,
+    env: Environment<'_>,
+    files: &RefCell<Vec<NamedFile>>,
+) -> Parsed<Config> {
+    let read = |path: &Path, most| {
+        let content = read_bounded(path, most);
+        let noted = NamedFile::new(path, content.as_deref().ok());
+        files.borrow_mut().push(noted);
+        content
+    };
     let around = Surroundings {
         forwards: true,
         env,
-        read: &read_bounded,
+        read: &read,
+        now_s: now_s(),
     };
-    read_text(source_name, text, &around).0
+    let (mut config, warnings) = read_text(source_name, text, &around).0?;
+    config.written = Arc::new(Written {
+        text: text.to_owned(),
+        files: files.borrow().clone(),
+    });
+    Ok((config, warnings))
+}
+
+/// What a file says of the socket for commands, also where all else in it is wrong.
+pub fn control_of(path: &Path) -> Control {
+    let text = read_bounded(path, MAX_FILE).unwrap_or_default();
+    let top = tree(&String::from_utf8_lossy(&text));
+    let Some(Value::Table(server)) = top.get("server") else {
+        return Control::Derived;
+    };
+    let Some(Value::Word(text)) = server.get("control") else {
+        return Control::Derived;
+    };
+    let filled = interpolate(text, &environment).ok();
+    let control = filled.and_then(|text| settings::control(&text).ok());
+    control.unwrap_or(Control::Derived)
 }
 
 /// A variable of the process's environment, if it is set and UTF-8.
@@ -96,6 +155,15 @@ pub fn parse(
 )]
 pub fn environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the words get their time from here; the clock's room is below this one"
+)]
+fn now_s() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
 }
 
 fn read_bounded(path: &Path, most: u64) -> io::Result<Vec<u8>> {
@@ -206,9 +274,11 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
     let known = limits::known(&top);
     let listen = listen(&mut top);
     let trusted_span = top.key_span("trusted_proxies");
-    let upstream = upstream(&mut top);
+    let upstream = top_upstream(&mut top);
+    let (headers, request_id) = settings::headers(top.section("headers"));
     let raw = RawFile {
         listen,
+        tls: tls_keys::read(&mut top),
         trusted_span,
         upstream,
         client_ip: settings::client_ip(&mut top),
@@ -220,16 +290,19 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
         limits: each(top.named("limit"), |name, section| {
             limits::limit(name, section, known)
         }),
-        routes: top.list("route").into_iter().map(raw::route).collect(),
+        routes: top.list("route").into_iter().map(route::route).collect(),
         bypass: top
             .list("bypass")
             .into_iter()
             .filter_map(raw::bypass)
             .collect(),
-        upstreams: each(top.named("upstream"), raw::upstream),
-        headers: settings::headers(top.section("headers")),
+        upstreams: each(top.named("upstream"), |name, section| {
+            upstream::read(name, section, known)
+        }),
+        headers,
+        request_id,
         deny: settings::deny(top.section("deny")),
-        server: settings::server(top.section("server")),
+        server: settings::server(&mut top),
         log: settings::log(top.section("log")),
     };
     top.finish();
@@ -248,7 +321,9 @@ fn each<'r, T>(
 
 fn listen(top: &mut Section<'_>) -> Vec<At<Listen>> {
     let texts = top.texts("listen");
-    if let Some(texts) = texts.as_ref().filter(|texts| texts.value.is_empty()) {
+    let none = texts.as_ref().filter(|texts| texts.value.is_empty());
+    // A proxy may listen with TLS only.
+    if let Some(texts) = none.filter(|_| top.peek("tls").is_none()) {
         top.out_of_range_at("listen", texts, "one or more addresses");
     }
     let texts = texts.map_or_else(
@@ -266,7 +341,7 @@ fn listen(top: &mut Section<'_>) -> Vec<At<Listen>> {
 }
 
 /// `upstream` at the top is a URL, or the tables `[upstream.NAME]`, which are read elsewhere.
-fn upstream(top: &mut Section<'_>) -> Option<At<Option<String>>> {
+fn top_upstream(top: &mut Section<'_>) -> Option<At<Option<String>>> {
     let value = top.peek("upstream")?;
     let span = value.span();
     let text = match value.get_ref() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::Hidden;
+use super::{ClientTls, Hidden};
 
 /// How to reach Redis. `Debug` and error texts never show a password.
 #[derive(Clone, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct RedisSettings {
     /// Password.
     pub password: Option<String>,
     /// TLS to every server, sentinels too; `None` for plain connections.
-    pub tls: Option<Box<RedisTls>>,
+    pub tls: Option<Box<ClientTls>>,
 }
 
 /// Which servers hold the counts.
@@ -54,17 +54,6 @@ pub enum RedisAddress {
     Tcp(String, u16),
     /// A socket's path.
     Unix(PathBuf),
-}
-
-/// `[store.tls]`: every file has been read, and holds what it should.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct RedisTls {
-    /// Certificates to trust instead of the system's, PEM.
-    pub ca: Option<Vec<u8>>,
-    /// Our certificate with its chain and its private key, both PEM, for servers that ask for one.
-    pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The name that servers' certificates are made out to; `None` is the host's.
-    pub name: Option<String>,
 }
 
 impl fmt::Display for RedisAddress {
@@ -117,16 +106,6 @@ impl fmt::Debug for Sentinels {
             .field("master", &self.master)
             .field("username", &self.username)
             .field("password", &self.password.as_ref().map(|_| Hidden))
-            .finish()
-    }
-}
-
-impl fmt::Debug for RedisTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls")
-            .field("ca", &self.ca.as_ref().map(Vec::len))
-            .field("identity", &self.identity.as_ref().map(|_| Hidden))
-            .field("name", &self.name)
             .finish()
     }
 }

@@ -1,14 +1,11 @@
 //! The keys of `[store]` that say which store it is and how to get into it: `url` or `urls`, the
 //! logins, and `[store.tls]`.
 
-use rustls::RootCertStore;
-use rustls::crypto::ring::default_provider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::sign::CertifiedKey;
+use rustls::pki_types::ServerName;
 
+use super::client_tls::{self, ClientTls, unusable};
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::redis::{RedisAddress, RedisSettings, RedisTls, RedisTopology};
+use super::redis::{RedisAddress, RedisSettings, RedisTopology};
 use super::section::{At, Section};
 use super::{StoreKind, store_url};
 
@@ -36,7 +33,7 @@ pub(super) fn kind(section: &mut Section<'_>) -> StoreKind {
         username: section.text("sentinel_username"),
         password: section.secret(None, "sentinel_password_file"),
     };
-    let (tls, tls_span) = tls(section);
+    let (tls, tls_span) = client_tls::read(section, "redis-client");
     // What is wrong with the URL has been said; what depends on it would only repeat that.
     let unread = url.is_none() && (section.peek("url").is_some() || section.peek("urls").is_some());
     let mut redis = match url {
@@ -197,109 +194,8 @@ fn utf8(section: &Section<'_>, key: &str, secret: At<Vec<u8>>) -> Option<String>
     text
 }
 
-fn unusable(section: &Section<'_>, key: &str, span: &Span, why: &str) {
-    let message = format!("the file of `{}` cannot be used", section.full(key));
-    let diagnostic = Diagnostic::new(Code::SecretFile, message).because(span, &why);
-    section.reader.report(diagnostic);
-}
-
-/// `[store.tls]`, and where its first key stands.
-fn tls(store: &mut Section<'_>) -> (RedisTls, Option<Span>) {
-    let mut section = store.section("tls");
-    let ca = section.file("ca");
-    let cert = section.file("cert");
-    let key = section.file("key");
-    let name = section.parsed("name", (Code::BadAddress, "a name of a server"), |text| {
-        match ServerName::try_from(text) {
-            Ok(_) => Ok(text.to_owned()),
-            Err(_) => Err("neither a host's name nor an address"),
-        }
-    });
-    let first = section
-        .entries()
-        .into_iter()
-        .map(|(key, _)| key.span)
-        .next();
-    let ca = ca.filter(|pem| {
-        let wrong = authorities(&pem.value).err();
-        wrong
-            .map(|why| unusable(&section, "ca", &pem.span, why))
-            .is_none()
-    });
-    for (key, given, other) in [
-        ("cert", &cert, section.peek("key")),
-        ("key", &key, section.peek("cert")),
-    ] {
-        if given.is_some() && other.is_none() {
-            let (missing, example) = match key {
-                "cert" => ("key", "key = \"/run/secrets/redis-client.key\""),
-                _ => ("cert", "cert = \"/etc/tidegate/redis-client.pem\""),
-            };
-            section.missing(missing, example);
-        }
-    }
-    let identity = cert.zip(key).filter(|(cert, key)| {
-        let wrong = identity(&cert.value, &key.value).err();
-        let told = wrong.map(|(part, why)| {
-            let span = if part == "cert" {
-                &cert.span
-            } else {
-                &key.span
-            };
-            unusable(&section, part, span, why);
-        });
-        told.is_none()
-    });
-    section.finish();
-    let tls = RedisTls {
-        ca: ca.map(|pem| pem.value),
-        identity: identity.map(|(cert, key)| (cert.value, key.value)),
-        name: name.map(|name| name.value),
-    };
-    (tls, first)
-}
-
-/// Every certificate of a file of authorities can be trusted, and there is one.
-fn authorities(pem: &[u8]) -> Result<(), &'static str> {
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|_| "not PEM")?;
-        roots
-            .add(certificate)
-            .map_err(|_| "a certificate in it cannot be read")?;
-    }
-    if roots.is_empty() {
-        return Err("no certificate in it; PEM begins with `-----BEGIN CERTIFICATE-----`");
-    }
-    Ok(())
-}
-
-/// A certificate and its key belong together.
-fn identity(cert: &[u8], key: &[u8]) -> Result<(), (&'static str, &'static str)> {
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(cert).collect();
-    let chain = chain.map_err(|_| ("cert", "not PEM"))?;
-    if chain.is_empty() {
-        let why = "no certificate in it; PEM begins with `-----BEGIN CERTIFICATE-----`";
-        return Err(("cert", why));
-    }
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
-        (
-            "key",
-            "no private key in it; an encrypted one cannot be used",
-        )
-    })?;
-    match CertifiedKey::from_der(chain, key, &default_provider()) {
-        Ok(_) => Ok(()),
-        Err(rustls::Error::InconsistentKeys(_)) => Err(("key", "not the key of `cert`")),
-        Err(rustls::Error::InvalidCertificate(_)) => {
-            Err(("cert", "its certificate cannot be read"))
-        }
-        Err(_) => Err(("key", "not a private key of a kind that is supported")),
-    }
-}
-
 /// Without a name of their own, certificates are made out to the hosts: those must be names.
-fn check_names(section: &Section<'_>, topology: &RedisTopology, tls: &RedisTls) {
+fn check_names(section: &Section<'_>, topology: &RedisTopology, tls: &ClientTls) {
     let addresses = match topology {
         RedisTopology::Single(address) => std::slice::from_ref(address),
         RedisTopology::Sentinel(sentinels) => &sentinels.addresses,

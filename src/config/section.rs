@@ -38,6 +38,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     /// The files that it names: at most so many bytes of each.
     pub(super) read: &'a dyn Fn(&Path, u64) -> io::Result<Vec<u8>>,
+    /// The Unix second, for certificates that expire.
+    pub(super) now_s: u64,
 }
 
 /// Where findings gather, and what the readers of values need.
@@ -85,25 +87,8 @@ impl<'a> Reader<'a> {
 }
 
 /// Settings of later versions, so that a file written for one says why it is refused.
-pub(super) const PLANNED: &[(&str, &str)] = &[
-    ("", "admin"),
-    ("", "otel"),
-    ("", "proxy_protocol"),
-    ("", "tls"),
-    ("route", "body_limit"),
-    ("route", "headers_down"),
-    ("route", "headers_up"),
-    ("route", "respond"),
-    ("route", "strip_prefix"),
-    ("route", "timeout"),
-    ("store", "connections"),
-    ("upstream.NAME", "balance"),
-    ("upstream.NAME", "health"),
-    ("upstream.NAME", "host"),
-    ("upstream.NAME", "http2"),
-    ("upstream.NAME", "retries"),
-    ("upstream.NAME", "tls"),
-];
+pub(super) const PLANNED: &[(&str, &str)] =
+    &[("", "admin"), ("", "otel"), ("store", "connections")];
 
 /// One table of the file; one that the file does not have reads as empty.
 pub(super) struct Section<'r> {
@@ -127,18 +112,6 @@ impl<'r> Section<'r> {
             table: Some(table),
             name: String::new(),
             pattern: String::new(),
-            asked: Vec::new(),
-        }
-    }
-
-    /// A section that the file does not have: everything in it is the default.
-    pub(super) fn absent(reader: &'r Reader<'r>, pattern: &str) -> Section<'r> {
-        Section {
-            reader,
-            span: 0..0,
-            table: None,
-            name: pattern.to_owned(),
-            pattern: pattern.to_owned(),
             asked: Vec::new(),
         }
     }
@@ -278,7 +251,13 @@ impl<'r> Section<'r> {
         found
     }
 
-    fn inner(&self, key: &str, table: Option<&'r DeTable<'r>>, span: Span) -> Section<'r> {
+    /// A table that is found in this one under `key`.
+    pub(super) fn inner(
+        &self,
+        key: &str,
+        table: Option<&'r DeTable<'r>>,
+        span: Span,
+    ) -> Section<'r> {
         let join = |outer: &str| match outer {
             "" => key.to_owned(),
             outer => format!("{outer}.{key}"),

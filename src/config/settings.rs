@@ -12,14 +12,14 @@ use super::diagnostic::{Code, Diagnostic};
 use super::redis_keys;
 use super::section::Section;
 use super::{
-    BodyKind, DenySettings, Fleet, LogFormat, LogKeys, LogSettings, LogTarget, ServerSettings,
-    StoreSettings,
+    BodyKind, Control, DenySettings, Fleet, LogFormat, LogKeys, LogSettings, LogTarget,
+    ProxyProtocol, ServerSettings, StoreSettings,
 };
 use crate::client::ClientIp;
 use crate::limit::headers::{HeaderSettings, ResetForm};
 use crate::limit::key::{ApiKeySource, ApiKeySources, MAX_CHOICES};
-use crate::limit::rate::parse_size;
 use crate::limit::{Missing, OnError};
+use crate::route::{Direction, HeaderChange};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -170,8 +170,8 @@ pub(super) fn api_key(mut section: Section<'_>) -> ApiKeySources {
     }
 }
 
-/// `[headers]`
-pub(super) fn headers(mut section: Section<'_>) -> HeaderSettings {
+/// `[headers]`; the second is the header in which requests have ids.
+pub(super) fn headers(mut section: Section<'_>) -> (HeaderSettings, Option<HeaderName>) {
     let forms = [("epoch", ResetForm::Epoch), ("delta", ResetForm::Delta)];
     let settings = HeaderSettings {
         x_ratelimit: section.boolean("x_ratelimit", true),
@@ -180,8 +180,28 @@ pub(super) fn headers(mut section: Section<'_>) -> HeaderSettings {
         cors_expose: section.boolean("cors_expose", true),
         pass_upstream: section.boolean("pass_upstream", false),
     };
+    let request_id = request_id(&mut section);
     section.finish();
-    settings
+    (settings, request_id)
+}
+
+/// A header's name, or `false`.
+fn request_id(section: &mut Section<'_>) -> Option<HeaderName> {
+    if !section.reader.surroundings.forwards {
+        return None;
+    }
+    let value = section.peek("request_id");
+    if value.is_some_and(|value| value.get_ref().as_bool() == Some(false)) {
+        section.take("request_id");
+        return None;
+    }
+    let kind = (Code::BadHttp, "a header's name");
+    let name = section.parsed("request_id", kind, |text| {
+        let name = header_name(text)?;
+        HeaderChange::may_touch(&name, Direction::Up)?;
+        HeaderChange::may_touch(&name, Direction::Down).map(|()| name)
+    });
+    name.map(|name| name.value)
 }
 
 /// `[deny]`
@@ -221,11 +241,37 @@ pub(super) fn deny(mut section: Section<'_>) -> DenySettings {
     }
 }
 
+/// `proxy_protocol`: worth something only from those who may speak for others.
+fn proxy_protocol(top: &mut Section<'_>) -> ProxyProtocol {
+    let words = [
+        ("off", ProxyProtocol::Off),
+        ("optional", ProxyProtocol::Optional),
+        ("required", ProxyProtocol::Required),
+    ];
+    let mode = top.word("proxy_protocol", &words).unwrap_or_default();
+    if mode != ProxyProtocol::Off && top.peek("trusted_proxies").is_none() {
+        let message = "`proxy_protocol` without `trusted_proxies`";
+        let span = top.key_span("proxy_protocol");
+        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+            .at(&span, "nobody may say whom a connection is from")
+            .help("name who may: `trusted_proxies = [\"10.0.0.0/8\"]`");
+        top.reader.report(diagnostic);
+    }
+    mode
+}
+
 /// `[server]`
-pub(super) fn server(mut section: Section<'_>) -> ServerSettings {
+pub(super) fn server(top: &mut Section<'_>) -> ServerSettings {
+    let proxy_protocol = proxy_protocol(top);
+    let mut section = top.section("server");
     let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let workers = section.count("workers", 0..=1024, 0);
+    let drain_timeout = section.duration("drain_timeout", Duration::ZERO..=DAY, 25 * SECOND);
+    let pid_file = section.parsed("pid_file", (Code::BadAddress, "a file's path"), file_path);
+    let place = "a socket's path, or `off`";
+    let control_at = section.parsed("control", (Code::BadAddress, place), control);
     let head_size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let settings = ServerSettings {
         workers: if workers == 0 { cores() } else { workers },
         max_connections: section.count("max_connections", 1..=10_000_000, 20_000),
@@ -235,31 +281,36 @@ pub(super) fn server(mut section: Section<'_>) -> ServerSettings {
         // hyper refuses buffers under 8 KiB.
         max_header_bytes: head_size(section.size("max_header_bytes", 8 << 10..=MIB, 32 << 10)),
         max_headers: section.count("max_headers", 1..=1000, 100),
-        max_body: max_body(&mut section),
-        drain_timeout: section.duration("drain_timeout", Duration::ZERO..=DAY, 25 * SECOND),
+        proxy_protocol,
+        http2: section.boolean("http2", true),
+        max_streams: small(section.count("max_streams", 1..=10_000, 128)),
+        max_body: section.bound("max_body").unwrap_or(Some(100 * MIB)),
+        drain_timeout,
+        drain_idle: section.duration("drain_idle", Duration::ZERO..=DAY, SECOND),
+        handover_timeout: section.duration("handover_timeout", Duration::ZERO..=DAY, drain_timeout),
+        pid_file: pid_file.map(|path| path.value),
+        control: control_at.map_or(Control::Derived, |control| control.value),
     };
     section.finish();
     settings
 }
 
-/// A size, or the word `unlimited`.
-fn max_body(section: &mut Section<'_>) -> Option<u64> {
-    const DEFAULT: u64 = 100 * MIB;
-    if section
-        .peek("max_body")
-        .is_none_or(|value| value.get_ref().is_integer())
-    {
-        return Some(section.size("max_body", 0..=u64::MAX, DEFAULT));
+/// Where commands reach the process.
+pub(super) fn control(text: &str) -> Result<Control, &'static str> {
+    match text {
+        "off" => Ok(Control::Off),
+        // The address of a unix socket has no room for more, and we add an ending to it.
+        text if text.len() > 90 => Err("longer than 90 bytes"),
+        text => file_path(text).map(Control::At),
     }
-    let size = section.parsed(
-        "max_body",
-        (Code::BadQuantity, "a size"),
-        |text| match text {
-            "unlimited" => Ok(None),
-            text => parse_size(text).map(Some),
-        },
-    );
-    size.map_or(Some(DEFAULT), |size| size.value)
+}
+
+fn file_path(text: &str) -> Result<PathBuf, &'static str> {
+    if text.is_empty() {
+        Err("empty")
+    } else {
+        Ok(PathBuf::from(text))
+    }
 }
 
 /// `[log]`
@@ -270,20 +321,13 @@ pub(super) fn log(mut section: Section<'_>) -> LogSettings {
         ("combined", LogFormat::Combined),
     ];
     let keys = [("hash", LogKeys::Hash), ("off", LogKeys::Off)];
-    let path = |text: &str| {
-        if text.is_empty() {
-            Err("empty")
-        } else {
-            Ok(PathBuf::from(text))
-        }
-    };
     let target = |text: &str| match text {
         "off" => Ok(LogTarget::Off),
         "stdout" => Ok(LogTarget::Stdout),
         "stderr" => Ok(LogTarget::Stderr),
-        text => path(text).map(LogTarget::File),
+        text => file_path(text).map(LogTarget::File),
     };
-    let decisions = section.parsed("decisions", (Code::BadAddress, "a file's path"), path);
+    let decisions = section.parsed("decisions", (Code::BadAddress, "a file's path"), file_path);
     let place = "`stdout`, `stderr`, `off` or a file's path";
     let access = section.parsed("access", (Code::BadAddress, place), target);
     let settings = LogSettings {

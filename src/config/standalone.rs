@@ -3,7 +3,7 @@
 use super::Config;
 use super::compile::Names;
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::raw::RawRoute;
+use super::route::RawRoute;
 use super::section::Section;
 
 /// A whole, valid configuration of a limiter alone: it listens nowhere and forwards nothing.
@@ -21,7 +21,7 @@ impl Limits {
 pub(super) const INNER: usize = 0;
 
 /// Settings of the top of a file that only a proxy has.
-const SERVING: [&str; 3] = ["listen", "upstream", "server"];
+const SERVING: [&str; 4] = ["listen", "tls", "upstream", "server"];
 /// Settings of `[log]` that concern the access log: the service in question has its own.
 const ACCESS: [&str; 4] = ["access", "format", "sample_allowed", "keys"];
 
@@ -40,8 +40,9 @@ pub(super) fn refuse_serving(top: &Section<'_>) {
     }
 }
 
-fn refuse(top: &Section<'_>, key: &str, span: &Span) {
-    top.reader.report(meaningless(key, span));
+/// Refuses a setting that only a proxy has.
+pub(super) fn refuse(section: &Section<'_>, key: &str, span: &Span) {
+    section.reader.report(meaningless(&section.full(key), span));
 }
 
 fn meaningless(key: &str, span: &Span) -> Diagnostic {

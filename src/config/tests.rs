@@ -1,13 +1,19 @@
 //! The configuration as people meet it: whole files in, configurations or findings out.
 
 mod accepted;
+mod balance;
+mod changes;
+mod client_tls;
 mod flags;
 mod limits;
+mod passing;
 mod people;
+mod recovery;
 mod reference;
 mod refused;
 mod standalone;
 mod stores;
+mod tls;
 mod warned;
 
 use super::diagnostic::Diagnostics;

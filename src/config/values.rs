@@ -266,6 +266,21 @@ impl Section<'_> {
         size.value
     }
 
+    /// Bytes at most: a size, or the word `unlimited`, which is `Some(None)`.
+    pub(super) fn bound(&mut self, key: &'static str) -> Option<Option<u64>> {
+        let value = self.peek(key);
+        if value.is_some_and(|value| value.get_ref().is_integer()) {
+            let number = self.integer(key, 0..=u64::MAX)?;
+            return Some(Some(number.value));
+        }
+        let kind = (Code::BadQuantity, "a size");
+        let size = self.parsed(key, kind, |text| match text {
+            "unlimited" => Ok(None),
+            text => rate::parse_size(text).map(Some),
+        });
+        size.map(|size| size.value)
+    }
+
     /// One of a closed set of words.
     pub(super) fn word<T: Clone>(
         &mut self,
@@ -329,6 +344,11 @@ impl Section<'_> {
     pub(super) fn file(&mut self, key: &'static str) -> Option<At<Vec<u8>>> {
         let path = self.text(key)?;
         self.content(key, &path, MAX_PEM)
+    }
+
+    /// The same of a path already at hand.
+    pub(super) fn pem_of(&self, key: &str, path: &At<String>) -> Option<Vec<u8>> {
+        self.content(key, path, MAX_PEM).map(|found| found.value)
     }
 
     /// Without its last newline.

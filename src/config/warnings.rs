@@ -9,6 +9,7 @@ use super::compile::Compiled;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::{At, Reader};
 use super::{Listen, ServerAddress};
+use crate::certificate::Validity;
 use crate::limit::key::Part;
 use crate::limit::tier::TierSource;
 use crate::limit::{Algorithm, Limit, OnError, Rate, Rule};
@@ -31,6 +32,7 @@ pub(super) fn find(reader: &Reader<'_>, compiled: &Compiled<'_>) {
     nobody_believed(reader, compiled);
     own_upstream(reader, compiled);
     unused(reader, compiled);
+    untimely(reader, compiled);
 }
 
 /// Which routes use which limits.
@@ -258,7 +260,7 @@ fn own_upstream(reader: &Reader<'_>, compiled: &Compiled<'_>) {
     for target in &compiled.names.targets {
         for (server, span) in target.settings.servers.iter().zip(&target.server_spans) {
             let mut listens = compiled.config.listen.iter().zip(&compiled.listen_spans);
-            if let Some((_, here)) = listens.find(|(listen, _)| is_same(listen, server)) {
+            if let Some((_, here)) = listens.find(|(listen, _)| is_same(listen, &server.address)) {
                 report_own(reader, span, here);
             }
         }
@@ -278,13 +280,16 @@ fn report_own(reader: &Reader<'_>, server: &Span, listen: &Span) {
 fn is_same(listen: &Listen, server: &ServerAddress) -> bool {
     match (listen, server) {
         (Listen::Unix(listen), ServerAddress::Unix(server)) => listen == server,
-        (Listen::Tcp(listen), ServerAddress::Http(host, port)) => {
-            let ip: Option<IpAddr> = match host.as_str() {
+        (Listen::Tcp(listen), server) => {
+            let Some((host, port)) = server.host_and_port() else {
+                return false;
+            };
+            let ip: Option<IpAddr> = match host {
                 "localhost" => Some(std::net::Ipv4Addr::LOCALHOST.into()),
                 host => host.parse().ok(),
             };
             let on_this_machine = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
-            listen.port() == *port
+            listen.port() == port
                 && ip.is_some_and(|ip| {
                     ip == listen.ip()
                         || (on_this_machine(ip)
@@ -292,7 +297,24 @@ fn is_same(listen: &Listen, server: &ServerAddress) -> bool {
                                 || (host == "localhost" && listen.ip().is_loopback())))
                 })
         }
-        _ => false,
+        (Listen::Unix(_), _) => false,
+    }
+}
+
+/// A certificate that clients will not accept today.
+fn untimely(reader: &Reader<'_>, compiled: &Compiled<'_>) {
+    for one in &compiled.untimely {
+        let (state, help) = match one.value {
+            Validity::Early => ("is not valid yet", "look at this machine's clock"),
+            _ => (
+                "has expired",
+                "renew it: it is read again as soon as its file changes",
+            ),
+        };
+        let diagnostic = Diagnostic::new(Code::Untimely, format!("a certificate {state}"))
+            .at(&one.span, "clients will refuse it")
+            .help(help);
+        reader.report(diagnostic);
     }
 }
 

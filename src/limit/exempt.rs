@@ -70,6 +70,7 @@ mod tests {
             params: &[("id", "partner")],
             claims: None,
             tier: Some("partner"),
+            certificate: None,
         };
         exempt.has(facts.ip, &Key::parse([key]).unwrap(), &facts)
     }

@@ -5,6 +5,7 @@
 //! different sets of parts may share a tag, and no spelling of the same value may have two.
 
 mod claims;
+mod credential;
 mod given;
 pub mod jwt;
 mod parse;
@@ -18,9 +19,11 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderMap, HeaderName, Method};
 
 use super::Missing;
+use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
 
 pub use claims::Claims;
+pub use credential::Credential;
 pub use given::Given;
 pub use parse::{KeyError, MAX_CHOICES};
 use value::{Carried, Value};
@@ -107,6 +110,8 @@ pub enum Part {
     Tier,
     /// A claim of the token that `[auth.jwt]` verified.
     Jwt(String),
+    /// What the client's certificate says of it.
+    Tls(Credential),
 }
 
 /// One part of a key: the first of these that a request carries. Never empty once parsed.
@@ -162,6 +167,8 @@ pub struct Facts<'r> {
     pub claims: Option<&'r Claims>,
     /// Its client's tier.
     pub tier: Option<&'r str>,
+    /// The certificate that it showed.
+    pub certificate: Option<&'r Certificate>,
 }
 
 /// Whose budget one request is counted against.
@@ -298,6 +305,7 @@ impl Part {
             Self::Global => 11,
             Self::Tier => 12,
             Self::Jwt(_) => 13,
+            Self::Tls(_) => 14,
         }
     }
 
@@ -306,6 +314,7 @@ impl Part {
             Self::Header(name) => name.as_str(),
             Self::Query(name) | Self::Cookie(name) => name,
             Self::PathParam(name) | Self::Jwt(name) => name,
+            Self::Tls(credential) => credential.word(),
             _ => "",
         }
     }
@@ -321,7 +330,7 @@ impl Part {
         match self {
             Self::Ip | Self::Path | Self::Method | Self::Host | Self::Route | Self::Global => true,
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => false,
-            Self::PathParam(_) | Self::Tier | Self::Jwt(_) => false,
+            Self::PathParam(_) | Self::Tier | Self::Jwt(_) | Self::Tls(_) => false,
         }
     }
 }
@@ -365,6 +374,7 @@ mod tests {
             params: &[("id", "b")],
             claims: None,
             tier: Some("pro"),
+            certificate: None,
         };
         Key::parse(key.iter().copied())
             .unwrap()

@@ -163,6 +163,7 @@ mod tests {
             params: &[],
             claims: None,
             tier: None,
+            certificate: None,
         };
         tiers.tier_of(&facts, trusted).map(Cow::into_owned)
     }

@@ -19,9 +19,9 @@ use super::slots::{Slots, slots_of};
 use crate::clock;
 use crate::config::Bypass;
 use crate::limit::headers;
-use crate::limit::key::{Derived, Facts, same_secret};
-use crate::limit::{Charge, Decision, Item, Limit, OnError, Tag, Window};
-use crate::route::{CostSource, Found};
+use crate::limit::key::{Derived, Facts, HashKey, same_secret};
+use crate::limit::{Charge, Decision, Item, Limit, Missing, OnError, Tag, Window};
+use crate::route::{CostSource, Found, Route};
 use crate::store::StoreError;
 
 /// What a request asks of the store: its items, and the generation of the hash key that their
@@ -33,6 +33,8 @@ pub(super) struct Asked {
     /// What rides along: counted and reported, each by itself, and never part of the verdict.
     pub(super) riders: Vec<Charge>,
     pub(super) generation: u64,
+    /// What decides which of the upstream's servers gets it.
+    pub(super) affinity: Option<u64>,
 }
 
 impl Asked {
@@ -121,13 +123,14 @@ impl Limiter {
         request: &Request<B>,
         found: &Found<'_, '_>,
         facts: &Facts<'_>,
-        (caller, client): (Caller, IpAddr),
+        (caller, client): (Caller<'_>, IpAddr),
     ) -> Result<Asked, Rejection> {
         let key = self.store.hash_key();
         let mut asked = Asked {
             charge: Charge::new(),
             riders: Vec::new(),
             generation: key.generation,
+            affinity: affinity(found.route, facts),
         };
         let said = Said::of(&self.store);
         let free = found.route.limits.is_empty() || is_preflight(request);
@@ -314,4 +317,15 @@ fn bypasses(bypass: &Bypass, facts: &Facts<'_>, client: IpAddr) -> bool {
             .is_none_or(|secret| facts.carries_api_key(secret))
     };
     ip() && path() && header() && key()
+}
+
+/// The number of what the route's requests are told apart by, if they are; the same in every
+/// process. A request without it goes wherever there is room.
+fn affinity(route: &Route, facts: &Facts<'_>) -> Option<u64> {
+    const NUMBERING: HashKey = HashKey::from_bytes(*b"tidegate 1: which server is it?!");
+    let key = route.affinity.as_ref()?;
+    match key.derive(facts, Missing::Skip, &NUMBERING) {
+        Derived::Tag(Tag(tag)) => Some(u128::from_le_bytes(tag) as u64),
+        Derived::Skip | Derived::Denied | Derived::Ambiguous => None,
+    }
 }

@@ -3,6 +3,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http_body::{Frame, SizeHint};
 use hyper::body::Bytes;
@@ -59,6 +60,14 @@ impl Body {
     /// Whether the proxy made it itself.
     pub(crate) fn is_made_here(&self) -> bool {
         !matches!(self.source, Source::Upstream(_))
+    }
+
+    /// How long it may still take as a whole, where that is bounded.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        match &self.source {
+            Source::Upstream(body) => body.time_left(),
+            Source::Made(_) | Source::Empty => None,
+        }
     }
 
     /// Holds `slots` until this body has ended or was given up.

@@ -10,6 +10,8 @@ pub enum Flaw {
     TwoLengths,
     /// More bytes or lines than the configuration allows.
     HeadTooLarge,
+    /// Plain HTTP where TLS is spoken.
+    WithoutTls,
 }
 
 impl Flaw {
@@ -19,13 +21,18 @@ impl Flaw {
             Flaw::BareLf => 1,
             Flaw::TwoLengths => 2,
             Flaw::HeadTooLarge => 3,
+            Flaw::WithoutTls => 4,
         }
     }
 
     /// The flaw of a code.
     pub(crate) fn from_code(code: u8) -> Option<Flaw> {
-        [Flaw::BareLf, Flaw::TwoLengths, Flaw::HeadTooLarge]
-            .into_iter()
-            .find(|flaw| flaw.code() == code)
+        let all = [
+            Flaw::BareLf,
+            Flaw::TwoLengths,
+            Flaw::HeadTooLarge,
+            Flaw::WithoutTls,
+        ];
+        all.into_iter().find(|flaw| flaw.code() == code)
     }
 }

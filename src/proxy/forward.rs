@@ -5,50 +5,71 @@ use http_body::Body as _;
 use hyper::upgrade::OnUpgrade;
 
 use super::body::Body;
+use super::changes::Changes;
 use super::headers;
 use super::reject::Rejection;
 use super::upgrade::Tunnel;
 use super::{Downstream, Proxy};
 use crate::route::Route;
+use crate::upstream::Outgoing;
 use crate::upstream::body::{RequestBody, ResponseBody};
 
 impl Proxy {
     /// Sends the request to its route's upstream and waits for the head of the answer.
-    pub(super) async fn forward(
+    #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
+    pub(super) fn forward(
         &self,
         mut request: Request<RequestBody>,
         downstream: &Downstream,
-        route: &Route,
-    ) -> Result<Response<Body>, Rejection> {
-        self.bound_body(&mut request)?;
-        let upgrade = headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-        headers::to_upstream(&mut request, &downstream.peer)?;
-        let mut response = self.upstreams.send(route.upstream, request).await?;
-        headers::to_downstream(&mut response);
-        match upgrade {
-            Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Ok(tunnelled(response, client))
+        (route, upstream, affinity): (&Route, usize, Option<u64>),
+        changes: Option<&Changes<'_>>,
+    ) -> impl Future<Output = Result<Response<Body>, Rejection>> + Send {
+        async move {
+            bound_body(&mut request, route.body_limit)?;
+            let upgrade =
+                headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
+            headers::to_upstream(&mut request, &downstream.peer)?;
+            if let Some(prefix) = &route.strip_prefix {
+                headers::strip(&mut request, prefix, &downstream.peer)?;
             }
-            Some(_) => {
-                headers::close_after(&mut response);
-                Ok(response.map(Body::upstream))
+            if let Some(changes) = changes {
+                changes.upwards(request.headers_mut());
             }
-            None => Ok(response.map(Body::upstream)),
+            let outgoing = Outgoing {
+                request,
+                affinity,
+                within: route.timeout,
+            };
+            let mut response = self.upstreams.send(upstream, outgoing).await?;
+            headers::to_downstream(&mut response);
+            if let Some(changes) = changes {
+                changes.downwards(response.headers_mut());
+            }
+            match upgrade {
+                Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                    Ok(tunnelled(response, client))
+                }
+                Some(_) => {
+                    headers::close_after(&mut response);
+                    Ok(response.map(Body::upstream))
+                }
+                None => Ok(response.map(Body::upstream)),
+            }
         }
     }
+}
 
-    /// Refuses a body that says itself that it is too long; one that does not say is cut off on
-    /// its way.
-    fn bound_body(&self, request: &mut Request<RequestBody>) -> Result<(), Rejection> {
-        let Some(most) = self.max_body else {
-            return Ok(());
-        };
-        if request.body().size_hint().lower() > most {
-            return Err(Rejection::BodyTooLarge);
-        }
-        request.body_mut().limit(most);
-        Ok(())
+/// Refuses a body that says itself that it is too long; one that does not say is cut off on its
+/// way.
+fn bound_body(request: &mut Request<RequestBody>, most: Option<u64>) -> Result<(), Rejection> {
+    let Some(most) = most else {
+        return Ok(());
+    };
+    if request.body().size_hint().lower() > most {
+        return Err(Rejection::BodyTooLarge);
     }
+    request.body_mut().limit(most);
+    Ok(())
 }
 
 /// The answer that agrees to an upgrade, with both ends of the tunnel that it opens.

@@ -1,13 +1,15 @@
-//! A denial as gRPC clients understand it: HTTP 200 with the status in the only header block
-//! ("Trailers-Only", gRPC over HTTP/2 protocol), since an HTTP 429 would reach them as
-//! UNAVAILABLE, which many of them retry at once.
+//! A refusal as gRPC clients understand it: HTTP 200 with the status in the only header block
+//! ("Trailers-Only", gRPC over HTTP/2 protocol). An HTTP 429 would reach them as UNAVAILABLE, which
+//! many of them retry at once, and any other without its sentence.
 //!
 //! Pure: numbers and words in, headers out. The two protobuf messages are written by hand; both
 //! are a few bytes of google/rpc/status.proto and google/rpc/error_details.proto.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
 
 /// RESOURCE_EXHAUSTED: the code Google's API guide maps to 429.
 const RESOURCE_EXHAUSTED: u8 = 8;
@@ -18,6 +20,39 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
     headers
         .get(CONTENT_TYPE)
         .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+/// Makes of an answer in HTTP the same for a gRPC client; `detail` is its sentence.
+pub fn translate(answer: Response<Bytes>, detail: &str) -> Response<Bytes> {
+    let (mut head, _) = answer.into_parts();
+    let code = code_of(head.status);
+    head.status = StatusCode::OK;
+    let headers = &mut head.headers;
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(name("grpc-status"), HeaderValue::from(code));
+    insert_text(headers, "grpc-message", &percent_encode(detail));
+    let wait = headers.get(RETRY_AFTER).and_then(|wait| wait.to_str().ok());
+    if let Some(seconds) = wait.and_then(|wait| wait.parse::<u64>().ok()) {
+        let millis = seconds.saturating_mul(1000).to_string();
+        insert_text(headers, "grpc-retry-pushback-ms", &millis);
+    }
+    Response::from_parts(head, Bytes::new())
+}
+
+/// The code of google.rpc that says of a call what the status says of a request.
+fn code_of(status: StatusCode) -> u16 {
+    match status {
+        StatusCode::BAD_REQUEST | StatusCode::EXPECTATION_FAILED => 3,
+        // Whoever retries these could have the call made twice.
+        StatusCode::GATEWAY_TIMEOUT | StatusCode::REQUEST_TIMEOUT => 4,
+        StatusCode::FORBIDDEN => 7,
+        StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => 8,
+        // No such service or method here.
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => 12,
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => 14,
+        StatusCode::UNAUTHORIZED => 16,
+        _ => 13,
+    }
 }
 
 /// Writes the status of a denial. `retry_us` is the exact wait, microseconds; `None` where no wait
@@ -129,6 +164,25 @@ mod tests {
     #[test]
     fn where_no_wait_helps_clients_are_told_not_to_retry() {
         assert_eq!(denial(None)["grpc-retry-pushback-ms"], "-1");
+    }
+
+    #[test]
+    fn a_refusal_keeps_its_sentence_and_says_when_to_come_back() {
+        let answer = Response::builder()
+            .status(503)
+            .header(CONTENT_TYPE, "application/problem+json")
+            .header(RETRY_AFTER, "2")
+            .header("cache-control", "no-store")
+            .body(Bytes::from_static(b"{}"))
+            .unwrap();
+        let answer = translate(answer, "not now");
+        let headers = answer.headers();
+        assert_eq!((answer.status().as_u16(), answer.body().len()), (200, 0));
+        assert_eq!(headers[CONTENT_TYPE], "application/grpc");
+        assert_eq!(headers["grpc-status"], "14");
+        assert_eq!(headers["grpc-message"], "not now");
+        assert_eq!(headers["grpc-retry-pushback-ms"], "2000");
+        assert_eq!(headers["cache-control"], "no-store");
     }
 
     #[test]

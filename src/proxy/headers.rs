@@ -7,6 +7,7 @@
 mod check;
 mod hop;
 mod peer;
+mod prefix;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -20,8 +21,10 @@ use http::{Request, Response, StatusCode, Version};
 use memchr::memmem;
 
 pub use check::{RequestFault, check_framing};
+pub(super) use hop::are_twins;
 use hop::{Seen, has_option};
-pub use peer::Peer;
+pub use peer::{Peer, Scheme};
+pub use prefix::strip;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -41,6 +44,7 @@ static PSEUDONYM: LazyLock<String> = LazyLock::new(|| {
 });
 static VIA_1_0: LazyLock<HeaderValue> = LazyLock::new(|| via("1.0"));
 static VIA_1_1: LazyLock<HeaderValue> = LazyLock::new(|| via("1.1"));
+static VIA_2: LazyLock<HeaderValue> = LazyLock::new(|| via("2.0"));
 
 fn via(version: &str) -> HeaderValue {
     HeaderValue::try_from(format!("{version} {}", *PSEUDONYM))
@@ -48,10 +52,10 @@ fn via(version: &str) -> HeaderValue {
 }
 
 fn via_of(version: Version) -> HeaderValue {
-    if version == Version::HTTP_10 {
-        VIA_1_0.clone()
-    } else {
-        VIA_1_1.clone()
+    match version {
+        Version::HTTP_10 => VIA_1_0.clone(),
+        Version::HTTP_2 => VIA_2.clone(),
+        _ => VIA_1_1.clone(),
     }
 }
 
@@ -68,6 +72,9 @@ pub fn to_upstream<B>(request: &mut Request<B>, peer: &Peer) -> Result<(), Reque
     let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
     to_origin_form(request);
     let headers = request.headers_mut();
+    if version == Version::HTTP_2 {
+        hop::join_cookies(headers);
+    }
     if passes(headers) >= MAX_PASSES {
         return Err(RequestFault::Loop);
     }
@@ -147,12 +154,22 @@ fn to_origin_form<B>(request: &mut Request<B>) {
     *request.uri_mut() = Uri::from(path);
 }
 
+/// How the client came to whoever received its request first: a trusted proxy says it.
+pub fn scheme(headers: &HeaderMap, peer: &Peer) -> &'static str {
+    let said = headers.get(X_FORWARDED_PROTO).filter(|_| peer.trusted);
+    match said.map(|said| said.as_bytes().to_ascii_lowercase()) {
+        Some(said) if said == b"https" => Scheme::Https.as_str(),
+        Some(said) if said == b"http" => Scheme::Http.as_str(),
+        _ => peer.scheme.as_str(),
+    }
+}
+
 /// Says who the client is: instead of what it says itself, or after what a trusted proxy says.
 fn name_client(headers: &mut HeaderMap, peer: &Peer) {
     let host = headers.get(HOST).cloned();
     let forwarded = peer.forwarded(host.as_ref());
     let address = peer.address.clone();
-    let proto = HeaderValue::from_static("http");
+    let proto = HeaderValue::from_static(peer.scheme.as_str());
     if peer.trusted {
         append(headers, X_FORWARDED_FOR, address);
         append(headers, FORWARDED, forwarded);
@@ -207,7 +224,11 @@ mod tests {
 
     fn sent(trusted: bool, lines: &[(&str, &str)]) -> HeaderMap {
         let mut request = request(lines);
-        to_upstream(&mut request, &Peer::new(CLIENT.parse().unwrap(), trusted)).unwrap();
+        to_upstream(
+            &mut request,
+            &Peer::new(CLIENT.parse().unwrap(), trusted, Scheme::Http),
+        )
+        .unwrap();
         request.headers().clone()
     }
 
@@ -337,7 +358,7 @@ mod tests {
     fn options_are_bounded() {
         let many = vec!["x"; 40].join(",");
         let mut request = request(&[("host", "a"), ("connection", &many)]);
-        let peer = Peer::new(CLIENT.parse().unwrap(), false);
+        let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
         assert_eq!(
             to_upstream(&mut request, &peer),
             Err(RequestFault::ConnectionOptions)
@@ -385,7 +406,11 @@ mod tests {
         ] {
             let mut request = request(&[]);
             *request.uri_mut() = target.parse().unwrap();
-            to_upstream(&mut request, &Peer::new(CLIENT.parse().unwrap(), false)).unwrap();
+            to_upstream(
+                &mut request,
+                &Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http),
+            )
+            .unwrap();
             assert_eq!(request.uri().to_string(), want);
             assert_eq!(request.headers()["host"], "a.example");
         }
@@ -393,7 +418,7 @@ mod tests {
 
     #[test]
     fn a_request_in_a_loop_is_found_and_a_chain_of_proxies_is_none() {
-        let peer = Peer::new(CLIENT.parse().unwrap(), false);
+        let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
         let mut request = request(&[("host", "a"), ("via", "1.1 tidegate-0, 1.1 other")]);
         for _ in 0..MAX_PASSES {
             to_upstream(&mut request, &peer).unwrap();

@@ -13,10 +13,11 @@ use super::headers::check_framing;
 use super::line::Line;
 use super::reject::Rejection;
 use super::slots::Stores;
+use crate::certificate::Certificate;
 use crate::client::ClientIp;
-use crate::config::{Bypass, Config, DenySettings};
+use crate::config::{Bypass, Config, DenySettings, StoreSettings};
 use crate::limit::headers::HeaderSettings;
-use crate::limit::key::{ApiKeySources, Facts};
+use crate::limit::key::{ApiKeySources, Facts, Part};
 use crate::limit::tier::Tiers;
 use crate::path::CanonicalPath;
 use crate::route::{Ask, Route, RouteTable};
@@ -28,21 +29,52 @@ use crate::telemetry::decisions::DecisionLog;
 /// is away.
 #[derive(Debug)]
 pub struct Counts {
+    settings: StoreSettings,
     backing: Backing,
     local: Arc<Memory>,
+    log: Option<Arc<DecisionLog>>,
 }
 
 impl Counts {
     /// Opens the decision log, if `config` wants one; asks no server anything.
     pub fn new(config: &Config) -> io::Result<Counts> {
         let log = config.log.decisions.as_deref().map(DecisionLog::open);
-        let log = log.transpose()?.map(Arc::new);
-        let store = &config.store;
+        Counts::open_store(&config.store, log.transpose()?.map(Arc::new))
+    }
+
+    fn open_store(store: &StoreSettings, log: Option<Arc<DecisionLog>>) -> io::Result<Counts> {
         let backing = Backing::new(store, log.clone()).map_err(io::Error::other)?;
-        let local = backing.local(store, log).map_err(io::Error::other)?;
+        let local = backing
+            .local(store, log.clone())
+            .map_err(io::Error::other)?;
         let local = Arc::new(local);
         backing.forgets_in(&local);
-        Ok(Counts { backing, local })
+        Ok(Counts {
+            settings: store.clone(),
+            backing,
+            local,
+            log,
+        })
+    }
+
+    /// What counts from now on, where the store has these settings: these very counts if it can be,
+    /// so that nothing is forgotten. The decision log stays the one that is open.
+    pub fn renewed(self: &Arc<Self>, store: &StoreSettings) -> io::Result<Arc<Counts>> {
+        let bounded = StoreSettings {
+            max_keys: store.max_keys,
+            max_memory: store.max_memory,
+            // Each limit has its own by now.
+            on_error: store.on_error,
+            ..self.settings.clone()
+        };
+        if bounded == *store {
+            self.local.rebound(store);
+            if let Backing::Memory(memory) = &self.backing {
+                memory.rebound(store);
+            }
+            return Ok(Arc::clone(self));
+        }
+        Counts::open_store(store, self.log.clone()).map(Arc::new)
     }
 
     /// One worker's way to the counts; called on that worker's runtime.
@@ -72,11 +104,13 @@ pub struct Limiter {
 
 /// Whoever sends a request: the peer itself, and not whom it may speak for.
 #[derive(Clone, Copy, Debug)]
-pub struct Caller {
+pub struct Caller<'c> {
     /// The peer's address.
     pub ip: IpAddr,
     /// Whether the peer may say whom it speaks for.
     pub trusted: bool,
+    /// The certificate that it showed.
+    pub certificate: Option<&'c Certificate>,
 }
 
 impl Limiter {
@@ -115,10 +149,11 @@ impl Limiter {
     }
 
     /// What is known of the peer at `ip`.
-    pub fn caller(&self, ip: IpAddr) -> Caller {
+    pub fn caller(&self, ip: IpAddr) -> Caller<'static> {
         Caller {
             ip,
             trusted: self.client_ip.trusts(ip),
+            certificate: None,
         }
     }
 
@@ -126,7 +161,7 @@ impl Limiter {
     pub(super) fn read<B>(
         &self,
         request: &Request<B>,
-        caller: Caller,
+        caller: Caller<'_>,
         line: &mut Line,
     ) -> Result<(&Route, Asked), Rejection> {
         let host = check_framing(request)?;
@@ -158,6 +193,7 @@ impl Limiter {
             params: &found.params,
             claims: None,
             tier: None,
+            certificate: caller.certificate,
         };
         let tiers = self.tiers_for(found.route);
         let claims = self
@@ -176,21 +212,21 @@ impl Limiter {
         Ok((found.route, asked))
     }
 
-    /// What finds the tier, where a limit of the route asks for it.
+    /// What finds the tier, where the route asks for it.
     fn tiers_for(&self, route: &Route) -> Option<&Tiers> {
         let tiers = self.tiers.as_ref()?;
-        route
-            .limits
-            .iter()
-            .any(|one| one.asks_tier())
-            .then_some(tiers)
+        let asked = route.limits.iter().any(|limit| limit.asks_tier())
+            || route.is_balanced_by(|part| matches!(part, Part::Tier));
+        asked.then_some(tiers)
     }
 
-    /// What verifies tokens, where a limit of the route or the tier depends on one.
+    /// What verifies tokens, where something of the route or the tier depends on one.
     fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
         let tokens = self.tokens.as_ref()?;
         let for_tier = tiers.is_some_and(Tiers::asks_claims);
-        let asked = for_tier || route.limits.iter().any(|limit| limit.asks_claims());
+        let asked = for_tier
+            || route.limits.iter().any(|limit| limit.asks_claims())
+            || route.is_balanced_by(|part| matches!(part, Part::Jwt(_)));
         asked.then_some(tokens)
     }
 }

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{Method, Request, Uri};
+use http::{Method, Request, Uri, Version};
 
+use super::grpc::is_grpc;
 use super::riders::Riders;
 use crate::clock;
 use crate::limit::{Charge, Decision, Retry, Tag};
@@ -29,6 +30,8 @@ pub(crate) struct Line {
     pub(crate) status: u16,
     pub(crate) reason: Option<&'static str>,
     pub(crate) request_id: Option<String>,
+    /// Whether its client speaks gRPC, which nobody does below HTTP/2.
+    pub(crate) grpc: bool,
     denied_by: Vec<(Arc<str>, Option<String>)>,
     /// Limits on trial, until their decisions are wanted.
     pub(super) riders: Option<Box<Riders>>,
@@ -56,6 +59,7 @@ impl Line {
             status: 0,
             reason: None,
             request_id: None,
+            grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
             denied_by: Vec::new(),
             riders: None,
             to_write: false,

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 
 use super::body::Body;
-use super::{Downstream, Proxy};
+use super::{Arrival, Downstream, Proxy};
 use crate::upstream::body::RequestBody;
 
 /// One client's requests to one worker's proxy.
@@ -24,7 +24,7 @@ pub struct Client {
 impl Client {
     /// Requests of the peer at `ip`.
     pub fn new(proxy: Arc<Proxy>, ip: IpAddr) -> Client {
-        let downstream = Arc::new(proxy.downstream(ip));
+        let downstream = Arc::new(proxy.downstream(Arrival::plain(ip)));
         Client { proxy, downstream }
     }
 }

@@ -120,6 +120,36 @@ impl PathPattern {
         self.rest || given.next().is_none()
     }
 
+    /// What its `{name}` stands for in a path that it matches.
+    pub fn param_of<'p>(&self, name: &str, path: &'p str) -> &'p str {
+        let given = path.split('/').filter(|segment| !segment.is_empty());
+        let mut both = self.segments.iter().zip(given);
+        let found = both.find_map(|(segment, given)| match segment {
+            Segment::Param(own) => (**own == *name).then_some(given),
+            Segment::Literal(_) => None,
+        });
+        found.unwrap_or_default()
+    }
+
+    /// What its `/*` stands for in a path that it matches, without the slash before it.
+    pub fn rest_of<'p>(&self, path: &'p str) -> &'p str {
+        let mut rest = path.strip_prefix('/').unwrap_or(path);
+        for _ in &self.segments {
+            rest = rest.split_once('/').map_or("", |(_, rest)| rest);
+        }
+        rest
+    }
+
+    /// Whether all its paths begin with these segments, given in canonical spelling.
+    pub fn begins_with(&self, prefix: &str) -> bool {
+        let mut own = self.segments.iter();
+        let mut wanted = prefix.split('/').filter(|segment| !segment.is_empty());
+        wanted.all(|wanted| match own.next() {
+            Some(Segment::Literal(literal)) => **literal == *wanted,
+            _ => false,
+        })
+    }
+
     pub(super) fn segments(&self) -> &[Segment] {
         &self.segments
     }

@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::path::CanonicalPath;
     use crate::route::pattern::Segment;
-    use crate::route::{CostSource, HeaderMatch, PathPattern, StatusSet};
+    use crate::route::{CostSource, HeaderMatch, PathPattern, StatusSet, Target};
 
     /// A route from `[METHOD,..] [host]/path [+header[=value]]..`, named by its text.
     fn route(text: &str) -> Route {
@@ -199,11 +199,17 @@ mod tests {
             path: PathPattern::parse("/").unwrap(),
             methods: Vec::new(),
             headers: Vec::new(),
-            upstream: 0,
+            target: Target::Upstream(0),
+            affinity: None,
             limits: Vec::new(),
             cost: CostSource::Fixed(1),
             settle: None,
             refund: StatusSet::default(),
+            strip_prefix: None,
+            body_limit: None,
+            headers_up: Vec::new(),
+            headers_down: Vec::new(),
+            timeout: None,
         };
         for word in text.split(' ') {
             if let Some(header) = word.strip_prefix('+') {

@@ -1,11 +1,15 @@
-//! The orderly end of a worker: no new connections, idle ones closed, requests under way finished,
-//! and after the deadline everything else cut.
+//! The orderly end of a worker: no new connections, requests under way finished, idle connections
+//! closed, and after the deadline everything else cut.
+//!
+//! A client may send a request just as its idle connection is closed, and cannot know what became
+//! of it. So idle connections stay open for a while: each answer from now on says that it is the
+//! last, and only who has nothing to ask for that long is closed unasked.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use crate::clock::Sweep;
 
@@ -13,44 +17,78 @@ use crate::clock::Sweep;
 #[derive(Debug, Default)]
 pub(crate) struct Drain {
     draining: AtomicBool,
+    closing: AtomicBool,
     open: AtomicUsize,
     closed: Notify,
 }
 
-/// One open connection; dropping it is its end.
+/// How long an end may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadlines {
+    /// For one more request on an idle connection.
+    pub(crate) idle: Duration,
+    /// For everything.
+    pub(crate) all: Duration,
+}
+
+/// One open connection and its place among all that may be open; dropping it is its end. It is
+/// there before its connection's task has begun, so that no end comes in between.
 #[derive(Debug)]
-pub(crate) struct Open(Arc<Drain>);
+pub(crate) struct Open {
+    drain: Arc<Drain>,
+    _permit: OwnedSemaphorePermit,
+}
 
 impl Drain {
-    pub(crate) fn open(self: &Arc<Self>) -> Open {
+    pub(crate) fn open(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Open {
         self.open.fetch_add(1, Ordering::Relaxed);
-        Open(Arc::clone(self))
+        Open {
+            drain: Arc::clone(self),
+            _permit: permit,
+        }
     }
 
-    /// Whether connections should end as soon as they can.
+    /// Whether each answer should be its connection's last.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Asks every connection to end and waits until they have, at most `timeout`. Returns how many
-    /// were still open then.
-    pub(crate) async fn finish(&self, sweep: &Sweep, timeout: Duration) -> usize {
+    /// Whether idle connections should end too.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    /// From now on each answer is its connection's last.
+    pub(crate) fn begin(&self, sweep: &Sweep) {
         self.draining.store(true, Ordering::Relaxed);
         sweep.wake_all();
+    }
+
+    /// Waits until every connection has ended. Returns how many were still open at the deadline.
+    pub(crate) async fn finish(&self, sweep: &Sweep, deadlines: Deadlines) -> usize {
+        self.begin(sweep);
+        let idle = deadlines.idle.min(deadlines.all);
+        self.all_closed(idle).await;
+        self.closing.store(true, Ordering::Relaxed);
+        sweep.wake_all();
+        self.all_closed(deadlines.all - idle).await;
+        self.open.load(Ordering::Relaxed)
+    }
+
+    async fn all_closed(&self, timeout: Duration) {
         let all_closed = async {
             while self.open.load(Ordering::Relaxed) > 0 {
                 self.closed.notified().await;
             }
         };
-        // Ran out or not: the count below tells.
+        // Ran out or not: the count tells.
         let _ = tokio::time::timeout(timeout, all_closed).await;
-        self.open.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.open.fetch_sub(1, Ordering::Relaxed);
-        self.0.closed.notify_one();
+        self.drain.open.fetch_sub(1, Ordering::Relaxed);
+        self.drain.closed.notify_one();
     }
 }

@@ -1,97 +1,351 @@
-//! Listening sockets: bound once, by whoever starts the house, and shared out to the workers.
+//! Listening sockets: opened once, by whoever starts the house, and shared out to the workers.
 //!
 //! Each worker gets its own socket on the same TCP address (SO_REUSEPORT), so that the kernel
-//! spreads connections and no lock is shared. A unix socket has no such thing: workers share one.
+//! spreads connections and no lock is shared. A unix socket has no such thing, and a service
+//! manager may hand over a single one: then workers share it. Sockets that the process was started
+//! with ([`Given`]) are used before anything is bound.
+
+mod change;
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+use tokio::net::{TcpStream, UnixStream};
 
+use super::inherit::Given;
+use super::neighbours;
 use crate::config::Listen;
+use crate::wire::Stream;
+pub(crate) use change::Moves;
 
 /// Connections the kernel holds for us before they are accepted, at most.
-const BACKLOG: i32 = 4096;
+pub(crate) const BACKLOG: i32 = 4096;
 
 /// One listening socket.
 #[derive(Debug)]
 pub enum Listener {
-    /// TCP, of one worker alone.
+    /// TCP, of one worker alone or shared.
     Tcp(std::net::TcpListener),
     /// A unix socket, shared by the workers.
     Unix(std::os::unix::net::UnixListener),
 }
 
-/// Every listening socket of the house: one set for each worker.
+/// One worker's copy of a listening socket.
+#[derive(Debug)]
+pub(crate) struct Entrance {
+    /// Which line of `listen` it is of.
+    pub(crate) line: u64,
+    pub(crate) listener: Listener,
+    /// Whether TLS is spoken there.
+    pub(crate) secure: bool,
+    /// Whether a service manager has the socket too: nothing about it may be changed.
+    pub(crate) lent: bool,
+}
+
+impl Entrance {
+    pub(crate) fn try_clone(&self) -> io::Result<Entrance> {
+        Ok(Entrance {
+            line: self.line,
+            listener: self.listener.try_clone()?,
+            secure: self.secure,
+            lent: self.lent,
+        })
+    }
+}
+
+/// All sockets of one line of `listen`.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    /// Tells it from all others of this process.
+    line: u64,
+    /// As the configuration says it.
+    pub(crate) wanted: Listen,
+    /// Where it is, with the real port.
+    place: Listen,
+    /// Whether TLS is spoken there.
+    secure: bool,
+    /// Whether a service manager keeps it too, and goes on listening when we are gone.
+    pub(crate) lent: bool,
+    /// One or more.
+    sockets: Vec<Listener>,
+}
+
+/// Every listening socket of the house. The workers have copies of their own: a socket is closed
+/// when both have let go of it.
 #[derive(Debug)]
 pub struct Listeners {
-    sets: Vec<Vec<Listener>>,
-    addresses: Vec<SocketAddr>,
-    paths: Vec<PathBuf>,
+    workers: usize,
+    bound: Mutex<Vec<Bound>>,
+}
+
+impl Listener {
+    pub(crate) fn try_clone(&self) -> io::Result<Listener> {
+        Ok(match self {
+            Listener::Tcp(socket) => Listener::Tcp(socket.try_clone()?),
+            Listener::Unix(socket) => Listener::Unix(socket.try_clone()?),
+        })
+    }
+
+    /// A socket that listens already, ready for a worker.
+    pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
+        let socket = Socket::from(fd);
+        if !socket.is_listener()? {
+            return Err(io::Error::other("a socket that does not listen"));
+        }
+        socket.set_nonblocking(true)?;
+        Ok(if socket.domain()? == Domain::UNIX {
+            Listener::Unix(socket.into())
+        } else {
+            Listener::Tcp(socket.into())
+        })
+    }
+
+    /// The next connection that waits, if there is one; to be called on a runtime.
+    pub(crate) fn accept(&self) -> io::Result<(Stream, IpAddr)> {
+        Ok(match self {
+            Listener::Tcp(socket) => {
+                let (stream, address) = socket.accept()?;
+                stream.set_nonblocking(true)?;
+                // Without it an answer in two writes waits for the client's delayed ACK.
+                let _ = stream.set_nodelay(true);
+                let ip = address.ip().to_canonical();
+                (Stream::Tcp(TcpStream::from_std(stream)?), ip)
+            }
+            Listener::Unix(socket) => {
+                let (stream, _) = socket.accept()?;
+                stream.set_nonblocking(true)?;
+                // Whoever can open the socket is on this machine.
+                let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
+                (Stream::Unix(UnixStream::from_std(stream)?), ip)
+            }
+        })
+    }
+
+    /// Where it listens; a unix socket without a path cannot be named.
+    pub(crate) fn place(&self) -> io::Result<Listen> {
+        match self {
+            Listener::Tcp(socket) => Ok(Listen::Tcp(socket.local_addr()?)),
+            Listener::Unix(socket) => {
+                let address = socket.local_addr()?;
+                let path = address.as_pathname();
+                path.map(|path| Listen::Unix(path.to_owned()))
+                    .ok_or_else(|| io::Error::other("a unix socket without a path"))
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(socket) => socket.as_fd(),
+            Listener::Unix(socket) => socket.as_fd(),
+        }
+    }
+}
+
+impl Bound {
+    /// Binds once for each worker. Port 0 takes a free port, the same for all.
+    fn open(wanted: &Listen, workers: usize) -> io::Result<Bound> {
+        let mut bound = Bound {
+            line: next_line(),
+            wanted: wanted.clone(),
+            place: wanted.clone(),
+            secure: false,
+            lent: false,
+            sockets: Vec::new(),
+        };
+        match wanted {
+            Listen::Tcp(_) => {
+                for _ in 0..workers {
+                    bound.add_tcp()?;
+                }
+            }
+            Listen::Unix(path) => bound.sockets.push(Listener::Unix(bind_unix(path)?)),
+        }
+        Ok(bound)
+    }
+
+    /// What is left of `given` keeps what this line does not name.
+    fn inherit(
+        wanted: &Listen,
+        workers: usize,
+        given: &mut Vec<Given>,
+    ) -> io::Result<Option<Bound>> {
+        let Some(first) = given.iter().find(|one| one.is_for(wanted)) else {
+            return Ok(None);
+        };
+        let (place, lent) = (first.socket.place()?, first.lent);
+        // Lines that are written alike (`:0`, twice) are in different places.
+        let (mine, others): (Vec<Given>, Vec<Given>) = std::mem::take(given)
+            .into_iter()
+            .partition(|one| one.socket.place().is_ok_and(|other| other == place));
+        *given = others;
+        let mut bound = Bound {
+            line: next_line(),
+            wanted: wanted.clone(),
+            place,
+            secure: false,
+            lent,
+            sockets: mine.into_iter().map(|one| one.socket).collect(),
+        };
+        // More workers than sockets: more sockets, where the first ones allow it. Where not, they
+        // are shared.
+        while bound.sockets.len() < workers && bound.is_spread() && bound.add_tcp().is_ok() {}
+        Ok(Some(bound))
+    }
+
+    /// As people write it: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
+    fn name(&self) -> String {
+        match (&self.place, self.secure) {
+            (Listen::Tcp(address), false) => format!("http://{address}"),
+            (Listen::Tcp(address), true) => format!("https://{address}"),
+            (Listen::Unix(path), false) => format!("unix:{}", path.display()),
+            (Listen::Unix(path), true) => format!("unix:{} (TLS)", path.display()),
+        }
+    }
+
+    fn is_spread(&self) -> bool {
+        let Some(Listener::Tcp(socket)) = self.sockets.first() else {
+            return false;
+        };
+        !self.lent && SockRef::from(socket).reuse_port().unwrap_or(false)
+    }
+
+    fn add_tcp(&mut self) -> io::Result<()> {
+        if let Listen::Tcp(address) = self.place {
+            let listener = bind_tcp(address)?;
+            self.place = Listen::Tcp(listener.local_addr()?);
+            self.sockets.push(Listener::Tcp(listener));
+        }
+        Ok(())
+    }
+
+    /// Copies for one of `workers`: together they have every socket, since connections wait at
+    /// each of them, and every worker has one.
+    fn of_worker(&self, worker: usize, workers: usize) -> io::Result<Vec<Entrance>> {
+        let count = self.sockets.len();
+        let own = self.sockets.iter().enumerate().filter(|(index, _)| {
+            index % workers == worker || (count <= worker && *index == worker % count)
+        });
+        let entrance = |listener| Entrance {
+            line: self.line,
+            listener,
+            secure: self.secure,
+            lent: self.lent,
+        };
+        own.map(|(_, socket)| socket.try_clone().map(entrance))
+            .collect()
+    }
+}
+
+/// Says which address an error is about.
+fn named(wanted: &Listen, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot listen on {wanted}: {error}"))
+}
+
+fn next_line() -> u64 {
+    static LINES: AtomicU64 = AtomicU64::new(0);
+    LINES.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Listeners {
-    /// Binds every address once for each worker. Port 0 takes a free port, the same for all.
+    /// Opens every line of `listen`, and of `[tls]`'s: with sockets that were `given`, which are
+    /// taken out of it, or by binding.
     ///
     /// # Errors
     /// The first address that cannot be bound, named in the error.
-    pub fn bind(listen: &[Listen], workers: usize) -> io::Result<Listeners> {
-        let mut sets: Vec<Vec<Listener>> = (0..workers).map(|_| Vec::new()).collect();
-        let (mut addresses, mut paths) = (Vec::new(), Vec::new());
-        for listen in listen {
-            let named = |error: io::Error| {
-                io::Error::new(
-                    error.kind(),
-                    format!("cannot listen on {}: {error}", name(listen)),
-                )
+    pub fn open(
+        (plain, secure): (&[Listen], &[Listen]),
+        workers: usize,
+        given: &mut Vec<Given>,
+    ) -> io::Result<Listeners> {
+        let mut bound = Vec::new();
+        for (index, wanted) in plain.iter().chain(secure).enumerate() {
+            let named = |error| named(wanted, &error);
+            let inherited = Bound::inherit(wanted, workers, given).map_err(named)?;
+            let opened = match inherited {
+                Some(inherited) => inherited,
+                None => Bound::open(wanted, workers).map_err(named)?,
             };
-            match listen {
-                Listen::Tcp(wanted) => {
-                    let mut address = *wanted;
-                    for set in &mut sets {
-                        let listener = bind_tcp(address).map_err(named)?;
-                        address = listener.local_addr().map_err(named)?;
-                        set.push(Listener::Tcp(listener));
-                    }
-                    addresses.push(address);
-                }
-                Listen::Unix(path) => {
-                    let listener = bind_unix(path).map_err(named)?;
-                    for set in &mut sets {
-                        set.push(Listener::Unix(listener.try_clone().map_err(named)?));
-                    }
-                    paths.push(path.clone());
-                }
-            }
+            bound.push(Bound {
+                secure: index >= plain.len(),
+                ..opened
+            });
         }
         Ok(Listeners {
-            sets,
-            addresses,
-            paths,
+            workers,
+            bound: Mutex::new(bound),
         })
     }
 
     /// The TCP addresses that are bound, with real port numbers.
-    pub fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        let tcp = |bound: &Bound| match bound.place {
+            Listen::Tcp(address) => Some(address),
+            Listen::Unix(_) => None,
+        };
+        self.bound().iter().filter_map(tcp).collect()
     }
 
-    /// The unix sockets that are bound.
-    pub fn paths(&self) -> &[PathBuf] {
-        &self.paths
+    /// All that is bound, as people write it: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
+    pub fn places(&self) -> Vec<String> {
+        let bound = self.bound();
+        let tcp = |one: &&Bound| matches!(one.place, Listen::Tcp(_));
+        let (first, then): (Vec<&Bound>, Vec<&Bound>) = bound.iter().partition(tcp);
+        first.into_iter().chain(then).map(Bound::name).collect()
     }
 
-    pub(crate) fn into_sets(self) -> Vec<Vec<Listener>> {
-        self.sets
+    /// A copy of each worker's sockets.
+    pub(crate) fn sets(&self) -> io::Result<Vec<Vec<Entrance>>> {
+        let bound = self.bound();
+        let set = |worker| {
+            let parts = bound.iter().map(|one| one.of_worker(worker, self.workers));
+            parts.flat_map(flatten).collect()
+        };
+        (0..self.workers).map(set).collect()
+    }
+
+    /// Does something with every line's sockets.
+    pub(crate) fn each<E>(
+        &self,
+        mut act: impl FnMut(&Bound, &[Listener]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let bound = self.bound();
+        bound.iter().try_for_each(|one| act(one, &one.sockets))
+    }
+
+    /// Whether other processes listen on the same TCP ports, each with sockets of its own
+    /// (SO_REUSEPORT): then connections go to them as soon as ours are closed, and until then
+    /// something has to be done for those that are in between.
+    pub fn yield_with_care(&self) -> bool {
+        let bound = self.bound();
+        let own = bound.iter().filter(|one| !one.lent);
+        let sockets: Vec<&Listener> = own.flat_map(|one| &one.sockets).collect();
+        neighbours::listen_too(&sockets) && !neighbours::inherit_what_waits()
+    }
+
+    /// Lets go of all of them, so that the workers' copies are the last.
+    pub fn close(&self) {
+        self.bound().clear();
+    }
+
+    fn bound(&self) -> MutexGuard<'_, Vec<Bound>> {
+        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn name(listen: &Listen) -> String {
-    match listen {
-        Listen::Tcp(address) => address.to_string(),
-        Listen::Unix(path) => format!("unix:{}", path.display()),
+/// The sockets of one line, or why there are none.
+fn flatten(part: io::Result<Vec<Entrance>>) -> Vec<io::Result<Entrance>> {
+    match part {
+        Ok(sockets) => sockets.into_iter().map(Ok).collect(),
+        Err(error) => vec![Err(error)],
     }
 }
 
@@ -138,4 +392,82 @@ fn bind_unix(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
     let listener = std::os::unix::net::UnixListener::bind(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any() -> Listen {
+        Listen::Tcp("127.0.0.1:0".parse().unwrap())
+    }
+
+    fn given(listeners: &Listeners) -> Vec<Given> {
+        let mut given = Vec::new();
+        let collected = listeners.each(|bound, sockets| {
+            for socket in sockets {
+                given.push(Given {
+                    name: bound.wanted.to_string(),
+                    lent: bound.lent,
+                    socket: socket.try_clone()?,
+                });
+            }
+            io::Result::Ok(())
+        });
+        collected.unwrap();
+        given
+    }
+
+    #[test]
+    fn every_worker_gets_a_socket_and_every_socket_a_worker() {
+        for (before, after) in [(3, 3), (1, 4), (5, 2), (4, 1)] {
+            let first = Listeners::open((&[any()], &[]), before, &mut Vec::new()).unwrap();
+            let mut given = given(&first);
+            let second = Listeners::open((&[any()], &[]), after, &mut given).unwrap();
+            assert!(given.is_empty());
+            assert_eq!(first.addresses(), second.addresses());
+            let sets = second.sets().unwrap();
+            assert_eq!(sets.len(), after);
+            assert!(sets.iter().all(|set| !set.is_empty()));
+            let sockets: usize = sets.iter().map(Vec::len).sum();
+            assert_eq!(sockets, before.max(after), "{before} to {after}");
+        }
+    }
+
+    #[test]
+    fn a_lent_socket_is_shared_and_not_joined_by_others() {
+        let first = Listeners::open((&[any()], &[]), 1, &mut Vec::new()).unwrap();
+        let mut given = given(&first);
+        given[0].lent = true;
+        let second = Listeners::open((&[any()], &[]), 3, &mut given).unwrap();
+        let sets = second.sets().unwrap();
+        assert!(sets.iter().all(|set| set.len() == 1));
+        let mut sockets = 0;
+        let counted = second.each(|_, all| {
+            sockets += all.len();
+            Ok::<_, ()>(())
+        });
+        assert!(counted.is_ok());
+        assert_eq!(sockets, 1);
+    }
+
+    #[test]
+    fn lines_that_are_written_alike_keep_their_places() {
+        let both = [any(), any()];
+        let first = Listeners::open((&both, &[]), 2, &mut Vec::new()).unwrap();
+        let mut given = given(&first);
+        let second = Listeners::open((&both[..1], &both[1..]), 3, &mut given).unwrap();
+        assert_eq!(first.addresses(), second.addresses());
+        assert!(given.is_empty());
+    }
+
+    #[test]
+    fn what_no_line_names_is_left() {
+        let first = Listeners::open((&[any(), any()], &[]), 1, &mut Vec::new()).unwrap();
+        let mut given = given(&first);
+        given[1].name = "127.0.0.1:1".to_owned();
+        let second = Listeners::open((&[any()], &[]), 1, &mut given).unwrap();
+        assert_eq!(second.addresses(), first.addresses()[..1]);
+        assert_eq!(given.len(), 1);
+    }
 }

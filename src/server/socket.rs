@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::lint::Lint;
@@ -63,6 +64,7 @@ pub(crate) struct Phase {
     pub(crate) body: Progress,
     answer_pending: AtomicBool,
     pub(crate) alarm: Arc<Alarm>,
+    header_timeout: Duration,
     idle_timeout: Duration,
     body_timeout: Duration,
 }
@@ -76,9 +78,16 @@ impl Phase {
             body: Progress::default(),
             answer_pending: AtomicBool::new(false),
             alarm,
+            header_timeout: settings.header_timeout,
             idle_timeout: settings.idle_timeout,
             body_timeout: settings.body_timeout,
         })
+    }
+
+    /// The first bytes of the connection have come.
+    pub(crate) fn begin_head(&self) {
+        self.set(Stage::Head);
+        self.alarm.arm(self.header_timeout);
     }
 
     /// A request's head is whole and the service has it. Tells what the head's lint found.
@@ -133,9 +142,10 @@ impl Phase {
 #[derive(Debug)]
 pub(crate) struct Socket {
     stream: Stream,
+    /// What was read before it was known what is spoken.
+    ahead: Bytes,
     phase: Arc<Phase>,
     lint: Lint,
-    header_timeout: Duration,
     /// The client has sent its end of stream, and hyper has not been told yet.
     ended: bool,
     /// A write has found no room, and none has gone through since.
@@ -149,12 +159,16 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn new(stream: Stream, phase: Arc<Phase>, settings: &ServerSettings) -> Socket {
+    pub(crate) fn new(
+        (stream, ahead): (Stream, Bytes),
+        phase: Arc<Phase>,
+        settings: &ServerSettings,
+    ) -> Socket {
         Socket {
             stream,
+            ahead,
             phase,
             lint: Lint::new(settings.max_header_bytes),
-            header_timeout: settings.header_timeout,
             ended: false,
             stalled: false,
             watched: false,
@@ -207,8 +221,7 @@ impl Socket {
             }
             stage => {
                 if stage != Stage::Head {
-                    self.phase.set(Stage::Head);
-                    self.phase.alarm.arm(self.header_timeout);
+                    self.phase.begin_head();
                     self.lint.restart();
                 }
                 if let Some(flaw) = self.lint.look(bytes) {
@@ -227,7 +240,7 @@ impl Socket {
                 Stage::Request if self.phase.body.has_ended() => self.phase.alarm.disarm(),
                 Stage::Request | Stage::Discard => self.phase.alarm.arm(self.phase.body_timeout),
                 Stage::Idle => self.phase.alarm.arm(self.phase.idle_timeout),
-                Stage::Head => self.phase.alarm.arm(self.header_timeout),
+                Stage::Head => self.phase.alarm.arm(self.phase.header_timeout),
                 Stage::Tunnel => self.phase.alarm.disarm(),
             }
         }
@@ -273,6 +286,12 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if !this.ahead.is_empty() {
+            let taken = this.ahead.split_to(this.ahead.len().min(buf.remaining()));
+            buf.put_slice(&taken);
+            this.note_read(&taken);
+            return Poll::Ready(Ok(()));
+        }
         // Also while its body is on its way upstream: hyper may have all of it already, and looks
         // here for the client's end only. If not, the body ends too early by the grace.
         let serving = this.phase.stage() == Stage::Request;
@@ -352,7 +371,14 @@ impl AsyncWrite for Socket {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        // hyper flushes once its own buffer is written; a socket has none. A whole answer is out.
+        // A socket has no buffer of its own; under TLS records may wait for room in it.
+        match Pin::new(&mut this.stream).poll_flush(cx) {
+            Poll::Ready(Ok(())) if this.stalled => this.note_write(),
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
+        }
+        // hyper flushes once its own buffer is written. A whole answer is out.
         if this.phase.stage() != Stage::Request {
             this.phase.answer_pending.store(false, Ordering::Relaxed);
         } else if !std::mem::take(&mut this.watched) {
@@ -364,7 +390,11 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.linger_left.is_none() {
-            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+            match Pin::new(&mut this.stream).poll_shutdown(cx) {
+                Poll::Ready(ended) => ended?,
+                // The last word of TLS has no room.
+                Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
+            }
             if this.ended || !this.expects_more() {
                 return Poll::Ready(Ok(()));
             }

@@ -51,6 +51,11 @@ impl Known {
         Some((Source::Lease, decision))
     }
 
+    /// Forgets what was denied; units that were taken ahead stay.
+    pub(crate) fn forget_denials(&self) {
+        self.lock().denied.clear();
+    }
+
     /// Forgets everything: the store is not the one it was.
     pub(crate) fn clear(&self) {
         self.lock().clear();

@@ -64,6 +64,11 @@ impl Leases {
             self.0.insert(id, Lease::new(item.cost, units, now_us));
         }
         let lease = self.0.get_mut(&id)?;
+        let is_left = lease.next < lease.end && now_us < lease.until_us;
+        if lease.units != units && !is_left {
+            // The limit is another since, or that of another tier.
+            *lease = Lease::new(item.cost, units, now_us);
+        }
         if (lease.cost, lease.units) != (item.cost, units) {
             return None;
         }

@@ -59,8 +59,8 @@ struct Bounds {
     bytes: AtomicUsize,
     evicted: AtomicU64,
     forgiven: AtomicU64,
-    max_keys: usize,
-    max_bytes: usize,
+    max_keys: AtomicUsize,
+    max_bytes: AtomicUsize,
 }
 
 /// How full the store is.
@@ -151,8 +151,8 @@ impl Memory {
                 bytes: AtomicUsize::new(0),
                 evicted: AtomicU64::new(0),
                 forgiven: AtomicU64::new(0),
-                max_keys: settings.max_keys.max(1),
-                max_bytes: settings.max_memory,
+                max_keys: AtomicUsize::new(settings.max_keys.max(1)),
+                max_bytes: AtomicUsize::new(settings.max_memory),
             },
         }
     }
@@ -177,6 +177,17 @@ impl Memory {
                 shard.remove(place, &self.bounds);
             }
         }
+    }
+
+    /// Holds to other bounds from now on; what is over them goes as charges come.
+    pub fn rebound(&self, settings: &StoreSettings) {
+        let Bounds {
+            max_keys,
+            max_bytes,
+            ..
+        } = &self.bounds;
+        max_keys.store(settings.max_keys.max(1), Ordering::Relaxed);
+        max_bytes.store(settings.max_memory, Ordering::Relaxed);
     }
 
     /// The secret that identities are hashed with.
@@ -446,8 +457,9 @@ impl Bounds {
     }
 
     fn passed(&self) -> bool {
-        self.keys.load(Ordering::Relaxed) > self.max_keys
-            || self.bytes.load(Ordering::Relaxed) > self.max_bytes
+        let most = |bound: &AtomicUsize| bound.load(Ordering::Relaxed);
+        self.keys.load(Ordering::Relaxed) > most(&self.max_keys)
+            || self.bytes.load(Ordering::Relaxed) > most(&self.max_bytes)
     }
 
     /// Evicts from the locked shards until the bounds hold or nothing is left to evict.

@@ -28,7 +28,6 @@ pub(super) use holder::Awaited;
 use holder::Holder;
 pub use link::look;
 pub use people::CurrentPeople;
-pub use tls::TlsTrouble;
 
 use smallvec::SmallVec;
 
@@ -345,6 +344,11 @@ impl Redis {
         if generation != PROVISIONAL {
             self.holder.hold(charge);
         }
+    }
+
+    /// See [`super::Store::limits_changed`].
+    pub fn limits_changed(&self) {
+        self.known.forget_denials();
     }
 
     /// See [`super::Store::told`].

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::trials::Trials;
-use super::{json, stamp};
+use super::{FileId, json, stamp};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
 
@@ -81,6 +81,9 @@ pub struct Entry {
 /// The log of the whole process; dropping the last handle writes what is left.
 #[derive(Debug)]
 pub struct AccessLog {
+    target: LogTarget,
+    /// Which file was opened, where it is one.
+    file: Option<FileId>,
     format: LogFormat,
     sample_allowed: f64,
     queue: Option<SyncSender<Vec<u8>>>,
@@ -94,6 +97,8 @@ impl AccessLog {
     /// Opens `target` and starts its writer; a log that is off takes lines and forgets them.
     pub fn open(target: &LogTarget, format: LogFormat, sample_allowed: f64) -> io::Result<Self> {
         let mut log = AccessLog {
+            target: target.clone(),
+            file: None,
             format,
             sample_allowed,
             queue: None,
@@ -107,10 +112,18 @@ impl AccessLog {
             let writer = std::thread::Builder::new()
                 .name("access-log".to_owned())
                 .spawn(move || write_buffers(&buffers, &mut *out))?;
+            log.file = FileId::of(target);
             log.queue = Some(queue);
             log.writer = Mutex::new(Some(writer));
         }
         Ok(log)
+    }
+
+    /// Whether opening it anew with these settings would change anything: false also where its file
+    /// has been moved away.
+    pub fn is_still(&self, target: &LogTarget, format: LogFormat, sample_allowed: f64) -> bool {
+        let same = (&self.target, self.format, self.sample_allowed);
+        same == (target, format, sample_allowed) && self.file == FileId::of(target)
     }
 
     /// Whether a request with this outcome gets a line: everything but what was let through, of
@@ -176,6 +189,16 @@ struct Local {
 }
 
 impl Buffer {
+    /// Whether both are handles of one end.
+    pub fn is_same(&self, other: &Buffer) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Whether this is the last handle of this end: no more lines will come.
+    pub fn is_last(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
     /// Whether no line is ever written.
     pub fn is_off(&self) -> bool {
         self.0.log.queue.is_none()

@@ -1,30 +1,60 @@
 //! Which of an upstream's servers gets the next request: a pure choice.
 //!
-//! Two servers are drawn at random and the one with fewer requests under way wins. That is nearly
+//! By default two servers are drawn at random and the one with less to do wins. That is nearly
 //! as even as asking all of them, and unlike "the least busy of all" it does not send everybody
 //! to the server that just came back. It must never wait, read a clock or change anything.
 
-use std::time::Duration;
-
-/// The first rest of a server that could not be reached; each further failure doubles it.
-const FIRST_REST: Duration = Duration::from_secs(1);
-/// Doublings at most: 16 s.
-const MAX_DOUBLINGS: u32 = 4;
+/// Answers that are faster than this are equally fast, microseconds: below, noise decides.
+const FAST_US: u64 = 1000;
+/// A server is slower than another if its answers take more than so many times as long. Smaller
+/// differences show in what is under way anyway.
+const SLOWER_TIMES: u64 = 2;
 
 /// What is known of a server when a request is about to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
-    /// It could not be reached lately and is left in peace while there are others.
+    /// It must not be asked.
+    Down,
+    /// It failed lately and is left in peace while there are others.
     Resting,
-    /// It serves this many requests of ours.
-    InFlight(usize),
+    /// It has as much to do as it may.
+    Full,
+    /// It takes requests.
+    Ready(Work),
+}
+
+/// What a server has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Work {
+    /// Requests of ours that it serves.
+    pub(super) in_flight: u64,
+    /// How long its answers take, microseconds; 0 while that is unknown.
+    pub(super) latency_us: u64,
+    /// Its part of the requests, next to the others'.
+    pub(super) weight: u64,
+}
+
+impl Load {
+    /// Whether it may be asked at all.
+    fn is_askable(self) -> bool {
+        matches!(self, Load::Ready(_) | Load::Resting)
+    }
+
+    /// Its part in what is drawn by weight.
+    fn share(self) -> u64 {
+        match self {
+            Load::Ready(work) => work.weight,
+            Load::Resting | Load::Full | Load::Down => 0,
+        }
+    }
 }
 
 /// The index of the server to use, or `None` if there are none. `random` is any number; `load`
-/// tells of each server, and a resting one is chosen only when all of them rest.
+/// tells of each server, and a resting one is chosen only when none is ready. All weights are taken
+/// to be the same.
 pub(super) fn pick(servers: usize, random: u64, load: impl Fn(usize) -> Load) -> Option<usize> {
     if servers <= 1 {
-        return (servers == 1).then_some(0);
+        return (servers == 1 && load(0).is_askable()).then_some(0);
     }
     let count = servers as u64;
     let first = (random % count) as usize;
@@ -32,21 +62,135 @@ pub(super) fn pick(servers: usize, random: u64, load: impl Fn(usize) -> Load) ->
     let offset = 1 + (random >> 32) % (count - 1);
     let second = (first + offset as usize) % servers;
     match (load(first), load(second)) {
-        (Load::InFlight(one), Load::InFlight(other)) if other < one => Some(second),
-        (Load::InFlight(_), _) => Some(first),
-        (Load::Resting, Load::InFlight(_)) => Some(second),
-        (Load::Resting, Load::Resting) => {
-            let awake = (0..servers)
-                .map(|step| (first + step) % servers)
-                .find(|&server| load(server) != Load::Resting);
-            Some(awake.unwrap_or(first))
-        }
+        (Load::Ready(one), Load::Ready(other)) if other.has_less_than(&one) => Some(second),
+        (Load::Ready(_), _) => Some(first),
+        (_, Load::Ready(_)) => Some(second),
+        _ => any(servers, first, load),
     }
 }
 
-/// How long a server rests after its `failures`-th failure in a row.
-pub(super) fn rest(failures: u32) -> Duration {
-    FIRST_REST * 2_u32.pow(failures.saturating_sub(1).min(MAX_DOUBLINGS))
+/// The same by weight: two are drawn, each by its weight, and the first keeps the request unless
+/// the second would have less to do even with it. So shares are those of the weights as long as
+/// there is little to do, and what is under way is shared by the weights when there is much.
+pub(super) fn pick_weighted(
+    servers: usize,
+    random: u64,
+    load: impl Fn(usize) -> Load,
+) -> Option<usize> {
+    let draw = |random: u64, total: u64, without: Option<usize>| {
+        // The upper half of a product is a number below `total`, as evenly as `random` is.
+        let mut at = ((u128::from(random << 32) * u128::from(total)) >> 64) as u64;
+        (0..servers).find(|&server| {
+            let share = load(server).share();
+            let is_here = Some(server) != without && at < share;
+            if !is_here && Some(server) != without {
+                at -= share;
+            }
+            is_here
+        })
+    };
+    let total = (0..servers).map(|server| load(server).share()).sum();
+    let Some(first) = draw(random, total, None) else {
+        return any(servers, random as usize % servers.max(1), load);
+    };
+    let rest = total - load(first).share();
+    let second = draw(random >> 32, rest, Some(first));
+    match second.map(|second| (second, load(first), load(second))) {
+        Some((second, Load::Ready(one), Load::Ready(other))) if other.gains_from(&one) => {
+            Some(second)
+        }
+        _ => Some(first),
+    }
+}
+
+/// In turn and by weight, without sending a heavy server all of its requests at once: every
+/// server gains its weight, and the richest pays for all.
+pub(super) fn pick_in_turn(gained: &mut [i64], load: impl Fn(usize) -> Load) -> Option<usize> {
+    let mut total = 0;
+    let mut richest: Option<usize> = None;
+    for server in 0..gained.len() {
+        let share = i64::try_from(load(server).share()).unwrap_or(i64::MAX);
+        if share == 0 {
+            continue;
+        }
+        total += share;
+        gained[server] += share;
+        if richest.is_none_or(|richest| gained[server] > gained[richest]) {
+            richest = Some(server);
+        }
+    }
+    let Some(richest) = richest else {
+        return any(gained.len(), 0, load);
+    };
+    gained[richest] -= total;
+    Some(richest)
+}
+
+/// The server that `affinity` belongs to, or the next one it would belong to if that rests.
+/// `servers` gives each one's own number and weight.
+///
+/// Every server draws a lot that depends on both numbers, and the best one wins: a server that is
+/// added or removed moves only what it wins or has won, and the order of the list means nothing.
+pub(super) fn pick_by_hash(
+    affinity: u64,
+    servers: impl Iterator<Item = (u64, u32)>,
+    load: impl Fn(usize) -> Load,
+) -> Option<usize> {
+    let mut best: Option<(bool, f64, usize)> = None;
+    for (server, (number, weight)) in servers.enumerate() {
+        let load = load(server);
+        if !load.is_askable() {
+            continue;
+        }
+        let lot = mix(affinity ^ number) >> 11;
+        // From the open interval (0, 1); its logarithm makes the share exactly the weight's.
+        let lot = (lot as f64 + 0.5) / (1_u64 << 53) as f64;
+        let bid = (load != Load::Resting, lot.ln() / f64::from(weight));
+        if best.is_none_or(|(was_ready, most, _)| bid > (was_ready, most)) {
+            best = Some((bid.0, bid.1, server));
+        }
+    }
+    best.map(|(_, _, server)| server)
+}
+
+/// Any server that is ready, from `first` on; else one that rests.
+fn any(servers: usize, first: usize, load: impl Fn(usize) -> Load) -> Option<usize> {
+    let mut around = (0..servers).map(|step| (first + step) % servers);
+    let ready = around.clone().find(|&server| load(server).share() > 0);
+    ready.or_else(|| around.find(|&server| load(server).is_askable()))
+}
+
+/// A number that depends on every bit of `number`.
+pub(super) fn mix(number: u64) -> u64 {
+    let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+impl Work {
+    /// Whether its answers would come sooner, were the request to join what is under way.
+    fn has_less_than(&self, other: &Work) -> bool {
+        let (own, others) = self.times(other);
+        own * (self.in_flight + 1) < others * (other.in_flight + 1)
+    }
+
+    /// Whether it has less to do for its weight with the request than `other` has without it.
+    fn gains_from(&self, other: &Work) -> bool {
+        let (own, others) = self.times(other);
+        let with = u128::from(own) * u128::from((self.in_flight + 1) * other.weight);
+        with < u128::from(others) * u128::from(other.in_flight * self.weight)
+    }
+
+    /// How long the answers of both take, where that differs enough to mean anything.
+    fn times(&self, other: &Work) -> (u64, u64) {
+        let (own, others) = (self.latency_us.max(FAST_US), other.latency_us.max(FAST_US));
+        let (least, most) = (own.min(others), own.max(others));
+        let unknown = self.latency_us == 0 || other.latency_us == 0;
+        if unknown || most <= least * SLOWER_TIMES {
+            return (1, 1);
+        }
+        (own, others)
+    }
 }
 
 #[cfg(test)]
@@ -55,6 +199,18 @@ mod tests {
 
     fn numbers() -> impl Iterator<Item = u64> {
         (0..1000_u64).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn work(in_flight: u64, weight: u64) -> Load {
+        Load::Ready(Work {
+            in_flight,
+            latency_us: 0,
+            weight,
+        })
+    }
+
+    fn busy(in_flight: u64) -> Load {
+        work(in_flight, 100)
     }
 
     #[test]
@@ -67,7 +223,7 @@ mod tests {
     fn a_resting_server_is_passed_over_while_another_is_awake() {
         for random in numbers() {
             let picked = pick(5, random, |server| match server {
-                3 => Load::InFlight(900),
+                3 => busy(900),
                 _ => Load::Resting,
             });
             assert_eq!(picked, Some(3));
@@ -86,8 +242,8 @@ mod tests {
         let mut times = [0; 4];
         for random in numbers() {
             let picked = pick(4, random, |server| match server {
-                2 => Load::InFlight(10),
-                _ => Load::InFlight(1),
+                2 => busy(10),
+                _ => busy(1),
             });
             times[picked.unwrap()] += 1;
         }
@@ -99,9 +255,148 @@ mod tests {
     }
 
     #[test]
-    fn rests_double_up_to_a_bound() {
-        assert_eq!(rest(1), Duration::from_secs(1));
-        assert_eq!(rest(2), Duration::from_secs(2));
-        assert_eq!(rest(u32::MAX), Duration::from_secs(16));
+    fn one_that_is_down_is_picked_never() {
+        for random in numbers() {
+            let picked = pick(3, random, |server| match server {
+                1 => Load::Resting,
+                _ => Load::Down,
+            });
+            assert_eq!(picked, Some(1));
+            assert_eq!(pick(3, random, |_| Load::Down), None);
+        }
+        assert_eq!(pick(1, 7, |_| Load::Down), None);
+    }
+
+    /// How often each server is picked in 10,000 times.
+    fn times<const N: usize>(mut pick: impl FnMut(u64) -> Option<usize>) -> [usize; N] {
+        let mut times = [0; N];
+        for number in 0..10_000 {
+            times[pick(mix(number)).unwrap()] += 1;
+        }
+        times
+    }
+
+    fn is_near(times: usize, percent: usize) -> bool {
+        (percent * 100).abs_diff(times) < 250
+    }
+
+    #[test]
+    fn one_that_is_full_is_picked_never() {
+        for random in numbers() {
+            let load = |server| if server == 1 { busy(9) } else { Load::Full };
+            assert_eq!(pick(3, random, load), Some(1));
+            assert_eq!(pick_weighted(3, random, load), Some(1));
+            let servers = [(1, 1), (2, 1), (3, 1)].into_iter();
+            assert_eq!(pick_by_hash(random, servers, load), Some(1));
+            assert_eq!(pick(3, random, |_| Load::Full), None);
+        }
+        assert_eq!(pick(1, 7, |_| Load::Full), None);
+    }
+
+    #[test]
+    fn with_little_to_do_shares_are_those_of_the_weights() {
+        let weights = [300, 100, 100];
+        let got = times::<3>(|random| pick_weighted(3, random, |server| work(0, weights[server])));
+        assert!(is_near(got[0], 60) && is_near(got[1], 20), "{got:?}");
+    }
+
+    #[test]
+    fn with_much_to_do_what_is_under_way_is_shared_by_the_weights() {
+        let mut under_way = [0; 3];
+        let weights = [300, 100, 100];
+        for number in 0..500 {
+            let load = |server: usize| work(under_way[server], weights[server]);
+            under_way[pick_weighted(3, mix(number), load).unwrap()] += 1;
+        }
+        assert!((295..=305).contains(&under_way[0]), "{under_way:?}");
+    }
+
+    #[test]
+    fn a_slow_server_gets_less_and_a_little_slower_is_not_slow() {
+        let with = |latency_us: u64| {
+            times::<2>(|random| {
+                pick(2, random, |server| {
+                    Load::Ready(Work {
+                        in_flight: 1,
+                        latency_us: [5_000, latency_us][server],
+                        weight: 100,
+                    })
+                })
+            })
+        };
+        assert!(is_near(with(9_000)[1], 50));
+        assert_eq!(with(11_000)[1], 0);
+        assert!(is_near(with(0)[1], 50));
+    }
+
+    #[test]
+    fn turns_are_taken_by_weight_and_not_in_a_row() {
+        let mut gained = [0; 3];
+        let weights = [5, 1, 1];
+        let mut turns =
+            (0..7).map(|_| pick_in_turn(&mut gained, |server| work(0, weights[server])));
+        let turns: Option<Vec<usize>> = turns.by_ref().collect();
+        assert_eq!(turns.unwrap(), [0, 0, 1, 0, 2, 0, 0]);
+        let mut gained = [0; 3];
+        let mut turn = || {
+            let load = |server| if server == 1 { Load::Resting } else { busy(0) };
+            pick_in_turn(&mut gained, load).unwrap()
+        };
+        assert_eq!([turn(), turn(), turn(), turn()], [0, 2, 0, 2]);
+        assert_eq!(pick_in_turn(&mut [0; 2], |_| Load::Resting), Some(0));
+        assert_eq!(pick_in_turn(&mut [], |_| Load::Resting), None);
+    }
+
+    /// Whose each of 10,000 affinities is, among servers with these numbers and weights.
+    fn owners(servers: &[(u64, u32)]) -> Vec<u64> {
+        let owner = |affinity| {
+            pick_by_hash(mix(affinity), servers.iter().copied(), |_| busy(0))
+                .map(|at| servers[at].0)
+        };
+        (0..10_000)
+            .map(|affinity| owner(affinity).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn a_server_that_comes_or_goes_moves_only_its_share() {
+        let four = [(11, 1), (12, 1), (13, 1), (14, 1)];
+        let (before, after) = (owners(&four), owners(&four[..3]));
+        for (before, after) in before.iter().zip(&after) {
+            assert!(before == after || *before == 14);
+        }
+        let moved = before.iter().filter(|&&owner| owner == 14).count();
+        assert!(is_near(moved, 25), "{moved}");
+        let turned = owners(&[four[2], four[0], four[3], four[1]]);
+        assert_eq!(turned, before);
+    }
+
+    #[test]
+    fn a_heavier_server_owns_more() {
+        let owners = owners(&[(21, 3), (22, 1)]);
+        let heavy = owners.iter().filter(|&&owner| owner == 21).count();
+        assert!(is_near(heavy, 75), "{heavy}");
+    }
+
+    #[test]
+    fn what_belongs_to_a_resting_server_goes_to_others_evenly() {
+        let servers = [(31, 1), (32, 1), (33, 1)];
+        let load = |server| if server == 0 { Load::Resting } else { busy(0) };
+        let got = times::<3>(|random| pick_by_hash(random, servers.into_iter(), load));
+        assert!(got[0] == 0 && is_near(got[1], 50), "{got:?}");
+        let all_rest =
+            times::<3>(|random| pick_by_hash(random, servers.into_iter(), |_| Load::Resting));
+        assert!(is_near(all_rest[0], 33), "{all_rest:?}");
+        let one_left = |server| {
+            if server == 1 {
+                Load::Resting
+            } else {
+                Load::Down
+            }
+        };
+        assert_eq!(pick_by_hash(7, servers.into_iter(), one_left), Some(1));
+        assert_eq!(pick_weighted(3, 7, one_left), Some(1));
+        assert_eq!(pick_in_turn(&mut [0; 3], one_left), Some(1));
+        assert_eq!(pick_by_hash(7, servers.into_iter(), |_| Load::Down), None);
     }
 }

@@ -4,18 +4,21 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::HeaderValue;
 use smallvec::SmallVec;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
 
+use super::named::Addresses;
+use super::spare::Written;
 use crate::clock;
 use crate::config::ServerAddress;
+use crate::tls::TlsTrouble;
 use crate::wire::Stream;
 
 /// Silence on a connection after which the kernel asks whether the server is still there.
@@ -28,7 +31,9 @@ const MAX_ADDRESSES: usize = 8;
 pub(super) enum Address {
     /// Known without asking anybody.
     Fixed(SocketAddr),
-    /// A name, looked up for each new connection, so that a changed DNS record takes effect.
+    /// Several, tried in turn.
+    Several(Addresses),
+    /// A name, looked up for each new connection.
     Name(String, u16),
     /// A unix socket.
     Unix(PathBuf),
@@ -41,13 +46,44 @@ pub(super) enum ConnectError {
     TimedOut,
     /// The machine or its network refused, or the name is unknown.
     Failed(io::Error),
+    /// There is no TLS.
+    Tls(TlsTrouble),
+    /// It does not speak HTTP/2.
+    NoHttp2(h2::Error),
+}
+
+impl ConnectError {
+    /// The same for another request that waited for the same connection.
+    pub(super) fn again(&self) -> ConnectError {
+        match self {
+            ConnectError::TimedOut => ConnectError::TimedOut,
+            ConnectError::Failed(error) => {
+                ConnectError::Failed(io::Error::new(error.kind(), error.to_string()))
+            }
+            ConnectError::Tls(trouble) => ConnectError::Tls(*trouble),
+            ConnectError::NoHttp2(error) => {
+                ConnectError::NoHttp2(error.reason().unwrap_or(h2::Reason::PROTOCOL_ERROR).into())
+            }
+        }
+    }
 }
 
 impl Address {
+    /// Of a server that was found at `addresses`; its own where there are none.
+    pub(super) fn found(server: &ServerAddress, addresses: &Addresses) -> Address {
+        match addresses.as_slice() {
+            [] => Address::of(server),
+            [one] => Address::Fixed(*one),
+            several => Address::Several(several.into()),
+        }
+    }
+
     pub(super) fn of(server: &ServerAddress) -> Address {
         match server {
             ServerAddress::Unix(path) => Address::Unix(path.clone()),
-            ServerAddress::Http(host, port) => {
+            ServerAddress::Http(host, port)
+            | ServerAddress::Https(host, port)
+            | ServerAddress::H2c(host, port) => {
                 let bare = host.trim_start_matches('[').trim_end_matches(']');
                 match bare.parse::<IpAddr>() {
                     Ok(ip) => Address::Fixed(SocketAddr::new(ip, *port)),
@@ -57,28 +93,18 @@ impl Address {
         }
     }
 
-    /// What stands in `Host` for a request that came without one.
-    pub(super) fn host(&self) -> HeaderValue {
-        let host = match self {
-            Address::Fixed(address) => address.to_string(),
-            Address::Name(name, 80) => name.clone(),
-            Address::Name(name, port) => format!("{name}:{port}"),
-            Address::Unix(_) => "localhost".to_owned(),
-        };
-        HeaderValue::try_from(host).unwrap_or(HeaderValue::from_static(""))
-    }
-
     /// A connection, or why there is none, after `within` at the latest.
     pub(super) async fn connect(&self, within: Duration) -> Result<Patient, ConnectError> {
         let connecting = async {
             match self {
                 Address::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
                 Address::Fixed(address) => tcp(*address).await,
-                Address::Name(name, port) => any_of(name, *port, within).await,
+                Address::Several(addresses) => any_of(addresses, within).await,
+                Address::Name(name, port) => any_at(name, *port, within).await,
             }
         };
         match timeout(within, connecting).await {
-            Ok(Ok(stream)) => Ok(Patient(stream)),
+            Ok(Ok(stream)) => Ok(Patient::new(stream)),
             Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(ConnectError::TimedOut)
             }
@@ -88,14 +114,19 @@ impl Address {
     }
 }
 
-/// Tries the addresses of a name in turn. Each gets its share of what is left, so that one that
-/// swallows packets leaves time for the others.
-async fn any_of(name: &str, port: u16, within: Duration) -> io::Result<Stream> {
+async fn any_at(name: &str, port: u16, within: Duration) -> io::Result<Stream> {
     let start = clock::now();
     let addresses: SmallVec<[SocketAddr; MAX_ADDRESSES]> = lookup_host((name, port))
         .await?
         .take(MAX_ADDRESSES)
         .collect();
+    any_of(&addresses, within.saturating_sub(clock::now() - start)).await
+}
+
+/// Tries addresses in turn. Each gets its share of what is left, so that one that swallows packets
+/// leaves time for the others.
+async fn any_of(addresses: &[SocketAddr], within: Duration) -> io::Result<Stream> {
+    let start = clock::now();
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for (tried, &address) in addresses.iter().enumerate() {
         let left = within.saturating_sub(clock::now() - start);
@@ -124,6 +155,7 @@ pub fn look(server: &ServerAddress, within: Duration) -> bool {
     match Address::of(server) {
         Address::Unix(path) => std::os::unix::net::UnixStream::connect(path).is_ok(),
         Address::Fixed(address) => reaches(address),
+        Address::Several(addresses) => addresses.into_iter().any(reaches),
         Address::Name(name, port) => (name.as_str(), port)
             .to_socket_addrs()
             .is_ok_and(|mut addresses| addresses.any(reaches)),
@@ -136,7 +168,20 @@ pub fn look(server: &ServerAddress, within: Duration) -> bool {
 /// reported: it may have answered before (413 to an upload, say), and hyper, told of a failed
 /// write, would never look at that answer. Reading meets the end of the connection soon enough.
 #[derive(Debug)]
-pub(super) struct Patient(Stream);
+pub(super) struct Patient {
+    pub(super) stream: Stream,
+    /// What is kept of what is written.
+    pub(super) written: Arc<Written>,
+}
+
+impl Patient {
+    pub(super) fn new(stream: Stream) -> Patient {
+        Patient {
+            stream,
+            written: Arc::default(),
+        }
+    }
+}
 
 fn discarding(written: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
     match written {
@@ -158,7 +203,7 @@ impl AsyncRead for Patient {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
@@ -168,7 +213,11 @@ impl AsyncWrite for Patient {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        discarding(Pin::new(&mut self.0).poll_write(cx, bytes), bytes.len())
+        self.written.note([bytes]);
+        discarding(
+            Pin::new(&mut self.stream).poll_write(cx, bytes),
+            bytes.len(),
+        )
     }
 
     fn poll_write_vectored(
@@ -176,9 +225,10 @@ impl AsyncWrite for Patient {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.written.note(pieces.iter().map(|piece| &**piece));
         let length = pieces.iter().map(|piece| piece.len()).sum();
         discarding(
-            Pin::new(&mut self.0).poll_write_vectored(cx, pieces),
+            Pin::new(&mut self.stream).poll_write_vectored(cx, pieces),
             length,
         )
     }
@@ -188,11 +238,12 @@ impl AsyncWrite for Patient {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        // TLS writes here what it has kept.
+        discarding(Pin::new(&mut self.stream).poll_flush(cx).map_ok(|()| 0), 0).map_ok(|_| ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -210,12 +261,5 @@ mod tests {
         assert!(matches!(http("[::1]", 80), Address::Fixed(_)));
         assert!(matches!(http("::1", 80), Address::Fixed(_)));
         assert!(matches!(http("localhost", 80), Address::Name(..)));
-    }
-
-    #[test]
-    fn the_host_names_the_port_unless_it_is_the_usual_one() {
-        assert_eq!(http("api", 80).host(), "api");
-        assert_eq!(http("api", 3000).host(), "api:3000");
-        assert_eq!(http("[::1]", 3000).host(), "[::1]:3000");
     }
 }

@@ -2,12 +2,14 @@
 //! may have seen the request.
 
 use std::error::Error;
+use std::time::Duration;
 use std::{fmt, io};
 
 use http::StatusCode;
 
 use super::body::BodyError;
 use super::connect::ConnectError;
+use crate::tls::TlsTrouble;
 
 /// Why a request has no answer, or its answer no end. `Display` and [`UpstreamError::label`] hold
 /// nothing of the inside; [`Error::source`] has it for logs.
@@ -15,8 +17,12 @@ use super::connect::ConnectError;
 pub enum UpstreamError {
     /// No server is configured under this index.
     NoServer,
+    /// The checks of every server fail; so soon one of them may be back.
+    NoneLeft(Duration),
     /// As many connections are in use as `max_connections` allows.
     TooManyConnections,
+    /// No server had room for it within `queue_timeout`.
+    QueuedTooLong,
     /// No server could be connected to.
     Unreachable(io::Error),
     /// No connection stood within `connect_timeout`.
@@ -24,14 +30,29 @@ pub enum UpstreamError {
     /// No head came within `timeout` of the request's last byte, or no more of a body within
     /// `body_timeout`.
     TimedOut,
-    /// The connection ended before the answer did.
-    Closed(hyper::Error),
-    /// What came is not HTTP/1.1, or has a head larger than we read.
-    Garbage(hyper::Error),
+    /// There is no TLS with the server; nothing was sent.
+    Tls(TlsTrouble),
+    /// The server ended TLS after the handshake, as it does when it wants another certificate.
+    TlsEnded(TlsTrouble),
+    /// The connection, or the request's stream on it, ended before the answer did.
+    Closed(ProtocolError),
+    /// What came is not HTTP, or has a head larger than we read.
+    Garbage(ProtocolError),
+    /// The server does not speak HTTP/2; nothing was sent.
+    NoHttp2(h2::Error),
     /// The head could be read, but not trusted.
     Head(HeadFault),
     /// The client's fault: its body was not what it said, or did not come.
     Request(BodyError),
+}
+
+/// What is wrong on a connection, as the library of its protocol says it.
+#[derive(Debug)]
+pub enum ProtocolError {
+    /// HTTP/1.1.
+    Http1(hyper::Error),
+    /// HTTP/2.
+    Http2(h2::Error),
 }
 
 /// What makes a response's head ambiguous although it can be read. Connections that such a head
@@ -52,11 +73,15 @@ impl UpstreamError {
     /// The status that tells a client of it.
     pub fn status(&self) -> StatusCode {
         match self {
-            UpstreamError::NoServer | UpstreamError::TooManyConnections => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
+            UpstreamError::NoServer
+            | UpstreamError::NoneLeft(_)
+            | UpstreamError::TooManyConnections
+            | UpstreamError::QueuedTooLong => StatusCode::SERVICE_UNAVAILABLE,
             UpstreamError::ConnectTimedOut | UpstreamError::TimedOut => StatusCode::GATEWAY_TIMEOUT,
             UpstreamError::Unreachable(_)
+            | UpstreamError::Tls(_)
+            | UpstreamError::TlsEnded(_)
+            | UpstreamError::NoHttp2(_)
             | UpstreamError::Closed(_)
             | UpstreamError::Garbage(_)
             | UpstreamError::Head(_) => StatusCode::BAD_GATEWAY,
@@ -66,14 +91,27 @@ impl UpstreamError {
         }
     }
 
+    /// Whole seconds after which another try is worth it, where that is known.
+    pub fn retry_after(&self) -> Option<u64> {
+        match self {
+            UpstreamError::NoneLeft(time) => Some(time.as_millis().div_ceil(1000).max(1) as u64),
+            UpstreamError::TooManyConnections | UpstreamError::QueuedTooLong => Some(1),
+            _ => None,
+        }
+    }
+
     /// A word for logs and metrics.
     pub fn label(&self) -> &'static str {
         match self {
             UpstreamError::NoServer => "upstream_none",
+            UpstreamError::NoneLeft(_) => "upstream_down",
             UpstreamError::TooManyConnections => "upstream_busy",
+            UpstreamError::QueuedTooLong => "upstream_queue_timeout",
             UpstreamError::Unreachable(_) => "upstream_unreachable",
             UpstreamError::ConnectTimedOut => "upstream_connect_timeout",
             UpstreamError::TimedOut => "upstream_timeout",
+            UpstreamError::Tls(trouble) | UpstreamError::TlsEnded(trouble) => tls_label(*trouble),
+            UpstreamError::NoHttp2(_) => "upstream_no_http2",
             UpstreamError::Closed(_) => "upstream_closed",
             UpstreamError::Garbage(_) | UpstreamError::Head(_) => "upstream_garbage",
             UpstreamError::Request(BodyError::TooLarge) => "request_too_large",
@@ -88,9 +126,13 @@ impl UpstreamError {
         !matches!(
             self,
             UpstreamError::NoServer
+                | UpstreamError::NoneLeft(_)
                 | UpstreamError::TooManyConnections
+                | UpstreamError::QueuedTooLong
                 | UpstreamError::Unreachable(_)
                 | UpstreamError::ConnectTimedOut
+                | UpstreamError::Tls(_)
+                | UpstreamError::NoHttp2(_)
         )
     }
 
@@ -102,11 +144,49 @@ impl UpstreamError {
         {
             return UpstreamError::Request(body.clone());
         }
-        if error.is_parse() {
-            UpstreamError::Garbage(error)
-        } else {
-            UpstreamError::Closed(error)
+        if let Some(trouble) = TlsTrouble::within(&error) {
+            return UpstreamError::TlsEnded(trouble);
         }
+        if error.is_parse() {
+            UpstreamError::Garbage(ProtocolError::Http1(error))
+        } else {
+            UpstreamError::Closed(ProtocolError::Http1(error))
+        }
+    }
+
+    /// The same of HTTP/2: what the library itself objects to is garbage.
+    pub(super) fn of_http2(error: h2::Error) -> UpstreamError {
+        if let Some(trouble) = error.get_io().and_then(tls_of_io) {
+            return UpstreamError::TlsEnded(trouble);
+        }
+        if error.is_library() {
+            UpstreamError::Garbage(ProtocolError::Http2(error))
+        } else {
+            UpstreamError::Closed(ProtocolError::Http2(error))
+        }
+    }
+}
+
+/// What is wrong with TLS under HTTP/2, whose library keeps an error's kind and words only. No
+/// socket has data that is invalid: that is what TLS says of an alert, and of what it cannot read.
+pub(super) fn tls_of_io(error: &io::Error) -> Option<TlsTrouble> {
+    let is_tls = error.kind() == io::ErrorKind::InvalidData;
+    is_tls.then(|| match error.to_string().contains("alert") {
+        true => TlsTrouble::Refused,
+        false => TlsTrouble::Other,
+    })
+}
+
+fn tls_label(trouble: TlsTrouble) -> &'static str {
+    match trouble {
+        TlsTrouble::Expired => "upstream_tls_expired",
+        TlsTrouble::NotYetValid => "upstream_tls_not_yet_valid",
+        TlsTrouble::UnknownAuthority => "upstream_tls_unknown_ca",
+        TlsTrouble::OtherName => "upstream_tls_other_name",
+        TlsTrouble::Refused => "upstream_tls_refused",
+        TlsTrouble::Plain => "upstream_tls_plain",
+        TlsTrouble::Settings => "upstream_tls_settings",
+        TlsTrouble::Other => "upstream_tls",
     }
 }
 
@@ -115,6 +195,8 @@ impl From<ConnectError> for UpstreamError {
         match error {
             ConnectError::TimedOut => UpstreamError::ConnectTimedOut,
             ConnectError::Failed(error) => UpstreamError::Unreachable(error),
+            ConnectError::Tls(trouble) => UpstreamError::Tls(trouble),
+            ConnectError::NoHttp2(error) => UpstreamError::NoHttp2(error),
         }
     }
 }
@@ -123,10 +205,15 @@ impl fmt::Display for UpstreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             UpstreamError::NoServer => "the upstream has no server",
+            UpstreamError::NoneLeft(_) => "no server of the upstream is well",
             UpstreamError::TooManyConnections => "the upstream has too many requests under way",
+            UpstreamError::QueuedTooLong => "no server of the upstream had room in time",
             UpstreamError::Unreachable(_) => "the upstream cannot be reached",
             UpstreamError::ConnectTimedOut => "connecting to the upstream took too long",
             UpstreamError::TimedOut => "the upstream took too long to answer",
+            UpstreamError::Tls(_) => "there is no TLS with the upstream",
+            UpstreamError::TlsEnded(_) => "the upstream ended TLS",
+            UpstreamError::NoHttp2(_) => "the upstream does not speak HTTP/2",
             UpstreamError::Closed(_) => "the upstream closed the connection",
             UpstreamError::Garbage(_) => "the upstream's answer cannot be read",
             UpstreamError::Head(_) => "the upstream's answer is ambiguous",
@@ -135,17 +222,50 @@ impl fmt::Display for UpstreamError {
     }
 }
 
+impl UpstreamError {
+    /// With what is behind it, for the log.
+    pub(super) fn in_full(&self) -> String {
+        match self.source() {
+            Some(source) => format!("{self}: {source}"),
+            None => self.to_string(),
+        }
+    }
+}
+
 impl Error for UpstreamError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             UpstreamError::Unreachable(error) => Some(error),
+            UpstreamError::Tls(trouble) | UpstreamError::TlsEnded(trouble) => Some(trouble),
+            UpstreamError::NoHttp2(error) => Some(error),
             UpstreamError::Closed(error) | UpstreamError::Garbage(error) => Some(error),
             UpstreamError::Head(fault) => Some(fault),
             UpstreamError::Request(error) => Some(error),
             UpstreamError::NoServer
+            | UpstreamError::NoneLeft(_)
             | UpstreamError::TooManyConnections
+            | UpstreamError::QueuedTooLong
             | UpstreamError::ConnectTimedOut
             | UpstreamError::TimedOut => None,
+        }
+    }
+}
+
+impl fmt::Display for ProtocolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ProtocolError::Http1(error) => error.fmt(f),
+            ProtocolError::Http2(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for ProtocolError {
+    // Itself, since who resets a client's stream looks for the reason that a server gave.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            ProtocolError::Http1(error) => Some(error),
+            ProtocolError::Http2(error) => Some(error),
         }
     }
 }

@@ -1,445 +1,356 @@
-//! The connections to one upstream: in use, counted and bounded; idle, kept for the next request.
-//!
-//! One pool belongs to one worker. Its locks are therefore never contended, and never held across
-//! an await. A connection comes back only if everything about its last exchange was in order: the
-//! request sent whole, the response read to its end, and the server still there. All others are
-//! closed, so that nothing left on a connection can ever be read as the answer to another request.
+//! One upstream of one worker: which of its servers a request goes to, and how many may be under
+//! way.
 
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
-use http::{HeaderValue, Request, Response};
-use http_body::Body as _;
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
-use tokio::runtime::Handle;
-use tokio::task::AbortHandle;
+use http::{Request, Response};
 
-use super::balance::{self, Load};
-use super::body::RequestBody;
-use super::connect::Address;
+use super::Outgoing;
+use super::balance::Load;
+use super::body::{RequestBody, ResponseBody};
+use super::choice::Choice;
 use super::error::UpstreamError;
-use crate::clock::{Alarm, Sweep};
+use super::health::{Sent, Trouble};
+use super::named::{Makings, Named, places_in};
+use super::queue::Queue;
+use super::retry::Budget;
+use super::server::{Seat, Server};
+use super::tls::Tls;
+use super::vitals::Vitals;
+use super::watch::Ward;
+use crate::clock::{self, Sweep};
 use crate::config::UpstreamSettings;
-
-/// Bytes in the head of a response, or in its trailers.
-const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Bytes read ahead of a response's reader, and written ahead of the network, per connection.
-const MAX_BUFFER_BYTES: usize = 128 << 10;
-/// Servers that are tried for one request.
-const MAX_TRIES: usize = 3;
-/// How often idle connections are looked through, unless they last less than that.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// One upstream of one worker.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    settings: UpstreamSettings,
-    servers: Vec<Server>,
-    in_use: AtomicUsize,
-    http: http1::Builder,
-    sweep: Sweep,
-    /// What [`balance::pick`] draws from.
-    random: AtomicU64,
-    looking: AtomicBool,
+    terms: Arc<Terms>,
+    choices: Choices,
+    ward: Arc<Ward>,
+    /// Requests so far.
+    requests: AtomicU64,
+    /// What is left of the retries.
+    budget: Mutex<Budget>,
 }
 
+/// The servers to choose from.
 #[derive(Debug)]
-struct Server {
-    address: Address,
-    host: HeaderValue,
-    /// The one used last is on top, so that the others get old and can go.
-    idle: Mutex<Vec<Connection>>,
-    in_flight: AtomicUsize,
-    /// Failures to connect since the last success.
-    failures: AtomicU32,
-    /// Rings when a rest is over.
-    rest: Arc<Alarm>,
+enum Choices {
+    /// They are where they are.
+    Fixed(Arc<Choice>),
+    /// Some have names, and may be somewhere else tomorrow.
+    Named(Arc<Named>),
+}
+
+/// What all servers of an upstream have in common.
+#[derive(Debug)]
+pub(super) struct Terms {
+    pub(super) settings: UpstreamSettings,
+    pub(super) sweep: Sweep,
+    /// For those that speak TLS.
+    pub(super) tls: Option<Tls>,
+    /// Requests under way, also those that began under other settings.
+    pub(super) in_use: Arc<AtomicUsize>,
+    /// Whether any server has a bound of its own.
+    is_capped: bool,
+    /// Where requests wait for a place, if they may.
+    pub(super) queue: Option<Arc<Queue>>,
+}
+
+impl Terms {
+    /// Whether connections that were made under `old` may be used under these.
+    pub(super) fn takes_connections_of(&self, old: &Terms) -> bool {
+        let connecting = |settings: &UpstreamSettings| {
+            let tls = (settings.http2, Arc::clone(&settings.tls));
+            (settings.timeout, settings.body_timeout, tls)
+        };
+        connecting(&self.settings) == connecting(&old.settings)
+    }
 }
 
 impl Upstream {
-    pub(super) fn new(settings: &UpstreamSettings, sweep: Sweep) -> Upstream {
-        let mut http = http1::Builder::new();
-        http.max_buf_size(MAX_BUFFER_BYTES)
-            .max_header_size(MAX_HEAD_BYTES);
-        Upstream {
-            servers: settings
-                .servers
-                .iter()
-                .map(Address::of)
-                .map(|address| Server {
-                    host: address.host(),
-                    address,
-                    idle: Mutex::default(),
-                    in_flight: AtomicUsize::new(0),
-                    failures: AtomicU32::new(0),
-                    rest: sweep.alarm(),
-                })
-                .collect(),
+    pub(super) fn new(settings: &UpstreamSettings, sweep: Sweep, vitals: &Vitals) -> Upstream {
+        Upstream::after(None, settings, sweep, vitals)
+    }
+
+    /// The upstream that takes the place of `old`, of which it has the connections to the servers
+    /// that are still the same, and what is known of them.
+    pub(super) fn after(
+        old: Option<&Upstream>,
+        settings: &UpstreamSettings,
+        sweep: Sweep,
+        vitals: &Vitals,
+    ) -> Upstream {
+        if let Some(same) = old.and_then(|old| old.again(settings)) {
+            return same;
+        }
+        let in_use = old.map(|old| Arc::clone(&old.terms.in_use));
+        let ward = vitals.ward(&settings.name);
+        let mut servers = settings.servers.iter();
+        let is_capped = servers.any(|server| server.max_connections.is_some());
+        let queue = match is_capped {
+            true => Arc::clone(&ward.queue),
+            false => Arc::default(),
+        };
+        let terms = Arc::new(Terms {
+            is_capped,
+            queue: (settings.queue > 0).then_some(queue),
             settings: settings.clone(),
-            in_use: AtomicUsize::new(0),
-            http,
+            tls: Tls::of(settings),
             sweep,
-            random: AtomicU64::new(RandomState::new().hash_one(&settings.name)),
-            looking: AtomicBool::new(false),
+            in_use: in_use.unwrap_or_default(),
+        });
+        let makings = Makings {
+            terms: Arc::clone(&terms),
+            ward: Arc::clone(&ward),
+            vitals: vitals.clone(),
+        };
+        let old = old.map_or_else(Vec::new, |old| old.choice().servers.clone());
+        let servers = settings.servers.iter();
+        let found: Vec<_> = servers.flat_map(|server| places_in(&old, server)).collect();
+        let seed = RandomState::new().hash_one(&settings.name);
+        let choice = Choice::new(makings.servers(&found, &old), settings, seed);
+        let mut servers = settings.servers.iter();
+        let choices = match servers.any(|server| server.address.name().is_some()) {
+            true => Choices::Named(Named::new(choice, makings)),
+            false => Choices::Fixed(Arc::new(choice)),
+        };
+        Upstream {
+            choices,
+            terms,
+            ward,
+            requests: AtomicU64::new(0),
+            budget: Mutex::new(Budget::new(clock::now())),
         }
     }
 
-    /// A place for one request at one of the servers.
-    pub(super) fn seat(self: &Arc<Self>) -> Result<Seat, UpstreamError> {
-        // A Weyl sequence, mixed: as random as choosing needs, at the price of an addition.
-        let step = self
-            .random
-            .fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        let random = (step ^ (step >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let picked = balance::pick(self.servers.len(), random ^ (random >> 29), |server| {
-            self.servers[server].load()
-        });
-        let server = picked.ok_or(UpstreamError::NoServer)?;
-        if self.in_use.load(Ordering::Relaxed) >= self.settings.max_connections {
+    /// The same upstream for another configuration: with these connections and what is known of
+    /// its servers, if nothing about it has changed.
+    fn again(&self, settings: &UpstreamSettings) -> Option<Upstream> {
+        (self.terms.settings == *settings).then(|| Upstream {
+            terms: Arc::clone(&self.terms),
+            choices: match &self.choices {
+                Choices::Fixed(choice) => Choices::Fixed(Arc::clone(choice)),
+                Choices::Named(named) => Choices::Named(Arc::clone(named)),
+            },
+            ward: Arc::clone(&self.ward),
+            requests: AtomicU64::new(0),
+            budget: Mutex::new(Budget::new(clock::now())),
+        })
+    }
+
+    /// Its servers as they are now.
+    pub(super) fn choice(&self) -> Arc<Choice> {
+        match &self.choices {
+            Choices::Fixed(choice) => Arc::clone(choice),
+            Choices::Named(named) => named.choice.load_full(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn named(&self) -> Option<&Arc<Named>> {
+        match &self.choices {
+            Choices::Fixed(_) => None,
+            Choices::Named(named) => Some(named),
+        }
+    }
+
+    pub(super) fn settings(&self) -> &UpstreamSettings {
+        &self.terms.settings
+    }
+
+    /// A place for one request at one of the servers: where `affinity` says, if it has any and the
+    /// upstream heeds it.
+    pub(super) fn seat(&self, affinity: Option<u64>) -> Result<Seat, UpstreamError> {
+        if self
+            .terms
+            .queue
+            .as_ref()
+            .is_some_and(|queue| queue.is_waited_in())
+        {
+            // Whoever waits was here before.
             return Err(UpstreamError::TooManyConnections);
         }
-        self.in_use.fetch_add(1, Ordering::Relaxed);
-        self.servers[server]
-            .in_flight
-            .fetch_add(1, Ordering::Relaxed);
-        Ok(Seat {
-            upstream: Arc::clone(self),
-            server,
-        })
+        self.free_seat(affinity)
     }
 
-    /// A new connection for the request that has `seat`. A server that cannot be reached gives way
-    /// to another: some of them, never all, and a second wait for one that is silent is the last.
-    pub(super) async fn connect(
-        self: &Arc<Self>,
-        mut seat: Seat,
-    ) -> Result<(Connection, Seat), UpstreamError> {
-        let mut tries = self.servers.len().min(MAX_TRIES);
-        let mut waited = false;
-        loop {
-            let error = match seat.connect().await {
-                Ok(connection) => return Ok((connection, seat)),
-                Err(error) => error,
-            };
-            tries -= 1;
-            let waits = matches!(error, UpstreamError::ConnectTimedOut);
-            if tries == 0 || (waits && waited) {
-                return Err(error);
-            }
-            waited |= waits;
-            drop(seat);
-            seat = self.seat()?;
-        }
-    }
-
-    fn keep(self: &Arc<Self>, server: usize, connection: Connection) {
-        connection.deadline.alarm.arm(self.settings.idle_timeout);
-        let mut idle = self.servers[server].idle();
-        if idle.len() < self.settings.max_idle {
-            idle.push(connection);
-            drop(idle);
-            self.look_after();
-        }
-    }
-
-    /// Sees to it that idle connections are closed in time while there are any.
-    fn look_after(self: &Arc<Self>) {
-        if self.looking.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Ok(runtime) = Handle::try_current() {
-            self.looking.store(true, Ordering::Relaxed);
-            let every = self.settings.idle_timeout.min(LOOK_EVERY);
-            runtime.spawn(close_old(Arc::downgrade(self), self.sweep.alarm(), every));
-        }
-    }
-
-    /// Closes what is idle for too long; whether anything is left.
-    fn close_old(&self) -> bool {
-        let mut left = false;
-        for server in &self.servers {
-            let mut idle = server.idle();
-            idle.retain(Connection::is_usable);
-            left |= !idle.is_empty();
-        }
-        left
-    }
-}
-
-async fn close_old(upstream: Weak<Upstream>, alarm: Arc<Alarm>, every: Duration) {
-    loop {
-        alarm.arm(every);
-        poll_fn(|context| alarm.poll(context)).await;
-        let Some(upstream) = upstream.upgrade() else {
-            return;
+    /// The same for a request for which there was none, as soon as there is one.
+    #[cold]
+    pub(super) async fn wait_for_seat(&self, affinity: Option<u64>) -> Result<Seat, UpstreamError> {
+        let Some(queue) = &self.terms.queue else {
+            return self.free_seat(affinity);
         };
-        if !upstream.close_old() {
-            upstream.looking.store(false, Ordering::Relaxed);
-            return;
+        let most = (self.settings().queue, self.settings().queue_timeout);
+        queue.wait(most, || self.free_seat(affinity)).await
+    }
+
+    fn free_seat(&self, affinity: Option<u64>) -> Result<Seat, UpstreamError> {
+        if self.is_full() {
+            return Err(UpstreamError::TooManyConnections);
         }
-    }
-}
-
-impl Server {
-    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn load(&self) -> Load {
-        if self.failures.load(Ordering::Relaxed) > 0 && !self.rest.has_rung() {
-            return Load::Resting;
+        if self.ward.has_any_out()
+            && let Some(seat) = self.seat_on_trial(&[])
+        {
+            return Ok(seat);
         }
-        Load::InFlight(self.in_flight.load(Ordering::Relaxed))
-    }
-
-    fn note(&self, reached: bool) {
-        if reached {
-            self.failures.store(0, Ordering::Relaxed);
-        } else {
-            let failures = self
-                .failures
-                .fetch_add(1, Ordering::Relaxed)
-                .saturating_add(1);
-            self.rest.arm(balance::rest(failures));
-        }
-    }
-}
-
-/// One request's place at a server, counted until it is dropped.
-#[derive(Debug)]
-pub struct Seat {
-    upstream: Arc<Upstream>,
-    server: usize,
-}
-
-impl Seat {
-    fn server(&self) -> &Server {
-        &self.upstream.servers[self.server]
-    }
-
-    /// What stands in `Host` for a request that came without one.
-    pub(super) fn host(&self) -> &HeaderValue {
-        &self.server().host
-    }
-
-    /// The idle connection that was used last, if one is left.
-    pub(super) fn pooled(&self) -> Option<Connection> {
-        let mut idle = self.server().idle();
-        loop {
-            let connection = idle.pop()?;
-            if connection.is_usable() {
-                return Some(connection);
+        let picked = self.pick(affinity, |server| server.load());
+        picked.ok_or_else(|| match &self.settings().health {
+            Some(check) if !self.choice().servers.is_empty() => {
+                UpstreamError::NoneLeft(check.every * check.healthy)
             }
-        }
-    }
-
-    /// A new connection to this server.
-    async fn connect(&self) -> Result<Connection, UpstreamError> {
-        let (server, settings) = (self.server(), &self.upstream.settings);
-        if server.failures.load(Ordering::Relaxed) > 0 {
-            // Back from a rest: one request finds out whether it is well, not all of them.
-            server.rest.arm(settings.connect_timeout);
-        }
-        let connected = server.address.connect(settings.connect_timeout).await;
-        server.note(connected.is_ok());
-        let handshake = self.upstream.http.handshake(TokioIo::new(connected?));
-        let (sender, connection) = handshake.await.map_err(UpstreamError::Closed)?;
-        let task = tokio::spawn(async move {
-            // Whoever waits for an answer is told as well; between requests it is no news.
-            if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(%error, "upstream connection");
-            }
-        });
-        let deadline = Arc::new(Deadline {
-            alarm: self.upstream.sweep.alarm(),
-            head: settings.timeout,
-            body: settings.body_timeout,
-            awaits_head: AtomicBool::new(false),
-        });
-        Ok(Connection {
-            sender,
-            deadline,
-            task: Task(Some(task.abort_handle())),
+            _ => UpstreamError::NoServer,
         })
     }
-}
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.upstream.in_use.fetch_sub(1, Ordering::Relaxed);
-        self.server().in_flight.fetch_sub(1, Ordering::Relaxed);
+    /// A place for another attempt: at a server not tried yet, one in order if possible; or at the
+    /// same, if it `may_be_same` and no other is in order.
+    pub(super) fn seat_elsewhere(
+        &self,
+        tried: &[Arc<Server>],
+        affinity: Option<u64>,
+        may_be_same: bool,
+    ) -> Option<Seat> {
+        if self.is_full() {
+            return None;
+        }
+        let is_tried = |server: &Arc<Server>| tried.iter().any(|one| Arc::ptr_eq(one, server));
+        let in_order = |server: &Arc<Server>| match server.load() {
+            Load::Ready(work) if !is_tried(server) => Load::Ready(work),
+            _ => Load::Down,
+        };
+        if let Some(seat) = self.pick(affinity, in_order) {
+            return Some(seat);
+        }
+        if let Some(same) = tried.last().filter(|_| may_be_same)
+            && matches!(same.load(), Load::Ready(_))
+        {
+            return Seat::take(same, Sent::InOrder);
+        }
+        self.seat_on_trial(tried).or_else(|| {
+            self.pick(affinity, |server| match server.load() {
+                _ if is_tried(server) => Load::Down,
+                load => load,
+            })
+        })
     }
-}
 
-/// A connection between hyper's task, which owns the socket, and whoever has its requests sent.
-/// Dropping it closes the socket.
-#[derive(Debug)]
-pub(super) struct Connection {
-    sender: SendRequest<RequestBody>,
-    deadline: Arc<Deadline>,
-    task: Task,
-}
-
-/// Ends the task when dropped, unless it was let go.
-#[derive(Debug)]
-struct Task(Option<AbortHandle>);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        if let Some(task) = &self.0 {
-            task.abort();
+    fn pick(&self, affinity: Option<u64>, load: impl Fn(&Arc<Server>) -> Load) -> Option<Seat> {
+        match &self.choices {
+            Choices::Fixed(choice) => self.pick_from(choice, affinity, load),
+            Choices::Named(named) => self.pick_from(&named.choice.load(), affinity, load),
         }
     }
-}
 
-/// Why there is no response on a connection.
-pub(super) enum Failure {
-    /// The connection had gone before anything was sent: the request comes back.
-    Unsent(Box<Request<RequestBody>>, hyper::Error),
-    /// The request, or part of it, may have been seen.
-    Sent(UpstreamError),
-}
-
-impl Connection {
-    fn is_usable(&self) -> bool {
-        self.sender.is_ready() && !self.deadline.alarm.has_rung()
-    }
-
-    /// Sends the request and waits for the head of its response.
-    pub(super) async fn exchange(
-        &mut self,
-        mut request: Request<RequestBody>,
-    ) -> Result<Response<Incoming>, Failure> {
-        self.deadline.await_head();
-        if !request.body().is_end_stream() {
-            request.body_mut().move_deadline(&self.deadline);
-        }
-        let mut answer = pin!(self.sender.try_send_request(request));
-        let answered = poll_fn(|context| {
-            if let Poll::Ready(answered) = answer.as_mut().poll(context) {
-                return Poll::Ready(Some(answered));
+    fn pick_from(
+        &self,
+        choice: &Choice,
+        affinity: Option<u64>,
+        load: impl Fn(&Arc<Server>) -> Load,
+    ) -> Option<Seat> {
+        // Another worker may take the last place at a server while we look: then we look again.
+        for _ in 0..=choice.servers.len() {
+            let chosen = choice.pick(affinity, &load)?;
+            let sent = match self.ward.has_any_out() && !chosen.server.is_in_order() {
+                true => Sent::LastResort,
+                false => Sent::InOrder,
+            };
+            if let Some(mut seat) = Seat::take(chosen.server, sent) {
+                if chosen.measure {
+                    seat.measure();
+                }
+                return Some(seat);
             }
-            self.deadline.poll(context).map(|()| None)
+        }
+        None
+    }
+
+    /// A place at a server whose ejection is over, for the one request that tries it.
+    #[cold]
+    fn seat_on_trial(&self, tried: &[Arc<Server>]) -> Option<Seat> {
+        let choice = self.choice();
+        let mut others = choice
+            .servers
+            .iter()
+            .filter(|server| !tried.iter().any(|one| Arc::ptr_eq(one, server)));
+        let server = others.find(|server| server.vital.watch.claim_trial())?;
+        Seat::take(server, Sent::Trial)
+    }
+
+    fn is_full(&self) -> bool {
+        self.terms.in_use.load(Ordering::Relaxed) >= self.terms.settings.max_connections
+            || self.terms.is_capped && self.are_all_full()
+    }
+
+    /// Whether those that are well have as many requests as they may. The others are then no
+    /// better: a place will be free soon.
+    fn are_all_full(&self) -> bool {
+        let mut any_full = false;
+        let any_ready = self.choice().servers.iter().any(|server| {
+            let load = server.load();
+            any_full |= load == Load::Full;
+            matches!(load, Load::Ready(_))
+        });
+        any_full && !any_ready
+    }
+
+    /// The request that has `seat` met trouble: whether the server is left alone for that.
+    #[cold]
+    pub(super) fn failed(&self, seat: &Seat, trouble: Trouble) -> bool {
+        let Some(rules) = &self.settings().eject else {
+            return false;
+        };
+        seat.failed(trouble, rules, || {
+            let choice = self.choice();
+            let out = choice.servers.iter().filter(|one| !one.is_in_order());
+            (choice.servers.len(), out.count())
+        })
+    }
+
+    /// One more request, which pays for its share of the retries.
+    pub(super) fn count_request(&self) {
+        // One worker alone counts here.
+        let count = self.requests.load(Ordering::Relaxed);
+        self.requests.store(count + 1, Ordering::Relaxed);
+    }
+
+    /// Takes a retry from what is left of them.
+    #[cold]
+    pub(super) fn may_retry(&self) -> bool {
+        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = self.requests.load(Ordering::Relaxed);
+        budget.take(&self.settings().retries, requests, clock::now())
+    }
+
+    /// Sends a request that may take so long as a whole: until the last byte of its answer, or
+    /// until it has become a tunnel.
+    pub(super) async fn send_within(
+        &self,
+        (request, affinity): (Request<RequestBody>, Option<u64>),
+        within: Duration,
+    ) -> Result<Response<ResponseBody>, UpstreamError> {
+        let whole = self.terms.sweep.alarm();
+        whole.arm(within);
+        let outgoing = Outgoing {
+            request,
+            affinity,
+            within: None,
+        };
+        let mut sending = pin!(Upstream::send(Some(self), outgoing, Some(&whole)));
+        let sent = poll_fn(|context| {
+            if let Poll::Ready(sent) = sending.as_mut().poll(context) {
+                return Poll::Ready(sent);
+            }
+            whole.poll(context).map(|()| Err(UpstreamError::TimedOut))
         })
         .await;
-        self.deadline.end_head();
-        match answered {
-            Some(Ok(response)) => Ok(response),
-            Some(Err(mut refused)) => Err(match refused.take_message() {
-                Some(request) => Failure::Unsent(Box::new(request), refused.into_error()),
-                None => Failure::Sent(UpstreamError::of(refused.into_error())),
-            }),
-            None => Err(Failure::Sent(UpstreamError::TimedOut)),
-        }
-    }
-}
-
-/// A connection and its place, for one exchange. Dropping it closes the connection.
-#[derive(Debug)]
-pub(super) struct Lease {
-    connection: Connection,
-    seat: Seat,
-    /// Whether the server's side of the exchange was such that another may follow.
-    reusable: bool,
-}
-
-impl Lease {
-    pub(super) fn new(connection: Connection, seat: Seat, reusable: bool) -> Lease {
-        Lease {
-            connection,
-            seat,
-            reusable,
-        }
-    }
-
-    pub(super) fn deadline(&self) -> &Deadline {
-        &self.connection.deadline
-    }
-
-    /// The response has been read to its end.
-    pub(super) fn give_back(self) {
-        let Lease {
-            connection,
-            seat,
-            reusable,
-        } = self;
-        if !reusable || connection.sender.is_closed() {
-            return;
-        }
-        if connection.sender.is_ready() {
-            seat.upstream.keep(seat.server, connection);
-        } else if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(finish_upload(connection, seat));
-        }
-    }
-
-    /// The connection has become a tunnel: from now on it belongs to whoever uses that.
-    pub(super) fn let_go(mut self) -> Seat {
-        self.connection.task.0 = None;
-        self.seat
-    }
-}
-
-/// The response was complete before the request was. Its server may still be reading: it gets the
-/// rest, as long as that keeps coming.
-async fn finish_upload(mut connection: Connection, seat: Seat) {
-    let most = seat.upstream.settings.timeout;
-    if let Ok(Ok(())) = tokio::time::timeout(most, connection.sender.ready()).await {
-        seat.upstream.keep(seat.server, connection);
-    }
-}
-
-/// What one connection waits for at most, moved by a store: no timer is armed for a request.
-#[derive(Debug)]
-pub(super) struct Deadline {
-    alarm: Arc<Alarm>,
-    head: Duration,
-    body: Duration,
-    /// Whether the head of the response is still to come, so that the upload may move the alarm.
-    awaits_head: AtomicBool,
-}
-
-impl Deadline {
-    fn await_head(&self) {
-        self.awaits_head.store(true, Ordering::Relaxed);
-        self.alarm.arm(self.head);
-    }
-
-    fn end_head(&self) {
-        self.awaits_head.store(false, Ordering::Relaxed);
-        // An idle connection's alarm says that it is too old; one that rang must not.
-        self.alarm.disarm();
-    }
-
-    /// A piece of the upload has `come`, and it is the server's turn to take it; or the client has
-    /// none, and the server is not to blame for the time that passes.
-    pub(super) fn upload(&self, come: bool) {
-        if !self.awaits_head.load(Ordering::Relaxed) {
-            return;
-        }
-        if come {
-            self.alarm.arm(self.head);
-        } else {
-            self.alarm.disarm();
-        }
-    }
-
-    pub(super) fn arm_body(&self) {
-        self.alarm.arm(self.body);
-    }
-
-    pub(super) fn disarm(&self) {
-        self.alarm.disarm();
-    }
-
-    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.alarm.poll(context)
+        let mut response = sent?;
+        response.body_mut().end_by(Arc::clone(&whole));
+        Ok(response)
     }
 }

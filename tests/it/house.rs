@@ -53,6 +53,34 @@ impl Tidegate {
         )
     }
 
+    /// With `--watch`.
+    pub fn start_watching(config: &str) -> Tidegate {
+        let words = ["sh", "-c", "exec \"$@\" --watch", "sh"];
+        Self::launch(
+            tempfile::tempdir().unwrap(),
+            "127.0.0.1:0",
+            config,
+            &[],
+            &words.map(str::to_owned),
+        )
+    }
+
+    /// With another hosts file than the machine's.
+    pub fn start_with_hosts(hosts: &std::path::Path, config: &str) -> Tidegate {
+        let swap = format!(
+            "mount --bind '{}' /etc/hosts && exec \"$0\" \"$@\"",
+            hosts.display()
+        );
+        let prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", &swap];
+        Self::launch(
+            tempfile::tempdir().unwrap(),
+            "127.0.0.1:0",
+            config,
+            &[],
+            &prefix.map(str::to_owned),
+        )
+    }
+
     fn launch(
         directory: TempDir,
         listen: &str,
@@ -60,7 +88,12 @@ impl Tidegate {
         env: &[(&str, &str)],
         prefix: &[String],
     ) -> Tidegate {
-        let text = format!("listen = \"{listen}\"\n{config}");
+        // One address, or a list as the file has it.
+        let listen = match listen.starts_with("[\"") {
+            true => listen.to_owned(),
+            false => format!("\"{listen}\""),
+        };
+        let text = format!("listen = {listen}\n{config}");
         std::fs::write(directory.path().join("proxy.toml"), text).unwrap();
         let program = env!("CARGO_BIN_EXE_tidegate").to_owned();
         let words = [prefix, &[program]].concat();
@@ -212,7 +245,11 @@ impl Answer {
 
 impl Client {
     pub fn to(address: SocketAddr) -> Client {
-        let stream = TcpStream::connect(address).unwrap();
+        Client::over(TcpStream::connect(address).unwrap())
+    }
+
+    /// The one at this end of a connection, whoever opened it.
+    pub fn over(stream: TcpStream) -> Client {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Client {
@@ -230,6 +267,19 @@ impl Client {
     pub fn ask(&mut self, bytes: impl AsRef<[u8]>) -> Answer {
         self.send(bytes);
         self.answer()
+    }
+
+    /// What comes next, as soon as anything does.
+    pub fn some(&mut self) -> String {
+        if self.buffer.is_empty() {
+            assert!(self.fill() > 0, "the connection ended");
+        }
+        String::from_utf8_lossy(&self.take_buffered()).into_owned()
+    }
+
+    /// What has been read already beyond what was asked for.
+    pub fn take_buffered(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.buffer)
     }
 
     fn fill(&mut self) -> usize {

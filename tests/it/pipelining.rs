@@ -6,7 +6,7 @@ use crate::probe::{Pace, Probe, statuses, try_all};
 
 #[test]
 fn a_preface_of_http_2_is_no_request() {
-    let probe = Probe::start("");
+    let probe = Probe::start("[server]\nhttp2 = false");
     let observed = probe.send(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", Pace::Whole);
     assert!(
         observed.client.iter().all(|answer| answer.status >= 400),

@@ -150,15 +150,14 @@ async fn hear(stream: &mut TcpStream, read: &mut String, seen: &Seen) -> bool {
 
 /// Settings for servers on these ports of 127.0.0.1.
 pub(crate) fn settings(ports: &[u16]) -> UpstreamSettings {
-    let server = |&port| ServerAddress::Http("127.0.0.1".to_owned(), port);
+    let server = |&port| ServerAddress::Http("127.0.0.1".to_owned(), port).into();
+    let servers = ports.iter().map(server).collect();
     UpstreamSettings {
-        name: "app".into(),
-        servers: ports.iter().map(server).collect(),
-        connect_timeout: Duration::from_secs(2),
         timeout: TIMEOUT,
         body_timeout: BODY_TIMEOUT,
         idle_timeout: IDLE_TIMEOUT,
         max_idle: 8,
         max_connections: 8,
+        ..UpstreamSettings::new("app", servers)
     }
 }

@@ -12,11 +12,26 @@ use tidegate::store::fleet::Fleet;
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::access::AccessLog;
+use tidegate::upstream::Vitals;
 use tidegate::upstream::body::RequestBody;
 use tower::ServiceExt;
 
 use crate::house::Upstream;
 use crate::support::on_a_worker;
+
+/// A proxy of this configuration.
+fn proxy_of(text: &str) -> Arc<Proxy> {
+    let (config, _) = parse("proxy.toml", text, &|_| None).unwrap();
+    let store = Backing::new(&config.store, None).unwrap().open();
+    let keys = KeyRing::new(&config.store).unwrap();
+    let fleet = Arc::new(Fleet::of(1));
+    let local = Memory::local(&config.store, keys, Micros::monotonic(), (None, fleet));
+    let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0).unwrap();
+    let log = Arc::new(log).buffer();
+    let stores = (store, Arc::new(local));
+    let clocks = (&Sweep::new(), &Vitals::default());
+    Arc::new(Proxy::new(config, stores, clocks, &log))
+}
 
 #[test]
 fn a_service_limits_each_client_as_the_server_does() {
@@ -26,15 +41,7 @@ fn a_service_limits_each_client_as_the_server_does() {
         upstream.url()
     );
     on_a_worker(async {
-        let (config, _) = parse("proxy.toml", &text, &|_| None).unwrap();
-        let store = Backing::new(&config.store, None).unwrap().open();
-        let keys = KeyRing::new(&config.store).unwrap();
-        let fleet = Arc::new(Fleet::of(1));
-        let local = Memory::local(&config.store, keys, Micros::monotonic(), (None, fleet));
-        let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0).unwrap();
-        let log = Arc::new(log).buffer();
-        let stores = (store, Arc::new(local));
-        let proxy = Arc::new(Proxy::new(config, stores, &Sweep::new(), &log));
+        let proxy = proxy_of(&text);
         let ask = async |ip: [u8; 4]| {
             let request = http::Request::get("/")
                 .header("host", "test")
@@ -47,5 +54,53 @@ fn a_service_limits_each_client_as_the_server_does() {
             assert_eq!(ask([192, 0, 2, 1]).await, status);
         }
         assert_eq!(ask([192, 0, 2, 2]).await, 200);
+    });
+}
+
+#[test]
+fn a_grpc_client_gets_a_status_that_it_understands() {
+    let text = r#"
+        [[route]]
+        path = "/gone"
+        upstream = "http://127.0.0.1:1"
+        [[route]]
+        path = "/keyed"
+        limits = ["keyed"]
+        respond = {}
+        [limit.keyed]
+        rate = "1/h"
+        key = "header:x-key"
+        missing = "deny"
+    "#;
+    on_a_worker(async {
+        let proxy = proxy_of(text);
+        let ask = async |path: &str, version: http::Version, media: &str| {
+            let request = http::Request::post(format!("http://test{path}"))
+                .version(version)
+                .header("content-type", media)
+                .header("host", "test")
+                .body(RequestBody::empty())
+                .unwrap();
+            let client = Client::new(Arc::clone(&proxy), IpAddr::from([192, 0, 2, 1]));
+            let answer = client.oneshot(request).await.unwrap();
+            let code = answer.headers().get("grpc-status");
+            let code = code.map(|code| code.to_str().unwrap().to_owned());
+            (answer.status().as_u16(), code)
+        };
+        let (grpc, http2) = ("application/grpc+proto", http::Version::HTTP_2);
+        for (path, code) in [
+            ("/gone", "14"),
+            ("/nowhere", "12"),
+            ("/keyed", "3"),
+            ("/%zz", "3"),
+        ] {
+            let found = ask(path, http2, grpc).await;
+            assert_eq!(found, (200, Some(code.to_owned())), "{path}");
+        }
+        assert_eq!(ask("/gone", http2, "application/json").await, (502, None));
+        assert_eq!(
+            ask("/gone", http::Version::HTTP_11, grpc).await,
+            (502, None)
+        );
     });
 }

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -225,10 +226,22 @@ impl Drop for RedisServer {
     }
 }
 
-/// A port that was free a moment ago.
+/// Ports below those that the kernel hands out by itself (`ip_local_port_range`): whoever connects or
+/// binds to port 0 between this and the start of a server can't take them.
+const PORTS: std::ops::Range<u32> = 10_240..32_000;
+
+/// A port that nobody has, and that no other test gets.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Another run of these tests beside this one begins elsewhere.
+    let (first, many) = (std::process::id().wrapping_mul(97), PORTS.end - PORTS.start);
+    loop {
+        let turn = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(first);
+        let port = u16::try_from(PORTS.start + turn % many).expect("within PORTS");
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// Settings of an embedded store.

@@ -16,10 +16,10 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tidegate::clock::Sweep;
-use tidegate::proxy::headers::{self, Peer};
+use tidegate::proxy::headers::{self, Peer, Scheme};
 use tidegate::proxy::upgrade::Tunnel;
 use tidegate::upstream::body::{Progress, RequestBody, ResponseBody};
-use tidegate::upstream::{UpstreamError, Upstreams};
+use tidegate::upstream::{UpstreamError, Upstreams, Vitals};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::scripted::Step::{Hold, Reset, Send, Stay, Until};
@@ -74,8 +74,12 @@ async fn forward(
         request.body_mut().limit(most);
     }
     let upgrade = headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-    headers::to_upstream(&mut request, &Peer::new([192, 0, 2, 7].into(), false)).unwrap();
-    let mut response = match upstreams.send(0, request).await {
+    headers::to_upstream(
+        &mut request,
+        &Peer::new([192, 0, 2, 7].into(), false, Scheme::Http),
+    )
+    .unwrap();
+    let mut response = match upstreams.send(0, request.into()).await {
         Ok(response) => response,
         Err(error) => {
             let mut response = Response::new(Answer(None));
@@ -112,7 +116,7 @@ impl Client {
             progress: progress.clone(),
             sweep: sweep.clone(),
         };
-        let upstreams = Upstreams::new(&[settings(&[upstream.port])], sweep);
+        let upstreams = Upstreams::new(&[settings(&[upstream.port])], sweep, &Vitals::default());
         tokio::spawn(async move {
             let upstreams = &upstreams;
             let service = service_fn(move |request| {

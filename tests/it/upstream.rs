@@ -11,9 +11,8 @@ use http_body_util::{BodyExt, Collected};
 use tidegate::clock::Sweep;
 use tidegate::config::ServerAddress;
 use tidegate::upstream::body::{RequestBody, ResponseBody};
-use tidegate::upstream::{HeadFault, UpstreamError, Upstreams};
+use tidegate::upstream::{HeadFault, UpstreamError, Upstreams, Vitals};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
 
 use super::scripted::Step::{self, Flood, Hold, Reset, Send, Stay};
 use super::scripted::{BODY_TIMEOUT, HEAD, IDLE_TIMEOUT, TIMEOUT, Upstream, settings};
@@ -23,7 +22,11 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 fn to(upstream: &Upstream) -> (Upstreams, Sweep) {
     let sweep = Sweep::new();
     (
-        Upstreams::new(&[settings(&[upstream.port])], sweep.clone()),
+        Upstreams::new(
+            &[settings(&[upstream.port])],
+            sweep.clone(),
+            &Vitals::default(),
+        ),
         sweep,
     )
 }
@@ -54,12 +57,12 @@ async fn text(answer: Answer) -> String {
 async fn after(scripts: &[&[Step]]) -> (Result<String, UpstreamError>, usize) {
     let upstream = Upstream::start(scripts).await;
     let (upstreams, _) = to(&upstream);
-    let first = match upstreams.send(0, get()).await {
+    let first = match upstreams.send(0, get().into()).await {
         Ok(response) => response.into_body().collect().await,
         Err(error) => Err(error),
     };
     let first = first.map(|body| String::from_utf8(body.to_bytes().to_vec()).unwrap());
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     (first, upstream.accepted())
 }
 
@@ -83,7 +86,7 @@ async fn a_connection_in_order_is_used_again() {
 async fn the_upstream_hears_the_request_as_it_is() {
     let upstream = Upstream::start(&[GOOD]).await;
     let (upstreams, _) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     assert_eq!(
         upstream.heard(),
         "GET /x?y HTTP/1.1\r\nhost: a.example\r\n\r\n"
@@ -97,7 +100,7 @@ async fn a_request_without_host_gets_the_server_s() {
     let mut request = get();
     *request.version_mut() = http::Version::HTTP_10;
     request.headers_mut().clear();
-    text(upstreams.send(0, request).await).await;
+    text(upstreams.send(0, request.into()).await).await;
     let want = format!(
         "GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:{}\r\n\r\n",
         upstream.port
@@ -206,7 +209,7 @@ async fn a_server_that_closes_at_once_is_not_asked_twice() {
     let upstream = Upstream::start(&[&[]]).await;
     let (upstreams, _) = to(&upstream);
     is!(
-        upstreams.send(0, get()).await,
+        upstreams.send(0, get().into()).await,
         Err(UpstreamError::Closed(_))
     );
     assert_eq!(upstream.accepted(), 1);
@@ -216,7 +219,7 @@ async fn a_server_that_closes_at_once_is_not_asked_twice() {
 async fn a_reset_before_the_head_is_an_error_and_is_not_tried_again() {
     let upstream = Upstream::start(&[&[HEAD, Reset]]).await;
     let (upstreams, _) = to(&upstream);
-    let error = upstreams.send(0, get()).await.unwrap_err();
+    let error = upstreams.send(0, get().into()).await.unwrap_err();
     is!(&error, UpstreamError::Closed(_));
     assert!(error.may_have_been_sent());
     assert_eq!(error.status(), StatusCode::BAD_GATEWAY);
@@ -228,7 +231,7 @@ async fn a_reset_in_a_body_without_length_is_an_error_and_no_end() {
     let upstream =
         Upstream::start(&[&[HEAD, Send("HTTP/1.1 200 OK\r\n\r\nok"), Hold, Reset]]).await;
     let (upstreams, _) = to(&upstream);
-    let mut response = upstreams.send(0, get()).await.unwrap();
+    let mut response = upstreams.send(0, get().into()).await.unwrap();
     let frame = response.body_mut().frame().await.unwrap().unwrap();
     assert_eq!(frame.into_data().unwrap(), "ok");
     upstream.go_on();
@@ -306,8 +309,11 @@ async fn answers_without_content_leave_the_connection_in_order() {
         let script = [HEAD, Send(answer), HEAD, Send(OK), Stay];
         let upstream = Upstream::start(&[&script]).await;
         let (upstreams, _) = to(&upstream);
-        assert_eq!(text(upstreams.send(0, request(method)).await).await, "");
-        assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+        assert_eq!(
+            text(upstreams.send(0, request(method).into()).await).await,
+            ""
+        );
+        assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
         assert_eq!(upstream.accepted(), 1, "{answer}");
     }
 }
@@ -332,7 +338,7 @@ async fn trailers_pass() {
     ]])
     .await;
     let (upstreams, _) = to(&upstream);
-    let collected = body(upstreams.send(0, get()).await).await.unwrap();
+    let collected = body(upstreams.send(0, get().into()).await).await.unwrap();
     assert_eq!(
         collected
             .trailers()
@@ -340,7 +346,7 @@ async fn trailers_pass() {
             .unwrap(),
         "7"
     );
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     assert_eq!(upstream.accepted(), 1);
 }
 
@@ -348,7 +354,7 @@ async fn trailers_pass() {
 async fn a_server_that_never_answers_times_out_and_hears_no_more() {
     let upstream = Upstream::start(&[&[HEAD, Stay]]).await;
     let (upstreams, sweep) = to(&upstream);
-    let (answer, ()) = tokio::join!(upstreams.send(0, get()), async {
+    let (answer, ()) = tokio::join!(upstreams.send(0, get().into()), async {
         upstream.wait_for("\r\n\r\n").await;
         sweep.advance(TIMEOUT + Duration::from_secs(1));
     });
@@ -367,7 +373,7 @@ async fn a_body_that_stands_still_is_cut() {
     ]])
     .await;
     let (upstreams, sweep) = to(&upstream);
-    let mut response = upstreams.send(0, get()).await.unwrap();
+    let mut response = upstreams.send(0, get().into()).await.unwrap();
     response.body_mut().frame().await.unwrap().unwrap();
     // Nobody waits for the rest: no time passes for the upstream.
     sweep.advance(BODY_TIMEOUT * 2);
@@ -383,19 +389,29 @@ async fn a_body_that_stands_still_is_cut() {
 async fn a_stale_connection_is_replaced_when_nothing_was_sent() {
     let upstream = Upstream::start(&[&[HEAD, Send(OK)], GOOD]).await;
     let (upstreams, _) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     upstream.wait_closed(1).await;
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     assert_eq!(upstream.accepted(), 2);
 }
 
 #[tokio::test]
-async fn a_connection_lost_after_the_request_was_sent_is_not_replaced() {
+async fn a_connection_lost_after_the_request_was_sent_is_replaced_if_that_is_safe() {
     let upstream = Upstream::start(&[&[HEAD, Send(OK), HEAD], GOOD]).await;
     let (upstreams, _) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    for _ in 0..2 {
+        assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    }
+    assert_eq!(upstream.accepted(), 2);
+}
+
+#[tokio::test]
+async fn a_connection_lost_after_the_request_was_sent_is_not_replaced_if_it_is_not() {
+    let upstream = Upstream::start(&[&[HEAD, Send(OK), HEAD], GOOD]).await;
+    let (upstreams, _) = to(&upstream);
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     is!(
-        upstreams.send(0, get()).await,
+        upstreams.send(0, request(Method::POST).into()).await,
         Err(UpstreamError::Closed(_))
     );
     assert_eq!(upstream.accepted(), 1);
@@ -405,11 +421,11 @@ async fn a_connection_lost_after_the_request_was_sent_is_not_replaced() {
 async fn idle_connections_are_closed_in_time() {
     let upstream = Upstream::start(&[GOOD]).await;
     let (upstreams, sweep) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     tokio::task::yield_now().await;
     sweep.advance(IDLE_TIMEOUT + Duration::from_secs(1));
     upstream.wait_closed(1).await;
-    assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     assert_eq!(upstream.accepted(), 2);
 }
 
@@ -418,10 +434,13 @@ async fn connections_in_use_and_idle_are_bounded() {
     let upstream = Upstream::start(&[GOOD]).await;
     let mut settings = settings(&[upstream.port]);
     (settings.max_connections, settings.max_idle) = (2, 1);
-    let upstreams = Upstreams::new(&[settings], Sweep::new());
-    let (one, two) = tokio::join!(upstreams.send(0, get()), upstreams.send(0, get()));
+    let upstreams = Upstreams::new(&[settings], Sweep::new(), &Vitals::default());
+    let (one, two) = tokio::join!(
+        upstreams.send(0, get().into()),
+        upstreams.send(0, get().into())
+    );
     // The bodies have not been read: both are in use.
-    let third = upstreams.send(0, get()).await.unwrap_err();
+    let third = upstreams.send(0, get().into()).await.unwrap_err();
     is!(&third, UpstreamError::TooManyConnections);
     assert!(!third.may_have_been_sent());
     assert_eq!(
@@ -436,7 +455,7 @@ async fn a_client_that_leaves_cancels_the_work() {
     let upstream = Upstream::start(&[&[HEAD, Stay]]).await;
     let (upstreams, _) = to(&upstream);
     tokio::select! {
-        _ = upstreams.send(0, get()) => panic!("an answer"),
+        _ = upstreams.send(0, get().into()) => panic!("an answer"),
         () = upstream.wait_for("\r\n\r\n") => {}
     }
     upstream.wait_closed(1).await;
@@ -451,7 +470,7 @@ async fn a_body_that_nobody_wants_any_more_cancels_the_work() {
     ]])
     .await;
     let (upstreams, _) = to(&upstream);
-    drop(upstreams.send(0, get()).await.unwrap());
+    drop(upstreams.send(0, get().into()).await.unwrap());
     upstream.wait_closed(1).await;
 }
 
@@ -459,15 +478,17 @@ async fn a_body_that_nobody_wants_any_more_cancels_the_work() {
 async fn a_server_that_is_down_gives_way_to_another_and_is_left_in_peace() {
     let upstream =
         Upstream::start(&[&[HEAD, Send(OK), HEAD, Send(OK), HEAD, Send(OK), Stay]]).await;
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let down = gone.local_addr().unwrap().port();
-    drop(gone);
-    let upstreams = Upstreams::new(&[settings(&[down, upstream.port])], Sweep::new());
+    let down = crate::support::free_port();
+    let upstreams = Upstreams::new(
+        &[settings(&[down, upstream.port])],
+        Sweep::new(),
+        &Vitals::default(),
+    );
     for _ in 0..3 {
-        assert_eq!(text(upstreams.send(0, get()).await).await, "ok");
+        assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
     }
-    let alone = Upstreams::new(&[settings(&[down])], Sweep::new());
-    let error = alone.send(0, get()).await.unwrap_err();
+    let alone = Upstreams::new(&[settings(&[down])], Sweep::new(), &Vitals::default());
+    let error = alone.send(0, get().into()).await.unwrap_err();
     is!(&error, UpstreamError::Unreachable(_));
     assert!(!error.may_have_been_sent());
 }
@@ -478,9 +499,9 @@ async fn a_unix_socket_is_an_upstream_too() {
     let path = directory.path().join("app.sock");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
     let mut settings = settings(&[]);
-    settings.servers = vec![ServerAddress::Unix(path)];
-    let upstreams = Upstreams::new(&[settings], Sweep::new());
-    let (answer, mut stream) = tokio::join!(upstreams.send(0, get()), async {
+    settings.servers = vec![ServerAddress::Unix(path).into()];
+    let upstreams = Upstreams::new(&[settings], Sweep::new(), &Vitals::default());
+    let (answer, mut stream) = tokio::join!(upstreams.send(0, get().into()), async {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.write_all(OK.as_bytes()).await.unwrap();
         stream
@@ -493,7 +514,13 @@ async fn a_unix_socket_is_an_upstream_too() {
 
 #[tokio::test]
 async fn an_index_without_upstream_is_an_error() {
-    let upstreams = Upstreams::new(&[settings(&[])], Sweep::new());
-    is!(upstreams.send(0, get()).await, Err(UpstreamError::NoServer));
-    is!(upstreams.send(1, get()).await, Err(UpstreamError::NoServer));
+    let upstreams = Upstreams::new(&[settings(&[])], Sweep::new(), &Vitals::default());
+    is!(
+        upstreams.send(0, get().into()).await,
+        Err(UpstreamError::NoServer)
+    );
+    is!(
+        upstreams.send(1, get().into()).await,
+        Err(UpstreamError::NoServer)
+    );
 }

@@ -8,7 +8,7 @@ use super::super::*;
 use super::{accept, codes, fine};
 use crate::limit::key::{Key, Part};
 use crate::limit::{Algorithm, Missing};
-use crate::route::{CostSource, Route};
+use crate::route::{CostSource, Route, Target};
 
 const SMALLEST: &str = r#"
 listen   = ":8080"
@@ -40,7 +40,7 @@ fn the_smallest_file_limits_everything() {
     assert_eq!(&*config.upstreams[0].name, "http://127.0.0.1:3000");
     assert_eq!(
         config.upstreams[0].servers,
-        [ServerAddress::Http("127.0.0.1".into(), 3000)]
+        [ServerAddress::Http("127.0.0.1".into(), 3000).into()]
     );
     let default = route(&config, "default");
     assert_eq!(limit_names(default), ["default"]);
@@ -326,8 +326,8 @@ fn the_same_url_is_one_upstream() {
         .map(|upstream| &*upstream.name)
         .collect();
     assert_eq!(names, ["http://localhost:3000", "unix:/run/b.sock"]);
-    assert_eq!(route(&config, "/a").upstream, 0);
-    assert_eq!(route(&config, "/b").upstream, 1);
+    assert!(matches!(route(&config, "/a").target, Target::Upstream(0)));
+    assert!(matches!(route(&config, "/b").target, Target::Upstream(1)));
 }
 
 #[test]
@@ -395,4 +395,39 @@ fn ten_thousand_routes_load_in_a_moment() {
     }
     let (config, _) = accept(&text);
     assert_eq!(config.routes.iter().count(), 10_001);
+}
+
+#[test]
+fn the_end_of_a_process_has_its_times() {
+    let server = fine(SMALLEST).server;
+    let seconds = Duration::from_secs;
+    assert_eq!(server.drain_timeout, seconds(25));
+    assert_eq!(server.drain_idle, seconds(1));
+    assert_eq!(server.handover_timeout, seconds(25));
+    assert_eq!(server.pid_file, None);
+    let text =
+        format!("{SMALLEST}[server]\ndrain_timeout = \"40s\"\npid_file = \"/run/tidegate.pid\"\n");
+    let server = fine(&text).server;
+    assert_eq!(server.handover_timeout, seconds(40));
+    assert_eq!(server.pid_file, Some("/run/tidegate.pid".into()));
+    let text = format!("{SMALLEST}[server]\ndrain_idle = \"0s\"\nhandover_timeout = \"10min\"\n");
+    let server = fine(&text).server;
+    assert_eq!(
+        (server.drain_idle, server.handover_timeout),
+        (seconds(0), seconds(600))
+    );
+}
+
+#[test]
+fn what_clients_may_speak() {
+    use crate::config::ProxyProtocol;
+    let text = "upstream = \"http://a\"\ntrusted_proxies = \"10.0.0.1\"\n";
+    let server = fine(text).server;
+    assert_eq!(server.proxy_protocol, ProxyProtocol::Off);
+    assert_eq!((server.http2, server.max_streams), (true, 128));
+    let text =
+        format!("{text}proxy_protocol = \"optional\"\n[server]\nhttp2 = false\nmax_streams = 10\n");
+    let server = fine(&text).server;
+    assert_eq!(server.proxy_protocol, ProxyProtocol::Optional);
+    assert_eq!((server.http2, server.max_streams), (false, 10));
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use super::super::load::{Asked, read_text};
 use super::super::section::{PLANNED, Surroundings};
@@ -12,11 +13,19 @@ const REFERENCE: &str = include_str!("../../../proxy.reference.toml");
 const JWKS: &[u8] = br#"{"keys":[{"kty":"OKP","crv":"Ed25519",
     "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
 
+/// A certificate and its key.
+static PAIR: LazyLock<(String, String)> = LazyLock::new(|| {
+    let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    (pair.cert.pem(), pair.signing_key.serialize_pem())
+});
+
 fn read(text: &str) -> (Config, Asked) {
     let file = |path: &Path, _| {
         let text: &[u8] = match path.to_str() {
             Some("/etc/tidegate/jwks.json") => JWKS,
             Some("/etc/tidegate/tiers") => b"key pro",
+            Some("/etc/tidegate/tls.pem" | "/etc/tidegate/clients.pem") => PAIR.0.as_bytes(),
+            Some("/run/secrets/tls.key") => PAIR.1.as_bytes(),
             _ => b"0123456789abcdef",
         };
         Ok(text.to_vec())
@@ -24,6 +33,7 @@ fn read(text: &str) -> (Config, Asked) {
     let around = Surroundings {
         forwards: true,
         env: &|_| None,
+        now_s: 1_800_000_000,
         read: &file,
     };
     let (outcome, asked) = read_text("proxy.reference.toml", text, &around);
@@ -44,7 +54,10 @@ fn shown() -> BTreeSet<(String, String)> {
         if line.starts_with('[') {
             let name = line.trim_matches(['[', ']']);
             section = match name.split_once('.') {
-                Some((kind @ ("limit" | "upstream"), _)) => format!("{kind}.NAME"),
+                Some((kind @ ("limit" | "upstream"), name)) => match name.split_once('.') {
+                    Some((_, inner)) => format!("{kind}.NAME.{inner}"),
+                    None => format!("{kind}.NAME"),
+                },
                 _ => name.to_owned(),
             };
             continue;
@@ -59,9 +72,22 @@ fn shown() -> BTreeSet<(String, String)> {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
         {
             keys.insert((section.clone(), key.to_owned()));
+            keys.extend(inline(&section, key, line));
         }
     }
     keys
+}
+
+/// Keys of a table that is shown in its line, if they are not the file's to choose.
+fn inline(section: &str, key: &str, line: &str) -> Vec<(String, String)> {
+    let inner = format!("{section}.{key}");
+    if !["route.respond", "route.redirect"].contains(&inner.as_str()) {
+        return Vec::new();
+    }
+    let (_, table) = line.split_once('{').unwrap();
+    let ends = table.match_indices(" = ").map(|(at, _)| &table[..at]);
+    let keys = ends.map(|front| front.rsplit([' ', '{', ',']).next().unwrap());
+    keys.map(|key| (inner.clone(), key.to_owned())).collect()
 }
 
 /// Every key that the readers ask for, without the tables, which are sections themselves.
@@ -77,13 +103,24 @@ fn known(asked: &Asked) -> BTreeSet<(String, String)> {
         "deny",
         "auth",
         "tier",
+        "tls",
     ];
     let tables = tables
         .into_iter()
         .chain(["server", "log"])
         .map(|key| (String::new(), key));
-    let inner = [("deny", "body"), ("store", "tls"), ("auth", "jwt")]
-        .map(|(outer, key)| (outer.to_owned(), key));
+    let inner = [
+        ("deny", "body"),
+        ("store", "tls"),
+        ("auth", "jwt"),
+        ("tls", "certificates"),
+        ("tls", "acme"),
+    ];
+    let parts = ["servers", "health", "eject", "retries", "tls"];
+    let inner = inner
+        .into_iter()
+        .chain(parts.map(|key| ("upstream.NAME", key)));
+    let inner = inner.map(|(outer, key)| (outer.to_owned(), key));
     let tables: BTreeSet<_> = tables.chain(inner).collect();
     let keys = asked.iter().filter(|entry| !tables.contains(entry));
     keys.map(|(section, key)| (section.clone(), (*key).to_owned()))
@@ -143,17 +180,23 @@ fn every_key_that_is_commented_out_can_be_used() {
         "ca",
         "cert",
         "name",
+        "strip_prefix",
+        "respond",
+        "redirect",
     ];
+    let mut within = "";
     let text: String = REFERENCE
         .lines()
         .map(|line| match line.strip_prefix("# ") {
             Some(section) if section.starts_with('[') && section.ends_with(']') => {
+                within = section;
                 format!("{section}\n")
             }
             Some(rest)
                 if rest.split_once('=').is_some_and(|(key, _)| {
                     let key = key.trim_end();
-                    !excluded.contains(&key)
+                    let here = within == "[[tls.certificates]]";
+                    (here || !excluded.contains(&key))
                         && key
                             .bytes()
                             .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
@@ -169,6 +212,9 @@ fn every_key_that_is_commented_out_can_be_used() {
     assert_eq!(config.limits[0].tiers.len(), 3);
     assert!(config.tier.is_some() && config.jwt.is_some());
     assert!(config.store.hash_key.is_some());
+    let tls = config.tls.unwrap();
+    assert!(tls.acme.is_some());
+    assert!(tls.clients.is_some() && tls.hsts.is_some());
     assert_eq!(
         config.bypass[0].key.as_deref(),
         Some(b"0123456789abcdef".as_slice())

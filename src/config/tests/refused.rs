@@ -198,10 +198,6 @@ fn keys_of_later_versions_are_refused_and_say_so() {
 note: planned; this version does not have it yet
 "#,
     );
-    assert_eq!(
-        codes(&format!("{BASE}[tls]\nlisten = \":443\"\n")),
-        ["T101"]
-    );
 }
 
 #[test]
@@ -307,6 +303,7 @@ fn values_out_of_their_range_are_refused() {
         "[store]\nmax_memory = \"1KiB\"",
         "[server]\nheader_timeout = \"0ms\"",
         "[server]\nmax_header_bytes = 100",
+        "[server]\nhandover_timeout = \"2d\"",
         "[log]\nsample_allowed = 1.5",
         "[client_ip]\nipv6_prefix = 200",
         "[deny]\nstatus = 200",
@@ -324,6 +321,8 @@ fn values_of_the_wrong_kind_are_refused() {
         "limit.a = 5",
         "route = \"x\"",
         "[store]\ntimeout = 25",
+        "[server]\ndrain_idle = 1",
+        "[server]\npid_file = true",
         "[headers]\nietf = \"yes\"",
         "store = \"redis://x\"",
         "[[route]]\npath = \"/a\"\nlimits = 5",
@@ -391,5 +390,25 @@ proptest::proptest! {
         let cut = (0..=cut.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap();
         let text = format!("{}{junk}{}", &text[..cut], &text[cut..]);
         let _ = super::super::parse("x", &text, &|_| None).map_err(|found| found.to_string());
+    }
+}
+
+#[test]
+fn a_proxy_protocol_needs_somebody_to_believe() {
+    check(
+        "upstream = \"http://a\"\nproxy_protocol = \"required\"\n",
+        "error[T124]: `proxy_protocol` without `trusted_proxies`
+ --> proxy.toml:2:1
+  |
+2 | proxy_protocol = \"required\"
+  | ^^^^^^^^^^^^^^ nobody may say whom a connection is from
+help: name who may: `trusted_proxies = [\"10.0.0.0/8\"]`
+",
+    );
+    let trusted = "upstream = \"http://a\"\ntrusted_proxies = \"10.0.0.1\"\n";
+    let wrong = refuse(&format!("{trusted}proxy_protocol = \"on\"\n")).to_string();
+    assert!(wrong.contains("optional"), "{wrong}");
+    for wrong in ["max_streams = 0", "max_streams = 10_001", "http2 = \"on\""] {
+        refuse(&format!("{trusted}[server]\n{wrong}\n"));
     }
 }

@@ -79,7 +79,7 @@ fn sentinels(redis: &RedisSettings) -> &Sentinels {
 fn tls_files_are_read_and_kept() {
     let files = Files::new();
     let bare = files.redis("url = \"rediss://one.test\"\n");
-    assert_eq!(bare.tls.as_deref(), Some(&RedisTls::default()));
+    assert_eq!(bare.tls.as_deref(), Some(&ClientTls::default()));
     let full = files.redis(
         "url = \"rediss://one.test\"\n[store.tls]\nca = $one.pem\ncert = $one.pem\n\
          key = $one.key\nname = \"other.test\"\n",
@@ -229,6 +229,7 @@ fn every_example_of_the_page_is_fine() {
     };
     let around = Surroundings {
         env: &|_| None,
+        now_s: 0,
         read: &read,
         forwards: true,
     };

@@ -129,6 +129,7 @@ mod tests {
             params: &[("id", "9")],
             claims: None,
             tier: None,
+            certificate: None,
         };
         let key = Key::parse(key.iter().copied()).unwrap();
         match key.derive(&facts, missing, &SECRET) {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::HeaderName;
 
-use super::{Alternatives, ApiKeySource, ApiKeySources, Key, Part};
+use super::{Alternatives, ApiKeySource, ApiKeySources, Credential, Key, Part};
 
 /// Alternatives in one part, parts in one key, and sources of API keys, at most.
 pub const MAX_CHOICES: usize = 8;
@@ -31,6 +31,8 @@ pub enum KeyError {
     NameNotTaken(&'static str),
     /// The name is not one that a header, cookie or path parameter can have.
     Name(String),
+    /// No such part of a certificate.
+    Credential(String),
     /// The alternative before this one is always present, so this one is never taken.
     Unreachable(String),
 }
@@ -58,6 +60,7 @@ const PARTS: &Words = &[
     ("global", Named::Never),
     ("tier", Named::Never),
     ("jwt", Named::Always),
+    ("tls", Named::Always),
 ];
 
 const SOURCES: &Words = &[
@@ -121,6 +124,7 @@ impl Part {
             ("global", _) => Self::Global,
             ("tier", _) => Self::Tier,
             ("jwt", Some(name)) => Self::Jwt(name.to_owned()),
+            ("tls", Some(name)) => Self::Tls(credential(name)?),
             _ => return Err(unknown(word, PARTS)),
         })
     }
@@ -197,6 +201,10 @@ fn header_name(name: &str) -> Result<HeaderName, KeyError> {
     HeaderName::from_bytes(name.as_bytes()).map_err(|_| KeyError::Name(name.to_owned()))
 }
 
+fn credential(name: &str) -> Result<Credential, KeyError> {
+    Credential::parse(name).ok_or_else(|| KeyError::Credential(name.to_owned()))
+}
+
 /// A token of RFC 9110: what cookies and path parameters can be called.
 fn token(name: &str) -> Result<String, KeyError> {
     let fits = name
@@ -225,6 +233,7 @@ impl fmt::Display for Part {
             Self::Global => f.write_str("global"),
             Self::Tier => f.write_str("tier"),
             Self::Jwt(name) => write!(f, "jwt:{name}"),
+            Self::Tls(credential) => write!(f, "tls:{}", credential.word()),
         }
     }
 }
@@ -264,6 +273,10 @@ impl fmt::Display for KeyError {
             Self::NameMissing(word) => write!(f, "`{word}` needs a name: `{word}:NAME`"),
             Self::NameNotTaken(word) => write!(f, "`{word}` takes no name"),
             Self::Name(name) => write!(f, "`{name}` is not a possible name"),
+            Self::Credential(name) => write!(
+                f,
+                "`tls` has no `{name}`; write `tls:subject`, `tls:san` or `tls:fingerprint`"
+            ),
             Self::Unreachable(part) => {
                 write!(
                     f,
@@ -337,6 +350,7 @@ mod tests {
         assert_eq!(error("header"), KeyError::NameMissing("header"));
         assert_eq!(error("path:"), KeyError::NameMissing("path"));
         assert_eq!(error("ip:x"), KeyError::NameNotTaken("ip"));
+        assert_eq!(error("tls:cn"), KeyError::Credential("cn".into()));
         assert_eq!(error("header:a(b"), KeyError::Name("a(b".into()));
         assert_eq!(error("cookie:a=b"), KeyError::Name("a=b".into()));
         assert_eq!(

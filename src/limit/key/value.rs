@@ -77,7 +77,7 @@ impl Part {
     pub(crate) fn names_client(&self) -> bool {
         match self {
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => true,
-            Self::PathParam(_) | Self::Jwt(_) => true,
+            Self::PathParam(_) | Self::Jwt(_) | Self::Tls(_) => true,
             Self::Ip | Self::Path | Self::Method | Self::Host => false,
             Self::Route | Self::Global | Self::Tier => false,
         }
@@ -119,6 +119,7 @@ impl Part {
                 None => return Carried::Nothing,
             },
             Self::Jwt(claim) => return claimed(facts.claims, claim),
+            Self::Tls(credential) => return credential.find(facts),
         };
         Carried::One(value)
     }

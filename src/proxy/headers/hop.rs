@@ -5,7 +5,7 @@
 
 use http::StatusCode;
 use http::header::{
-    CONNECTION, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    CONNECTION, COOKIE, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use smallvec::SmallVec;
@@ -98,6 +98,24 @@ impl Seen {
     }
 }
 
+/// HTTP/2 may bring each cookie in a line of its own, HTTP/1.1 must have one line (RFC 9113,
+/// section 8.2.3).
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(COOKIE).iter();
+    let (Some(first), Some(second)) = (lines.next(), lines.next()) else {
+        return;
+    };
+    let mut joined = first.as_bytes().to_vec();
+    for line in std::iter::once(second).chain(lines) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(line.as_bytes());
+    }
+    // Valid values, joined by valid characters, are a valid value.
+    if let Ok(joined) = HeaderValue::try_from(joined) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
 fn asks_trailers(te: &HeaderValue) -> bool {
     te.to_str().is_ok_and(|codings| {
         codings
@@ -127,6 +145,18 @@ fn is_forged(name: &HeaderName) -> bool {
     };
     name.first() == Some(&b'x')
         && (same(b"x-forwarded-") || (name.len() == 9 && same(b"x-real-ip")))
+}
+
+/// Whether two different names are one to servers that take `_` for `-`.
+pub(in crate::proxy) fn are_twins(one: &HeaderName, other: &HeaderName) -> bool {
+    let folded = |name: &'_ HeaderName| {
+        let bytes = name.as_str().bytes();
+        let folded: SmallVec<[u8; 32]> = bytes
+            .map(|byte| if byte == b'_' { b'-' } else { byte })
+            .collect();
+        folded
+    };
+    one != other && one.as_str().len() == other.as_str().len() && folded(one) == folded(other)
 }
 
 /// Whether `Connection` may have this header removed. Those that carry the message or say who

@@ -6,10 +6,38 @@ use std::sync::{Mutex, PoisonError};
 
 use http::HeaderValue;
 
+/// What a client's connection speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheme {
+    /// In the clear.
+    Http,
+    /// Over TLS.
+    Https,
+}
+
+impl Scheme {
+    /// That of a connection that is `secure` or not.
+    pub fn of(secure: bool) -> Scheme {
+        match secure {
+            true => Scheme::Https,
+            false => Scheme::Http,
+        }
+    }
+
+    /// As URLs write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        }
+    }
+}
+
 /// One client connection, in the words of the headers that name it.
 #[derive(Debug)]
 pub struct Peer {
     pub(super) trusted: bool,
+    pub(super) scheme: Scheme,
     /// Its address: `2001:db8::1`.
     pub(super) address: HeaderValue,
     /// The same as RFC 7239 writes it: `for="[2001:db8::1]"`.
@@ -20,7 +48,7 @@ pub struct Peer {
 
 impl Peer {
     /// A connection from `ip`, which may say whom it speaks for if it is `trusted`.
-    pub fn new(ip: IpAddr, trusted: bool) -> Peer {
+    pub fn new(ip: IpAddr, trusted: bool, scheme: Scheme) -> Peer {
         let ip = ip.to_canonical();
         let address = value(ip.to_string());
         let node = match ip {
@@ -29,6 +57,7 @@ impl Peer {
         };
         Peer {
             trusted,
+            scheme,
             address,
             node,
             last: Mutex::new(None),
@@ -38,7 +67,7 @@ impl Peer {
     /// The element of `Forwarded` that stands for this hop.
     pub(super) fn forwarded(&self, host: Option<&HeaderValue>) -> HeaderValue {
         let Some(host) = host else {
-            return value(format!("{};proto=http", self.node));
+            return value(format!("{};proto={}", self.node, self.scheme.as_str()));
         };
         // One request at a time: the lock is never contended.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,7 +92,8 @@ impl Peer {
                 let _ = write!(text, ";host=\"{host}\"");
             }
         }
-        text.push_str(";proto=http");
+        text.push_str(";proto=");
+        text.push_str(self.scheme.as_str());
         value(text)
     }
 }
@@ -78,7 +108,8 @@ mod tests {
     use super::*;
 
     fn element(ip: &str, host: &'static str) -> HeaderValue {
-        Peer::new(ip.parse().unwrap(), false).forwarded(Some(&HeaderValue::from_static(host)))
+        Peer::new(ip.parse().unwrap(), false, Scheme::Http)
+            .forwarded(Some(&HeaderValue::from_static(host)))
     }
 
     #[test]
@@ -95,13 +126,13 @@ mod tests {
 
     #[test]
     fn a_mapped_address_is_the_one_it_stands_for() {
-        let peer = Peer::new("::ffff:192.0.2.1".parse().unwrap(), false);
+        let peer = Peer::new("::ffff:192.0.2.1".parse().unwrap(), false, Scheme::Http);
         assert_eq!(peer.address, "192.0.2.1");
     }
 
     #[test]
     fn another_host_gets_another_element() {
-        let peer = Peer::new("192.0.2.1".parse().unwrap(), false);
+        let peer = Peer::new("192.0.2.1".parse().unwrap(), false, Scheme::Http);
         let one = peer.forwarded(Some(&HeaderValue::from_static("one")));
         let two = peer.forwarded(Some(&HeaderValue::from_static("two")));
         let none = peer.forwarded(None);

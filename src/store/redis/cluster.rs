@@ -306,6 +306,11 @@ impl Cluster {
         }
     }
 
+    /// See [`crate::store::Store::limits_changed`].
+    pub fn limits_changed(&self) {
+        self.known.forget_denials();
+    }
+
     /// See [`crate::store::Store::told`].
     pub async fn told(&self) {
         self.holder.part().await;

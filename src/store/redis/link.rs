@@ -18,10 +18,11 @@ use tokio::task::JoinHandle;
 
 use super::Shared;
 use super::sentinel::{Moves, Sentinels};
-use super::tls::{Tls, TlsTrouble};
+use super::tls;
 use crate::clock;
 use crate::config::{RedisAddress, RedisSettings, RedisTopology};
 use crate::store::{ServerTrouble, StoreError};
+use crate::tls::Tls;
 
 /// How long a connection and its probe may take while nobody waits for it.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
@@ -59,7 +60,7 @@ impl Access {
         Ok(Access {
             servers,
             login: login(username, password, settings.database),
-            tls: settings.tls.as_deref().map(Tls::new).transpose()?,
+            tls: settings.tls.as_deref().map(tls::new).transpose()?,
         })
     }
 
@@ -142,7 +143,7 @@ impl Link {
             }
             (RedisAddress::Tcp(host, port), Some(tls)) => {
                 let stream = reach(host, *port).await?;
-                Link::over(tls.over(stream, host).await?, login).await
+                Link::over(tls::over(tls, stream, host).await?, login).await
             }
         }
     }
@@ -252,7 +253,7 @@ impl Failure {
 }
 
 pub(super) fn kind_of(error: &RedisError) -> StoreError {
-    if let Some(trouble) = TlsTrouble::within(error) {
+    if let Some(trouble) = tls::trouble(error) {
         return StoreError::Tls(trouble);
     }
     if let Some(code) = error.code() {

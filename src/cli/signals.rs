@@ -1,0 +1,240 @@
+//! What the running proxy does when it is told something from outside, by a signal or by its
+//! service manager:
+//!
+//! | signal | |
+//! |---|---|
+//! | SIGTERM, SIGINT | an orderly end; a second one ends at once |
+//! | SIGHUP | a reload: the configuration is read again |
+//! | SIGUSR2 | an upgrade: the binary at the same path takes this process's place |
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Interval, interval};
+
+use super::DID_NOT_WORK;
+use crate::server::inherit::Predecessor;
+use crate::server::listen::Listeners;
+use crate::server::pulse::Pulse;
+use crate::server::reload::Reload;
+use crate::server::upgrade::{self, Program, Successor, UpgradeError};
+use crate::server::{Course, notify, pid_file};
+
+/// What signals act on.
+pub(super) struct Door {
+    pub(super) course: watch::Sender<Course>,
+    pub(super) reload: Reload,
+    pub(super) listeners: Arc<Listeners>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) predecessor: Option<Predecessor>,
+    pub(super) pid_file: Option<PathBuf>,
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+    user2: Signal,
+}
+
+/// The thread's state.
+struct Watch {
+    door: Door,
+    /// Nothing once it could not be found out.
+    program: Option<Program>,
+    /// Says that the upgrade under way is no longer wanted.
+    abandon: Arc<AtomicBool>,
+    upgrading: Option<JoinHandle<Result<Successor, UpgradeError>>>,
+    serves: bool,
+    /// An upgrade was asked for before.
+    wanted: bool,
+    /// The watchdog's period, and what was seen of the workers last.
+    watchdog: Option<Interval>,
+    seen: Vec<u64>,
+}
+
+enum Event {
+    Serving,
+    Stop,
+    Reload,
+    Upgrade,
+    Upgraded(Result<Successor, UpgradeError>),
+    Watchdog,
+}
+
+/// Listens for signals on a thread of its own, from now until the process ends.
+pub(super) fn spawn(door: Door) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let signals = {
+        let _entered = runtime.enter();
+        Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+            user2: signal(SignalKind::user_defined2())?,
+        }
+    };
+    let program = Program::of_this_process()
+        .inspect_err(|error| tracing::warn!(%error, "no upgrade without the path of this program"))
+        .ok();
+    let watch = Watch {
+        door,
+        program,
+        abandon: Arc::default(),
+        upgrading: None,
+        serves: false,
+        wanted: false,
+        watchdog: None,
+        seen: Vec::new(),
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || runtime.block_on(watch.run(signals)))?;
+    Ok(())
+}
+
+impl Watch {
+    async fn run(mut self, mut signals: Signals) {
+        // Twice as often as it must be.
+        self.watchdog = notify::watchdog().map(|time| interval(time / 2));
+        loop {
+            match self.next(&mut signals).await {
+                Event::Serving => self.announce(),
+                Event::Stop if *self.door.course.borrow() == Course::Serve => self.stop().await,
+                Event::Stop => {
+                    self.remove_pid_file();
+                    std::process::exit(i32::from(DID_NOT_WORK));
+                }
+                Event::Reload => self.door.reload.ask_and_leave(),
+                Event::Upgrade => self.upgrade(),
+                Event::Upgraded(outcome) => self.upgraded(outcome),
+                Event::Watchdog => {
+                    if self.door.pulse.all_beat_since(&mut self.seen) {
+                        notify::alive();
+                    }
+                }
+            }
+        }
+    }
+
+    async fn next(&mut self, signals: &mut Signals) -> Event {
+        let upgraded = async {
+            match &mut self.upgrading {
+                Some(upgrading) => upgrading.await,
+                None => std::future::pending().await,
+            }
+        };
+        let watchdog = async {
+            match &mut self.watchdog {
+                Some(every) => every.tick().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = signals.terminate.recv() => Event::Stop,
+            _ = signals.interrupt.recv() => Event::Stop,
+            _ = signals.hangup.recv() => Event::Reload,
+            _ = signals.user2.recv() => Event::Upgrade,
+            () = self.door.pulse.all_serve(), if !self.serves => Event::Serving,
+            outcome = upgraded => Event::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned))),
+            _ = watchdog => Event::Watchdog,
+        }
+    }
+
+    /// All workers accept: who waits for that is told, in the order in which they believe it.
+    fn announce(&mut self) {
+        self.serves = true;
+        if let Some(predecessor) = self.door.predecessor.take() {
+            let pid = predecessor.pid();
+            if let Err(error) = predecessor.take_over() {
+                tracing::error!(%error, "the upgrade was called off");
+                std::process::exit(i32::from(DID_NOT_WORK));
+            }
+            tracing::info!(from = pid, "upgrade: this process serves now");
+            let path = self.door.pid_file.as_deref();
+            if let Some(Err(error)) = path.map(pid_file::write) {
+                tracing::warn!(%error, "the pid file does not name this process");
+            }
+            drop(predecessor);
+        }
+        notify::ready("serving");
+        if std::mem::take(&mut self.wanted) {
+            self.upgrade();
+        }
+    }
+
+    async fn stop(&mut self) {
+        tracing::info!("draining");
+        notify::stopping("draining");
+        self.abandon.store(true, Ordering::Relaxed);
+        if let Some(upgrading) = self.upgrading.take() {
+            // Nobody is left to serve: also one that got ready just now is ended.
+            match upgrading.await {
+                Ok(Ok(successor)) => successor.end(),
+                Ok(Err(error)) => tracing::warn!(%error, "no upgrade"),
+                Err(_) => {}
+            }
+        }
+        let yields = self.door.listeners.yield_with_care();
+        self.door.listeners.close();
+        self.door.course.send_replace(Course::Stop { yields });
+    }
+
+    fn upgrade(&mut self) {
+        let reason = match (&self.program, &self.upgrading) {
+            _ if *self.door.course.borrow() != Course::Serve => "this process is ending",
+            _ if !self.serves => {
+                self.wanted = true;
+                return;
+            }
+            (_, Some(_)) => "one is under way",
+            (None, None) => "the path of this program is not known",
+            (Some(program), None) => {
+                let (program, abandon) = (program.clone(), Arc::clone(&self.abandon));
+                let listeners = Arc::clone(&self.door.listeners);
+                let start = move || upgrade::start(&program, &listeners, &abandon);
+                self.upgrading = Some(tokio::task::spawn_blocking(start));
+                return;
+            }
+        };
+        tracing::warn!(reason, "no upgrade");
+    }
+
+    fn upgraded(&mut self, outcome: Result<Successor, UpgradeError>) {
+        self.upgrading = None;
+        let successor = match outcome {
+            Ok(successor) => successor,
+            Err(error) => {
+                tracing::error!(%error, "no upgrade: this process goes on");
+                return;
+            }
+        };
+        let pid = successor.pid();
+        // In this order: the service manager believes the new process from here on.
+        notify::successor(pid);
+        match successor.go() {
+            Ok(()) => {
+                tracing::info!(to = pid, "upgrade: draining");
+                self.door.course.send_replace(Course::HandOver);
+                self.door.listeners.close();
+            }
+            Err(error) => {
+                notify::successor(std::process::id());
+                tracing::error!(%error, "no upgrade: this process goes on");
+            }
+        }
+    }
+
+    fn remove_pid_file(&self) {
+        if let Some(path) = &self.door.pid_file {
+            pid_file::remove(path);
+        }
+    }
+}

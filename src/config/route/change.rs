@@ -1,0 +1,69 @@
+//! `headers_up` and `headers_down`: what a route changes in heads.
+
+use toml::de::DeValue;
+
+use super::super::diagnostic::{Code, Diagnostic};
+use super::super::section::{At, Section};
+use super::super::settings::header_name;
+use crate::route::{Action, Direction, HeaderChange, Text};
+
+/// Changes of one kind of head, at most.
+const MAX_CHANGES: usize = 64;
+
+/// `{ "x-a" = "set", "+x-b" = "added", "x-c" = false }`, in the file's order.
+pub(super) fn changes(section: Section<'_>, direction: Direction) -> Vec<At<HeaderChange>> {
+    let mut changes: Vec<At<HeaderChange>> = Vec::new();
+    for (key, value) in section.entries() {
+        let written = key.value.clone();
+        let added = written.strip_prefix('+');
+        let name = At {
+            value: added.unwrap_or(&written).to_owned(),
+            span: key.span.clone(),
+        };
+        let kind = (Code::BadHttp, "a header's name");
+        let Some(name) = section.understood(&written, name, kind, header_name) else {
+            continue;
+        };
+        if let Err(why) = HeaderChange::may_touch(&name.value, direction) {
+            let message = format!("`{}` cannot be changed here", name.value);
+            let diagnostic = Diagnostic::new(Code::BadHttp, message).because(&name.span, &why);
+            section.reader.report(diagnostic);
+            continue;
+        }
+        let action = match value.get_ref() {
+            DeValue::Boolean(false) if added.is_none() => Action::Remove,
+            DeValue::String(_) => {
+                let text = section.filled(value).and_then(|text| {
+                    let kind = (Code::BadTemplate, "a header's value");
+                    section.understood(&written, text, kind, Text::parse)
+                });
+                match (text, added) {
+                    (Some(text), Some(_)) => Action::Add(text.value),
+                    (Some(text), None) => Action::Set(text.value),
+                    (None, _) => continue,
+                }
+            }
+            _ => {
+                section.wrong_type(&written, value, "a value, or `false` to remove it");
+                continue;
+            }
+        };
+        let adds = matches!(action, Action::Add(_));
+        let same = |one: &&At<HeaderChange>| {
+            one.value.name == name.value && matches!(one.value.action, Action::Add(_)) == adds
+        };
+        if let Some(first) = changes.iter().find(same) {
+            let diagnostic = Diagnostic::new(Code::Duplicate, format!("`{written}` twice"))
+                .at(&name.span, "")
+                .at(&first.span, "first here");
+            section.reader.report(diagnostic);
+        }
+        changes.push(name.map(|name| HeaderChange { name, action }));
+    }
+    if changes.len() > MAX_CHANGES {
+        let message = format!("`{}` has more than {MAX_CHANGES} headers", section.name());
+        let diagnostic = Diagnostic::new(Code::OutOfRange, message).at(&section.span, "");
+        section.reader.report(diagnostic);
+    }
+    changes
+}

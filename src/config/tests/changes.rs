@@ -1,0 +1,214 @@
+//! What is said of a reload.
+
+use super::super::{changes, restarts};
+use super::accept;
+
+const BASE: &str = r#"
+listen = [":8080", "127.0.0.1:9090"]
+trusted_proxies = ["10.0.0.0/8"]
+
+[store]
+url = "redis://:${STORE_PASSWORD:-one}@redis.local"
+
+[server]
+workers = 2
+
+[limit.search]
+rate = "100/min"
+
+[limit.login]
+rate = ["5/min", "20/h"]
+key = ["ip", "path"]
+
+[upstream.api]
+servers = ["http://10.0.0.1:80", "http://10.0.0.2:80"]
+timeout = "5s"
+
+[[route]]
+name = "search"
+path = "/search"
+upstream = "api"
+limits = ["search"]
+
+[[route]]
+path = "/login"
+methods = ["POST"]
+upstream = "api"
+limits = ["login", "search"]
+
+[[route]]
+path = "/*"
+upstream = "api"
+limits = []
+"#;
+
+/// What is said when these texts replace each other in the file above.
+#[track_caller]
+fn told(replaced: &[(&str, &str)], expected: &[&str]) {
+    let mut text = BASE.to_owned();
+    for (old, new) in replaced {
+        assert!(text.contains(old), "no `{old}`");
+        text = text.replace(old, new);
+    }
+    let (old, new) = (accept(BASE).0, accept(&text).0);
+    assert_eq!(changes(&old, &new), expected);
+}
+
+#[test]
+fn the_same_file_changes_nothing() {
+    told(&[], &[]);
+    told(
+        &[("[server]", "# a word\n[server]"), ("\"5s\"", " \"5s\" ")],
+        &[],
+    );
+}
+
+#[test]
+fn a_rate_is_told_by_its_limit() {
+    told(
+        &[("\"100/min\"", "\"50/min\"")],
+        &["limit search: 100/min -> 50/min"],
+    );
+    told(
+        &[("\"100/min\"", "\"100/h\"")],
+        &[
+            "limit search: 100/min -> 100/h",
+            "limit search: its counts begin anew: a window of another length or kind",
+        ],
+    );
+    told(
+        &[("\"20/h\"", "\"30/h\"")],
+        &["limit login: 5/min, 20/h -> 5/min, 30/h"],
+    );
+}
+
+#[test]
+fn a_key_is_told_with_what_it_does() {
+    told(
+        &[("[\"ip\", \"path\"]", "\"ip\"")],
+        &[
+            "limit login: key ip, path -> ip",
+            "limit login: its counts begin anew: its key is another",
+        ],
+    );
+}
+
+#[test]
+fn settings_come_and_go() {
+    told(
+        &[("timeout = \"5s\"", "idle_timeout = \"3s\"")],
+        &[
+            "upstream api: idle_timeout 3s, which was not set",
+            "upstream api: timeout 5s is no longer set",
+        ],
+    );
+    told(
+        &[("[server]\n", "[server]\nmax_headers = 50\n")],
+        &["server: max_headers 50, which was not set"],
+    );
+}
+
+#[test]
+fn servers_and_addresses_come_and_go() {
+    told(
+        &[
+            (", \"http://10.0.0.2:80\"", ""),
+            ("127.0.0.1:9090", "127.0.0.1:9091"),
+        ],
+        &[
+            "listen 127.0.0.1:9090 removed",
+            "listen 127.0.0.1:9091 added",
+            "upstream api: server http://10.0.0.2:80 removed",
+        ],
+    );
+    told(
+        &[(
+            "\"http://10.0.0.1:80\", \"http://10.0.0.2:80\"",
+            "\"http://10.0.0.2:80\", \"http://10.0.0.1:80\"",
+        )],
+        &["upstream api: server: another order"],
+    );
+}
+
+#[test]
+fn routes_are_told_by_name_or_by_what_they_match() {
+    told(
+        &[("path = \"/login\"", "path = \"/signin\"")],
+        &[
+            "route removed: POST /login",
+            "route added: POST /signin: limits login, search, methods POST, path /signin, \
+             upstream api",
+        ],
+    );
+    told(
+        &[
+            ("path = \"/search\"", "path = \"/find\""),
+            ("limits = []", "limits = [\"search\"]"),
+        ],
+        &[
+            "route /*: limit search added",
+            "route search: path /search -> /find",
+        ],
+    );
+}
+
+#[test]
+fn a_secret_is_not_told() {
+    told(
+        &[("redis://:${STORE_PASSWORD:-one}@", "redis://:two@")],
+        &["store: url changed"],
+    );
+    told(
+        &[(
+            "redis://:${STORE_PASSWORD:-one}@redis.local",
+            "redis://:two@other.local",
+        )],
+        &[
+            "store: url redis://***@redis.local -> redis://***@other.local",
+            "store: counts are those of another place now",
+        ],
+    );
+}
+
+#[test]
+fn long_lists_of_changes_are_cut() {
+    let text = |rate: u32| {
+        let limits = (0..300).map(|i| format!("[limit.l{i}]\nrate = \"{rate}/min\"\n"));
+        format!("upstream = \"http://a\"\n{}", limits.collect::<String>())
+    };
+    let (old, new) = (accept(&text(5)).0, accept(&text(6)).0);
+    let lines = changes(&old, &new);
+    assert_eq!((lines.len(), &*lines[100]), (101, "and 200 more"));
+}
+
+#[test]
+fn a_file_that_is_named_is_told_when_its_content_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("keys");
+    let text = format!(
+        "upstream = \"http://a\"\n[tier]\nkeys_file = \"{}\"\n[limit.default]\nrate = \"5/min\"\n\
+         tiers = {{ pro = \"9/min\" }}\n",
+        path.display()
+    );
+    std::fs::write(&path, "one pro\n").unwrap();
+    let old = accept(&text).0;
+    std::fs::write(&path, "two pro\n").unwrap();
+    let new = accept(&text).0;
+    assert_eq!(
+        changes(&old, &new),
+        [format!("file {}: other content", path.display())]
+    );
+}
+
+#[test]
+fn what_takes_a_restart_is_said() {
+    let (old, new) = (
+        accept(BASE).0,
+        accept(&BASE.replace("workers = 2", "workers = 3")).0,
+    );
+    assert_eq!(
+        restarts(&old, &new),
+        ["server: workers 2 -> 3 takes a restart; 2 go on"]
+    );
+    assert_eq!(restarts(&old, &old), [""; 0]);
+}

@@ -1,0 +1,48 @@
+//! How a client's connection came to us: from where, and over what.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::certificate::Certificate;
+
+/// How a client came: from where, and over what.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// The peer's address.
+    pub ip: IpAddr,
+    /// What TLS said of it; nothing of a connection in the clear.
+    pub tls: Option<Secured>,
+    /// In the clear where TLS is spoken: whoever asks so is told, and gets nothing else.
+    pub misplaced: bool,
+}
+
+/// What a TLS handshake told of a client.
+#[derive(Clone, Debug, Default)]
+pub struct Secured {
+    /// Its certificate; whoever signed it is believed.
+    pub certificate: Option<Arc<Certificate>>,
+}
+
+impl Arrival {
+    /// A peer whose connection is in the clear.
+    pub fn plain(ip: IpAddr) -> Arrival {
+        Arrival {
+            ip,
+            tls: None,
+            misplaced: false,
+        }
+    }
+
+    /// A peer that should have begun a handshake.
+    pub fn misplaced(ip: IpAddr) -> Arrival {
+        Arrival {
+            misplaced: true,
+            ..Arrival::plain(ip)
+        }
+    }
+
+    /// The certificate that the client showed.
+    pub fn certificate(&self) -> Option<&Certificate> {
+        self.tls.as_ref()?.certificate.as_deref()
+    }
+}

@@ -1,0 +1,63 @@
+//! A path's beginning that its upstream does not see, and the header that tells it.
+
+use http::uri::{PathAndQuery, Uri};
+use http::{HeaderName, Request};
+
+use super::{Peer, RequestFault, append};
+use crate::path::CanonicalPath;
+use crate::route::Prefix;
+
+const X_FORWARDED_PREFIX: HeaderName = HeaderName::from_static("x-forwarded-prefix");
+
+/// Takes `prefix` off a request in origin form. What is left is what was counted, or the request
+/// is refused.
+pub fn strip<B>(
+    request: &mut Request<B>,
+    prefix: &Prefix,
+    peer: &Peer,
+) -> Result<(), RequestFault> {
+    let uri = request.uri();
+    let path = CanonicalPath::parse(uri.path()).map_err(|_| RequestFault::Target)?;
+    let rest = prefix.strip(&path, uri.path());
+    let rest = rest.ok_or(RequestFault::Target)?;
+    let target = match uri.query() {
+        Some(query) => format!("{rest}?{query}"),
+        None => rest.into_owned(),
+    };
+    let target = PathAndQuery::try_from(target).map_err(|_| RequestFault::Target)?;
+    *request.uri_mut() = Uri::from(target);
+    let (headers, value) = (request.headers_mut(), prefix.header().clone());
+    if peer.trusted {
+        append(headers, X_FORWARDED_PREFIX, value);
+    } else {
+        headers.insert(X_FORWARDED_PREFIX, value);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Scheme;
+    use super::*;
+
+    fn stripped(target: &str) -> Result<Request<()>, RequestFault> {
+        let mut request = Request::builder().uri(target).body(()).unwrap();
+        let peer = Peer::new("192.0.2.7".parse().unwrap(), false, Scheme::Http);
+        strip(&mut request, &Prefix::parse("/api").unwrap(), &peer)?;
+        Ok(request)
+    }
+
+    #[test]
+    fn the_query_stays_and_the_upstream_is_told() {
+        let request = stripped("/api/a/?b=%2f").unwrap();
+        assert_eq!(request.uri(), "/a/?b=%2f");
+        assert_eq!(request.headers()["x-forwarded-prefix"], "/api");
+        assert_eq!(stripped("/api?").unwrap().uri(), "/?");
+        assert_eq!(stripped("/api?/api").unwrap().uri(), "/?/api");
+    }
+
+    #[test]
+    fn what_is_not_below_it_is_refused() {
+        assert_eq!(stripped("/apis").unwrap_err(), RequestFault::Target);
+    }
+}

@@ -1,0 +1,143 @@
+//! What is said of each rejection: its status, a title, and a sentence that holds nothing of the
+//! inside.
+
+use http::StatusCode;
+
+use super::super::flaw::Flaw;
+use super::Rejection;
+use crate::telemetry::access::Outcome;
+use crate::upstream::UpstreamError;
+
+/// Status, title and sentence of an answer, and whether the connection may serve another request.
+pub(super) struct Said {
+    pub(super) status: StatusCode,
+    pub(super) title: &'static str,
+    pub(super) detail: &'static str,
+    pub(super) close: bool,
+}
+
+impl Rejection {
+    pub(super) fn said(&self) -> Said {
+        match self {
+            Rejection::Flaw(Flaw::BareLf) => malformed("a line of the head ends without CR"),
+            Rejection::Flaw(Flaw::TwoLengths) => {
+                malformed("Content-Length and Transfer-Encoding contradict each other")
+            }
+            Rejection::Flaw(Flaw::HeadTooLarge) => Said {
+                status: StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                title: "Request Header Fields Too Large",
+                detail: "the head of the request is larger than this server reads",
+                close: true,
+            },
+            Rejection::Flaw(Flaw::WithoutTls) => {
+                malformed("this is plain HTTP, and TLS is spoken here: use https://")
+            }
+            Rejection::TlsOnly(_) => Said {
+                status: StatusCode::PERMANENT_REDIRECT,
+                title: "Permanent Redirect",
+                detail: "this is served at https:// only",
+                close: false,
+            },
+            Rejection::Request(fault) => Said {
+                status: fault.status(),
+                title: fault.status().canonical_reason().unwrap_or("Bad Request"),
+                detail: fault.detail(),
+                close: fault.status() == StatusCode::BAD_REQUEST,
+            },
+            Rejection::Path(error) => refused(error.detail()),
+            Rejection::AmbiguousPath => refused("the path of the request has no single meaning"),
+            Rejection::BodyTooLarge => Said {
+                status: StatusCode::PAYLOAD_TOO_LARGE,
+                title: "Content Too Large",
+                detail: "the body of the request is larger than this server takes",
+                close: true,
+            },
+            Rejection::NoRoute => Said {
+                status: StatusCode::NOT_FOUND,
+                title: "Not Found",
+                detail: "nothing is served at this host, path and method",
+                close: false,
+            },
+            Rejection::MissingKey(_) => refused("the request lacks the key that its limit needs"),
+            Rejection::AmbiguousKey(_) => {
+                refused("the request carries several different keys where one must be")
+            }
+            Rejection::Limited(_) | Rejection::Blocked(_) => Said {
+                status: StatusCode::TOO_MANY_REQUESTS,
+                title: "Quota Exceeded",
+                detail: "",
+                close: false,
+            },
+            Rejection::StoreAway { .. } => Said {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                title: "Temporarily Reduced Capacity",
+                detail: "limits cannot be checked at the moment",
+                close: false,
+            },
+            Rejection::Upstream(error) => upstream(error),
+        }
+    }
+
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Rejection::Limited(_) | Rejection::Blocked(_) => Outcome::Denied,
+            _ => Outcome::Rejected,
+        }
+    }
+
+    pub(super) fn reason(&self) -> Option<&'static str> {
+        match self {
+            Rejection::Limited(_) => None,
+            Rejection::Blocked(_) => Some("blocked"),
+            Rejection::StoreAway { reason, .. } => Some(reason),
+            Rejection::Upstream(error) => Some(error.label()),
+            other => Some(other.said().detail),
+        }
+    }
+}
+
+fn malformed(detail: &'static str) -> Said {
+    Said {
+        close: true,
+        ..refused(detail)
+    }
+}
+
+fn refused(detail: &'static str) -> Said {
+    Said {
+        status: StatusCode::BAD_REQUEST,
+        title: "Bad Request",
+        detail,
+        close: false,
+    }
+}
+
+fn upstream(error: &UpstreamError) -> Said {
+    let status = error.status();
+    let (title, detail) = match status {
+        StatusCode::GATEWAY_TIMEOUT => (
+            "Gateway Timeout",
+            "the upstream server did not answer in time",
+        ),
+        StatusCode::SERVICE_UNAVAILABLE => (
+            "Service Unavailable",
+            "no upstream server can take the request now",
+        ),
+        StatusCode::PAYLOAD_TOO_LARGE => return Rejection::BodyTooLarge.said(),
+        StatusCode::REQUEST_TIMEOUT => (
+            "Request Timeout",
+            "the body of the request did not arrive in time",
+        ),
+        StatusCode::BAD_REQUEST => (
+            "Bad Request",
+            "the body of the request is malformed or ended too early",
+        ),
+        _ => ("Bad Gateway", "the upstream server gave no usable answer"),
+    };
+    Said {
+        status,
+        title,
+        detail,
+        close: status.is_client_error(),
+    }
+}

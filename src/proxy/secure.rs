@@ -1,0 +1,94 @@
+//! What a proxy with TLS says to those who come without, and to browsers about coming with it.
+
+use http::header::{HeaderName, HeaderValue, STRICT_TRANSPORT_SECURITY};
+use http::{HeaderMap, Request, Response};
+
+use super::Downstream;
+use super::flaw::Flaw;
+use super::headers::{RequestFault, check_framing};
+use super::reject::Rejection;
+use crate::config::TlsSettings;
+
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// `redirect` and `hsts` of `[tls]`.
+#[derive(Debug, Default)]
+pub(super) struct Secure {
+    /// The port that clients of plain connections are sent to.
+    redirect: Option<u16>,
+    /// How long browsers should remember to come over TLS.
+    hsts: Option<HeaderValue>,
+}
+
+impl Secure {
+    pub(super) fn new(settings: Option<&TlsSettings>) -> Secure {
+        let Some(settings) = settings else {
+            return Secure::default();
+        };
+        let hsts = settings
+            .hsts
+            .map(|age| HeaderValue::try_from(format!("max-age={}", age.as_secs())));
+        Secure {
+            redirect: settings.redirect,
+            hsts: hsts.and_then(Result::ok),
+        }
+    }
+
+    /// Turns away who came without TLS where that is not done.
+    pub(super) fn check<B>(
+        &self,
+        request: &Request<B>,
+        downstream: &Downstream,
+    ) -> Result<(), Rejection> {
+        if downstream.arrival.tls.is_some() {
+            return Ok(());
+        }
+        if downstream.arrival.misplaced {
+            return Err(Rejection::Flaw(Flaw::WithoutTls));
+        }
+        match self.redirect {
+            Some(port) if !came_over_tls(request.headers(), downstream) => {
+                Err(elsewhere(request, port))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells the browser, unless the upstream has.
+    pub(super) fn mark<B>(&self, response: &mut Response<B>, downstream: &Downstream) {
+        if let Some(hsts) = &self.hsts
+            && downstream.arrival.tls.is_some()
+        {
+            let headers = response.headers_mut();
+            headers
+                .entry(STRICT_TRANSPORT_SECURITY)
+                .or_insert_with(|| hsts.clone());
+        }
+    }
+}
+
+/// Whether a trusted proxy in front of us spoke TLS with the client already: sent away, the client
+/// would come back the same way for ever.
+fn came_over_tls(headers: &HeaderMap, downstream: &Downstream) -> bool {
+    downstream.trusted
+        && headers
+            .get(X_FORWARDED_PROTO)
+            .is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"))
+}
+
+/// Where the same is at `https`.
+fn elsewhere<B>(request: &Request<B>, port: u16) -> Rejection {
+    let host = match check_framing(request) {
+        Ok(host) if !host.is_empty() => host,
+        Ok(_) => return Rejection::Request(RequestFault::Host),
+        Err(fault) => return Rejection::Request(fault),
+    };
+    let port = match port {
+        443 => String::new(),
+        port => format!(":{port}"),
+    };
+    let path = request.uri().path_and_query().map(|path| path.as_str());
+    let path = path.filter(|path| path.starts_with('/')).unwrap_or("/");
+    HeaderValue::try_from(format!("https://{host}{port}{path}"))
+        .map_or(Rejection::Request(RequestFault::Target), Rejection::TlsOnly)
+}

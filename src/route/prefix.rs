@@ -1,0 +1,175 @@
+//! What is taken off the front of a path before an upstream sees it.
+//!
+//! The limiter has counted the canonical path. Whatever the rest is sent as, an upstream must read
+//! it as the rest of that path and as nothing else.
+
+use std::borrow::Cow;
+
+use http::HeaderValue;
+
+use crate::path::CanonicalPath;
+
+/// The first segments of a path: `/api`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// In canonical spelling, without a slash at its end.
+    text: Box<str>,
+    /// The same as upstreams are told of it.
+    header: HeaderValue,
+}
+
+impl Prefix {
+    /// Reads a prefix. A slash at its end means nothing.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        let path = CanonicalPath::parse(text).map_err(|error| error.detail())?;
+        if path.unresolved().is_some() || text.contains([';', '{', '}', '*', '?', '#']) {
+            return Err("plain segments are taken off, such as `/api`");
+        }
+        if path.as_str() == "/" {
+            return Err("that takes nothing off; write for example `/api`");
+        }
+        let header = HeaderValue::from_str(path.as_str()).map_err(|_| "not a path")?;
+        Ok(Self {
+            text: path.as_str().into(),
+            header,
+        })
+    }
+
+    /// In its canonical spelling.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// As a header's value.
+    pub fn header(&self) -> &HeaderValue {
+        &self.header
+    }
+
+    /// A copy that shares nothing.
+    #[must_use]
+    pub fn own(&self) -> Self {
+        let header = HeaderValue::from_bytes(self.header.as_bytes());
+        Self {
+            text: self.text.clone(),
+            header: header.unwrap_or_else(|_| self.header.clone()),
+        }
+    }
+
+    /// What is left of a path: as the client spelled it (`sent` is its whole path) where that means
+    /// what was counted, or else in the canonical spelling. `None` if there is a reading in which
+    /// the path does not begin so.
+    pub fn strip<'p>(&self, path: &'p CanonicalPath<'_>, sent: &'p str) -> Option<Cow<'p, str>> {
+        let rest = self.rest(path.as_str())?;
+        let unresolved = match path.unresolved() {
+            Some(other) => Some(self.rest(other)?),
+            None => None,
+        };
+        let kept = sent.strip_prefix(&*self.text);
+        // A path that begins with two slashes is somebody's host to some.
+        let kept = kept.filter(|kept| kept.starts_with('/') && !kept.starts_with("//"));
+        let same = |kept: &&str| {
+            CanonicalPath::parse(kept).is_ok_and(|kept| {
+                kept.as_str() == rest
+                    && kept.unresolved() == unresolved
+                    && unresolved.is_none_or(|text| !text.starts_with("/\\"))
+            })
+        };
+        if let Some(kept) = kept.filter(same) {
+            return Some(Cow::Borrowed(kept));
+        }
+        if sent.ends_with('/') && rest != "/" {
+            return Some(Cow::Owned(format!("{rest}/")));
+        }
+        Some(Cow::Borrowed(rest))
+    }
+
+    fn rest<'p>(&self, path: &'p str) -> Option<&'p str> {
+        match path.strip_prefix(&*self.text)? {
+            "" => Some("/"),
+            rest => rest.starts_with('/').then_some(rest),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stripped(prefix: &str, sent: &str) -> Option<String> {
+        let path = CanonicalPath::parse(sent).unwrap();
+        let prefix = Prefix::parse(prefix).unwrap();
+        prefix.strip(&path, sent).map(Cow::into_owned)
+    }
+
+    #[test]
+    fn the_rest_is_sent_as_the_client_spelled_it() {
+        for (sent, rest) in [
+            ("/api/users", "/users"),
+            ("/api/users/", "/users/"),
+            ("/api", "/"),
+            ("/api/", "/"),
+            ("/api/a%2Fb", "/a%2Fb"),
+            ("/api/a;v=1/b", "/a;v=1/b"),
+            ("/api/x/../y", "/x/../y"),
+            ("/api/%6c", "/%6c"),
+            ("/api/a//b", "/a//b"),
+        ] {
+            assert_eq!(stripped("/api", sent).as_deref(), Some(rest), "{sent}");
+        }
+    }
+
+    #[test]
+    fn where_the_spelling_means_something_else_the_counted_path_is_sent() {
+        for (sent, rest) in [
+            ("//api/users", "/users"),
+            ("/%61pi/users/", "/users/"),
+            ("/api;v=1/users", "/users"),
+            ("/./api/users", "/users"),
+            ("/api//evil.example/x", "/evil.example/x"),
+            ("/api/%2fevil.example", "/evil.example"),
+            ("/api\\evil.example", "/evil.example"),
+            ("/api/../api/y", "/y"),
+        ] {
+            let path = CanonicalPath::parse(sent).unwrap();
+            let prefix = Prefix::parse("/api").unwrap();
+            match prefix.strip(&path, sent) {
+                Some(found) => assert_eq!(found, rest, "{sent}"),
+                None => assert!(path.unresolved().is_some(), "{sent}"),
+            }
+        }
+        assert_eq!(stripped("/api", "/apis/x"), None);
+        assert_eq!(stripped("/api", "/x/../api/y"), None);
+    }
+
+    #[test]
+    fn a_prefix_is_some_plain_segments() {
+        assert_eq!(Prefix::parse("/api/").unwrap().as_str(), "/api");
+        assert_eq!(Prefix::parse("/a/b").unwrap().header(), "/a/b");
+        for bad in ["", "api", "/", "/a/../b", "/a%2fb", "/{id}", "/a/*", "/a?b"] {
+            assert!(Prefix::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        /// Prefix and rest together are what was counted, whatever was sent.
+        #[test]
+        fn nothing_else_is_reached(
+            sent in "/(api|a%70i|api;x)?([a-c./;%\\\\]|%2[ef]|%5c|%2F){0,12}"
+        ) {
+            let prefix = Prefix::parse("/api").unwrap();
+            if let Ok(path) = CanonicalPath::parse(&sent)
+                && let Some(rest) = prefix.strip(&path, &sent)
+            {
+                prop_assert!(!rest.starts_with("//"), "{} {}", sent, rest);
+                let read = CanonicalPath::parse(&rest).unwrap();
+                let whole = |rest: &str| format!("/api{}", rest.trim_end_matches('/'));
+                prop_assert_eq!(whole(read.as_str()), path.as_str());
+                if let Some(other) = read.unresolved() {
+                    prop_assert_eq!(path.unresolved(), Some(&*whole(other)));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The control socket: how commands talk to the running proxy.
+//!
+//! A unix socket for this user and root alone. One JSON object in a line each way, then the end:
+//!
+//! ```text
+//! {"version":1,"command":"reload"}
+//! {"version":1,"ok":true,"changes":["limit a: 9/s -> 5/s"],"restarts":[],"warnings":""}
+//! {"version":1,"ok":false,"code":78,"error":"error[T101]: unknown key .."}
+//! ```
+//!
+//! Both ends derive its place from the configuration's path ([`places`]), unless the configuration
+//! names one. A process that takes another's place takes its socket too; one that finds its file
+//! gone, as after a cleaning of /tmp, makes it again.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::pulse::Pulse;
+use super::reload::{Outcome, Reload, ReloadError};
+use crate::config::diagnostic::{Code, Diagnostics};
+use crate::config::{self, Control, render};
+
+/// Of the lines.
+pub const VERSION: u64 = 1;
+/// Bytes in a command's line.
+const MOST_LINE: u64 = 4096;
+/// Commands at once.
+const MOST_AT_ONCE: usize = 8;
+/// For a command's line to come, and for each answer to be taken.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the socket's file is looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Sockets that are looked at, whether they were left behind, and how old such ones are.
+const MOST_SWEPT: usize = 256;
+const LEFT_AFTER: Duration = Duration::from_secs(60);
+/// How often it is looked whether all workers serve.
+const SERVES_EVERY: Duration = Duration::from_millis(20);
+
+/// What refused commands exit with, as the command line has it.
+const BAD_CONFIGURATION: u64 = 78;
+const DID_NOT_WORK: u64 = 1;
+const WRONG_USE: u64 = 2;
+
+/// Where the socket of a proxy of this file may be, the likeliest place first.
+pub fn places(file: &Path, control: &Control) -> Vec<PathBuf> {
+    match control {
+        Control::Off => Vec::new(),
+        Control::At(path) => vec![path.clone()],
+        Control::Derived => {
+            let name = name(file);
+            directories().iter().map(|one| one.join(&name)).collect()
+        }
+    }
+}
+
+/// The same for every way to name the same file, also when what it links to is replaced.
+fn name(file: &Path) -> String {
+    let directory = match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
+    let whole = directory.join(file.file_name().unwrap_or_default());
+    let hash = blake3::hash(whole.as_os_str().as_bytes()).to_hex();
+    format!("{}.sock", &hash[..16])
+}
+
+fn directories() -> Vec<PathBuf> {
+    let of_user = config::environment("XDG_RUNTIME_DIR").filter(|path| path.starts_with('/'));
+    let of_user = of_user.map(|path| Path::new(&path).join("tidegate"));
+    let user = rustix::process::geteuid().as_raw();
+    let temporary = PathBuf::from(format!("/tmp/tidegate-{user}"));
+    let all = [
+        Some(PathBuf::from("/run/tidegate")),
+        of_user,
+        Some(temporary),
+    ];
+    all.into_iter().flatten().collect()
+}
+
+/// The socket, and which file it is.
+struct Bound {
+    listener: UnixListener,
+    path: PathBuf,
+    file: FileId,
+}
+
+/// Device, number and birth: numbers are given again.
+type FileId = (u64, u64, (i64, i64));
+
+impl Bound {
+    /// At the first of `places` that can be had.
+    fn at_any(places: &[PathBuf], own_directory: bool) -> io::Result<Bound> {
+        let mut failed = io::Error::other("there is no place for it");
+        for path in places {
+            match Bound::at(path, own_directory) {
+                Ok(bound) => return Ok(bound),
+                Err(error) => {
+                    let text = format!("{}: {error}", path.display());
+                    failed = io::Error::new(error.kind(), text);
+                }
+            }
+        }
+        Err(failed)
+    }
+
+    /// Beside its place and then into it, so that whoever comes meanwhile meets either the old one
+    /// or this one.
+    fn at(path: &Path, own_directory: bool) -> io::Result<Bound> {
+        if own_directory {
+            let directory = path.parent().unwrap_or(Path::new("/"));
+            make_private(directory)?;
+            sweep(directory);
+        }
+        if fs::symlink_metadata(path).is_ok_and(|file| !is_socket(&file)) {
+            return Err(io::Error::other("something is there that is no socket"));
+        }
+        let beside = path.with_extension(std::process::id().to_string());
+        let _ = fs::remove_file(&beside);
+        let listener = UnixListener::bind(&beside)?;
+        fs::set_permissions(&beside, Permissions::from_mode(0o600))?;
+        let file = file_id(&beside)?;
+        fs::rename(&beside, path).inspect_err(|_| {
+            let _ = fs::remove_file(&beside);
+        })?;
+        Ok(Bound {
+            listener,
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    fn is_gone(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_err()
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if file_id(&self.path).is_ok_and(|file| file == self.file) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn is_socket(file: &fs::Metadata) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    file.file_type().is_socket()
+}
+
+fn file_id(path: &Path) -> io::Result<FileId> {
+    let file = fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino(), (file.mtime(), file.mtime_nsec())))
+}
+
+/// A directory in which nobody else can put or replace anything.
+fn make_private(directory: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let found = fs::symlink_metadata(directory)?;
+    let own = found.uid() == rustix::process::geteuid().as_raw();
+    if found.is_dir() && own && found.mode() & 0o022 == 0 {
+        return Ok(());
+    }
+    Err(io::Error::other("a directory that is not this user's own"))
+}
+
+/// Takes away what processes that were killed have left.
+fn sweep(directory: &Path) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    for path in entries.take(MOST_SWEPT).map(|entry| entry.path()) {
+        let old = fs::symlink_metadata(&path).is_ok_and(|file| {
+            let age = file.modified().ok().and_then(|time| time.elapsed().ok());
+            is_socket(&file) && age.is_some_and(|age| age > LEFT_AFTER)
+        });
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if old && std::os::unix::net::UnixStream::connect(&path).is_err_and(refused) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Serves commands, from when all workers serve until it is dropped.
+pub(super) async fn serve(file: PathBuf, control: Control, reload: Reload, pulse: Arc<Pulse>) {
+    while !pulse.serves() {
+        tokio::time::sleep(SERVES_EVERY).await;
+    }
+    let places = places(&file, &control);
+    if places.is_empty() {
+        return;
+    }
+    let derived = control == Control::Derived;
+    let permits = Arc::new(Semaphore::new(MOST_AT_ONCE));
+    let mut told = false;
+    loop {
+        let bound = match Bound::at_any(&places, derived) {
+            Ok(bound) => bound,
+            Err(error) => {
+                if !told {
+                    tracing::warn!(%error, "no control socket: `tidegate reload` cannot reach us");
+                    told = true;
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+                continue;
+            }
+        };
+        told = false;
+        tracing::debug!(path = %bound.path.display(), "control socket");
+        while !bound.is_gone() {
+            let accepted = timeout(LOOK_EVERY, bound.listener.accept()).await;
+            let Ok(Ok((stream, _))) = accepted else {
+                continue;
+            };
+            let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+                continue;
+            };
+            let reload = reload.clone();
+            tokio::spawn(async move {
+                // Whoever asked may go at any time.
+                let _ = answer(stream, &reload).await;
+                drop(permit);
+            });
+        }
+    }
+}
+
+async fn answer(stream: UnixStream, reload: &Reload) -> io::Result<()> {
+    let asks = stream.peer_cred()?.uid();
+    if asks != 0 && asks != rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    let mut lines = BufReader::new(stream.take(MOST_LINE));
+    let mut line = String::new();
+    timeout(PATIENCE, lines.read_line(&mut line)).await??;
+    let mut said = obey(&line, reload).await.to_string();
+    said.push('\n');
+    let mut stream = lines.into_inner().into_inner();
+    timeout(PATIENCE, stream.write_all(said.as_bytes())).await??;
+    stream.shutdown().await
+}
+
+async fn obey(line: &str, reload: &Reload) -> Value {
+    let Ok(asked) = serde_json::from_str::<Value>(line) else {
+        return refusal(WRONG_USE, "not a line of JSON");
+    };
+    if asked.get("version").and_then(Value::as_u64) != Some(VERSION) {
+        return refusal(WRONG_USE, &format!("this proxy speaks version {VERSION}"));
+    }
+    match asked.get("command").and_then(Value::as_str) {
+        Some("reload") => told(&reload.ask().await),
+        _ => refusal(WRONG_USE, "this proxy has no such command"),
+    }
+}
+
+fn told(outcome: &Outcome) -> Value {
+    match &**outcome {
+        Ok(reloaded) => json!({
+            "version": VERSION,
+            "ok": true,
+            "changes": reloaded.changes,
+            "restarts": reloaded.restarts,
+            "warnings": rendered(&reloaded.warnings),
+        }),
+        Err(ReloadError::Mistakes(found)) => {
+            let unreadable = found.list.iter().any(|one| one.code == Code::Unreadable);
+            let code = if unreadable {
+                DID_NOT_WORK
+            } else {
+                BAD_CONFIGURATION
+            };
+            refusal(code, &rendered(found))
+        }
+        Err(error) => refusal(DID_NOT_WORK, &error.to_string()),
+    }
+}
+
+fn rendered(found: &Diagnostics) -> String {
+    if found.is_empty() {
+        return String::new();
+    }
+    render::human(found, false)
+}
+
+fn refusal(code: u64, error: &str) -> Value {
+    json!({ "version": VERSION, "ok": false, "code": code, "error": error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_place_is_the_same_for_every_way_to_name_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().join("real");
+        let link = directory.path().join("link");
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let one = name(&real.join("proxy.toml"));
+        assert_eq!(one, name(&link.join("proxy.toml")));
+        assert_eq!(one, name(&real.join("../real/./proxy.toml")));
+        assert_ne!(one, name(&real.join("other.toml")));
+        // What the file itself links to may be replaced.
+        std::os::unix::fs::symlink("elsewhere", real.join("proxy.toml")).unwrap();
+        assert_eq!(one, name(&real.join("proxy.toml")));
+    }
+
+    #[tokio::test]
+    async fn the_socket_is_for_its_user_and_goes_with_its_owner_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("sub/one.sock");
+        let first = Bound::at(&path, true).unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(mode(path.parent().unwrap()), 0o700);
+        let second = Bound::at(&path, true).unwrap();
+        drop(first);
+        assert!(path.exists(), "the second one's");
+        assert!(!second.is_gone());
+        drop(second);
+        assert!(!path.exists());
+        fs::write(&path, "a file").unwrap();
+        assert!(Bound::at(&path, true).is_err());
+        fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
+        assert!(Bound::at(&path, true).is_err(), "others could replace it");
+    }
+}

@@ -1,0 +1,176 @@
+//! Where one worker's clients come in: its listening sockets, a task that accepts at each, and how
+//! they are closed without losing who waits there.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio::task::JoinHandle;
+
+use super::drain::Open;
+use super::listen::{BACKLOG, Entrance, Listener};
+use super::worker::Worker;
+use super::{Course, connection, neighbours, tls};
+use crate::proxy::Arrival;
+use crate::wire::Stream;
+
+/// How long `accept` rests when the machine has no file descriptor or memory for a connection.
+const ACCEPT_REST: Duration = Duration::from_millis(50);
+
+/// All of one worker.
+pub(super) struct Entrances {
+    worker: Arc<Worker>,
+    all: Vec<Attended>,
+}
+
+/// A socket, and who accepts there.
+struct Attended {
+    /// A copy of the socket, for what waits there at the end.
+    entrance: Entrance,
+    accepting: JoinHandle<()>,
+}
+
+impl Attended {
+    async fn leave(&mut self) {
+        self.accepting.abort();
+        // Cancelled, as it was told to be.
+        let _ = (&mut self.accepting).await;
+    }
+}
+
+impl Entrances {
+    pub(super) fn open(worker: &Arc<Worker>, entrances: Vec<Entrance>) -> io::Result<Entrances> {
+        let mut all = Entrances {
+            worker: Arc::clone(worker),
+            all: Vec::new(),
+        };
+        for entrance in entrances {
+            all.add(entrance)?;
+        }
+        Ok(all)
+    }
+
+    /// Accepts there too.
+    pub(super) fn add(&mut self, entrance: Entrance) -> io::Result<()> {
+        let (worker, secure) = (Arc::clone(&self.worker), entrance.secure);
+        let accepting = match entrance.try_clone()?.listener {
+            Listener::Tcp(socket) => {
+                let socket = TcpListener::from_std(socket)?;
+                tokio::spawn(accept_tcp(socket, worker, secure))
+            }
+            Listener::Unix(socket) => {
+                let socket = UnixListener::from_std(socket)?;
+                tokio::spawn(accept_unix(socket, worker, secure))
+            }
+        };
+        self.all.push(Attended {
+            entrance,
+            accepting,
+        });
+        Ok(())
+    }
+
+    /// Closes the sockets of these lines of `listen`; who waits there is served.
+    pub(super) async fn close(&mut self, lines: &[u64]) {
+        let goes = |one: &mut Attended| lines.contains(&one.entrance.line);
+        for mut gone in self.all.extract_if(.., goes).collect::<Vec<_>>() {
+            gone.leave().await;
+            accept_waiting(&gone.entrance, &self.worker);
+        }
+    }
+
+    /// Accepts no more.
+    pub(super) async fn end(mut self, course: Course) {
+        let worker = &self.worker;
+        worker.drain.begin(&worker.sweep);
+        if course == (Course::Stop { yields: true }) {
+            for one in self.all.iter().filter(|one| !one.entrance.lent) {
+                // Where it is not allowed, a few connections are lost, as with any other server.
+                let _ = neighbours::take_no_more(&one.entrance.listener);
+            }
+            tokio::time::sleep(neighbours::HANDSHAKES).await;
+        }
+        for one in &mut self.all {
+            one.leave().await;
+        }
+        // After an upgrade too: the new process may have no use for some of them.
+        let all = self.all.iter();
+        all.for_each(|one| accept_waiting(&one.entrance, &self.worker));
+    }
+}
+
+/// Begins a connection that was accepted, where TLS is spoken if `secure`.
+fn greet(worker: &Arc<Worker>, (stream, ip): (Stream, IpAddr), secure: bool, open: Open) {
+    let own = Arc::clone(worker);
+    match secure.then(|| worker.serving.load().tls.clone()).flatten() {
+        None => {
+            let arrival = Arrival::plain(ip);
+            tokio::spawn(connection::serve(stream, arrival, own, open));
+        }
+        Some(tls) => {
+            tokio::spawn(tls::serve((stream, ip), tls, own, open));
+        }
+    }
+}
+
+async fn accept_tcp(listener: TcpListener, worker: Arc<Worker>, secure: bool) {
+    loop {
+        let permit = Arc::clone(&worker.connections).acquire_owned().await;
+        let (Ok(permit), accepted) = (permit, listener.accept().await) else {
+            return;
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                // Without it an answer in two writes waits for the client's delayed ACK.
+                let _ = stream.set_nodelay(true);
+                let accepted = (Stream::Tcp(stream), address.ip().to_canonical());
+                greet(&worker, accepted, secure, worker.drain.open(permit));
+            }
+            Err(error) => rest(&error).await,
+        }
+    }
+}
+
+async fn accept_unix(listener: UnixListener, worker: Arc<Worker>, secure: bool) {
+    loop {
+        let permit = Arc::clone(&worker.connections).acquire_owned().await;
+        let (Ok(permit), accepted) = (permit, listener.accept().await) else {
+            return;
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                // Whoever can open the socket is on this machine.
+                let accepted = (Stream::Unix(stream), IpAddr::from(Ipv4Addr::LOCALHOST));
+                greet(&worker, accepted, secure, worker.drain.open(permit));
+            }
+            Err(error) => rest(&error).await,
+        }
+    }
+}
+
+/// Accepts what waits at a socket that is about to be closed.
+fn accept_waiting(entrance: &Entrance, worker: &Arc<Worker>) {
+    for _ in 0..BACKLOG {
+        let Ok(permit) = Arc::clone(&worker.connections).try_acquire_owned() else {
+            return;
+        };
+        let Ok(accepted) = entrance.listener.accept() else {
+            return;
+        };
+        greet(worker, accepted, entrance.secure, worker.drain.open(permit));
+    }
+}
+
+/// A connection that failed before it was accepted is its own affair; a machine that is out of
+/// descriptors is given time to find some.
+async fn rest(error: &io::Error) {
+    match error.kind() {
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => {}
+        _ => {
+            tracing::warn!(%error, "cannot accept a connection");
+            tokio::time::sleep(ACCEPT_REST).await;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! A client's socket under HTTP/2: it counts the frames that pass, and holds waits that concern
+//! the whole connection to their limits. Those of single streams are theirs.
+//!
+//! It must never change a byte, but for one: who exceeds the allowance is told so, in a last frame
+//! of ours.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Flow;
+use super::frames::Frames;
+use crate::clock::Alarm;
+use crate::wire::Stream;
+
+/// GOAWAY with ENHANCE_YOUR_CALM; that nothing below the highest stream was refused is not claimed.
+const CALM: &[u8] = &[
+    0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11,
+];
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct Socket {
+    stream: Stream,
+    flow: Arc<Flow>,
+    /// What was read before it was known what is spoken.
+    ahead: Bytes,
+    frames: Frames,
+    /// For what has begun and not ended: a frame, a write.
+    alarm: Arc<Alarm>,
+    header_timeout: Duration,
+    body_timeout: Duration,
+    /// A write has found no room, and none has gone through since.
+    stalled: bool,
+    /// The last write ended where a frame may not: within one.
+    cut: bool,
+}
+
+impl Socket {
+    pub(super) fn new(
+        (stream, ahead): (Stream, Bytes),
+        flow: Arc<Flow>,
+        alarm: Arc<Alarm>,
+        (header_timeout, body_timeout): (Duration, Duration),
+    ) -> Socket {
+        alarm.arm(header_timeout);
+        Socket {
+            stream,
+            flow,
+            ahead,
+            frames: Frames::default(),
+            alarm,
+            header_timeout,
+            body_timeout,
+            stalled: false,
+            cut: false,
+        }
+    }
+
+    fn note_read(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> io::Result<()> {
+        let was_unfinished = self.frames.is_unfinished();
+        let cost = self.frames.look(bytes);
+        if !self.stalled {
+            match (was_unfinished, self.frames.is_unfinished()) {
+                (false, true) => self.alarm.arm(self.header_timeout),
+                (true, false) => self.alarm.disarm(),
+                _ => {}
+            }
+        }
+        if self.flow.spend(cost) {
+            return Ok(());
+        }
+        tracing::debug!("a client of HTTP/2 sends too many frames that move nothing");
+        if !self.cut {
+            // One attempt: a client that does not read this has no use for it.
+            let _ = Pin::new(&mut self.stream).poll_write(cx, CALM);
+        }
+        Err(io::ErrorKind::ConnectionAborted.into())
+    }
+
+    fn note_write(&mut self, whole: usize, written: &Poll<io::Result<usize>>) {
+        let &Poll::Ready(Ok(written)) = written else {
+            return;
+        };
+        self.cut = written < whole;
+        if std::mem::take(&mut self.stalled) {
+            if self.frames.is_unfinished() {
+                self.alarm.arm(self.header_timeout);
+            } else {
+                self.alarm.disarm();
+            }
+        }
+    }
+
+    /// A reader that takes nothing is waited for as long as a body may stand still.
+    fn poll_write_alarm(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if !self.stalled {
+            self.stalled = true;
+            self.alarm.arm(self.body_timeout);
+        }
+        ready!(self.alarm.poll(cx));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        if this.ahead.is_empty() {
+            match Pin::new(&mut this.stream).poll_read(cx, buf) {
+                Poll::Ready(read) => read?,
+                Poll::Pending => {
+                    ready!(this.alarm.poll(cx));
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+            }
+        } else {
+            let taken = this.ahead.len().min(buf.remaining());
+            buf.put_slice(&this.ahead[..taken]);
+            this.ahead.advance(taken);
+        }
+        Poll::Ready(this.note_read(cx, &buf.filled()[before..]))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
+        if written.is_pending() {
+            return this.poll_write_alarm(cx);
+        }
+        this.note_write(bytes.len(), &written);
+        written
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, pieces);
+        if written.is_pending() {
+            return this.poll_write_alarm(cx);
+        }
+        this.note_write(pieces.iter().map(|piece| piece.len()).sum(), &written);
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}

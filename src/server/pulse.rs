@@ -1,0 +1,84 @@
+//! The workers' signs of life: each beats a few times a second from the moment it accepts
+//! connections. Whoever started the house learns from it when all serve, and whether any stands
+//! still.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::Notify;
+
+const ENDED: u64 = u64::MAX;
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct Pulse {
+    beats: Vec<AtomicU64>,
+    first: Notify,
+}
+
+impl Pulse {
+    /// For so many workers, none of which serves yet.
+    pub fn new(workers: usize) -> Pulse {
+        Pulse {
+            beats: (0..workers).map(|_| AtomicU64::new(0)).collect(),
+            first: Notify::new(),
+        }
+    }
+
+    /// A worker serves.
+    pub(crate) fn beat(&self, worker: usize) {
+        if self.beats[worker].fetch_add(1, Ordering::Relaxed) == 0 {
+            self.first.notify_one();
+        }
+    }
+
+    /// A worker has ended, as it should: it is not missed.
+    pub(crate) fn end(&self, worker: usize) {
+        self.beats[worker].store(ENDED, Ordering::Relaxed);
+    }
+
+    /// Whether all workers serve.
+    pub fn serves(&self) -> bool {
+        let beats = |beats: &AtomicU64| beats.load(Ordering::Relaxed) > 0;
+        self.beats.iter().all(beats)
+    }
+
+    /// Returns once all workers serve.
+    pub async fn all_serve(&self) {
+        while !self.serves() {
+            self.first.notified().await;
+        }
+    }
+
+    /// Whether every worker has beaten since the last call with this `memory`.
+    pub fn all_beat_since(&self, memory: &mut Vec<u64>) -> bool {
+        let now: Vec<u64> = self
+            .beats
+            .iter()
+            .map(|beats| beats.load(Ordering::Relaxed))
+            .collect();
+        let before = std::mem::replace(memory, now);
+        let moved = |(index, now): (usize, &u64)| *now == ENDED || before.get(index) != Some(now);
+        memory.iter().enumerate().all(moved)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_stands_still_is_seen() {
+        let pulse = Pulse::new(2);
+        let mut memory = Vec::new();
+        pulse.beat(0);
+        pulse.beat(1);
+        assert!(pulse.all_beat_since(&mut memory));
+        pulse.beat(0);
+        assert!(!pulse.all_beat_since(&mut memory));
+        pulse.beat(0);
+        pulse.end(1);
+        assert!(pulse.all_beat_since(&mut memory));
+        pulse.beat(0);
+        assert!(pulse.all_beat_since(&mut memory));
+    }
+}

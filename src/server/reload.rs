@@ -1,0 +1,315 @@
+//! Another configuration for a running house: read, checked and prepared whole before anything of
+//! it is used, so that what is wrong changes nothing.
+//!
+//! ```text
+//! asked      by a signal, the control socket or whoever watches the file; many at once are one
+//! read       config::load: every mistake, or a configuration
+//! prepare    what the house shares: logs, counts, the bound on connections
+//! order      each worker replaces what it serves by, between two requests
+//! tell       what has changed, in words
+//! ```
+//!
+//! Connections, requests under way, counts, pools and sockets stay. All of it happens on a thread
+//! of its own; a worker does no more than put its new proxy in place.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
+
+use super::listen::{Entrance, Listeners, Moves};
+use super::watcher::{LOOK_EVERY, Watcher};
+use super::{Course, House, Shutdown, Source, control, notify, tls};
+use crate::config::diagnostic::Diagnostics;
+use crate::config::{self, Config};
+use crate::telemetry::access::AccessLog;
+
+/// Requests that may wait; those beyond are told that they are too many.
+const MOST_WAITING: usize = 64;
+/// From one reload to the next: what asks meanwhile is answered together.
+const REST: Duration = Duration::from_millis(5);
+
+/// What a worker serves by from now on.
+pub(super) struct Order {
+    pub(super) config: Box<Config>,
+    pub(super) house: Arc<House>,
+    /// What it accepts from too, and the lines of `listen` that it leaves.
+    pub(super) opened: Vec<Entrance>,
+    pub(super) closed: Arc<[u64]>,
+    pub(super) done: oneshot::Sender<()>,
+}
+
+/// A reload that took place.
+#[derive(Debug)]
+pub struct Reloaded {
+    /// What changed, a line for each thing.
+    pub changes: Vec<String>,
+    /// What of it waits for a restart.
+    pub restarts: Vec<String>,
+    /// What is doubtful in the file.
+    pub warnings: Diagnostics,
+}
+
+/// Why everything is as it was.
+#[derive(Debug)]
+pub enum ReloadError {
+    /// The proxy was started by flags.
+    NoFile,
+    /// The file has mistakes, or cannot be read.
+    Mistakes(Diagnostics),
+    /// Something that it asks for cannot be had.
+    Unusable(io::Error),
+    /// The process is ending, or too many ask at once.
+    Busy,
+}
+
+impl fmt::Display for ReloadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ReloadError::NoFile => f.write_str("there is no file to read: started by flags"),
+            ReloadError::Mistakes(found) => write!(f, "{}", config::render::human(found, false)),
+            ReloadError::Unusable(error) => error.fmt(f),
+            ReloadError::Busy => f.write_str("the proxy is ending, or asked too often"),
+        }
+    }
+}
+
+impl std::error::Error for ReloadError {}
+
+/// What came of it, for everyone who asked.
+pub type Outcome = Arc<Result<Reloaded, ReloadError>>;
+
+/// Asks a house to read its configuration again; clones ask the same one.
+#[derive(Clone, Debug)]
+pub struct Reload(mpsc::Sender<oneshot::Sender<Outcome>>);
+
+/// The house's end of it.
+#[derive(Debug)]
+pub struct Requests(mpsc::Receiver<oneshot::Sender<Outcome>>);
+
+/// Both ends.
+pub fn channel() -> (Reload, Requests) {
+    let (sender, receiver) = mpsc::channel(MOST_WAITING);
+    (Reload(sender), Requests(receiver))
+}
+
+impl Reload {
+    /// Asks, and waits for what comes of it.
+    pub async fn ask(&self) -> Outcome {
+        let (answer, outcome) = oneshot::channel();
+        let busy = || Arc::new(Err(ReloadError::Busy));
+        if self.0.try_send(answer).is_err() {
+            return busy();
+        }
+        outcome.await.unwrap_or_else(|_| busy())
+    }
+
+    /// Asks; the log tells what comes of it.
+    pub fn ask_and_leave(&self) {
+        let (answer, _) = oneshot::channel();
+        // Full: it will be read again after this moment in any case.
+        let _ = self.0.try_send(answer);
+    }
+}
+
+/// Whoever reloads: knows what is served by now.
+pub(super) struct Reloader {
+    config: Config,
+    house: Arc<House>,
+    listeners: Arc<Listeners>,
+    workers: Vec<mpsc::Sender<Order>>,
+    /// Logs that requests may still write to.
+    retired: Vec<Arc<AccessLog>>,
+    watcher: Watcher,
+}
+
+impl Reloader {
+    pub(super) fn new(
+        config: Config,
+        house: Arc<House>,
+        listeners: Arc<Listeners>,
+        workers: Vec<mpsc::Sender<Order>>,
+    ) -> Reloader {
+        Reloader {
+            config,
+            house,
+            listeners,
+            workers,
+            retired: Vec::new(),
+            watcher: Watcher::default(),
+        }
+    }
+
+    /// Starts a thread that reloads whenever it is asked to, until the house ends.
+    pub(super) fn spawn(self, source: Source, shutdown: Shutdown) -> io::Result<JoinHandle<()>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        std::thread::Builder::new()
+            .name("reload".to_owned())
+            .spawn(move || runtime.block_on(self.run(source, shutdown)))
+    }
+
+    async fn run(mut self, source: Source, mut shutdown: Shutdown) {
+        let Source {
+            path,
+            reload,
+            mut requests,
+            watch,
+        } = source;
+        // Ends with this runtime, and takes the socket's file away.
+        let mut control = JoinSet::new();
+        if let Some(path) = &path {
+            let (place, pulse) = (&self.config.server.control, &self.house.pulse);
+            control.spawn(control::serve(
+                path.clone(),
+                place.clone(),
+                reload,
+                Arc::clone(pulse),
+            ));
+            let written = &self.config.written;
+            self.watcher.read(path, Some(&written.text), &written.files);
+        }
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut certificates = self.watch_certificates(&shutdown);
+        loop {
+            let mut asked = Vec::new();
+            tokio::select! {
+                _ = shutdown.wait_for(|course| *course != Course::Serve) => break,
+                Some(first) = requests.0.recv() => asked.push(first),
+                _ = looks.tick(), if watch && path.is_some() => {
+                    if !self.watcher.look() {
+                        continue;
+                    }
+                }
+            }
+            while let Ok(more) = requests.0.try_recv() {
+                asked.push(more);
+            }
+            let before = self.house.tls.clone();
+            let outcome = Arc::new(self.reload(path.as_deref()).await);
+            let after = self.house.tls.as_ref();
+            if before.as_ref().map(Arc::as_ptr) != after.map(Arc::as_ptr) {
+                certificates.abort_all();
+                certificates = self.watch_certificates(&shutdown);
+            }
+            tell(&outcome);
+            for answer in asked {
+                // Whoever asked may have gone.
+                let _ = answer.send(Arc::clone(&outcome));
+            }
+            tokio::time::sleep(REST).await;
+        }
+        control.shutdown().await;
+    }
+
+    /// Looks after the files of certificates, where there are any, until it is dropped.
+    fn watch_certificates(&self, shutdown: &Shutdown) -> JoinSet<()> {
+        let mut watching = JoinSet::new();
+        if let Some(tls) = &self.house.tls {
+            watching.spawn(tls::watch(Arc::clone(tls), shutdown.clone()));
+            watching.spawn(tls::acme(Arc::clone(tls), shutdown.clone()));
+        }
+        watching
+    }
+
+    async fn reload(&mut self, path: Option<&Path>) -> Result<Reloaded, ReloadError> {
+        let path = path.ok_or(ReloadError::NoFile)?;
+        notify::reloading();
+        let reloaded = self.replace(path).await;
+        notify::ready("serving");
+        reloaded
+    }
+
+    async fn replace(&mut self, path: &Path) -> Result<Reloaded, ReloadError> {
+        let (config, warnings) = self.read(path).map_err(ReloadError::Mistakes)?;
+        let changes = config::changes(&self.config, &config);
+        let restarts = config::restarts(&self.config, &config);
+        let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
+        let change = self.listeners.prepare((&config.listen, secure));
+        let change = change.map_err(ReloadError::Unusable)?;
+        let house = self.house.renewed(&config).map_err(ReloadError::Unusable)?;
+        let house = Arc::new(house);
+        let moves = self.listeners.commit(change);
+        let moves = moves.map_err(ReloadError::Unusable)?;
+        self.order(&config, &house, moves).await;
+        let old = std::mem::replace(&mut self.house, house);
+        if !Arc::ptr_eq(&old.access, &self.house.access) {
+            // The last handle of a log waits for its writer: no worker should have to.
+            self.retired.push(Arc::clone(&old.access));
+        }
+        drop(old);
+        self.retired.retain(|log| Arc::strong_count(log) > 1);
+        self.config = config;
+        Ok(Reloaded {
+            changes,
+            restarts,
+            warnings,
+        })
+    }
+
+    /// Reads the file; whatever comes of it, the watcher knows what was read.
+    fn read(&mut self, path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
+        let mut files = Vec::new();
+        let loaded = config::load_noting(path, &mut files);
+        let text = match &loaded {
+            Ok((config, _)) => Some(&*config.written.text),
+            Err(found) => Some(&*found.source.text).filter(|text| !text.is_empty()),
+        };
+        self.watcher.read(path, text, &files);
+        loaded
+    }
+
+    /// Has every worker serve by `config`; returns when all do.
+    async fn order(&self, config: &Config, house: &Arc<House>, moves: Moves) {
+        let closed: Arc<[u64]> = moves.closed.into();
+        let mut done = Vec::new();
+        for (worker, opened) in self.workers.iter().zip(moves.opened) {
+            let (answer, told) = oneshot::channel();
+            let order = Order {
+                config: Box::new(config.fresh_copy()),
+                house: Arc::clone(house),
+                opened,
+                closed: Arc::clone(&closed),
+                done: answer,
+            };
+            if worker.send(order).await.is_ok() {
+                done.push(told);
+            }
+        }
+        for told in done {
+            // A worker that ends meanwhile serves nothing any more.
+            let _ = told.await;
+        }
+    }
+}
+
+/// What the log says of it.
+fn tell(outcome: &Result<Reloaded, ReloadError>) {
+    match outcome {
+        Ok(reloaded) => {
+            if !reloaded.warnings.is_empty() {
+                let found = config::render::human(&reloaded.warnings, false);
+                tracing::warn!("reload: doubtful:\n{found}");
+            }
+            for line in &reloaded.restarts {
+                tracing::warn!("reload: {line}");
+            }
+            for line in &reloaded.changes {
+                tracing::info!("reload: {line}");
+            }
+            match reloaded.changes.len() {
+                0 => tracing::info!("reload: done, and nothing is different"),
+                changes => tracing::info!(changes, "reload: done"),
+            }
+        }
+        Err(error) => tracing::error!("reload: nothing was changed: {error}"),
+    }
+}

@@ -1,0 +1,148 @@
+//! What a worker serves by: replaced whole by a reload, between two requests.
+//!
+//! A connection looks it up when it begins, a request once for all that is done about it. What was
+//! replaced lives until the last request that began with it has its answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use hyper::server::conn::http1;
+
+use super::House;
+use super::tls::Tls;
+use crate::clock::Sweep;
+use crate::config::{Config, ServerSettings};
+use crate::proxy::limiter::Counts;
+use crate::proxy::{Downstream, Proxy};
+use crate::store::Store;
+use crate::store::memory::Memory;
+use crate::telemetry::access::{AccessLog, Buffer};
+
+/// Header lines that hyper reads at most unless it is told otherwise.
+const HYPER_HEADERS: usize = 100;
+/// How often a worker hands its log lines over.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+
+/// Everything that one configuration has a say in.
+pub(super) struct Serving {
+    pub(super) proxy: Proxy,
+    pub(super) settings: ServerSettings,
+    pub(super) http: http1::Builder,
+    /// What is spoken where TLS is.
+    pub(super) tls: Option<Arc<Tls>>,
+    /// How many configurations there were before it.
+    pub(super) generation: u64,
+}
+
+impl Serving {
+    fn new(proxy: Proxy, settings: ServerSettings, house: &House, generation: u64) -> Serving {
+        Serving {
+            proxy,
+            http: http_builder(&settings),
+            settings,
+            tls: house.tls.clone(),
+            generation,
+        }
+    }
+
+    /// What is known of a client whose connection is from `generation`, where it is not what was
+    /// known then.
+    pub(super) fn another(&self, known: &Downstream, generation: u64) -> Option<Box<Downstream>> {
+        if generation == self.generation {
+            return None;
+        }
+        self.proxy.another_downstream(known)
+    }
+}
+
+/// What one configuration hands to the next, and connections do not need.
+pub(super) struct Kept {
+    counts: Arc<Counts>,
+    stores: (Store, Arc<Memory>),
+    access: Arc<AccessLog>,
+}
+
+impl Kept {
+    /// Opens the store's connection, and waits until the first attempt to reach it has ended: who
+    /// listens only after that need not begin with decisions of its own.
+    pub(super) async fn open(house: &House) -> Kept {
+        let kept = Kept {
+            stores: house.counts.open(),
+            counts: Arc::clone(&house.counts),
+            access: Arc::clone(&house.access),
+        };
+        kept.store().settled().await;
+        kept
+    }
+
+    pub(super) fn store(&self) -> &Store {
+        &self.stores.0
+    }
+
+    /// What is served first.
+    pub(super) fn begin(&self, config: Config, (house, sweep): (&House, &Sweep)) -> Serving {
+        let settings = config.server.clone();
+        let log = house.access.buffer();
+        let stores = self.stores.clone();
+        let proxy = Proxy::new(config, stores, (sweep, &house.vitals), &log);
+        Serving::new(proxy, settings, house, 0)
+    }
+
+    /// What is served after `old`. The requests that `old` still has end as they began: with its
+    /// routes and limits, and with slots of its store.
+    pub(super) async fn renew(
+        &mut self,
+        old: &Serving,
+        config: Config,
+        (house, sweep): (&House, &Sweep),
+    ) -> Serving {
+        if !Arc::ptr_eq(&self.counts, &house.counts) {
+            self.stores = house.counts.open();
+            self.counts = Arc::clone(&house.counts);
+            self.store().settled().await;
+        }
+        self.store().limits_changed();
+        let log = if Arc::ptr_eq(&self.access, &house.access) {
+            old.proxy.log().clone()
+        } else {
+            house.access.buffer()
+        };
+        self.access = Arc::clone(&house.access);
+        let settings = config.server.clone();
+        let stores = self.stores.clone();
+        let servers = (sweep, &*house.vitals);
+        let proxy = old.proxy.renewed(config, stores, servers, &log);
+        Serving::new(proxy, settings, house, old.generation + 1)
+    }
+}
+
+/// Hands the log's lines over from time to time, those of a replaced log too as long as requests
+/// that began with it may add some. Tells `beat` each time that this thread runs.
+pub(super) async fn flush(serving: Arc<ArcSwap<Serving>>, beat: impl Fn()) {
+    let mut logs: Vec<Buffer> = Vec::new();
+    loop {
+        beat();
+        tokio::time::sleep(FLUSH_EVERY).await;
+        let now = serving.load_full();
+        if logs.last().is_none_or(|log| !log.is_same(now.proxy.log())) {
+            logs.push(now.proxy.log().clone());
+        }
+        logs.retain(|log| {
+            log.flush();
+            log.is_same(now.proxy.log()) || !log.is_last()
+        });
+    }
+}
+
+fn http_builder(settings: &ServerSettings) -> http1::Builder {
+    let mut http = http1::Builder::new();
+    // Twice our own bound: the service answers what is over it.
+    http.max_buf_size((settings.max_header_bytes * 2).max(16 << 10))
+        .header_read_timeout(None);
+    if settings.max_headers != HYPER_HEADERS {
+        // Said at all, it costs two allocations for each request where it is above hyper's own.
+        http.max_headers(settings.max_headers);
+    }
+    http
+}

@@ -1,0 +1,332 @@
+//! Sending a request: once, and again where that is safe and worth it.
+//!
+//! What was not sent at all may go to another server whatever it is. What may have been seen goes
+//! only if its method and the lack of a body make doing it twice the same as doing it once; of
+//! such a request its connection keeps the head, since hyper does not.
+
+use std::sync::Arc;
+
+use http::header::{HOST, UPGRADE};
+use http::{Request, Response};
+use http_body::Body as _;
+use smallvec::SmallVec;
+
+use super::body::{RequestBody, ResponseBody};
+use super::connection::{Connection, Content, Failure};
+use super::error::UpstreamError;
+use super::health::Trouble;
+use super::pool::Upstream;
+use super::retry::{Ended, is_repeatable, is_worth};
+use super::server::{Seat, Server};
+use super::{Outgoing, accept, check_head, frame};
+use crate::clock::Alarm;
+use crate::config::{Ejection, Retries};
+
+/// An attempt that did not end well.
+struct Missed {
+    /// How, if another one may follow that.
+    ended: Option<Ended>,
+    /// What the client gets if none does.
+    outcome: Result<Response<ResponseBody>, UpstreamError>,
+    /// The request, if nothing of it was sent or it can be sent again.
+    request: Option<Request<RequestBody>>,
+    server: Arc<Server>,
+    /// Whether the connection had served before: that it ended need not be the server's fault.
+    was_pooled: bool,
+}
+
+/// Where sending stands when it takes more than one exchange on a connection that stood.
+#[expect(clippy::large_enum_variant, reason = "it goes into a box as it is")]
+enum Next {
+    /// Nothing was sent yet, and there is a place for it.
+    Attempt(Seat, Request<RequestBody>),
+    /// It was tried.
+    Missed(Box<Missed>),
+}
+
+/// What all attempts of a request have in common.
+#[derive(Clone, Copy)]
+struct Terms<'a> {
+    affinity: Option<u64>,
+    is_repeatable: bool,
+    /// Whether it came without the name of a host, and gets that of its server.
+    lacks_host: bool,
+    /// Rings when the whole has taken too long.
+    whole: Option<&'a Alarm>,
+}
+
+impl Upstream {
+    /// Sends a request and waits for the head of its answer. `whole` rings when that has taken too
+    /// long; whoever polls this drops it then.
+    ///
+    /// What every request needs is here: an exchange on a connection that stands. All else is
+    /// boxed, since it is rare, and each connection of a client keeps room for this future.
+    // Not an `async fn`: that would keep the request twice.
+    pub(super) fn send<'a>(
+        upstream: Option<&'a Upstream>,
+        outgoing: Outgoing,
+        whole: Option<&'a Alarm>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send + 'a {
+        let (mut request, affinity) = (outgoing.request, outgoing.affinity);
+        let within = outgoing.within.filter(|_| whole.is_none());
+        async move {
+            let this = upstream.ok_or(UpstreamError::NoServer)?;
+            if let Some(within) = within {
+                return Box::pin(this.send_within((request, affinity), within)).await;
+            }
+            frame(&mut request);
+            this.count_request();
+            let seat = match this.seat(affinity) {
+                Err(UpstreamError::TooManyConnections) if this.settings().queue > 0 => {
+                    Box::pin(this.wait_for_seat(affinity)).await?
+                }
+                seat => seat?,
+            };
+            let terms = Terms {
+                affinity,
+                is_repeatable: may_repeat(&request, &this.settings().retries),
+                // HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
+                lacks_host: !request.headers().contains_key(HOST),
+                whole,
+            };
+            let asks_upgrade = prepare(&mut request, &seat, terms);
+            let next = match seat.pooled(asks_upgrade) {
+                None => Next::Attempt(seat, request),
+                Some(mut connection) => {
+                    let blame = Blame::of(this, &seat, &request, whole);
+                    let exchanged = connection.exchange(request, terms.is_repeatable).await;
+                    std::mem::forget(blame);
+                    let taken = match exchanged {
+                        Ok(response) => {
+                            this.take(response, (connection, seat), asks_upgrade, terms)
+                        }
+                        Err(Failure::Sent(error)) => {
+                            Err(this.miss_sent(error, (connection, seat, true), terms))
+                        }
+                        Err(Failure::Unsent(request, _)) => {
+                            let next = Next::Attempt(seat, *request);
+                            return Box::pin(this.go_on(next, terms)).await;
+                        }
+                    };
+                    match taken {
+                        Ok(response) => return Ok(response),
+                        Err(missed) => Next::Missed(missed),
+                    }
+                }
+            };
+            Box::pin(this.go_on(next, terms)).await
+        }
+    }
+
+    /// Further attempts, as many as are allowed.
+    async fn go_on(
+        &self,
+        next: Next,
+        terms: Terms<'_>,
+    ) -> Result<Response<ResponseBody>, UpstreamError> {
+        let mut missed = match next {
+            Next::Missed(missed) => missed,
+            Next::Attempt(seat, request) => match self.attempt(seat, request, terms).await {
+                Ok(response) => return Ok(response),
+                Err(missed) => missed,
+            },
+        };
+        let rules = &self.settings().retries;
+        let mut tried: SmallVec<[Arc<Server>; 4]> = SmallVec::new();
+        for _ in 0..rules.attempts {
+            let Some(ended) = missed.ended else { break };
+            if !is_worth(&rules.on, ended, terms.is_repeatable) {
+                break;
+            }
+            let request = missed.request.take();
+            tried.push(Arc::clone(&missed.server));
+            let seat = self.seat_elsewhere(&tried, terms.affinity, missed.was_pooled);
+            let (Some(request), Some(seat)) = (request, seat) else {
+                break;
+            };
+            if !self.may_retry() {
+                break;
+            }
+            match self.attempt(seat, request, terms).await {
+                Ok(response) => return Ok(response),
+                Err(next) => missed = next,
+            }
+        }
+        missed.outcome
+    }
+
+    /// One attempt, at one server, which is judged by how it went.
+    async fn attempt(
+        &self,
+        seat: Seat,
+        mut request: Request<RequestBody>,
+        terms: Terms<'_>,
+    ) -> Result<Response<ResponseBody>, Box<Missed>> {
+        let asks_upgrade = prepare(&mut request, &seat, terms);
+        if let Some(mut connection) = seat.pooled(asks_upgrade) {
+            let blame = Blame::of(self, &seat, &request, terms.whole);
+            let exchanged = connection.exchange(request, terms.is_repeatable).await;
+            std::mem::forget(blame);
+            match exchanged {
+                Ok(response) => {
+                    return self.take(response, (connection, seat), asks_upgrade, terms);
+                }
+                Err(Failure::Sent(error)) => {
+                    return Err(self.miss_sent(error, (connection, seat, true), terms));
+                }
+                Err(Failure::Unsent(unsent, _)) => request = *unsent,
+            }
+        }
+        let mut connection = match seat.connect(asks_upgrade).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                let mut missed = self.miss(error, &seat, false);
+                missed.request = Some(request);
+                return Err(missed);
+            }
+        };
+        let blame = Blame::of(self, &seat, &request, terms.whole);
+        let exchanged = connection.exchange(request, terms.is_repeatable).await;
+        std::mem::forget(blame);
+        match exchanged {
+            Ok(response) => self.take(response, (connection, seat), asks_upgrade, terms),
+            Err(Failure::Sent(error)) => {
+                Err(self.miss_sent(error, (connection, seat, false), terms))
+            }
+            Err(Failure::Unsent(unsent, error)) => {
+                let mut missed = self.miss(error, &seat, false);
+                (missed.ended, missed.request) = (Some(Ended::Unsent), Some(*unsent));
+                Err(missed)
+            }
+        }
+    }
+
+    /// An answer's head has come.
+    fn take(
+        &self,
+        response: Response<Content>,
+        (mut connection, mut seat): (Connection, Seat),
+        asks_upgrade: bool,
+        terms: Terms<'_>,
+    ) -> Result<Response<ResponseBody>, Box<Missed>> {
+        seat.answered();
+        let status = response.status();
+        let has_content = match check_head(&response, &connection, asks_upgrade) {
+            Ok(has_content) => has_content,
+            Err(fault) => return Err(self.miss(UpstreamError::Head(fault), &seat, false)),
+        };
+        let settings = self.settings();
+        let is_failure = |eject: &Ejection| eject.status.contains(status);
+        if settings.eject.as_ref().is_some_and(is_failure) {
+            self.failed(&seat, Trouble::Failed);
+        } else {
+            seat.succeeded();
+        }
+        let again = terms.is_repeatable && settings.retries.on.status.contains(status);
+        let again = again.then(|| (Arc::clone(seat.server()), connection.take_spare()));
+        let answer = accept(response, (connection, seat), has_content);
+        match again {
+            None => Ok(answer),
+            Some((server, request)) => Err(Box::new(Missed {
+                ended: Some(Ended::Answered(status)),
+                outcome: Ok(answer),
+                request,
+                server,
+                was_pooled: false,
+            })),
+        }
+    }
+
+    /// The same for a request that the server may have seen.
+    #[cold]
+    fn miss_sent(
+        &self,
+        error: UpstreamError,
+        (mut connection, seat, was_pooled): (Connection, Seat, bool),
+        terms: Terms<'_>,
+    ) -> Box<Missed> {
+        let mut missed = self.miss(error, &seat, was_pooled);
+        if terms.is_repeatable {
+            missed.request = connection.take_spare();
+        }
+        missed
+    }
+
+    /// Nothing usable has come; the server is judged by that.
+    fn miss(&self, error: UpstreamError, seat: &Seat, was_pooled: bool) -> Box<Missed> {
+        let (ended, trouble) = match &error {
+            UpstreamError::Unreachable(_)
+            | UpstreamError::ConnectTimedOut
+            | UpstreamError::Tls(_)
+            | UpstreamError::NoHttp2(_) => (Some(Ended::Unsent), Some(Trouble::Unreachable)),
+            UpstreamError::TimedOut => (Some(Ended::TimedOut), Some(Trouble::Failed)),
+            // Servers close what is idle, perhaps just as we use it.
+            UpstreamError::Closed(_) if was_pooled => (Some(Ended::Closed), None),
+            UpstreamError::Closed(_) => (Some(Ended::Closed), Some(Trouble::Failed)),
+            UpstreamError::TlsEnded(_) | UpstreamError::Garbage(_) | UpstreamError::Head(_) => {
+                (None, Some(Trouble::Failed))
+            }
+            UpstreamError::Request(_)
+            | UpstreamError::NoServer
+            | UpstreamError::NoneLeft(_)
+            | UpstreamError::TooManyConnections
+            | UpstreamError::QueuedTooLong => (None, None),
+        };
+        if let Some(trouble) = trouble
+            && self.failed(seat, trouble)
+        {
+            // Retries may keep it from every client, and so from their lines in the log.
+            seat.server().vital.watch.explain(&error.in_full());
+        }
+        Box::new(Missed {
+            ended,
+            outcome: Err(error),
+            request: None,
+            server: Arc::clone(seat.server()),
+            was_pooled,
+        })
+    }
+}
+
+/// Whether a request that its server may have seen could be sent again.
+fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
+    let on = &rules.on;
+    rules.attempts > 0
+        && (on.closed || on.timeout || !on.status.is_empty())
+        && is_repeatable(request.method(), !request.body().is_end_stream())
+}
+
+/// Names the server in the request, if that is left to us. Whether it asks for a tunnel.
+fn prepare(request: &mut Request<RequestBody>, seat: &Seat, terms: Terms<'_>) -> bool {
+    if seat.renames_host() || terms.lacks_host {
+        request.headers_mut().insert(HOST, seat.host().clone());
+    }
+    request.headers().contains_key(UPGRADE)
+}
+
+/// Dropped when the time for the whole has run out, it says that this server did not answer. One
+/// that did is forgotten before.
+struct Blame<'a>(&'a Upstream, &'a Seat, &'a Alarm);
+
+impl<'a> Blame<'a> {
+    fn of(
+        upstream: &'a Upstream,
+        seat: &'a Seat,
+        request: &Request<RequestBody>,
+        whole: Option<&'a Alarm>,
+    ) -> Option<Blame<'a>> {
+        // While there is a body to send, it may be the client who is slow.
+        let whole = whole.filter(|_| request.body().is_end_stream());
+        whole.map(|whole| Blame(upstream, seat, whole))
+    }
+}
+
+impl Drop for Blame<'_> {
+    fn drop(&mut self) {
+        let Blame(upstream, seat, whole) = self;
+        // Else the client has left.
+        if whole.has_rung() {
+            upstream.failed(seat, Trouble::Failed);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! One request on a connection that it shares with others.
+
+use std::future::{Future as _, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::ResponseFuture;
+use h2::{Reason, SendStream};
+use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http::uri::{Authority, PathAndQuery, Scheme, Uri};
+use http::{HeaderValue, Request, Response, Version};
+use http_body::Body as _;
+use tokio::runtime::Handle;
+
+use super::upload::{Upload, pump};
+use super::{Connection, Download};
+use crate::upstream::body::RequestBody;
+use crate::upstream::connection::{Deadline, Failure, Task};
+use crate::upstream::error::UpstreamError;
+
+/// One request's place on a connection, counted until it is dropped. Dropping it before its
+/// response has ended resets the stream, which cancels the work upstream.
+#[derive(Debug)]
+pub(in crate::upstream) struct Stream {
+    connection: Arc<Connection>,
+    deadline: Arc<Deadline>,
+    /// What names the server in a request that does not.
+    host: HeaderValue,
+    scheme: Scheme,
+    upload: Task,
+    /// The request once more, if it may have to be sent again.
+    pub(in crate::upstream) spare: Option<Request<RequestBody>>,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.connection.leave();
+    }
+}
+
+impl Stream {
+    pub(in crate::upstream) fn new(
+        connection: Arc<Connection>,
+        deadline: Arc<Deadline>,
+        (scheme, host): (Scheme, HeaderValue),
+    ) -> Stream {
+        connection.enter();
+        Stream {
+            connection,
+            deadline,
+            host,
+            scheme,
+            upload: Task::none(),
+            spare: None,
+        }
+    }
+
+    pub(in crate::upstream) fn deadline(&self) -> &Arc<Deadline> {
+        &self.deadline
+    }
+
+    /// Sends the request and waits for the head of its response.
+    pub(in crate::upstream) async fn exchange(
+        &mut self,
+        request: Request<RequestBody>,
+    ) -> Result<Response<Download>, Failure> {
+        let (parts, mut body) = request.into_parts();
+        let ends = body.is_end_stream();
+        let (response, stream) = match self.begin(&parts, ends).await {
+            Ok(begun) => begun,
+            Err(error) => {
+                // Nothing was sent, and nothing will be on this connection.
+                self.connection.retire();
+                let request = Box::new(Request::from_parts(parts, body));
+                return Err(Failure::Unsent(request, UpstreamError::of_http2(error)));
+            }
+        };
+        self.deadline.await_head();
+        let mut upload = None;
+        if !ends {
+            body.move_deadline(&self.deadline);
+            let sending = Upload::new(std::mem::take(&mut body));
+            self.upload = Task::of(&tokio::spawn(pump(stream, Arc::clone(&sending))));
+            upload = Some(sending);
+        }
+        match self.answer(response).await {
+            Some(Ok(response)) => {
+                if let Some(upload) = upload {
+                    upload.forget();
+                }
+                Ok(self.accept(response))
+            }
+            Some(Err(error)) => Err(self.refused(error, parts, upload.as_deref())),
+            None => Err(Failure::Sent(UpstreamError::TimedOut)),
+        }
+    }
+
+    /// Opens a stream with the request's head.
+    async fn begin(
+        &self,
+        parts: &Parts,
+        ends: bool,
+    ) -> Result<(ResponseFuture, SendStream<Bytes>), h2::Error> {
+        // A sender of its own has no other stream to wait for: it is ready, or has failed.
+        let mut sender = self.connection.sender.clone();
+        poll_fn(|context| sender.poll_ready(context)).await?;
+        sender.send_request(self.head(parts), ends)
+    }
+
+    /// The head of a response, or nothing in time. A connection on which nothing at all came
+    /// while that time passed is not trusted with new requests.
+    async fn answer(
+        &self,
+        mut response: ResponseFuture,
+    ) -> Option<Result<Response<h2::RecvStream>, h2::Error>> {
+        let before = self.connection.heard.load(Ordering::Relaxed);
+        let answered = poll_fn(|context| {
+            if let Poll::Ready(answered) = Pin::new(&mut response).poll(context) {
+                return Poll::Ready(Some(answered));
+            }
+            self.deadline.poll(context).map(|()| None)
+        })
+        .await;
+        self.deadline.end_head();
+        if answered.is_some() {
+            self.connection.hear();
+        } else if self.connection.heard.load(Ordering::Relaxed) == before {
+            self.connection.retire();
+        }
+        answered
+    }
+
+    fn accept(&self, response: Response<h2::RecvStream>) -> Response<Download> {
+        let (parts, stream) = response.into_parts();
+        let content = Download::new(stream, Arc::clone(&self.connection), &parts.headers);
+        Response::from_parts(parts, content)
+    }
+
+    /// What it means that there is no response: a stream that the server refused, or began after
+    /// saying goodbye, it has not looked at.
+    fn refused(&self, error: h2::Error, parts: Parts, upload: Option<&Upload>) -> Failure {
+        if let Some(flaw) = upload.and_then(Upload::flaw) {
+            return Failure::Sent(UpstreamError::Request(flaw));
+        }
+        let goodbye = error.is_go_away() && error.is_remote();
+        let refused =
+            error.is_reset() && error.is_remote() && error.reason() == Some(Reason::REFUSED_STREAM);
+        if goodbye {
+            self.connection.retire();
+        }
+        let body = match upload {
+            None => Some(RequestBody::empty()),
+            Some(upload) => upload.take_back(),
+        };
+        let error = UpstreamError::of_http2(error);
+        match body {
+            Some(body) if goodbye || refused => {
+                Failure::Unsent(Box::new(Request::from_parts(parts, body)), error)
+            }
+            _ => Failure::Sent(error),
+        }
+    }
+
+    /// The request's head as HTTP/2 has it: without what HTTP/1.1 says of its connection, and with
+    /// the host in the target.
+    fn head(&self, parts: &Parts) -> Request<()> {
+        let mut headers = parts.headers.clone();
+        let host = headers.remove(HOST);
+        for name in [CONNECTION, TRANSFER_ENCODING, UPGRADE] {
+            headers.remove(name);
+        }
+        let authority = |host: &HeaderValue| Authority::try_from(host.as_bytes()).ok();
+        let mut uri = http::uri::Parts::default();
+        uri.scheme = Some(self.scheme.clone());
+        uri.authority = host.as_ref().and_then(authority).or(authority(&self.host));
+        uri.path_and_query = Some(
+            parts
+                .uri
+                .path_and_query()
+                .cloned()
+                .unwrap_or(PathAndQuery::from_static("/")),
+        );
+        let mut request = Request::new(());
+        *request.method_mut() = parts.method.clone();
+        *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+        *request.version_mut() = Version::HTTP_2;
+        *request.headers_mut() = headers;
+        request
+    }
+
+    /// The response has been read to its end. A request that has not may still be read by the
+    /// server: it gets the rest for as long as `most`.
+    pub(in crate::upstream) fn end(mut self, most: Duration) {
+        if let Some(upload) = self.upload.take_unfinished()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(async move {
+                tokio::time::sleep(most).await;
+                upload.abort();
+            });
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Asks servers from time to time whether they are well: once for a whole process, on a thread of
+//! its own, over a connection as a request would have it.
+//!
+//! What it finds out is in the servers' [`Vital`](super::vitals::Vital)s, where workers see it. It
+//! must never ask one server twice at once, nor wait longer than a check's timeout.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{ACCEPT, HOST, USER_AGENT};
+use http::{HeaderValue, Request, StatusCode};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::body::RequestBody;
+use super::connection::{Content, Failure};
+use super::error::UpstreamError;
+use super::health::Sent;
+use super::pool::Upstream;
+use super::server::{Seat, Server};
+use super::vitals::Vitals;
+use crate::clock::{self, Sweep};
+use crate::config::{HealthCheck, UpstreamSettings};
+
+/// Bytes of an answer's body that are read, so that its server does not see a broken connection.
+const MAX_BODY_BYTES: usize = 64 << 10;
+
+/// Why a check failed.
+#[derive(Debug)]
+enum Unwell {
+    /// It answered so.
+    Status(StatusCode),
+    /// It did not answer within the check's timeout.
+    Late(Duration),
+    /// There was no answer.
+    Failed(UpstreamError),
+}
+
+impl fmt::Display for Unwell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unwell::Status(status) => write!(f, "status {}", status.as_u16()),
+            Unwell::Late(within) => write!(f, "no answer within {within:?}"),
+            Unwell::Failed(error) => f.write_str(&error.in_full()),
+        }
+    }
+}
+
+/// Checks the servers of every upstream that is to be checked, until it is dropped. What earlier
+/// checks said of the others is forgotten.
+pub async fn check(settings: &[UpstreamSettings], vitals: &Vitals) {
+    let sweep = Sweep::new();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(sweep.clone().run());
+    for settings in settings {
+        let upstream = Upstream::new(settings, sweep.clone(), vitals);
+        match &settings.health {
+            Some(rules) => {
+                tasks.spawn(watch_over(upstream, Arc::new(rules.clone())));
+            }
+            None => {
+                for server in &upstream.choice().servers {
+                    server.vital.watch.unchecked();
+                }
+            }
+        }
+    }
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Checks the servers of one upstream, all of them in each round.
+async fn watch_over(upstream: Upstream, rules: Arc<HealthCheck>) {
+    let chance = RandomState::new();
+    for round in 0_u64.. {
+        let began = clock::now();
+        let mut checks = JoinSet::new();
+        for server in &upstream.choice().servers {
+            checks.spawn(check_one(Arc::clone(server), Arc::clone(&rules)));
+        }
+        while checks.join_next().await.is_some() {}
+        // A little more or less, so that several proxies do not ask at the same moment for ever.
+        let part = 0.9 + 0.2 * (chance.hash_one(round) >> 11) as f64 / (1_u64 << 53) as f64;
+        sleep(
+            rules
+                .every
+                .mul_f64(part)
+                .saturating_sub(clock::now() - began),
+        )
+        .await;
+    }
+}
+
+async fn check_one(server: Arc<Server>, rules: Arc<HealthCheck>) {
+    let asked = timeout(rules.timeout, ask(&server, &rules)).await;
+    let unwell = match asked {
+        Ok(Ok(status)) if rules.status.contains(status) => None,
+        Ok(Ok(status)) => Some(Unwell::Status(status)),
+        Ok(Err(error)) => Some(Unwell::Failed(error)),
+        Err(_) => Some(Unwell::Late(rules.timeout)),
+    };
+    let failure = unwell.as_ref().map(|unwell| unwell as &dyn fmt::Display);
+    server.vital.watch.checked(failure, &rules);
+}
+
+/// The status of the answer to one check.
+async fn ask(server: &Arc<Server>, rules: &HealthCheck) -> Result<StatusCode, UpstreamError> {
+    let seat = Seat::beside(server, Sent::InOrder);
+    let mut request = Request::new(RequestBody::empty());
+    *request.uri_mut() = rules.path.clone().into();
+    let headers = request.headers_mut();
+    let host = rules.host.as_ref().unwrap_or(seat.host());
+    headers.insert(HOST, host.clone());
+    headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+    headers.insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
+    let mut connection = seat.connect(false).await?;
+    match connection.exchange(request, false).await {
+        Ok(response) => {
+            let status = response.status();
+            take_some(response.into_body()).await;
+            Ok(status)
+        }
+        Err(Failure::Sent(error) | Failure::Unsent(_, error)) => Err(error),
+    }
+}
+
+/// Reads a body to its end, or as much of it as is read at most.
+async fn take_some(mut content: Content) {
+    let mut left = MAX_BODY_BYTES;
+    while !content.is_end_stream() {
+        let Some(Ok(frame)) = poll_fn(|context| content.poll_frame(context)).await else {
+            return;
+        };
+        let length = frame.data_ref().map_or(0, bytes::Bytes::len);
+        let Some(rest) = left.checked_sub(length) else {
+            return;
+        };
+        left = rest;
+    }
+}

@@ -1,0 +1,199 @@
+//! What HTTP/2 makes possible and HTTP/1.1 could not carry: refused, and never forwarded.
+
+use super::client::{self, Http2, get};
+use super::raw::{
+    DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, REQUEST, RST_STREAM, Raw, block, frame,
+};
+use crate::probe::{Probe, try_all};
+
+/// The lines of a request, with one put in place of `name`, or added at the end.
+fn with<'l>(name: &'l str, value: &'l str) -> Vec<(&'l str, &'l str)> {
+    let mut lines = REQUEST.to_vec();
+    match lines.iter_mut().find(|line| line.0 == name) {
+        Some(line) => line.1 = value,
+        None => lines.push((name, value)),
+    }
+    lines
+}
+
+fn without(name: &str) -> Vec<(&'static str, &'static str)> {
+    let kept = REQUEST.iter().filter(|line| line.0 != name);
+    kept.copied().collect()
+}
+
+/// Sends heads of requests and sees that none reaches the upstream, and that whoever else is on
+/// the connection, or comes next, is served.
+fn check(probe: &Probe, lines: &[(&str, &str)]) {
+    let observed = probe.observe(|proxy| {
+        let mut raw = Raw::to(proxy.address, &[]);
+        raw.ask(1, lines);
+        let refused = raw.until(&[RST_STREAM, GOAWAY, HEADERS]);
+        if refused.is_none_or(|frame| frame.kind != GOAWAY) {
+            raw.ask(3, &REQUEST);
+            while raw.until(&[DATA]).unwrap().stream != 3 {}
+        } else {
+            assert_eq!(proxy.get("/a").status, 200);
+        }
+    });
+    assert_eq!(observed.seen.len(), 1, "{:?}", observed.seen);
+    assert_eq!(observed.charged, 1);
+    assert!(observed.seen[0].is_for("/a"));
+}
+
+#[test]
+fn heads_that_another_version_would_read_otherwise_are_refused() {
+    let probe = Probe::start("");
+    let mut rows = vec![
+        with("X-Upper", "1"),
+        with("x-cr", "a\r\nx-smuggled: 1"),
+        with("x-lf", "a\nb"),
+        with("x-nul", "a\0b"),
+        with("x a", "1"),
+        with("x:a", "1"),
+        with("", "1"),
+        with("connection", "close"),
+        with("keep-alive", "5"),
+        with("proxy-connection", "close"),
+        with("transfer-encoding", "chunked"),
+        with("upgrade", "websocket"),
+        with("te", "gzip"),
+        with(":status", "200"),
+        with(":unknown", "1"),
+        with(":path", ""),
+        with(":path", "a"),
+        with(":path", "/a b"),
+        with(":path", "/a\r\nx: y"),
+        with(":path", "http://evil/"),
+        with(":method", ""),
+        with(":method", "GET /evil"),
+        with(":method", "CONNECT"),
+        with(":method", "TRACE"),
+        with(":scheme", "ftp"),
+        with(":authority", "u@test"),
+        with(":authority", "te st"),
+        with(":authority", "test/evil"),
+        with("host", "other"),
+        with("content-length", "5"),
+        with("content-length", "+0"),
+        with("expect", "a-miracle"),
+        without(":method"),
+        without(":scheme"),
+        without(":path"),
+        without(":authority"),
+    ];
+    for twice in REQUEST {
+        rows.push([&REQUEST[..], &[twice]].concat());
+    }
+    let late = [&without(":path")[..], &[("x-a", "1"), (":path", "/a")]].concat();
+    rows.push(late);
+    rows.push([&with("host", "test")[..], &[("host", "test")]].concat());
+    try_all(&rows, |row| format!("{row:?}"), |row| check(&probe, row));
+}
+
+#[test]
+fn bodies_that_are_not_as_long_as_they_say_are_never_whole() {
+    let probe = Probe::start("");
+    let rows = [("5", "abc"), ("2", "abc"), ("0", "abc")];
+    for (length, body) in rows {
+        let mut lines = with(":method", "POST");
+        lines.push(("content-length", length));
+        let observed = probe.observe(|proxy| {
+            let mut raw = Raw::to(proxy.address, &[]);
+            raw.send(&frame(HEADERS, END_HEADERS, 1, &block(&lines)));
+            raw.send(&frame(DATA, END_STREAM, 1, body.as_bytes()));
+            let end = raw.until(&[RST_STREAM, GOAWAY]).unwrap();
+            assert_ne!(end.error(), 0, "{length}");
+            proxy.get("/after").status
+        });
+        assert_eq!(observed.client, 200);
+        let whole = observed.seen.iter().filter(|seen| !seen.is_for("/after"));
+        assert_eq!(whole.count(), 0, "{length}: {:?}", observed.seen);
+    }
+}
+
+#[test]
+fn a_body_that_its_client_gives_up_is_never_whole() {
+    const NO_ERROR: u32 = 0;
+    const CANCEL: u32 = 8;
+    let probe = Probe::start("");
+    for reason in [NO_ERROR, CANCEL] {
+        let observed = probe.observe(|proxy| {
+            let mut raw = Raw::to(proxy.address, &[]);
+            raw.send(&frame(
+                HEADERS,
+                END_HEADERS,
+                1,
+                &block(&with(":method", "POST")),
+            ));
+            raw.send(&frame(DATA, 0, 1, b"half of it"));
+            raw.send(&frame(RST_STREAM, 0, 1, &reason.to_be_bytes()));
+            proxy.get("/after").status
+        });
+        assert_eq!(observed.client, 200);
+        let whole = observed.seen.iter().filter(|seen| !seen.is_for("/after"));
+        assert_eq!(whole.count(), 0, "{reason}: {:?}", observed.seen);
+    }
+}
+
+#[test]
+fn a_host_beside_the_authority_must_be_the_same() {
+    let probe = Probe::start("");
+    let observed = probe.observe(|proxy| {
+        client::run(async {
+            let client = Http2::to(proxy.address).await;
+            let mut request = get("/a");
+            request
+                .headers_mut()
+                .insert("host", "test".parse().unwrap());
+            client.ask(request).await.unwrap().status
+        })
+    });
+    assert_eq!(observed.client, 200);
+    assert_eq!(observed.seen[0].header("host").as_deref(), Some("test"));
+}
+
+#[test]
+fn cookies_in_crumbs_reach_the_upstream_in_one_line() {
+    let probe = Probe::start("");
+    let observed = probe.observe(|proxy| {
+        client::run(async {
+            let client = Http2::to(proxy.address).await;
+            let mut request = get("/a");
+            for crumb in ["a=1", "b=2"] {
+                let crumb = crumb.parse().unwrap();
+                request.headers_mut().append("cookie", crumb);
+            }
+            client.ask(request).await.unwrap().status
+        })
+    });
+    assert_eq!(observed.client, 200);
+    let head = &observed.seen[0].head.to_lowercase();
+    assert_eq!(head.matches("cookie:").count(), 1, "{head}");
+    assert!(head.contains("cookie: a=1; b=2"), "{head}");
+}
+
+#[test]
+fn tunnels_are_refused_and_the_connection_lives() {
+    let probe = Probe::start("");
+    let observed = probe.observe(|proxy| {
+        let mut raw = Raw::to(proxy.address, &[]);
+        let connect = [(":method", "CONNECT"), (":authority", "test:80")];
+        raw.send(&frame(HEADERS, END_HEADERS, 1, &block(&connect)));
+        let extended = [
+            &with(":method", "CONNECT")[..],
+            &[(":protocol", "websocket")],
+        ]
+        .concat();
+        raw.send(&frame(HEADERS, END_HEADERS, 3, &block(&extended)));
+        raw.ask(5, &REQUEST);
+        let mut ends = Vec::new();
+        while ends.len() < 3 {
+            let frame = raw.until(&[HEADERS, RST_STREAM]).unwrap();
+            if !ends.contains(&frame.stream) {
+                ends.push(frame.stream);
+            }
+        }
+    });
+    assert_eq!(observed.seen.len(), 1);
+    assert_eq!(observed.charged, 1);
+}

@@ -1,0 +1,160 @@
+//! Routes that answer by themselves: always the same, or with another place.
+
+use crate::probe::Probe;
+
+#[test]
+fn a_route_answers_without_an_upstream_and_within_its_limits() {
+    let probe = Probe::start(
+        r#"
+        [limit.two]
+        rate = "2/h"
+        [[route]]
+        path = "/robots.txt"
+        limits = ["two"]
+        respond = { body = "User-agent: *\nDisallow: /\n" }
+        [[route]]
+        path = "/gone/*"
+        respond = { status = 410, body = '{"gone":true}', content_type = "application/json" }
+        headers_down = { x-path = "{rest}", cache-control = "max-age=60" }
+        [[route]]
+        path = "/nothing"
+        respond = { status = 204 }
+        [[route]]
+        path = "/*"
+        upstream = "$UPSTREAM"
+        "#,
+    );
+    let answer = probe.proxy.get("/robots.txt");
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.text(), "User-agent: *\nDisallow: /\n");
+    let media = answer.header("content-type");
+    assert_eq!(media.as_deref(), Some("text/plain; charset=utf-8"));
+    assert_eq!(answer.header("x-ratelimit-remaining").as_deref(), Some("1"));
+
+    let mut client = probe.proxy.connect();
+    client.send("HEAD /robots.txt HTTP/1.1\r\nHost: test\r\n\r\n");
+    let head = client.answer_to_head();
+    assert_eq!(head.header("content-length").as_deref(), Some("26"));
+    // What follows on the connection is read as it should be.
+    let answer = client.ask("GET /gone/a/b HTTP/1.1\r\nHost: test\r\n\r\n");
+    assert_eq!(
+        (answer.status, answer.text().as_str()),
+        (410, "{\"gone\":true}")
+    );
+    assert_eq!(answer.header("x-path").as_deref(), Some("a/b"));
+    assert_eq!(
+        answer.header("cache-control").as_deref(),
+        Some("max-age=60")
+    );
+    let nothing = client.ask("GET /nothing HTTP/1.1\r\nHost: test\r\n\r\n");
+    assert_eq!(
+        (nothing.status, nothing.header("content-length")),
+        (204, None)
+    );
+
+    let denied = probe.proxy.get("/robots.txt");
+    denied.assert_problem(429);
+    assert!(probe.upstream.seen().is_empty());
+}
+
+#[test]
+fn an_answer_does_not_wait_for_a_body_and_is_not_confused_by_it() {
+    let probe = Probe::start(
+        "[[route]]\npath = \"/a\"\nrespond = { body = \"x\" }\n\
+         [[route]]\npath = \"/*\"\nupstream = \"$UPSTREAM\"\n",
+    );
+    let inner = "GET /smuggled HTTP/1.1\r\nHost: test\r\n\r\n";
+    let request = format!(
+        "POST /a HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n{inner}",
+        inner.len()
+    );
+    let observed = probe.send(request.as_bytes(), crate::probe::Pace::Whole);
+    assert_eq!(observed.client[0].text(), "x");
+    assert!(
+        observed.seen.iter().all(|seen| !seen.is_for("/smuggled")),
+        "{observed:?}"
+    );
+}
+
+/// Where the proxy sends a request for this target.
+fn place(probe: &Probe, target: &str, host: &str) -> (u16, Option<String>) {
+    let mut client = probe.proxy.connect();
+    let answer = client.ask(format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+    (answer.status, answer.header("location"))
+}
+
+#[test]
+fn clients_are_sent_elsewhere_and_nowhere_else() {
+    let probe = Probe::start(
+        r#"
+        [[route]]
+        path = "/old/*"
+        redirect = { to = "/new/{rest}?{query}", status = 308 }
+        [[route]]
+        path = "/login"
+        redirect = "https://login.example/?next={query:next}"
+        [[route]]
+        path = "/jump"
+        redirect = "/{query:to}"
+        [[route]]
+        host = "plain.example"
+        path = "/*"
+        redirect = { to = "https://{host}{uri}", status = 301 }
+        [[route]]
+        path = "/*"
+        upstream = "$UPSTREAM"
+        "#,
+    );
+    for (target, host, status, to) in [
+        ("/old/a/b/?c=1", "test", 308, "/new/a/b/?c=1"),
+        ("/old//evil.example", "test", 308, "/new/evil.example"),
+        (
+            "/a/?b=1&c",
+            "PLAIN.example:80",
+            301,
+            "https://plain.example/a/?b=1&c",
+        ),
+        (
+            "//evil.example/%2e%2e/x",
+            "plain.example",
+            301,
+            "https://plain.example/x",
+        ),
+        (
+            "/login?next=/a%26b",
+            "test",
+            302,
+            "https://login.example/?next=%2Fa%26b",
+        ),
+        ("/jump?to=/evil.example", "test", 302, "/%2Fevil.example"),
+        ("/jump?to=%0d%0aX:1", "test", 302, "/%0d%0aX%3A1"),
+        ("/jump?to=%5cevil.example", "test", 302, "/%5cevil.example"),
+    ] {
+        let found = place(&probe, target, host);
+        assert_eq!(found, (status, Some(to.to_owned())), "{target}");
+    }
+    // HTTP/1.0 need not say which host it wants.
+    let mut client = probe.proxy.connect();
+    let answer = client.ask("GET /old/a HTTP/1.0\r\n\r\n");
+    assert_eq!(answer.header("location").as_deref(), Some("/new/a"));
+}
+
+#[test]
+fn the_scheme_is_what_a_trusted_proxy_says() {
+    let route = "[[route]]\npath = \"/*\"\nredirect = \"{scheme}://{host}/there\"\n";
+    let ask = |settings: &str| {
+        let probe = Probe::start(&format!("{settings}{route}"));
+        let answer = probe.proxy.get_with("/", "X-Forwarded-Proto: https\r\n");
+        answer.header("location").unwrap()
+    };
+    assert_eq!(ask(""), "http://test/there");
+    let nameless = Probe::start(route)
+        .proxy
+        .connect()
+        .ask("GET / HTTP/1.0\r\n\r\n");
+    nameless.assert_problem(400);
+    assert_eq!(
+        ask("trusted_proxies = [\"127.0.0.1\"]\n"),
+        "https://test/there"
+    );
+}

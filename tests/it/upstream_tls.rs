@@ -1,0 +1,190 @@
+//! Upstreams behind TLS: whom the proxy takes for the upstream, what it shows of itself, and what
+//! becomes of a request when there is no TLS.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use crate::backend::{Backend, Call, secure};
+use crate::house::{Answer, Tidegate};
+use crate::probe::eventually;
+use crate::topologies::certificates::Certificates;
+
+const BOTH: &[&[u8]] = &[b"h2", b"http/1.1"];
+const LIMIT: &str = "[limit.default]\nrate = \"1_000_000/day\"\nkey = \"global\"\n";
+
+async fn greet(mut call: Call) {
+    call.say("h2");
+}
+
+/// A proxy in front of `url`; `$NAME` in `tls` is the path of a file.
+fn proxy(url: &str, certificates: &Certificates, more: &str) -> Tidegate {
+    let mut more = more.to_owned();
+    for name in ["ca.pem", "stranger.pem", "client.pem", "client.key"] {
+        let path = format!("\"{}\"", certificates.path(name).display());
+        more = more.replace(&format!("${name}"), &path);
+    }
+    Tidegate::start(&format!(
+        "[log]\naccess = \"stdout\"\n{LIMIT}[[route]]\npath = \"/*\"\nupstream = \"api\"\n\
+         [upstream.api]\nservers = [\"{url}\"]\n{more}\n"
+    ))
+}
+
+#[track_caller]
+fn said(answer: &Answer, text: &str) {
+    assert_eq!((answer.status, answer.text().as_str()), (200, text));
+}
+
+#[test]
+fn the_server_chooses_the_protocol() {
+    let certificates = Certificates::new();
+    for (offered, http2, want) in [
+        (BOTH, "", "h2"),
+        (&BOTH[..1], "", "h2"),
+        (&BOTH[1..], "", "http/1.1"),
+        (&[][..], "", "http/1.1"),
+        (BOTH, "http2 = false\n", "http/1.1"),
+    ] {
+        let backend = Backend::https(secure(&certificates, "good", offered, false), greet);
+        let more = format!("{http2}tls = {{ ca = $ca.pem }}");
+        let proxy = proxy(&backend.https_url(), &certificates, &more);
+        let mut client = proxy.connect();
+        for _ in 0..3 {
+            said(&client.ask("GET /x HTTP/1.1\r\nHost: a.test\r\n\r\n"), want);
+        }
+        // Kept; a name may be looked up anew meanwhile, and its servers are then other ones.
+        assert!(backend.connections() < 3, "{want}");
+        for request in backend.seen() {
+            assert_eq!(request.uri(), "https://a.test/x");
+        }
+    }
+}
+
+#[test]
+fn an_upgrade_goes_over_http_1_although_the_server_prefers_http_2() {
+    let certificates = Certificates::new();
+    let backend = Backend::https(secure(&certificates, "good", BOTH, false), greet);
+    let proxy = proxy(
+        &backend.https_url(),
+        &certificates,
+        "tls = { ca = $ca.pem }",
+    );
+    said(&proxy.get("/"), "h2");
+    let mut client = proxy.connect();
+    let agreed = client.ask(
+        "GET /chat HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    );
+    assert_eq!(agreed.status, 101);
+    client.send("over TLS");
+    client.end_writing();
+    assert_eq!(client.rest(), b"over TLS");
+    said(&proxy.get("/"), "h2");
+}
+
+#[test]
+fn whoever_is_not_the_upstream_gets_no_request() {
+    let certificates = Certificates::new();
+    for (shown, tls, label) in [
+        (
+            "good",
+            "tls = { ca = $stranger.pem }",
+            "upstream_tls_unknown_ca",
+        ),
+        ("good", "", "upstream_tls_unknown_ca"),
+        ("other", "tls = { ca = $ca.pem }", "upstream_tls_other_name"),
+        ("expired", "tls = { ca = $ca.pem }", "upstream_tls_expired"),
+        (
+            "good",
+            "tls = { ca = $ca.pem, name = \"another.test\" }",
+            "upstream_tls_other_name",
+        ),
+    ] {
+        let backend = Backend::https(secure(&certificates, shown, BOTH, false), greet);
+        let proxy = proxy(&backend.https_url(), &certificates, tls);
+        proxy.get("/").assert_problem(502);
+        assert!(backend.seen().is_empty());
+        logged(&proxy, label);
+    }
+}
+
+#[track_caller]
+fn logged(proxy: &Tidegate, label: &str) {
+    eventually(label, || proxy.stdout().contains(label));
+}
+
+#[test]
+fn the_name_of_a_certificate_may_be_said_and_verifying_be_left() {
+    let certificates = Certificates::new();
+    for (shown, tls) in [
+        ("other", "tls = { ca = $ca.pem, name = \"other.test\" }"),
+        ("expired", "tls = { verify = false }"),
+        ("other", "tls = { verify = false }"),
+    ] {
+        let backend = Backend::https(secure(&certificates, shown, BOTH, false), greet);
+        let proxy = proxy(&backend.https_url(), &certificates, tls);
+        said(&proxy.get("/"), "h2");
+    }
+    let backend = Backend::https(secure(&certificates, "good", BOTH, false), greet);
+    let by_address = format!("https://{}", backend.address);
+    let proxy = proxy(&by_address, &certificates, "tls = { ca = $ca.pem }");
+    said(&proxy.get("/"), "h2");
+}
+
+#[test]
+fn a_server_that_wants_a_certificate_gets_ours() {
+    let certificates = Certificates::new();
+    for offered in [BOTH, &BOTH[1..]] {
+        let backend = Backend::https(secure(&certificates, "good", offered, true), greet);
+        let shown = "tls = { ca = $ca.pem, cert = $client.pem, key = $client.key }";
+        let with = proxy(&backend.https_url(), &certificates, shown);
+        assert_eq!(with.get("/").status, 200);
+        let without = proxy(
+            &backend.https_url(),
+            &certificates,
+            "tls = { ca = $ca.pem }",
+        );
+        without.get("/").assert_problem(502);
+        logged(&without, "upstream_tls_refused");
+    }
+}
+
+#[test]
+fn a_server_without_tls_is_502_in_time() {
+    let certificates = Certificates::new();
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", plain.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in plain.incoming().map_while(Result::ok) {
+            let mut bytes = [0; 4096];
+            if matches!(stream.read(&mut bytes), Ok(1..)) {
+                let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            }
+        }
+    });
+    let spoken_to = proxy(&url, &certificates, "tls = { ca = $ca.pem }");
+    spoken_to.get("/").assert_problem(502);
+    logged(&spoken_to, "upstream_tls_plain");
+    // One that takes the connection and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("https://{}", silent.local_addr().unwrap());
+    let more = "connect_timeout = \"300ms\"\ntls = { ca = $ca.pem }";
+    let waiting = proxy(&url, &certificates, more);
+    let start = std::time::Instant::now();
+    waiting.get("/").assert_problem(504);
+    assert!(start.elapsed() < Duration::from_secs(3));
+}
+
+#[test]
+fn an_answer_that_was_cut_off_is_never_complete() {
+    let certificates = Certificates::new();
+    let backend = Backend::https(secure(&certificates, "good", &BOTH[1..], false), greet);
+    let proxy = proxy(
+        &backend.https_url(),
+        &certificates,
+        "tls = { ca = $ca.pem }",
+    );
+    let mut client = proxy.connect();
+    client.send("GET /cut HTTP/1.1\r\nHost: test\r\n\r\n");
+    let text = String::from_utf8(client.rest()).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    assert!(!text.ends_with("0\r\n\r\n"), "{text}");
+}
