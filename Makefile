@@ -33,10 +33,10 @@ image:
 
 # Every limiter of docs/decisions.md beside ours, in under three minutes; the figures go there.
 bench-decisions:
-	cargo run --release --locked --example decision_bench -- --write
+	cargo run --release --locked --example bench -- decisions --write
 
 # Calls, messages, very large bodies and many connections through the proxy, beside nginx where it
 # is installed; four minutes.
 bench-streams:
 	cargo build --release --locked
-	cargo run --release --locked --example stream_bench
+	cargo run --release --locked --example bench -- streams

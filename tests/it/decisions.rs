@@ -1,7 +1,7 @@
 //! The decision benchmark, quickly: what its table says of exactness and waits, where that does
 //! not depend on the machine.
 
-#[path = "../../examples/decision_bench/bench.rs"]
+#[path = "../../bench/decisions/bench.rs"]
 #[allow(
     dead_code,
     reason = "the benchmark's tables and longer plan are for its own main"

@@ -13,9 +13,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::Plan;
-use crate::backend::Backend;
-use crate::proxies::{Proxy, say};
+use super::Plan;
+use super::backend::Backend;
+use super::proxies::{Proxy, say};
 
 /// Messages under way at once.
 const AT_ONCE: [usize; 2] = [1, 16];

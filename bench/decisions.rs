@@ -2,31 +2,22 @@
 //! are, what a decision costs Redis in CPU and memory, and whether the waits they name are true.
 //!
 //! `make bench-decisions` measures for two minutes and puts the figures into docs/decisions.md.
-//! `cargo run --release --example decision_bench` prints them only; with `-- --quick` it takes
+//! `cargo run --release --example bench -- decisions` prints them only; with `--quick` it takes
 //! seconds, and its figures are worth little.
 
-#![allow(
-    dead_code,
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "a measurement ends where something is wrong"
-)]
-
-#[path = "bench.rs"]
+#[path = "decisions/bench.rs"]
 mod bench;
-#[path = "../../tests/it/support.rs"]
-mod support;
 
 use std::time::Duration;
 
-use support::RedisServer;
+use crate::support::RedisServer;
 
 /// Nothing here takes as long unless something hangs.
 const AT_MOST: Duration = Duration::from_secs(240);
 
-fn main() {
-    let has = |flag: &str| std::env::args().any(|argument| argument == flag);
+/// Measures, prints, and with `--write` puts it into the page.
+pub fn run(words: &[String]) {
+    let has = |flag: &str| words.iter().any(|word| word == flag);
     let plan = if has("--quick") {
         bench::QUICK
     } else {

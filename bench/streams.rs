@@ -5,13 +5,6 @@
 //! `-- --quick` it takes seconds, and its figures are worth little. Words after it choose parts:
 //! `grpc`, `websocket`, `bulk`, `crowd`.
 
-#![allow(
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::disallowed_methods,
-    reason = "a measurement ends where something is wrong"
-)]
-
 mod backend;
 mod bulk;
 mod crowd;
@@ -20,6 +13,7 @@ mod round_trips;
 
 use std::time::Duration;
 
+use crate::stage::Stage;
 use proxies::Proxy;
 
 /// How much is measured.
@@ -47,8 +41,8 @@ const QUICK: Plan = Plan {
     slow: 100,
 };
 
-fn main() {
-    let words: Vec<String> = std::env::args().skip(1).collect();
+/// Measures the parts that are named, or all.
+pub fn run(words: &[String]) {
     let plan = match words.iter().any(|word| word == "--quick") {
         true => QUICK,
         false => FULL,
@@ -66,8 +60,9 @@ fn main() {
         .unwrap();
     let _entered = runtime.enter();
     let backend = runtime.block_on(backend::start());
-    let mut proxies = vec![Proxy::tidegate(&backend)];
-    proxies.extend(Proxy::nginx(&backend));
+    let stage = Stage::new();
+    let mut proxies = vec![Proxy::tidegate(&stage, &backend)];
+    proxies.extend(Proxy::nginx(&stage, &backend));
     runtime.block_on(async {
         if wants("grpc") {
             round_trips::grpc(plan, &backend, &proxies).await;

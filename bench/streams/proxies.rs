@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::net::SocketAddr;
+use std::process::Command;
 
-use tempfile::TempDir;
-
-use crate::backend::Backend;
+use super::backend::Backend;
+use crate::stage::{self, Server, Stage};
+use crate::support::free_port;
 
 /// One running proxy.
 pub struct Proxy {
@@ -17,18 +16,14 @@ pub struct Proxy {
     pub plain: SocketAddr,
     /// HTTP/2 with prior knowledge.
     pub h2: SocketAddr,
-    child: Child,
-    _directory: TempDir,
+    server: Server,
 }
 
 impl Proxy {
     /// The release build, or what `TIDEGATE` names.
-    pub fn tidegate(backend: &Backend) -> Proxy {
-        let directory = TempDir::new().unwrap();
+    pub fn tidegate(stage: &Stage, backend: &Backend) -> Proxy {
+        let folder = stage.folder("tidegate");
         let plain = free_address();
-        let program = std::env::var("TIDEGATE").unwrap_or_else(|_| {
-            concat!(env!("CARGO_MANIFEST_DIR"), "/target/release/tidegate").to_owned()
-        });
         let config = format!(
             "listen = \"{plain}\"\n\
              [server]\nworkers = 1\nmax_body = \"unlimited\"\nmax_connections = 30000\n\
@@ -39,19 +34,20 @@ impl Proxy {
              [[route]]\npath = \"/echo.Echo/*\"\nupstream = \"grpc\"\nlimits = []\n",
             backend.plain, backend.h2
         );
-        let file = directory.path().join("proxy.toml");
+        let file = folder.join("proxy.toml");
         fs::write(&file, config).unwrap();
-        let mut command = Command::new(program);
+        let mut command = Command::new(stage::tidegate());
         command.arg("run").arg("-c").arg(file);
-        Proxy::started("tidegate", command, (plain, plain), directory)
+        let server = stage.start(&folder, None, command);
+        Proxy::started("tidegate", server, (plain, plain))
     }
 
     /// nginx, where it is installed.
-    pub fn nginx(backend: &Backend) -> Option<Proxy> {
+    pub fn nginx(stage: &Stage, backend: &Backend) -> Option<Proxy> {
         Command::new("nginx").arg("-v").output().ok()?;
-        let directory = TempDir::new().unwrap();
+        let folder = stage.folder("nginx");
         let (plain, h2) = (free_address(), free_address());
-        let root = directory.path().display();
+        let root = folder.display();
         let config = format!(
             "daemon off; worker_processes 1; pid {root}/pid; error_log stderr error;\n\
              events {{ worker_connections 40000; }}\n\
@@ -69,81 +65,42 @@ impl Proxy {
              location / {{ grpc_pass grpc://grpc; grpc_read_timeout 600s; }} }} }}\n",
             backend.plain, backend.h2
         );
-        let file = directory.path().join("nginx.conf");
+        let file = folder.join("nginx.conf");
         fs::write(&file, config).unwrap();
         let mut command = Command::new("nginx");
-        command.arg("-p").arg(directory.path()).arg("-c").arg(file);
-        Some(Proxy::started("nginx", command, (plain, h2), directory))
+        command.arg("-p").arg(&folder).arg("-c").arg(file);
+        let server = stage.start(&folder, None, command);
+        Some(Proxy::started("nginx", server, (plain, h2)))
     }
 
     fn started(
         name: &'static str,
-        mut command: Command,
+        mut server: Server,
         (plain, h2): (SocketAddr, SocketAddr),
-        directory: TempDir,
     ) -> Proxy {
-        let child = command.stdout(Stdio::null()).spawn().unwrap();
-        let patience = Instant::now() + Duration::from_secs(5);
-        while TcpStream::connect(plain).is_err() || TcpStream::connect(h2).is_err() {
-            assert!(Instant::now() < patience, "{name} does not listen");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        server.listens(plain).unwrap();
+        server.listens(h2).unwrap();
         Proxy {
             name,
             plain,
             h2,
-            child,
-            _directory: directory,
+            server,
         }
     }
 
     /// Run time of its threads so far, microseconds.
     pub fn cpu_us(&self) -> f64 {
-        let task = |pid: &String| {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            let ran = tasks.map(|task| {
-                let path = task.unwrap().path().join("schedstat");
-                let text = fs::read_to_string(path).unwrap_or_default();
-                let first = text.split(' ').next().unwrap_or_default();
-                first.parse::<f64>().unwrap_or(0.0)
-            });
-            ran.sum::<f64>()
-        };
-        self.pids().iter().map(task).sum::<f64>() / 1e3
+        self.server.cpu_us()
     }
 
     /// Resident memory, KiB.
     pub fn resident_kib(&self) -> u64 {
-        let of = |pid: &String| {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-            let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-            let words = line.unwrap().split_whitespace().nth(1);
-            words.unwrap().parse::<u64>().unwrap()
-        };
-        self.pids().iter().map(of).sum()
-    }
-
-    /// The process and its children: nginx works in those.
-    fn pids(&self) -> Vec<String> {
-        let own = self.child.id().to_string();
-        let path = format!("/proc/{own}/task/{own}/children");
-        let children = fs::read_to_string(path).unwrap_or_default();
-        let children = children.split_whitespace().map(str::to_owned);
-        children.chain([own.clone()]).collect()
-    }
-}
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let pid = self.child.id().to_string();
-        let _ = Command::new("kill").arg(pid).status();
-        let _ = self.child.wait();
+        self.server.memory().rss_kib
     }
 }
 
 fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap()
+    SocketAddr::from(([127, 0, 0, 1], free_port()))
 }
 
 /// Writes what has been found so far, also where it is redirected.

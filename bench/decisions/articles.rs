@@ -4,12 +4,12 @@ use redis::{Cmd, Value, from_redis_value_ref};
 
 use super::contender::{Answer, Ask, Contender, Wait};
 
-const MULTI_EXEC: &str = include_str!("../../bench/articles/000_sorted_set.redis");
-const VIDEO_API: &str = include_str!("../../bench/articles/001_video_api.lua");
-const TWO_COUNTERS: &str = include_str!("../../bench/articles/002_two_counters.redis");
-const PRODUCTION_READY: &str = include_str!("../../bench/articles/003_production_ready.lua");
-const BUCKETS: &str = include_str!("../../bench/articles/004_buckets.lua");
-const FIXED_WINDOW: &str = include_str!("../../bench/articles/fixed_window.redis");
+const MULTI_EXEC: &str = include_str!("../articles/000_sorted_set.redis");
+const VIDEO_API: &str = include_str!("../articles/001_video_api.lua");
+const TWO_COUNTERS: &str = include_str!("../articles/002_two_counters.redis");
+const PRODUCTION_READY: &str = include_str!("../articles/003_production_ready.lua");
+const BUCKETS: &str = include_str!("../articles/004_buckets.lua");
+const FIXED_WINDOW: &str = include_str!("../articles/fixed_window.redis");
 
 /// The script to load, for those that are scripts.
 pub fn script(contender: Contender) -> Option<&'static str> {

@@ -6,15 +6,14 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::Plan;
-use crate::proxies::{Proxy, say};
+use super::Plan;
+use super::proxies::{Proxy, say};
 
 /// What a slow client has asked for and does not read.
 const SLOW_BYTES: u64 = 16 << 20;
 
 /// Opens them, and tells what the proxy has in memory.
 pub async fn gather(plan: Plan, proxies: &[Proxy]) {
-    raise_descriptor_limit();
     say(&format!(
         "\n{} idle connections, then {} slow readers of {} MiB beside them",
         plan.idle,
@@ -76,11 +75,4 @@ async fn slowly(address: SocketAddr, index: usize) -> TcpStream {
     let mut answer = [0; 1024];
     assert!(stream.read(&mut answer).await.unwrap() > 0);
     stream
-}
-
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit);
 }

@@ -9,9 +9,9 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
-use crate::Plan;
-use crate::backend::Answer;
-use crate::proxies::{Proxy, say};
+use super::Plan;
+use super::backend::Answer;
+use super::proxies::{Proxy, say};
 
 /// How often memory is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -1,0 +1,41 @@
+//! Measures tidegate: `make bench-decisions`, `make bench-streams`. `README.md` beside this file
+//! says which part is where, and what new ones can build on.
+
+#![allow(
+    dead_code,
+    missing_docs,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "a measurement ends where something is wrong, and looks at the clock"
+)]
+
+mod decisions;
+mod process;
+mod stage;
+mod streams;
+#[path = "../tests/it/support.rs"]
+mod support;
+
+const USAGE: &str = "\
+usage: bench PART [OPTIONS]
+
+  decisions   the limiters of docs/decisions.md beside ours     --quick --write
+  streams     calls, messages, large bodies, many connections   --quick grpc websocket bulk crowd
+";
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let (part, words) = match words.split_first() {
+        Some((part, words)) => (part.as_str(), words),
+        None => ("", &[][..]),
+    };
+    match part {
+        "decisions" => decisions::run(words),
+        "streams" => streams::run(words),
+        _ => {
+            eprint!("{USAGE}");
+            std::process::exit(2);
+        }
+    }
+}
