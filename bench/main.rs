@@ -11,11 +11,15 @@
 )]
 
 mod decisions;
+mod numbers;
+mod pace;
+mod page;
 mod process;
 mod stage;
 mod streams;
 #[path = "../tests/it/support.rs"]
 mod support;
+mod upstream;
 
 const USAGE: &str = "\
 usage: bench PART [OPTIONS]
@@ -33,6 +37,8 @@ fn main() {
     match part {
         "decisions" => decisions::run(words),
         "streams" => streams::run(words),
+        // The other side of a measurement, which the parts start themselves.
+        "upstream" => upstream::run(words),
         _ => {
             eprint!("{USAGE}");
             std::process::exit(2);
