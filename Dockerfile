@@ -2,6 +2,8 @@
 # A static-enough binary on a distroless base: no shell, no package manager, not root.
 
 FROM rust:1.95-slim-bookworm AS build
+# For the allocator.
+RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src

@@ -203,6 +203,14 @@ impl Alarm {
         self.due.store(due, Ordering::Relaxed);
     }
 
+    /// Rings `after` from the tick on which it has just rung: a wait in two parts is no longer than
+    /// one in one.
+    pub fn go_on(&self, after: Duration) {
+        let now = self.sweep.ticks();
+        let due = now.saturating_add(ticks(after)).min(RUNG - 1);
+        self.due.store(due, Ordering::Relaxed);
+    }
+
     /// Rings never, until it is armed again.
     pub fn disarm(&self) {
         self.due.store(NEVER, Ordering::Relaxed);
@@ -264,6 +272,27 @@ mod tests {
         sweep.advance(Duration::from_millis(300));
         assert!(alarm.has_rung());
         assert_eq!(alarm.left(), Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_wait_in_two_parts_is_no_longer_than_one() {
+        let sweep = Sweep::new();
+        let (whole, parts) = (sweep.alarm(), sweep.alarm());
+        whole.arm(Duration::from_millis(1000));
+        parts.arm(Duration::from_millis(400));
+        let mut at = Duration::ZERO;
+        while !parts.has_rung() {
+            at += TICK;
+            sweep.advance(at);
+        }
+        parts.go_on(Duration::from_millis(600));
+        assert_eq!(parts.left(), whole.left());
+        while !whole.has_rung() {
+            assert!(!parts.has_rung());
+            at += TICK;
+            sweep.advance(at);
+        }
+        assert!(parts.has_rung());
     }
 
     #[test]

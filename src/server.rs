@@ -18,6 +18,8 @@ pub mod listen;
 mod neighbours;
 pub mod notify;
 mod opening;
+mod parked;
+mod phase;
 pub mod pid_file;
 mod proxy_protocol;
 pub mod pulse;

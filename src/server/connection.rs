@@ -5,7 +5,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::poll_fn;
 use std::panic::AssertUnwindSafe;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -20,8 +20,9 @@ use hyper_util::rt::TokioIo;
 use super::drain::Open;
 use super::http2;
 use super::opening::{self, Version};
-use super::serving::Serving;
-use super::socket::{Phase, Socket};
+use super::parked;
+use super::phase::{Phase, Stage};
+use super::socket::Socket;
 use super::worker::Worker;
 use crate::config::ProxyProtocol;
 use crate::proxy::body::Body;
@@ -80,94 +81,143 @@ struct Held {
     phase: Arc<Phase>,
 }
 
+/// A connection of which is known who is at its other end, and what is spoken.
+struct Opened {
+    stream: Stream,
+    /// What was read to know it.
+    read: Bytes,
+    version: Version,
+    client: Client,
+    phase: Arc<Phase>,
+}
+
 /// Serves the client at the other end of `stream`, who came as `arrival` says, until either side
 /// ends it.
-pub(super) async fn serve(
+pub(super) async fn serve(stream: Stream, arrival: Arrival, worker: Arc<Worker>, open: Open) {
+    // Boxed, as is whatever else is not there while a connection is parked: that is most of the
+    // time, for most of them.
+    let Some(opened) = Box::pin(opening(stream, arrival, worker, open)).await else {
+        return;
+    };
+    let Opened {
+        stream,
+        read,
+        version,
+        client,
+        phase,
+    } = opened;
+    match version {
+        Version::Http1 => {
+            let held = Arc::new(Held { client, phase });
+            serve_http1(stream, read, held).await;
+        }
+        Version::Http2 => {
+            let began = client.worker.serving.load_full();
+            let idle = Arc::clone(&phase.alarm);
+            Box::pin(http2::serve((stream, read), client, idle, began)).await;
+        }
+    }
+}
+
+/// The beginning of a connection. Nothing if it ends with it.
+async fn opening(
     mut stream: Stream,
     mut arrival: Arrival,
     worker: Arc<Worker>,
     open: Open,
-) {
+) -> Option<Opened> {
     let began = worker.serving.load_full();
     let phase = Phase::new(worker.sweep.alarm(), &began.settings);
     let tells_apart = began.settings.http2;
     let mut ahead = Vec::new();
     if arrival.tls.is_none() && began.settings.proxy_protocol != ProxyProtocol::Off {
         let asked = (&*began, &*worker.drain);
-        let announced = opening::announced(&mut stream, &mut arrival, asked, &phase.alarm);
-        // Boxed, so that connections are no larger where it is off.
-        let Some(announced) = Box::pin(announced).await else {
-            return;
-        };
-        ahead = announced;
+        ahead = opening::announced(&mut stream, &mut arrival, asked, &phase.alarm).await?;
     }
     drop(began);
-    let (version, ahead) = match stream.agreed_http2() {
+    let (version, read) = match stream.agreed_http2() {
         Some(true) => (Version::Http2, Bytes::new()),
         None if tells_apart => {
-            let told = opening::told_apart(&mut stream, ahead, &phase, &worker.drain).await;
-            let Some(told) = told else {
-                return;
-            };
-            told
+            opening::told_apart(&mut stream, ahead, &phase, &worker.drain).await?
         }
         _ => (Version::Http1, ahead.into()),
     };
-    let began = worker.serving.load_full();
+    let began = worker.serving.load();
     let client = Client {
         downstream: began.proxy.downstream(arrival),
         generation: began.generation,
         _open: open,
-        worker,
+        worker: Arc::clone(&worker),
     };
-    let stream = (stream, ahead);
-    match version {
-        Version::Http1 => serve_http1(stream, client, phase, began).await,
-        Version::Http2 => {
-            let idle = Arc::clone(&phase.alarm);
-            // Boxed, so that a connection of HTTP/1 is no larger for it.
-            Box::pin(http2::serve(stream, client, idle, began)).await;
+    Some(Opened {
+        stream,
+        read,
+        version,
+        client,
+        phase,
+    })
+}
+
+/// What of a connection is left while it is parked, is all that this keeps for itself.
+async fn serve_http1(mut stream: Stream, mut read: Bytes, held: Arc<Held>) {
+    loop {
+        if read.is_empty() {
+            let waiting = parked::wait(&mut stream, &held.phase, &held.client.worker.drain);
+            let Some(first) = waiting.await else {
+                return;
+            };
+            read = first;
         }
+        let Some(idle) = Box::pin(speak_http1((stream, read), &held)).await else {
+            return;
+        };
+        (stream, read) = idle;
     }
 }
 
-/// Serves by what was configured when it `began`, except for each request itself.
-async fn serve_http1(
-    stream: (Stream, Bytes),
-    client: Client,
-    phase: Arc<Phase>,
-    began: Arc<Serving>,
-) {
-    let worker = Arc::clone(&client.worker);
-    let socket = Socket::new(stream, Arc::clone(&phase), &began.settings);
-    let held = Arc::new(Held { client, phase });
-    let service = service_fn(move |request: Request<Incoming>| {
-        let held = Arc::clone(&held);
-        // Here and not as the future is first polled: hyper looks for the client's end of stream
-        // before that, which must not end a request that is under way.
-        let flaw = held.phase.begin_request(!request.body().is_end_stream());
-        answer(request, held, flaw)
-    });
-    let serving = began
-        .http
-        .serve_connection(TokioIo::new(socket), service)
-        .with_upgrades();
-    drop(began);
-    let mut serving = pin!(serving);
+/// Serves until either side ends the connection, by what is configured as this begins, except for
+/// each request itself. Returns the connection if it has been idle for a while, and what was read
+/// of it and not used.
+async fn speak_http1(opened: (Stream, Bytes), held: &Arc<Held>) -> Option<(Stream, Bytes)> {
+    let worker = &held.client.worker;
+    let mut serving = {
+        let now = worker.serving.load();
+        let socket = Socket::new(opened, Arc::clone(&held.phase), &now.settings);
+        let held = Arc::clone(held);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let held = Arc::clone(&held);
+            // Here and not as the future is first polled: hyper looks for the client's end of
+            // stream before that, which must not end a request that is under way.
+            let flaw = held.phase.begin_request(!request.body().is_end_stream());
+            answer(request, held, flaw)
+        });
+        let http = &now.http;
+        http.serve_connection(TokioIo::new(socket), service)
+            .with_upgrades()
+    };
     let mut told = false;
-    // A connection that broke is no news: its request, if there was one, has its own log line.
-    let _ = poll_fn(|context| {
+    let idle = poll_fn(|context| {
         if !told && worker.drain.is_closing() {
             told = true;
             // What has come is served: only who has asked for nothing is closed.
-            if let Poll::Ready(ended) = serving.as_mut().poll(context) {
-                return Poll::Ready(ended);
+            if Pin::new(&mut serving).poll(context).is_ready() {
+                return Poll::Ready(false);
             }
-            serving.as_mut().graceful_shutdown();
+            Pin::new(&mut serving).graceful_shutdown();
         }
-        serving.as_mut().poll(context)
+        // A connection that broke is no news: its request, if there was one, has its log line.
+        match Pin::new(&mut serving).poll(context) {
+            Poll::Ready(_) => Poll::Ready(false),
+            Poll::Pending if held.phase.stage() == Stage::Parked => Poll::Ready(true),
+            Poll::Pending => Poll::Pending,
+        }
     })
     .await;
+    let parts = idle.then(|| serving.into_parts()).flatten()?;
+    // Where nothing is in it, it still holds a whole buffer.
+    let unused = Some(parts.read_buf).filter(|bytes| !bytes.is_empty());
+    let stream = parts.io.into_inner().into_stream();
+    Some((stream, unused.unwrap_or_default()))
 }
 
 /// One request: the proxy's sentence, and what surrounds it on this connection.

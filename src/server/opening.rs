@@ -14,9 +14,9 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use super::drain::Drain;
+use super::phase::Phase;
 use super::proxy_protocol;
 use super::serving::Serving;
-use super::socket::Phase;
 use super::worker::Worker;
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;

@@ -2,19 +2,19 @@
 //! holds every wait in that phase to its limit.
 //!
 //! hyper parses and frames; this file adds only what hyper cannot know or say:
-//! - one [`Alarm`] per connection stands for all of its timeouts, moved by a store per phase;
+//! - one alarm per connection stands for all of its timeouts, moved by a store per [`Phase`];
 //! - heads are looked at as they pass, for what hyper forgives and we do not (a bare LF as a line's
 //!   end, Content-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
 //! - a client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
 //!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled;
-//! - hyper's own bare error answers become problem details.
+//! - hyper's own bare error answers become problem details;
+//! - once a client has asked for nothing for a short while, hyper is not needed: see `parked`.
 //!
 //! It must never change a byte of a request, or of a response that the proxy made.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -22,11 +22,9 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::lint::Lint;
-use crate::clock::Alarm;
+use super::phase::{Phase, Stage};
 use crate::config::ServerSettings;
-use crate::proxy::flaw::Flaw;
 use crate::proxy::reject;
-use crate::upstream::body::Progress;
 use crate::wire::Stream;
 
 /// How long a client that has sent its end of stream may go without progress before it counts as
@@ -39,104 +37,6 @@ const LINGER_BYTES: usize = 16 << 20;
 
 const HEAD_TIMEOUT: &[u8] =
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
-
-/// Where a connection stands between two requests and within one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    /// Nothing of the next request has come.
-    Idle,
-    /// Part of a head has come.
-    Head,
-    /// A request is being served.
-    Request,
-    /// It has been answered, and the rest of its body is being thrown away.
-    Discard,
-    /// The connection was upgraded: its bytes are no longer ours to understand.
-    Tunnel,
-}
-
-/// What the socket and the service of one connection tell each other.
-#[derive(Debug)]
-pub(crate) struct Phase {
-    stage: AtomicU8,
-    flaw: AtomicU8,
-    /// How far the request's body has been read; one for all requests of the connection.
-    pub(crate) body: Progress,
-    answer_pending: AtomicBool,
-    pub(crate) alarm: Arc<Alarm>,
-    header_timeout: Duration,
-    idle_timeout: Duration,
-    body_timeout: Duration,
-}
-
-impl Phase {
-    pub(crate) fn new(alarm: Arc<Alarm>, settings: &ServerSettings) -> Arc<Phase> {
-        alarm.arm(settings.idle_timeout);
-        Arc::new(Phase {
-            stage: AtomicU8::new(Stage::Idle as u8),
-            flaw: AtomicU8::new(0),
-            body: Progress::default(),
-            answer_pending: AtomicBool::new(false),
-            alarm,
-            header_timeout: settings.header_timeout,
-            idle_timeout: settings.idle_timeout,
-            body_timeout: settings.body_timeout,
-        })
-    }
-
-    /// The first bytes of the connection have come.
-    pub(crate) fn begin_head(&self) {
-        self.set(Stage::Head);
-        self.alarm.arm(self.header_timeout);
-    }
-
-    /// A request's head is whole and the service has it. Tells what the head's lint found.
-    pub(crate) fn begin_request(&self, has_body: bool) -> Option<Flaw> {
-        self.set(Stage::Request);
-        self.body.restart(has_body);
-        self.answer_pending.store(true, Ordering::Relaxed);
-        if has_body {
-            self.alarm.arm(self.body_timeout);
-        } else {
-            self.alarm.disarm();
-        }
-        Flaw::from_code(self.flaw.swap(0, Ordering::Relaxed))
-    }
-
-    /// The response has been handed to hyper to its end.
-    pub(crate) fn end_response(&self) {
-        if self.stage() != Stage::Request {
-            return;
-        }
-        if self.body.has_ended() {
-            self.set(Stage::Idle);
-            self.alarm.arm(self.idle_timeout);
-        } else {
-            self.set(Stage::Discard);
-            self.alarm.arm(self.body_timeout);
-        }
-    }
-
-    /// The response agrees to an upgrade: no limit on waits holds any more.
-    pub(crate) fn begin_tunnel(&self) {
-        self.set(Stage::Tunnel);
-        self.alarm.disarm();
-    }
-
-    fn stage(&self) -> Stage {
-        match self.stage.load(Ordering::Relaxed) {
-            0 => Stage::Idle,
-            1 => Stage::Head,
-            2 => Stage::Request,
-            3 => Stage::Discard,
-            _ => Stage::Tunnel,
-        }
-    }
-
-    fn set(&self, stage: Stage) {
-        self.stage.store(stage as u8, Ordering::Relaxed);
-    }
-}
 
 /// See the file's head.
 #[derive(Debug)]
@@ -197,7 +97,7 @@ impl Socket {
     /// error within one.
     fn expire(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.phase.stage() {
-            Stage::Idle | Stage::Discard | Stage::Tunnel => Ok(()),
+            Stage::Idle | Stage::Still | Stage::Parked | Stage::Discard | Stage::Tunnel => Ok(()),
             Stage::Head => {
                 // One attempt: a client that does not read this has no use for it.
                 let _ = Pin::new(&mut self.stream).poll_write(cx, HEAD_TIMEOUT);
@@ -212,20 +112,18 @@ impl Socket {
         match self.phase.stage() {
             Stage::Request => {
                 if !self.phase.body.has_ended() {
-                    self.phase.alarm.arm(self.phase.body_timeout);
+                    self.phase.expect_body();
                 }
             }
             Stage::Tunnel => {}
-            Stage::Discard if !self.phase.body.has_ended() => {
-                self.phase.alarm.arm(self.phase.body_timeout);
-            }
+            Stage::Discard if !self.phase.body.has_ended() => self.phase.expect_body(),
             stage => {
                 if stage != Stage::Head {
                     self.phase.begin_head();
                     self.lint.restart();
                 }
                 if let Some(flaw) = self.lint.look(bytes) {
-                    self.phase.flaw.store(flaw.code(), Ordering::Relaxed);
+                    self.phase.found(flaw);
                 }
             }
         }
@@ -236,13 +134,7 @@ impl Socket {
         if self.ended {
             self.phase.alarm.arm(HALF_CLOSE_GRACE);
         } else if stalled {
-            match self.phase.stage() {
-                Stage::Request if self.phase.body.has_ended() => self.phase.alarm.disarm(),
-                Stage::Request | Stage::Discard => self.phase.alarm.arm(self.phase.body_timeout),
-                Stage::Idle => self.phase.alarm.arm(self.phase.idle_timeout),
-                Stage::Head => self.phase.alarm.arm(self.phase.header_timeout),
-                Stage::Tunnel => self.phase.alarm.disarm(),
-            }
+            self.phase.restart_wait();
         }
     }
 
@@ -259,7 +151,7 @@ impl Socket {
     /// hyper answers an unreadable head on its own, without the service: its bare answer is
     /// replaced by one that says what is wrong. Small enough for an empty socket buffer.
     fn replace_bare_error(&mut self, cx: &mut Context<'_>, bare: &[u8]) -> Option<Poll<usize>> {
-        let ours = self.phase.answer_pending.load(Ordering::Relaxed)
+        let ours = self.phase.is_answer_pending()
             || matches!(
                 self.phase.stage(),
                 Stage::Request | Stage::Discard | Stage::Tunnel
@@ -322,6 +214,12 @@ impl AsyncRead for Socket {
             return Poll::Pending;
         }
         ready!(this.phase.alarm.poll(cx));
+        if this.phase.stage() == Stage::Idle {
+            // Whoever polls hyper sees that it is not needed for now.
+            this.phase
+                .end_short_wait(!this.stalled && this.linger_left.is_none());
+            ready!(this.phase.alarm.poll(cx));
+        }
         Poll::Ready(this.expire(cx))
     }
 }
@@ -380,7 +278,7 @@ impl AsyncWrite for Socket {
         }
         // hyper flushes once its own buffer is written. A whole answer is out.
         if this.phase.stage() != Stage::Request {
-            this.phase.answer_pending.store(false, Ordering::Relaxed);
+            this.phase.answer_is_out();
         } else if !std::mem::take(&mut this.watched) {
             return this.watch(cx);
         }
@@ -406,6 +304,11 @@ impl AsyncWrite for Socket {
 }
 
 impl Socket {
+    /// Of a connection that is parked: nothing that was read is in it, and nothing to be written.
+    pub(crate) fn into_stream(self) -> Stream {
+        self.stream
+    }
+
     /// Whether the client may still be sending what nobody will read.
     fn expects_more(&self) -> bool {
         self.refused || matches!(self.phase.stage(), Stage::Request | Stage::Discard)
@@ -438,9 +341,10 @@ impl Socket {
     /// A reader that takes nothing is waited for as long as a body may stand still.
     fn poll_write_alarm(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if !self.stalled && !self.ended {
-            self.phase.alarm.arm(self.phase.body_timeout);
+            self.phase.expect_room();
         }
         self.stalled = true;
+        self.phase.wait_at_length();
         ready!(self.phase.alarm.poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }

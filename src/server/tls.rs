@@ -147,18 +147,28 @@ pub(super) async fn serve(
     worker: Arc<Worker>,
     open: Open,
 ) {
-    let Some((stream, ip)) = opening::before_tls(stream, ip, &worker).await else {
+    // Boxed, so that nothing of it is left where the connection is parked.
+    let Some((stream, arrival)) = Box::pin(begin((stream, ip), tls, &worker)).await else {
         return;
     };
+    connection::serve(stream, arrival, worker, open).await;
+}
+
+/// What comes before the first byte inside. Nothing if the connection ends there.
+async fn begin(
+    (stream, ip): (Stream, IpAddr),
+    tls: Arc<Tls>,
+    worker: &Worker,
+) -> Option<(Stream, Arrival)> {
+    let (stream, ip) = opening::before_tls(stream, ip, worker).await?;
     let patience = worker.serving.load().settings.header_timeout;
     let shaking = tokio::time::timeout(patience, tls.handshake(stream, ip));
     match shaking.await {
-        Ok(Ok((stream, arrival))) => {
-            connection::serve(stream, arrival, worker, open).await;
-        }
+        Ok(Ok(begun)) => return Some(begun),
         Ok(Err(error)) => tracing::debug!(%ip, %error, "no TLS"),
         Err(_) => tracing::debug!(%ip, "no TLS: the handshake took too long"),
     }
+    None
 }
 
 /// Whether the client begins as HTTP does: a TLS record begins with a control character.

@@ -15,8 +15,9 @@ use crate::probe::eventually;
 const LARGE: usize = 256 << 20;
 /// What both kernels' buffers and ours hold at most between two ends that stand still.
 const ON_THE_WAY: usize = 48 << 20;
-/// What the proxy's memory may grow by while a large body passes.
-const FLAT_KIB: u64 = 4 << 10;
+/// What the proxy's memory may grow by while a large body passes, with what the allocator has not
+/// yet given back.
+const FLAT_KIB: u64 = 8 << 10;
 /// How long nothing must move before a side counts as standing still.
 const STILL: Duration = Duration::from_millis(300);
 const PIECE: usize = 64 << 10;

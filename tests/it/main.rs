@@ -30,6 +30,7 @@ mod layer;
 mod logs;
 mod names;
 mod pace;
+mod parked;
 mod people;
 mod pipelining;
 mod probe;

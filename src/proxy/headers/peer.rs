@@ -75,7 +75,9 @@ impl Peer {
             Some((known, element)) if known == host => element.clone(),
             _ => {
                 let element = self.element(host);
-                *last = Some((host.clone(), element.clone()));
+                // A copy: the request's own would keep all that was read with it.
+                let host = HeaderValue::from_bytes(host.as_bytes());
+                *last = host.ok().map(|host| (host, element.clone()));
                 element
             }
         }
