@@ -8,12 +8,8 @@
 //! attempt    all of the rest, once; again where it is safe (retry)      attempt
 //! seat       one of the servers (balance, health), if there is room     pure
 //! pooled     the idle connection used last, or connect                  server, connect
-//! exchange   send, wait for the head                                    connection
-//! check      what hyper forgives in a head and we do not                here
+//! exchange   send, wait for the head                                    connection, http1, http2
 //! ```
-//!
-//! To see 1xx responses, put `hyper::ext::on_informational` on the request; they are never taken
-//! for the response itself.
 
 mod attempt;
 mod balance;
@@ -23,6 +19,7 @@ mod connect;
 mod connection;
 mod error;
 mod health;
+mod http1;
 mod http2;
 mod latency;
 mod named;
@@ -47,8 +44,9 @@ use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
 use body::{RequestBody, ResponseBody};
 pub use connect::look;
-use connection::{Connection, Content, Lease};
+use connection::{Connection, Lease};
 pub use error::{HeadFault, ProtocolError, UpstreamError};
+pub use http1::{Http1Fault, Upgraded};
 use pool::Upstream;
 pub use prober::check;
 pub use server::Seat;
@@ -115,8 +113,7 @@ impl Upstreams {
     }
 }
 
-/// Makes sure that the request can be framed: without this, hyper drops a body of unknown length
-/// from `GET` and from HTTP/1.0.
+/// Makes sure that the request says in HTTP/1.1 how it is framed.
 fn frame(request: &mut Request<RequestBody>) {
     *request.version_mut() = Version::HTTP_11;
     if !request.body().is_end_stream() && request.body().size_hint().exact().is_none() {
@@ -126,41 +123,21 @@ fn frame(request: &mut Request<RequestBody>) {
     }
 }
 
-/// Takes a response whose head is in order; it `has_content` if it says so.
+/// Takes a response whose head is in order.
 fn accept(
-    response: Response<Content>,
+    response: Response<()>,
     (connection, seat): (Connection, Seat),
-    has_content: bool,
 ) -> Response<ResponseBody> {
-    let status = response.status();
-    if status == StatusCode::SWITCHING_PROTOCOLS {
-        let seat = Lease::new(connection, seat, false).let_go();
-        return response.map(|content| ResponseBody::tunnel(content, seat));
-    }
-    // After HTTP/1.0 hyper would answer in kind, and cut bodies of unknown length. And content
-    // announced where none may be could still arrive, as the next response.
-    let reusable = response.version() == Version::HTTP_11
-        && !(status == StatusCode::NO_CONTENT && has_content);
-    let lease = Lease::new(connection, seat, reusable);
-    response.map(|content| ResponseBody::new(content, lease))
+    let is_tunnel = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let lease = Lease::new(connection, seat);
+    response.map(|()| match is_tunnel {
+        true => ResponseBody::tunnel(lease),
+        false => ResponseBody::new(lease),
+    })
 }
 
-/// Refuses what is ambiguous. Otherwise tells whether the head announces any content.
-fn check_head<B>(
-    response: &Response<B>,
-    connection: &Connection,
-    asks_upgrade: bool,
-) -> Result<bool, HeadFault> {
-    let may_switch = asks_upgrade && !matches!(connection, Connection::Http2(_));
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS && !may_switch {
-        return Err(HeadFault::UnaskedUpgrade);
-    }
-    check_framing(response.headers())
-}
-
-/// Refuses what hyper lets pass although two readers could understand it differently. Otherwise
-/// tells whether the head announces any content.
-fn check_framing(headers: &HeaderMap) -> Result<bool, HeadFault> {
+/// Refuses what two readers could understand differently, as HTTP/2 brings it.
+fn check_framing(headers: &HeaderMap) -> Result<(), HeadFault> {
     let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
     let coding = codings.next();
     if let Some(coding) = coding
@@ -170,7 +147,7 @@ fn check_framing(headers: &HeaderMap) -> Result<bool, HeadFault> {
     }
     let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
     let Some(length) = lengths.next() else {
-        return Ok(coding.is_some());
+        return Ok(());
     };
     let digits = length.as_bytes();
     if coding.is_some() {
@@ -179,14 +156,14 @@ fn check_framing(headers: &HeaderMap) -> Result<bool, HeadFault> {
     if lengths.next().is_some() || digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return Err(HeadFault::ContentLength);
     }
-    Ok(digits.iter().any(|&digit| digit != b'0'))
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check(lines: &[(&'static str, &'static str)]) -> Result<bool, HeadFault> {
+    fn check(lines: &[(&'static str, &'static str)]) -> Result<(), HeadFault> {
         let mut headers = HeaderMap::new();
         for &(name, value) in lines {
             headers.append(name, HeaderValue::from_static(value));
@@ -196,10 +173,10 @@ mod tests {
 
     #[test]
     fn one_framing_is_accepted() {
-        assert_eq!(check(&[]), Ok(false));
-        assert_eq!(check(&[("content-length", "0")]), Ok(false));
-        assert_eq!(check(&[("content-length", "10")]), Ok(true));
-        assert_eq!(check(&[("transfer-encoding", "Chunked")]), Ok(true));
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(check(&[("content-length", "0")]), Ok(()));
+        assert_eq!(check(&[("content-length", "10")]), Ok(()));
+        assert_eq!(check(&[("transfer-encoding", "Chunked")]), Ok(()));
     }
 
     #[test]

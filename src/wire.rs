@@ -6,7 +6,7 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
@@ -47,6 +47,25 @@ impl Stream {
             return None;
         };
         Some(stream.get_ref().1.alpn_protocol() == Some(b"h2"))
+    }
+
+    /// Whether nothing has come that nobody has read, and the peer has not ended. A byte of what
+    /// has come may be lost by asking. In the clear it takes a system call only where there is
+    /// news.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        let looked = match self {
+            Stream::Tcp(stream) => stream.try_read(&mut [0]),
+            Stream::Unix(stream) => stream.try_read(&mut [0]),
+            Stream::Tls(stream) => {
+                let mut nobody = Context::from_waker(Waker::noop());
+                let mut byte = [0];
+                let mut byte = ReadBuf::new(&mut byte);
+                return Pin::new(stream)
+                    .poll_read(&mut nobody, &mut byte)
+                    .is_pending();
+            }
+        };
+        looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Whether the peer has ended its side, when nothing it sent is waiting: `Ready(Ok(true))`.

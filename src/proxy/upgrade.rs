@@ -1,13 +1,13 @@
 //! Tunnels: what a connection becomes after `101 Switching Protocols`.
 //!
-//! Bytes pass both ways and are not understood. What either side sent ahead of the switch is still
-//! in hyper's buffers and comes first. There is a tunnel only if the upstream agreed to one: after
+//! Bytes pass both ways and are not understood. What either side sent ahead of the switch was read
+//! already and comes first. There is a tunnel only if the upstream agreed to one: after
 //! any other answer [`super::headers::close_after`] ends the client's connection, so that bytes
 //! sent ahead are never read as a request.
 
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -18,8 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
 use super::slots::Slots;
-use crate::upstream::Seat;
 use crate::upstream::body::ResponseBody;
+use crate::upstream::{Seat, Upgraded};
 
 /// How long one direction stays open after the other has ended.
 const HALF_CLOSED: Duration = Duration::from_secs(60);
@@ -28,9 +28,8 @@ const HALF_CLOSED: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Tunnel {
     client: OnUpgrade,
-    upstream: OnUpgrade,
-    /// Its place among the upstream's `max_connections`.
-    _seat: Option<Arc<Seat>>,
+    /// With its place among the upstream's `max_connections`.
+    upstream: Arc<Mutex<Option<(Upgraded, Seat)>>>,
     /// What its request holds of limits, until it has ended.
     slots: Vec<Arc<Slots>>,
 }
@@ -38,11 +37,10 @@ pub struct Tunnel {
 impl Tunnel {
     /// The tunnel between the client's connection and the one that `response` (101) came from.
     pub fn new(client: OnUpgrade, response: &mut Response<ResponseBody>) -> Tunnel {
-        let seat = response.body_mut().take_seat().map(Arc::new);
+        let upstream = response.body_mut().take_tunnel();
         Tunnel {
             client,
-            upstream: hyper::upgrade::on(response),
-            _seat: seat,
+            upstream: Arc::new(Mutex::new(upstream)),
             slots: Vec::new(),
         }
     }
@@ -55,11 +53,15 @@ impl Tunnel {
     /// Passes bytes until both sides have ended, or one is broken.
     pub async fn run(self) {
         let _held = self.slots;
-        let Ok((client, upstream)) = tokio::try_join!(self.client, self.upstream) else {
+        let upstream = self.upstream.lock().map(|mut upstream| upstream.take());
+        let Some((upstream, _seat)) = upstream.unwrap_or_default() else {
+            return;
+        };
+        let Ok(client) = self.client.await else {
             return;
         };
         let (client_reads, client_writes) = split(TokioIo::new(client));
-        let (upstream_reads, upstream_writes) = split(TokioIo::new(upstream));
+        let (upstream_reads, upstream_writes) = split(upstream);
         let mut up = pin!(pass(client_reads, upstream_writes));
         let mut down = pin!(pass(upstream_reads, client_writes));
         // An end of stream passes on as such; an error ends both directions.

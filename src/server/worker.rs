@@ -91,7 +91,7 @@ impl Worker {
         }
         entrances.close(&order.closed).await;
         // Whoever ordered it may have gone.
-        let _ = order.done.send(old);
+        let _ = order.done.send(());
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! What was not sent at all may go to another server whatever it is. What may have been seen goes
 //! only if its method and the lack of a body make doing it twice the same as doing it once; of
-//! such a request its connection keeps the head, since hyper does not.
+//! such a request its connection keeps the head.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use http_body::Body as _;
 use smallvec::SmallVec;
 
 use super::body::{RequestBody, ResponseBody};
-use super::connection::{Connection, Content, Failure};
+use super::connection::{Connection, Failure};
 use super::error::UpstreamError;
 use super::health::Trouble;
 use super::pool::Upstream;
 use super::retry::{Ended, is_repeatable, is_worth};
 use super::server::{Seat, Server};
-use super::{Outgoing, accept, check_head, frame};
+use super::{Outgoing, accept, frame};
 use crate::clock::Alarm;
 use crate::config::{Ejection, Retries};
 
@@ -94,17 +94,16 @@ impl Upstream {
                 None => Next::Attempt(seat, request),
                 Some(mut connection) => {
                     let blame = Blame::of(this, &seat, &request, whole);
-                    let exchanged = connection.exchange(request, terms.is_repeatable).await;
+                    let exchanged = connection.exchange(&mut request, terms.is_repeatable);
+                    let exchanged = exchanged.await;
                     std::mem::forget(blame);
                     let taken = match exchanged {
-                        Ok(response) => {
-                            this.take(response, (connection, seat), asks_upgrade, terms)
-                        }
+                        Ok(response) => this.take(response, (connection, seat), terms),
                         Err(Failure::Sent(error)) => {
                             Err(this.miss_sent(error, (connection, seat, true), terms))
                         }
-                        Err(Failure::Unsent(request, _)) => {
-                            let next = Next::Attempt(seat, *request);
+                        Err(Failure::Unsent(_)) => {
+                            let next = Next::Attempt(seat, request);
                             return Box::pin(this.go_on(next, terms)).await;
                         }
                     };
@@ -165,16 +164,15 @@ impl Upstream {
         let asks_upgrade = prepare(&mut request, &seat, terms);
         if let Some(mut connection) = seat.pooled(asks_upgrade) {
             let blame = Blame::of(self, &seat, &request, terms.whole);
-            let exchanged = connection.exchange(request, terms.is_repeatable).await;
+            let exchanged = connection.exchange(&mut request, terms.is_repeatable);
+            let exchanged = exchanged.await;
             std::mem::forget(blame);
             match exchanged {
-                Ok(response) => {
-                    return self.take(response, (connection, seat), asks_upgrade, terms);
-                }
+                Ok(response) => return self.take(response, (connection, seat), terms),
                 Err(Failure::Sent(error)) => {
                     return Err(self.miss_sent(error, (connection, seat, true), terms));
                 }
-                Err(Failure::Unsent(unsent, _)) => request = *unsent,
+                Err(Failure::Unsent(_)) => {}
             }
         }
         let mut connection = match seat.connect(asks_upgrade).await {
@@ -186,16 +184,17 @@ impl Upstream {
             }
         };
         let blame = Blame::of(self, &seat, &request, terms.whole);
-        let exchanged = connection.exchange(request, terms.is_repeatable).await;
+        let exchanged = connection.exchange(&mut request, terms.is_repeatable);
+        let exchanged = exchanged.await;
         std::mem::forget(blame);
         match exchanged {
-            Ok(response) => self.take(response, (connection, seat), asks_upgrade, terms),
+            Ok(response) => self.take(response, (connection, seat), terms),
             Err(Failure::Sent(error)) => {
                 Err(self.miss_sent(error, (connection, seat, false), terms))
             }
-            Err(Failure::Unsent(unsent, error)) => {
+            Err(Failure::Unsent(error)) => {
                 let mut missed = self.miss(error, &seat, false);
-                (missed.ended, missed.request) = (Some(Ended::Unsent), Some(*unsent));
+                (missed.ended, missed.request) = (Some(Ended::Unsent), Some(request));
                 Err(missed)
             }
         }
@@ -204,17 +203,12 @@ impl Upstream {
     /// An answer's head has come.
     fn take(
         &self,
-        response: Response<Content>,
+        response: Response<()>,
         (mut connection, mut seat): (Connection, Seat),
-        asks_upgrade: bool,
         terms: Terms<'_>,
     ) -> Result<Response<ResponseBody>, Box<Missed>> {
         seat.answered();
         let status = response.status();
-        let has_content = match check_head(&response, &connection, asks_upgrade) {
-            Ok(has_content) => has_content,
-            Err(fault) => return Err(self.miss(UpstreamError::Head(fault), &seat, false)),
-        };
         let settings = self.settings();
         let is_failure = |eject: &Ejection| eject.status.contains(status);
         if settings.eject.as_ref().is_some_and(is_failure) {
@@ -224,7 +218,7 @@ impl Upstream {
         }
         let again = terms.is_repeatable && settings.retries.on.status.contains(status);
         let again = again.then(|| (Arc::clone(seat.server()), connection.take_spare()));
-        let answer = accept(response, (connection, seat), has_content);
+        let answer = accept(response, (connection, seat));
         match again {
             None => Ok(answer),
             Some((server, request)) => Err(Box::new(Missed {

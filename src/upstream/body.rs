@@ -15,8 +15,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use super::connection::{Content, Lease};
+use super::connection::Lease;
 use super::error::UpstreamError;
+use super::http1::Upgraded;
 use super::server::Seat;
 use crate::clock::Alarm;
 pub use request::{BodyError, Progress, RequestBody};
@@ -25,7 +26,6 @@ pub use request::{BodyError, Progress, RequestBody};
 /// back to the pool; dropped before, the connection is closed, which cancels the work upstream.
 #[derive(Debug)]
 pub struct ResponseBody {
-    content: Content,
     hold: Hold,
     /// Whether the deadline is armed, because nothing had come when we last looked.
     waiting: bool,
@@ -37,30 +37,31 @@ pub struct ResponseBody {
 enum Hold {
     /// More is to come.
     Lease(Lease),
-    /// It became a tunnel: only its place among `max_connections` is left to hold.
-    Seat(Seat),
-    /// It has ended, well or badly.
+    /// It became a tunnel.
+    Tunnel(Lease),
+    /// It has ended before its end.
+    Cut,
+    /// It has ended.
     Nothing,
 }
 
 impl ResponseBody {
-    pub(super) fn new(content: Content, lease: Lease) -> ResponseBody {
+    pub(super) fn new(lease: Lease) -> ResponseBody {
+        let has_ended = lease.connection.is_end_stream();
         let mut body = ResponseBody {
-            content,
             hold: Hold::Lease(lease),
             waiting: false,
             whole: None,
         };
-        if body.content.is_end_stream() {
+        if has_ended {
             body.end();
         }
         body
     }
 
-    pub(super) fn tunnel(content: Content, seat: Seat) -> ResponseBody {
+    pub(super) fn tunnel(lease: Lease) -> ResponseBody {
         ResponseBody {
-            content,
-            hold: Hold::Seat(seat),
+            hold: Hold::Tunnel(lease),
             waiting: false,
             whole: None,
         }
@@ -78,10 +79,11 @@ impl ResponseBody {
         self.whole.as_ref()?.left()
     }
 
-    /// The place among `max_connections` that a tunnel keeps for as long as it stands.
-    pub fn take_seat(&mut self) -> Option<Seat> {
+    /// The server's end of a tunnel, and the place among `max_connections` that it keeps for as
+    /// long as it stands.
+    pub fn take_tunnel(&mut self) -> Option<(Upgraded, Seat)> {
         match std::mem::replace(&mut self.hold, Hold::Nothing) {
-            Hold::Seat(seat) => Some(seat),
+            Hold::Tunnel(lease) => lease.into_tunnel(),
             other => {
                 self.hold = other;
                 None
@@ -119,19 +121,22 @@ impl Body for ResponseBody {
         if let Some(whole) = &self.whole
             && whole.poll(context).is_ready()
         {
-            (self.hold, self.whole) = (Hold::Nothing, None);
+            (self.hold, self.whole) = (Hold::Cut, None);
             return Poll::Ready(Some(Err(UpstreamError::TimedOut)));
         }
-        let Poll::Ready(polled) = self.content.poll_frame(context) else {
+        let Hold::Lease(lease) = &mut self.hold else {
+            return Poll::Ready(None);
+        };
+        let Poll::Ready(polled) = lease.connection.poll_frame(context) else {
             ready!(self.poll_deadline(context));
-            self.hold = Hold::Nothing;
+            self.hold = Hold::Cut;
             return Poll::Ready(Some(Err(UpstreamError::TimedOut)));
         };
-        if self.waiting {
-            self.waiting = false;
-            if let Hold::Lease(lease) = &self.hold {
-                lease.deadline().disarm();
-            }
+        let has_ended = lease.connection.is_end_stream();
+        if std::mem::take(&mut self.waiting)
+            && let Hold::Lease(lease) = &self.hold
+        {
+            lease.deadline().disarm();
         }
         Poll::Ready(match polled {
             None => {
@@ -140,23 +145,31 @@ impl Body for ResponseBody {
             }
             Some(Ok(frame)) => {
                 // The last reader of a body need not ask once more to learn that it has ended.
-                if frame.is_trailers() || self.content.is_end_stream() {
+                if frame.is_trailers() || has_ended {
                     self.end();
                 }
                 Some(Ok(frame))
             }
             Some(Err(error)) => {
-                self.hold = Hold::Nothing;
+                self.hold = Hold::Cut;
                 Some(Err(error))
             }
         })
     }
 
     fn is_end_stream(&self) -> bool {
-        self.content.is_end_stream()
+        match &self.hold {
+            Hold::Lease(lease) => lease.connection.is_end_stream(),
+            Hold::Tunnel(_) | Hold::Nothing => true,
+            Hold::Cut => false,
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.content.size_hint()
+        match &self.hold {
+            Hold::Lease(lease) => lease.connection.size_hint(),
+            Hold::Tunnel(_) | Hold::Nothing => SizeHint::with_exact(0),
+            Hold::Cut => SizeHint::default(),
+        }
     }
 }

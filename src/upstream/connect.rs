@@ -4,7 +4,6 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
 
 use super::named::Addresses;
-use super::spare::Written;
 use crate::clock;
 use crate::config::ServerAddress;
 use crate::tls::TlsTrouble;
@@ -94,7 +92,7 @@ impl Address {
     }
 
     /// A connection, or why there is none, after `within` at the latest.
-    pub(super) async fn connect(&self, within: Duration) -> Result<Patient, ConnectError> {
+    pub(super) async fn connect(&self, within: Duration) -> Result<Stream, ConnectError> {
         let connecting = async {
             match self {
                 Address::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
@@ -104,7 +102,7 @@ impl Address {
             }
         };
         match timeout(within, connecting).await {
-            Ok(Ok(stream)) => Ok(Patient::new(stream)),
+            Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(ConnectError::TimedOut)
             }
@@ -162,26 +160,13 @@ pub fn look(server: &ServerAddress, within: Duration) -> bool {
     }
 }
 
-/// A connection to a server.
+/// A connection to a server, for HTTP/2 or a tunnel.
 ///
 /// When the server has stopped reading, what we still write is thrown away here rather than
-/// reported: it may have answered before (413 to an upload, say), and hyper, told of a failed
+/// reported: it may have answered before (413 to an upload, say), and h2, told of a failed
 /// write, would never look at that answer. Reading meets the end of the connection soon enough.
 #[derive(Debug)]
-pub(super) struct Patient {
-    pub(super) stream: Stream,
-    /// What is kept of what is written.
-    pub(super) written: Arc<Written>,
-}
-
-impl Patient {
-    pub(super) fn new(stream: Stream) -> Patient {
-        Patient {
-            stream,
-            written: Arc::default(),
-        }
-    }
-}
+pub(super) struct Patient(pub(super) Stream);
 
 fn discarding(written: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
     match written {
@@ -203,7 +188,7 @@ impl AsyncRead for Patient {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buf)
+        Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }
 
@@ -213,11 +198,7 @@ impl AsyncWrite for Patient {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.written.note([bytes]);
-        discarding(
-            Pin::new(&mut self.stream).poll_write(cx, bytes),
-            bytes.len(),
-        )
+        discarding(Pin::new(&mut self.0).poll_write(cx, bytes), bytes.len())
     }
 
     fn poll_write_vectored(
@@ -225,10 +206,9 @@ impl AsyncWrite for Patient {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.written.note(pieces.iter().map(|piece| &**piece));
         let length = pieces.iter().map(|piece| piece.len()).sum();
         discarding(
-            Pin::new(&mut self.stream).poll_write_vectored(cx, pieces),
+            Pin::new(&mut self.0).poll_write_vectored(cx, pieces),
             length,
         )
     }
@@ -239,11 +219,11 @@ impl AsyncWrite for Patient {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // TLS writes here what it has kept.
-        discarding(Pin::new(&mut self.stream).poll_flush(cx).map_ok(|()| 0), 0).map_ok(|_| ())
+        discarding(Pin::new(&mut self.0).poll_flush(cx).map_ok(|()| 0), 0).map_ok(|_| ())
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }
 

@@ -9,6 +9,7 @@ use http::StatusCode;
 
 use super::body::BodyError;
 use super::connect::ConnectError;
+use super::http1::Http1Fault;
 use crate::tls::TlsTrouble;
 
 /// Why a request has no answer, or its answer no end. `Display` and [`UpstreamError::label`] hold
@@ -50,7 +51,7 @@ pub enum UpstreamError {
 #[derive(Debug)]
 pub enum ProtocolError {
     /// HTTP/1.1.
-    Http1(hyper::Error),
+    Http1(Http1Fault),
     /// HTTP/2.
     Http2(h2::Error),
 }
@@ -136,25 +137,7 @@ impl UpstreamError {
         )
     }
 
-    /// What an error of an established connection means.
-    pub(super) fn of(error: hyper::Error) -> UpstreamError {
-        if let Some(body) = error
-            .source()
-            .and_then(|source| source.downcast_ref::<BodyError>())
-        {
-            return UpstreamError::Request(body.clone());
-        }
-        if let Some(trouble) = TlsTrouble::within(&error) {
-            return UpstreamError::TlsEnded(trouble);
-        }
-        if error.is_parse() {
-            UpstreamError::Garbage(ProtocolError::Http1(error))
-        } else {
-            UpstreamError::Closed(ProtocolError::Http1(error))
-        }
-    }
-
-    /// The same of HTTP/2: what the library itself objects to is garbage.
+    /// What an error of HTTP/2 means: what the library itself objects to is garbage.
     pub(super) fn of_http2(error: h2::Error) -> UpstreamError {
         if let Some(trouble) = error.get_io().and_then(tls_of_io) {
             return UpstreamError::TlsEnded(trouble);

@@ -21,7 +21,7 @@ use h2::client::{Builder, SendRequest};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::clock::Alarm;
-pub(super) use download::Download;
+use download::Download;
 pub(super) use exchange::Stream;
 
 /// Requests at once on one connection, whatever more its server would take.

@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::body::RequestBody;
-use super::connection::{Content, Failure};
+use super::connection::{Connection, Failure};
 use super::error::UpstreamError;
 use super::health::Sent;
 use super::pool::Upstream;
@@ -116,18 +116,18 @@ async fn ask(server: &Arc<Server>, rules: &HealthCheck) -> Result<StatusCode, Up
     headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
     let mut connection = seat.connect(false).await?;
-    match connection.exchange(request, false).await {
+    match connection.exchange(&mut request, false).await {
         Ok(response) => {
             let status = response.status();
-            take_some(response.into_body()).await;
+            take_some(connection).await;
             Ok(status)
         }
-        Err(Failure::Sent(error) | Failure::Unsent(_, error)) => Err(error),
+        Err(Failure::Sent(error) | Failure::Unsent(error)) => Err(error),
     }
 }
 
 /// Reads a body to its end, or as much of it as is read at most.
-async fn take_some(mut content: Content) {
+async fn take_some(mut content: Connection) {
     let mut left = MAX_BODY_BYTES;
     while !content.is_end_stream() {
         let Some(Ok(frame)) = poll_fn(|context| content.poll_frame(context)).await else {

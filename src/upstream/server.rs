@@ -15,9 +15,10 @@ use tokio::runtime::Handle;
 
 use super::balance::{Load, Work};
 use super::connect::Address;
-use super::connection::{Connection, Http1};
+use super::connection::{Connection, Deadline};
 use super::error::UpstreamError;
 use super::health::{Sent, Standing, Trouble};
+use super::http1::Http1;
 use super::latency::Latency;
 use super::named::Addresses;
 use super::pool::Terms;
@@ -25,6 +26,7 @@ use super::shared::Shared;
 use super::vitals::Vital;
 use crate::clock::{self, Alarm};
 use crate::config::{Ejection, HostHeader, ServerAddress, UpstreamServer, UpstreamSettings};
+use crate::wire::Stream;
 
 /// How often idle connections are looked through, unless they last less than that.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -198,7 +200,7 @@ impl Server {
         let shared = self.shared.as_ref();
         let shares = shared.is_some_and(|shared| shared.close_old());
         let mut idle = self.idle();
-        idle.retain(|connection| connection.is_usable());
+        idle.retain_mut(|connection| connection.is_usable());
         shares || !idle.is_empty()
     }
 }
@@ -311,7 +313,7 @@ impl Seat {
     /// The idle connection that was used last, if one is left; or a place on one that is shared.
     pub(super) fn pooled(&self, asks_upgrade: bool) -> Option<Connection> {
         let mut idle = self.server.idle();
-        while let Some(connection) = idle.pop() {
+        while let Some(mut connection) = idle.pop() {
             if connection.is_usable() {
                 return Some(Connection::Http1(connection));
             }
@@ -328,14 +330,19 @@ impl Seat {
             return self.join(shared, asks_upgrade).await;
         }
         let connected = server.address.connect(settings.connect_timeout).await;
-        let opened = Http1::open(connected?, &server.terms.sweep, self.waits()).await?;
-        Ok(Connection::Http1(opened))
+        Ok(self.alone(connected?))
     }
 
-    /// How long the head of a response may take, and each piece of its body.
-    pub(super) fn waits(&self) -> (Duration, Duration) {
+    /// A connection of HTTP/1.1.
+    pub(super) fn alone(&self, stream: Stream) -> Connection {
+        Connection::Http1(Http1::new(stream, self.deadline()))
+    }
+
+    /// For the head of a response, and for each piece of its body.
+    pub(super) fn deadline(&self) -> Deadline {
         let settings = self.settings();
-        (settings.timeout, settings.body_timeout)
+        let waits = (settings.timeout, settings.body_timeout);
+        Deadline::new(self.server.terms.sweep.alarm(), waits)
     }
 
     /// Keeps a connection to this server for the next request.

@@ -12,12 +12,13 @@ use http::uri::Scheme;
 use tokio::time::timeout;
 
 use super::connect::{ConnectError, Patient};
-use super::connection::{Connection, Deadline, Http1};
+use super::connection::Connection;
 use super::error::{UpstreamError, tls_of_io};
-use super::http2::{self, Stream};
+use super::http2;
 use super::pool::Terms;
 use super::server::Seat;
 use crate::config::ServerAddress;
+use crate::wire::Stream;
 
 /// What one worker has of one such server.
 #[derive(Debug)]
@@ -109,7 +110,7 @@ fn unopened(error: h2::Error) -> ConnectError {
 
 /// What a server turned out to speak.
 enum Dialled {
-    Http1(Patient),
+    Http1(Stream),
     Http2(Arc<http2::Connection>),
 }
 
@@ -130,7 +131,7 @@ impl Seat {
     ) -> Result<Connection, UpstreamError> {
         if shared.is_alone(asks_upgrade) {
             let dialled = self.dial(shared, asks_upgrade).await?;
-            return self.board(shared, dialled).await;
+            return Ok(self.board(shared, dialled));
         }
         let before = shared.attempts.load(Ordering::Relaxed);
         let turn = shared.connecting.lock().await;
@@ -153,7 +154,7 @@ impl Seat {
             }
             dialled
         };
-        self.board(shared, dialled?).await
+        Ok(self.board(shared, dialled?))
     }
 
     async fn dial(&self, shared: &Shared, only_http1: bool) -> Result<Dialled, ConnectError> {
@@ -180,18 +181,14 @@ impl Seat {
             0 => std::time::Duration::ZERO,
             _ => settings.idle_timeout,
         };
-        let opened = http2::open(stream, (server.terms.sweep.alarm(), idle)).await;
+        let opened = http2::open(Patient(stream), (server.terms.sweep.alarm(), idle)).await;
         opened.map(Dialled::Http2).map_err(unopened)
     }
 
-    async fn board(&self, shared: &Shared, on: Dialled) -> Result<Connection, UpstreamError> {
+    fn board(&self, shared: &Shared, on: Dialled) -> Connection {
         match on {
-            Dialled::Http2(connection) => Ok(self.ride(shared, connection)),
-            Dialled::Http1(stream) => {
-                let sweep = &self.server().terms.sweep;
-                let opened = Http1::open(stream, sweep, self.waits()).await?;
-                Ok(Connection::Http1(opened))
-            }
+            Dialled::Http2(connection) => self.ride(shared, connection),
+            Dialled::Http1(stream) => self.alone(stream),
         }
     }
 
@@ -202,8 +199,9 @@ impl Seat {
             Some(_) => Scheme::HTTPS,
             None => Scheme::HTTP,
         };
-        let deadline = Arc::new(Deadline::new(server.terms.sweep.alarm(), self.waits()));
+        let deadline = Arc::new(self.deadline());
         let named = (scheme, server.host.clone());
-        Connection::Http2(Box::new(Stream::new(connection, deadline, named)))
+        let stream = http2::Stream::new(connection, deadline, named);
+        Connection::Http2(Box::new(stream))
     }
 }

@@ -2,7 +2,7 @@
 
 use tokio_rustls::TlsStream;
 
-use super::connect::{ConnectError, Patient};
+use super::connect::ConnectError;
 use crate::config::{ServerAddress, UpstreamServer, UpstreamSettings};
 use crate::tls::{self, TlsTrouble};
 use crate::wire::Stream;
@@ -46,10 +46,10 @@ impl Tls {
     /// Shakes hands with `host`. Whether it speaks HTTP/2 from here on.
     pub(super) async fn over(
         &self,
-        stream: Patient,
+        stream: Stream,
         host: &str,
         only_http1: bool,
-    ) -> Result<(Patient, bool), ConnectError> {
+    ) -> Result<(Stream, bool), ConnectError> {
         let offers = self
             .0
             .as_ref()
@@ -59,7 +59,7 @@ impl Tls {
         } else {
             &offers.either
         };
-        let secure = offer.over(stream.stream, host).await.map_err(|error| {
+        let secure = offer.over(stream, host).await.map_err(|error| {
             tracing::debug!(%error, host, "upstream: no TLS");
             match TlsTrouble::within(&error) {
                 Some(trouble) => ConnectError::Tls(trouble),
@@ -68,6 +68,6 @@ impl Tls {
         })?;
         let http2 = secure.get_ref().1.alpn_protocol() == Some(HTTP2);
         let stream = Stream::Tls(Box::new(TlsStream::Client(secure)));
-        Ok((Patient::new(stream), http2))
+        Ok((stream, http2))
     }
 }

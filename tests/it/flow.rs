@@ -187,6 +187,47 @@ fn an_upload_waits_for_its_upstream_and_arrives_whole() {
     assert!(grown < FLAT_KIB, "{grown} KiB more");
 }
 
+#[test]
+fn an_answer_and_its_upload_do_not_wait_for_each_other() {
+    const LENGTH: usize = 64 << 20;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = thread::spawn(move || {
+        // The proxy looks once, at its start, whether anybody listens.
+        let mut server = listener
+            .incoming()
+            .map(|stream| Client::over(stream.unwrap()))
+            .find_map(|mut server| server.head().map(|_| server))
+            .unwrap();
+        let mut answers = server.stream.try_clone().unwrap();
+        let answer = thread::spawn(move || {
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {LENGTH}\r\n\r\n");
+            answers.write_all(head.as_bytes()).unwrap();
+            for from in (0..LENGTH).step_by(PIECE) {
+                answers.write_all(piece(from, PIECE)).unwrap();
+            }
+        });
+        let rest = server.take_buffered();
+        read_through(&mut server.stream, &rest, LENGTH);
+        answer.join().unwrap();
+    });
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"http://{address}\"\n[server]\nworkers = 1\nmax_body = \"unlimited\"\n"
+    ));
+    let mut client = proxy.connect();
+    client.send(format!(
+        "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: {LENGTH}\r\n\r\n"
+    ));
+    client.head().unwrap();
+    // All of it, before any of the answer's content is read.
+    for from in (0..LENGTH).step_by(PIECE) {
+        client.stream.write_all(piece(from, PIECE)).unwrap();
+    }
+    let rest = client.take_buffered();
+    read_through(&mut client.stream, &rest, LENGTH);
+    server.join().unwrap();
+}
+
 /// An upstream that agrees to an upgrade and then does `tunnel`.
 fn tunnel(then: impl Fn(&mut TcpStream) + Send + Sync + 'static) -> (Upstream, Tidegate, Client) {
     let upstream = Upstream::start(move |_, stream| {

@@ -392,3 +392,105 @@ fn answers_to_head_have_no_body_whatever_they_say() {
         assert!(client.is_closed());
     }
 }
+
+#[test]
+fn chunks_are_read_in_one_way_or_not_at_all() {
+    let liar = Liar::start();
+    let extension = |length: usize| format!("2;{}\r\nok\r\n0\r\n\r\n", "x".repeat(length));
+    let trailer = |length: usize| format!("2\r\nok\r\n0\r\na: {}\r\n\r\n", "x".repeat(length));
+    let trailers = format!("2\r\nok\r\n0\r\n{}\r\n", "a: b\r\n".repeat(101));
+    let rows: Vec<(&str, String, Owed)> = [
+        (
+            "several chunks",
+            "1\r\no\r\n1\r\nk\r\n0\r\n\r\n",
+            Is(200, "ok"),
+        ),
+        (
+            "an extension",
+            "2;a=\"b\"\r\nok\r\n0;c\r\n\r\n",
+            Is(200, "ok"),
+        ),
+        (
+            "blanks behind a size",
+            "2 \t\r\nok\r\n0\r\n\r\n",
+            Is(200, "ok"),
+        ),
+        (
+            "noughts before a size",
+            "0002\r\nok\r\n00\r\n\r\n",
+            Is(200, "ok"),
+        ),
+        ("trailers", "2\r\nok\r\n0\r\na: b\r\n\r\n", Is(200, "ok")),
+        (
+            "more than the last chunk",
+            "2\r\nok\r\n0\r\n\r\nevil",
+            Once(200, "ok"),
+        ),
+        (
+            "more than the trailers",
+            "2\r\nok\r\n0\r\na: b\r\n\r\nevil",
+            Once(200, "ok"),
+        ),
+        ("a size without CR", "2\nok\r\n0\r\n\r\n", Cut),
+        ("data without CR", "2\r\nok\n0\r\n\r\n", Cut),
+        ("a blank before a size", " 2\r\nok\r\n0\r\n\r\n", Cut),
+        ("a size with a prefix", "0x2\r\nok\r\n0\r\n\r\n", Cut),
+        ("a signed size", "+2\r\nok\r\n0\r\n\r\n", Cut),
+        ("two sizes", "2 2\r\nok\r\n0\r\n\r\n", Cut),
+        ("no size", ";a\r\nok\r\n0\r\n\r\n", Cut),
+        (
+            "a size that wraps",
+            "10000000000000002\r\nok\r\n0\r\n\r\n",
+            Cut,
+        ),
+        (
+            "a line feed in an extension",
+            "2;a\nb\r\nok\r\n0\r\n\r\n",
+            Cut,
+        ),
+        (
+            "a bare CR in an extension",
+            "2;a\rb\r\nok\r\n0\r\n\r\n",
+            Cut,
+        ),
+        ("more data than its size", "2\r\nokk\r\n0\r\n\r\n", Cut),
+        ("less data than its size", "3\r\nok\r\n0\r\n\r\n", Cut),
+        (
+            "the end of the trailers without CR",
+            "2\r\nok\r\n0\r\n\n",
+            Cut,
+        ),
+        (
+            "a trailer without CR",
+            "2\r\nok\r\n0\r\na: b\nc: d\r\n\r\n",
+            Cut,
+        ),
+        (
+            "a trailer without a colon",
+            "2\r\nok\r\n0\r\na\r\n\r\n",
+            Cut,
+        ),
+        (
+            "a folded trailer",
+            "2\r\nok\r\n0\r\na: b\r\n c\r\n\r\n",
+            Cut,
+        ),
+    ]
+    .map(|(name, chunks, owed)| (name, chunks.to_owned(), owed))
+    .into_iter()
+    .chain([
+        ("a long extension", extension(15 << 10), Is(200, "ok")),
+        ("an endless extension", extension(1 << 20), Cut),
+        ("a long trailer", trailer(60 << 10), Is(200, "ok")),
+        ("an endless trailer", trailer(1 << 20), Cut),
+        ("many trailers", trailers, Cut),
+    ])
+    .collect();
+    try_all(
+        &rows,
+        |row| row.0.to_owned(),
+        |(name, chunks, owed)| {
+            liar.check(name, &head("Transfer-Encoding: chunked\r\n", chunks), *owed);
+        },
+    );
+}

@@ -55,6 +55,7 @@ mod trials;
 mod upgrade;
 mod upload;
 mod upstream;
+mod upstream_http1;
 mod upstream_http2;
 mod upstream_tls;
 mod weather;

@@ -22,6 +22,8 @@ pub(crate) enum Step {
     Flood(&'static str),
     /// Waits for [`Upstream::go_on`].
     Hold,
+    /// Ends its side, and goes on reading.
+    End,
     Reset,
     /// Waits until the proxy closes.
     Stay,
@@ -127,6 +129,7 @@ async fn play(mut stream: TcpStream, script: Vec<Step>, seen: Arc<Seen>) {
             }
             Step::Flood(text) => while stream.write_all(text.as_bytes()).await.is_ok() {},
             Step::Hold => seen.go_on.notified().await,
+            Step::End => drop(stream.shutdown().await),
             Step::Reset => stream.set_zero_linger().expect("a socket"),
             Step::Stay => while hear(&mut stream, &mut read, &seen).await {},
         }

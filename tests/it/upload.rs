@@ -296,6 +296,31 @@ async fn an_answer_before_the_end_of_the_upload_is_passed_on_and_the_upload_fini
 }
 
 #[tokio::test]
+async fn an_answer_that_has_begun_is_cut_when_its_upload_breaks() {
+    let begun = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok";
+    for leaves in [false, true] {
+        let upstream = Upstream::start(&[&[Until("abc"), Send(begun), Stay]]).await;
+        let mut client = Client::bounded(&upstream, Some(4));
+        client
+            .send("POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+            .await;
+        assert!(client.read_until("ok").await.ends_with("\r\n\r\nok"));
+        if leaves {
+            drop(client);
+        } else {
+            client.send("2\r\nyz\r\n").await;
+            assert_eq!(client.read_all().await, "");
+        }
+        upstream.wait_closed(1).await;
+        let heard = upstream.heard();
+        assert!(
+            !heard.contains("yz") && !heard.contains("0\r\n\r\n"),
+            "{heard}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_refusal_of_an_upload_arrives_although_the_upstream_reads_no_more() {
     let refusal =
         "HTTP/1.1 413 Content Too Large\r\nconnection: close\r\ncontent-length: 2\r\n\r\nno";

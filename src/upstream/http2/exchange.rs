@@ -4,7 +4,7 @@ use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,15 +13,16 @@ use h2::{Reason, SendStream};
 use http::header::{CONNECTION, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
-use http::{HeaderValue, Request, Response, Version};
-use http_body::Body as _;
+use http::{HeaderValue, Request, Response, StatusCode, Version};
+use http_body::{Body as _, Frame, SizeHint};
 use tokio::runtime::Handle;
 
 use super::upload::{Upload, pump};
 use super::{Connection, Download};
 use crate::upstream::body::RequestBody;
+use crate::upstream::check_framing;
 use crate::upstream::connection::{Deadline, Failure, Task};
-use crate::upstream::error::UpstreamError;
+use crate::upstream::error::{HeadFault, UpstreamError};
 
 /// One request's place on a connection, counted until it is dropped. Dropping it before its
 /// response has ended resets the stream, which cancels the work upstream.
@@ -33,6 +34,8 @@ pub(in crate::upstream) struct Stream {
     host: HeaderValue,
     scheme: Scheme,
     upload: Task,
+    /// The response's content, once its head has come.
+    download: Option<Download>,
     /// The request once more, if it may have to be sent again.
     pub(in crate::upstream) spare: Option<Request<RequestBody>>,
 }
@@ -56,6 +59,7 @@ impl Stream {
             host,
             scheme,
             upload: Task::none(),
+            download: None,
             spare: None,
         }
     }
@@ -64,20 +68,21 @@ impl Stream {
         &self.deadline
     }
 
-    /// Sends the request and waits for the head of its response.
+    /// Sends the request and waits for the head of its response. The request is whole again if the
+    /// server has not looked at it.
     pub(in crate::upstream) async fn exchange(
         &mut self,
-        request: Request<RequestBody>,
-    ) -> Result<Response<Download>, Failure> {
-        let (parts, mut body) = request.into_parts();
+        request: &mut Request<RequestBody>,
+    ) -> Result<Response<()>, Failure> {
+        let (parts, mut body) = std::mem::take(request).into_parts();
         let ends = body.is_end_stream();
         let (response, stream) = match self.begin(&parts, ends).await {
             Ok(begun) => begun,
             Err(error) => {
                 // Nothing was sent, and nothing will be on this connection.
                 self.connection.retire();
-                let request = Box::new(Request::from_parts(parts, body));
-                return Err(Failure::Unsent(request, UpstreamError::of_http2(error)));
+                *request = Request::from_parts(parts, body);
+                return Err(Failure::Unsent(UpstreamError::of_http2(error)));
             }
         };
         self.deadline.await_head();
@@ -93,9 +98,15 @@ impl Stream {
                 if let Some(upload) = upload {
                     upload.forget();
                 }
-                Ok(self.accept(response))
+                self.accept(response)
             }
-            Some(Err(error)) => Err(self.refused(error, parts, upload.as_deref())),
+            Some(Err(error)) => {
+                let (failure, body) = self.refused(error, upload.as_deref());
+                if let Some(body) = body {
+                    *request = Request::from_parts(parts, body);
+                }
+                Err(failure)
+            }
             None => Err(Failure::Sent(UpstreamError::TimedOut)),
         }
     }
@@ -135,17 +146,49 @@ impl Stream {
         answered
     }
 
-    fn accept(&self, response: Response<h2::RecvStream>) -> Response<Download> {
+    fn accept(&mut self, response: Response<h2::RecvStream>) -> Result<Response<()>, Failure> {
+        let fault = match response.status() {
+            StatusCode::SWITCHING_PROTOCOLS => Some(HeadFault::UnaskedUpgrade),
+            _ => check_framing(response.headers()).err(),
+        };
+        if let Some(fault) = fault {
+            return Err(Failure::Sent(UpstreamError::Head(fault)));
+        }
         let (parts, stream) = response.into_parts();
-        let content = Download::new(stream, Arc::clone(&self.connection), &parts.headers);
-        Response::from_parts(parts, content)
+        let connection = Arc::clone(&self.connection);
+        self.download = Some(Download::new(stream, connection, &parts.headers));
+        Ok(Response::from_parts(parts, ()))
+    }
+
+    /// The next piece of the response's content.
+    pub(in crate::upstream) fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        match &mut self.download {
+            Some(download) => download
+                .poll_frame(context)
+                .map_err(UpstreamError::of_http2),
+            None => Poll::Ready(None),
+        }
+    }
+
+    pub(in crate::upstream) fn is_end_stream(&self) -> bool {
+        let download = self.download.as_ref();
+        download.is_none_or(|download| download.is_end_stream())
+    }
+
+    pub(in crate::upstream) fn size_hint(&self) -> SizeHint {
+        let download = self.download.as_ref();
+        download.map_or(SizeHint::with_exact(0), |download| download.size_hint())
     }
 
     /// What it means that there is no response: a stream that the server refused, or began after
     /// saying goodbye, it has not looked at.
-    fn refused(&self, error: h2::Error, parts: Parts, upload: Option<&Upload>) -> Failure {
+    /// Then the request's body comes back.
+    fn refused(&self, error: h2::Error, upload: Option<&Upload>) -> (Failure, Option<RequestBody>) {
         if let Some(flaw) = upload.and_then(Upload::flaw) {
-            return Failure::Sent(UpstreamError::Request(flaw));
+            return (Failure::Sent(UpstreamError::Request(flaw)), None);
         }
         let goodbye = error.is_go_away() && error.is_remote();
         let refused =
@@ -159,10 +202,8 @@ impl Stream {
         };
         let error = UpstreamError::of_http2(error);
         match body {
-            Some(body) if goodbye || refused => {
-                Failure::Unsent(Box::new(Request::from_parts(parts, body)), error)
-            }
-            _ => Failure::Sent(error),
+            Some(body) if goodbye || refused => (Failure::Unsent(error), Some(body)),
+            _ => (Failure::Sent(error), None),
         }
     }
 

@@ -1,0 +1,495 @@
+//! One connection of HTTP/1.1 to a server, driven by whoever has a request on it: there is no task
+//! of its own, and nothing is passed between tasks.
+//!
+//! ```text
+//! outbox     the request as bytes, and what of them was written      pure
+//! head       the response's head: what it says, and what follows     pure
+//! content    the response's content: where it ends                   pure
+//! crossing   an answer that came before all of its request was sent
+//! ```
+//!
+//! It must never be used again if anything came that nobody asked for, or anything of its last
+//! exchange is missing.
+
+mod content;
+mod crossing;
+mod fault;
+mod head;
+#[cfg(test)]
+mod likeness;
+mod outbox;
+mod tunnel;
+
+use std::future::{Future as _, poll_fn};
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::TRANSFER_ENCODING;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body::{Body as _, Frame, SizeHint};
+use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
+
+use super::body::{BodyError, RequestBody};
+use super::connection::{Deadline, Failure};
+use super::error::{HeadFault, ProtocolError, UpstreamError};
+use crate::tls::TlsTrouble;
+use crate::wire::Stream;
+use content::{Content, Piece, Taken};
+pub(super) use crossing::Crossing;
+pub use fault::Http1Fault;
+use head::{Asked, MAX_HEAD_BYTES, Read};
+use outbox::{Framing, MAX_PIECES, Outbox};
+pub use tunnel::Upgraded;
+
+/// Bytes that are read at once at first.
+const READ_BYTES: usize = 8 << 10;
+/// Bytes of large content that are read at once.
+const MAX_READ_BYTES: usize = 64 << 10;
+/// Where less room than this is left, new room is made.
+const MIN_READ_BYTES: usize = 4 << 10;
+
+/// See the file's head. Dropping it closes the socket.
+#[derive(Debug)]
+pub(super) struct Http1 {
+    stream: Stream,
+    /// What was read and belongs to nobody yet.
+    read: BytesMut,
+    /// Of that, what is known not to be a whole head.
+    seen: usize,
+    outbox: Outbox,
+    /// Whether anything of the request is still to be sent.
+    is_sending: bool,
+    /// What is still to be sent of its content.
+    upload: Option<Upload>,
+    /// Bytes that are read at once where it is not known how many there are.
+    appetite: usize,
+    /// What is still to come of the response's.
+    content: Content,
+    asked: Asked,
+    /// Whether another exchange may follow, as far as is known.
+    may_follow: bool,
+    /// The server reads no more. It may have answered before, so what we still write is thrown
+    /// away, and the answer is looked for.
+    is_deaf: bool,
+    pub(super) deadline: Deadline,
+}
+
+/// A request's content on its way.
+#[derive(Debug)]
+struct Upload {
+    body: RequestBody,
+    framing: Framing,
+    /// Whether its body has been read to its end.
+    is_read: bool,
+}
+
+/// Why a request cannot be sent.
+enum Unsendable {
+    /// Nothing of it was: the connection had gone.
+    Gone(io::Error),
+    /// The client's fault.
+    Body(BodyError),
+    Broken(io::Error),
+}
+
+impl Http1 {
+    pub(super) fn new(stream: Stream, deadline: Deadline) -> Box<Http1> {
+        Box::new(Http1 {
+            stream,
+            read: BytesMut::new(),
+            seen: 0,
+            outbox: Outbox::default(),
+            is_sending: false,
+            upload: None,
+            appetite: READ_BYTES,
+            content: Content::Nothing,
+            asked: Asked::default(),
+            may_follow: true,
+            is_deaf: false,
+            deadline,
+        })
+    }
+
+    /// Whether another exchange may begin on it. It is looked at without a system call, unless
+    /// there is news.
+    pub(super) fn is_usable(&mut self) -> bool {
+        !self.deadline.has_rung() && self.stream.is_quiet()
+    }
+
+    /// Whether it can be kept: the response was read to its end, and all was in order.
+    fn is_in_order(&self) -> bool {
+        self.may_follow
+            && self.content.has_ended()
+            && self.read.is_empty()
+            && !self.is_sending
+            && !self.is_deaf
+    }
+
+    /// The response was read to its end: it, if another exchange may follow.
+    pub(super) fn end(mut self: Box<Self>) -> Option<Box<Http1>> {
+        if !self.is_in_order() {
+            return None;
+        }
+        self.outbox.rest();
+        if self.read.capacity() > READ_BYTES {
+            self.read = BytesMut::new();
+        }
+        Some(self)
+    }
+
+    /// It will be too old in `time` from now.
+    pub(super) fn grow_old_in(&self, time: Duration) {
+        self.deadline.arm(time);
+    }
+
+    /// The head of the request that was sent last, which had no content.
+    pub(super) fn sent(&self) -> &[u8] {
+        self.outbox.head()
+    }
+
+    /// Whether anything of the request is still to be sent.
+    pub(super) fn is_sending(&self) -> bool {
+        self.is_sending
+    }
+
+    /// Sends the request and waits for the head of its response. The request is whole again if
+    /// nothing of it was sent.
+    pub(super) async fn exchange(
+        &mut self,
+        request: &mut Request<RequestBody>,
+    ) -> Result<Response<()>, Failure> {
+        self.begin(request);
+        self.deadline.await_head();
+        let answered = poll_fn(|context| self.poll_exchange(request, context)).await;
+        self.deadline.end_head();
+        answered
+    }
+
+    fn begin(&mut self, request: &mut Request<RequestBody>) {
+        let framing = framing_of(request);
+        self.asked = Asked::of(request);
+        self.may_follow = self.outbox.begin(request, &framing);
+        (self.seen, self.is_sending) = (0, true);
+        self.upload = match framing {
+            Framing::Nothing => None,
+            framing => Some(Upload {
+                body: std::mem::take(request.body_mut()),
+                framing,
+                is_read: false,
+            }),
+        };
+    }
+
+    fn poll_exchange(
+        &mut self,
+        request: &mut Request<RequestBody>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Response<()>, Failure>> {
+        if self.is_sending {
+            match self.poll_send(context) {
+                Poll::Ready(Err(Unsendable::Gone(error))) => {
+                    return Poll::Ready(Err(self.give_up(request, error)));
+                }
+                Poll::Ready(Err(error)) => {
+                    return Poll::Ready(Err(Failure::Sent(error.into())));
+                }
+                Poll::Ready(Ok(())) | Poll::Pending => {}
+            }
+            if !self.outbox.is_untouched() {
+                // What its lines are parts of need not be kept until the answer.
+                request.headers_mut().clear();
+            }
+        }
+        match self.poll_head(request.headers_mut(), context) {
+            Poll::Ready(Ok(response)) => Poll::Ready(Ok(response)),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(Failure::Sent(error))),
+            Poll::Pending => self
+                .deadline
+                .poll(context)
+                .map(|()| Err(Failure::Sent(UpstreamError::TimedOut))),
+        }
+    }
+
+    /// Nothing was sent: `request` is what it was, unless its end has been read.
+    fn give_up(&mut self, request: &mut Request<RequestBody>, error: io::Error) -> Failure {
+        let error = of_io(error);
+        let Some(mut upload) = self.upload.take() else {
+            return Failure::Unsent(error);
+        };
+        if upload.is_read {
+            return Failure::Sent(error);
+        }
+        upload.body.put_back(self.outbox.take_back());
+        *request.body_mut() = upload.body;
+        Failure::Unsent(error)
+    }
+
+    /// Sends what is left of the request, as far as it can be had and the server takes it.
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Unsendable>> {
+        loop {
+            let mut waits = false;
+            if let Some(upload) = &mut self.upload {
+                let filled = upload.fill(&mut self.outbox, &self.deadline, context);
+                waits = filled.map_err(Unsendable::Body)?.is_pending();
+            }
+            if !self.outbox.is_empty() {
+                ready!(self.poll_write(context))?;
+            } else if waits {
+                return Poll::Pending;
+            } else if self.upload.as_ref().is_none_or(|upload| upload.is_read) {
+                // TLS writes here what it has kept.
+                if let Err(error) = ready!(Pin::new(&mut self.stream).poll_flush(context)) {
+                    self.cannot_write(error)?;
+                }
+                (self.upload, self.is_sending) = (None, false);
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+
+    /// Writes what waits, once.
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Unsendable>> {
+        if self.is_deaf {
+            self.outbox.drop_written();
+            return Poll::Ready(Ok(()));
+        }
+        let stream = Pin::new(&mut self.stream);
+        let written = match self.outbox.flat() {
+            Some(flat) => stream.poll_write(context, flat),
+            None => {
+                let mut slices = [IoSlice::new(&[]); MAX_PIECES];
+                let count = self.outbox.slices(&mut slices);
+                stream.poll_write_vectored(context, &slices[..count])
+            }
+        };
+        match ready!(written) {
+            Ok(0) => self.cannot_write(io::ErrorKind::WriteZero.into())?,
+            Ok(count) => {
+                self.outbox.advance(count);
+                if self.upload.is_some() && self.outbox.is_empty() {
+                    self.outbox.drop_written();
+                }
+            }
+            Err(error) => self.cannot_write(error)?,
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn cannot_write(&mut self, error: io::Error) -> Result<(), Unsendable> {
+        let has_left = matches!(
+            error.kind(),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+        );
+        if !has_left {
+            return Err(Unsendable::Broken(error));
+        }
+        if self.outbox.is_untouched() {
+            return Err(Unsendable::Gone(error));
+        }
+        self.is_deaf = true;
+        Ok(())
+    }
+
+    /// The head of the response, its lines in the room that `headers` has.
+    fn poll_head(
+        &mut self,
+        headers: &mut HeaderMap,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Response<()>, UpstreamError>> {
+        loop {
+            let is_new = self.read.len() > self.seen;
+            if is_new && (self.seen == 0 || head::may_be_complete(&self.read, self.seen)) {
+                headers.clear();
+                match head::take(&mut self.read, headers, self.asked)? {
+                    Read::Partial => {}
+                    Read::Interim => {
+                        self.seen = 0;
+                        continue;
+                    }
+                    Read::Final(response, ..)
+                        if response.status() == StatusCode::SWITCHING_PROTOCOLS
+                            && self.is_sending =>
+                    {
+                        let fault = HeadFault::UnaskedUpgrade;
+                        return Poll::Ready(Err(UpstreamError::Head(fault)));
+                    }
+                    Read::Final(response, content, may_follow) => {
+                        self.content = content;
+                        self.may_follow &= may_follow;
+                        return Poll::Ready(Ok(response));
+                    }
+                }
+            }
+            self.seen = self.read.len();
+            if self.seen >= MAX_HEAD_BYTES {
+                let fault = ProtocolError::Http1(Http1Fault::HeadTooLarge);
+                return Poll::Ready(Err(UpstreamError::Garbage(fault)));
+            }
+            if ready!(self.poll_read((MIN_READ_BYTES, READ_BYTES), context)).map_err(of_io)? == 0 {
+                return Poll::Ready(Err(ended()));
+            }
+        }
+    }
+
+    /// Reads more. Where there is not room for `least` bytes, room for `most` is made.
+    fn poll_read(
+        &mut self,
+        (least, most): (usize, usize),
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        if self.read.capacity() - self.read.len() < least {
+            self.read.reserve(most);
+        }
+        let room = self.read.capacity() - self.read.len();
+        let count = ready!(pin!(self.stream.read_buf(&mut self.read)).poll(context))?;
+        // Long content is read in large pieces, once it shows to be long.
+        if count == room {
+            self.appetite = (self.appetite * 2).min(MAX_READ_BYTES);
+        } else if count < self.appetite / 4 {
+            self.appetite = (self.appetite / 2).max(READ_BYTES);
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    /// How much is read of the content at once: a little more than belongs to it, so that what
+    /// should not be there shows.
+    fn most(&self) -> usize {
+        let left = self
+            .content
+            .known_left()
+            .map(|left| left.saturating_add(64));
+        let left = left.map(|left| usize::try_from(left).unwrap_or(usize::MAX));
+        match (&self.content, left) {
+            (Content::Length(_), Some(left)) => left.min(MAX_READ_BYTES),
+            (_, Some(left)) => left.clamp(self.appetite, MAX_READ_BYTES),
+            (_, None) => self.appetite,
+        }
+    }
+
+    /// The next piece of the response's content.
+    pub(super) fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        loop {
+            match self.content.take(&mut self.read) {
+                Ok(Taken::Piece(Piece::Data(data))) => {
+                    return Poll::Ready(Some(Ok(Frame::data(data))));
+                }
+                Ok(Taken::Piece(Piece::Trailers(trailers))) => {
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+                Ok(Taken::Ended) => return Poll::Ready(None),
+                Ok(Taken::NeedsMore) => {}
+                Err(fault) => {
+                    let fault = ProtocolError::Http1(fault);
+                    return Poll::Ready(Some(Err(UpstreamError::Garbage(fault))));
+                }
+            }
+            let most = self.most();
+            match ready!(self.poll_read((most, most), context)) {
+                Ok(0) => {
+                    if self.content.end().is_err() {
+                        return Poll::Ready(Some(Err(ended())));
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(of_io(error)))),
+            }
+        }
+    }
+
+    pub(super) fn is_end_stream(&self) -> bool {
+        self.content.has_ended()
+    }
+
+    pub(super) fn size_hint(&self) -> SizeHint {
+        self.content.size_hint()
+    }
+
+    /// What it has become after 101.
+    pub(super) fn upgraded(self) -> Upgraded {
+        Upgraded::new(self.stream, self.read.freeze())
+    }
+}
+
+impl Upload {
+    /// Puts more of the body into `outbox`, until that is full or the body has ended. Pending if
+    /// the client has no more at present.
+    fn fill(
+        &mut self,
+        outbox: &mut Outbox,
+        deadline: &Deadline,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BodyError>> {
+        while !self.is_read && outbox.has_room() {
+            let polled = Pin::new(&mut self.body).poll_frame(context);
+            deadline.upload(polled.is_ready());
+            let Some(frame) = ready!(polled).transpose()? else {
+                self.is_read = true;
+                return Poll::Ready(put(outbox, Bytes::new(), true, &mut self.framing));
+            };
+            match frame.into_data() {
+                Ok(data) => {
+                    self.is_read = self.body.is_end_stream();
+                    put(outbox, data, self.is_read, &mut self.framing)?;
+                }
+                Err(frame) => {
+                    self.is_read = true;
+                    let trailers = frame.into_trailers().unwrap_or_default();
+                    outbox
+                        .put_trailers(&trailers, &self.framing)
+                        .map_err(|outbox::WrongLength| BodyError::Broken(None))?;
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn put(
+    outbox: &mut Outbox,
+    data: Bytes,
+    last: bool,
+    framing: &mut Framing,
+) -> Result<(), BodyError> {
+    let put = outbox.put(data, last, framing);
+    put.map_err(|outbox::WrongLength| BodyError::Broken(None))
+}
+
+/// How the request's content is framed: what its body says goes, whatever its head does.
+fn framing_of(request: &Request<RequestBody>) -> Framing {
+    let body = request.body();
+    if body.is_end_stream() {
+        return Framing::Nothing;
+    }
+    match body.size_hint().exact() {
+        Some(length) if !request.headers().contains_key(TRANSFER_ENCODING) => {
+            Framing::Length(length)
+        }
+        _ => Framing::Chunks(outbox::announced_trailers(request.headers())),
+    }
+}
+
+fn ended() -> UpstreamError {
+    UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Ended))
+}
+
+fn of_io(error: io::Error) -> UpstreamError {
+    match TlsTrouble::within(&error) {
+        Some(trouble) => UpstreamError::TlsEnded(trouble),
+        None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
+    }
+}
+
+impl From<Unsendable> for UpstreamError {
+    fn from(unsendable: Unsendable) -> UpstreamError {
+        match unsendable {
+            Unsendable::Gone(error) | Unsendable::Broken(error) => of_io(error),
+            Unsendable::Body(flaw) => UpstreamError::Request(flaw),
+        }
+    }
+}
