@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs image bench-decisions bench-streams
+.PHONY: run test ci fmt lint deny docs image bench bench-decisions bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
 run:
@@ -30,6 +30,13 @@ docs:
 
 image:
 	docker build -t tidegate .
+
+# tidegate beside nginx and HAProxy, in ten to fifteen minutes; the figures and the picture of
+# docs/performance.md go there. `make bench ARGS="--rounds 1 --only c64"` is shorter and prints them
+# only; `ARGS=--help` says what else there is.
+bench:
+	cargo build --release --locked
+	cargo run --release --locked --example bench -- peers --write $(ARGS)
 
 # Every limiter of docs/decisions.md beside ours, in under three minutes; the figures go there.
 bench-decisions:

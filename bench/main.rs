@@ -1,5 +1,5 @@
-//! Measures tidegate: `make bench-decisions`, `make bench-streams`. `README.md` beside this file
-//! says which part is where, and what new ones can build on.
+//! Measures tidegate: `make bench`, `make bench-decisions`, `make bench-streams`. `README.md`
+//! beside this file says which part is where, and what new ones can build on.
 
 #![allow(
     dead_code,
@@ -14,6 +14,7 @@ mod decisions;
 mod numbers;
 mod pace;
 mod page;
+mod peers;
 mod process;
 mod stage;
 mod streams;
@@ -24,6 +25,7 @@ mod upstream;
 const USAGE: &str = "\
 usage: bench PART [OPTIONS]
 
+  peers       beside nginx and HAProxy, plain and with limits   --rounds 1 --only c64 --write ...
   decisions   the limiters of docs/decisions.md beside ours     --quick --write
   streams     calls, messages, large bodies, many connections   --quick grpc websocket bulk crowd
 ";
@@ -35,6 +37,7 @@ fn main() {
         None => ("", &[][..]),
     };
     match part {
+        "peers" => peers::run(words),
         "decisions" => decisions::run(words),
         "streams" => streams::run(words),
         // The other side of a measurement, which the parts start themselves.

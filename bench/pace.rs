@@ -7,6 +7,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -17,7 +18,7 @@ use rustix::time::{
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// How long answers are waited for when no more requests are sent.
-const PATIENCE_NS: u64 = 2 * SECOND_NS;
+const PATIENCE_NS: u64 = 10 * SECOND_NS;
 const TIMER: u64 = u64::MAX;
 /// Bytes in the longest head and body of an answer that are understood.
 const LONGEST: usize = 128 << 10;
@@ -102,12 +103,11 @@ impl Run {
                 due_ns: VecDeque::new(),
             });
         }
-        let request = |client| {
-            format!("GET / HTTP/1.1\r\nHost: {address}\r\nX-Client: c{client}\r\n\r\n").into_bytes()
-        };
         Ok(Run {
             pace,
-            requests: (0..pace.clients).map(request).collect(),
+            requests: (0..pace.clients)
+                .map(|client| request(address, client))
+                .collect(),
             lanes,
             epoll,
             timer,
@@ -227,6 +227,28 @@ impl Run {
     }
 }
 
+/// A connection that has had one answer and is idle.
+pub fn idle(address: SocketAddr, client: usize) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_nanos(PATIENCE_NS)))?;
+    stream.write_all(&request(address, client))?;
+    let (mut come, mut buffer) = (Vec::new(), [0; 2048]);
+    while !matches!(answer(&come), Ok(Some((200, _)))) {
+        match stream.read(&mut buffer)? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            count => come.extend_from_slice(&buffer[..count]),
+        }
+        if answer(&come).is_err_and(|_| !come.is_empty()) {
+            return Err(ErrorKind::InvalidData.into());
+        }
+    }
+    Ok(stream)
+}
+
+fn request(address: SocketAddr, client: usize) -> Vec<u8> {
+    format!("GET / HTTP/1.1\r\nHost: {address}\r\nX-Client: c{client}\r\n\r\n").into_bytes()
+}
+
 /// The status and the length of a whole answer, if it is whole.
 fn answer(come: &[u8]) -> Result<Option<(u16, usize)>, String> {
     let mut headers = [httparse::EMPTY_HEADER; 64];
@@ -250,7 +272,6 @@ fn answer(come: &[u8]) -> Result<Option<(u16, usize)>, String> {
 mod tests {
     use super::*;
     use std::net::TcpListener;
-    use std::time::Duration;
 
     const PACE: Pace = Pace {
         connections: 1,

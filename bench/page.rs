@@ -1,36 +1,53 @@
 //! Tables, and the places in the documentation that they are written to: each between two comments.
 
-/// A table in Markdown that reads well as it is, too: words in the first column, then figures.
+/// A table in Markdown that reads well as it is, too. Columns of figures are on the right.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells
-            .chain([head[column].chars().count(), 3])
-            .max()
-            .unwrap()
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
+    let columns: Vec<Column> = (0..head.len())
+        .map(|place| Column::of(place, head, rows))
+        .collect();
     let line = |cells: &[&str]| {
-        let padded = cells.iter().zip(&widths).enumerate();
-        let padded = padded.map(|(column, (cell, width))| match column {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
-        });
-        format!("| {} |\n", padded.collect::<Vec<_>>().join(" | "))
+        let cells = cells.iter().zip(&columns);
+        let padded: Vec<String> = cells
+            .map(|(cell, Column { width, figures })| match figures {
+                true => format!("{cell:>width$}"),
+                false => format!("{cell:<width$}"),
+            })
+            .collect();
+        format!("| {} |\n", padded.join(" | "))
     };
-    let rule = widths
+    let rule: Vec<String> = columns
         .iter()
-        .enumerate()
-        .map(|(column, width)| match column {
-            0 => "-".repeat(width + 2),
-            _ => "-".repeat(width + 1) + ":",
-        });
-    let rule = format!("|{}|\n", rule.collect::<Vec<_>>().join("|"));
+        .map(|Column { width, figures }| match figures {
+            true => "-".repeat(width + 1) + ":",
+            false => "-".repeat(width + 2),
+        })
+        .collect();
+    let rule = format!("|{}|\n", rule.join("|"));
     let rows = rows.iter().map(|row| {
         let cells: Vec<&str> = row.iter().map(String::as_str).collect();
         line(&cells)
     });
     line(head) + &rule + &rows.collect::<String>()
+}
+
+struct Column {
+    width: usize,
+    /// Whether figures are in it, or words.
+    figures: bool,
+}
+
+impl Column {
+    fn of(place: usize, head: &[&str], rows: &[Vec<String>]) -> Column {
+        let cells = || rows.iter().map(|row| row[place].as_str());
+        let widths = cells()
+            .chain([head[place]])
+            .map(|cell| cell.chars().count());
+        let figure = |cell: &str| cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit());
+        Column {
+            width: widths.max().unwrap_or(0).max(3),
+            figures: place > 0 && cells().all(figure),
+        }
+    }
 }
 
 /// The page with what stands between the comments of `name` replaced; nothing if it has no such
@@ -53,15 +70,15 @@ mod tests {
     #[test]
     fn columns_of_a_table_line_up() {
         let rows = [
-            vec!["nginx".to_owned(), "10.8".to_owned()],
-            vec!["a longer name".to_owned(), "1".to_owned()],
+            vec!["nginx".to_owned(), "10.8".to_owned(), "fast".to_owned()],
+            vec!["a longer name".to_owned(), "1".to_owned(), String::new()],
         ];
         let expected = "\
-            | proxy         |   us |\n\
-            |---------------|-----:|\n\
-            | nginx         | 10.8 |\n\
-            | a longer name |    1 |\n";
-        assert_eq!(table(&["proxy", "us"], &rows), expected);
+            | proxy         |   us | what |\n\
+            |---------------|-----:|------|\n\
+            | nginx         | 10.8 | fast |\n\
+            | a longer name |    1 |      |\n";
+        assert_eq!(table(&["proxy", "us", "what"], &rows), expected);
     }
 
     #[test]

@@ -189,12 +189,21 @@ impl Drop for Server {
 
 /// The release build beside this program, or what `TIDEGATE` names.
 pub fn tidegate() -> PathBuf {
-    if let Some(program) = std::env::var_os("TIDEGATE") {
-        return program.into();
+    match std::env::var_os("TIDEGATE") {
+        Some(program) => program.into(),
+        None => profile().join("tidegate"),
     }
-    // TARGET/release/examples/bench -> TARGET/release/tidegate
+}
+
+/// Where cargo puts everything.
+pub fn target() -> PathBuf {
+    profile().parent().unwrap().to_owned()
+}
+
+/// TARGET/release of TARGET/release/examples/bench.
+fn profile() -> PathBuf {
     let own = std::env::current_exe().unwrap();
-    own.parent().unwrap().with_file_name("tidegate")
+    own.parent().unwrap().parent().unwrap().to_owned()
 }
 
 #[cfg(test)]

@@ -34,6 +34,15 @@ pub fn start(stage: &Stage, core: Option<usize>) -> (SocketAddr, Server) {
     (address, server)
 }
 
+/// The same on a thread of this process, as tests are no program that could be started again.
+#[cfg(test)]
+pub fn start_thread() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || serve(&listener));
+    address
+}
+
 /// Serves until it is killed.
 pub fn run(words: &[String]) {
     let listener = TcpListener::bind(words[0].as_str()).unwrap();
@@ -255,10 +264,7 @@ mod tests {
 
     #[test]
     fn requests_are_answered_one_after_another() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        std::thread::spawn(move || serve(&listener));
-        let mut stream = TcpStream::connect(address).unwrap();
+        let mut stream = TcpStream::connect(start_thread()).unwrap();
         let small = "GET / HTTP/1.1\r\nHost: a\r\n\r\n";
         let ok = "HTTP/1.1 200 OK\r\n";
         assert!(answer(&mut stream, small, SMALL).starts_with(ok));

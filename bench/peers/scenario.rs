@@ -1,0 +1,146 @@
+//! What is measured of each.
+
+use super::peer::{ALL as ALL_PEERS, LIMITED, PLAIN, Peer};
+use crate::upstream::{LARGE, SMALL};
+
+/// A kind of load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scenario {
+    Many,
+    Few,
+    Large,
+    Post,
+    Http2,
+    Rejected,
+    Steady,
+    Memory,
+}
+
+pub const ALL: [Scenario; 8] = [
+    Scenario::Many,
+    Scenario::Few,
+    Scenario::Large,
+    Scenario::Post,
+    Scenario::Http2,
+    Scenario::Rejected,
+    Scenario::Steady,
+    Scenario::Memory,
+];
+
+/// Connections where it is not said otherwise.
+pub const MANY: usize = 64;
+/// What a client may do where it is let through, and where it is not.
+pub const OPEN: Limit = Limit {
+    units: 1000,
+    seconds: 1,
+};
+pub const STRICT: Limit = Limit {
+    units: 1,
+    seconds: 10,
+};
+/// Clients that take turns.
+pub const CLIENTS: usize = 1000;
+/// Requests a second where that is fixed.
+pub const RATE: u64 = 2000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub units: u64,
+    pub seconds: u64,
+}
+
+/// How requests come.
+#[derive(Clone, Copy, Debug)]
+pub enum Load {
+    /// Each connection asks as soon as it is answered.
+    Closed(Closed),
+    /// The same over HTTP/2: connections, and streams on each.
+    Multiplexed(usize, usize),
+    /// At a fixed rate.
+    Paced,
+    /// Connections that do nothing.
+    Idle,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Closed {
+    pub connections: usize,
+    pub path: &'static str,
+    /// Bytes of a request's body.
+    pub body: usize,
+    /// Bytes of an answer's body.
+    pub answer: usize,
+}
+
+const SMALL_GET: Closed = Closed {
+    connections: MANY,
+    path: "/",
+    body: 0,
+    answer: SMALL,
+};
+
+impl Scenario {
+    /// As `--only` says it.
+    pub fn id(self) -> &'static str {
+        match self {
+            Scenario::Many => "c64",
+            Scenario::Few => "c8",
+            Scenario::Large => "64k",
+            Scenario::Post => "post",
+            Scenario::Http2 => "http2",
+            Scenario::Rejected => "rejected",
+            Scenario::Steady => "steady",
+            Scenario::Memory => "memory",
+        }
+    }
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Scenario::Many => "64 connections",
+            Scenario::Few => "8 connections",
+            Scenario::Large => "64 KiB answers",
+            Scenario::Post => "16 KiB POSTs",
+            Scenario::Http2 => "HTTP/2",
+            Scenario::Rejected => "rejected (429)",
+            Scenario::Steady => "2000 requests/s",
+            Scenario::Memory => "memory",
+        }
+    }
+
+    pub fn peers(self) -> &'static [Peer] {
+        match self {
+            Scenario::Many | Scenario::Few | Scenario::Steady | Scenario::Memory => &ALL_PEERS,
+            Scenario::Large | Scenario::Post | Scenario::Http2 => &PLAIN,
+            Scenario::Rejected => &LIMITED,
+        }
+    }
+
+    pub fn limit(self) -> Limit {
+        match self {
+            Scenario::Rejected => STRICT,
+            _ => OPEN,
+        }
+    }
+
+    pub fn load(self) -> Load {
+        match self {
+            Scenario::Many | Scenario::Rejected => Load::Closed(SMALL_GET),
+            Scenario::Few => Load::Closed(Closed {
+                connections: 8,
+                ..SMALL_GET
+            }),
+            Scenario::Large => Load::Closed(Closed {
+                path: "/64k",
+                answer: LARGE,
+                ..SMALL_GET
+            }),
+            Scenario::Post => Load::Closed(Closed {
+                body: 16 << 10,
+                ..SMALL_GET
+            }),
+            Scenario::Http2 => Load::Multiplexed(8, 8),
+            Scenario::Steady => Load::Paced,
+            Scenario::Memory => Load::Idle,
+        }
+    }
+}
