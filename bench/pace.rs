@@ -15,6 +15,7 @@ use rustix::time::{
     ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, clock_gettime,
     timerfd_create, timerfd_settime,
 };
+use socket2::{Domain, Socket, Type};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// How long answers are waited for when no more requests are sent.
@@ -229,7 +230,7 @@ impl Run {
 
 /// A connection that has had one answer and is idle.
 pub fn idle(address: SocketAddr, client: usize) -> std::io::Result<TcpStream> {
-    let mut stream = TcpStream::connect(address)?;
+    let mut stream = from_its_own(address)?;
     stream.set_read_timeout(Some(Duration::from_nanos(PATIENCE_NS)))?;
     stream.write_all(&request(address, client))?;
     let (mut come, mut buffer) = (Vec::new(), [0; 2048]);
@@ -243,6 +244,17 @@ pub fn idle(address: SocketAddr, client: usize) -> std::io::Result<TcpStream> {
         }
     }
     Ok(stream)
+}
+
+/// Connects from an address that is for this server alone: all of one address have only so many
+/// ports, and those of closed connections are not free for a minute.
+fn from_its_own(address: SocketAddr) -> std::io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    let [high, low] = address.port().to_be_bytes();
+    let own = SocketAddr::from(([127, 1, high, low], 0));
+    socket.bind(&own.into())?;
+    socket.connect(&address.into())?;
+    Ok(socket.into())
 }
 
 fn request(address: SocketAddr, client: usize) -> Vec<u8> {
