@@ -316,6 +316,11 @@ impl Log {
     }
 }
 
+/// Stamps of entries in the store are kept modulo this, a power of two.
+pub fn modulus(rule: &Rule) -> u64 {
+    if words(rule) == 2 { 1 << 32 } else { STAMPS }
+}
+
 /// Words in an entry.
 fn words(rule: &Rule) -> usize {
     if rule.window_us / rule.precision_us < WIDE {

@@ -6,7 +6,7 @@ use redis::Cmd;
 use smallvec::SmallVec;
 
 use super::{ServerTrouble, StoreError};
-use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Verdict};
+use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule, Verdict, log};
 
 /// The script, its four files joined.
 pub const SCRIPT: &str = concat!(
@@ -16,9 +16,16 @@ pub const SCRIPT: &str = concat!(
     include_str!("../../lua/decide.lua"),
 );
 
-/// Bytes of one item in the packed argument, and of one verdict in the reply.
-const ITEM_BYTES: usize = 1 + 4 + 6 + 6 + 6 + 6;
+/// Bytes of a rule, a group and an item in the packed argument.
+const RULE_BYTES: usize = 1 + 4 + 6 + 6;
+const GROUP_BYTES: usize = 1 + 1 + 2;
+const ITEM_BYTES: usize = 2 + 1;
+/// Bytes of one verdict in the reply, and of a log's head, which may stand for one.
 const VERDICT_BYTES: usize = 6 + 7 + 7 + 7 + 6;
+const HEAD_BYTES: usize = 57;
+/// What a group's answer begins with: the server refused to write; all granted, as heads.
+const REFUSED: u64 = 2;
+const HEADS: u64 = 3;
 /// -1 and -2 in seven bytes.
 const NEVER: u64 = 0x00ff_ffff_ffff_ffff;
 const RELEASED: u64 = 0x00ff_ffff_ffff_fffe;
@@ -85,7 +92,8 @@ pub fn encode<'c>(
     let mut cmd = Cmd::with_capacity(items + 6, script.len() + items * 96 + 80);
     cmd.arg(verb).arg(script).arg(items);
     let mut key = Vec::with_capacity(128);
-    let mut packed = Vec::with_capacity(items * (ITEM_BYTES + 4));
+    let mut rules = SmallVec::<[&Rule; 8]>::new();
+    let mut packed = Vec::with_capacity(items * (GROUP_BYTES + ITEM_BYTES));
     for group in groups {
         let (deed, count) = match group.deed {
             Deed::Charge(count) => (0, count),
@@ -98,18 +106,28 @@ pub fn encode<'c>(
         for (index, item) in group.charge.iter().enumerate() {
             store_key(&mut key, prefix, item);
             cmd.arg(&key[..]);
-            pack(
-                &mut packed,
-                item,
-                group.extra.get(index).copied().unwrap_or(0),
-            );
+            let rule = place_of(&item.window.rule, &mut rules);
+            packed.extend_from_slice(&rule.to_le_bytes());
+            let extra = group.extra.get(index).copied().unwrap_or(0);
+            if (item.cost, extra) == (1, 0) {
+                packed.push(0);
+            } else {
+                packed.push(1);
+                pack_u48(&mut packed, item.cost);
+                pack_u48(&mut packed, extra);
+            }
         }
     }
+    let mut asked = Vec::with_capacity(2 + rules.len() * RULE_BYTES + packed.len());
+    let how_many = u16::try_from(rules.len()).unwrap_or(u16::MAX);
+    asked.extend_from_slice(&how_many.to_le_bytes());
+    rules.iter().for_each(|rule| pack_rule(&mut asked, rule));
+    asked.extend_from_slice(&packed);
     match now_us {
         Some(now_us) => cmd.arg(now_us),
         None => cmd.arg(""),
     };
-    cmd.arg(&holder.to_le_bytes()[..]).arg(&packed[..]);
+    cmd.arg(&holder.to_le_bytes()[..]).arg(&asked[..]);
     cmd
 }
 
@@ -130,8 +148,17 @@ pub fn store_key(key: &mut Vec<u8>, prefix: &str, item: &Item) {
     }
 }
 
-fn pack(packed: &mut Vec<u8>, item: &Item, extra: u64) {
-    let rule = &item.window.rule;
+/// The rule's place among those of the call.
+fn place_of<'r>(rule: &'r Rule, rules: &mut SmallVec<[&'r Rule; 8]>) -> u16 {
+    let place = rules.iter().rposition(|known| *known == rule);
+    let place = place.unwrap_or_else(|| {
+        rules.push(rule);
+        rules.len() - 1
+    });
+    u16::try_from(place).unwrap_or(u16::MAX)
+}
+
+fn pack_rule(packed: &mut Vec<u8>, rule: &Rule) {
     packed.push(match rule.algorithm {
         Algorithm::Log => 0,
         Algorithm::Counter => 1,
@@ -139,11 +166,14 @@ fn pack(packed: &mut Vec<u8>, item: &Item, extra: u64) {
     });
     let units = u32::try_from(rule.units).unwrap_or(u32::MAX);
     packed.extend_from_slice(&units.to_le_bytes());
-    for number in [rule.window_us, rule.precision_us, item.cost, extra] {
-        // 2^48 us are 8.9 years; a cost above any limit stays above it.
-        let number = number.min((1 << 48) - 1);
-        packed.extend_from_slice(&number.to_le_bytes()[..6]);
-    }
+    pack_u48(packed, rule.window_us);
+    pack_u48(packed, rule.precision_us);
+}
+
+/// 2^48 us are 8.9 years; a cost above any limit stays above it.
+fn pack_u48(packed: &mut Vec<u8>, number: u64) {
+    let number = number.min((1 << 48) - 1);
+    packed.extend_from_slice(&number.to_le_bytes()[..6]);
 }
 
 /// A reply being read: its head, then an outcome for each group, then the refusal.
@@ -199,9 +229,16 @@ impl<'r> Reply<'r> {
 
     /// The next group's outcome, of `count` requests; `None` if the server refused to write it.
     pub fn outcome(&mut self, charge: &Charge, count: u16) -> Result<Option<Outcome>, StoreError> {
-        let refused = self.number(1)? == 2;
+        let how = self.number(1)?;
+        if how == HEADS {
+            return Ok(Some(Outcome {
+                granted: count,
+                allowed: Some(self.written(charge, count)?),
+                denied: None,
+            }));
+        }
         let granted = u16::try_from(self.number(2)?).unwrap_or(u16::MAX);
-        if refused {
+        if how == REFUSED {
             return Ok(None);
         }
         let allowed = (granted > 0)
@@ -246,6 +283,43 @@ impl<'r> Reply<'r> {
         }
         Ok(Decision {
             allowed,
+            at_us: self.at_us,
+            verdicts,
+        })
+    }
+
+    /// The first of `count` equal requests that were all granted, as the heads say that were
+    /// written for them.
+    fn written(&mut self, charge: &Charge, count: u16) -> Result<Decision, StoreError> {
+        if self.rest.len() < charge.len() * HEAD_BYTES {
+            return Err(StoreError::Garbled);
+        }
+        let mut verdicts = SmallVec::with_capacity(charge.len());
+        for item in charge {
+            let rule = &item.window.rule;
+            // Magic, capacity, head and count say how the log is kept.
+            self.rest = &self.rest[14..];
+            let (base, total, _) = (self.number(4)?, self.number(4)?, self.number(4)?);
+            let (first, own_us) = (self.number(6)?, self.number(7)?);
+            let (newest, _, _) = (self.number(7)?, self.number(7)?, self.number(4)?);
+            let after = u64::from((total as u32).wrapping_sub(base as u32));
+            let used = after.saturating_sub(item.cost * u64::from(count));
+            let age = newest.wrapping_sub(first) & (log::modulus(rule) - 1);
+            let left_us = |stamp: u64| {
+                let until_us = stamp.saturating_mul(rule.precision_us) + rule.window_us;
+                until_us.saturating_sub(own_us)
+            };
+            verdicts.push(Verdict {
+                used,
+                remaining: rule.units.saturating_sub(used + item.cost),
+                retry: Retry::Now,
+                reset_us: left_us(newest),
+                next_us: left_us(newest.saturating_sub(age)),
+                stamp: newest & (log::STAMPS - 1),
+            });
+        }
+        Ok(Decision {
+            allowed: true,
             at_us: self.at_us,
             verdicts,
         })
