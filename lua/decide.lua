@@ -1,5 +1,5 @@
 -- Decides a batch of groups of requests. Twin of src/limit/decide.rs. The script is log.lua,
--- counter.lua, slots.lua and this file, joined when it is loaded.
+-- lane.lua, counter.lua, slots.lua and this file, joined when it is loaded.
 --
 -- A group is one deed over its items, each a key:
 --   charge (0)     `count` equal requests, all or nothing each: as many as fit are granted, the
@@ -33,171 +33,211 @@
 -- are replies: one group that the server refuses to write (out of memory, read-only) must not
 -- abort the others of the batch.
 
+-- Does any group: made where a call has one that is not for the lane.
+local function all_lanes(now, rules, replies)
+  -- The items of the group at hand. Later groups fill the same tables anew.
+  local items, granted, length, begun = {}, {}, 1, 0
+
+  -- What counts the units of this item: its log, its counter, its slots.
+  local function new_tally(kind)
+    if kind == 'log' then return new_log() end
+    if kind == 'counter' then return new_counter() end
+    return new_slots(ARGV[2], granted)
+  end
+
+  -- A key that holds something not ours is begun anew; returns why where it cannot be.
+  local function begin_anew(key, foreign)
+    if type(foreign) == 'table' and not string.find(foreign.err, 'WRONGTYPE', 1, true) then
+      return foreign.err
+    end
+    redis_pcall('DEL', key)
+    begun = begun + 1
+  end
+
+  -- How long a denied request must wait for this item.
+  local function retry(item)
+    local cost, units = item.cost, item.rule.units
+    if cost > units then return -1 end
+    if item.used + cost <= units then return 0 end
+    if item.rule.kind == 'slots' then return -2 end
+    return item.tally.wait(units - cost)
+  end
+
+  local function tell(many, denied)
+    for i = 1, many do
+      local item = items[i]
+      local reset, next, newest = item.tally.ends()
+      replies[length + i] = pack('<I6i7I7I7I6', item.used, denied and retry(item) or 0, reset, next,
+        newest % 281474976710656)
+    end
+    length = length + many
+  end
+
+  -- A denial changes nothing but the ages. Returns the server's error, if any.
+  local function deny(many)
+    for i = 1, many do
+      local item = items[i]
+      if item.stepped and item.cost > 0 then item.tally.seldom().keep_ages() end
+      if item.rule.kind == 'slots' and item.cost == 0 then
+        -- What is held is said also where that is above the limit by now.
+        local refused = item.tally.charge(0)
+        if refused then return refused end
+      end
+    end
+  end
+
+  -- Charges as many of `count` requests as fit, and tells how the limits stand. Returns the
+  -- server's error, if any.
+  local function decide(many, count)
+    local granted, first, refused, heads = count, length, nil, nil
+    for i = 1, many do
+      local item = items[i]
+      local cost, room = item.cost, item.rule.units - item.used
+      refused = refused or item.refused
+      if cost > room then
+        granted = 0
+      elseif cost * granted > room then
+        granted = (room - room % cost) / cost
+      end
+    end
+    if granted > 0 and not refused then
+      heads = granted == count
+      for i = 1, many do
+        local item, stands = items[i], nil
+        local cost = item.cost
+        if cost > 0 or item.rule.kind == 'slots' then
+          refused, stands = item.tally.charge(cost * granted, item.extra)
+          if refused then break end
+        end
+        replies[first + i] = stands
+        heads = heads and stands
+      end
+      if heads and not refused then
+        replies[first], length = '\3', first + many
+        return
+      end
+      if not refused then tell(many) end
+    end
+    if granted < count and not refused then
+      if granted == 0 then
+        refused = deny(many)
+      else
+        for i = 1, many do items[i].used = items[i].used + items[i].cost * granted end
+      end
+      if not refused then tell(many, true) end
+    end
+    if refused then
+      for i = first + 1, first + 2 * many do replies[i] = nil end
+      length, granted = first, 0
+    end
+    replies[first] = pack('<I1I2', refused and 2 or granted == count and 1 or 0, granted)
+    return refused
+  end
+
+  -- Takes back or charges more, and tells whether that was done.
+  local function adjust(many, deed)
+    local refused
+    for i = 1, many do
+      local item = items[i]
+      local cost, room = item.cost, 4294967295 - item.used
+      if item.refused then
+        refused = item.refused
+      elseif deed == 1 then
+        item.tally.seldom().give_back(cost, item.extra)
+      elseif item.rule.kind ~= 'slots' and cost > 0 and room > 0 then
+        refused = item.tally.charge(math.min(cost, room), 0) or refused
+      end
+    end
+    replies[length] = refused and '\2' or '\1'
+    return refused
+  end
+
+  -- Does the group at `at`, whose first key is the `place`th, and answers from `from` on; of the
+  -- first item `read` was read already. Returns the end of its answer, where the next group begins
+  -- and which is its first key, how many keys were begun anew, and the server's error, if any.
+  return function(at, place, from, read)
+    local asked, byte = ARGV[3], string.byte
+    local deed, many, low, high = byte(asked, at, at + 3)
+    at, length, begun = at + 4, from, 0
+    for i = 1, many do
+      local item, rule, rule_high, is_long = items[i], byte(asked, at, at + 2)
+      local key, cost, extra, foreign = KEYS[place], 1, 0, nil
+      at, place = at + 3, place + 1
+      if is_long == 1 then cost, extra, at = unpack('<I6I6', asked, at) end
+      if not item then
+        item = { rule = 0, tally = 0, cost = 0, extra = 0, used = 0, stepped = 0, refused = 0 }
+        items[i] = item
+      end
+      rule = rules[rule + 256 * rule_high]
+      if item.rule ~= rule then
+        -- One for each kind is kept.
+        local kind = rule.kind
+        item.rule, item[kind] = rule, item[kind] or new_tally(kind)
+        item.tally = item[kind]
+      end
+      item.cost, item.extra = cost, extra
+      item.used, item.stepped, foreign = item.tally.look(key, rule, now, extra, read)
+      item.refused = foreign and begin_anew(key, foreign)
+      read = nil
+    end
+    local refused
+    if deed == 0 then
+      refused = decide(many, low + 256 * high)
+    else
+      refused = adjust(many, deed)
+    end
+    return length, at, place, begun, refused
+  end
+end
+
 local now = tonumber(ARGV[1])
 if not now then
-  local time = redis_call('TIME')
+  local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
-local KEYS, byte, asked, place, begun, refusal = KEYS, string.byte, ARGV[3], 0, 0, ''
-local replies, length = { '' }, 1
--- How the items of a group stand. Later groups fill the same tables anew: making one costs as much
--- as a look.
-local states = {}
-
-local rules, kinds = {}, {}
+local rules, asked = {}, ARGV[3]
 local how_many, at = unpack('<I2', asked)
-for i = 1, how_many do
+for i = 0, how_many - 1 do
   local algorithm, units, window, precision
   algorithm, units, window, precision, at = unpack('<I1I4I6I6', asked, at)
-  local kind = kinds[algorithm]
-  if not kind then
-    kind = algorithm == 0 and log_kind() or algorithm == 1 and counter_kind()
-      or slots_kind(ARGV[2])
-    kinds[algorithm] = kind
-  end
   -- Entries of a log: see log.lua.
-  local wide = algorithm == 0 and window / precision >= 1800000000
-  rules[i - 1] = {
-    kind = kind, look = kind.look, wait = kind.wait, slots = algorithm == 2,
+  local is_wide = algorithm == 0 and window / precision >= 1800000000
+  rules[i] = {
+    kind = algorithm == 0 and 'log' or algorithm == 1 and 'counter' or 'slots',
     units = units, window = window, precision = precision,
-    size = wide and 10 or 8, entry = wide and '<I6I4' or '<I4I4',
-    modulus = wide and 281474976710656 or 4294967296,
+    size = is_wide and 10 or 8, entry = is_wide and '<I6I4' or '<I4I4',
+    modulus = is_wide and 281474976710656 or 4294967296,
   }
 end
 
--- A table that has room for all that is said of a log, and does not grow field by field.
-local function state_with_room()
-  return {
-    rule = 0, key = 0, cost = 0, extra = 0, refused = 0, foreign = 0, used = 0, before = 0,
-    stands = 0, stepped = 0, newest = 0, value = 0, now = 0, own = 0, last = 0, shift = 0,
-    expires = 0, capacity = 0, head = 0, count = 0, skip = 0, base = 0, total = 0, first = 0,
-    first_total = 0, cut = 0,
-  }
-end
-
--- A key that holds something not ours is begun anew; returns why where it cannot be.
-local function begin_anew(state)
-  local foreign = state.foreign
-  if type(foreign) == 'table' and not string.find(foreign.err, 'WRONGTYPE', 1, true) then
-    return foreign.err
-  end
-  redis_pcall('DEL', state.key)
-  begun = begun + 1
-end
-
-local function tell(state, used, retry)
-  local wait, left = state.rule.wait, state.used
-  length = length + 1
-  replies[length] = pack('<I6i7I7I7I6', used, retry, wait(state, 0),
-    left > 0 and wait(state, left - 1) or 0, state.newest % 281474976710656)
-end
-
-local function retry(state)
-  local rule = state.rule
-  if state.cost > rule.units then return -1 end
-  if state.used + state.cost <= rule.units then return 0 end
-  if rule.slots then return -2 end
-  return rule.wait(state, rule.units - state.cost)
-end
-
--- Charges as many of `count` requests as fit, and tells how the limits stand. Returns the server's
--- error, if any.
-local function decide(items, count)
-  local granted, first, refused = count, length, nil
-  for i = 1, items do
-    local state = states[i]
-    refused = refused or state.refused
-    local cost, room = state.cost, state.rule.units - state.used
-    if cost > room then
-      granted = 0
-    elseif cost * granted > room then
-      granted = (room - room % cost) / cost
-    end
-  end
-  if granted > 0 and not refused then
-    -- Told in heads, unless something else is to be told as well or is no log.
-    local plain = granted < count
-    for i = 1, items do
-      local state = states[i]
-      local cost, rule = state.cost, state.rule
-      state.before, state.stands = state.used, nil
-      if cost > 0 or rule.slots then
-        refused = rule.kind.charge(state, cost * granted, state.extra)
-        if refused then break end
-      end
-      plain = plain or not state.stands
-    end
-    if not (plain or refused) then
-      replies[first] = '\3'
-      for i = 1, items do replies[first + i] = states[i].stands end
-      length = first + items
-      return
-    end
-    for i = 1, refused and 0 or items do tell(states[i], states[i].before, 0) end
-  end
-  if granted < count and not refused then
-    for i = 1, items do
-      local state = states[i]
-      if granted == 0 then
-        if state.stepped and state.cost > 0 then state.rule.kind.keep_ages(state) end
-        if state.rule.slots and state.cost == 0 then
-          -- What is held is said also where that is above the limit by now.
-          refused = state.rule.kind.charge(state, 0)
-          if refused then break end
-        end
-      end
-      tell(state, state.used, retry(state))
-    end
-  end
-  if refused then
-    for i = first + 1, length do replies[i] = nil end
-    length, granted = first, 0
-  end
-  replies[first] = pack('<I1I2', refused and 2 or granted == count and 1 or 0, granted)
-  return refused
-end
-
--- Takes back or charges more, and tells whether that was done.
-local function adjust(items, deed)
-  local refused
-  for i = 1, items do
-    local state = states[i]
-    local kind, cost, room = state.rule.kind, state.cost, 4294967295 - state.used
-    if state.refused then
-      refused = state.refused
-    elseif deed == 1 then
-      kind.give_back(state, cost, state.extra)
-    elseif not state.rule.slots and cost > 0 and room > 0 then
-      refused = kind.charge(state, math.min(cost, room), 0) or refused
-    end
-  end
-  replies[length] = refused and '\2' or '\1'
-  return refused
-end
-
-while at <= #asked do
-  local deed, items, low, high = byte(asked, at, at + 3)
-  at, length = at + 4, length + 1
-  for i = 1, items do
-    local state, rule, rule_high, whole = states[i], byte(asked, at, at + 2)
-    local cost, extra = 1, 0
-    at, place = at + 3, place + 1
-    if whole == 1 then cost, extra, at = unpack('<I6I6', asked, at) end
-    if not state then
-      state = state_with_room()
-      states[i] = state
-    end
-    state.cost, state.extra = cost, extra
+local replies, length, place, begun, refusal, other = { '' }, 1, 1, 0, nil, nil
+local KEYS, byte, size = KEYS, string.byte, #asked
+while at <= size do
+  local deed, many, low, high, rule, rule_high, is_long = byte(asked, at, at + 6)
+  local heads, stands, read, refused
+  if deed == 0 and many == 1 and is_long == 0 then
     rule = rules[rule + 256 * rule_high]
-    rule.look(state, KEYS[place], rule, now, extra)
-    state.refused = state.foreign and begin_anew(state)
+    if rule.kind == 'log' then
+      heads, stands, read, refused = lane(KEYS[place], rule, now, low + 256 * high)
+    end
   end
-  local refused
-  if deed == 0 then
-    refused = decide(items, low + 256 * high)
+  if heads or stands then
+    at, place = at + 7, place + 1
+    if refused then
+      length = length + 1
+      replies[length] = '\2\0\0'
+    elseif heads then
+      replies[length + 1], replies[length + 2], length = '\3', heads, length + 2
+    else
+      length = length + 1
+      replies[length] = stands
+    end
   else
-    refused = adjust(items, deed)
+    local anew
+    other = other or all_lanes(now, rules, replies)
+    length, at, place, anew, refused = other(at, place, length + 1, read)
+    begun = begun + anew
   end
   refusal = refused or refusal
 end

@@ -19,54 +19,60 @@
 -- given back leave an entry of none, unless it is the last: that one always has units.
 --
 -- What a decision costs is its redis.call()s and the numbers in them (each is printed: offsets that
--- do not change are strings), closures and tables. So a look reads the head and the first LOG_READ
--- bytes at once: in a ring of up to 64 entries that is all there is to read, and a charge writes
--- the head, what lies between, and its entry in one go.
+-- do not change are strings), strings by their length, tables and closures. So a look reads the
+-- head and the first 32 entries at once: in a ring of no more that is all there is to read, and a
+-- charge writes the head, what lies between, and its entry in one go.
 
-local unpack, pack, sub, format = struct.unpack, struct.pack, string.sub, string.format
-local redis_call, redis_pcall, type = redis.call, redis.pcall, type
+local unpack, pack, redis_pcall = struct.unpack, struct.pack, redis.pcall
 
--- The functions that decide about logs; made where a call has one.
-local function log_kind()
+-- A log looks at one key, then at another; what it knows of the one at hand are its locals, which
+-- are far cheaper than a table's fields. Made once for each place that an item has in its group.
+local function new_log()
   local MAGIC, HEAD, HEAD_FORMAT = 0x4C55, 57, '<I2I4I4I4I4I4I4I6I7I7I7I4'
-  local START, SHRINK = 4, 32
+  local key, rule, now, value
+  local capacity, head, count, base, total, first_total, first, last, newest, shift, expires
+  -- Own time now; how many entries have expired since the last charge; the units that are live; and
+  -- whether the value ends before the ring does.
+  local own, skip, used, cut
 
   -- The first live entry past `bound`, by stamp or by units since the base; the first entry is not
   -- past it and the last one is. Returns its place, stamp, total, and the total before it.
   -- Steps double from the first entry, since seldom more than a few have expired. Where the value
   -- ends before the entry the log is marked as cut, and all but the last entry count as not past.
-  local function search(log, by_stamp, bound)
-    local size, modulus, entry = log.rule.size, log.rule.modulus, log.rule.entry
-    local low, low_total, step = log.skip, log.first_total, 1
-    local high, high_stamp, high_total, newest = log.count - 1, log.newest, log.total, log.newest
+  local function search(by_stamp, bound)
+    local size, modulus, entry = rule.size, rule.modulus, rule.entry
+    local low, low_total, step = skip, first_total, 1
+    local high, high_stamp, high_total = count - 1, newest, total
     while high - low > 1 do
       local middle, between = low + step, high - low
       if step + step > between then middle = low + (between - between % 2) / 2 end
-      local at = HEAD + (log.head + middle) % log.capacity * size
-      local value, from = log.value, at + 1
-      if at + size > #value then
-        value = redis_call('GETRANGE', log.key, format('%d', at), format('%d', at + size - 1))
+      local at = HEAD + (head + middle) % capacity * size
+      local bytes, from = value, at + 1
+      if at + size > #bytes then
+        local format = string.format
+        bytes = redis.call('GETRANGE', key, format('%d', at), format('%d', at + size - 1))
         from = 1
-        if #value < size then log.cut = true; break end
+        if #bytes < size then cut = true; break end
       end
-      local stamp, total = unpack(entry, value, from)
+      local stamp, through = unpack(entry, bytes, from)
       stamp = newest - (newest - stamp) % modulus
-      if (by_stamp and stamp or (total - log.base) % 4294967296) > bound then
-        high, high_stamp, high_total = middle, stamp, total
+      if (by_stamp and stamp or (through - base) % 4294967296) > bound then
+        high, high_stamp, high_total = middle, stamp, through
       else
-        low, low_total = middle, total
+        low, low_total = middle, through
       end
       step = step * 2
     end
     return high, high_stamp, high_total, low_total
   end
 
-  -- Reads a key and ages it: `used` units are live at `now`. Writes nothing, but deletes a log
-  -- that was cut.
-  local function look(log, key, rule, now)
-    local value = redis_pcall('GETRANGE', key, '0', '312')
-    local magic, capacity, head, count, base, total
-    local first_total, first, last, newest, shift, expires
+  -- Reads a key and ages it. Writes nothing, but deletes a log that was cut. Returns how many units
+  -- are live at `at`; whether the clock has stepped back; and what stood there that is not ours.
+  -- What was `read` already is not read again.
+  local function look(of, by, at, _, read)
+    key, rule, now = of, by, at
+    value = read or redis_pcall('GETRANGE', key, '0', '312')
+    local magic
     if #value >= HEAD then
       magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires =
         unpack(HEAD_FORMAT, value)
@@ -75,185 +81,186 @@ local function log_kind()
       capacity, head, count, base, total, first_total = 0, 0, 0, 0, 0, 0
       first, last, newest, shift, expires = 0, 0, 0, 0, 0
     end
-    local own, stepped = now + shift, false
-    if own < last then own, shift, stepped = last, last - now, true end
+    local stepped = now + shift < last
+    if stepped then shift = last - now end
+    own, skip, used, cut = now + shift, 0, 0, false
 
     local precision = rule.precision
     local edge = (own - own % precision - rule.window) / precision
-    log.key, log.rule, log.value, log.now = key, rule, value, now
-    log.own, log.last, log.shift, log.stepped, log.expires = own, last, shift, stepped, expires
-    log.capacity, log.head, log.count, log.skip = capacity, head, count, 0
-    log.base, log.total, log.first_total, log.newest = base, total, first_total, newest
-    log.used, log.cut = 0, false
-    log.foreign = magic ~= MAGIC and value ~= '' and value
     if newest <= edge then
-      log.count, log.head = 0, 0
+      count, head = 0, 0
     elseif count > 0 then
       first = newest - (newest - first) % rule.modulus
       if first <= edge then
-        log.skip, first, log.first_total, base = search(log, true, edge)
-        log.base = base
+        skip, first, first_total, base = search(true, edge)
       end
-      if log.cut then
+      if cut then
         -- Not what we wrote: begun anew like anything else that is not ours.
-        local gone = redis_pcall('DEL', key)
-        if type(gone) == 'table' then log.foreign = gone; return end
-        look(log, key, rule, now)
-        log.foreign = value
-        return
+        local was, gone = value, redis_pcall('DEL', key)
+        count, head = 0, 0
+        if type(gone) == 'table' then return 0, stepped, gone end
+        local _, again = look(key, rule, now)
+        return 0, again, was
       end
-      log.used = (total - base) % 4294967296
+      used = (total - base) % 4294967296
     end
-    log.first = first
+    return used, stepped, magic ~= MAGIC and value ~= '' and value
   end
 
   -- Microseconds until no more than `room` units are live if nothing else is admitted.
-  local function wait(log, room)
-    local need, stamp, rule = log.used - room, log.first, log.rule
+  local function wait(room)
+    local need, stamp = used - room, first
     if need <= 0 then return 0 end
     if room == 0 then
-      stamp = log.newest
-    elseif need > (log.first_total - log.base) % 4294967296 then
+      stamp = newest
+    elseif need > (first_total - base) % 4294967296 then
       local _
-      _, stamp = search(log, false, need - 1)
+      _, stamp = search(false, need - 1)
     end
-    return stamp * rule.precision + rule.window - log.own
+    return stamp * rule.precision + rule.window - own
   end
 
-  local function top(log)
-    return pack(HEAD_FORMAT, MAGIC, log.capacity, log.head, log.count, log.base, log.total,
-      log.first_total, log.first % log.rule.modulus, log.last, log.newest, log.shift, log.expires)
+  local function top()
+    return pack(HEAD_FORMAT, MAGIC, capacity, head, count, base, total, first_total,
+      first % rule.modulus, last, newest, shift, expires)
   end
 
-  -- The bytes of `count` entries from the `skip`th on.
-  local function entries_of(log, skip, count)
-    local from, size = (log.head + skip) % log.capacity, log.rule.size
-    local straight = math.min(count, log.capacity - from)
-    local at = HEAD + from * size
-    local entries = redis_call('GETRANGE', log.key, at, at + straight * size - 1)
-    if count > straight then
-      local rest = HEAD + (count - straight) * size - 1
-      entries = entries .. redis_call('GETRANGE', log.key, HEAD, rest)
+  -- What is seldom done, and not made where it is not.
+  local function seldom()
+    -- The bytes of `many` entries from the `from`th on.
+    local function entries_of(from, many)
+      local size = rule.size
+      from = (head + from) % capacity
+      local straight = math.min(many, capacity - from)
+      local at = HEAD + from * size
+      local entries = redis.call('GETRANGE', key, at, at + straight * size - 1)
+      if many > straight then
+        local rest = HEAD + (many - straight) * size - 1
+        entries = entries .. redis.call('GETRANGE', key, HEAD, rest)
+      end
+      return entries
     end
-    return entries
-  end
 
-  -- Writes a ring of another size: the live entries, and the new one as the last of `live`.
-  local function rewrite(log, live, entry, seconds)
-    local rule, old = log.rule, log.capacity
-    local kept = live > 1 and entries_of(log, log.skip, live - 1) or ''
-    local most = math.min(rule.units, rule.window / rule.precision + 2)
-    local wanted = live > old and math.max(2 * old, START) or START
-    log.head, log.capacity = 0, math.max(math.min(wanted, most), live)
-    log.count, log.skip = live, 0
-    local stands = top(log)
-    log.value = stands .. kept .. entry .. string.rep('\0', (log.capacity - live) * rule.size)
-    return redis_pcall('SET', log.key, log.value, 'EX', seconds), stands
+    -- Writes a ring of another size: the live entries, and the new one as the last of `live`.
+    local function rewrite(live, entry, seconds)
+      local kept = live > 1 and entries_of(skip, live - 1) or ''
+      local most = math.min(rule.units, rule.window / rule.precision + 2)
+      local wanted = live > capacity and math.max(2 * capacity, 4) or 4
+      head, capacity, count, skip = 0, math.max(math.min(wanted, most), live), live, 0
+      local stands = top()
+      value = stands .. kept .. entry .. string.rep('\0', (capacity - live) * rule.size)
+      return redis_pcall('SET', key, value, 'EX', seconds), stands
+    end
+
+    -- Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it
+    -- on sink. Nothing happens where it has expired, or where more than 4096 entries came since.
+    local function give_back(cost, stamp)
+      stamp = newest - (newest - stamp) % 281474976710656
+      if used == 0 or stamp < first then return end
+      local place, found, before = skip, first, base
+      if stamp ~= found then
+        local _
+        place, found, _, before = search(true, stamp - 1)
+      end
+      local many = count - place
+      if found ~= stamp or many > 4096 then return end
+
+      local size, format = rule.size, rule.entry
+      local bytes, entries, taken = entries_of(place, many), {}, nil
+      if #bytes < many * size then return end
+      for i = 1, many do
+        local at, through = unpack(format, bytes, (i - 1) * size + 1)
+        taken = taken or math.min(cost, (through - before) % 4294967296)
+        entries[i] = pack(format, at, (through - taken) % 4294967296)
+      end
+      if taken == 0 then return end
+      if place == skip then first_total = (first_total - taken) % 4294967296 end
+      total, used = (total - taken) % 4294967296, used - taken
+
+      local from = (head + place) % capacity
+      local straight = math.min(many, capacity - from)
+      redis.call('SETRANGE', key, HEAD + from * size, table.concat(entries, '', 1, straight))
+      if many > straight then
+        redis.call('SETRANGE', key, HEAD, table.concat(entries, '', straight + 1))
+      end
+
+      -- The last entry must have units: `reset` is told from it.
+      local last_place, stamp_there = count - 1, nil
+      while last_place >= skip do
+        local pairs = last_place > skip and 1 or 0
+        local pair, previous = entries_of(last_place - pairs, pairs + 1), base
+        if pairs == 1 then stamp_there, previous = unpack(format, pair) end
+        stamp_there = unpack(format, pair, pairs * size + 1)
+        if previous ~= total then break end
+        last_place = last_place - 1
+      end
+      head, count, skip = (head + skip) % capacity, last_place + 1 - skip, 0
+      if count > 0 then newest = newest - (newest - stamp_there) % rule.modulus end
+      redis.call('SETRANGE', key, '0', top())
+    end
+
+    -- Keeps the ages after a step back of the clock: the only write of a denial.
+    local function keep_ages()
+      redis_pcall('SETRANGE', key, 46, pack('<I7', shift))
+    end
+
+    return { rewrite = rewrite, give_back = give_back, keep_ages = keep_ages }
   end
 
   -- Admits units at `now`, stamped `ahead` us later: what is leased counts from the lease's end. No
-  -- stamp is before the newest. Returns the server's error if it refused to write.
-  local function charge(log, cost, ahead)
-    local rule, capacity, own, skip = log.rule, log.capacity, log.own, log.skip
-    local live, total, at = log.count - skip, (log.total + cost) % 4294967296, own + ahead
-    local precision = rule.precision
-    local stamp = (at + (-at) % precision) / precision
+  -- stamp is before the newest. Returns the server's error if it refused to write; then the head as
+  -- written, which tells how the log stands where the first entry is the next to go.
+  local function charge(cost, ahead)
+    local precision, window, live = rule.precision, rule.window, count - skip
+    local stamp = own + ahead
+    stamp = (stamp + (-stamp) % precision) / precision
     if live == 0 then
-      log.base, log.first = log.total, stamp
-    elseif stamp < log.newest then
-      stamp = log.newest
+      base, first, live = total, stamp, 1
+    elseif stamp > newest then
+      live = live + 1
+    else
+      stamp = newest
     end
-    if live == 0 or stamp ~= log.newest then live = live + 1 end
-    if live == 1 then log.first_total = total end
-    log.total, log.newest, log.last, log.used = total, stamp, own, log.used + cost
+    total, newest, last, used = (total + cost) % 4294967296, stamp, own, used + cost
+    if live == 1 then first_total = total end
 
     -- The key must outlive every unit in it; renewed about once in a window, not at each write.
-    local rewrites = live > capacity or (live == 1 and capacity > SHRINK)
-    local renews = log.expires * 1000000 <= log.now + rule.window + precision + ahead
+    local rewrites = live > capacity or (live == 1 and capacity > 32)
+    local renews = expires * 1000000 <= now + window + precision + ahead
     local seconds
     if renews or rewrites then
-      seconds = math.ceil((2 * rule.window + precision + ahead) / 1000000) + 1
-      log.expires = math.floor(log.now / 1000000) + seconds
+      seconds = math.ceil((2 * window + precision + ahead) / 1000000) + 1
+      expires = math.floor(now / 1000000) + seconds
     end
 
     local entry, done, stands = pack(rule.entry, stamp % rule.modulus, total), nil, nil
     if rewrites then
-      done, stands = rewrite(log, live, entry, seconds)
+      done, stands = seldom().rewrite(live, entry, seconds)
     else
-      local key, head = log.key, (log.head + skip) % capacity
-      log.head, log.count, log.skip = head, live, 0
-      stands = top(log)
-      local place = HEAD + (head + live - 1) % capacity * rule.size
-      if place <= #log.value then
-        local between = place > HEAD and sub(log.value, HEAD + 1, place) or ''
+      head, count, skip = (head + skip) % capacity, live, 0
+      stands = top()
+      local at = HEAD + (head + live - 1) % capacity * rule.size
+      if at == HEAD then
+        done = redis_pcall('SETRANGE', key, '0', stands .. entry)
+      elseif at <= #value then
+        local between = string.sub(value, HEAD + 1, at)
         done = redis_pcall('SETRANGE', key, '0', stands .. between .. entry)
       else
-        done = redis_pcall('SETRANGE', key, format('%d', place), entry)
+        done = redis_pcall('SETRANGE', key, string.format('%d', at), entry)
         if type(done) == 'number' then done = redis_pcall('SETRANGE', key, '0', stands) end
       end
       if renews then redis_pcall('EXPIRE', key, seconds) end
     end
-    -- What a charge says of itself is its head, where the first entry is the next to go.
-    log.stands = log.first_total ~= log.base and stands
-    if done == HEAD + log.capacity * rule.size then return end
-    return type(done) == 'table' and done.err
+    if done ~= HEAD + capacity * rule.size and type(done) == 'table' and done.err then
+      return done.err
+    end
+    return nil, first_total ~= base and stands
   end
 
-  -- Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it on
-  -- sink. Nothing happens where it has expired, or where more than MOST_GIVEN_BACK entries came
-  -- since.
-  local function give_back(log, cost, stamp)
-    local rule = log.rule
-    stamp = log.newest - (log.newest - stamp) % 281474976710656
-    if log.used == 0 or stamp < log.first then return end
-    local place, found, before = log.skip, log.first, log.base
-    if stamp ~= found then
-      local _
-      place, found, _, before = search(log, true, stamp - 1)
-    end
-    local count = log.count - place
-    if found ~= stamp or count > 4096 then return end
-
-    local bytes, entries, taken = entries_of(log, place, count), {}, nil
-    if #bytes < count * rule.size then return end
-    for i = 1, count do
-      local at, total = unpack(rule.entry, bytes, (i - 1) * rule.size + 1)
-      taken = taken or math.min(cost, (total - before) % 4294967296)
-      entries[i] = pack(rule.entry, at, (total - taken) % 4294967296)
-    end
-    if taken == 0 then return end
-    if place == log.skip then log.first_total = (log.first_total - taken) % 4294967296 end
-    log.total, log.used = (log.total - taken) % 4294967296, log.used - taken
-
-    local from = (log.head + place) % log.capacity
-    local straight = math.min(count, log.capacity - from)
-    local at = HEAD + from * rule.size
-    redis_call('SETRANGE', log.key, at, table.concat(entries, '', 1, straight))
-    if count > straight then
-      redis_call('SETRANGE', log.key, HEAD, table.concat(entries, '', straight + 1))
-    end
-
-    -- The last entry must have units: `reset` is told from it.
-    local last_place, total, last = log.count - 1, log.total, nil
-    while last_place >= log.skip do
-      local from_last = last_place > log.skip and 1 or 0
-      local pair = entries_of(log, last_place - from_last, from_last + 1)
-      local previous = log.base
-      if from_last == 1 then last, previous = unpack(rule.entry, pair) end
-      last = unpack(rule.entry, pair, from_last * rule.size + 1)
-      if previous ~= total then break end
-      last_place = last_place - 1
-    end
-    log.head = (log.head + log.skip) % log.capacity
-    log.count, log.skip = last_place + 1 - log.skip, 0
-    if log.count > 0 then log.newest = log.newest - (log.newest - last) % rule.modulus end
-    redis_call('SETRANGE', log.key, '0', top(log))
+  -- Microseconds until all is free, until something is, and what names the last admission.
+  local function ends()
+    return wait(0), used > 0 and wait(used - 1) or 0, newest
   end
 
-  -- Keeps the ages after a step back of the clock: the only write of a denial.
-  local function keep_ages(log)
-    redis_pcall('SETRANGE', log.key, 46, pack('<I7', log.shift))
-  end
-
-  return { look = look, wait = wait, charge = charge, give_back = give_back, keep_ages = keep_ages }
+  return { look = look, wait = wait, charge = charge, ends = ends, seldom = seldom }
 end

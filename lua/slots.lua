@@ -7,54 +7,54 @@
 -- that says nothing for a lease's length is forgotten with all it held. Released is what is not
 -- said again: a charge of 0 says how many are left.
 
--- The functions that decide about slots on behalf of `holder`; made where a call has some.
-local function slots_kind(holder)
+-- Slots look at one key, then at another, like a log, on behalf of `holder`.
+-- `granted` has the units that this call granted to each key: the holder cannot have counted them
+-- yet.
+local function new_slots(holder, granted)
   local ENTRY, SIZE = '<c8I4I7', 19
-  -- Units granted to each key in this call: the holder cannot have counted them yet.
-  local granted = {}
+  local key, others, held, last, now, till
 
-  -- Reads a key: what live holders have, this one's own being `held`. Writes nothing.
-  local function look(slots, key, rule, now, held)
-    local value, others, used, last = redis_pcall('GET', key), {}, 0, 0
-    held = held + (granted[key] or 0)
-    local ours = type(value) == 'string' and #value % SIZE == 0
-    for at = 1, ours and #value or 0, SIZE do
-      local name, has, till = unpack(ENTRY, value, at)
-      if name ~= holder and till > now then
+  -- Reads a key: what live holders have, this one's own being `mine`. Writes nothing. Returns the
+  -- units held; false; and what stood there that is not ours.
+  local function look(of, rule, at, mine)
+    local value, used = redis_pcall('GET', of), 0
+    key, now, till, others, last = of, at, at + rule.window, {}, 0
+    held = mine + (granted[of] or 0)
+    local is_ours = type(value) == 'string' and #value % SIZE == 0
+    for place = 1, is_ours and #value or 0, SIZE do
+      local name, has, lasts = unpack(ENTRY, value, place)
+      if name ~= holder and lasts > now then
         -- No lease is longer than the window, also where the clock has stepped back since.
-        till = math.min(till, now + rule.window)
-        others[#others + 1] = pack(ENTRY, name, has, till)
-        used, last = used + has, math.max(last, till)
+        lasts = math.min(lasts, till)
+        others[#others + 1] = pack(ENTRY, name, has, lasts)
+        used, last = used + has, math.max(last, lasts)
       end
     end
-    slots.key, slots.rule, slots.now, slots.foreign = key, rule, now, not ours and value
-    slots.held, slots.others, slots.used, slots.last = held, others, held + used, last
-    slots.newest, slots.stepped = 0, false
+    return held + used, false, not is_ours and value
+  end
+
+  -- Takes units (0: says what is held) and renews the lease. Returns the server's error, if any.
+  local function charge(cost)
+    held = held + cost
+    granted[key] = (granted[key] or 0) + cost
+    if held > 0 then
+      others[#others + 1] = pack(ENTRY, holder, held, till)
+      last = math.max(last, till)
+    end
+    if #others == 0 then
+      local done = redis_pcall('DEL', key)
+      return type(done) == 'table' and done.err
+    end
+    local left = math.ceil((last - now) / 1000) + 1
+    return redis_pcall('SET', key, table.concat(others), 'PX', left).err
   end
 
   -- No one can say when a slot is let go of.
-  local function wait() return 0 end
+  local function ends() return 0, 0, 0 end
 
-  -- Takes units (0: says what is held) and renews the lease. Returns the server's error, if any.
-  local function charge(slots, cost)
-    slots.held, slots.used = slots.held + cost, slots.used + cost
-    granted[slots.key] = (granted[slots.key] or 0) + cost
-    local entries = slots.others
-    if slots.held > 0 then
-      local till = slots.now + slots.rule.window
-      entries[#entries + 1] = pack(ENTRY, holder, slots.held, till)
-      slots.last = math.max(slots.last, till)
-    end
-    if #entries == 0 then
-      local done = redis_pcall('DEL', slots.key)
-      return type(done) == 'table' and done.err
-    end
-    local left = math.ceil((slots.last - slots.now) / 1000) + 1
-    return redis_pcall('SET', slots.key, table.concat(entries), 'PX', left).err
-  end
-
-  -- What is given back is told by the next call's `held`.
+  -- What is given back is told by the next call, and ages are none.
   local function nothing() end
+  local function seldom() return { give_back = nothing, keep_ages = nothing } end
 
-  return { look = look, wait = wait, charge = charge, give_back = nothing, keep_ages = nothing }
+  return { look = look, charge = charge, ends = ends, seldom = seldom }
 end

@@ -8,18 +8,19 @@ use smallvec::SmallVec;
 use super::{ServerTrouble, StoreError};
 use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule, Verdict, log};
 
-/// The script, its four files joined.
+/// The script, its five files joined.
 pub const SCRIPT: &str = concat!(
     include_str!("../../lua/log.lua"),
+    include_str!("../../lua/lane.lua"),
     include_str!("../../lua/counter.lua"),
     include_str!("../../lua/slots.lua"),
     include_str!("../../lua/decide.lua"),
 );
 
-/// Bytes of a rule, a group and an item in the packed argument.
-const RULE_BYTES: usize = 1 + 4 + 6 + 6;
-const GROUP_BYTES: usize = 1 + 1 + 2;
-const ITEM_BYTES: usize = 2 + 1;
+/// The packed argument: of a usual call it lies on the stack, and so does each of its keys.
+type Packed = SmallVec<[u8; 512]>;
+/// A key's name, as it is made.
+pub type KeyName = SmallVec<[u8; 128]>;
 /// Bytes of one verdict in the reply, and of a log's head, which may stand for one.
 const VERDICT_BYTES: usize = 6 + 7 + 7 + 7 + 6;
 const HEAD_BYTES: usize = 57;
@@ -91,9 +92,11 @@ pub fn encode<'c>(
     };
     let mut cmd = Cmd::with_capacity(items + 6, script.len() + items * 96 + 80);
     cmd.arg(verb).arg(script).arg(items);
-    let mut key = Vec::with_capacity(128);
-    let mut rules = SmallVec::<[&Rule; 8]>::new();
-    let mut packed = Vec::with_capacity(items * (GROUP_BYTES + ITEM_BYTES));
+    let (mut key, mut packed) = (KeyName::new(), Packed::new());
+    let rules = rules_of(groups.clone());
+    let how_many = u16::try_from(rules.len()).unwrap_or(u16::MAX);
+    packed.extend_from_slice(&how_many.to_le_bytes());
+    rules.iter().for_each(|rule| pack_rule(&mut packed, rule));
     for group in groups {
         let (deed, count) = match group.deed {
             Deed::Charge(count) => (0, count),
@@ -106,7 +109,7 @@ pub fn encode<'c>(
         for (index, item) in group.charge.iter().enumerate() {
             store_key(&mut key, prefix, item);
             cmd.arg(&key[..]);
-            let rule = place_of(&item.window.rule, &mut rules);
+            let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);
             packed.extend_from_slice(&rule.to_le_bytes());
             let extra = group.extra.get(index).copied().unwrap_or(0);
             if (item.cost, extra) == (1, 0) {
@@ -118,22 +121,17 @@ pub fn encode<'c>(
             }
         }
     }
-    let mut asked = Vec::with_capacity(2 + rules.len() * RULE_BYTES + packed.len());
-    let how_many = u16::try_from(rules.len()).unwrap_or(u16::MAX);
-    asked.extend_from_slice(&how_many.to_le_bytes());
-    rules.iter().for_each(|rule| pack_rule(&mut asked, rule));
-    asked.extend_from_slice(&packed);
     match now_us {
         Some(now_us) => cmd.arg(now_us),
         None => cmd.arg(""),
     };
-    cmd.arg(&holder.to_le_bytes()[..]).arg(&asked[..]);
+    cmd.arg(&holder.to_le_bytes()[..]).arg(&packed[..]);
     cmd
 }
 
 /// `<prefix>{<tag>}<limit>.<fp>`: the braces keep one identity's limits in one slot of a cluster;
 /// or, where the limit names the slot, `<prefix>{<slot>}<limit>.<fp>.<tag>`.
-pub fn store_key(key: &mut Vec<u8>, prefix: &str, item: &Item) {
+pub fn store_key(key: &mut KeyName, prefix: &str, item: &Item) {
     let tag = item.tag.text();
     let slot = item.limit.slot.as_ref();
     key.clear();
@@ -148,17 +146,25 @@ pub fn store_key(key: &mut Vec<u8>, prefix: &str, item: &Item) {
     }
 }
 
-/// The rule's place among those of the call.
-fn place_of<'r>(rule: &'r Rule, rules: &mut SmallVec<[&'r Rule; 8]>) -> u16 {
-    let place = rules.iter().rposition(|known| *known == rule);
-    let place = place.unwrap_or_else(|| {
-        rules.push(rule);
-        rules.len() - 1
-    });
-    u16::try_from(place).unwrap_or(u16::MAX)
+type Rules<'r> = SmallVec<[&'r Rule; 8]>;
+
+/// The rules of a call, each once.
+fn rules_of<'c>(groups: impl Iterator<Item = Group<'c>>) -> Rules<'c> {
+    let mut rules = Rules::new();
+    for item in groups.flat_map(|group| group.charge) {
+        if place_of(&item.window.rule, &rules).is_none() {
+            rules.push(&item.window.rule);
+        }
+    }
+    rules
 }
 
-fn pack_rule(packed: &mut Vec<u8>, rule: &Rule) {
+fn place_of(rule: &Rule, rules: &Rules<'_>) -> Option<u16> {
+    let place = rules.iter().position(|known| *known == rule)?;
+    u16::try_from(place).ok()
+}
+
+fn pack_rule(packed: &mut Packed, rule: &Rule) {
     packed.push(match rule.algorithm {
         Algorithm::Log => 0,
         Algorithm::Counter => 1,
@@ -171,7 +177,7 @@ fn pack_rule(packed: &mut Vec<u8>, rule: &Rule) {
 }
 
 /// 2^48 us are 8.9 years; a cost above any limit stays above it.
-fn pack_u48(packed: &mut Vec<u8>, number: u64) {
+fn pack_u48(packed: &mut Packed, number: u64) {
     let number = number.min((1 << 48) - 1);
     packed.extend_from_slice(&number.to_le_bytes()[..6]);
 }

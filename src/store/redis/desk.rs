@@ -231,7 +231,7 @@ impl Desk {
 
     /// Deletes the items' counts; returns how many there were.
     pub fn forget(&mut self, items: &[Item]) -> Result<u64, DeskError> {
-        let (mut name, mut gone) = (Vec::new(), 0);
+        let (mut name, mut gone) = (batch::KeyName::new(), 0);
         for item in items {
             self.turn_to(slot_of(item))?;
             batch::store_key(&mut name, &self.shared.prefix, item);
