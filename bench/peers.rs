@@ -35,6 +35,8 @@ use crate::{page, process, upstream};
 
 /// How often a measurement is made again at most, where others used the machine.
 const AGAIN: usize = 2;
+/// Beside the load itself: looking at processes, starting what sends it.
+const AROUND: Duration = Duration::from_millis(300);
 /// About what starting one proxy and filling it with idle connections takes.
 const MEMORY: Duration = Duration::from_secs(6);
 
@@ -150,8 +152,9 @@ struct Run<'a> {
     peers: Vec<Peer>,
     findings: Findings,
     end: Instant,
-    /// Time that is left for measuring again.
+    /// Time that is left for measuring again, and what each round adds to it.
     spare: Duration,
+    spare_of_round: Duration,
 }
 
 impl<'a> Run<'a> {
@@ -174,9 +177,10 @@ impl<'a> Run<'a> {
             },
             end: Instant::now() + options.at_most,
             spare: Duration::ZERO,
+            spare_of_round: Duration::ZERO,
         };
         let planned = run.planned();
-        run.spare = options.at_most.saturating_sub(planned);
+        run.spare_of_round = options.at_most.saturating_sub(planned) / options.rounds as u32;
         eprintln!(
             "{} rounds, about {:.0} minutes; measured again where others use the machine, until \
              {:.0} minutes at most",
@@ -205,7 +209,7 @@ impl<'a> Run<'a> {
             Load::Paced => self.effort.paced_seconds,
             _ => self.effort.seconds as f64,
         };
-        self.effort.warm + Duration::from_secs_f64(seconds)
+        AROUND + self.effort.warm + Duration::from_secs_f64(seconds)
     }
 
     fn those_of(&self, scenario: Scenario) -> Vec<Peer> {
@@ -235,6 +239,7 @@ impl<'a> Run<'a> {
             }
         }
         for round in 0..self.options.rounds {
+            self.spare += self.spare_of_round;
             for scenario in &loads {
                 let actors = if *scenario == Scenario::Rejected {
                     &rejects
@@ -427,7 +432,7 @@ mod tests {
         run.effort.rate = 200;
         run.effort.idle = vec![0, 20];
         // However busy the machine is.
-        run.spare = Duration::ZERO;
+        run.spare_of_round = Duration::ZERO;
         run.all();
         let findings = run.findings;
         assert_eq!(findings.faults, [""; 0]);
