@@ -35,11 +35,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 use super::body::{BodyError, RequestBody};
 use super::connection::{Deadline, Failure};
 use super::error::{HeadFault, ProtocolError, UpstreamError};
-use crate::tls::TlsTrouble;
 use crate::wire::Stream;
 use content::{Content, Piece, Taken};
 pub(super) use crossing::Crossing;
 pub use fault::Http1Fault;
+use fault::{ended, of_io};
 use head::{Asked, MAX_HEAD_BYTES, Read};
 use outbox::{Framing, MAX_PIECES, Outbox};
 pub use tunnel::Upgraded;
@@ -59,6 +59,8 @@ pub(super) struct Http1 {
     read: BytesMut,
     /// Of that, what is known not to be a whole head.
     seen: usize,
+    /// Whether the room for it is larger than an idle connection keeps for long.
+    has_large_room: bool,
     outbox: Outbox,
     /// Whether anything of the request is still to be sent.
     is_sending: bool,
@@ -101,6 +103,7 @@ impl Http1 {
             stream,
             read: BytesMut::new(),
             seen: 0,
+            has_large_room: false,
             outbox: Outbox::default(),
             is_sending: false,
             upload: None,
@@ -134,10 +137,15 @@ impl Http1 {
             return None;
         }
         self.outbox.rest();
-        if self.read.capacity() > READ_BYTES {
-            self.read = BytesMut::new();
-        }
         Some(self)
+    }
+
+    /// It has been idle for a while: room for large content is given back.
+    pub(super) fn shed(&mut self) {
+        if std::mem::take(&mut self.has_large_room) {
+            self.read = BytesMut::new();
+            self.appetite = READ_BYTES;
+        }
     }
 
     /// It will be too old in `time` from now.
@@ -328,7 +336,8 @@ impl Http1 {
                 let fault = ProtocolError::Http1(Http1Fault::HeadTooLarge);
                 return Poll::Ready(Err(UpstreamError::Garbage(fault)));
             }
-            if ready!(self.poll_read((MIN_READ_BYTES, READ_BYTES), context)).map_err(of_io)? == 0 {
+            if ready!(self.poll_read((MIN_READ_BYTES, self.appetite), context)).map_err(of_io)? == 0
+            {
                 return Poll::Ready(Err(ended()));
             }
         }
@@ -342,6 +351,7 @@ impl Http1 {
     ) -> Poll<io::Result<usize>> {
         if self.read.capacity() - self.read.len() < least {
             self.read.reserve(most);
+            self.has_large_room |= self.read.capacity() > READ_BYTES;
         }
         let room = self.read.capacity() - self.read.len();
         let count = ready!(pin!(self.stream.read_buf(&mut self.read)).poll(context))?;
@@ -471,17 +481,6 @@ fn framing_of(request: &Request<RequestBody>) -> Framing {
             Framing::Length(length)
         }
         _ => Framing::Chunks(outbox::announced_trailers(request.headers())),
-    }
-}
-
-fn ended() -> UpstreamError {
-    UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Ended))
-}
-
-fn of_io(error: io::Error) -> UpstreamError {
-    match TlsTrouble::within(&error) {
-        Some(trouble) => UpstreamError::TlsEnded(trouble),
-        None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
     }
 }
 

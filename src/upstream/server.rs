@@ -200,7 +200,10 @@ impl Server {
         let shared = self.shared.as_ref();
         let shares = shared.is_some_and(|shared| shared.close_old());
         let mut idle = self.idle();
-        idle.retain_mut(|connection| connection.is_usable());
+        idle.retain_mut(|connection| {
+            connection.shed();
+            connection.is_usable()
+        });
         shares || !idle.is_empty()
     }
 }

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::runtime::Handle;
 
-use super::{Http1, ended};
+use super::Http1;
+use super::fault::ended;
 use crate::upstream::connection::{Deadline, Task};
 use crate::upstream::error::UpstreamError;
 use crate::upstream::server::Seat;

@@ -3,6 +3,9 @@
 use std::error::Error;
 use std::{fmt, io};
 
+use crate::tls::TlsTrouble;
+use crate::upstream::error::{ProtocolError, UpstreamError};
+
 /// See the file's head.
 #[derive(Debug)]
 pub enum Http1Fault {
@@ -49,5 +52,18 @@ impl Error for Http1Fault {
             Http1Fault::Head(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+/// The connection ended before the answer did.
+pub(super) fn ended() -> UpstreamError {
+    UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Ended))
+}
+
+/// What an error of the connection means.
+pub(super) fn of_io(error: io::Error) -> UpstreamError {
+    match TlsTrouble::within(&error) {
+        Some(trouble) => UpstreamError::TlsEnded(trouble),
+        None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
     }
 }
