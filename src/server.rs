@@ -7,6 +7,7 @@
 mod checks;
 mod connection;
 pub mod control;
+mod crew;
 mod drain;
 pub mod echo;
 mod entrances;
@@ -42,6 +43,7 @@ use crate::proxy::limiter::Counts;
 use crate::telemetry::access::AccessLog;
 use crate::upstream::Vitals;
 use checks::Checks;
+use crew::Crew;
 use listen::Listeners;
 use pulse::Pulse;
 use reload::{Reload, Reloader, Requests};
@@ -178,16 +180,19 @@ pub fn run(
 ) -> io::Result<()> {
     let house = Arc::new(House::new(&config, pulse)?);
     let (mut workers, mut orders) = (Vec::new(), Vec::new());
-    for (index, sockets) in listeners.sets()?.into_iter().enumerate() {
+    let sets = listeners.sets()?;
+    let crew = Arc::new(Crew::new(sets.len()));
+    for (index, sockets) in sets.into_iter().enumerate() {
         let (order, ordered) = mpsc::channel(1);
         orders.push(order);
         let (config, house) = (config.fresh_copy(), Arc::clone(&house));
         let told = (ordered, shutdown.clone());
+        let place = (Arc::clone(&crew), index);
         workers.push(
             std::thread::Builder::new()
                 .name(format!("worker-{index}"))
                 .spawn(move || {
-                    let result = worker::run(config, sockets, &house, told, index);
+                    let result = worker::run(config, sockets, &house, told, place);
                     house.pulse.end(index);
                     result
                 })?,

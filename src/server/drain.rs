@@ -50,7 +50,17 @@ impl Drain {
 
     /// Whether each answer should be its connection's last.
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Relaxed)
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// How many connections are open.
+    pub(crate) fn count(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    fn leave(&self) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+        self.closed.notify_one();
     }
 
     /// Whether idle connections should end too.
@@ -60,7 +70,8 @@ impl Drain {
 
     /// From now on each answer is its connection's last.
     pub(crate) fn begin(&self, sweep: &Sweep) {
-        self.draining.store(true, Ordering::Relaxed);
+        // Against whoever is passed on here: either he is told, or he is waited for.
+        self.draining.store(true, Ordering::SeqCst);
         sweep.wake_all();
     }
 
@@ -77,7 +88,7 @@ impl Drain {
 
     async fn all_closed(&self, timeout: Duration) {
         let all_closed = async {
-            while self.open.load(Ordering::Relaxed) > 0 {
+            while self.open.load(Ordering::SeqCst) > 0 {
                 self.closed.notified().await;
             }
         };
@@ -86,9 +97,16 @@ impl Drain {
     }
 }
 
+impl Open {
+    /// Another worker has the connection from now on.
+    pub(crate) fn move_to(&mut self, other: &Arc<Drain>) {
+        other.open.fetch_add(1, Ordering::SeqCst);
+        std::mem::replace(&mut self.drain, Arc::clone(other)).leave();
+    }
+}
+
 impl Drop for Open {
     fn drop(&mut self) {
-        self.drain.open.fetch_sub(1, Ordering::Relaxed);
-        self.drain.closed.notify_one();
+        self.drain.leave();
     }
 }

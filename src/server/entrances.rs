@@ -6,9 +6,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 
+use super::crew::Guest;
 use super::drain::Open;
 use super::listen::{BACKLOG, Entrance, Listener};
 use super::worker::Worker;
@@ -125,11 +127,46 @@ async fn accept_tcp(listener: TcpListener, worker: Arc<Worker>, secure: bool) {
             Ok((stream, address)) => {
                 // Without it an answer in two writes waits for the client's delayed ACK.
                 let _ = stream.set_nodelay(true);
-                let accepted = (Stream::Tcp(stream), address.ip().to_canonical());
-                greet(&worker, accepted, secure, worker.drain.open(permit));
+                let open = worker.drain.open(permit);
+                place(&worker, (stream, address.ip().to_canonical()), secure, open);
             }
             Err(error) => rest(&error).await,
         }
+    }
+}
+
+/// Greets a client, or has a worker do it that has clearly fewer.
+fn place(worker: &Arc<Worker>, (stream, ip): (TcpStream, IpAddr), secure: bool, open: Open) {
+    let (crew, index) = &worker.place;
+    let Some(lighter) = crew.lighter(*index) else {
+        return greet(worker, (Stream::Tcp(stream), ip), secure, open);
+    };
+    // One that cannot be taken from this worker has failed already.
+    let Ok(stream) = stream.into_std() else {
+        return;
+    };
+    let guest = Guest {
+        stream,
+        ip,
+        secure,
+        open,
+    };
+    if let Err(stays) = crew.pass_on(guest, (*index, lighter)) {
+        welcome(worker, stays);
+    }
+}
+
+fn welcome(worker: &Arc<Worker>, guest: Guest) {
+    if let Ok(stream) = TcpStream::from_std(guest.stream) {
+        let accepted = (Stream::Tcp(stream), guest.ip);
+        greet(worker, accepted, guest.secure, guest.open);
+    }
+}
+
+/// Greets whom other workers pass on, as long as this one lives.
+pub(super) async fn receive(mut guests: UnboundedReceiver<Guest>, worker: Arc<Worker>) {
+    while let Some(guest) = guests.recv().await {
+        welcome(&worker, guest);
     }
 }
 

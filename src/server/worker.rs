@@ -7,8 +7,9 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, mpsc};
 
+use super::crew::Crew;
 use super::drain::{Deadlines, Drain};
-use super::entrances::Entrances;
+use super::entrances::{self, Entrances};
 use super::listen::Entrance;
 use super::reload::Order;
 use super::serving::{Kept, Serving, flush};
@@ -22,6 +23,8 @@ pub(super) struct Worker {
     pub(super) sweep: Sweep,
     pub(super) drain: Arc<Drain>,
     pub(super) connections: Arc<Semaphore>,
+    /// All workers, and which of them this one is.
+    pub(super) place: (Arc<Crew>, usize),
 }
 
 /// Serves on this thread until `shutdown`, then drains.
@@ -30,12 +33,12 @@ pub(super) fn run(
     sockets: Vec<Entrance>,
     house: &House,
     told: (mpsc::Receiver<Order>, Shutdown),
-    index: usize,
+    place: (Arc<Crew>, usize),
 ) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(serve(config, sockets, house, told, index))
+    runtime.block_on(serve(config, sockets, house, told, place))
 }
 
 async fn serve(
@@ -43,8 +46,10 @@ async fn serve(
     sockets: Vec<Entrance>,
     house: &House,
     (mut orders, mut shutdown): (mpsc::Receiver<Order>, Shutdown),
-    index: usize,
+    place: (Arc<Crew>, usize),
 ) -> io::Result<()> {
+    let index = place.1;
+    let drain = place.0.drain(index);
     let sweep = Sweep::new();
     tokio::spawn(sweep.clone().run());
     let mut kept = Kept::open(house).await;
@@ -52,10 +57,14 @@ async fn serve(
     let worker = Arc::new(Worker {
         serving: Arc::new(ArcSwap::from_pointee(first)),
         sweep,
-        drain: Arc::default(),
+        drain,
         connections: Arc::clone(&house.connections),
+        place,
     });
     let mut entrances = Entrances::open(&worker, sockets)?;
+    if let Some(guests) = worker.place.0.join(index) {
+        tokio::spawn(entrances::receive(guests, Arc::clone(&worker)));
+    }
     let pulse = Arc::clone(&house.pulse);
     let serving = Arc::clone(&worker.serving);
     tokio::spawn(flush(serving, move || pulse.beat(index)));

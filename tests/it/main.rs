@@ -45,6 +45,7 @@ mod scripted;
 mod service;
 mod shares;
 mod slots;
+mod spread;
 mod store;
 mod streaming;
 mod support;
