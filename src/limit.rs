@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 pub use exempt::Exempt;
 pub use key::{Key, Tag};
 pub use rate::Rate;
-pub use window::{Tier, Window};
+pub use window::{Tier, Window, Wording};
 
 /// How admitted units are remembered. See `docs/limits.md` for the bound of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

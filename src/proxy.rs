@@ -37,7 +37,7 @@ pub mod upgrade;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{HeaderName, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 
 use crate::clock::Sweep;
 use crate::config::{Config, LogKeys};
@@ -47,7 +47,7 @@ use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
 use crate::upstream::body::RequestBody;
 use crate::upstream::{Upstreams, Vitals};
-use admit::Asked;
+use admit::{Asked, Asking};
 pub use arrival::{Arrival, Secured};
 use body::Body;
 use changes::Changes;
@@ -175,9 +175,10 @@ impl Proxy {
                 }
                 Err(rejection) => Err(rejection),
             };
-            let mut response = answered.unwrap_or_else(|refused| self.answer(&refused, &mut line));
+            let mut response = answered
+                .unwrap_or_else(|refused| self.answer(&refused, &mut line, HeaderMap::new()));
             if let (Some(name), Some(id)) = (&self.request_id, &line.request_id)
-                && let Ok(id) = HeaderValue::from_str(id)
+                && let Ok(id) = HeaderValue::from_str(id.as_str())
             {
                 response.headers_mut().insert(name, id);
             }
@@ -190,7 +191,7 @@ impl Proxy {
     #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
     fn serve(
         &self,
-        request: Request<RequestBody>,
+        mut request: Request<RequestBody>,
         (downstream, route): (&Downstream, &Route),
         asked: Asked,
         line: &mut Line,
@@ -200,10 +201,18 @@ impl Proxy {
             let changes = Changes::of(with, &request, downstream, line)?;
             let changes = changes.as_deref();
             let affinity = asked.affinity;
-            let admitted = self.limiter.admit(&request, asked, line).await;
+            let admitted = match self.limiter.begin(&request, asked, line) {
+                Asking::Over(admitted) => admitted,
+                Asking::Waits(begun) => self.limiter.admit(&request, begun).await,
+            };
             let mut admission = match admitted {
                 Ok(admission) => admission,
-                Err(refused) => return Ok(self.refuse(&refused, changes, line)),
+                Err(refused) => {
+                    // The answer's head takes the place of the request's.
+                    let mut room = std::mem::take(request.headers_mut());
+                    room.clear();
+                    return Ok(self.refuse(&refused, changes, line, room));
+                }
             };
             line.note_admission(admission.is_limited());
             let answered = match &route.target {
@@ -214,8 +223,8 @@ impl Proxy {
                 Target::Respond(answer) => Ok(changes::respond(answer, changes)),
                 Target::Redirect(answer) => Ok(changes::redirect(answer, changes)),
             };
-            let mut response =
-                answered.unwrap_or_else(|refused| self.refuse(&refused, changes, line));
+            let mut response = answered
+                .unwrap_or_else(|refused| self.refuse(&refused, changes, line, HeaderMap::new()));
             self.limiter.adjust(route, &admission, &mut response, line);
             hold(&mut response, admission.slots.take(), line);
             Ok(self.limiter.mark(&admission, response))
@@ -246,8 +255,9 @@ impl Proxy {
         refused: &Rejection,
         changes: Option<&Changes<'_>>,
         line: &mut Line,
+        room: HeaderMap,
     ) -> Response<Body> {
-        let mut response = self.answer(refused, line);
+        let mut response = self.answer(refused, line, room);
         if let Some(changes) = changes {
             changes.beside(response.headers_mut());
         }
@@ -255,8 +265,8 @@ impl Proxy {
     }
 
     /// The answer to a request that is refused, and what the log says of it.
-    fn answer(&self, refused: &Rejection, line: &mut Line) -> Response<Body> {
-        self.limiter.answer(refused, line).map(Body::made)
+    fn answer(&self, refused: &Rejection, line: &mut Line, room: HeaderMap) -> Response<Body> {
+        self.limiter.answer(refused, line, room).map(Body::made)
     }
 }
 

@@ -121,6 +121,14 @@ pub enum Store {
 }
 
 impl Store {
+    /// The decision of [`Store::charge`] where nothing has to be waited for: the counts are here.
+    pub fn charge_here(&self, charge: &Charge) -> Option<Decision> {
+        match self {
+            Store::Memory(memory) => Some(memory.charge(charge)),
+            Store::Redis(_) | Store::Cluster(_) => None,
+        }
+    }
+
     /// Decides one request and charges it if every limit allows it. `generation` is that of the
     /// key with which the items' tags were derived ([`Store::hash_key`]).
     ///

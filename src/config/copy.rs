@@ -83,11 +83,8 @@ fn own_tiers(tiers: &Tiers) -> Tiers {
 }
 
 fn own_windows(windows: &[Arc<Window>]) -> Vec<Arc<Window>> {
-    let own = |window: &Arc<Window>| Window {
-        policy: Arc::from(&*window.policy),
-        ..Window::clone(window)
-    };
-    windows.iter().map(|window| Arc::new(own(window))).collect()
+    let own = |window: &Arc<Window>| Arc::new(window.own());
+    windows.iter().map(own).collect()
 }
 
 fn own_upstream(upstream: &UpstreamSettings) -> UpstreamSettings {

@@ -6,10 +6,11 @@
 //! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters: only this file
 //! spells them.
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
-use super::{Algorithm, Charge, Decision, Item, Retry, Verdict};
+use super::{Charge, Decision, Item, Retry, Verdict};
 
 /// `x-ratelimit-limit`: the tightest limit's units.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -84,36 +85,109 @@ pub fn write(
         return;
     };
     let keep = settings.pass_upstream;
-    // One buffer for all values: they are frozen into slices of one allocation.
-    let mut buffer = BytesMut::with_capacity(64 + 96 * charge.len());
-    if settings.x_ratelimit {
-        if !upstream_is_tighter(headers, settings, verdict) {
-            headers.insert(X_LIMIT, number(&mut buffer, item.window.rule.units));
-            headers.insert(X_REMAINING, number(&mut buffer, verdict.remaining));
+    let mut texts = Texts::default();
+    let trio =
+        (settings.x_ratelimit && !upstream_is_tighter(headers, settings, verdict)).then(|| {
             let reset = match settings.reset {
                 ResetForm::Epoch => seconds_up(unix_us.saturating_add(verdict.reset_us)),
                 ResetForm::Delta => seconds_up(verdict.reset_us),
             };
-            headers.insert(X_RESET, number(&mut buffer, reset));
-        }
-    } else if !keep {
+            (texts.number(verdict.remaining), texts.number(reset))
+        });
+    let pair = settings.ietf.then(|| {
+        let policy = match charge.as_slice() {
+            [only] => Text::Ready(only.window.wording.policy.clone()),
+            all => texts.list(
+                all.iter()
+                    .map(|item| |text: &mut Room| write_policy(text, item)),
+            ),
+        };
+        let told = charge.iter().zip(&decision.verdicts);
+        let told = told.filter(|(_, verdict)| verdict.retry != Retry::Unasked);
+        let state = told.map(|(item, verdict)| |text: &mut Room| write_state(text, item, verdict));
+        (policy, texts.list(state))
+    });
+    let texts = texts.freeze();
+    if let Some((remaining, reset)) = trio {
+        headers.insert(X_LIMIT, item.window.wording.units.clone());
+        headers.insert(X_REMAINING, remaining.value(&texts));
+        headers.insert(X_RESET, reset.value(&texts));
+    } else if !settings.x_ratelimit && !keep {
         for name in [X_LIMIT, X_REMAINING, X_RESET] {
             headers.remove(name);
         }
     }
-    if settings.ietf {
-        charge
-            .iter()
-            .for_each(|item| write_policy(&mut buffer, item));
-        list(headers, RATELIMIT_POLICY, take_list(&mut buffer), keep);
-        let told = charge.iter().zip(&decision.verdicts);
-        for (item, verdict) in told.filter(|(_, verdict)| verdict.retry != Retry::Unasked) {
-            write_state(&mut buffer, item, verdict);
-        }
-        list(headers, RATELIMIT, take_list(&mut buffer), keep);
+    if let Some((policy, state)) = pair {
+        list(headers, RATELIMIT_POLICY, policy.value(&texts), keep);
+        list(headers, RATELIMIT, state.value(&texts), keep);
     } else if !keep {
         for name in [RATELIMIT_POLICY, RATELIMIT] {
             headers.remove(name);
+        }
+    }
+}
+
+/// Seconds as a header's value.
+pub fn seconds_value(seconds: u64) -> HeaderValue {
+    small(seconds).unwrap_or_else(|| HeaderValue::from(seconds))
+}
+
+/// Numbers that are told most take no place on the heap.
+fn small(number: u64) -> Option<HeaderValue> {
+    const PAIRS: &str = "0001020304050607080910111213141516171819\
+        2021222324252627282930313233343536373839\
+        4041424344454647484950515253545556575859\
+        6061626364656667686970717273747576777879\
+        8081828384858687888990919293949596979899";
+    let end = usize::try_from(number).ok()?.checked_mul(2)? + 2;
+    let digits = PAIRS.get(end - 1 - usize::from(number > 9)..end)?;
+    Some(HeaderValue::from_static(digits))
+}
+
+/// Where values are written, before they are known to be values.
+type Room = SmallVec<[u8; 256]>;
+
+/// The values that are made for one response: slices of one allocation, whatever their number.
+#[derive(Default)]
+struct Texts(Room);
+
+/// One of them.
+enum Text {
+    Ready(HeaderValue),
+    /// From here to there in what was written.
+    Written(usize, usize),
+}
+
+impl Texts {
+    fn number(&mut self, number: u64) -> Text {
+        small(number).map_or_else(
+            || {
+                let start = self.0.len();
+                write_number(&mut self.0, number);
+                Text::Written(start, self.0.len())
+            },
+            Text::Ready,
+        )
+    }
+
+    /// Elements that each end with a separator; the last one's is left out.
+    fn list(&mut self, elements: impl Iterator<Item = impl FnOnce(&mut Room)>) -> Text {
+        let start = self.0.len();
+        elements.for_each(|write| write(&mut self.0));
+        Text::Written(start, self.0.len().saturating_sub(2).max(start))
+    }
+
+    fn freeze(&self) -> Bytes {
+        Bytes::copy_from_slice(&self.0)
+    }
+}
+
+impl Text {
+    fn value(self, texts: &Bytes) -> HeaderValue {
+        match self {
+            Text::Ready(value) => value,
+            Text::Written(start, end) => HeaderValue::from_maybe_shared(texts.slice(start..end))
+                .expect("digits, names and separators are visible ASCII"),
         }
     }
 }
@@ -181,55 +255,27 @@ fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, verdict: &
 }
 
 /// `"login";q=5;w=60, `
-fn write_policy(buffer: &mut BytesMut, item: &Item) {
-    write_name(buffer, item);
-    buffer.put_slice(b";q=");
-    write_number(buffer, item.window.rule.units);
-    if item.window.rule.algorithm == Algorithm::Slots {
-        buffer.put_slice(b";qu=\"concurrent-requests\", ");
-        return;
-    }
-    buffer.put_slice(b";w=");
-    write_number(buffer, seconds_up(item.window.rule.window_us));
-    buffer.put_slice(b", ");
+fn write_policy(room: &mut Room, item: &Item) {
+    room.extend_from_slice(item.window.wording.policy.as_bytes());
+    room.extend_from_slice(b", ");
 }
 
 /// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
-fn write_state(buffer: &mut BytesMut, item: &Item, verdict: &Verdict) {
-    write_name(buffer, item);
-    buffer.put_slice(b";r=");
-    write_number(buffer, verdict.remaining);
-    if verdict.next_us > 0 {
-        buffer.put_slice(b";t=");
-        write_number(buffer, seconds_up(verdict.next_us));
-    }
-    buffer.put_slice(b", ");
-}
-
-fn write_name(buffer: &mut BytesMut, item: &Item) {
+fn write_state(room: &mut Room, item: &Item, verdict: &Verdict) {
     // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
-    buffer.put_u8(b'"');
-    buffer.put_slice(item.window.policy.as_bytes());
-    buffer.put_u8(b'"');
+    room.push(b'"');
+    room.extend_from_slice(item.window.policy.as_bytes());
+    room.extend_from_slice(b"\";r=");
+    write_number(room, verdict.remaining);
+    if verdict.next_us > 0 {
+        room.extend_from_slice(b";t=");
+        write_number(room, seconds_up(verdict.next_us));
+    }
+    room.extend_from_slice(b", ");
 }
 
-fn write_number(buffer: &mut BytesMut, number: u64) {
-    buffer.put_slice(itoa::Buffer::new().format(number).as_bytes());
-}
-
-fn number(buffer: &mut BytesMut, number: u64) -> HeaderValue {
-    write_number(buffer, number);
-    value(buffer.split().freeze())
-}
-
-/// The list written so far, without its last separator.
-fn take_list(buffer: &mut BytesMut) -> HeaderValue {
-    buffer.truncate(buffer.len() - 2);
-    value(buffer.split().freeze())
-}
-
-fn value(bytes: Bytes) -> HeaderValue {
-    HeaderValue::from_maybe_shared(bytes).expect("digits, names and separators are visible ASCII")
+fn write_number(room: &mut Room, number: u64) {
+    room.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 #[cfg(test)]
@@ -239,7 +285,14 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::limit::{Key, Limit, Rule, Tag};
+    use crate::limit::{Algorithm, Key, Limit, Rule, Tag};
+
+    #[test]
+    fn every_number_of_seconds_is_written_as_it_is() {
+        for seconds in (0..=200).chain([u64::MAX]) {
+            assert_eq!(seconds_value(seconds), seconds.to_string());
+        }
+    }
 
     const ALL: HeaderSettings = HeaderSettings {
         x_ratelimit: true,

@@ -1,11 +1,14 @@
 //! Windows: one rate of a limit, and where its counts are found.
 
+mod wording;
+
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use super::{Algorithm, Rate, Rule, Tag};
+pub use wording::Wording;
 
 /// The version of what is stored. Another version is another key: counts start anew.
 const LAYOUT: u8 = 2;
@@ -23,6 +26,8 @@ pub struct Window {
     pub store_suffix: String,
     /// 16 bytes over `store_suffix`: mixed with a tag, the identity of one budget in memory.
     pub identity: u128,
+    /// What clients are told of it.
+    pub wording: Wording,
 }
 
 /// The rates of a class of clients.
@@ -43,6 +48,18 @@ impl Window {
             rule,
             identity: identity(&store_suffix),
             store_suffix,
+            wording: Wording::of(limit, rule),
+        }
+    }
+
+    /// A copy that shares nothing with this one.
+    pub fn own(&self) -> Window {
+        Window {
+            policy: Arc::from(&*self.policy),
+            rule: self.rule,
+            store_suffix: self.store_suffix.clone(),
+            identity: self.identity,
+            wording: Wording::of(&self.policy, self.rule),
         }
     }
 
@@ -63,6 +80,7 @@ impl Window {
                 let text = rate.to_string();
                 let (_, length) = text.split_once('/').unwrap_or_default();
                 window.policy = format!("{limit}/{length}").into();
+                window.wording = Wording::of(&window.policy, *rule);
             }
             Arc::new(window)
         };

@@ -69,6 +69,21 @@ pub(super) struct Admission {
     cors: bool,
 }
 
+/// How far a request is on its way to its admission.
+pub(super) enum Asking {
+    /// It needs no more.
+    Over(Result<Admission, Rejection>),
+    /// It waits for the store.
+    Waits(Begun),
+}
+
+/// A request that waits for the store.
+#[derive(Debug)]
+pub(super) struct Begun {
+    charge: Charge,
+    admission: Admission,
+}
+
 /// A decision, and the wall clock's time at it, microseconds: the reset that clients are told
 /// counts from there, however slow the upstream is.
 #[derive(Debug)]
@@ -176,36 +191,64 @@ impl Limiter {
         Ok(asked)
     }
 
-    /// Asks the store, and lets the request pass or says why not. What rides along is asked first,
-    /// in the same call, and kept with `line`.
-    pub(super) async fn admit<B>(
-        &self,
-        request: &Request<B>,
-        asked: Asked,
-        line: &mut Line,
-    ) -> Result<Admission, Rejection> {
+    /// Asks for what rides along, and decides what can be decided without waiting: nothing asked,
+    /// or the counts in this process. What waits is a future of its own: who need not wait does
+    /// not carry it.
+    pub(super) fn begin<B>(&self, request: &Request<B>, asked: Asked, line: &mut Line) -> Asking {
         let generation = asked.generation;
         line.riders = Riders::ask(&self.stores, asked.riders, generation);
-        let mut admission = Admission {
+        let admission = Admission {
             told: None,
             slots: None,
             generation,
             cors: self.headers.cors_expose && request.headers().contains_key(ORIGIN),
         };
         if asked.charge.is_empty() {
-            return Ok(admission);
+            return Asking::Over(Ok(admission));
         }
-        let (charge, decision, by) = match self.store.charge(&asked.charge, generation).await {
+        let begun = Begun {
+            charge: asked.charge,
+            admission,
+        };
+        match self.store.charge_here(&begun.charge) {
+            Some(decision) => Asking::Over(self.conclude(request, begun, Ok(decision))),
+            None => Asking::Waits(begun),
+        }
+    }
+
+    /// Asks the store, and lets the request pass or says why not.
+    pub(super) async fn admit<B>(
+        &self,
+        request: &Request<B>,
+        begun: Begun,
+    ) -> Result<Admission, Rejection> {
+        let generation = begun.admission.generation;
+        let answered = self.store.charge(&begun.charge, generation).await;
+        self.conclude(request, begun, answered)
+    }
+
+    fn conclude<B>(
+        &self,
+        request: &Request<B>,
+        begun: Begun,
+        answered: Result<Decision, StoreError>,
+    ) -> Result<Admission, Rejection> {
+        let Begun {
+            charge,
+            mut admission,
+        } = begun;
+        let generation = admission.generation;
+        let (charge, decision, by) = match answered {
             Ok(decision) if decision.allowed => {
                 // Nothing may wait between the grant and its guard.
-                admission.slots = self.hold(&asked.charge);
-                let warm = self.remember(&asked.charge);
-                (asked.charge, decision, Decider::Store { warm })
+                admission.slots = self.hold(&charge);
+                let warm = self.remember(&charge);
+                (charge, decision, Decider::Store { warm })
             }
-            Ok(decision) => (asked.charge, decision, Decider::Store { warm: None }),
+            Ok(decision) => (charge, decision, Decider::Store { warm: None }),
             Err(error) => {
-                let slots = slots_of(&asked.charge);
-                let decided = self.decide_alone((asked.charge, generation), &error)?;
+                let slots = slots_of(&charge);
+                let decided = self.decide_alone((charge, generation), &error)?;
                 if decided
                     .as_ref()
                     .is_none_or(|(_, decision)| decision.allowed)

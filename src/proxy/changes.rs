@@ -49,6 +49,7 @@ impl<'t> Changes<'t> {
             return Ok(None);
         }
         let request_id = line.request_id.get_or_insert_with(request_id::made);
+        let request_id = request_id.as_str();
         let id = id.and_then(|name| Some((name, HeaderValue::from_str(request_id).ok()?)));
         if none && redirect.is_none() {
             let changes = Changes {

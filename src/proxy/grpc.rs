@@ -17,9 +17,12 @@ const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
 
 /// Whether a request's `content-type` is gRPC's.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
-    headers
-        .get(CONTENT_TYPE)
-        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+    headers.get(CONTENT_TYPE).is_some_and(is_grpc_type)
+}
+
+/// Whether a `content-type` is gRPC's.
+pub fn is_grpc_type(content_type: &HeaderValue) -> bool {
+    content_type.as_bytes().starts_with(b"application/grpc")
 }
 
 /// Makes of an answer in HTTP the same for a gRPC client; `detail` is its sentence.

@@ -13,13 +13,13 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::CONNECTION;
-use http::{Extensions, Request, Response, Version};
+use http::{Extensions, HeaderMap, Request, Response, Version};
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tower::{Layer, Service};
 
-use super::admit::Admission;
+use super::admit::{Admission, Asking};
 use super::limiter::{Counts, Limiter};
 use super::line::Line;
 use super::reject::{self, Rejection};
@@ -97,7 +97,8 @@ impl LimitLayer {
         let (route, mut admission) = match self.admit(&head, ip, &mut line).await {
             Ok(admitted) => admitted,
             Err(rejection) => {
-                let answer = self.limiter.answer(&rejection, &mut line);
+                let room = HeaderMap::new();
+                let answer = self.limiter.answer(&rejection, &mut line, room);
                 let answer = refused(answer, head.version());
                 return Ok(answer.map(|body| body.ending_with(None, line, &self.log)));
             }
@@ -119,8 +120,11 @@ impl LimitLayer {
     ) -> Result<(&Route, Admission), Rejection> {
         let caller = self.limiter.caller(ip);
         let (route, asked) = self.limiter.read(head, caller, line)?;
-        let admission = self.limiter.admit(head, asked, line).await?;
-        Ok((route, admission))
+        let admission = match self.limiter.begin(head, asked, line) {
+            Asking::Over(admitted) => admitted,
+            Asking::Waits(begun) => self.limiter.admit(head, begun).await,
+        };
+        Ok((route, admission?))
     }
 }
 

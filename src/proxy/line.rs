@@ -5,23 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, Uri, Version};
+use smallvec::SmallVec;
 
 use super::grpc::is_grpc;
+use super::request_id::RequestId;
 use super::riders::Riders;
 use crate::clock;
 use crate::limit::{Charge, Decision, Retry, Tag};
 use crate::telemetry::access::{Buffer, Entry, Outcome};
 
-/// As many characters of a key's hash as tell keys apart in a log.
-const KEY_CHARACTERS: usize = 8;
-
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
 #[derive(Debug)]
 pub(crate) struct Line {
-    /// When it came, microseconds since the Unix epoch; 0 where no line will be written.
-    unix_us: u64,
-    method: Method,
-    uri: Uri,
+    /// Nothing where no line will be written.
+    head: Option<Head>,
     log: Buffer,
     show_keys: bool,
     pub(crate) client: IpAddr,
@@ -29,15 +26,24 @@ pub(crate) struct Line {
     pub(crate) outcome: Outcome,
     pub(crate) status: u16,
     pub(crate) reason: Option<&'static str>,
-    pub(crate) request_id: Option<String>,
+    pub(crate) request_id: Option<RequestId>,
     /// Whether its client speaks gRPC, which nobody does below HTTP/2.
     pub(crate) grpc: bool,
-    denied_by: Vec<(Arc<str>, Option<String>)>,
+    denied_by: SmallVec<[(Arc<str>, Option<Tag>); 1]>,
     /// Limits on trial, until their decisions are wanted.
     pub(super) riders: Option<Box<Riders>>,
     /// Whether it will be written.
     to_write: bool,
     bytes: u64,
+}
+
+/// What a line says of its request's head.
+#[derive(Debug)]
+struct Head {
+    /// When it came, microseconds since the Unix epoch.
+    unix_us: u64,
+    method: Method,
+    uri: Uri,
 }
 
 impl Line {
@@ -47,10 +53,13 @@ impl Line {
         client: IpAddr,
         (log, show_keys): (&Buffer, bool),
     ) -> Line {
-        Line {
-            unix_us: if log.is_off() { 0 } else { clock::unix_us() },
+        let head = || Head {
+            unix_us: clock::unix_us(),
             method: request.method().clone(),
             uri: request.uri().clone(),
+        };
+        Line {
+            head: (!log.is_off()).then(head),
             log: log.clone(),
             show_keys,
             client,
@@ -60,7 +69,7 @@ impl Line {
             reason: None,
             request_id: None,
             grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
-            denied_by: Vec::new(),
+            denied_by: SmallVec::new(),
             riders: None,
             to_write: false,
             bytes: 0,
@@ -90,17 +99,17 @@ impl Line {
     pub(crate) fn note_denial(&mut self, charge: &Charge, decision: &Decision) {
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             if verdict.retry != Retry::Now {
-                self.note_denier(Arc::clone(&item.limit.name), item.tag);
+                self.note_denier(&item.limit.name, item.tag);
             }
         }
     }
 
     /// Notes who denied, and whom.
-    pub(crate) fn note_denier(&mut self, name: Arc<str>, tag: Tag) {
-        let key = self
-            .show_keys
-            .then(|| tag.to_string()[..KEY_CHARACTERS].to_owned());
-        self.denied_by.push((name, key));
+    pub(crate) fn note_denier(&mut self, name: &Arc<str>, tag: Tag) {
+        if self.head.is_some() {
+            let key = self.show_keys.then_some(tag);
+            self.denied_by.push((Arc::clone(name), key));
+        }
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: usize) {
@@ -111,23 +120,23 @@ impl Line {
     pub(crate) fn write(mut self) {
         let riders = self.riders.take();
         let would_deny = riders.map(|mut riders| riders.would_deny(self.log.trials()));
-        if !self.to_write {
+        let Some(head) = self.head.as_ref().filter(|_| self.to_write) else {
             return;
-        }
+        };
         self.log.record(&Entry {
-            unix_us: self.unix_us,
-            duration: Duration::from_micros(clock::unix_us().saturating_sub(self.unix_us)),
+            unix_us: head.unix_us,
+            duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),
             client: self.client,
-            method: self.method,
-            path: self.uri.path().to_owned(),
+            method: &head.method,
+            path: head.uri.path(),
             status: self.status,
             bytes: self.bytes,
-            route: self.route,
+            route: self.route.as_deref(),
             outcome: self.outcome,
-            denied_by: self.denied_by,
-            would_deny: would_deny.unwrap_or_default(),
+            denied_by: &self.denied_by,
+            would_deny: would_deny.as_deref().unwrap_or_default(),
             reason: self.reason,
-            request_id: self.request_id,
+            request_id: self.request_id.as_ref().map(RequestId::as_str),
         });
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::Response;
+use http::{HeaderMap, Response};
 
 use super::limiter::Limiter;
 use super::problem::{Problem, QUOTA_EXCEEDED};
@@ -76,7 +76,7 @@ impl Said {
 
 impl Limiter {
     /// The answer to someone who is kept out. Without an end no Retry-After would be honest.
-    pub(super) fn keep_out(&self, blocked: &Blocked, id: &str) -> Response<Bytes> {
+    pub(super) fn keep_out(&self, blocked: &Blocked, id: &str, room: HeaderMap) -> Response<Bytes> {
         let wait = blocked.left_us.map(|us| seconds_up(us).max(1));
         let detail = match wait {
             Some(seconds) => format!("this client is blocked; retry in {seconds} s"),
@@ -92,7 +92,7 @@ impl Limiter {
             docs_url: self.deny.docs_url.as_deref(),
             request_id: id,
         };
-        let mut response = self.refusal(&problem, &blocked.form, blocked.left_us);
+        let mut response = self.refusal(&problem, (&blocked.form, blocked.left_us), room);
         self.open_to_scripts(response.headers_mut(), &blocked.form);
         response
     }

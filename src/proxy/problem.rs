@@ -5,7 +5,7 @@
 //! texts of other parties) is ever written here.
 
 use bytes::Bytes;
-use http::header::{ACCEPT, HeaderMap};
+use http::header::{ACCEPT, HeaderMap, HeaderValue};
 
 use crate::config::BodyKind;
 use crate::telemetry::json;
@@ -24,7 +24,7 @@ pub struct Problem<'a> {
     /// A URI that names the kind of problem.
     pub kind: &'static str,
     /// A short title, the same for every problem of its kind.
-    pub title: &'a str,
+    pub title: &'static str,
     /// The HTTP status it is sent with.
     pub status: u16,
     /// What happened this time, for people.
@@ -51,6 +51,12 @@ pub fn media_type(kind: BodyKind) -> &'static str {
 /// The form that a request's `Accept` prefers (RFC 9110 section 12.5.1); problem details unless
 /// it clearly wants another.
 pub fn preferred(headers: &HeaderMap) -> BodyKind {
+    let mut lines = headers.get_all(ACCEPT).iter();
+    // What most clients say that are no browsers.
+    match (lines.next().map(HeaderValue::as_bytes), lines.next()) {
+        (None | Some(b"*/*" | b"application/json"), None) => return BodyKind::Json,
+        _ => {}
+    }
     let mut best = (BodyKind::Json, 0.0);
     for kind in [BodyKind::Json, BodyKind::Html, BodyKind::Text] {
         let quality = quality_of(kind, headers);
@@ -111,18 +117,16 @@ const HTML: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>{tit
 const TEXT: &str = "{title}\n{detail}\n{request_id}\n";
 
 fn render_json(problem: &Problem<'_>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(320);
-    out.extend_from_slice(b"{\"type\":");
-    json::string(&mut out, problem.kind);
-    let member = |out: &mut Vec<u8>, name: &str, value: &str| {
-        out.push(b',');
-        json::name(out, name);
-        json::string(out, value);
-    };
-    member(&mut out, "title", problem.title);
-    out.extend_from_slice(b",\"status\":");
+    let mut out = Vec::with_capacity(384);
+    // Kinds, titles and ids are ours, or checked: nothing in them needs an escape.
+    out.extend_from_slice(b"{\"type\":\"");
+    out.extend_from_slice(problem.kind.as_bytes());
+    out.extend_from_slice(b"\",\"title\":\"");
+    out.extend_from_slice(problem.title.as_bytes());
+    out.extend_from_slice(b"\",\"status\":");
     json::number(&mut out, problem.status);
-    member(&mut out, "detail", problem.detail);
+    out.extend_from_slice(b",\"detail\":");
+    json::string(&mut out, problem.detail);
     if !problem.violated.is_empty() {
         out.extend_from_slice(b",\"violated-policies\":[");
         for (index, name) in problem.violated.iter().enumerate() {
@@ -138,10 +142,12 @@ fn render_json(problem: &Problem<'_>) -> Vec<u8> {
         json::number(&mut out, seconds);
     }
     if let Some(url) = problem.docs_url {
-        member(&mut out, "docs", url);
+        out.extend_from_slice(b",\"docs\":");
+        json::string(&mut out, url);
     }
-    member(&mut out, "request_id", problem.request_id);
-    out.extend_from_slice(b"}\n");
+    out.extend_from_slice(b",\"request_id\":\"");
+    out.extend_from_slice(problem.request_id.as_bytes());
+    out.extend_from_slice(b"\"}\n");
     out
 }
 
@@ -196,8 +202,6 @@ fn push_escaped(out: &mut String, value: &str, kind: BodyKind) {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
 
     fn accept(value: &'static str) -> BodyKind {
@@ -211,6 +215,10 @@ mod tests {
     fn the_form_follows_accept() {
         assert_eq!(preferred(&HeaderMap::new()), BodyKind::Json);
         assert_eq!(accept("*/*"), BodyKind::Json);
+        assert_eq!(accept("application/json"), BodyKind::Json);
+        let two = [(ACCEPT, "*/*"), (ACCEPT, "text/html")];
+        let two = two.map(|(name, value)| (name, HeaderValue::from_static(value)));
+        assert_eq!(preferred(&HeaderMap::from_iter(two)), BodyKind::Json);
         assert_eq!(accept("application/json, text/plain, */*"), BodyKind::Json);
         assert_eq!(
             accept("text/html,application/xhtml+xml,*/*;q=0.8"),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 
 use super::flaw::Flaw;
 use super::grpc;
@@ -81,45 +81,52 @@ impl From<UpstreamError> for Rejection {
 }
 
 impl Limiter {
-    /// The answer to a request that is refused, and what the log says of it.
-    pub(super) fn answer(&self, rejection: &Rejection, line: &mut Line) -> Response<Bytes> {
+    /// The answer to a request that is refused, and what the log says of it. What is refused most
+    /// has its headers put into `room`, an empty map that has had others.
+    pub(super) fn answer(
+        &self,
+        rejection: &Rejection,
+        line: &mut Line,
+        room: HeaderMap,
+    ) -> Response<Bytes> {
         line.outcome = rejection.outcome();
         line.reason = rejection.reason();
-        let id = line.request_id.take().unwrap_or_else(request_id::made);
+        let made = line.request_id.take().unwrap_or_else(request_id::made);
+        let id = made.as_str();
         let response = match rejection {
             Rejection::Limited(denial) => {
                 line.note_denial(&denial.charge, &denial.decision);
-                self.denial(denial, &id)
+                self.denial(denial, id, room)
             }
             Rejection::Blocked(blocked) => {
-                line.note_denier(POLICY.into(), blocked.tag);
-                self.keep_out(blocked, &id)
+                line.note_denier(&POLICY.into(), blocked.tag);
+                self.keep_out(blocked, id, room)
             }
             Rejection::StoreAway { limits, .. } => {
                 let violated: Vec<&str> = limits.iter().map(AsRef::as_ref).collect();
-                let mut response = plain(&rejection.said(), REDUCED_CAPACITY, &violated, &id);
+                let mut response = plain(&rejection.said(), REDUCED_CAPACITY, &violated, id);
                 response
                     .headers_mut()
                     .insert(RETRY_AFTER, HeaderValue::from_static("1"));
                 response
             }
             Rejection::TlsOnly(place) => {
-                let mut response = plain(&rejection.said(), BLANK, &[], &id);
+                let mut response = plain(&rejection.said(), BLANK, &[], id);
                 response.headers_mut().insert(LOCATION, place.clone());
                 response
             }
             Rejection::MissingKey(limit) | Rejection::AmbiguousKey(limit) => {
-                plain(&rejection.said(), BLANK, &[limit], &id)
+                plain(&rejection.said(), BLANK, &[limit], id)
             }
             Rejection::Upstream(error) => {
-                let mut response = plain(&rejection.said(), BLANK, &[], &id);
+                let mut response = plain(&rejection.said(), BLANK, &[], id);
                 if let Some(seconds) = error.retry_after() {
                     let headers = response.headers_mut();
                     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
                 }
                 response
             }
-            other => plain(&other.said(), BLANK, &[], &id),
+            other => plain(&other.said(), BLANK, &[], id),
         };
         // Denials have chosen their form themselves.
         let response = match rejection {
@@ -127,7 +134,7 @@ impl Limiter {
             _ if line.grpc => grpc::translate(response, rejection.said().detail),
             _ => response,
         };
-        line.request_id = Some(id);
+        line.request_id = Some(made);
         response
     }
 }
@@ -179,7 +186,7 @@ pub(crate) fn panicked() -> Response<Bytes> {
         detail: "the request could not be handled",
         close: true,
     };
-    plain(&said, BLANK, &[], &request_id::made())
+    plain(&said, BLANK, &[], request_id::made().as_str())
 }
 
 /// A whole response, head included, to a head that hyper could not read, with the status that
@@ -187,6 +194,7 @@ pub(crate) fn panicked() -> Response<Bytes> {
 pub(crate) fn unreadable_head(status: u16) -> Bytes {
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
     let title = status.canonical_reason().unwrap_or("Bad Request");
+    let id = request_id::made();
     let problem = Problem {
         kind: BLANK,
         title,
@@ -195,7 +203,7 @@ pub(crate) fn unreadable_head(status: u16) -> Bytes {
         violated: &[],
         retry_after: None,
         docs_url: None,
-        request_id: &request_id::made(),
+        request_id: id.as_str(),
     };
     let body = problem::render(&problem, BodyKind::Json, None);
     let mut answer = format!(

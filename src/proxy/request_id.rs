@@ -4,29 +4,56 @@
 //! A client's own id is never taken: it could be another request's, or a text for whoever reads
 //! logs. A trusted proxy's is.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// Characters of an id that is taken from a proxy before us, at most.
 const MAX_ID: usize = 128;
+/// Characters of our own.
+const OWN_ID: usize = 16;
+
+/// See the file's head. Our own takes no heap.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum RequestId {
+    Made([u8; OWN_ID]),
+    Taken(Box<str>),
+}
+
+impl RequestId {
+    /// Its text.
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            RequestId::Made(digits) => str::from_utf8(digits).unwrap_or_default(),
+            RequestId::Taken(text) => text,
+        }
+    }
+}
 
 /// A new one: 16 hexadecimal digits, different for every request of every process.
-pub(super) fn made() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+pub(super) fn made() -> RequestId {
+    // Each worker counts for itself, with a secret of its own: what two of them make is as
+    // different as what two processes do.
     thread_local! {
+        static NEXT: Cell<u64> = const { Cell::new(0) };
         static SECRET: RandomState = RandomState::new();
     }
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{:016x}", SECRET.with(|secret| secret.hash_one(number)))
+    let number = NEXT.replace(NEXT.get().wrapping_add(1));
+    let mut left = SECRET.with(|secret| secret.hash_one(number));
+    let mut digits = [0; OWN_ID];
+    for digit in digits.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(left & 15) as usize];
+        left >>= 4;
+    }
+    RequestId::Made(digits)
 }
 
 /// The id that a request has already, or a new one.
-pub(super) fn of(headers: &HeaderMap, name: &HeaderName, trusted: bool) -> String {
+pub(super) fn of(headers: &HeaderMap, name: &HeaderName, trusted: bool) -> RequestId {
     let mut lines = headers.get_all(name).iter().filter(|_| trusted);
     match (lines.next().map(HeaderValue::to_str), lines.next()) {
-        (Some(Ok(id)), None) if is_id(id) => id.to_owned(),
+        (Some(Ok(id)), None) if is_id(id) => RequestId::Taken(id.into()),
         _ => made(),
     }
 }
@@ -47,7 +74,7 @@ mod tests {
         for value in values {
             headers.append(NAME, HeaderValue::from_bytes(value).unwrap());
         }
-        let id = of(&headers, &NAME, trusted);
+        let id = of(&headers, &NAME, trusted).as_str().to_owned();
         values.contains(&id.as_bytes()).then_some(id)
     }
 
@@ -70,8 +97,13 @@ mod tests {
 
     #[test]
     fn no_two_are_alike() {
-        let ids: std::collections::HashSet<String> = (0..1000).map(|_| made()).collect();
-        assert_eq!(ids.len(), 1000);
-        assert!(ids.iter().all(|id| id.len() == 16 && is_id(id)));
+        let make = || (0..1000).map(|_| made()).collect::<Vec<_>>();
+        let mut ids: std::collections::HashSet<RequestId> = make().into_iter().collect();
+        ids.extend(std::thread::spawn(make).join().unwrap());
+        assert_eq!(ids.len(), 2000);
+        assert!(
+            ids.iter()
+                .all(|id| id.as_str().len() == 16 && is_id(id.as_str()))
+        );
     }
 }

@@ -4,11 +4,9 @@
 //! segments of its path, not with the number of routes. Precedence is fixed when the table is
 //! built, so that the order of the file never matters.
 
-use std::collections::HashMap;
-
 use smallvec::SmallVec;
 
-use super::trie::Trie;
+use super::trie::{Texts, Trie};
 use super::{Ask, Found, HostPattern, Route};
 
 /// Two routes that the same request fits equally well, by their index in the given list.
@@ -24,8 +22,8 @@ pub struct Conflict {
 #[derive(Debug)]
 pub struct RouteTable {
     routes: Vec<Route>,
-    exact: HashMap<Box<str>, Trie>,
-    below: HashMap<Box<str>, Trie>,
+    exact: Texts<Trie>,
+    below: Texts<Trie>,
     any: Trie,
 }
 
@@ -34,8 +32,8 @@ impl RouteTable {
     pub fn new(routes: Vec<Route>) -> Result<Self, Vec<Conflict>> {
         let mut table = Self {
             routes,
-            exact: HashMap::new(),
-            below: HashMap::new(),
+            exact: Texts::default(),
+            below: Texts::default(),
             any: Trie::default(),
         };
         let mut conflicts = Vec::new();
@@ -151,7 +149,9 @@ impl<'t, 'p> Walk<'t, '_, 'p> {
         if left.is_empty() {
             return self.best(&node.here).or_else(|| self.best(&node.rest));
         }
-        let (segment, left) = left.split_once('/').unwrap_or((left, ""));
+        // Segments are short: a loop finds their end before a search has begun.
+        let end = left.bytes().position(|byte| byte == b'/');
+        let (segment, left) = end.map_or((left, ""), |end| (&left[..end], &left[end + 1..]));
         if let Some(child) = node.literals.get(segment)
             && let Some(route) = self.from(*child, left)
         {

@@ -1,9 +1,36 @@
 //! A trie of path segments that holds the routes of one host pattern, by their index.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 
 use super::PathPattern;
 use super::pattern::Segment;
+
+/// What a text of the configuration leads to. Clients can put nothing into it, so its hash need not
+/// be a secret one.
+pub(super) type Texts<T> = HashMap<Box<str>, T, BuildHasherDefault<Fnv>>;
+
+/// FNV-1a, for texts that are short.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fnv(u64);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Fnv(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 /// The routes of one host pattern, as a trie of path segments.
 #[derive(Debug)]
@@ -15,7 +42,7 @@ pub(super) struct Trie {
 #[derive(Debug, Default)]
 pub(super) struct Node {
     /// Where a segment leads that is exactly this.
-    pub(super) literals: HashMap<Box<str>, usize>,
+    pub(super) literals: Texts<usize>,
     /// Where any segment leads.
     pub(super) param: Option<usize>,
     /// Routes whose pattern ends here, those with more specific headers first.

@@ -17,6 +17,7 @@ use super::trials::Trials;
 use super::{FileId, json, stamp};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
+use crate::limit::Tag;
 
 /// Buffers that may wait for the writer.
 const QUEUE_BUFFERS: usize = 1024;
@@ -48,8 +49,8 @@ impl Outcome {
 }
 
 /// One request, as far as it is known when its response ends.
-#[derive(Debug)]
-pub struct Entry {
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
     /// When it came, microseconds since the Unix epoch.
     pub unix_us: u64,
     /// From its head to the end of the response.
@@ -57,25 +58,25 @@ pub struct Entry {
     /// The client's address, through trusted proxies.
     pub client: IpAddr,
     /// Its method.
-    pub method: http::Method,
+    pub method: &'a http::Method,
     /// Its path as it was sent, without the query.
-    pub path: String,
+    pub path: &'a str,
     /// The answer's status.
     pub status: u16,
     /// Bytes of the answer's body.
     pub bytes: u64,
     /// The route's name.
-    pub route: Option<Arc<str>>,
+    pub route: Option<&'a str>,
     /// What became of it.
     pub outcome: Outcome,
-    /// The limits that denied it, each with a prefix of the key's hash.
-    pub denied_by: Vec<(Arc<str>, Option<String>)>,
+    /// The limits that denied it, each with the hash of its key where that is shown.
+    pub denied_by: &'a [(Arc<str>, Option<Tag>)],
     /// The limits on trial that would have denied it.
-    pub would_deny: Vec<Arc<str>>,
+    pub would_deny: &'a [Arc<str>],
     /// Why the proxy answered itself.
     pub reason: Option<&'static str>,
     /// The id given to the client.
-    pub request_id: Option<String>,
+    pub request_id: Option<&'a str>,
 }
 
 /// The log of the whole process; dropping the last handle writes what is left.
@@ -88,7 +89,6 @@ pub struct AccessLog {
     sample_allowed: f64,
     queue: Option<SyncSender<Vec<u8>>>,
     dropped: AtomicU64,
-    seen: AtomicU64,
     trials: Trials,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
@@ -103,7 +103,6 @@ impl AccessLog {
             sample_allowed,
             queue: None,
             dropped: AtomicU64::new(0),
-            seen: AtomicU64::new(0),
             trials: Trials::default(),
             writer: Mutex::new(None),
         };
@@ -126,27 +125,11 @@ impl AccessLog {
         same == (target, format, sample_allowed) && self.file == FileId::of(target)
     }
 
-    /// Whether a request with this outcome gets a line: everything but what was let through, of
-    /// which every n-th, so that the share is exact.
-    pub fn wants(&self, outcome: Outcome) -> bool {
-        if self.queue.is_none() {
-            return false;
-        }
-        match outcome {
-            Outcome::Denied | Outcome::Rejected => true,
-            Outcome::Allowed | Outcome::Unlimited if self.sample_allowed <= 0.0 => false,
-            Outcome::Allowed | Outcome::Unlimited if self.sample_allowed >= 1.0 => true,
-            Outcome::Allowed | Outcome::Unlimited => {
-                let seen = self.seen.fetch_add(1, Ordering::Relaxed) as f64;
-                ((seen + 1.0) * self.sample_allowed).floor() > (seen * self.sample_allowed).floor()
-            }
-        }
-    }
-
     /// A worker's own end of the log.
     pub fn buffer(self: &Arc<Self>) -> Buffer {
         Buffer(Arc::new(Local {
             log: Arc::clone(self),
+            seen: AtomicU64::new(0),
             bytes: Mutex::new(Vec::new()),
         }))
     }
@@ -185,6 +168,8 @@ pub struct Buffer(Arc<Local>);
 #[derive(Debug)]
 struct Local {
     log: Arc<AccessLog>,
+    /// Requests that were let through, while a share of them is logged.
+    seen: AtomicU64,
     bytes: Mutex<Vec<u8>>,
 }
 
@@ -204,13 +189,26 @@ impl Buffer {
         self.0.log.queue.is_none()
     }
 
-    /// See [`AccessLog::wants`].
+    /// Whether a request with this outcome gets a line: everything but what was let through, of
+    /// which every n-th of a worker, so that the share is exact.
     pub fn wants(&self, outcome: Outcome) -> bool {
-        self.0.log.wants(outcome)
+        if self.is_off() {
+            return false;
+        }
+        let share = self.0.log.sample_allowed;
+        match outcome {
+            Outcome::Denied | Outcome::Rejected => true,
+            Outcome::Allowed | Outcome::Unlimited if share <= 0.0 => false,
+            Outcome::Allowed | Outcome::Unlimited if share >= 1.0 => true,
+            Outcome::Allowed | Outcome::Unlimited => {
+                let seen = self.0.seen.fetch_add(1, Ordering::Relaxed) as f64;
+                ((seen + 1.0) * share).floor() > (seen * share).floor()
+            }
+        }
     }
 
     /// Adds one line.
-    pub fn record(&self, entry: &Entry) {
+    pub fn record(&self, entry: &Entry<'_>) {
         let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         match self.0.log.format {
             LogFormat::Text => text(&mut bytes, entry),
@@ -218,7 +216,9 @@ impl Buffer {
             LogFormat::Combined => combined(&mut bytes, entry),
         }
         if bytes.len() >= BUFFER_BYTES {
-            self.0.log.send(std::mem::take(&mut *bytes));
+            // The next one gets its room at once, not by growing line by line.
+            let next = Vec::with_capacity(BUFFER_BYTES + (BUFFER_BYTES >> 2));
+            self.0.log.send(std::mem::replace(&mut *bytes, next));
         }
     }
 
@@ -247,47 +247,66 @@ impl Drop for Local {
     }
 }
 
-/// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login (key 3q2-7w)`
-fn text(out: &mut Vec<u8>, entry: &Entry) {
-    let date = stamp::rfc3339(entry.unix_us);
+/// As many characters of a key's hash as tell keys apart in a log.
+const KEY_CHARACTERS: usize = 8;
+
+/// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login (key 3q2-7wAB)`
+fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
+    out.extend_from_slice(&stamp::rfc3339_bytes(entry.unix_us)[11..23]);
     let millis = entry.duration.as_secs_f64() * 1e3;
     // Writing into a Vec cannot fail.
-    let _ = write!(
-        out,
-        "{} {} {} {} {millis:.1}ms {} {}",
-        &date[11..23],
-        entry.method,
-        printable(&entry.path),
-        entry.status,
-        entry.client,
-        entry.outcome.word()
-    );
-    for (limit, key) in &entry.denied_by {
+    let _ = write!(out, " {} ", entry.method);
+    printable(out, entry.path);
+    let _ = write!(out, " {} {millis:.1}ms ", entry.status);
+    address(out, entry.client);
+    let _ = write!(out, " {}", entry.outcome.word());
+    for (limit, key) in entry.denied_by {
         let _ = write!(out, " by {limit}");
         if let Some(key) = key {
-            let _ = write!(out, " (key {key})");
+            out.extend_from_slice(b" (key ");
+            out.extend_from_slice(&key.text()[..KEY_CHARACTERS]);
+            out.push(b')');
         }
     }
     if let Some(reason) = entry.reason {
         let _ = write!(out, " {reason}");
     }
-    for limit in &entry.would_deny {
+    for limit in entry.would_deny {
         let _ = write!(out, " would deny {limit}");
     }
     out.push(b'\n');
 }
 
-fn json_line(out: &mut Vec<u8>, entry: &Entry) {
+/// An address, most of which are four numbers.
+fn address(out: &mut Vec<u8>, ip: IpAddr) {
+    match ip {
+        IpAddr::V4(ip) => {
+            for (index, octet) in ip.octets().into_iter().enumerate() {
+                if index > 0 {
+                    out.push(b'.');
+                }
+                json::number(out, octet);
+            }
+        }
+        IpAddr::V6(ip) => {
+            let _ = write!(out, "{ip}");
+        }
+    }
+}
+
+fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
     let member = |out: &mut Vec<u8>, name: &str, value: &str| {
         out.push(b',');
         json::name(out, name);
         json::string(out, value);
     };
-    out.extend_from_slice(b"{\"time\":");
-    json::string(out, &stamp::rfc3339(entry.unix_us));
-    member(out, "client", &entry.client.to_string());
+    out.extend_from_slice(b"{\"time\":\"");
+    out.extend_from_slice(&stamp::rfc3339_bytes(entry.unix_us));
+    out.extend_from_slice(b"\",\"client\":\"");
+    address(out, entry.client);
+    out.push(b'"');
     member(out, "method", entry.method.as_str());
-    member(out, "path", &entry.path);
+    member(out, "path", entry.path);
     out.extend_from_slice(b",\"status\":");
     json::number(out, entry.status);
     out.extend_from_slice(b",\"bytes\":");
@@ -297,7 +316,7 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry) {
         out,
         u64::try_from(entry.duration.as_micros()).unwrap_or(u64::MAX),
     );
-    if let Some(route) = &entry.route {
+    if let Some(route) = entry.route {
         member(out, "route", route);
     }
     member(out, "outcome", entry.outcome.word());
@@ -308,7 +327,9 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry) {
             json::name(out, "limit");
             json::string(out, limit);
             if let Some(key) = key {
-                member(out, "key", key);
+                out.extend_from_slice(b",\"key\":\"");
+                out.extend_from_slice(&key.text()[..KEY_CHARACTERS]);
+                out.push(b'"');
             }
             out.push(b'}');
         }
@@ -325,37 +346,32 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry) {
     if let Some(reason) = entry.reason {
         member(out, "reason", reason);
     }
-    if let Some(id) = &entry.request_id {
+    if let Some(id) = entry.request_id {
         member(out, "request_id", id);
     }
     out.extend_from_slice(b"}\n");
 }
 
 /// The combined format; referrer and user agent are what a client wrote, and left out.
-fn combined(out: &mut Vec<u8>, entry: &Entry) {
+fn combined(out: &mut Vec<u8>, entry: &Entry<'_>) {
+    address(out, entry.client);
+    out.extend_from_slice(b" - - [");
+    out.extend_from_slice(&stamp::common(entry.unix_us));
+    let _ = write!(out, "] \"{} ", entry.method);
+    printable(out, entry.path);
     let _ = writeln!(
         out,
-        "{} - - [{}] \"{} {} HTTP/1.1\" {} {} \"-\" \"-\"",
-        entry.client,
-        stamp::common(entry.unix_us),
-        entry.method,
-        printable(&entry.path),
-        entry.status,
-        entry.bytes
+        " HTTP/1.1\" {} {} \"-\" \"-\"",
+        entry.status, entry.bytes
     );
 }
 
 /// `path` for a log that people read: what could end the field or the line becomes `?`.
-fn printable(path: &str) -> String {
-    path.chars()
-        .map(|c| {
-            if c.is_ascii_graphic() && c != '"' {
-                c
-            } else {
-                '?'
-            }
-        })
-        .collect()
+fn printable(out: &mut Vec<u8>, path: &str) {
+    out.extend(path.chars().map(|c| match u8::try_from(c) {
+        Ok(byte) if byte.is_ascii_graphic() && byte != b'"' => byte,
+        _ => b'?',
+    }));
 }
 
 fn write_buffers(buffers: &Receiver<Vec<u8>>, out: &mut dyn Write) {
@@ -373,47 +389,48 @@ fn write_buffers(buffers: &Receiver<Vec<u8>>, out: &mut dyn Write) {
 mod tests {
     use super::*;
 
-    fn entry() -> Entry {
-        Entry {
+    /// Hands an entry to whoever writes it.
+    fn with_entry(write: impl FnOnce(&Entry<'_>)) {
+        write(&Entry {
             unix_us: 1_795_214_226_123_456,
             duration: Duration::from_micros(234),
             client: IpAddr::from([1, 2, 3, 4]),
-            method: http::Method::POST,
-            path: "/login\"\n".to_owned(),
+            method: &http::Method::POST,
+            path: "/login\"\n\u{e9}",
             status: 429,
             bytes: 7,
-            route: Some("login".into()),
+            route: Some("login"),
             outcome: Outcome::Denied,
-            denied_by: vec![("per_ip".into(), Some("3q2-7w".to_owned()))],
-            would_deny: vec!["search".into()],
+            denied_by: &[("per_ip".into(), Some(Tag([0xfb; 16])))],
+            would_deny: &["search".into()],
             reason: None,
             request_id: None,
-        }
+        });
     }
 
     #[test]
     fn each_format_keeps_a_request_on_one_line() {
-        let line = |write: fn(&mut Vec<u8>, &Entry)| {
+        let line = |write: fn(&mut Vec<u8>, &Entry<'_>)| {
             let mut out = Vec::new();
-            write(&mut out, &entry());
+            with_entry(|entry| write(&mut out, entry));
             String::from_utf8(out).unwrap()
         };
         assert_eq!(
             line(text),
-            "22:37:06.123 POST /login?? 429 0.2ms 1.2.3.4 denied by per_ip (key 3q2-7w) \
+            "22:37:06.123 POST /login??? 429 0.2ms 1.2.3.4 denied by per_ip (key -_v7-_v7) \
              would deny search\n"
         );
         assert_eq!(
             line(combined),
-            "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login?? HTTP/1.1\" 429 7 \
+            "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login??? HTTP/1.1\" 429 7 \
              \"-\" \"-\"\n"
         );
         assert_eq!(
             line(json_line),
             "{\"time\":\"2026-11-20T22:37:06.123Z\",\"client\":\"1.2.3.4\",\"method\":\"POST\",\
-             \"path\":\"/login\\\"\\n\",\"status\":429,\"bytes\":7,\"duration_us\":234,\
+             \"path\":\"/login\\\"\\n\u{e9}\",\"status\":429,\"bytes\":7,\"duration_us\":234,\
              \"route\":\"login\",\"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
-             \"key\":\"3q2-7w\"}],\"would_deny\":[\"search\"]}\n"
+             \"key\":\"-_v7-_v7\"}],\"would_deny\":[\"search\"]}\n"
         );
     }
 
@@ -422,6 +439,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let target = LogTarget::File(file.path().to_owned());
         let log = AccessLog::open(&target, LogFormat::Text, 0.1).unwrap();
+        let log = Arc::new(log).buffer();
         let logged = (0..1000).filter(|_| log.wants(Outcome::Allowed)).count();
         assert_eq!(logged, 100);
         assert!(log.wants(Outcome::Denied));
@@ -433,7 +451,7 @@ mod tests {
         let target = LogTarget::File(file.path().to_owned());
         let log = Arc::new(AccessLog::open(&target, LogFormat::Text, 0.0).unwrap());
         let buffer = log.buffer();
-        buffer.record(&entry());
+        with_entry(|entry| buffer.record(entry));
         drop((buffer, log));
         assert_eq!(
             std::fs::read_to_string(file.path())

@@ -43,31 +43,43 @@ fn civil(unix_us: u64) -> Civil {
 
 /// `2026-11-20T22:37:06.123Z` (RFC 3339).
 pub fn rfc3339(unix_us: u64) -> String {
-    let Civil {
-        year,
-        month,
-        day,
-        hour,
-        minute,
-        second,
-        milli,
-    } = civil(unix_us);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{milli:03}Z")
+    rfc3339_bytes(unix_us).map(char::from).iter().collect()
 }
 
-/// `20/Nov/2026:22:37:06 +0000`, as in the common log format.
-pub fn common(unix_us: u64) -> String {
-    let Civil {
-        year,
-        month,
-        day,
-        hour,
-        minute,
-        second,
-        ..
-    } = civil(unix_us);
-    let month = MONTHS[usize::try_from(month - 1).unwrap_or(0)];
-    format!("{day:02}/{month}/{year:04}:{hour:02}:{minute:02}:{second:02} +0000")
+/// The same as ASCII, without a place on the heap.
+pub fn rfc3339_bytes(unix_us: u64) -> [u8; 24] {
+    let civil = civil(unix_us);
+    let mut text = *b"0000-00-00T00:00:00.000Z";
+    put(&mut text[..4], civil.year);
+    put(&mut text[5..7], civil.month);
+    put(&mut text[8..10], civil.day);
+    put(&mut text[11..13], civil.hour);
+    put(&mut text[14..16], civil.minute);
+    put(&mut text[17..19], civil.second);
+    put(&mut text[20..23], civil.milli);
+    text
+}
+
+/// `20/Nov/2026:22:37:06 +0000`, as in the common log format; ASCII.
+pub fn common(unix_us: u64) -> [u8; 26] {
+    let civil = civil(unix_us);
+    let mut text = *b"00/Jan/0000:00:00:00 +0000";
+    put(&mut text[..2], civil.day);
+    let month = MONTHS[usize::try_from(civil.month - 1).unwrap_or(0)];
+    text[3..6].copy_from_slice(month.as_bytes());
+    put(&mut text[7..11], civil.year);
+    put(&mut text[12..14], civil.hour);
+    put(&mut text[15..17], civil.minute);
+    put(&mut text[18..20], civil.second);
+    text
+}
+
+/// Writes the last digits of `number`, as many as there is room for.
+fn put(room: &mut [u8], mut number: u64) {
+    for digit in room.iter_mut().rev() {
+        *digit = b'0' + (number % 10) as u8;
+        number /= 10;
+    }
 }
 
 #[cfg(test)]
@@ -79,6 +91,7 @@ mod tests {
         assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
         assert_eq!(rfc3339(951_782_400_000_000), "2000-02-29T00:00:00.000Z");
         assert_eq!(rfc3339(1_795_214_226_123_456), "2026-11-20T22:37:06.123Z");
-        assert_eq!(common(1_795_214_226_123_456), "20/Nov/2026:22:37:06 +0000");
+        let date = common(1_795_214_226_123_456);
+        assert_eq!(&date, b"20/Nov/2026:22:37:06 +0000");
     }
 }

@@ -7,6 +7,7 @@ use http::header::{
     HeaderMap, HeaderValue, LINK, ORIGIN, RETRY_AFTER, VARY,
 };
 use http::{Method, Response};
+use smallvec::SmallVec;
 
 use super::super::grpc;
 use super::super::limiter::Limiter;
@@ -14,8 +15,8 @@ use super::super::problem::{self, Problem, QUOTA_EXCEEDED};
 use super::insert_static;
 use crate::clock;
 use crate::config::BodyKind;
-use crate::limit::headers::{expose_to_scripts, retry_after, write};
-use crate::limit::{Algorithm, Charge, Decision, Rate, Retry};
+use crate::limit::headers::{expose_to_scripts, retry_after, seconds_value, write};
+use crate::limit::{Charge, Decision, Rate, Retry};
 
 /// A denial, with what its answer tells.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl Form {
             head: method == Method::HEAD,
             grpc: headers
                 .get(CONTENT_TYPE)
-                .filter(|_| grpc::is_grpc(headers))
+                .filter(|value| grpc::is_grpc_type(value))
                 .cloned(),
             origin: headers.get(ORIGIN).cloned(),
         }
@@ -53,15 +54,16 @@ impl Form {
 }
 
 impl Limiter {
-    /// A denial: 429 in the form the client reads, with everything it needs to come back.
-    pub(super) fn denial(&self, denial: &Denial, id: &str) -> Response<Bytes> {
+    /// A denial: 429 in the form the client reads, with everything it needs to come back. Its
+    /// headers go into `room`, which is empty.
+    pub(super) fn denial(&self, denial: &Denial, id: &str, room: HeaderMap) -> Response<Bytes> {
         let Denial {
             charge,
             decision,
             form,
         } = denial;
         let wait = retry_after(decision);
-        let violated: Vec<&str> = charge
+        let violated: SmallVec<[&str; 4]> = charge
             .iter()
             .zip(&decision.verdicts)
             .filter(|(_, verdict)| verdict.retry.denies())
@@ -83,7 +85,7 @@ impl Limiter {
             request_id: id,
         };
         let retry_us = wait.map(|_| longest_retry_us(decision));
-        let mut response = self.refusal(&problem, form, retry_us);
+        let mut response = self.refusal(&problem, (form, retry_us), room);
         let headers = response.headers_mut();
         write(headers, self.headers, charge, decision, clock::unix_us());
         self.open_to_scripts(headers, form);
@@ -94,10 +96,11 @@ impl Limiter {
     pub(in crate::proxy) fn refusal(
         &self,
         problem: &Problem<'_>,
-        form: &Form,
-        retry_us: Option<u64>,
+        (form, retry_us): (&Form, Option<u64>),
+        room: HeaderMap,
     ) -> Response<Bytes> {
         let mut response = Response::new(Bytes::new());
+        *response.headers_mut() = room;
         if let Some(content_type) = &form.grpc {
             response
                 .headers_mut()
@@ -120,7 +123,7 @@ impl Limiter {
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(seconds) = problem.retry_after {
-            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+            headers.insert(RETRY_AFTER, seconds_value(seconds));
         }
         if let Some(link) = &self.docs_link {
             headers.insert(LINK, link.clone());
@@ -157,22 +160,24 @@ fn denial_detail(charge: &Charge, decision: &Decision, wait: Option<u64>) -> Str
     let Some((item, _)) = worst else {
         return String::new();
     };
-    let (rule, policy) = (item.window.rule, &item.window.policy);
-    let rate = Rate {
-        units: rule.units,
-        window_us: rule.window_us,
-    };
-    match wait {
-        Some(seconds) if rule.algorithm == Algorithm::Slots => format!(
-            "\"{policy}\" allows {} requests at once; retry in {seconds} s",
-            rule.units
-        ),
-        Some(seconds) => format!("\"{policy}\" allows {rate}; retry in {seconds} s"),
-        None => format!(
+    let Some(seconds) = wait else {
+        let (rule, policy) = (item.window.rule, &item.window.policy);
+        let rate = Rate {
+            units: rule.units,
+            window_us: rule.window_us,
+        };
+        return format!(
             "this request costs {}, more than \"{policy}\" ever allows at once ({rate})",
             item.cost
-        ),
-    }
+        );
+    };
+    let allows = &item.window.wording.allows;
+    let mut detail = String::with_capacity(allows.len() + 40);
+    detail.push_str(allows);
+    detail.push_str("; retry in ");
+    detail.push_str(itoa::Buffer::new().format(seconds));
+    detail.push_str(" s");
+    detail
 }
 
 fn longest_retry_us(decision: &Decision) -> u64 {
