@@ -1,6 +1,7 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs image bench bench-decisions bench-streams
+.PHONY: run test ci fmt lint deny docs image instructions
+.PHONY: bench bench-words bench-decisions bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
 run:
@@ -30,6 +31,16 @@ docs:
 
 image:
 	docker build -t tidegate .
+
+# What the pure parts of a request's path cost, in instructions, beside what was agreed on; with
+# ACCEPT=1 the new numbers are.
+instructions:
+	./tests/install.sh
+	cargo run --quiet --locked --profile words --example words -- $(if $(ACCEPT),--accept)
+
+# The same in nanoseconds.
+bench-words:
+	cargo run --quiet --locked --profile words --example words -- --time
 
 # tidegate beside nginx and HAProxy, in ten to fifteen minutes; the figures and the picture of
 # docs/performance.md go there. `make bench ARGS="--rounds 1 --only c64"` is shorter and prints them

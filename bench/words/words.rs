@@ -1,0 +1,310 @@
+//! The words, each with what it is said of.
+
+use std::hint::black_box;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
+use tidegate::clock::Micros;
+use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSettings};
+use tidegate::limit::headers::{HeaderSettings, ResetForm, write};
+use tidegate::limit::key::{ApiKeySources, Facts, HashKey};
+use tidegate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, Missing, OnError, Rule, Tag};
+use tidegate::path::CanonicalPath;
+use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
+use tidegate::proxy::problem::{Problem, QUOTA_EXCEEDED, render};
+use tidegate::route::{
+    Ask, CostSource, HostPattern, PathPattern, Route, RouteTable, StatusSet, Target, host_of,
+};
+use tidegate::store::hash_key::KeyRing;
+use tidegate::store::memory::Memory;
+use tidegate::telemetry::access::{AccessLog, Entry, Outcome};
+
+/// One of them; `say` does it once.
+pub(super) struct Word {
+    pub(super) name: &'static str,
+    pub(super) say: Box<dyn FnMut()>,
+}
+
+fn word(name: &'static str, say: impl FnMut() + 'static) -> Word {
+    let say = Box::new(say);
+    Word { name, say }
+}
+
+/// All words, ready to be said so many times.
+pub(super) fn all(times: usize) -> Vec<Word> {
+    let mut words = vec![
+        word("path", || {
+            let _ = black_box(CanonicalPath::parse(black_box("/api/v1/items/17")));
+        }),
+        word("host", || {
+            let _ = black_box(host_of(black_box("shop.example:8080")));
+        }),
+        framing(),
+    ];
+    words.extend([
+        route("route, one of 10", 10),
+        route("route, one of 10,000", 10_000),
+    ]);
+    words.extend([
+        key("key by address", "ip"),
+        key("key by header", "header:x-user"),
+        key("key by API key", "api_key"),
+    ]);
+    words.extend([
+        decision("decision, log", Algorithm::Log, 1_000_000_000),
+        decision("decision, counter", Algorithm::Counter, 1_000_000_000),
+        decision("decision, denied", Algorithm::Log, 1),
+    ]);
+    words.extend([
+        limit_headers("headers of one limit", 1),
+        limit_headers("headers of two limits", 2),
+        head_up(times),
+        head_down(times),
+        denial_body(),
+        log_line(),
+    ]);
+    words
+}
+
+fn head() -> HeaderMap {
+    let lines = [
+        ("host", "shop.example"),
+        (
+            "user-agent",
+            "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101",
+        ),
+        ("accept", "*/*"),
+        ("accept-encoding", "gzip, br"),
+        ("x-user", "4711"),
+        ("x-api-key", "0123456789abcdef"),
+        ("connection", "keep-alive"),
+        ("cookie", "session=0123456789abcdef"),
+    ];
+    let line = |(name, value)| {
+        let name = HeaderName::from_static(name);
+        (name, HeaderValue::from_static(value))
+    };
+    lines.map(line).into_iter().collect()
+}
+
+fn request() -> Request<()> {
+    let mut request = Request::get("/api/v1/items/17?page=2").body(()).unwrap();
+    *request.headers_mut() = head();
+    request
+}
+
+fn framing() -> Word {
+    let request = request();
+    word("framing and host of a head", move || {
+        let _ = black_box(check_framing(black_box(&request)));
+    })
+}
+
+fn route(name: &'static str, count: usize) -> Word {
+    let route = |index: usize| Route {
+        name: format!("route {index}").into(),
+        host: HostPattern::Any,
+        path: PathPattern::parse(&format!("/api/v1/things{index}/{{id}}")).unwrap(),
+        methods: Vec::new(),
+        headers: Vec::new(),
+        target: Target::Upstream(0),
+        affinity: None,
+        limits: Vec::new(),
+        cost: CostSource::Fixed(1),
+        settle: None,
+        refund: StatusSet::default(),
+        strip_prefix: None,
+        body_limit: None,
+        headers_up: Vec::new(),
+        headers_down: Vec::new(),
+        timeout: None,
+    };
+    let table = RouteTable::new((0..count).map(route).collect()).unwrap();
+    let headers = head();
+    word(name, move || {
+        let path = CanonicalPath::parse("/api/v1/things7/17").unwrap();
+        let ask = Ask {
+            host: "shop.example",
+            path: &path,
+            method: &Method::GET,
+            headers: &headers,
+        };
+        assert!(black_box(table.find(black_box(&ask))).is_some());
+    })
+}
+
+fn key(name: &'static str, part: &str) -> Word {
+    let key = Key::parse([part]).unwrap();
+    let (headers, sources) = (head(), ApiKeySources::default());
+    let secret = HashKey::from_bytes([7; 32]);
+    word(name, move || {
+        let facts = Facts {
+            ip: IpAddr::from([192, 0, 2, 7]),
+            api_key: &sources,
+            method: &Method::GET,
+            host: "shop.example",
+            path: &CanonicalPath::parse("/").unwrap(),
+            query: Some("page=2"),
+            headers: &headers,
+            route: "route",
+            params: &[],
+            claims: None,
+            tier: None,
+            certificate: None,
+        };
+        black_box(key.derive(black_box(&facts), Missing::Ip, &secret));
+    })
+}
+
+fn charge(algorithm: Algorithm, units: u64, limits: u8) -> Charge {
+    let item = |number: u8| {
+        let rule = Rule {
+            algorithm,
+            units,
+            window_us: 60_000_000,
+            precision_us: if algorithm == Algorithm::Log {
+                60_000
+            } else {
+                1
+            },
+        };
+        let name = format!("limit_{number}");
+        let limit = Limit::new(&name, &[rule], Key::parse(["ip"]).unwrap());
+        Item {
+            window: Arc::clone(&limit.windows[0]),
+            limit: Arc::new(limit),
+            tag: Tag([number; 16]),
+            cost: 1,
+        }
+    };
+    (0..limits).map(item).collect()
+}
+
+fn memory() -> Memory {
+    let settings = StoreSettings {
+        kind: StoreKind::Memory,
+        prefix: String::new(),
+        timeout: Duration::from_millis(25),
+        on_error: OnError::Local,
+        fleet: Fleet::Fixed(1),
+        hash_key: Some([7; 32]),
+        max_keys: 1000,
+        max_memory: 1 << 20,
+    };
+    let time = Arc::new(1_700_000_000_000_000.into());
+    let keys = KeyRing::new(&settings).unwrap();
+    Memory::new(&settings, keys, Micros::Manual(time), None)
+}
+
+fn decision(name: &'static str, algorithm: Algorithm, units: u64) -> Word {
+    let (memory, charge) = (memory(), charge(algorithm, units, 1));
+    word(name, move || {
+        black_box(memory.charge(black_box(&charge)));
+    })
+}
+
+fn limit_headers(name: &'static str, limits: u8) -> Word {
+    let charge = charge(Algorithm::Log, 1000, limits);
+    let memory = memory();
+    (0..500).for_each(|_| drop(memory.charge(&charge)));
+    let decision: Decision = memory.charge(&charge);
+    let settings = HeaderSettings {
+        x_ratelimit: true,
+        ietf: true,
+        reset: ResetForm::Epoch,
+        cors_expose: true,
+        pass_upstream: false,
+    };
+    // With room, as the heads of responses have when they have been through the proxy before.
+    let mut headers = HeaderMap::with_capacity(24);
+    word(name, move || {
+        headers.clear();
+        let time = black_box(1_700_000_000_000_000);
+        write(&mut headers, settings, &charge, black_box(&decision), time);
+    })
+}
+
+/// Heads can be rewritten once: as many are made as will be asked for.
+fn head_up(times: usize) -> Word {
+    let address = IpAddr::from([192, 0, 2, 7]);
+    let peer = Peer::new(address, false, Scheme::Http);
+    let made = |_| {
+        let mut request = request();
+        request.headers_mut().reserve(8);
+        request
+    };
+    let mut requests: Vec<Request<()>> = (0..times).map(made).collect();
+    let mut next = 0;
+    word("head, client to upstream", move || {
+        to_upstream(&mut requests[next], &peer).unwrap();
+        next += 1;
+    })
+}
+
+fn head_down(times: usize) -> Word {
+    let made = |_| {
+        let mut response = Response::new(());
+        let lines = [
+            ("content-type", "application/json"),
+            ("content-length", "17"),
+            ("date", "Sun, 22 Nov 2026 12:00:00 GMT"),
+            ("connection", "keep-alive"),
+            ("keep-alive", "timeout=5"),
+            ("etag", "\"0123456789\""),
+        ];
+        for (name, value) in lines {
+            let value = HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
+        }
+        response.headers_mut().reserve(8);
+        response
+    };
+    let mut responses: Vec<Response<()>> = (0..times).map(made).collect();
+    let mut next = 0;
+    word("head, upstream to client", move || {
+        to_downstream(&mut responses[next]);
+        next += 1;
+    })
+}
+
+fn denial_body() -> Word {
+    let problem = Problem {
+        kind: QUOTA_EXCEEDED,
+        title: "Quota Exceeded",
+        status: 429,
+        detail: "\"per_client\" allows 600/min; retry in 13 s",
+        violated: &["per_client"],
+        retry_after: Some(13),
+        docs_url: None,
+        request_id: "0123456789abcdef",
+    };
+    word("body of a denial", move || {
+        black_box::<Bytes>(render(black_box(&problem), BodyKind::Json, None));
+    })
+}
+
+fn log_line() -> Word {
+    let target = LogTarget::File("/dev/null".into());
+    let log = AccessLog::open(&target, LogFormat::Json, 1.0).unwrap();
+    let buffer = Arc::new(log).buffer();
+    word("line of the access log", move || {
+        buffer.record(black_box(&Entry {
+            unix_us: 1_795_214_226_123_456,
+            duration: Duration::from_micros(234),
+            client: IpAddr::from([192, 0, 2, 7]),
+            method: &Method::GET,
+            path: "/api/v1/items/17",
+            status: 200,
+            bytes: 1234,
+            route: Some("items"),
+            outcome: Outcome::Allowed,
+            denied_by: &[],
+            would_deny: &[],
+            reason: None,
+            request_id: None,
+        }));
+    })
+}
