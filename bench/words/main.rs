@@ -1,9 +1,9 @@
 //! What the words cost: the pure parts of a request's path, in instructions, which do not depend on
 //! the machine's load.
 //!
-//! `make instructions` counts them under valgrind and compares them with `bench/words/counts.txt`;
-//! `make instructions ACCEPT=1` writes the new numbers there, for a commit that means them. `make bench-words` prints nanoseconds of the same words, which mean little on a busy
-//! machine.
+//! `make instructions` counts them under valgrind and compares them with those of
+//! `bench/words/counts.txt`; `make instructions ACCEPT=1` writes the new ones there, for a commit
+//! that means them. `make bench-words` prints nanoseconds, which mean little on a busy machine.
 
 #![allow(
     clippy::unwrap_used,

@@ -53,9 +53,9 @@ pub fn media_type(kind: BodyKind) -> &'static str {
 pub fn preferred(headers: &HeaderMap) -> BodyKind {
     let mut lines = headers.get_all(ACCEPT).iter();
     // What most clients say that are no browsers.
-    match (lines.next().map(HeaderValue::as_bytes), lines.next()) {
-        (None | Some(b"*/*" | b"application/json"), None) => return BodyKind::Json,
-        _ => {}
+    let (first, second) = (lines.next().map(HeaderValue::as_bytes), lines.next());
+    if let (None | Some(b"*/*" | b"application/json"), None) = (first, second) {
+        return BodyKind::Json;
     }
     let mut best = (BodyKind::Json, 0.0);
     for kind in [BodyKind::Json, BodyKind::Html, BodyKind::Text] {
