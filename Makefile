@@ -1,7 +1,7 @@
 # The two commands of the README, and what CI adds to them.
 
 .PHONY: run test ci fmt lint deny docs image instructions
-.PHONY: bench bench-words bench-decisions bench-streams
+.PHONY: bench bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
 run:
@@ -58,3 +58,15 @@ bench-decisions:
 bench-streams:
 	cargo build --release --locked
 	cargo run --release --locked --example bench -- streams
+
+# How cost grows with routes, limits, keys, connections, proxies and workers: ten minutes, and the tables
+# of docs/performance.md. `make bench-growth CURVES="keys idle"` measures some of them.
+bench-growth:
+	cargo build --release --locked
+	cargo run --release --locked --example bench -- growth --write $(CURVES)
+
+# Memory under a load of everything; fails if it grows. SECONDS=3600 is an hour.
+SECONDS ?= 300
+bench-soak:
+	cargo build --release --locked
+	cargo run --release --locked --example bench -- soak --seconds $(SECONDS)

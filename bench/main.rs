@@ -11,11 +11,13 @@
 )]
 
 mod decisions;
+mod growth;
 mod numbers;
 mod pace;
 mod page;
 mod peers;
 mod process;
+mod soak;
 mod stage;
 mod streams;
 #[path = "../tests/it/support.rs"]
@@ -27,6 +29,8 @@ usage: bench PART [OPTIONS]
 
   peers       beside nginx and HAProxy, plain and with limits   --rounds 1 --only c64 --write ...
   decisions   the limiters of docs/decisions.md beside ours     --quick --write
+  growth      curves: routes limits keys connections idle proxies workers   --quick --write
+  soak        memory over a long run                            --seconds N
   streams     calls, messages, large bodies, many connections   --quick grpc websocket bulk crowd
 ";
 
@@ -39,6 +43,8 @@ fn main() {
     match part {
         "peers" => peers::run(words),
         "decisions" => decisions::run(words),
+        "growth" => growth::run(words),
+        "soak" => soak::run(words),
         "streams" => streams::run(words),
         // The other side of a measurement, which the parts start themselves.
         "upstream" => upstream::run(words),

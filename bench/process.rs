@@ -1,5 +1,6 @@
 //! What running processes used: CPU time, memory. And which cores they may use.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use rustix::process::Pid;
@@ -39,17 +40,22 @@ fn tasks(pid: u32) -> Vec<u32> {
 
 /// How long the threads of these processes have run, us.
 pub fn cpu_us(pids: &[u32]) -> f64 {
-    let ran_ns = |(pid, task): (u32, u32)| {
+    threads_us(pids).values().sum()
+}
+
+/// The same for each thread.
+pub fn threads_us(pids: &[u32]) -> BTreeMap<u32, f64> {
+    let ran_us = |(pid, task): (u32, u32)| {
         let path = format!("/proc/{pid}/task/{task}/schedstat");
         let text = fs::read_to_string(path).unwrap_or_default();
         let first = text.split(' ').next().unwrap_or_default();
-        first.parse().unwrap_or(0.0)
+        (task, first.parse().unwrap_or(0.0) / 1e3)
     };
     let each = pids.iter().flat_map(|pid| {
         let pair = |task| (*pid, task);
         tasks(*pid).into_iter().map(pair).collect::<Vec<_>>()
     });
-    each.map(ran_ns).sum::<f64>() / 1e3
+    each.map(ran_us).collect()
 }
 
 /// How long all cores of the machine have been busy, whoever it was for, us.
