@@ -45,7 +45,7 @@ fn an_answer_that_does_not_end_in_time_is_cut_and_never_looks_complete() {
         }
         false
     });
-    let proxy = before(&[endless.url()], "", "timeout = \"300ms\"");
+    let proxy = before(&[endless.url()], "", "timeout = \"1s\"");
     let mut client = proxy.connect();
     client.send("GET / HTTP/1.1\r\nHost: test\r\n\r\n");
     assert!(client.head().unwrap().starts_with("HTTP/1.1 200"));
