@@ -37,22 +37,29 @@ fn few_clients_are_spread_evenly() {
     }
 }
 
-/// Whether so many clients come to as many on both workers.
+/// Whether so many clients come to as many on both workers: as many as each watches less when they
+/// have gone.
 fn is_even(proxy: &Tidegate, count: usize) -> bool {
-    let before = watched(proxy.pid());
     let mut clients: Vec<Client> = (0..count).map(|_| proxy.connect()).collect();
     for client in &mut clients {
         assert_eq!(client.ask(GET).text(), "here");
     }
-    let now = watched(proxy.pid());
-    let more = |(name, watched): (&String, &usize)| watched - before.get(name).unwrap_or(&0);
-    let mut grown: Vec<usize> = now.iter().map(more).collect();
-    grown.retain(|grown| *grown > 0);
+    let with = watched(proxy.pid());
     drop(clients);
+    let all = |watched: &HashMap<String, usize>| watched.values().sum::<usize>();
     let until = Instant::now() + PATIENCE;
-    while watched(proxy.pid()) != before {
+    let without = loop {
+        let now = watched(proxy.pid());
+        if all(&now) + count <= all(&with) {
+            break now;
+        }
         assert!(Instant::now() < until, "they do not go");
         std::thread::yield_now();
-    }
-    grown.len() >= 2 && grown.iter().all(|grown| *grown == count / 2)
+    };
+    let less = |(name, watched): (&String, &usize)| watched.saturating_sub(without[name]);
+    with.iter()
+        .map(less)
+        .filter(|&clients| clients == count / 2)
+        .count()
+        == 2
 }
