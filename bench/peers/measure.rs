@@ -259,6 +259,9 @@ impl<'a> Meter<'a> {
     }
 }
 
+/// How long idle connections rest before memory is read.
+const REST: Duration = Duration::from_secs(3);
+
 /// What a proxy has in memory with so many connections that have had one answer and are idle.
 pub fn memory(
     setting: &Setting<'_>,
@@ -274,7 +277,8 @@ pub fn memory(
             let stream = pace::idle(actor.address, place % CLIENTS);
             open.push(stream.map_err(|error| format!("connection {place}: {error}"))?);
         }
-        std::thread::sleep(Duration::from_millis(500));
+        // None is idle before it has rested.
+        std::thread::sleep(REST);
         found.push((*connections, actor.server.memory()));
     }
     Ok(found)
