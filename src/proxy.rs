@@ -148,6 +148,11 @@ impl Proxy {
         (!same).then(|| Box::new(self.downstream(known.arrival.clone())))
     }
 
+    /// Drops some of what has expired in this process; called a few times a second.
+    pub(crate) fn tidy(&self) {
+        self.limiter.tidy();
+    }
+
     /// Where its lines go.
     pub(crate) fn log(&self) -> &Buffer {
         &self.log

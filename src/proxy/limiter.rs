@@ -148,6 +148,14 @@ impl Limiter {
         self.store.told().await;
     }
 
+    /// Drops some of what has expired in this process.
+    pub(super) fn tidy(&self) {
+        self.local.tidy();
+        if let Store::Memory(memory) = &self.store {
+            memory.tidy();
+        }
+    }
+
     /// What is known of the peer at `ip`.
     pub fn caller(&self, ip: IpAddr) -> Caller<'static> {
         Caller {

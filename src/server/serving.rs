@@ -118,13 +118,15 @@ impl Kept {
 }
 
 /// Hands the log's lines over from time to time, those of a replaced log too as long as requests
-/// that began with it may add some. Tells `beat` each time that this thread runs.
+/// that began with it may add some. Drops expired counts, whether requests come or not. Tells
+/// `beat` each time that this thread runs.
 pub(super) async fn flush(serving: Arc<ArcSwap<Serving>>, beat: impl Fn()) {
     let mut logs: Vec<Buffer> = Vec::new();
     loop {
         beat();
         tokio::time::sleep(FLUSH_EVERY).await;
         let now = serving.load_full();
+        now.proxy.tidy();
         if logs.last().is_none_or(|log| !log.is_same(now.proxy.log())) {
             logs.push(now.proxy.log().clone());
         }

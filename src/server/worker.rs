@@ -100,7 +100,7 @@ impl Worker {
         }
         entrances.close(&order.closed).await;
         // Whoever ordered it may have gone.
-        let _ = order.done.send(());
+        let _ = order.done.send(old);
     }
 }
 

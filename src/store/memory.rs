@@ -5,7 +5,8 @@
 //! that it is atomic and cannot deadlock, and reads the clock while it holds them.
 //!
 //! Bounded in keys and bytes. What has expired goes first: every charge looks at `SWEEP` keys of
-//! its shards and drops those in which nothing counts any more, so nothing ever stops to clean up.
+//! its shards and drops those in which nothing counts any more, so nothing ever stops to clean up;
+//! where no charges come, [`Memory::tidy`] does it by and by.
 //! Above a bound each charge evicts: of `SAMPLE` keys the one with the smallest used share of its
 //! limit, so that in a flood of fresh keys it is they that go, and a client at its limit is
 //! forgotten only where everyone looked at is at theirs ([`Figures::forgiven`] counts that). The
@@ -14,37 +15,39 @@
 //! neither swept nor evicted: they are as many as requests are under way.
 
 mod adjust;
+mod rows;
+mod shard;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
-use crate::limit::decide::{Count, Look};
-use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule, Verdict};
+use crate::limit::{Algorithm, Charge, Decision, Item, Retry};
 use crate::telemetry::decisions::{DecisionLog, Source};
+use shard::{Asked, KEY_BYTES, SWEEP, Shard};
 
-/// Keys that each charge looks at in each of its shards, to drop the expired.
-const SWEEP: usize = 2;
-/// Keys among which a victim is chosen.
-const SAMPLE: usize = 8;
 /// Victims of one charge, at most: bounds its time; it adds at most its items.
 const EVICT: usize = 16;
-/// Keys in a shard when the store is full: growing one moves this many, so no charge pauses.
-const SHARD_KEYS: usize = 4096;
-/// Bytes of a key whose ring is inside it: the entry with an eighth of slack, and its place in the
-/// index.
-const KEY_BYTES: usize = size_of::<Entry>() * 9 / 8 + 10;
+/// Keys in a shard when the store is full: its index grows at once, and no charge pauses for it.
+const SHARD_KEYS: usize = 1024;
+/// Shards, at least and at most.
+const SHARDS: (usize, usize) = (64, 1 << 18);
+/// Shards that are tidied at a time, and the keys looked at in each.
+const TIDY: (usize, usize) = (4, 256);
 
 /// The embedded store.
 #[derive(Debug)]
 pub struct Memory {
     shards: Box<[Mutex<Shard>]>,
+    /// The shard that is tidied next.
+    next: AtomicUsize,
     keys: KeyRing,
     clock: Micros,
     fleet: Arc<Fleet>,
@@ -74,26 +77,6 @@ pub struct Figures {
     pub evicted: u64,
     /// Those of them that were at their limit.
     pub forgiven: u64,
-}
-
-#[derive(Debug, Default)]
-struct Shard {
-    entries: Vec<Entry>,
-    /// Places in `entries`, by the key's hash.
-    index: HashTable<u32>,
-    cursor: usize,
-    chance: u64,
-}
-
-#[derive(Debug)]
-struct Entry {
-    id: [u64; 2],
-    count: Count,
-    /// From this time on nothing counts, microseconds.
-    empty_at_us: u64,
-    /// Units counted after the last charge, and the limit: their ratio is what eviction goes by.
-    used: u32,
-    units: u32,
 }
 
 type Guards<'s> = SmallVec<[(usize, MutexGuard<'s, Shard>); 4]>;
@@ -131,17 +114,15 @@ impl Memory {
         clock: Micros,
         log: Option<(Source, Arc<DecisionLog>)>,
     ) -> Memory {
-        let shards = (settings.max_keys / SHARD_KEYS)
+        // As many as both bounds let in.
+        let fits = settings.max_keys.min(settings.max_memory / KEY_BYTES);
+        let shards = (fits / SHARD_KEYS)
             .next_power_of_two()
-            .clamp(64, 4096);
-        let shard = |seed| {
-            Mutex::new(Shard {
-                chance: seed,
-                ..Shard::default()
-            })
-        };
+            .clamp(SHARDS.0, SHARDS.1);
+        let shard = |seed| Mutex::new(Shard::new(seed));
         Memory {
             shards: (1..=shards as u64).map(shard).collect(),
+            next: AtomicUsize::new(0),
             keys,
             clock,
             fleet: Arc::new(Fleet::of(1)),
@@ -190,6 +171,21 @@ impl Memory {
         max_bytes.store(settings.max_memory, Ordering::Relaxed);
     }
 
+    /// Drops some of what has expired where no charge comes by to do it; called a few times a
+    /// second, does little, and waits for nobody.
+    pub fn tidy(&self) {
+        if self.bounds.keys.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let (shards, looks) = TIDY;
+        for _ in 0..shards {
+            let next = self.next.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
+            if let Ok(mut shard) = self.shards[next].try_lock() {
+                shard.sweep(looks, self.clock.now_us(), &self.bounds);
+            }
+        }
+    }
+
     /// The secret that identities are hashed with.
     pub fn hash_key(&self) -> CurrentKey {
         self.keys.current()
@@ -210,7 +206,7 @@ impl Memory {
         let mut guards = self.lock(&ids);
         let now_us = self.clock.now_us();
         for (_, shard) in &mut guards {
-            shard.sweep(now_us, &self.bounds);
+            shard.sweep(SWEEP, now_us, &self.bounds);
         }
 
         let mut asked: SmallVec<[Asked; 4]> = SmallVec::new();
@@ -269,181 +265,6 @@ impl Memory {
             .iter()
             .position(|(held, _)| *held == shard)
             .unwrap_or_default()
-    }
-}
-
-/// One item between the two passes.
-struct Asked {
-    id: [u64; 2],
-    rule: Rule,
-    cost: u64,
-    /// Where its entry is, if it has one.
-    place: Option<usize>,
-    look: Look,
-}
-
-impl Shard {
-    fn find(&self, id: [u64; 2]) -> Option<usize> {
-        let found = self
-            .index
-            .find(id[0], |place| self.entries[*place as usize].id == id);
-        found.map(|place| *place as usize)
-    }
-
-    /// First pass over one item.
-    fn look(&self, id: [u64; 2], rule: Rule, cost: u64, now_us: u64) -> Asked {
-        let place = self.find(id);
-        let look = match place {
-            Some(place) => self.entries[place].count.look(&rule, cost, now_us),
-            None => Count::new(rule.algorithm).look(&rule, cost, now_us),
-        };
-        Asked {
-            id,
-            rule,
-            cost,
-            place,
-            look,
-        }
-    }
-
-    /// Second pass over one item; only what is charged gets an entry.
-    fn settle(&mut self, asked: &Asked, allowed: bool, bounds: &Bounds) -> Verdict {
-        let Asked {
-            id,
-            rule,
-            cost,
-            place,
-            look,
-        } = asked;
-        let place = match place {
-            Some(place) => *place,
-            None if allowed && *cost > 0 => self.insert(*id, rule, bounds),
-            None => return Count::new(rule.algorithm).settle(rule, *cost, look, allowed),
-        };
-        let entry = &mut self.entries[place];
-        let before = entry.count.heap_bytes();
-        let verdict = entry.count.settle(rule, *cost, look, allowed);
-        let counted = if allowed {
-            verdict.used + cost
-        } else {
-            verdict.used
-        };
-        entry.used = u32::try_from(counted).unwrap_or(u32::MAX);
-        entry.units = u32::try_from(rule.units).unwrap_or(u32::MAX);
-        if *cost > 0 {
-            entry.empty_at_us = entry.count.empty_at_us(rule);
-        }
-        bounds.resize(before, entry.count.heap_bytes());
-        verdict
-    }
-
-    fn insert(&mut self, id: [u64; 2], rule: &Rule, bounds: &Bounds) -> usize {
-        let place = self.entries.len();
-        if place == self.entries.capacity() {
-            // An eighth at a time rather than doubling: less slack, and a short copy.
-            self.entries.reserve_exact((place / 8).max(16));
-        }
-        let count = Count::new(rule.algorithm);
-        self.entries.push(Entry {
-            id,
-            count,
-            empty_at_us: 0,
-            used: 0,
-            units: 1,
-        });
-        let entries = &self.entries;
-        let rehash = |place: &u32| entries[*place as usize].id[0];
-        // A shard of 2^32 keys would be 400 GB: the bounds come first.
-        self.index
-            .insert_unique(id[0], u32::try_from(place).unwrap_or(u32::MAX), rehash);
-        bounds.keys.fetch_add(1, Ordering::Relaxed);
-        bounds.bytes.fetch_add(KEY_BYTES, Ordering::Relaxed);
-        place
-    }
-
-    fn remove(&mut self, place: usize, bounds: &Bounds) {
-        let last = self.entries.len() - 1;
-        let (id, moved) = (self.entries[place].id, self.entries[last].id);
-        if let Ok(found) = self.index.find_entry(id[0], |at| *at as usize == place) {
-            found.remove();
-        }
-        if place != last
-            && let Some(at) = self.index.find_mut(moved[0], |at| *at as usize == last)
-        {
-            *at = u32::try_from(place).unwrap_or(u32::MAX);
-        }
-        let entry = self.entries.swap_remove(place);
-        bounds.keys.fetch_sub(1, Ordering::Relaxed);
-        bounds
-            .bytes
-            .fetch_sub(KEY_BYTES + entry.count.heap_bytes(), Ordering::Relaxed);
-        if self.entries.capacity() > 64 && self.entries.len() < self.entries.capacity() / 4 {
-            let entries = &mut self.entries;
-            entries.shrink_to(entries.len() * 2);
-            self.index
-                .shrink_to(entries.len() * 2, |at| entries[*at as usize].id[0]);
-        }
-    }
-
-    /// Looks at a few keys, in turn, and drops those in which nothing counts any more.
-    fn sweep(&mut self, now_us: u64, bounds: &Bounds) {
-        for _ in 0..SWEEP.min(self.entries.len()) {
-            if self.cursor >= self.entries.len() {
-                self.cursor = 0;
-            }
-            if self.entries[self.cursor].empty_at_us <= now_us {
-                self.remove(self.cursor, bounds);
-            } else {
-                self.cursor += 1;
-            }
-        }
-    }
-
-    /// Drops the sampled key that matters least; false if there is none but those to keep.
-    fn evict(&mut self, keep: &[[u64; 2]], now_us: u64, bounds: &Bounds) -> bool {
-        let mut victim: Option<usize> = None;
-        for _ in 0..SAMPLE.min(self.entries.len()) {
-            let place = self.draw();
-            let entry = &self.entries[place];
-            let better = victim.is_none_or(|victim| entry.before(&self.entries[victim], now_us));
-            if better && !entry.is_held() && !keep.contains(&entry.id) {
-                victim = Some(place);
-            }
-        }
-        let Some(victim) = victim else { return false };
-        let entry = &self.entries[victim];
-        if entry.empty_at_us > now_us {
-            bounds.evicted.fetch_add(1, Ordering::Relaxed);
-            if entry.used >= entry.units {
-                bounds.forgiven.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-        self.remove(victim, bounds);
-        true
-    }
-
-    /// A place, at random (xorshift: clients cannot see it, let alone steer it).
-    fn draw(&mut self) -> usize {
-        self.chance ^= self.chance << 13;
-        self.chance ^= self.chance >> 7;
-        self.chance ^= self.chance << 17;
-        (self.chance % self.entries.len() as u64) as usize
-    }
-}
-
-impl Entry {
-    /// Whether it counts what is under way: forgetting that would let others in beside it.
-    fn is_held(&self) -> bool {
-        self.empty_at_us == u64::MAX
-    }
-
-    /// Whether this one is to be forgotten rather than `other`: expired, or the smaller used
-    /// share, or the sooner empty.
-    fn before(&self, other: &Entry, now_us: u64) -> bool {
-        let rank = |entry: &Entry| entry.empty_at_us > now_us;
-        let mine = u64::from(self.used) * u64::from(other.units);
-        let theirs = u64::from(other.used) * u64::from(self.units);
-        (rank(self), mine, self.empty_at_us) < (rank(other), theirs, other.empty_at_us)
     }
 }
 

@@ -75,7 +75,9 @@ fn expired_keys_go_by_themselves_as_others_come() {
     for who in 20_000..50_000 {
         memory.charge(&one(&limit, who, 1));
     }
-    assert_eq!(memory.figures().keys, 30_000);
+    // Where chance sends fewer of the new ones, a few old ones are still there.
+    let keys = memory.figures().keys;
+    assert!((30_000..30_600).contains(&keys), "{keys}");
     assert_eq!(memory.figures().evicted, 0);
     time.fetch_add(61_000_000, Ordering::Relaxed);
     for _ in 0..40 {
@@ -83,7 +85,12 @@ fn expired_keys_go_by_themselves_as_others_come() {
             memory.charge(&one(&limit, who, 0));
         }
     }
-    assert!(memory.figures().keys < 1_000, "{:?}", memory.figures());
+    assert!(memory.figures().keys < 6_000, "{:?}", memory.figures());
+    // The rest are where nobody asks.
+    for _ in 0..1_000 {
+        memory.tidy();
+    }
+    assert_eq!(memory.figures().keys, 0);
 }
 
 #[test]

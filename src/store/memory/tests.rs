@@ -1,0 +1,128 @@
+//! What one charge does at most, counted rather than timed, and what a key takes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::shard::{Entry, KEY_BYTES, Shard};
+use super::{KeyRing, Memory, SHARD_KEYS, TIDY};
+use crate::clock::Micros;
+use crate::config::{Fleet, StoreKind, StoreSettings};
+use crate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
+
+const KEYS: u64 = 60_000;
+const WINDOW_US: u64 = 60_000_000;
+
+struct Bench {
+    memory: Memory,
+    time: Arc<AtomicU64>,
+    limit: Arc<Limit>,
+}
+
+fn bench(max_keys: usize) -> Bench {
+    let settings = StoreSettings {
+        kind: StoreKind::Memory,
+        prefix: String::new(),
+        timeout: Duration::from_millis(25),
+        on_error: OnError::Local,
+        fleet: Fleet::Fixed(1),
+        hash_key: None,
+        max_keys,
+        max_memory: 1 << 34,
+    };
+    let time = Arc::new(AtomicU64::new(1_700_000_000_000_000));
+    let keys = KeyRing::new(&settings).unwrap();
+    let memory = Memory::new(&settings, keys, Micros::Manual(Arc::clone(&time)), None);
+    let rule = Rule {
+        algorithm: Algorithm::Log,
+        units: 3,
+        window_us: WINDOW_US,
+        precision_us: 1,
+    };
+    let limit = Arc::new(Limit::new("bench", &[rule], Key { parts: Vec::new() }));
+    Bench {
+        memory,
+        time,
+        limit,
+    }
+}
+
+impl Bench {
+    /// Charges `who` and returns how many keys had to be indexed anew.
+    fn indexed_by(&self, who: u64) -> usize {
+        let charge = self.charge(who);
+        let id = super::id(&charge[0]);
+        let shard = &self.memory.shards[self.memory.shard_of(id)];
+        let (before, keys) = {
+            let shard = shard.lock().unwrap();
+            (shard.index.capacity(), shard.entries.len())
+        };
+        self.memory.charge(&charge);
+        let after = shard.lock().unwrap().index.capacity();
+        keys * usize::from(before != after)
+    }
+
+    fn charge(&self, who: u64) -> Charge {
+        let mixed = (u128::from(who) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
+        let item = Item {
+            limit: Arc::clone(&self.limit),
+            window: Arc::clone(&self.limit.windows[0]),
+            tag: Tag((mixed ^ mixed >> 64).to_le_bytes()),
+            cost: 1,
+        };
+        [item].into_iter().collect()
+    }
+
+    /// Bytes that all shards have for their keys.
+    fn bytes(&self) -> usize {
+        let bytes = |shard: &Shard| {
+            shard.entries.capacity() * size_of::<Entry>() + shard.index.allocation_size()
+        };
+        let shards = self.memory.shards.iter();
+        shards.map(|shard| bytes(&shard.lock().unwrap())).sum()
+    }
+}
+
+#[test]
+fn no_charge_indexes_more_keys_than_a_shard_has_and_memory_comes_back() {
+    let bench = bench(usize::try_from(KEYS).unwrap());
+    let most = (0..KEYS).map(|who| bench.indexed_by(who)).max().unwrap();
+    assert!(
+        most > 0 && most <= 2 * SHARD_KEYS,
+        "{most} keys in one charge"
+    );
+    let each = bench.bytes() as f64 / KEYS as f64;
+    assert!(each < 1.05 * KEY_BYTES as f64, "{each} bytes of a key");
+
+    bench.time.fetch_add(WINDOW_US, Ordering::Relaxed);
+    let most = (KEYS..2 * KEYS)
+        .map(|who| bench.indexed_by(who))
+        .max()
+        .unwrap();
+    assert!(most <= 2 * SHARD_KEYS, "{most} keys in one charge");
+    assert!(bench.bytes() as u64 <= 11 * KEYS * KEY_BYTES as u64 / 10);
+
+    bench.time.fetch_add(WINDOW_US, Ordering::Relaxed);
+    let keys = usize::try_from(KEYS).unwrap();
+    let (shards, looks) = TIDY;
+    for _ in 0..2 * (keys / looks + bench.memory.shards.len()) / shards {
+        bench.memory.tidy();
+    }
+    assert_eq!(bench.memory.figures().keys, 0);
+    assert_eq!(bench.memory.figures().bytes, 0);
+    let left = bench.bytes() / bench.memory.shards.len();
+    assert!(
+        left < 20 * size_of::<Entry>(),
+        "{left} bytes of an empty shard"
+    );
+}
+
+#[test]
+fn shards_are_as_many_as_both_bounds_let_keys_in() {
+    let shards = |max_keys| bench(max_keys).memory.shards.len();
+    assert_eq!(shards(1), 64);
+    assert_eq!(shards(1_000_000), 1024);
+    assert_eq!(shards(10_000_000), 16_384);
+    // 16 GiB hold 135 million at most.
+    assert_eq!(shards(1 << 32), 1 << 18);
+}
