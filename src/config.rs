@@ -8,6 +8,7 @@ mod acme;
 mod address;
 mod auth;
 mod budget;
+mod bypass;
 mod changes;
 mod client_tls;
 mod compile;
@@ -55,6 +56,7 @@ use crate::limit::{Limit, OnError};
 use crate::route::RouteTable;
 
 pub use acme::{AcmeChallenge, AcmeSettings};
+pub use bypass::Bypass;
 pub use changes::{changes, restarts};
 pub use client_tls::ClientTls;
 pub use flags::{FlagConfig, from_flags};
@@ -164,20 +166,6 @@ pub enum StoreKind {
     Memory,
     /// In Redis or Valkey.
     Redis(RedisSettings),
-}
-
-/// A rule under which a request is forwarded without being charged. Every condition that is given
-/// must hold; at least one is given.
-#[derive(Clone)]
-pub struct Bypass {
-    /// Client addresses.
-    pub ip: Vec<ipnet::IpNet>,
-    /// A path pattern as in a route.
-    pub path: Option<crate::route::PathPattern>,
-    /// A header with exactly this value (compared in constant time).
-    pub header: Option<(http::HeaderName, Vec<u8>)>,
-    /// An API key with exactly this value (compared in constant time).
-    pub key: Option<Vec<u8>>,
 }
 
 /// `[deny]`

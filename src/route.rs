@@ -4,6 +4,7 @@
 //! order of the file; finding it takes the same time for ten routes and for ten thousand.
 
 mod answer;
+mod asked;
 mod change;
 mod fit;
 mod host;
@@ -26,6 +27,7 @@ use crate::limit::key::{Key, Part};
 use crate::path::CanonicalPath;
 
 pub use answer::{NoWay, Redirect, RedirectError, Respond, Target};
+pub use asked::is_preflight;
 pub use change::{Action, Direction, HeaderChange, Text};
 pub use fit::{MethodError, method_of};
 pub use host::{HostError, HostPattern, MAX_HOST_BYTES, host_of};

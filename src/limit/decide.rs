@@ -28,6 +28,13 @@ pub struct Look {
     aged: Aged,
 }
 
+impl Look {
+    /// Units that count already.
+    pub fn used(&self) -> u64 {
+        self.aged.used()
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Aged {
     Log(log::Aged),
@@ -94,16 +101,7 @@ impl Count {
     /// Second pass: charges `cost` if the whole request is allowed, and says how the limit stands.
     /// `look` is this count's own, at the same instant.
     pub fn settle(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> Verdict {
-        let mut aged = look.aged;
-        if cost > 0 && allowed {
-            aged = self.charge(rule, cost, &aged);
-        } else if cost > 0 && aged.stepped() {
-            match (&mut *self, &look.aged) {
-                (Count::Log(log), Aged::Log(aged)) => log.keep_ages(aged),
-                (Count::Counter(counter), Aged::Counter(aged)) => counter.keep_ages(aged),
-                _ => {}
-            }
-        }
+        let aged = self.commit(rule, cost, look, allowed);
         let used = aged.used();
         let next_us = match used.checked_sub(1) {
             Some(room) => self.wait(&aged, rule, room),
@@ -117,6 +115,27 @@ impl Count {
             next_us,
             stamp: self.stamp(rule, &aged),
         }
+    }
+
+    /// The same where nobody asks how the limit stands; returns what names the charge.
+    pub fn settle_untold(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> u64 {
+        let aged = self.commit(rule, cost, look, allowed);
+        self.stamp(rule, &aged)
+    }
+
+    fn commit(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> Aged {
+        let aged = look.aged;
+        if cost > 0 && allowed {
+            return self.charge(rule, cost, &aged);
+        }
+        if cost > 0 && aged.stepped() {
+            match (&mut *self, &aged) {
+                (Count::Log(log), Aged::Log(aged)) => log.keep_ages(aged),
+                (Count::Counter(counter), Aged::Counter(aged)) => counter.keep_ages(aged),
+                _ => {}
+            }
+        }
+        aged
     }
 
     fn charge(&mut self, rule: &Rule, cost: u64, aged: &Aged) -> Aged {

@@ -7,6 +7,7 @@
 mod claims;
 mod credential;
 mod given;
+mod identity;
 pub mod jwt;
 mod parse;
 mod value;
@@ -25,6 +26,7 @@ use crate::path::CanonicalPath;
 pub use claims::Claims;
 pub use credential::Credential;
 pub use given::Given;
+use identity::Identity;
 pub use parse::{KeyError, MAX_CHOICES};
 use value::{Carried, Value};
 
@@ -207,19 +209,33 @@ impl Key {
     /// none is what `missing` says; `Missing::Ip` counts it as the part `ip` would.
     pub fn derive(&self, facts: &Facts<'_>, missing: Missing, hash_key: &HashKey) -> Derived {
         let mut identity = Identity::new(hash_key);
+        match self.each_part(facts, missing, |part, value| identity.add_part(part, value)) {
+            Ok(()) => Derived::Tag(identity.tag()),
+            Err(without) => without,
+        }
+    }
+
+    /// The same before it is hashed: what each part is and its value, in the order of the file; no
+    /// part for one that such requests are counted together for. Or why there is no tag.
+    pub(crate) fn each_part(
+        &self,
+        facts: &Facts<'_>,
+        missing: Missing,
+        mut add: impl FnMut(Option<&Part>, &[u8]),
+    ) -> Result<(), Derived> {
         for part in &self.parts {
             match part.take(facts) {
-                Taken::Value(part, value) => identity.add(part, value.as_bytes()),
-                Taken::Several => return Derived::Ambiguous,
+                Taken::Value(part, value) => add(Some(part), value.as_bytes()),
+                Taken::Several => return Err(Derived::Ambiguous),
                 Taken::Nothing => match missing {
-                    Missing::Ip => identity.add(&Part::Ip, Value::ip(facts.ip).as_bytes()),
-                    Missing::Shared => identity.add_missing(),
-                    Missing::Deny => return Derived::Denied,
-                    Missing::Skip => return Derived::Skip,
+                    Missing::Ip => add(Some(&Part::Ip), Value::ip(facts.ip).as_bytes()),
+                    Missing::Shared => add(None, b""),
+                    Missing::Deny => return Err(Derived::Denied),
+                    Missing::Skip => return Err(Derived::Skip),
                 },
             }
         }
-        Derived::Tag(identity.tag())
+        Ok(())
     }
 
     /// Every alternative of every part.
@@ -253,37 +269,6 @@ impl Alternatives {
             }
         }
         Taken::Nothing
-    }
-}
-
-/// The parts of an identity on their way into its hash: for each part its kind, and the lengths
-/// and bytes of its name and value, so that parts cannot run into each other.
-struct Identity(blake3::Hasher);
-
-impl Identity {
-    fn new(hash_key: &HashKey) -> Self {
-        Self(blake3::Hasher::new_keyed(&hash_key.0))
-    }
-
-    fn add(&mut self, part: &Part, value: &[u8]) {
-        self.add_kind(part.kind(), part.name().as_bytes(), value);
-    }
-
-    fn add_missing(&mut self) {
-        self.add_kind(0, b"", b"");
-    }
-
-    fn add_kind(&mut self, kind: u8, name: &[u8], value: &[u8]) {
-        let mut head = [kind; 17];
-        head[1..9].copy_from_slice(&(name.len() as u64).to_le_bytes());
-        head[9..].copy_from_slice(&(value.len() as u64).to_le_bytes());
-        self.0.update(&head).update(name).update(value);
-    }
-
-    fn tag(&self) -> Tag {
-        let mut tag = [0; 16];
-        self.0.finalize_xof().fill(&mut tag);
-        Tag(tag)
     }
 }
 

@@ -7,8 +7,8 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::header::{ACCESS_CONTROL_REQUEST_METHOD, ORIGIN};
-use http::{HeaderMap, Method, Request, Response};
+use http::header::ORIGIN;
+use http::{Request, Response};
 
 use super::limiter::{Caller, Limiter};
 use super::line::Line;
@@ -17,11 +17,10 @@ use super::reject::{Denial, Form, Rejection};
 use super::riders::Riders;
 use super::slots::{Slots, slots_of};
 use crate::clock;
-use crate::config::Bypass;
 use crate::limit::headers;
-use crate::limit::key::{Derived, Facts, HashKey, same_secret};
+use crate::limit::key::{Derived, Facts, HashKey};
 use crate::limit::{Charge, Decision, Item, Limit, Missing, OnError, Tag, Window};
-use crate::route::{CostSource, Found, Route};
+use crate::route::{Found, Route, is_preflight};
 use crate::store::StoreError;
 
 /// What a request asks of the store: its items, and the generation of the hash key that their
@@ -148,12 +147,13 @@ impl Limiter {
             affinity: affinity(found.route, facts),
         };
         let said = Said::of(&self.store);
-        let free = found.route.limits.is_empty() || is_preflight(request);
+        let free =
+            found.route.limits.is_empty() || is_preflight(request.method(), request.headers());
         if (free && said.is_none())
             || self
                 .bypass
                 .iter()
-                .any(|bypass| bypasses(bypass, facts, client))
+                .any(|bypass| bypass.covers(facts, client))
         {
             return Ok(asked);
         }
@@ -163,11 +163,7 @@ impl Limiter {
         if free {
             return Ok(asked);
         }
-        let cost = match &found.route.cost {
-            CostSource::Fixed(units) => *units,
-            CostSource::Header(name) if caller.trusted => cost_in(request.headers(), name),
-            CostSource::Header(_) => 1,
-        };
+        let cost = found.route.cost.units(request.headers(), caller.trusted);
         for limit in &found.route.limits {
             // Who is blocked is kept out, exempt or not.
             let exempt = limit.exempt.has(client, &limit.key, facts);
@@ -317,49 +313,6 @@ impl Limiter {
         }
         Ok(Some((charge, decision)))
     }
-}
-
-/// A browser's question whether it may ask: never charged, since no script can avoid it.
-fn is_preflight<B>(request: &Request<B>) -> bool {
-    request.method() == Method::OPTIONS
-        && request.headers().contains_key(ORIGIN)
-        && request
-            .headers()
-            .contains_key(ACCESS_CONTROL_REQUEST_METHOD)
-}
-
-/// A weight that a trusted peer names, units; 1 where it names none or nonsense.
-fn cost_in(headers: &HeaderMap, name: &http::HeaderName) -> u64 {
-    headers
-        .get(name)
-        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
-        .unwrap_or(1)
-}
-
-/// Whether every condition of a bypass rule holds.
-fn bypasses(bypass: &Bypass, facts: &Facts<'_>, client: IpAddr) -> bool {
-    let ip = || bypass.ip.is_empty() || bypass.ip.iter().any(|net| net.contains(&client));
-    let path = || {
-        bypass
-            .path
-            .as_ref()
-            .is_none_or(|pattern| pattern.matches(facts.path))
-    };
-    let header = || {
-        bypass.header.as_ref().is_none_or(|(name, secret)| {
-            facts
-                .headers
-                .get(name)
-                .is_some_and(|value| same_secret(value.as_bytes(), secret))
-        })
-    };
-    let key = || {
-        bypass
-            .key
-            .as_ref()
-            .is_none_or(|secret| facts.carries_api_key(secret))
-    };
-    ip() && path() && header() && key()
 }
 
 /// The number of what the route's requests are told apart by, if they are; the same in every

@@ -1,0 +1,45 @@
+//! `[[bypass]]`: who is never charged.
+
+use std::net::IpAddr;
+
+use http::HeaderName;
+use ipnet::IpNet;
+
+use crate::limit::key::{Facts, same_secret};
+use crate::route::PathPattern;
+
+/// A rule under which a request is forwarded without being charged. Every condition that is given
+/// must hold; at least one is given.
+#[derive(Clone)]
+pub struct Bypass {
+    /// Client addresses.
+    pub ip: Vec<IpNet>,
+    /// A path pattern as in a route.
+    pub path: Option<PathPattern>,
+    /// A header with exactly this value (compared in constant time).
+    pub header: Option<(HeaderName, Vec<u8>)>,
+    /// An API key with exactly this value (compared in constant time).
+    pub key: Option<Vec<u8>>,
+}
+
+impl Bypass {
+    /// Whether every condition holds for a request of this client (its address not grouped).
+    pub fn covers(&self, facts: &Facts<'_>, client: IpAddr) -> bool {
+        let ip = || self.ip.is_empty() || self.ip.iter().any(|net| net.contains(&client));
+        let path = || {
+            let pattern = self.path.as_ref();
+            pattern.is_none_or(|pattern| pattern.matches(facts.path))
+        };
+        let header = || {
+            self.header.as_ref().is_none_or(|(name, secret)| {
+                let value = facts.headers.get(name);
+                value.is_some_and(|value| same_secret(value.as_bytes(), secret))
+            })
+        };
+        let key = || {
+            let secret = self.key.as_ref();
+            secret.is_none_or(|secret| facts.carries_api_key(secret))
+        };
+        ip() && path() && header() && key()
+    }
+}
