@@ -6,6 +6,7 @@
 
 mod acme;
 mod address;
+mod admin;
 mod auth;
 mod budget;
 mod bypass;
@@ -56,6 +57,7 @@ use crate::limit::{Limit, OnError};
 use crate::route::RouteTable;
 
 pub use acme::{AcmeChallenge, AcmeSettings};
+pub use admin::AdminSettings;
 pub use bypass::Bypass;
 pub use changes::{changes, restarts};
 pub use client_tls::ClientTls;
@@ -78,6 +80,8 @@ pub struct Config {
     pub listen: Vec<Listen>,
     /// Where they connect over TLS, if anywhere.
     pub tls: Option<Arc<TlsSettings>>,
+    /// Where operators look in, if anywhere.
+    pub admin: Option<AdminSettings>,
     /// Where counts live.
     pub store: StoreSettings,
     /// How a client's address is found.

@@ -44,6 +44,8 @@ pub use proxy::layer;
 
 pub mod server;
 
+pub mod admin;
+
 // -- the door
 
 pub mod cli;

@@ -63,6 +63,17 @@ pub enum OnError {
     Deny,
 }
 
+impl OnError {
+    /// What it is called in the file.
+    pub const fn word(self) -> &'static str {
+        match self {
+            OnError::Local => "local",
+            OnError::Allow => "allow",
+            OnError::Deny => "deny",
+        }
+    }
+}
+
 /// What to do with a request that lacks the limit's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
@@ -79,6 +90,8 @@ pub enum Missing {
 /// One named budget, the same wherever it is used.
 #[derive(Clone, Debug)]
 pub struct Limit {
+    /// Its place among the limits of its configuration.
+    pub number: usize,
     /// The name clients, operators and metrics know it by; `[a-z0-9_-]{1,64}`.
     pub name: Arc<str>,
     /// What is enforced: one window for each of its rates, or the one of `concurrent`.
@@ -111,6 +124,7 @@ impl Limit {
     /// A limit by one or several rules, all else as it is unless a file says otherwise.
     pub fn new(name: &str, rules: &[Rule], key: Key) -> Limit {
         Limit {
+            number: 0,
             name: name.into(),
             windows: Window::all(name, rules),
             tiers: Vec::new(),

@@ -17,6 +17,7 @@ mod arrival;
 pub mod body;
 mod changes;
 mod claims;
+mod counts;
 pub mod flaw;
 mod forward;
 pub mod grpc;
@@ -45,6 +46,7 @@ use crate::route::{Route, Target};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
+use crate::telemetry::metrics::Meter;
 use crate::upstream::body::RequestBody;
 use crate::upstream::{Upstreams, Vitals};
 use admit::{Asked, Asking};
@@ -92,7 +94,7 @@ impl Proxy {
         log: &Buffer,
     ) -> Proxy {
         let upstreams = Upstreams::new(&config.upstreams, sweep.clone(), vitals);
-        Proxy::build(config, (store, local), upstreams, log)
+        Proxy::build(config, (store, local), upstreams, (log, None))
     }
 
     /// A proxy of another `config` that goes on where this one is: with its connections, wherever
@@ -105,14 +107,15 @@ impl Proxy {
         log: &Buffer,
     ) -> Proxy {
         let upstreams = self.upstreams.renewed(&config.upstreams, sweep, vitals);
-        Proxy::build(config, (store, local), upstreams, log)
+        let meter = Some(self.meter());
+        Proxy::build(config, (store, local), upstreams, (log, meter))
     }
 
     fn build(
         config: Config,
         (store, local): (Store, Arc<Memory>),
         upstreams: Upstreams,
-        log: &Buffer,
+        (log, meter): (&Buffer, Option<&Meter>),
     ) -> Proxy {
         Proxy {
             max_headers: config.server.max_headers,
@@ -121,7 +124,7 @@ impl Proxy {
             secure: Secure::new(config.tls.as_deref()),
             log: log.clone(),
             show_keys: config.log.keys == LogKeys::Hash,
-            limiter: Limiter::new(config, (store, local)),
+            limiter: Limiter::new(config, (store, local), meter),
         }
     }
 
@@ -151,6 +154,16 @@ impl Proxy {
     /// Drops some of what has expired in this process; called a few times a second.
     pub(crate) fn tidy(&self) {
         self.limiter.tidy();
+    }
+
+    /// Where it forwards to.
+    pub fn upstreams(&self) -> &Upstreams {
+        &self.upstreams
+    }
+
+    /// What it has counted.
+    pub fn meter(&self) -> &Meter {
+        &self.limiter.meter
     }
 
     /// Where its lines go.
@@ -188,7 +201,7 @@ impl Proxy {
                 response.headers_mut().insert(name, id);
             }
             self.secure.mark(&mut response, downstream);
-            finish(response, line)
+            self.finish(response, line)
         }
     }
 
@@ -269,6 +282,18 @@ impl Proxy {
         response
     }
 
+    /// Counts the request, and has its line written when the response's body has ended, if it is
+    /// wanted at all.
+    fn finish(&self, mut response: Response<Body>, mut line: Line) -> Response<Body> {
+        line.status = response.status().as_u16();
+        self.limiter.count_answer(&line);
+        line.decide();
+        if line.is_wanted() {
+            response.body_mut().log(Box::new(line));
+        }
+        response
+    }
+
     /// The answer to a request that is refused, and what the log says of it.
     fn answer(&self, refused: &Rejection, line: &mut Line, room: HeaderMap) -> Response<Body> {
         self.limiter.answer(refused, line, room).map(Body::made)
@@ -295,14 +320,4 @@ fn hold(response: &mut Response<Body>, slots: Option<Box<Slots>>, line: &mut Lin
     } else if let Some(slots) = slots {
         response.body_mut().hold(slots);
     }
-}
-
-/// Has the line written when the response's body has ended, if it is wanted at all.
-fn finish(mut response: Response<Body>, mut line: Line) -> Response<Body> {
-    line.status = response.status().as_u16();
-    line.decide();
-    if line.is_wanted() {
-        response.body_mut().log(Box::new(line));
-    }
-    response
 }

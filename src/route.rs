@@ -39,6 +39,8 @@ pub use table::{Conflict, RouteTable};
 /// One `[[route]]`: which requests it takes, where they go and what limits them.
 #[derive(Clone, Debug)]
 pub struct Route {
+    /// Its place in its table.
+    pub number: usize,
     /// What operators call it.
     pub name: Arc<str>,
     /// Hosts it answers for.

@@ -26,6 +26,7 @@ mod proxy_protocol;
 pub mod pulse;
 pub mod reload;
 mod serving;
+pub mod sight;
 mod socket;
 mod tls;
 pub mod upgrade;
@@ -47,6 +48,7 @@ use crew::Crew;
 use listen::Listeners;
 use pulse::Pulse;
 use reload::{Reload, Reloader, Requests};
+use sight::Sight;
 use tls::Tls;
 
 /// What all workers share: the logs, where they count, what they know of the upstreams' servers,
@@ -60,12 +62,14 @@ pub(crate) struct House {
     /// How many connections there may be: what the semaphore has, in use or not.
     max_connections: usize,
     pub(crate) pulse: Arc<Pulse>,
+    /// What is seen of it from outside.
+    pub(crate) sight: Arc<Sight>,
     /// Where clients come over TLS.
     pub(crate) tls: Option<Arc<Tls>>,
 }
 
 impl House {
-    fn new(config: &Config, pulse: Arc<Pulse>) -> io::Result<House> {
+    fn new(config: &Config, (pulse, sight): (Arc<Pulse>, Arc<Sight>)) -> io::Result<House> {
         let most = config.server.max_connections;
         let (checks, vitals) = (Arc::<Checks>::default(), Arc::default());
         checks.follow(&config.upstreams, &vitals)?;
@@ -77,6 +81,7 @@ impl House {
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,
             pulse,
+            sight,
             tls: config
                 .tls
                 .as_deref()
@@ -114,6 +119,7 @@ impl House {
             connections: Arc::clone(&self.connections),
             max_connections: self.bound(config.server.max_connections),
             pulse: Arc::clone(&self.pulse),
+            sight: Arc::clone(&self.sight),
             tls,
         })
     }
@@ -167,7 +173,8 @@ pub enum Course {
 pub type Shutdown = watch::Receiver<Course>;
 
 /// Serves until `shutdown` says so, then drains; what is served can be replaced from `source`
-/// meanwhile. Whoever says stop closes `listeners` before; `pulse` tells when all workers serve.
+/// meanwhile. Whoever says stop closes `listeners` before; `pulse` tells when all workers serve,
+/// and `sight` shows what they do.
 ///
 /// # Errors
 /// A log that cannot be opened or a thread that cannot be started. Once it serves, it does not
@@ -176,9 +183,10 @@ pub fn run(
     config: Config,
     listeners: Arc<Listeners>,
     (shutdown, source): (&Shutdown, Source),
-    pulse: Arc<Pulse>,
+    (pulse, sight): (Arc<Pulse>, Arc<Sight>),
 ) -> io::Result<()> {
-    let house = Arc::new(House::new(&config, pulse)?);
+    let house = Arc::new(House::new(&config, (pulse, Arc::clone(&sight)))?);
+    sight.renew(config.fresh_copy(), &house);
     let (mut workers, mut orders) = (Vec::new(), Vec::new());
     let sets = listeners.sets()?;
     let crew = Arc::new(Crew::new(sets.len()));
@@ -206,6 +214,7 @@ pub fn run(
             Err(_) => tracing::error!("a worker panicked"),
         }
     }
+    sight.close();
     // It has the last handles of the logs, which are to be written to their end.
     if reloading.join().is_err() {
         tracing::error!("the reload thread panicked");

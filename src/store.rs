@@ -23,6 +23,7 @@ mod simulation;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::clock::Micros;
 use crate::config::{RedisTopology, StoreKind, StoreSettings};
@@ -96,6 +97,15 @@ impl Backing {
             Backing::Memory(_) => {}
             Backing::Redis(shared) => shared.forgets_in(local),
             Backing::Cluster(shared) => shared.redis().forgets_in(local),
+        }
+    }
+
+    /// Since when decisions are made without it, if they are.
+    pub fn away_since(&self) -> Option<Instant> {
+        match self {
+            Backing::Memory(_) => None,
+            Backing::Redis(shared) => shared.away_since(),
+            Backing::Cluster(shared) => shared.redis().away_since(),
         }
     }
 
@@ -281,6 +291,16 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// What its metrics have from the start.
+    pub const LIKELY: [&'static str; 6] = [
+        "away",
+        "garbled",
+        "lost",
+        "overloaded",
+        "refused",
+        "timeout",
+    ];
+
     /// One word for logs and metrics.
     pub const fn label(self) -> &'static str {
         match self {

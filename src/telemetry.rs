@@ -8,6 +8,7 @@
 pub mod access;
 pub mod decisions;
 pub mod json;
+pub mod metrics;
 pub mod stamp;
 pub mod trials;
 

@@ -26,6 +26,7 @@ mod named;
 mod pool;
 mod prober;
 mod queue;
+mod report;
 mod retry;
 mod server;
 mod shared;
@@ -49,6 +50,7 @@ pub use error::{HeadFault, ProtocolError, UpstreamError};
 pub use http1::{Http1Fault, Upgraded};
 use pool::Upstream;
 pub use prober::check;
+pub use report::ServerReport;
 pub use server::Seat;
 pub use vitals::Vitals;
 

@@ -65,7 +65,8 @@ impl House {
         };
         let thread = std::thread::spawn(move || {
             let pulse = Arc::new(Pulse::new(1));
-            run(config, listeners, (&shutdown, source), pulse).unwrap();
+            let seen = (pulse, Arc::default());
+            run(config, listeners, (&shutdown, source), seen).unwrap();
         });
         House {
             address,

@@ -105,6 +105,7 @@ fn framing() -> Word {
 
 fn route(name: &'static str, count: usize) -> Word {
     let route = |index: usize| Route {
+        number: index,
         name: format!("route {index}").into(),
         host: HostPattern::Any,
         path: PathPattern::parse(&format!("/api/v1/things{index}/{{id}}")).unwrap(),

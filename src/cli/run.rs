@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use super::signals::{self, Door};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
+use crate::admin::{self, Admin, Grounds};
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::{Config, FlagConfig, StoreKind, UpstreamServer, render};
 use crate::server::inherit::{Inherited, Predecessor};
 use crate::server::listen::Listeners;
 use crate::server::pulse::Pulse;
+use crate::server::sight::Sight;
 use crate::server::{Course, Source, pid_file, reload};
 use crate::{config, server, store, telemetry, upstream};
 
@@ -100,7 +102,17 @@ fn serve_until_stopped(
         predecessor,
         pid_file: pid_file.clone(),
     })?;
-    open(&config, &listeners, from);
+    let sight = Arc::<Sight>::default();
+    let grounds = Grounds {
+        sight: Arc::clone(&sight),
+        pulse: Arc::clone(&pulse),
+        listeners: Arc::clone(&listeners),
+        reload: reload.clone(),
+        file: path.clone(),
+        shutdown: shutdown.clone(),
+    };
+    let admin = look_in(&config, grounds, from.is_some())?;
+    open(&config, &listeners, (from, admin.as_ref()));
     if let Some(&address) = listeners.addresses().first() {
         opened(address);
     }
@@ -110,11 +122,31 @@ fn serve_until_stopped(
         requests,
         watch,
     };
-    let served = server::run(config, listeners, (&shutdown, source), pulse);
+    let served = server::run(config, listeners, (&shutdown, source), (pulse, sight));
+    if let Some(admin) = admin {
+        admin.end();
+    }
     if let Some(path) = &pid_file {
         pid_file::remove(path);
     }
     served
+}
+
+/// Starts the admin, if there is to be one.
+fn look_in(config: &Config, grounds: Grounds, replaces: bool) -> std::io::Result<Option<Admin>> {
+    let Some(settings) = &config.admin else {
+        return Ok(None);
+    };
+    let file = grounds.file.as_deref();
+    let kept = file.map(|file| admin::token::keep(file, &config.server.control));
+    let own_token = match kept {
+        Some(Err(error)) if settings.token.is_none() => {
+            tracing::warn!(%error, "admin: no place for a token: nothing can be changed there");
+            None
+        }
+        kept => kept.and_then(Result::ok),
+    };
+    Admin::spawn(settings, own_token, grounds, replaces).map(Some)
 }
 
 /// Opens all sockets: those that this process was started with, and others.
@@ -146,8 +178,9 @@ pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The opening lines: listening where, upstreams up or down, the store and its round trip.
-fn open(config: &Config, listeners: &Listeners, from: Option<u32>) {
+/// The opening lines: listening where, upstreams up or down, the store and its round trip, the
+/// dashboard.
+fn open(config: &Config, listeners: &Listeners, (from, admin): (Option<u32>, Option<&Admin>)) {
     say(&format!(
         "listening  {}  ({} workers)",
         listeners.places().join(", "),
@@ -176,6 +209,9 @@ fn open(config: &Config, listeners: &Listeners, from: Option<u32>) {
             };
             say(&format!("store      {}: {state}", redis.topology));
         }
+    }
+    if let Some(admin) = admin {
+        say(&format!("admin      http://{}/", admin.address()));
     }
 }
 

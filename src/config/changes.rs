@@ -67,6 +67,9 @@ pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
     if old.server.pid_file != new.server.pid_file {
         lines.push("server: pid_file takes a restart".to_owned());
     }
+    if old.admin.is_none() && new.admin.is_some() {
+        lines.push("admin: the first address takes a restart".to_owned());
+    }
     if old.log.decisions != new.log.decisions {
         lines.push("log: decisions takes a restart; what was opened is written to".to_owned());
     }

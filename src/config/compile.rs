@@ -14,8 +14,8 @@ use super::section::{At, Reader, nearest};
 use super::tls_keys::RawTls;
 use super::upstream::RawUpstream;
 use super::{
-    AcmeChallenge, Balance, Bypass, Config, DenySettings, Listen, LogSettings, ServerSettings,
-    StoreSettings, TlsSettings, UpstreamSettings, address, routes,
+    AcmeChallenge, AdminSettings, Balance, Bypass, Config, DenySettings, Listen, LogSettings,
+    ServerSettings, StoreSettings, TlsSettings, UpstreamSettings, address, routes,
 };
 use crate::certificate::Validity;
 use crate::client::ClientIp;
@@ -30,6 +30,7 @@ use crate::route;
 pub(super) struct RawFile {
     pub(super) listen: Vec<At<Listen>>,
     pub(super) tls: Option<RawTls>,
+    pub(super) admin: Option<At<AdminSettings>>,
     pub(super) store: StoreSettings,
     pub(super) client_ip: ClientIp,
     pub(super) trusted_span: Span,
@@ -67,6 +68,8 @@ pub(super) struct Names<'r> {
     pub(super) on_error: OnError,
     /// Bytes of a request's body where its route does not say it.
     pub(super) max_body: Option<u64>,
+    /// How many budgets are limits: rates of `unlimited` are not.
+    limits: usize,
     /// How many budgets have a section; the others are rates in place, which nobody can refer to.
     sections: usize,
     limit_index: HashMap<String, usize>,
@@ -93,6 +96,7 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         targets: Vec::new(),
         on_error: raw.store.on_error,
         max_body: raw.server.max_body,
+        limits: 0,
         sections: 0,
         limit_index: HashMap::new(),
         target_index: HashMap::new(),
@@ -120,6 +124,7 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
             .map(|listen| listen.value.clone())
             .collect(),
         tls,
+        admin: raw.admin.map(|admin| admin.value),
         store: raw.store,
         client_ip: raw.client_ip,
         api_key: raw.api_key,
@@ -157,7 +162,11 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
 
 fn check_listen(reader: &Reader<'_>, raw: &RawFile) {
     let secure = raw.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
-    check_same(reader, &[&raw.listen, secure].concat());
+    let admin = raw.admin.as_ref().map(|admin| At {
+        value: Listen::Tcp(admin.value.address),
+        span: admin.span.clone(),
+    });
+    check_same(reader, &[&raw.listen, secure, admin.as_slice()].concat());
     let acme = raw.tls.as_ref().and_then(|tls| tls.settings.acme.as_ref());
     let http = acme.is_some_and(|acme| acme.challenge == AcmeChallenge::Http01);
     if http && raw.listen.is_empty() {
@@ -183,8 +192,8 @@ fn check_same(reader: &Reader<'_>, listen: &[At<Listen>]) {
             .iter()
             .find(|first| first.value == one.value && !any_port);
         if let Some(first) = first {
-            let twice = Diagnostic::new(Code::Duplicate, "the same address twice in `listen`")
-                .at(&one.span, "");
+            let twice =
+                Diagnostic::new(Code::Duplicate, "the same address twice").at(&one.span, "");
             let diagnostic = if first.span.is_empty() {
                 twice.help("it is what `listen` at the top is where it is not said")
             } else {
@@ -200,8 +209,12 @@ impl Names<'_> {
     pub(super) fn add_limit(&mut self, raw: RawLimit) -> usize {
         let index = self.budgets.len();
         self.limit_index.insert(raw.name.value.clone(), index);
-        self.budgets
-            .push(budget::budget(self.reader, raw, self.on_error));
+        let mut budget = budget::budget(self.reader, raw, self.on_error);
+        if let Some(limit) = &mut budget.limit {
+            Arc::make_mut(limit).number = self.limits;
+            self.limits += 1;
+        }
+        self.budgets.push(budget);
         index
     }
 

@@ -35,6 +35,7 @@ impl Config {
         Config {
             listen: self.listen.clone(),
             tls: self.tls.clone(),
+            admin: self.admin.clone(),
             store: self.store.clone(),
             client_ip: self.client_ip.clone(),
             api_key: self.api_key.clone(),

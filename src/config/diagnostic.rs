@@ -215,6 +215,8 @@ codes! {
     Contradiction = "T124",
     /// A text whose `{variables}` cannot be filled in.
     BadTemplate = "T125",
+    /// An admin address that others can reach, and no token.
+    OpenAdmin = "T126",
     /// A limit that can never deny.
     NeverDenies = "T201",
     /// The whole internet is trusted to say who the client is.

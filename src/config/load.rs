@@ -18,8 +18,8 @@ use super::interpolate::interpolate;
 use super::section::{At, Reader, Section, Surroundings};
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
-    Config, Control, Limits, Listen, address, auth, limits, raw, route, settings, standalone, tier,
-    tls_keys, upstream, warnings,
+    Config, Control, Limits, Listen, address, admin, auth, limits, raw, route, settings,
+    standalone, tier, tls_keys, upstream, warnings,
 };
 
 /// Bytes of a configuration file, at most.
@@ -273,11 +273,13 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
     }
     let known = limits::known(&top);
     let listen = listen(&mut top);
+    let admin = admin::read(&mut top);
     let trusted_span = top.key_span("trusted_proxies");
     let upstream = top_upstream(&mut top);
     let (headers, request_id) = settings::headers(top.section("headers"));
     let raw = RawFile {
         listen,
+        admin,
         tls: tls_keys::read(&mut top),
         trusted_span,
         upstream,

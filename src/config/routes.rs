@@ -72,6 +72,7 @@ pub(super) fn compile(
         let (host, methods, headers) = (raw.host.value, raw.methods, raw.headers);
         let cost = raw.cost.value;
         routes.push(Route {
+            number: routes.len(),
             name,
             host,
             path,

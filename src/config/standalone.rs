@@ -21,7 +21,7 @@ impl Limits {
 pub(super) const INNER: usize = 0;
 
 /// Settings of the top of a file that only a proxy has.
-const SERVING: [&str; 4] = ["listen", "tls", "upstream", "server"];
+const SERVING: [&str; 5] = ["listen", "tls", "admin", "upstream", "server"];
 /// Settings of `[log]` that concern the access log: the service in question has its own.
 const ACCESS: [&str; 4] = ["access", "format", "sample_allowed", "keys"];
 

@@ -155,12 +155,14 @@ impl Limiter {
                 .iter()
                 .any(|bypass| bypass.covers(facts, client))
         {
+            self.count_bypassed(&found.route.limits);
             return Ok(asked);
         }
         if let Some(said) = &said {
             said.admits(facts, &key.key)?;
         }
         if free {
+            self.count_bypassed(&found.route.limits);
             return Ok(asked);
         }
         let cost = found.route.cost.units(request.headers(), caller.trusted);
@@ -174,12 +176,14 @@ impl Limiter {
                         said.admits_tag(tag, facts)?;
                         windows = said.windows(limit, tag).unwrap_or(windows);
                     }
-                    if !exempt {
+                    if exempt {
+                        self.count_bypassed(std::slice::from_ref(limit));
+                    } else {
                         asked.add((limit, windows), tag, cost.saturating_mul(limit.cost));
                     }
                 }
                 Derived::Skip => {}
-                _ if exempt => {}
+                _ if exempt => self.count_bypassed(std::slice::from_ref(limit)),
                 Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
                 Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
             }
@@ -206,7 +210,7 @@ impl Limiter {
             charge: asked.charge,
             admission,
         };
-        match self.store.charge_here(&begun.charge) {
+        match self.decide_here(&begun.charge) {
             Some(decision) => Asking::Over(self.conclude(request, begun, Ok(decision))),
             None => Asking::Waits(begun),
         }
@@ -219,7 +223,9 @@ impl Limiter {
         begun: Begun,
     ) -> Result<Admission, Rejection> {
         let generation = begun.admission.generation;
+        let since = clock::now();
         let answered = self.store.charge(&begun.charge, generation).await;
+        self.note_time(since);
         self.conclude(request, begun, answered)
     }
 
@@ -243,6 +249,7 @@ impl Limiter {
             }
             Ok(decision) => (charge, decision, Decider::Store { warm: None }),
             Err(error) => {
+                self.count_away(&charge, &error);
                 let slots = slots_of(&charge);
                 let decided = self.decide_alone((charge, generation), &error)?;
                 if decided
@@ -257,6 +264,7 @@ impl Limiter {
                 (charge, decision, Decider::Local)
             }
         };
+        self.count_decision(&charge, &decision, &by);
         if !decision.allowed {
             let form = Form::of(request.method(), request.headers());
             return Err(Rejection::Limited(Box::new(Denial {

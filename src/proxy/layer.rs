@@ -60,7 +60,7 @@ impl LimitLayer {
         let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?;
         Ok(LimitLayer {
             log: Arc::new(log).buffer(),
-            limiter: Arc::new(Limiter::new(config, counts)),
+            limiter: Arc::new(Limiter::new(config, counts, None)),
             peer,
         })
     }

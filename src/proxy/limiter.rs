@@ -24,6 +24,7 @@ use crate::route::{Ask, Route, RouteTable};
 use crate::store::memory::Memory;
 use crate::store::{Backing, Store};
 use crate::telemetry::decisions::DecisionLog;
+use crate::telemetry::metrics::Meter;
 
 /// What all limiters of a process have in common: where they count, and what decides while that
 /// is away.
@@ -77,6 +78,16 @@ impl Counts {
         Counts::open_store(store, self.log.clone()).map(Arc::new)
     }
 
+    /// Lines that the decision log could not take, if there is one.
+    pub fn log_dropped(&self) -> Option<u64> {
+        self.log.as_ref().map(|log| log.dropped())
+    }
+
+    /// What all workers share of the store.
+    pub fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
     /// One worker's way to the counts; called on that worker's runtime.
     pub fn open(&self) -> (Store, Arc<Memory>) {
         (self.backing.open(), Arc::clone(&self.local))
@@ -98,7 +109,9 @@ pub struct Limiter {
     pub(super) store: Store,
     /// What decides while the store is away.
     pub(super) local: Arc<Memory>,
-    /// Both, for what outlives the request's path.
+    /// What is counted of its requests and decisions.
+    pub(super) meter: Arc<Meter>,
+    /// What outlives the request's path.
     pub(super) stores: Arc<Stores>,
 }
 
@@ -114,12 +127,21 @@ pub struct Caller<'c> {
 }
 
 impl Limiter {
-    /// A limiter of `config` for the worker that opened `store`.
-    pub fn new(config: Config, (store, local): (Store, Arc<Memory>)) -> Limiter {
+    /// A limiter of `config` for the worker that opened `store`. It goes on with what was counted
+    /// by `old`.
+    pub fn new(
+        config: Config,
+        (store, local): (Store, Arc<Memory>),
+        old: Option<&Meter>,
+    ) -> Limiter {
         let link = config.deny.docs_url.as_ref();
+        let routes = config.routes.iter().map(|route| &*route.name);
+        let limits = config.limits.iter().map(|limit| &*limit.name);
+        let meter = Arc::new(Meter::new(routes, limits, old));
         let stores = Stores {
             store: store.clone(),
             local: Arc::clone(&local),
+            meter: Arc::clone(&meter),
         };
         Limiter {
             routes: config.routes,
@@ -134,6 +156,7 @@ impl Limiter {
             deny: config.deny,
             store,
             local,
+            meter,
             stores: Arc::new(stores),
         }
     }
@@ -189,6 +212,7 @@ impl Limiter {
             });
         };
         line.route = Some(Arc::clone(&found.route.name));
+        line.route_number = found.route.number;
         let facts = Facts {
             ip: self.client_ip.group(line.client),
             api_key: &self.api_key,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::{Method, Request, Uri, Version};
 use smallvec::SmallVec;
@@ -13,6 +13,7 @@ use super::riders::Riders;
 use crate::clock;
 use crate::limit::{Charge, Decision, Retry, Tag};
 use crate::telemetry::access::{Buffer, Entry, Outcome};
+use crate::telemetry::metrics::method_of;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
 #[derive(Debug)]
@@ -21,8 +22,14 @@ pub(crate) struct Line {
     head: Option<Head>,
     log: Buffer,
     show_keys: bool,
+    /// When its head was whole.
+    pub(super) began: Instant,
+    /// Its method, as it is counted.
+    pub(super) method: u8,
     pub(crate) client: IpAddr,
     pub(crate) route: Option<Arc<str>>,
+    /// Its route's number, beyond all of them for none.
+    pub(super) route_number: usize,
     pub(crate) outcome: Outcome,
     pub(crate) status: u16,
     pub(crate) reason: Option<&'static str>,
@@ -62,8 +69,11 @@ impl Line {
             head: (!log.is_off()).then(head),
             log: log.clone(),
             show_keys,
+            began: clock::now(),
+            method: method_of(request.method()),
             client,
             route: None,
+            route_number: usize::MAX,
             outcome: Outcome::Unlimited,
             status: 0,
             reason: None,

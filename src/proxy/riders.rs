@@ -98,6 +98,8 @@ impl Riders {
             };
             if let Some(item) = rider.charge.first() {
                 trials.note(&item.limit.name, rider.role(), !allowed);
+                let on_trial = (item.limit.number, rider.role() == Role::Candidate);
+                self.stores.meter.tried(on_trial, allowed);
             }
             names.extend(rider.name().filter(|_| !allowed));
         }

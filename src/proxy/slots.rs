@@ -12,12 +12,14 @@ use super::limiter::Limiter;
 use crate::limit::{Algorithm, Charge, Item, OnError};
 use crate::store::Store;
 use crate::store::memory::Memory;
+use crate::telemetry::metrics::Meter;
 
 /// Where slots are counted.
 #[derive(Debug)]
 pub(super) struct Stores {
     pub(super) store: Store,
     pub(super) local: Arc<Memory>,
+    pub(super) meter: Arc<Meter>,
 }
 
 /// See the file's head. There is none for a request that holds nothing.

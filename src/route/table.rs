@@ -29,7 +29,10 @@ pub struct RouteTable {
 
 impl RouteTable {
     /// A table of these routes, or their conflicts: for each route that has one, the first.
-    pub fn new(routes: Vec<Route>) -> Result<Self, Vec<Conflict>> {
+    pub fn new(mut routes: Vec<Route>) -> Result<Self, Vec<Conflict>> {
+        for (number, route) in routes.iter_mut().enumerate() {
+            route.number = number;
+        }
         let mut table = Self {
             routes,
             exact: Texts::default(),
@@ -194,6 +197,7 @@ mod tests {
     /// A route from `[METHOD,..] [host]/path [+header[=value]]..`, named by its text.
     fn route(text: &str) -> Route {
         let mut route = Route {
+            number: 0,
             name: text.into(),
             host: HostPattern::Any,
             path: PathPattern::parse("/").unwrap(),

@@ -165,7 +165,7 @@ fn file_id(path: &Path) -> io::Result<FileId> {
 }
 
 /// A directory in which nobody else can put or replace anything.
-fn make_private(directory: &Path) -> io::Result<()> {
+pub(crate) fn make_private(directory: &Path) -> io::Result<()> {
     match fs::DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}

@@ -209,6 +209,7 @@ impl Reloader {
                 certificates = self.watch_certificates(&shutdown);
             }
             tell(&outcome);
+            self.house.sight.note_reload(&outcome);
             for answer in asked {
                 // Whoever asked may have gone.
                 let _ = answer.send(Arc::clone(&outcome));
@@ -248,6 +249,7 @@ impl Reloader {
         let moves = self.listeners.commit(change);
         let moves = moves.map_err(ReloadError::Unusable)?;
         self.order(&config, &house, moves).await;
+        self.house.sight.renew(config.fresh_copy(), &house);
         let old = std::mem::replace(&mut self.house, house);
         if !Arc::ptr_eq(&old.access, &self.house.access) {
             // The last handle of a log waits for its writer: no worker should have to.

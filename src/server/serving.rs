@@ -25,7 +25,7 @@ const HYPER_HEADERS: usize = 100;
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
 /// Everything that one configuration has a say in.
-pub(super) struct Serving {
+pub(crate) struct Serving {
     pub(super) proxy: Proxy,
     pub(super) settings: ServerSettings,
     pub(super) http: http1::Builder,

@@ -61,6 +61,7 @@ async fn serve(
         connections: Arc::clone(&house.connections),
         place,
     });
+    house.sight.add(&worker.serving);
     let mut entrances = Entrances::open(&worker, sockets)?;
     if let Some(guests) = worker.place.0.join(index) {
         tokio::spawn(entrances::receive(guests, Arc::clone(&worker)));

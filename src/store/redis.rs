@@ -129,6 +129,12 @@ impl Shared {
         &self.fleet
     }
 
+    /// Since when decisions are made without it, if any worker has to.
+    pub fn away_since(&self) -> Option<Instant> {
+        let outage = self.outage.lock();
+        outage.unwrap_or_else(PoisonError::into_inner).since
+    }
+
     /// What operators said of single keys, and the time it goes by; `None` if nothing.
     pub fn people(&self) -> Option<(CurrentPeople, u64)> {
         self.roll.current()

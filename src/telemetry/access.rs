@@ -125,6 +125,11 @@ impl AccessLog {
         same == (target, format, sample_allowed) && self.file == FileId::of(target)
     }
 
+    /// Lines that were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
     /// A worker's own end of the log.
     pub fn buffer(self: &Arc<Self>) -> Buffer {
         Buffer(Arc::new(Local {

@@ -81,6 +81,11 @@ impl DecisionLog {
         })
     }
 
+    /// Lines that were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
     /// Adds one decision. Called where the order is known: under the embedded store's locks, or as
     /// an answer of Redis is read. Never waits.
     pub fn record(&self, source: Source, charge: &Charge, decision: &Decision) {

@@ -146,6 +146,7 @@ impl Upstream {
             if !self.may_retry() {
                 break;
             }
+            self.cells().retries[ended.number()].add(1);
             match self.attempt(seat, request, terms).await {
                 Ok(response) => return Ok(response),
                 Err(next) => missed = next,
@@ -209,9 +210,12 @@ impl Upstream {
     ) -> Result<Response<ResponseBody>, Box<Missed>> {
         seat.answered();
         let status = response.status();
+        self.cells().codes.count(status.as_u16());
+        seat.server().cells.requests.add(1);
         let settings = self.settings();
         let is_failure = |eject: &Ejection| eject.status.contains(status);
         if settings.eject.as_ref().is_some_and(is_failure) {
+            seat.server().cells.failures.add(1);
             self.failed(&seat, Trouble::Failed);
         } else {
             seat.succeeded();
@@ -248,6 +252,9 @@ impl Upstream {
 
     /// Nothing usable has come; the server is judged by that.
     fn miss(&self, error: UpstreamError, seat: &Seat, was_pooled: bool) -> Box<Missed> {
+        self.cells().failures.add(1);
+        seat.server().cells.requests.add(1);
+        seat.server().cells.failures.add(1);
         let (ended, trouble) = match &error {
             UpstreamError::Unreachable(_)
             | UpstreamError::ConnectTimedOut

@@ -26,6 +26,7 @@ use super::vitals::Vitals;
 use super::watch::Ward;
 use crate::clock::{self, Sweep};
 use crate::config::UpstreamSettings;
+use crate::telemetry::metrics::UpstreamCells;
 
 /// One upstream of one worker.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub(super) struct Upstream {
     terms: Arc<Terms>,
     choices: Choices,
     ward: Arc<Ward>,
+    /// What is counted of its requests; an upstream of the same name goes on with it.
+    cells: Arc<UpstreamCells>,
     /// Requests so far.
     requests: AtomicU64,
     /// What is left of the retries.
@@ -91,6 +94,7 @@ impl Upstream {
             return same;
         }
         let in_use = old.map(|old| Arc::clone(&old.terms.in_use));
+        let cells = old.map(|old| Arc::clone(&old.cells));
         let ward = vitals.ward(&settings.name);
         let mut servers = settings.servers.iter();
         let is_capped = servers.any(|server| server.max_connections.is_some());
@@ -125,6 +129,7 @@ impl Upstream {
             choices,
             terms,
             ward,
+            cells: cells.unwrap_or_default(),
             requests: AtomicU64::new(0),
             budget: Mutex::new(Budget::new(clock::now())),
         }
@@ -140,6 +145,7 @@ impl Upstream {
                 Choices::Named(named) => Choices::Named(Arc::clone(named)),
             },
             ward: Arc::clone(&self.ward),
+            cells: Arc::clone(&self.cells),
             requests: AtomicU64::new(0),
             budget: Mutex::new(Budget::new(clock::now())),
         })
@@ -159,6 +165,11 @@ impl Upstream {
             Choices::Fixed(_) => None,
             Choices::Named(named) => Some(named),
         }
+    }
+
+    /// What is counted of its requests.
+    pub(super) fn cells(&self) -> &UpstreamCells {
+        &self.cells
     }
 
     pub(super) fn settings(&self) -> &UpstreamSettings {

@@ -25,6 +25,18 @@ pub(super) enum Ended {
     Answered(StatusCode),
 }
 
+impl Ended {
+    /// Its place among the reasons that are counted.
+    pub(super) fn number(self) -> usize {
+        match self {
+            Ended::Unsent => 0,
+            Ended::Closed => 1,
+            Ended::TimedOut => 2,
+            Ended::Answered(_) => 3,
+        }
+    }
+}
+
 /// Whether a request that may have been seen can be sent a second time without doing its work
 /// twice: by its method, and because there is no body that is gone by then.
 pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {

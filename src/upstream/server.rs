@@ -26,6 +26,7 @@ use super::shared::Shared;
 use super::vitals::Vital;
 use crate::clock::{self, Alarm};
 use crate::config::{Ejection, HostHeader, ServerAddress, UpstreamServer, UpstreamSettings};
+use crate::telemetry::metrics::ServerCells;
 use crate::wire::Stream;
 
 /// How often idle connections are looked through, unless they last less than that.
@@ -59,7 +60,9 @@ pub(super) struct Server {
     idle: Mutex<Idle>,
     /// For one that speaks HTTP/2, or may: what several requests share.
     shared: Option<Box<Shared>>,
-    in_flight: AtomicUsize,
+    pub(super) in_flight: AtomicUsize,
+    /// What is counted of it.
+    pub(super) cells: ServerCells,
     latency: Latency,
     looking: AtomicBool,
     /// The same server under newer settings, which gets the connections that come back here.
@@ -92,6 +95,7 @@ impl Server {
             vital,
             idle: Mutex::default(),
             in_flight: AtomicUsize::new(0),
+            cells: ServerCells::default(),
             terms: Arc::clone(terms),
             looking: AtomicBool::new(false),
             heir: OnceLock::new(),
@@ -116,6 +120,7 @@ impl Server {
     /// and, if the settings allow, the connections, also those that are in use.
     pub(super) fn give_way(&self, heir: &Arc<Server>, with_connections: bool) {
         heir.latency.learn(&self.latency);
+        heir.cells.go_on(&self.cells);
         if !with_connections {
             return;
         }
@@ -130,7 +135,7 @@ impl Server {
         let _ = self.heir.set(Arc::clone(heir));
     }
 
-    fn idle(&self) -> MutexGuard<'_, Idle> {
+    pub(super) fn idle(&self) -> MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -145,12 +150,17 @@ impl Server {
             Standing::InOrder if self.is_full() => Load::Full,
             Standing::InOrder => Load::Ready(Work {
                 in_flight: self.in_flight.load(Ordering::Relaxed) as u64,
-                latency_us: self.latency.expected_us(self.terms.sweep.elapsed()),
+                latency_us: self.expected_us(),
                 weight: u64::from(self.weight) * self.warmth(),
             }),
             Standing::Ejected(_) => Load::Resting,
             Standing::Down => Load::Down,
         }
+    }
+
+    /// How long an answer may take, microseconds; 0 where nobody knows.
+    pub(super) fn expected_us(&self) -> u64 {
+        self.latency.expected_us(self.terms.sweep.elapsed())
     }
 
     fn is_full(&self) -> bool {

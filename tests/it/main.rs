@@ -9,6 +9,7 @@
 )]
 
 mod adjust;
+mod admin;
 mod audit;
 mod backend;
 mod balance;

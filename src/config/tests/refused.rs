@@ -189,15 +189,35 @@ fn a_pattern_is_pointed_into() {
 #[test]
 fn keys_of_later_versions_are_refused_and_say_so() {
     check(
-        &format!("{BASE}admin = \":9180\"\n"),
-        r#"error[T101]: unknown key `admin`
- --> proxy.toml:2:1
+        &format!("{BASE}[otel]\n"),
+        r#"error[T101]: unknown key `otel`
+ --> proxy.toml:2:2
   |
-2 | admin = ":9180"
-  | ^^^^^ not a setting here
+2 | [otel]
+  |  ^^^^ not a setting here
 note: planned; this version does not have it yet
 "#,
     );
+}
+
+#[test]
+fn an_admin_that_others_can_reach_needs_a_token() {
+    check(
+        &format!("{BASE}admin = \":9180\"\n"),
+        r#"error[T126]: `admin` is open to others, and has no token
+ --> proxy.toml:2:9
+  |
+2 | admin = ":9180"
+  |         ^^^^^^^ other machines can reach this address
+help: name a file in `admin_token_file`, or write `admin = "127.0.0.1:9180"`
+"#,
+    );
+    let lonely = format!("{BASE}admin_hosts = \"proxy.internal\"\n");
+    assert_eq!(codes(&lonely), ["T124"]);
+    let odd = format!("{BASE}admin = \"[::1]:9180\"\nadmin_hosts = \"a:1\"\n");
+    assert_eq!(codes(&odd), ["T112"]);
+    let twice = format!("listen = \"127.0.0.1:1\"\nadmin = \"127.0.0.1:1\"\n{BASE}");
+    assert_eq!(codes(&twice), ["T119"]);
 }
 
 #[test]

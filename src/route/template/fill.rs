@@ -209,6 +209,7 @@ mod tests {
     /// A route of this path.
     fn route(path: &str) -> Route {
         Route {
+            number: 0,
             name: "the route".into(),
             host: HostPattern::Any,
             path: PathPattern::parse(path).unwrap(),

@@ -1,0 +1,208 @@
+//! Admin: where operators look in. Health, metrics, an API and the dashboard, on an address of
+//! their own.
+//!
+//! ```text
+//! spawn      binds, and starts a thread with a runtime of its own: never on a worker
+//! connection bounded in number, in the time for a head and in the size of a body
+//! gate       who may ask at all: the name asked for, the token
+//! answer     what is asked for, and the headers that keep browsers from harm
+//! ```
+//!
+//! It reads what the workers count and never makes one of them wait. What it keeps itself (the
+//! history of the last minutes) is bounded, and gone with the process. It listens from before the
+//! first request until all connections of clients have ended; after an upgrade the new process has
+//! the address.
+
+mod answer;
+mod bind;
+mod connection;
+mod dashboard;
+mod gate;
+mod health;
+mod history;
+mod limits;
+mod process;
+mod prometheus;
+mod status;
+pub mod token;
+mod traffic;
+mod upstreams;
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::time::{MissedTickBehavior, interval};
+
+use crate::config::AdminSettings;
+use crate::server::listen::Listeners;
+use crate::server::pulse::Pulse;
+use crate::server::reload::Reload;
+use crate::server::sight::Sight;
+use crate::server::{Course, Shutdown};
+use gate::Pass;
+use health::Beats;
+use history::History;
+
+/// How often it looks at what the workers have counted.
+const TICK: Duration = Duration::from_secs(1);
+
+/// What it looks at.
+#[derive(Debug)]
+pub struct Grounds {
+    /// The house.
+    pub sight: Arc<Sight>,
+    /// Its workers' signs of life.
+    pub pulse: Arc<Pulse>,
+    /// Where it listens.
+    pub listeners: Arc<Listeners>,
+    /// Who has it read its configuration again.
+    pub reload: Reload,
+    /// The file that its configuration is read from.
+    pub file: Option<PathBuf>,
+    /// What it is about.
+    pub shutdown: Shutdown,
+}
+
+/// What every request of an operator needs.
+#[derive(Debug)]
+struct Desk {
+    grounds: Grounds,
+    /// Where it listens, and who may ask.
+    pass: ArcSwap<Pass>,
+    /// The token where no file of the configuration says it.
+    own_token: Option<Vec<u8>>,
+    history: Mutex<History>,
+    beats: Mutex<Beats>,
+}
+
+/// A running admin.
+#[derive(Debug)]
+pub struct Admin {
+    address: SocketAddr,
+    end: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Admin {
+    /// Listens where `settings` say; `own_token` is what is asked for where they name no token.
+    /// `replaces` says that an older process of ours may still have the address.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the thread cannot be started.
+    pub fn spawn(
+        settings: &AdminSettings,
+        own_token: Option<Vec<u8>>,
+        grounds: Grounds,
+        replaces: bool,
+    ) -> io::Result<Admin> {
+        let listener = bind::bind(settings.address, replaces)?;
+        let address = listener.local_addr()?;
+        let desk = Arc::new(Desk {
+            pass: ArcSwap::from_pointee(Pass::new(settings, own_token.as_deref())),
+            history: Mutex::new(History::new(grounds.sight.started_us())),
+            beats: Mutex::default(),
+            own_token,
+            grounds,
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (end, ended) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("admin".to_owned())
+            .spawn(move || runtime.block_on(serve(desk, listener, ended)))?;
+        Ok(Admin {
+            address,
+            end,
+            thread,
+        })
+    }
+
+    /// Where it listens, with the real port.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends it; what is being answered is cut off.
+    pub fn end(self) {
+        drop(self.end);
+        if self.thread.join().is_err() {
+            tracing::error!("the admin thread panicked");
+        }
+    }
+}
+
+async fn serve(desk: Arc<Desk>, listener: std::net::TcpListener, mut end: oneshot::Receiver<()>) {
+    let mut listener = TcpListener::from_std(listener)
+        .inspect_err(|error| tracing::error!(%error, "admin: cannot listen"))
+        .ok();
+    let connections = connection::Connections::default();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut changes = desk.grounds.sight.changes();
+    let mut shutdown = desk.grounds.shutdown.clone();
+    loop {
+        tokio::select! {
+            stream = accept(listener.as_ref()) => connections.serve(stream, &desk),
+            _ = ticks.tick() => desk.tick(),
+            Ok(()) = changes.changed() => desk.renew(&mut listener),
+            // The next process has the address.
+            Ok(_) = shutdown.wait_for(|course| *course == Course::HandOver),
+                if listener.is_some() => listener = None,
+            _ = &mut end => break,
+        }
+    }
+}
+
+/// The next connection. Where there is no listener, and where accepting fails, it takes its time.
+async fn accept(listener: Option<&TcpListener>) -> tokio::net::TcpStream {
+    let Some(listener) = listener else {
+        return std::future::pending().await;
+    };
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            // Out of descriptors, as a rule.
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+impl Desk {
+    /// Another configuration may want it elsewhere, or other names and tokens.
+    fn renew(&self, listener: &mut Option<TcpListener>) {
+        let settings = self.grounds.sight.look(|view| view.config.admin.clone());
+        let Some(settings) = settings else { return };
+        let Some(settings) = settings else {
+            if listener.take().is_some() {
+                tracing::info!("reload: admin: nobody listens any more");
+            }
+            return;
+        };
+        let own_token = self.own_token.as_deref();
+        let pass = Pass::new(&settings, own_token);
+        let moves = pass.wanted != self.pass.load().wanted;
+        if moves || (listener.is_none() && *self.grounds.shutdown.borrow() == Course::Serve) {
+            let bound = bind::bind(settings.address, false).and_then(TcpListener::from_std);
+            match bound {
+                Ok(bound) => {
+                    tracing::info!(address = %settings.address, "reload: admin: listening");
+                    *listener = Some(bound);
+                }
+                Err(error) => {
+                    let address = settings.address;
+                    tracing::error!(%address, %error, "reload: admin: stays where it is");
+                    return;
+                }
+            }
+        }
+        self.pass.store(Arc::new(pass));
+    }
+}

@@ -1,0 +1,216 @@
+//! Who may ask: pages of other sites may not, nor may anybody without the token where one is
+//! needed.
+//!
+//! There are no cookies and no CORS headers, so a page of another site can neither act in an
+//! operator's name nor read what it asked for. What is left to it is a name of its own that leads
+//! here (DNS rebinding): so the host that is asked for must be an address, `localhost`, or a name
+//! that the configuration has.
+
+use std::net::IpAddr;
+
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use http::{HeaderMap, Method, Request, StatusCode};
+
+use super::answer::Refusal;
+use crate::config::AdminSettings;
+use crate::limit::key::same_secret;
+
+/// Who may ask.
+#[derive(Debug)]
+pub(super) struct Pass {
+    /// As the configuration says it.
+    pub(super) wanted: std::net::SocketAddr,
+    hosts: Vec<String>,
+    /// Nothing where nobody may write.
+    token: Option<Vec<u8>>,
+    /// Whether reading is free: nobody but this machine's users can connect.
+    is_open: bool,
+}
+
+/// What a request would do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deed {
+    /// See what anybody may see who can connect.
+    Glance,
+    /// See what clients do.
+    Read,
+    /// Change something.
+    Write,
+}
+
+impl Pass {
+    pub(super) fn new(settings: &AdminSettings, own_token: Option<&[u8]>) -> Pass {
+        let token = settings.token.as_deref().or(own_token);
+        Pass {
+            wanted: settings.address,
+            hosts: settings.hosts.clone(),
+            token: token.map(<[u8]>::to_vec),
+            is_open: settings.address.ip().is_loopback(),
+        }
+    }
+
+    /// Whether the request may do that.
+    pub(super) fn admits<B>(&self, request: &Request<B>, deed: Deed) -> Result<(), Refusal> {
+        let headers = request.headers();
+        if !self.knows_host(headers) {
+            let detail = "ask by address, by `localhost`, or by a name in `admin_hosts`";
+            return Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, detail));
+        }
+        if deed == Deed::Glance {
+            return Ok(());
+        }
+        let site = headers.get("sec-fetch-site").map(|site| site.as_bytes());
+        if matches!(site, Some(b"cross-site" | b"same-site")) {
+            let detail = "a page of another site may not ask";
+            return Err(Refusal::new(StatusCode::FORBIDDEN, detail));
+        }
+        if (deed == Deed::Write || !self.is_open) && !self.knows_token(headers) {
+            let detail = match &self.token {
+                Some(_) => "show the token: `Authorization: Bearer TOKEN`",
+                None => "there is no token: name a file in `admin_token_file`",
+            };
+            return Err(Refusal::new(StatusCode::UNAUTHORIZED, detail));
+        }
+        if request.method() == Method::POST && !is_json(headers) {
+            let detail = "send `Content-Type: application/json`";
+            return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+        }
+        Ok(())
+    }
+
+    fn knows_host(&self, headers: &HeaderMap) -> bool {
+        let mut hosts = headers.get_all(HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else {
+            return false;
+        };
+        let Ok(host) = host.to_str() else {
+            return false;
+        };
+        let name = without_port(host).to_ascii_lowercase();
+        let inner = name
+            .strip_prefix('[')
+            .and_then(|name| name.strip_suffix(']'));
+        inner.unwrap_or(&name).parse::<IpAddr>().is_ok()
+            || name == "localhost"
+            || self.hosts.contains(&name)
+    }
+
+    fn knows_token(&self, headers: &HeaderMap) -> bool {
+        let (Some(token), Some(shown)) = (&self.token, headers.get(AUTHORIZATION)) else {
+            return false;
+        };
+        let (scheme, shown) = shown.as_bytes().split_at_checked(7).unwrap_or_default();
+        scheme.eq_ignore_ascii_case(b"bearer ") && same_secret(shown.trim_ascii(), token)
+    }
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let media = headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
+    let media = media.and_then(|media| media.split(|byte| *byte == b';').next());
+    media.is_some_and(|media| media.trim_ascii().eq_ignore_ascii_case(b"application/json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(address: &str) -> Pass {
+        let settings = AdminSettings {
+            address: address.parse().unwrap(),
+            token: Some(b"0123456789abcdef".to_vec()),
+            hosts: vec!["proxy.internal".to_owned()],
+        };
+        Pass::new(&settings, None)
+    }
+
+    fn asked(lines: &[(&'static str, &str)], method: Method) -> Request<()> {
+        let mut request = Request::new(());
+        *request.method_mut() = method;
+        for (name, value) in lines {
+            request.headers_mut().append(*name, value.parse().unwrap());
+        }
+        request
+    }
+
+    fn status(pass: &Pass, lines: &[(&'static str, &str)], deed: Deed) -> u16 {
+        let method = match deed {
+            Deed::Write => Method::POST,
+            Deed::Glance | Deed::Read => Method::GET,
+        };
+        match pass.admits(&asked(lines, method), deed) {
+            Ok(()) => 200,
+            Err(refusal) => refusal.status.as_u16(),
+        }
+    }
+
+    #[test]
+    fn a_name_that_nobody_gave_it_is_not_answered() {
+        let pass = pass("127.0.0.1:9180");
+        let told = |host| status(&pass, &[("host", host)], Deed::Glance);
+        for host in [
+            "127.0.0.1:9180",
+            "[::1]:9180",
+            "[::1]",
+            "localhost",
+            "LocalHost:1",
+            "Proxy.Internal",
+            "10.1.2.3",
+        ] {
+            assert_eq!(told(host), 200, "{host}");
+        }
+        for host in [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+        ] {
+            assert_eq!(told(host), 421, "{host}");
+        }
+        assert_eq!(status(&pass, &[], Deed::Glance), 421);
+        let twice = [("host", "localhost"), ("host", "evil.example")];
+        assert_eq!(status(&pass, &twice, Deed::Glance), 421);
+    }
+
+    #[test]
+    fn writing_needs_the_token_and_reading_does_where_others_can_connect() {
+        let (here, open) = (pass("127.0.0.1:9180"), pass("0.0.0.0:9180"));
+        let host = ("host", "10.1.2.3:9180");
+        let good = ("authorization", "Bearer 0123456789abcdef");
+        let json = ("content-type", "application/json; charset=utf-8");
+        assert_eq!(status(&here, &[host], Deed::Read), 200);
+        assert_eq!(status(&open, &[host], Deed::Read), 401);
+        assert_eq!(status(&open, &[host], Deed::Glance), 200);
+        assert_eq!(status(&open, &[host, good], Deed::Read), 200);
+        for pass in [&here, &open] {
+            assert_eq!(status(pass, &[host, json], Deed::Write), 401);
+            assert_eq!(status(pass, &[host, good], Deed::Write), 415);
+            assert_eq!(status(pass, &[host, good, json], Deed::Write), 200);
+            for bad in [
+                "Bearer 0123456789abcdeg",
+                "Bearer",
+                "Basic 0123456789abcdef",
+                "Bearer ",
+            ] {
+                let bad = ("authorization", bad);
+                assert_eq!(status(pass, &[host, bad, json], Deed::Write), 401);
+            }
+        }
+    }
+
+    #[test]
+    fn pages_of_other_sites_may_not_ask() {
+        let pass = pass("127.0.0.1:9180");
+        let host = ("host", "127.0.0.1:9180");
+        for (site, want) in [("cross-site", 403), ("same-origin", 200), ("none", 200)] {
+            let lines = [host, ("sec-fetch-site", site)];
+            assert_eq!(status(&pass, &lines, Deed::Read), want, "{site}");
+        }
+    }
+}

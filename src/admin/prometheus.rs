@@ -1,0 +1,262 @@
+//! `/metrics`: everything that is counted, as Prometheus reads it.
+//!
+//! Every series is there from the start, at 0: for each route its likely codes under the methods
+//! that it names (`GET` and `POST` where it takes all), for each limit all that it can say, for
+//! each upstream its likely codes. What is less likely begins with its first request, as does every
+//! series of a route where there are more than [`MANY_ROUTES`].
+
+use crate::config::StoreKind;
+use crate::route::Route;
+use crate::server::sight::View;
+use crate::store::StoreError;
+use crate::telemetry::metrics::text::{Form, Kind, Text};
+use crate::telemetry::metrics::{
+    CODES, DECISION_BOUNDS, LimitSum, METHODS, NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum,
+    SOURCES, Sum, UpstreamSum, Verdict,
+};
+
+use super::process::process;
+use super::status::{seconds, store_kind};
+use super::{Desk, upstreams};
+
+/// Routes beyond which those without requests are left out.
+const MANY_ROUTES: usize = 500;
+/// Codes that a route has from the start.
+const LIKELY_CODES: [&str; 6] = ["200", "429", "500", "502", "503", "504"];
+/// The same for an upstream.
+const LIKELY_ANSWERS: [&str; 4] = ["200", "404", "500", "503"];
+
+/// The whole text.
+pub(super) fn write(desk: &Desk, view: &View<'_>, form: Form) -> String {
+    let mut sum = Sum::default();
+    view.proxies()
+        .for_each(|proxy| proxy.meter().add_to(&mut sum));
+    let mut text = Text::new(form);
+    requests(&mut text, view, &sum);
+    decisions(&mut text, view, &sum);
+    store(&mut text, view, &sum);
+    of_upstreams(&mut text, view);
+    house(&mut text, view);
+    of_process(&mut text, desk);
+    text.finish()
+}
+
+fn requests(text: &mut Text, view: &View<'_>, sum: &Sum) {
+    let routes: Vec<&Route> = view.config.routes.iter().collect();
+    let many = routes.len() > MANY_ROUTES;
+    let none = RouteSum::default();
+    let named: Vec<(&str, Vec<&str>)> = (routes.iter())
+        .map(|route| (&*route.name, likely_methods(route)))
+        .chain([(NO_ROUTE, vec!["GET"])])
+        .collect();
+    let help = "Requests that got an answer, by the route they belong to.";
+    text.family(Kind::Counter, "tidegate_http_requests", help);
+    for (route, likely) in &named {
+        let counted = sum.routes.get(*route).unwrap_or(&none);
+        for (method, codes) in METHODS.iter().zip(&counted.methods) {
+            let likely = !many && likely.contains(method);
+            for (index, code) in CODES.iter().enumerate() {
+                let count = codes.as_ref().map_or(0, |codes| codes[index]);
+                if count > 0 || (likely && LIKELY_CODES.contains(code)) {
+                    let labels = [("route", *route), ("method", method), ("code", code)];
+                    text.sample(&labels, count);
+                }
+            }
+        }
+    }
+    let help = "From a request's head until its answer's, seconds.";
+    text.family(
+        Kind::Histogram,
+        "tidegate_http_request_duration_seconds",
+        help,
+    );
+    for (route, _) in &named {
+        let counted = sum.routes.get(*route).unwrap_or(&none);
+        if !many || counted.requests() > 0 {
+            text.durations(&[("route", *route)], &REQUEST_BOUNDS, &counted.duration);
+        }
+    }
+}
+
+fn likely_methods(route: &Route) -> Vec<&str> {
+    match route.methods.as_slice() {
+        [] => vec!["GET", "POST"],
+        methods => methods.iter().map(http::Method::as_str).collect(),
+    }
+}
+
+fn decisions(text: &mut Text, view: &View<'_>, sum: &Sum) {
+    let none = LimitSum::default();
+    let shared = view.config.store.kind != StoreKind::Memory;
+    let help = "What limits said of requests, and who decided.";
+    text.family(Kind::Counter, "tidegate_decisions", help);
+    for limit in &view.config.limits {
+        let counts = sum.limits.get(&limit.name).unwrap_or(&none);
+        limit_samples(text, &limit.name, counts, (limit.shadow, shared));
+        if !limit.candidate.is_empty() {
+            let counts = sum.candidates.get(&limit.name).unwrap_or(&none);
+            let name = format!("{}~candidate", limit.name);
+            limit_samples(text, &name, counts, (true, shared));
+        }
+    }
+    let help = "How long decisions took, seconds; of those that need not wait, one in 64.";
+    text.family(Kind::Histogram, "tidegate_decision_duration_seconds", help);
+    text.durations(&[("source", "store")], &DECISION_BOUNDS, &sum.decisions[0]);
+}
+
+/// All that a limit can say from the start: one on trial does not deny, and where the counts are in
+/// this process nobody else decides.
+fn limit_samples(
+    text: &mut Text,
+    limit: &str,
+    counts: &LimitSum,
+    (on_trial, shared): (bool, bool),
+) {
+    for (verdict, by_source) in Verdict::WORDS.iter().zip(counts) {
+        for (index, (source, count)) in SOURCES.iter().zip(by_source).enumerate() {
+            let likely = match *verdict {
+                "allowed" => index == 0 || shared,
+                "denied" => !on_trial && (index == 0 || (shared && *source != "lease")),
+                "shadow_denied" => on_trial && index == 0,
+                _ => *source == "local",
+            };
+            if likely || *count > 0 {
+                let labels = [("limit", limit), ("decision", verdict), ("source", source)];
+                text.sample(&labels, count);
+            }
+        }
+    }
+}
+
+fn store(text: &mut Text, view: &View<'_>, sum: &Sum) {
+    let away = view.counts.backing().away_since().is_some();
+    let help = "Whether the store makes the decisions.";
+    text.family(Kind::Gauge, "tidegate_store_up", help);
+    text.sample(&[("store", store_kind(view))], u8::from(!away));
+    let help = "Whether decisions are made without the store, as on_error says.";
+    text.family(Kind::Gauge, "tidegate_degraded", help);
+    text.sample(&[], u8::from(away));
+    let help = "Decisions that the store was asked for and did not make.";
+    text.family(Kind::Counter, "tidegate_store_errors", help);
+    let shared = view.config.store.kind != StoreKind::Memory;
+    let likely = StoreError::LIKELY.iter().filter(|_| shared);
+    for kind in likely.clone() {
+        let count = sum.store_errors.get(kind).copied().unwrap_or(0);
+        text.sample(&[("kind", kind)], count);
+    }
+    for (kind, count) in &sum.store_errors {
+        if !likely.clone().any(|likely| likely == kind) {
+            text.sample(&[("kind", kind)], count);
+        }
+    }
+}
+
+fn of_upstreams(text: &mut Text, view: &View<'_>) {
+    let upstreams = &view.config.upstreams;
+    let sum = |index: usize| {
+        let mut sum = UpstreamSum::default();
+        view.proxies()
+            .for_each(|proxy| proxy.upstreams().add_to(index, &mut sum));
+        sum
+    };
+    let sums: Vec<UpstreamSum> = (0..upstreams.len()).map(sum).collect();
+    let named = || upstreams.iter().map(|one| &*one.name).zip(&sums);
+    let help = "Attempts at an upstream by their answer's code; none is an attempt without one.";
+    text.family(Kind::Counter, "tidegate_upstream_requests", help);
+    for (upstream, sum) in named() {
+        for (code, count) in CODES.iter().zip(sum.codes) {
+            if count > 0 || LIKELY_ANSWERS.contains(code) {
+                text.sample(&[("upstream", upstream), ("code", code)], count);
+            }
+        }
+        text.sample(&[("upstream", upstream), ("code", "none")], sum.failures);
+    }
+    let help = "Further attempts, by what was wrong with the one before.";
+    text.family(Kind::Counter, "tidegate_upstream_retries", help);
+    for (upstream, sum) in named() {
+        for (reason, count) in RETRIES.iter().zip(sum.retries) {
+            text.sample(&[("upstream", upstream), ("reason", reason)], count);
+        }
+    }
+    let servers: Vec<_> = (0..upstreams.len())
+        .map(|index| upstreams::servers(view, index))
+        .collect();
+    let named = || upstreams.iter().map(|one| &*one.name).zip(&servers);
+    let help = "Whether requests are sent to the server.";
+    text.family(Kind::Gauge, "tidegate_upstream_server_up", help);
+    for (upstream, servers) in named() {
+        for server in servers {
+            let labels = [("upstream", upstream), ("server", server.server.as_str())];
+            text.sample(&labels, u8::from(server.up));
+        }
+    }
+    let help = "Connections to an upstream; active ones have a request, of HTTP/2 each request.";
+    text.family(Kind::Gauge, "tidegate_upstream_connections", help);
+    for (upstream, servers) in named() {
+        let idle: u64 = servers.iter().map(|server| server.idle).sum();
+        let active: u64 = servers.iter().map(|server| server.in_flight).sum();
+        text.sample(&[("upstream", upstream), ("state", "active")], active);
+        text.sample(&[("upstream", upstream), ("state", "idle")], idle);
+    }
+}
+
+fn house(text: &mut Text, view: &View<'_>) {
+    let help = "Connections of clients that are open.";
+    text.family(Kind::Gauge, "tidegate_connections", help);
+    text.sample(&[], view.connections);
+    let help = "Lines that a log could not take in time.";
+    text.family(Kind::Counter, "tidegate_log_dropped", help);
+    text.sample(&[("log", "access")], view.access.dropped());
+    if let Some(dropped) = view.counts.log_dropped() {
+        text.sample(&[("log", "decisions")], dropped);
+    }
+    let failed = view.reload.is_some_and(|last| last.outcome.is_err());
+    let help = "Whether the configuration that was read last is the one that is served by.";
+    text.family(Kind::Gauge, "tidegate_config_last_reload_successful", help);
+    text.sample(&[], u8::from(!failed));
+    let help = "When the configuration was last replaced, seconds since the Unix epoch.";
+    text.family(
+        Kind::Gauge,
+        "tidegate_config_last_reload_success_timestamp_seconds",
+        help,
+    );
+    text.sample(&[], seconds(view.loaded_us));
+    text.family(
+        Kind::Gauge,
+        "tidegate_workers",
+        "Threads that serve clients.",
+    );
+    text.sample(&[], view.config.server.workers);
+    text.family(Kind::Info, "tidegate_build", "What this program is.");
+    let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
+    let labels = [("version", env!("CARGO_PKG_VERSION")), ("target", &*target)];
+    text.sample(&labels, 1);
+}
+
+fn of_process(text: &mut Text, desk: &Desk) {
+    let process = process();
+    let help = "Time of all threads on a core, seconds.";
+    text.family(Kind::Counter, "process_cpu_seconds", help);
+    text.sample(&[], process.cpu_seconds);
+    text.family(
+        Kind::Gauge,
+        "process_resident_memory_bytes",
+        "Memory in use.",
+    );
+    text.sample(&[], process.resident_bytes);
+    text.family(
+        Kind::Gauge,
+        "process_virtual_memory_bytes",
+        "Memory that is mapped.",
+    );
+    text.sample(&[], process.virtual_bytes);
+    text.family(Kind::Gauge, "process_open_fds", "Open file descriptors.");
+    text.sample(&[], process.open_files);
+    text.family(Kind::Gauge, "process_max_fds", "How many there may be.");
+    text.sample(&[], process.most_files);
+    text.family(Kind::Gauge, "process_threads", "Threads.");
+    text.sample(&[], process.threads);
+    let help = "When the process was started, seconds since the Unix epoch.";
+    text.family(Kind::Gauge, "process_start_time_seconds", help);
+    text.sample(&[], seconds(desk.grounds.sight.started_us()));
+}

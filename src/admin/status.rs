@@ -1,0 +1,87 @@
+//! `/api/v1/status`: what this process is, and how it stands.
+
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::answer::{Refusal, seen};
+use crate::clock;
+use crate::config::{RedisTopology, StoreKind};
+use crate::server::sight::{LastReload, View};
+
+/// The whole of it.
+pub(super) fn status(desk: &Desk) -> Result<Value, Refusal> {
+    seen(desk.grounds.sight.look(|view| {
+        let file = desk
+            .grounds
+            .file
+            .as_ref()
+            .map(|file| file.display().to_string());
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "pid": std::process::id(),
+            "started_at": seconds(desk.grounds.sight.started_us()),
+            "now": now(),
+            "workers": view.config.server.workers,
+            "listen": desk.grounds.listeners.places(),
+            "config": {
+                "file": file,
+                "loaded_at": seconds(view.loaded_us),
+                "last_reload": view.reload.map(last_reload),
+            },
+            "store": store(view),
+            "connections": view.connections,
+            "findings": [],
+        })
+    }))
+}
+
+/// Microseconds since the Unix epoch as the seconds that the API speaks.
+pub(super) fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+/// The time, in those.
+pub(super) fn now() -> f64 {
+    seconds(clock::unix_us())
+}
+
+fn last_reload(last: &LastReload) -> Value {
+    let at = seconds(last.at_us);
+    match &*last.outcome {
+        Ok(reloaded) => json!({
+            "at": at,
+            "ok": true,
+            "changes": reloaded.changes,
+            "restarts": reloaded.restarts,
+        }),
+        Err(error) => json!({ "at": at, "ok": false, "errors": [error.to_string()] }),
+    }
+}
+
+/// What kind of store it is.
+pub(super) fn store_kind(view: &View<'_>) -> &'static str {
+    match &view.config.store.kind {
+        StoreKind::Memory => "memory",
+        StoreKind::Redis(redis) => match redis.topology {
+            RedisTopology::Single(_) => "redis",
+            RedisTopology::Sentinel(_) => "sentinel",
+            RedisTopology::Cluster { .. } => "cluster",
+        },
+    }
+}
+
+fn store(view: &View<'_>) -> Value {
+    let since = view.counts.backing().away_since();
+    let since = since.map(|since| {
+        let ago = clock::now().saturating_duration_since(since);
+        now() - ago.as_secs_f64()
+    });
+    json!({
+        "kind": store_kind(view),
+        "up": since.is_none(),
+        "degraded": since.is_some(),
+        "since": since,
+        "round_trip_seconds": null,
+        "on_error": view.config.store.on_error.word(),
+    })
+}

@@ -1,0 +1,95 @@
+//! `/api/v1/traffic`: what the last quarter of an hour was like; and the look each second that it
+//! is made of.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::history::{History, STEP, Sample};
+use super::status::{now, seconds};
+use crate::clock;
+use crate::server::sight::View;
+use crate::telemetry::metrics::Sum;
+
+/// All that the workers have counted, without what each route had.
+pub(super) fn brief_sum(view: &View<'_>) -> Sum {
+    let mut sum = Sum::default();
+    view.proxies()
+        .for_each(|proxy| proxy.meter().add_brief_to(&mut sum));
+    sum
+}
+
+impl Desk {
+    /// Looks at what has been counted since the last time.
+    pub(super) fn tick(&self) {
+        self.look_at_beats();
+        let seen = self.grounds.sight.look(|view| {
+            let degraded = view.counts.backing().away_since().is_some();
+            let last = view.reload.map(|last| (last.at_us, said(&last.outcome)));
+            (brief_sum(view), degraded, (view.reloads, last))
+        });
+        let Some((sum, degraded, (reloads, last))) = seen else {
+            return;
+        };
+        let now_us = clock::unix_us();
+        let mut history = self.history();
+        let (was_degraded, known) = history.known;
+        if let Some((at_us, text)) = last.filter(|_| reloads != known) {
+            history.mark(at_us, "reload", text);
+        }
+        if degraded && !was_degraded {
+            history.mark(now_us, "store_down", "the store is away".to_owned());
+        } else if was_degraded && !degraded {
+            history.mark(now_us, "store_up", "the store is back".to_owned());
+        }
+        history.known = (degraded, reloads);
+        history.look(now_us / 1_000_000, &sum, degraded);
+    }
+
+    pub(super) fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn said(outcome: &crate::server::reload::Outcome) -> String {
+    match &**outcome {
+        Ok(reloaded) => match reloaded.changes.as_slice() {
+            [] => "reload: nothing is different".to_owned(),
+            [one] => format!("reload: {one}"),
+            [first, others @ ..] => format!("reload: {first}, and {} more", others.len()),
+        },
+        Err(_) => "reload: failed, nothing was changed".to_owned(),
+    }
+}
+
+/// The whole of it.
+pub(super) fn traffic(desk: &Desk) -> Value {
+    let history = desk.history();
+    let sample = |one: &Sample| {
+        json!({
+            "at": one.at,
+            "requests": one.requests,
+            "allowed": one.allowed,
+            "denied": one.denied,
+            "shadow": one.shadow,
+            "errors": one.errors,
+            "degraded": one.degraded,
+        })
+    };
+    let second =
+        |one: &Sample| json!({ "at": one.at, "requests": one.requests, "denied": one.denied });
+    let last = history.seconds.back().copied().unwrap_or_default();
+    let marks = history
+        .marks
+        .iter()
+        .map(|mark| json!({ "at": seconds(mark.at_us), "kind": mark.kind, "text": mark.text }));
+    json!({
+        "now": now(),
+        "step": STEP,
+        "samples": history.samples.iter().map(sample).collect::<Vec<_>>(),
+        "marks": marks.collect::<Vec<_>>(),
+        "rates": { "requests": last.requests, "denials": last.denied },
+        "second": history.seconds.iter().map(second).collect::<Vec<_>>(),
+    })
+}

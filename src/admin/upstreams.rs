@@ -1,0 +1,82 @@
+//! `/api/v1/upstreams`: where requests go, and how it is there; added up over the workers.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::answer::{Refusal, seen};
+use super::status::now;
+use crate::clock;
+use crate::config::Balance;
+use crate::server::sight::View;
+use crate::upstream::ServerReport;
+
+/// The servers of the upstream of this index, as all workers together see them. In the order of the
+/// first worker that has them.
+pub(super) fn servers(view: &View<'_>, upstream: usize) -> Vec<ServerReport> {
+    let mut places: BTreeMap<String, usize> = BTreeMap::new();
+    let mut all: Vec<ServerReport> = Vec::new();
+    for proxy in view.proxies() {
+        for report in proxy.upstreams().servers(upstream) {
+            let Some(place) = places.get(&report.server) else {
+                places.insert(report.server.clone(), all.len());
+                all.push(report);
+                continue;
+            };
+            let sum = &mut all[*place];
+            sum.in_flight += report.in_flight;
+            sum.idle += report.idle;
+            sum.requests += report.requests;
+            sum.failures += report.failures;
+            sum.latency = sum.latency.max(report.latency);
+        }
+    }
+    all
+}
+
+/// All of them, in the file's order.
+pub(super) fn upstreams(desk: &Desk) -> Result<Value, Refusal> {
+    let list = seen(desk.grounds.sight.look(|view| {
+        let upstreams = view.config.upstreams.iter().enumerate();
+        let described = upstreams.map(|(index, settings)| {
+            let servers: Vec<Value> = servers(view, index).iter().map(server).collect();
+            json!({
+                "name": &*settings.name,
+                "balance": balance(&settings.balance),
+                "servers": servers,
+            })
+        });
+        described.collect::<Vec<_>>()
+    }))?;
+    Ok(json!({ "upstreams": list }))
+}
+
+fn server(report: &ServerReport) -> Value {
+    let until = report.ejected_until.map(|until| {
+        let left = until.saturating_duration_since(clock::now());
+        now() + left.as_secs_f64()
+    });
+    json!({
+        "server": report.server,
+        "up": report.up,
+        "weight": report.weight,
+        "in_flight": report.in_flight,
+        "idle": report.idle,
+        "latency_seconds": report.latency.map(|latency| latency.as_secs_f64()),
+        "ejected_until": until,
+        "requests": report.requests,
+        "failures": report.failures,
+    })
+}
+
+fn balance(balance: &Balance) -> String {
+    match balance {
+        Balance::P2c => "p2c".to_owned(),
+        Balance::RoundRobin => "round-robin".to_owned(),
+        Balance::Hash(key) => {
+            let parts: Vec<String> = key.parts.iter().map(ToString::to_string).collect();
+            format!("hash:{}", parts.join(", "))
+        }
+    }
+}

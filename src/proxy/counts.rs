@@ -1,0 +1,95 @@
+//! What is counted of requests and their decisions, for the metrics: each worker by itself.
+//!
+//! A limit with several rates is counted once for a request, and of a denial only the limits that
+//! deny: the others were not charged.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::admit::Decider;
+use super::limiter::Limiter;
+use super::line::Line;
+use crate::clock;
+use crate::limit::{Charge, Decision, Limit, OnError};
+use crate::store::StoreError;
+use crate::telemetry::decisions::Source;
+use crate::telemetry::metrics::Verdict;
+
+impl Limiter {
+    /// One more request has the head of its answer.
+    pub(super) fn count_answer(&self, line: &Line) {
+        let took = clock::now().saturating_duration_since(line.began);
+        let answer = (line.method, line.status);
+        self.meter.answered(line.route_number, answer, took);
+        self.meter.ended(line.outcome);
+    }
+
+    /// Limits that a request is not counted by.
+    pub(super) fn count_bypassed(&self, limits: &[Arc<Limit>]) {
+        for limit in limits {
+            let source = Source::Local as usize;
+            self.meter.decided(limit.number, Verdict::Bypassed, source);
+        }
+    }
+
+    /// The decision, where the counts are in this process. Of many one is timed: two looks at the
+    /// clock are a good part of it.
+    pub(super) fn decide_here(&self, charge: &Charge) -> Option<Decision> {
+        let since = self.meter.is_turn().then(clock::now);
+        let decision = self.store.charge_here(charge);
+        if let Some(since) = since.filter(|_| decision.is_some()) {
+            self.note_time(since);
+        }
+        decision
+    }
+
+    /// How long the store took.
+    pub(super) fn note_time(&self, since: Instant) {
+        let took = clock::now().saturating_duration_since(since);
+        self.meter.took(Source::Store as usize, took);
+    }
+
+    /// A decision has been made.
+    pub(super) fn count_decision(&self, charge: &Charge, decision: &Decision, by: &Decider) {
+        let source = match by {
+            Decider::Store { .. } => Source::Store,
+            Decider::Local => Source::Local,
+        };
+        let mut last = usize::MAX;
+        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+            let number = item.limit.number;
+            let said = match decision.allowed {
+                true => Verdict::Allowed,
+                false if verdict.retry.denies() => Verdict::Denied,
+                false => continue,
+            };
+            if number != last {
+                self.meter.decided(number, said, source as usize);
+            }
+            last = number;
+        }
+    }
+
+    /// The store did not decide: what becomes of limits that are not asked here either.
+    #[cold]
+    pub(super) fn count_away(&self, charge: &Charge, error: &StoreError) {
+        self.meter.store_failed(error.label());
+        let denies = charge
+            .iter()
+            .any(|item| item.limit.on_error == OnError::Deny);
+        let mut last = usize::MAX;
+        for item in charge {
+            let number = item.limit.number;
+            let said = match item.limit.on_error {
+                OnError::Deny => Verdict::Denied,
+                OnError::Allow if !denies => Verdict::Allowed,
+                OnError::Allow | OnError::Local => continue,
+            };
+            if number != last {
+                let source = Source::Local as usize;
+                self.meter.decided(number, said, source);
+            }
+            last = number;
+        }
+    }
+}

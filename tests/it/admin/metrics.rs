@@ -1,0 +1,77 @@
+//! `/metrics`: every series from the start, the right numbers, and a form that real parsers read.
+
+use super::{Looked, limited};
+use crate::house::Upstream;
+
+/// The value of a sample, by all that stands before it.
+fn sample(text: &str, name: &str) -> Option<f64> {
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line?.parse().ok()
+}
+
+#[test]
+fn every_series_is_there_from_the_start_and_counts() {
+    let backend = Upstream::ok();
+    let looked = Looked::start(&limited(&backend));
+    let read = || looked.get("/metrics").text();
+    let series = [
+        "tidegate_http_requests_total{route=\"login\",method=\"GET\",code=\"200\"}",
+        "tidegate_http_requests_total{route=\"login\",method=\"GET\",code=\"429\"}",
+        "tidegate_http_request_duration_seconds_count{route=\"login\"}",
+        "tidegate_decisions_total{limit=\"login\",decision=\"allowed\",source=\"store\"}",
+        "tidegate_decisions_total{limit=\"login\",decision=\"denied\",source=\"store\"}",
+        "tidegate_decisions_total{limit=\"tried\",decision=\"shadow_denied\",source=\"store\"}",
+    ];
+    let text = read();
+    for name in series {
+        assert_eq!(sample(&text, name), Some(0.0), "{name}");
+    }
+    for _ in 0..5 {
+        looked.tidegate.get("/login");
+    }
+    let text = read();
+    let counted = series.map(|name| sample(&text, name).unwrap());
+    assert_eq!(counted, [2.0, 3.0, 5.0, 2.0, 3.0, 4.0]);
+    assert_eq!(
+        sample(&text, "tidegate_store_up{store=\"memory\"}"),
+        Some(1.0)
+    );
+    assert_eq!(sample(&text, "tidegate_degraded"), Some(0.0));
+    assert!(sample(&text, "process_resident_memory_bytes").unwrap() > 1e6);
+    // Whoever asks with a method or for a path that nobody knows makes no series.
+    let lines = text.lines().count();
+    for number in 0..20 {
+        let mut client = looked.tidegate.connect();
+        client.ask(format!(
+            "ODD{number} /{number} HTTP/1.1\r\nHost: test\r\n\r\n"
+        ));
+    }
+    let grown = read().lines().count() - lines;
+    assert!(grown <= 2, "{grown} more lines");
+}
+
+#[test]
+fn both_forms_are_offered() {
+    let backend = Upstream::ok();
+    let looked = Looked::start(&limited(&backend));
+    let asked = |accept: &str| {
+        let lines = format!("Host: localhost\r\nAccept: {accept}\r\n");
+        looked.get_with("/metrics", &lines)
+    };
+    let open = asked("application/openmetrics-text;version=1.0.0,text/plain;q=0.5");
+    assert!(
+        open.header("content-type")
+            .unwrap()
+            .starts_with("application/openmetrics-text")
+    );
+    assert!(open.text().ends_with("# EOF\n"));
+    let plain = asked("text/plain");
+    assert!(
+        plain
+            .header("content-type")
+            .unwrap()
+            .starts_with("text/plain; version=0.0.4")
+    );
+    assert!(!plain.text().contains("# EOF"));
+}
