@@ -1,3 +1,373 @@
-fetch("api/v1/status").then((answer) => answer.json()).then((status) => {
-  document.getElementById("status").textContent = JSON.stringify(status, null, 2);
+// The page: what is asked for how often, and what of it is shown where. All other files are parts.
+
+import { get, hasToken, Poll, takeToken } from './api.js';
+import * as actions from './actions.js';
+import { minutes, Spark, TrafficChart } from './charts.js';
+import * as denials from './denials.js';
+import {
+  brief,
+  byId,
+  clock,
+  count,
+  exact,
+  h,
+  percent,
+  plain,
+  setAttr,
+  setText,
+  si,
+  span,
+  sync,
+} from './dom.js';
+import { explainAny } from './explain.js';
+import * as limits from './limits.js';
+import { cells, tableOf, textTable } from './table.js';
+import { startTheme } from './theming.js';
+
+const SECOND = 1000;
+
+const charts = {
+  requests: new Spark(byId('requests-spark'), 'Requests per second', 'accent'),
+  denials: new Spark(byId('denials-spark'), 'Denials per second', 'bad'),
+  traffic: new TrafficChart(byId('traffic')),
+};
+let asTable = false;
+
+// ---- the line at the top, and what is wrong
+
+const lights = {
+  live: () => 'live',
+  wait: () => 'connecting',
+  away: (wait) => `no answer, asking again in ${span(wait / 1000)}`,
+  locked: () => 'needs a token',
+};
+
+function pulse(state, wait) {
+  const place = byId('pulse');
+  if (place.dataset.state !== state) place.dataset.state = state;
+  setText(byId('pulse-text'), lights[state](wait));
+}
+
+const notices = new Map();
+
+/** Says something at the top, until it is taken back; read out when its words change. */
+function notice(id, kind, text, ...more) {
+  const told = notices.get(id);
+  if (text === null) {
+    told?.remove();
+    notices.delete(id);
+    return;
+  }
+  if (told?.dataset.text === text) return;
+  const element = h('div', { class: `notice ${kind}`, data: { id, text } }, h('p', { text }), more);
+  if (told) told.replaceWith(element);
+  else if (kind === 'finding') byId('findings').append(element);
+  else byId('notices').prepend(element);
+  notices.set(id, element);
+}
+
+const WITHOUT_STORE = {
+  local: 'Each proxy limits with its own share of every budget until it is back.',
+  allow: 'Everything is allowed until it is back.',
+  deny: 'Everything that is limited is denied until it is back.',
+};
+
+const STORES = {
+  memory: 'Memory',
+  redis: 'Redis',
+  sentinel: 'Redis by Sentinel',
+  cluster: 'Redis Cluster',
+};
+
+function showStore(store) {
+  const kind = STORES[store.kind] ?? plain(store.kind);
+  if (!store.degraded && store.up) {
+    notice('store', '', null);
+    return;
+  }
+  const since = store.since ? `since ${clock(store.since)}` : '';
+  const meaning = WITHOUT_STORE[store.on_error] ?? '';
+  const own = 'Limits with an on_error of their own keep to that.';
+  notice('store', 'degraded', `Degraded: ${kind} is away ${since}. ${meaning} ${own}`);
+}
+
+function showFindings(findings) {
+  const now = new Set(findings.map((one) => `finding ${one.id}`));
+  for (const id of notices.keys()) {
+    if (id.startsWith('finding ') && !now.has(id)) notice(id, '', null);
+  }
+  for (const one of findings) {
+    const id = `finding ${one.id}`;
+    const silence =
+      one.silence &&
+      h('p', { class: 'silence' }, 'To silence it: ', h('code', { text: plain(one.silence, 300) }));
+    notice(id, 'finding', plain(one.text, 600), h('p', { class: 'times faint' }), silence);
+    const times = one.count > 1 ? `${exact(one.count)} times since` : 'since';
+    const text = `${times} ${clock(one.first_seen, false)}`;
+    setText(notices.get(id).querySelector('.times'), text);
+  }
+}
+
+// ---- health
+
+function showStatus(status) {
+  const { store, config } = status;
+  setText(byId('version'), plain(status.version, 40));
+  const last = config.last_reload;
+  const file = plain(config.file?.split('/').at(-1) ?? 'no file', 60);
+  const failed = last && !last.ok;
+  const away = store.degraded || !store.up;
+  const words = {
+    kind: STORES[store.kind] ?? plain(store.kind),
+    trip: store.round_trip_seconds === null ? '' : `, ${brief(store.round_trip_seconds)}`,
+  };
+  facts(byId('health'), [
+    ['Serving', `${span(status.now - status.started_at)}`, '', `process ${status.pid}`],
+    ['Store', away ? `${words.kind} away` : `${words.kind}${words.trip}`, away ? 'amber' : ''],
+    [
+      'Configuration',
+      failed ? 'reload failed' : `${file}`,
+      failed ? 'amber' : '',
+      `${plain(config.file ?? '')} as of ${clock(config.loaded_at)}`,
+    ],
+    ['Connections', si(status.connections), '', exact(status.connections)],
+    ['Workers', String(status.workers)],
+    ['Listening on', status.listen.map((one) => plain(one, 60)).join(', ')],
+  ]);
+  const errors = failed ? last.errors.map((one) => plain(one, 400)).join('; ') : null;
+  const text = failed
+    ? `The reload at ${clock(last.at)} failed, and nothing was changed: ${errors}`
+    : null;
+  notice('reload', 'degraded', text);
+  showStore(store);
+  showFindings(status.findings ?? []);
+  setText(byId('foot'), `tidegate ${plain(status.version, 40)}, process ${status.pid}`);
+}
+
+function facts(place, list) {
+  sync(place, list, {
+    key: ([name]) => name,
+    create: ([name]) => {
+      const value = h('dd');
+      return { element: h('div', {}, h('dt', { text: name }), value), value };
+    },
+    update: (row, [, text, kind = '', title = '']) => {
+      setText(row.value, text);
+      setAttr(row.value, 'title', title || null);
+      row.value.className = kind;
+    },
+  });
+}
+
+// ---- traffic
+
+function showTraffic(data) {
+  setText(byId('requests'), si(data.rates.requests));
+  setText(byId('denials'), si(data.rates.denials));
+  byId('denials').classList.toggle('bad', data.rates.denials > 0);
+  charts.requests.draw(data.second.map((one) => one.requests));
+  charts.denials.draw(data.second.map((one) => one.denied));
+  const sum = (name) => data.samples.reduce((all, one) => all + one[name], 0);
+  const total = { allowed: sum('allowed'), denied: sum('denied'), shadow: sum('shadow') };
+  const decided = total.allowed + total.denied;
+  facts(byId('quarter'), [
+    ['Allowed', si(total.allowed), '', exact(total.allowed)],
+    ['Denied', si(total.denied), total.denied ? 'bad' : '', exact(total.denied)],
+    ['Shadow would deny', si(total.shadow), '', exact(total.shadow)],
+    ['Share denied', decided ? percent(total.denied / decided) : '–'],
+  ]);
+  byId('traffic').classList.toggle('none', decided + total.shadow === 0);
+  if (asTable) showMinutes(data);
+  else charts.traffic.draw(data);
+}
+
+function showMinutes(data) {
+  const rows = minutes(data).map((one) => [
+    clock(one.at, false),
+    exact(one.allowed),
+    exact(one.denied),
+    exact(one.shadow),
+    exact(one.errors),
+    one.notes.join('; '),
+  ]);
+  const columns = ['Minute', 'Allowed', 'Denied', 'Shadow', 'Errors', 'What changed'];
+  byId('minutes').replaceChildren(textTable('Traffic by minute, newest first', columns, rows));
+}
+
+byId('as-table').addEventListener('click', (event) => {
+  asTable = !asTable;
+  setAttr(event.currentTarget, 'aria-pressed', asTable);
+  byId('traffic').hidden = asTable;
+  byId('minutes').hidden = !asTable;
+  polls.fast.now();
 });
+
+// ---- upstreams, overrides and blocks
+
+const servers = tableOf('upstreams', 'Upstream servers', [
+  'Server',
+  'State',
+  '#In flight',
+  '#Latency',
+  '#Requests',
+  '#Failed',
+]);
+
+async function pollUpstreams() {
+  const { upstreams } = await get('upstreams');
+  const list = upstreams.flatMap((one) => one.servers.map((server) => ({ ...server, of: one })));
+  servers.show(list, {
+    empty: 'This configuration has no upstream: routes answer by themselves.',
+    key: (server) => `${server.of.name} ${server.server}`,
+    create: (server) => {
+      const [name, state, ...numbers] = cells(servers.columns);
+      const named = server.of.name === server.server ? [] : [plain(server.of.name)];
+      const about = [...named, plain(server.of.balance)].join(' · ');
+      name.append(
+        h('bdi', { class: 'key', text: plain(server.server, 80).replace('http://', '') }),
+        h('span', { class: 'about', text: about }),
+      );
+      const light = h('span', { class: 'dot', 'aria-hidden': 'true' });
+      const word = h('span');
+      state.append(h('span', { class: 'state' }, light, word));
+      return { element: h('tr', { role: 'row' }, name, state, numbers), state, word, numbers };
+    },
+    update: (row, server) => {
+      const left = server.ejected_until ? server.ejected_until - Date.now() / 1000 : 0;
+      const out = left > 0 ? `out, ${span(left)}` : 'down';
+      const isUp = server.up && left <= 0;
+      row.state.classList.toggle('down', !isUp);
+      setText(row.word, isUp ? 'up' : out);
+      const texts = [
+        si(server.in_flight),
+        brief(server.latency_seconds),
+        si(server.requests),
+        si(server.failures),
+      ];
+      texts.forEach((text, index) => setText(row.numbers[index], text));
+      setAttr(row.numbers[0], 'title', `${server.idle} idle connections, weight ${server.weight}`);
+    },
+  });
+}
+
+const said = tableOf('overrides', 'Overrides and blocks in force', [
+  'Client',
+  'What',
+  'Until',
+  'Actions',
+]);
+
+async function pollOverrides() {
+  const { overrides } = await get('overrides');
+  limits.know(overrides);
+  said.show(overrides, {
+    empty: 'Nobody has a rate of their own, and nobody is blocked.',
+    key: (one) => JSON.stringify([one.kind, one.limit, one.id, one.rate, one.until]),
+    create: (one) => {
+      const [who, what, until, acts] = cells(said.columns);
+      const name = plain(one.key ?? one.id, 80);
+      const rate = `${plain(one.rate, 60)} on ${plain(one.limit)}`;
+      const why = [one.reason, one.by]
+        .filter(Boolean)
+        .map((text) => plain(text))
+        .join(', by ');
+      who.append(h('bdi', { class: 'key', text: name }));
+      what.append(h('span', { text: one.kind === 'block' ? 'blocked' : rate }));
+      if (why) what.append(h('span', { class: 'about', text: why }));
+      const left = (one.until ?? 0) - Date.now() / 1000;
+      setText(until, one.until ? `${span(left)} left` : 'taken back');
+      if (one.until) setAttr(until, 'title', new Date(one.until * 1000).toLocaleString());
+      const label = `Take back: ${one.kind} of ${name}`;
+      const button = h('button', {
+        type: 'button',
+        class: 'act',
+        'aria-label': label,
+        text: 'Take back',
+      });
+      button.addEventListener('click', () => actions.takeBack(one, name));
+      acts.append(button);
+      return { element: h('tr', { role: 'row' }, who, what, until, acts) };
+    },
+    update: () => {},
+  });
+}
+
+// ---- what is asked for, how often
+
+function failed(error, wait) {
+  if (error.status === 401) {
+    pulse('locked');
+    notice('token', 'locked', 'This address needs a token for reading too: sign in.');
+    return;
+  }
+  pulse('away', wait);
+  document.body.classList.add('stale');
+  const what = error.status
+    ? `tidegate answers: ${plain(error.message, 300)}`
+    : 'tidegate does not answer';
+  notice('away', 'degraded', `${what}. What you see is old.`);
+}
+
+/** A part that this proxy does not have is not shown. */
+const without = (id) => (error) => {
+  if (error.status === 404) byId(id).closest('.card').hidden = true;
+};
+
+takeToken();
+limits.takeChoice();
+
+const polls = {
+  fast: new Poll(
+    SECOND,
+    async () => {
+      const [status, traffic] = await Promise.all([get('status'), get('traffic')]);
+      pulse('live');
+      document.body.classList.remove('stale');
+      notice('away', '', null);
+      notice('token', '', null);
+      showStatus(status);
+      showTraffic(traffic);
+      setText(byId('sign-in'), hasToken() ? 'Sign out' : 'Sign in');
+    },
+    failed,
+  ),
+  limits: new Poll(
+    2 * SECOND,
+    async () => {
+      await limits.pollLimits();
+      denials.offer(limits.names());
+    },
+    without('limits'),
+  ),
+  clients: new Poll(2 * SECOND, limits.pollClients, without('clients')),
+  upstreams: new Poll(3 * SECOND, pollUpstreams, without('upstreams')),
+  overrides: new Poll(10 * SECOND, pollOverrides, without('overrides')),
+};
+const stream = denials.start();
+
+actions.whenChanged(() => {
+  Object.values(polls).forEach((poll) => poll.now());
+  if (!stream.isOpen()) stream.open();
+});
+
+byId('sign-in').addEventListener('click', () =>
+  hasToken() ? actions.signOut() : actions.signIn(),
+);
+byId('ask').addEventListener('click', explainAny);
+byId('reload').addEventListener('click', actions.reload);
+byId('config').addEventListener('click', actions.showConfig);
+byId('find').addEventListener('submit', (event) => {
+  event.preventDefault();
+  const key = byId('find-key').value.trim();
+  if (key) actions.lookUp(limits.chosen(), key);
+});
+window.addEventListener('hashchange', () => {
+  if (takeToken()) polls.fast.now();
+  limits.takeChoice();
+  polls.limits.now();
+});
+// A click beside a dialog closes it, as Escape does.
+byId('dialog').addEventListener('click', (event) => {
+  if (event.target === event.currentTarget) event.currentTarget.close();
+});
+startTheme(byId('theme'), byId('theme-name'));

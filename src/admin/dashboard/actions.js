@@ -1,0 +1,316 @@
+// What changes something: each says what it does and what follows, asks, and tells how it went.
+
+import { get, getText, hasToken, keepToken, post, Problem } from './api.js';
+import { byId, clock, h, plain, setText, span } from './dom.js';
+
+const dialog = () => byId('dialog');
+let changed = () => {};
+
+/** Who is told when something was changed. */
+export function whenChanged(listener) {
+  changed = listener;
+}
+
+/** Tells shortly how something went; read out, and gone after a while. */
+export function say(text) {
+  const place = byId('said');
+  setText(place, text);
+  place.classList.add('shown');
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => place.classList.remove('shown'), 6000);
+}
+
+/** Opens the dialog with a title and content; what it was opened from gets the focus back. */
+export function open(title, ...content) {
+  const box = dialog();
+  const close = h('button', {
+    type: 'button',
+    class: 'close quiet',
+    'aria-label': 'Close',
+    text: '✕',
+  });
+  close.addEventListener('click', () => box.close());
+  const heading = h('h2', { id: 'dialog-title', text: title });
+  const body = h('div', { class: 'inside' }, content);
+  box.replaceChildren(h('div', { class: 'head' }, heading, close), body);
+  box.classList.remove('wide');
+  if (!box.open) box.showModal();
+  return body;
+}
+
+export const trouble = (error) =>
+  error instanceof Problem ? error.message : 'something went wrong on this page';
+
+const label = (text, input, hint) =>
+  h('label', { class: 'field' }, h('span', { text }), input, hint && h('small', { text: hint }));
+
+/** A form that asks before it does: `work` gives the sentence that tells of the success. */
+function ask({ title, consequence, fields = [], verb, danger = false, work }) {
+  if (!hasToken()) {
+    signIn(() => ask({ title, consequence, fields, verb, danger, work }));
+    return;
+  }
+  const failed = h('p', { class: 'failed', role: 'alert', hidden: true });
+  const cancel = h('button', { type: 'button', class: 'quiet', text: 'Cancel' });
+  cancel.addEventListener('click', () => dialog().close());
+  const kind = danger ? 'danger' : 'primary';
+  const go = h('button', { type: 'submit', class: kind, text: verb });
+  const buttons = h('div', { class: 'buttons' }, cancel, go);
+  const form = h('form', {}, h('p', { text: consequence }), fields, failed, buttons);
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    go.disabled = true;
+    failed.hidden = true;
+    try {
+      const told = await work(new FormData(form));
+      dialog().close();
+      say(told);
+      changed();
+    } catch (error) {
+      if (error.status === 401) {
+        keepToken('');
+        signIn(() => ask({ title, consequence, fields, verb, danger, work }), error.message);
+        return;
+      }
+      setText(failed, `Not done: ${trouble(error)}`);
+      failed.hidden = false;
+    } finally {
+      go.disabled = false;
+    }
+  });
+  open(title, form);
+  (fields.length ? form.querySelector('input, select') : go).focus();
+}
+
+const TERMS = [
+  ['600', '10 minutes'],
+  ['3600', '1 hour'],
+  ['86400', '1 day'],
+  ['604800', '1 week'],
+  ['', 'until it is taken back'],
+];
+
+function terms(first) {
+  const options = TERMS.map(([value, text]) =>
+    h('option', { value, text, selected: value === first }),
+  );
+  return label('For how long', h('select', { name: 'for' }, options));
+}
+
+const reason = () => {
+  const input = h('input', { name: 'reason', maxlength: 200, autocomplete: 'off' });
+  return label('Why', input, 'Kept with it, for whoever comes after you.');
+};
+
+function words(form, more = {}) {
+  const seconds = Number(form.get('for'));
+  const why = form.get('reason')?.trim();
+  const value = { ...more };
+  if (seconds) value.for_seconds = seconds;
+  if (why) value.reason = why;
+  return value;
+}
+
+const path = (subject, deed) => `limits/${encodeURIComponent(subject.limit)}/${deed}`;
+const whom = (subject) => (subject.id ? { id: subject.id } : { key: subject.key });
+const lasting = (form) =>
+  form.get('for') ? `for ${span(Number(form.get('for')))}` : 'until taken back';
+
+function reset(subject) {
+  const rate = subject.rates?.join(', ');
+  const anew = rate ? `It may at once use all of ${plain(rate)} again` : 'It begins anew';
+  ask({
+    title: `Reset ${subject.name}`,
+    consequence: `What ${subject.limit} has counted for this client is forgotten. ${anew}.`,
+    verb: 'Reset this client',
+    work: async () => {
+      await post(path(subject, 'reset'), whom(subject));
+      return `${subject.name} begins anew on ${subject.limit}.`;
+    },
+  });
+}
+
+function override(subject) {
+  const hint = 'A rate such as 50/min, several (10/s,1000/h), or unlimited.';
+  const attributes = { name: 'rate', required: true, autocomplete: 'off', spellcheck: 'false' };
+  const now = subject.rates?.join(', ') ?? 'its rate';
+  ask({
+    title: `Another rate for ${subject.name}`,
+    consequence:
+      `On ${subject.limit} this client gets its own rate in place of ${plain(now)}, ` +
+      'on every proxy that shares the store, within a second. What it has used stays used.',
+    fields: [
+      label(
+        'Rate',
+        h('input', { ...attributes, placeholder: subject.rates?.[0] ?? '50/min' }),
+        hint,
+      ),
+      terms('86400'),
+      reason(),
+    ],
+    verb: 'Set this rate',
+    work: async (form) => {
+      const rate = form.get('rate').trim();
+      await post(path(subject, 'override'), words(form, { ...whom(subject), rate }));
+      return `${subject.name} has ${rate} on ${subject.limit}, ${lasting(form)}.`;
+    },
+  });
+}
+
+function block(subject) {
+  ask({
+    title: `Block ${subject.name}`,
+    consequence:
+      'Every request of this client is refused, whatever it asks for and on every proxy ' +
+      'that shares the store, except what [[bypass]] lets through.',
+    fields: [terms('3600'), reason()],
+    verb: 'Block this client',
+    danger: true,
+    work: async (form) => {
+      await post(path(subject, 'block'), words(form, whom(subject)));
+      return `${subject.name} is blocked ${lasting(form)}.`;
+    },
+  });
+}
+
+/** Takes an override or a block back. */
+export function takeBack(one, name) {
+  const isBlock = one.kind === 'block';
+  const then = isBlock ? 'It is let in again' : `It has the rate of ${one.limit} again`;
+  ask({
+    title: isBlock ? `Unblock ${name}` : `Take the override of ${name} back`,
+    consequence: `${then}, within a second, on every proxy that shares the store.`,
+    verb: isBlock ? 'Unblock' : 'Take it back',
+    work: async () => {
+      const subject = { ...one, limit: one.limit ?? one.limits?.[0] ?? 'any' };
+      await post(path(subject, one.kind), { ...whom(one), remove: true });
+      return isBlock ? `${name} is let in again.` : `${name} has the limit's own rate again.`;
+    },
+  });
+}
+
+/** The three things that an operator does with a client. */
+export function buttons(subject) {
+  const make = (text, deed) => {
+    const about = `${text} ${subject.name} on ${subject.limit}`;
+    const button = h('button', { type: 'button', class: 'act', 'aria-label': about, text });
+    button.addEventListener('click', () => deed(subject));
+    return button;
+  };
+  const list = [make('Reset', reset), make('Override', override), make('Block', block)];
+  return h('span', { class: 'acts' }, list);
+}
+
+/** Asks for the token; `then` is what it was needed for. */
+export function signIn(then = () => {}, why = '') {
+  const input = h('input', {
+    name: 'token',
+    type: 'password',
+    required: true,
+    autocomplete: 'off',
+  });
+  const failed = h('p', { class: 'failed', role: 'alert', text: why, hidden: !why });
+  const go = h('button', { type: 'submit', class: 'primary', text: 'Sign in' });
+  const hint =
+    'It is in the file that admin_token_file names. Without one, `tidegate status` prints an ' +
+    'address that signs you in. It is kept until this tab is closed.';
+  const form = h(
+    'form',
+    {},
+    label('Token', input, hint),
+    failed,
+    h('div', { class: 'buttons' }, go),
+  );
+  form.addEventListener('submit', async (event) => {
+    event.preventDefault();
+    keepToken(input.value);
+    try {
+      await get('session');
+    } catch (error) {
+      if (error.status !== 404) {
+        keepToken('');
+        setText(failed, error.status === 401 ? 'That is not the token.' : trouble(error));
+        failed.hidden = false;
+        return;
+      }
+    }
+    dialog().close();
+    changed();
+    then();
+  });
+  open('Sign in', form);
+  input.focus();
+}
+
+export function signOut() {
+  keepToken('');
+  say('Signed out: nothing can be changed from here now.');
+  changed();
+}
+
+/** Has the proxy read its configuration again. */
+export function reload() {
+  ask({
+    title: 'Reload the configuration',
+    consequence:
+      'The proxy reads its file again. Where it has a mistake nothing changes; what is ' +
+      'different is put in force between two requests, and counts and connections live on.',
+    verb: 'Reload',
+    work: async () => {
+      const done = await post('reload', {});
+      const changes = done.changes ?? [];
+      return changes.length
+        ? `Reloaded: ${changes.map((one) => plain(one)).join('; ')}.`
+        : 'Reloaded: nothing is different.';
+    },
+  });
+}
+
+/** Shows the configuration in force. */
+export async function showConfig() {
+  try {
+    const text = await getText('config');
+    const place = h('pre', { class: 'code', tabindex: 0, text });
+    open(
+      'Configuration in force',
+      h('p', { class: 'faint', text: 'Secrets are left out.' }),
+      place,
+    );
+    dialog().classList.add('wide');
+  } catch (error) {
+    if (error.status === 401) signIn(showConfig, error.message);
+    else say(`The configuration could not be read: ${trouble(error)}.`);
+  }
+}
+
+/** How one client stands, by its key as a person knows it. */
+export async function lookUp(limit, key) {
+  try {
+    const found = await get(
+      `limits/${encodeURIComponent(limit.name)}/keys/${encodeURIComponent(key)}`,
+    );
+    const lines = (found.rates ?? []).map((rate) => {
+      const left = `${rate.used} used, ${rate.remaining} left`;
+      const when = rate.retry_seconds ? `; next one in ${span(Math.ceil(rate.retry_seconds))}` : '';
+      return h('li', { text: `${plain(rate.rate)}: ${left}${when}` });
+    });
+    const subject = {
+      limit: limit.name,
+      rates: limit.rates,
+      key,
+      id: found.id,
+      name: plain(key, 80),
+    };
+    const body = open(`${plain(key, 60)} on ${limit.name}`, h('ul', { class: 'facts' }, lines));
+    if (found.id) body.append(h('p', { class: 'faint', text: `${found.id} in logs` }));
+    for (const one of [found.override, found.block].filter(Boolean)) {
+      const until = one.until ? `until ${clock(one.until)}` : 'until taken back';
+      const text = one.rate ? `Override: ${plain(one.rate)} ${until}` : `Blocked ${until}`;
+      body.append(h('p', { text }));
+    }
+    body.append(h('div', { class: 'buttons' }, buttons(subject)));
+  } catch (error) {
+    if (error.status === 401) signIn(() => lookUp(limit, key), error.message);
+    else say(`${plain(key, 60)}: ${trouble(error)}.`);
+  }
+}

@@ -1,0 +1,229 @@
+// The explanation of one request: of a denial, or of one that somebody makes up. Nothing is charged
+// by asking.
+
+import { post } from './api.js';
+import * as actions from './actions.js';
+import { byId, clock, exact, h, plain, span } from './dom.js';
+
+/** Why a denial happened, and how the same request would fare now. */
+export function explainDenial(denial) {
+  const verdict = denial.shadow ? 'would have been denied' : 'was denied';
+  const facts = [
+    ['When', clock(denial.at)],
+    ['Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
+    ['Verdict', `It ${verdict} by ${plain(denial.limit)}, on route ${plain(denial.route)}`],
+    ['Client', `${denial.client ? `${plain(denial.client)}, ` : ''}${plain(denial.id)} in logs`],
+    ['Told to wait', denial.retry_after ? span(denial.retry_after) : '–'],
+    ['Request id', plain(denial.request_id)],
+  ];
+  const subject = {
+    limit: denial.limit,
+    id: denial.id,
+    name: plain(denial.client ?? denial.id, 80),
+  };
+  const head = h(
+    'div',
+    {},
+    definitions(facts),
+    h('div', { class: 'buttons' }, actions.buttons(subject)),
+  );
+  const question = {
+    method: denial.method,
+    url: denial.host ? `http://${denial.host}${denial.path}` : denial.path,
+    ip: (denial.ip ?? denial.client ?? '').split('/')[0],
+  };
+  dialog('Why it was denied', question, head);
+}
+
+/** Asks about any request. */
+export function explainAny() {
+  dialog('Explain a request', { method: 'GET', url: '/', ip: '' }, null);
+}
+
+const definitions = (pairs) =>
+  h(
+    'dl',
+    { class: 'facts' },
+    pairs.map(([name, value]) =>
+      h('div', {}, h('dt', { text: name }), h('dd', {}, h('bdi', { text: value }))),
+    ),
+  );
+
+function dialog(title, question, head) {
+  const input = (name, props) =>
+    h('input', { name, spellcheck: 'false', autocomplete: 'off', ...props });
+  const field = (text, control, kind = '') =>
+    h('label', { class: `field ${kind}` }, h('span', { text }), control);
+  const method = input('method', { value: question.method, required: true, size: 7 });
+  const url = input('url', { value: question.url, required: true });
+  const ip = input('ip', { value: question.ip, placeholder: '192.0.2.1' });
+  const headers = h('textarea', {
+    name: 'headers',
+    rows: 2,
+    spellcheck: 'false',
+    placeholder: 'x-api-key: abc',
+  });
+  const result = h('div', { class: 'story', 'aria-live': 'polite' });
+  const go = h('button', { type: 'submit', class: 'primary', text: 'Explain' });
+  const form = h(
+    'form',
+    { class: 'question' },
+    field('Method', method, 'short'),
+    field('URL or path', url, 'long'),
+    field('From address', ip),
+    field('Headers, one on a line', headers, 'long'),
+    h('div', { class: 'buttons' }, go),
+  );
+  const answer = async () => {
+    go.disabled = true;
+    try {
+      const lines = headers.value.split('\n').filter((line) => line.trim() !== '');
+      const value = {
+        method: method.value.trim(),
+        url: url.value.trim(),
+        headers: lines.map((line) => {
+          const at = line.indexOf(':');
+          return at < 0 ? [line.trim(), ''] : [line.slice(0, at).trim(), line.slice(at + 1).trim()];
+        }),
+        live: true,
+      };
+      if (ip.value.trim()) value.ip = ip.value.trim();
+      result.replaceChildren(...story(await post('explain', value)));
+    } catch (error) {
+      const needsToken = error.status === 401 ? ' Sign in first.' : '';
+      const text = `No explanation: ${actions.trouble(error)}.${needsToken}`;
+      result.replaceChildren(h('p', { class: 'failed', text }));
+    } finally {
+      go.disabled = false;
+    }
+  };
+  form.addEventListener('submit', (event) => {
+    event.preventDefault();
+    answer();
+  });
+  const asked = head ? h('h3', { text: 'The same request now' }) : null;
+  const note = 'Nothing is charged by asking.';
+  actions.open(title, head, asked, h('p', { class: 'faint', text: note }), form, result);
+  byId('dialog').classList.add('wide');
+  if (head) answer();
+  else url.focus();
+}
+
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+const GOOD = ['forwarded', 'answered', 'redirected'];
+
+/** An explanation as sections, what matters first. */
+function story(told) {
+  const { verdict, counts } = told;
+  const kind = GOOD.includes(verdict.outcome) ? 'good' : 'bad';
+  const status = verdict.status ? ` · ${verdict.status}` : '';
+  const parts = [
+    h(
+      'p',
+      { class: `verdict ${kind}` },
+      h('strong', { text: `${capital(plain(verdict.outcome, 40))}${status}` }),
+      ` ${plain(verdict.why, 600)}`,
+    ),
+  ];
+  if (counts?.trouble) parts.push(faint(`Counts could not be read: ${plain(counts.trouble)}`));
+  else if (counts?.live) parts.push(faint(`Counts of now, from ${plain(counts.from)}.`));
+  else if (counts) parts.push(faint('For a client of whom nothing is counted.'));
+  if (told.spared) parts.push(h('p', { text: `Not charged: ${plain(told.spared)}` }));
+  parts.push(...limits(told.limits ?? []), ...client(told.client), ...route(told), ...seen(told));
+  return parts;
+}
+
+const faint = (text) => h('p', { class: 'faint', text });
+
+function limits(list) {
+  if (list.length === 0) return [];
+  return [
+    h('h4', { text: 'Limits' }),
+    ...list.map((limit) => {
+      const about = limit.why ? `${limit.state}: ${plain(limit.why)}` : limit.state;
+      const heading = h(
+        'p',
+        {},
+        h('strong', { text: limit.name }),
+        h('span', { class: 'faint', text: ` ${about}` }),
+      );
+      const key = (limit.key ?? []).map((part) => h('li', {}, h('bdi', { text: keyPart(part) })));
+      if (limit.tier) key.push(h('li', { text: `tier ${plain(limit.tier)}` }));
+      if (limit.cost_why)
+        key.push(h('li', { text: `costs ${limit.cost}: ${plain(limit.cost_why)}` }));
+      const rates = (limit.rates ?? []).map((rate) => {
+        const kind = rate.allows === false ? 'failed' : '';
+        return h('li', { class: kind, text: rateLine(rate) });
+      });
+      return h('div', { class: 'limit' }, heading, h('ul', {}, key, rates));
+    }),
+  ];
+}
+
+function keyPart(part) {
+  const value = part.value === null || part.value === undefined ? '' : ` = ${plain(part.value)}`;
+  const found = part.found && part.found !== part.part ? `: ${plain(part.found)}` : '';
+  return `by ${plain(part.part)}${found}${value}${part.note ? ` (${plain(part.note)})` : ''}`;
+}
+
+function rateLine(rate) {
+  const role = rate.role === 'enforced' ? '' : `${rate.role} `;
+  const parts = [`${role}${plain(rate.rate)} (${plain(rate.algorithm)})`];
+  if (rate.used !== null && rate.used !== undefined) {
+    parts.push(`${exact(rate.used)} used before it, ${exact(rate.remaining ?? 0)} left`);
+  }
+  if (rate.allows === false && rate.retry_seconds !== null && rate.retry_seconds !== undefined) {
+    parts.push(`lets it pass in ${span(Math.ceil(rate.retry_seconds))}`);
+  }
+  return parts.join('; ');
+}
+
+function client(told) {
+  if (!told) return [];
+  const as = told.counted_as === told.address ? '' : `, counted as ${plain(told.counted_as)}`;
+  const hops = (told.hops ?? []).map((hop) =>
+    h('li', {}, h('bdi', { class: 'key', text: plain(hop.said, 80) }), ` ${plain(hop.note)}`),
+  );
+  const parts = [h('h4', { text: 'Client' }), h('p', { text: `${plain(told.address)}${as}` })];
+  parts.push(faint(plain(told.why, 400)));
+  if (hops.length) parts.push(h('ol', {}, hops));
+  return parts;
+}
+
+function route(told) {
+  const parts = [h('h4', { text: 'Route' })];
+  const { path } = told;
+  if (path?.refused) parts.push(h('p', { class: 'failed', text: plain(path.refused) }));
+  if (path?.canonical && path.canonical !== path.sent) {
+    parts.push(
+      h('p', {}, 'the path is read as ', h('bdi', { class: 'key', text: plain(path.canonical) })),
+    );
+  }
+  const found = told.route;
+  if (found) {
+    const methods = found.methods?.length ? ` ${found.methods.join(' ')}` : '';
+    const text = `${plain(found.name)}: path ${plain(found.path)}${methods}, to ${plain(found.to)}`;
+    parts.push(h('p', { text }));
+  } else {
+    parts.push(h('p', { text: 'none' }));
+  }
+  const near = (told.near ?? []).map((one) =>
+    h('li', { text: `not ${plain(one.route)}: ${plain(one.why, 300)}` }),
+  );
+  if (near.length) parts.push(h('ul', { class: 'faint' }, near));
+  return parts;
+}
+
+function seen(told) {
+  const sees = told.client_sees;
+  if (!sees) return [];
+  const status = sees.status ? `${sees.status}` : 'what the upstream answers';
+  const lines = [status, ...(sees.headers ?? []).map(([name, value]) => `${name}: ${value}`)];
+  if (sees.body) lines.push('', sees.body);
+  const text = lines.map((line) => plain(line, 2000)).join('\n');
+  return [
+    h('h4', { text: 'What the client gets' }),
+    h('pre', { class: 'code', tabindex: 0, text }),
+  ];
+}

@@ -1,0 +1,284 @@
+// Limits, how near their clients come to them, and the clients that ask most.
+
+import { get } from './api.js';
+import { Columns, SHARES } from './charts.js';
+import { byId, count, exact, h, percent, plain, setAttr, setText, si, sync } from './dom.js';
+import * as actions from './actions.js';
+import { cells, tableOf } from './table.js';
+
+/** Clients that are shown, and after being asked for more. */
+const FEW = 8;
+const MANY = 50;
+
+const state = { limits: [], chosen: '', few: true, overrides: [] };
+
+/** The limit whose clients are shown. */
+export const chosen = () => state.limits.find((limit) => limit.name === state.chosen);
+
+export const names = () => state.limits.map((limit) => limit.name);
+
+const table = tableOf('limits', 'Limits', [
+  'Limit',
+  'Rate',
+  '#Allowed/s',
+  '#Denied/s',
+  'Clients by use',
+  'Room left',
+]);
+
+/** Takes a limit from the address, so that a page can be sent to somebody. */
+export function takeChoice() {
+  const found = /[#&]limit=([^&]+)/.exec(location.hash);
+  if (!found) return;
+  state.chosen = decodeURIComponent(found[1]);
+}
+
+export async function pollLimits() {
+  const { limits } = await get('limits');
+  state.limits = limits;
+  if (!chosen()) {
+    // The one that denies most is the one that somebody is here for.
+    const denied = (limit) => limit.totals.denied;
+    const most = limits.reduce((a, b) => (a && denied(a) >= denied(b) ? a : b), undefined);
+    if (!chosen()) state.chosen = most?.name ?? '';
+  }
+  table.show(limits, {
+    empty: 'This configuration has no limits: every request is allowed. Add [limit.default] to it.',
+    key: (limit) => limit.name,
+    create: limitRow,
+    update: updateLimit,
+  });
+  setText(byId('limits-note'), limits.length ? count(limits.length, 'limit') : '');
+  showUse();
+}
+
+function limitRow(limit) {
+  const [name, rate, allowed, denied, use, room] = cells(table.columns);
+  const choose = h('button', { type: 'button', class: 'name', text: limit.name });
+  choose.addEventListener('click', () => select(limit.name));
+  const tags = h('span', { class: 'tags' });
+  const about = h('span', { class: 'about' });
+  name.append(h('span', { class: 'titled' }, choose, tags), about);
+  const columns = new Columns();
+  use.append(columns.element);
+  const meter = h('span', { class: 'meter', 'aria-hidden': 'true' }, h('span'));
+  const left = h('span', { class: 'num' });
+  room.append(meter, left);
+  const element = h('tr', { role: 'row' }, name, rate, allowed, denied, use, room);
+  return { element, choose, tags, about, rate, allowed, denied, columns, meter, left, room };
+}
+
+function updateLimit(row, limit) {
+  const isChosen = limit.name === state.chosen;
+  row.element.classList.toggle('chosen', isChosen);
+  setAttr(row.choose, 'aria-pressed', isChosen);
+  setText(row.rate, limit.rates.map((rate) => plain(rate)).join(', '));
+  const routes = limit.routes.length;
+  const where = routes === 0 ? 'on no route' : `on ${count(routes, 'route')}`;
+  setText(row.about, `by ${plain(limit.key)} · ${where}`);
+  setAttr(
+    row.about,
+    'title',
+    `Counted as ${limit.algorithm}. ${limit.routes.map((one) => plain(one)).join(', ')}`,
+  );
+  showTags(row.tags, limit);
+  setText(row.allowed, si(limit.per_second.allowed));
+  setAttr(row.allowed, 'title', `${exact(limit.totals.allowed)} since the start`);
+  setText(row.denied, si(limit.per_second.denied));
+  setAttr(row.denied, 'title', `${exact(limit.totals.denied)} since the start`);
+  row.denied.classList.toggle('bad', limit.per_second.denied > 0);
+  row.columns.draw(limit.use);
+  const room = limit.headroom;
+  setText(row.left, room === null || room === undefined ? '–' : percent(room));
+  const none = 'Nobody has used it yet';
+  const words = room === null || room === undefined ? none : 'What its fullest client has left';
+  setAttr(row.room, 'title', words);
+  const used = room === null || room === undefined ? 0 : 1 - room;
+  row.meter.firstChild.style.setProperty('width', `${(used * 100).toFixed(1)}%`);
+  row.meter.classList.toggle('full', used >= 0.995);
+}
+
+function showTags(place, limit) {
+  const tags = [];
+  if (limit.mode === 'shadow') {
+    const denied = limit.totals.shadow_denied;
+    tags.push(['shadow', `It denies nothing; it would have denied ${exact(denied)} requests`]);
+  }
+  if (limit.candidate) {
+    const { rates, denied } = limit.candidate;
+    const words = rates.map((rate) => plain(rate)).join(', ');
+    tags.push([`candidate ${words}`, `It would have denied ${exact(denied ?? 0)} requests`]);
+  }
+  if (limit.on_error === 'deny') tags.push(['strict', 'Without the store it denies']);
+  const told = JSON.stringify(tags);
+  if (place.dataset.told === told) return;
+  place.dataset.told = told;
+  place.replaceChildren(...tags.map(([text, title]) => h('span', { class: 'tag', title, text })));
+}
+
+function select(name) {
+  state.chosen = name;
+  history.replaceState(null, '', `#limit=${encodeURIComponent(name)}`);
+  const limits = state.limits;
+  limits.forEach((limit) => updateLimit(table.row(limit.name), limit));
+  showUse();
+  clientsTable.clear();
+  setText(byId('said'), `Clients of ${name}`);
+  pollClients().catch(() => {});
+}
+
+/** What one needs to choose a number: how many clients sit where below it. */
+function showUse() {
+  const place = byId('use');
+  const limit = chosen();
+  const note = limit ? `of ${limit.name}` : '';
+  setText(byId('clients-note'), note);
+  byId('find').hidden = !limit;
+  if (!limit) {
+    place.replaceChildren(h('p', { class: 'empty', text: 'Without limits nobody is counted.' }));
+    return;
+  }
+  const { use } = limit;
+  if (!use?.clients) {
+    const text =
+      'No client has used this limit yet. Once some have, this shows how near they come to it.';
+    place.replaceChildren(h('p', { class: 'empty', text }));
+    return;
+  }
+  const rows = [...SHARES.map((share) => [share, use[share.name]])];
+  let list = place.querySelector('dl.use');
+  if (!list) {
+    place.replaceChildren(
+      h('h3', { text: 'How much of it they use' }),
+      (list = h('dl', { class: 'use' })),
+      h('p', { class: 'advice' }),
+    );
+  }
+  const items = rows.map(([share, clients]) => ({ name: share.words, clients, kind: share.name }));
+  items.push({ name: 'denied', clients: use.denied, kind: 'denied' });
+  const all = Math.max(use.clients, 1);
+  sync(list, items, {
+    key: (item) => item.kind,
+    create: (item) => useRow(item),
+    update: (row, item) => {
+      const share = Math.min(1, item.clients / all);
+      setText(row.number, exact(item.clients));
+      setText(row.share, percent(share));
+      row.bar.style.setProperty(
+        'width',
+        `${Math.max(share * 100, item.clients ? 0.8 : 0).toFixed(1)}%`,
+      );
+    },
+  });
+  setText(place.querySelector('.advice'), advice(limit));
+}
+
+function useRow(item) {
+  const bar = h('span', { class: `fill ${item.kind}` });
+  const number = h('span', { class: 'num' });
+  const share = h('span', { class: 'num faint' });
+  const term = h('dt', { text: item.name });
+  const value = h(
+    'dd',
+    {},
+    h('span', { class: 'track', 'aria-hidden': 'true' }, bar),
+    number,
+    share,
+  );
+  return { element: h('div', { class: 'use-row' }, term, value), bar, number, share };
+}
+
+/** The distribution as a sentence that helps to choose. */
+function advice(limit) {
+  const { use } = limit;
+  const rate = limit.rates[0] ?? 'it';
+  const below = use.q25 + use.q50 + use.q75;
+  if (use.q75 + use.q100 + use.denied === 0) {
+    const half = use.q50 === 0 ? 'a quarter' : 'half';
+    const enough = `${half} of it would have been enough for all`;
+    return `Nobody uses more than ${half} of ${plain(rate)}: ${enough}.`;
+  }
+  const over = use.clients - use.q25 - use.q50;
+  const touched = `${count(over, 'client')} of ${exact(use.clients)}`;
+  const text = `Half of ${plain(rate)} would touch about ${touched}`;
+  const near = `${percent(below / use.clients)} keep a quarter of it free`;
+  return `${text}; ${near}.`;
+}
+
+const clientsTable = tableOf('clients', 'Clients that ask most', [
+  'Client',
+  '#Requests',
+  '#Denied',
+  'Uses',
+  'Actions',
+]);
+
+export async function pollClients() {
+  const limit = chosen();
+  if (!limit) {
+    clientsTable.clear();
+    return;
+  }
+  const path = `limits/${encodeURIComponent(limit.name)}/clients?top=${MANY}`;
+  const { clients } = await get(path);
+  if (limit.name !== state.chosen) return;
+  showMore(clients.length);
+  clientsTable.show(state.few ? clients.slice(0, FEW) : clients, {
+    empty: 'No requests of clients yet.',
+    key: (client) => `${limit.name} ${client.id}`,
+    create: (client) => clientRow(limit, client),
+    update: updateClient,
+    calm: true,
+  });
+}
+
+function showMore(clients) {
+  const more = byId('more');
+  more.hidden = clients <= FEW;
+  setText(more, state.few ? `Show ${clients}` : `Show ${FEW}`);
+  more.onclick ??= () => {
+    state.few = !state.few;
+    pollClients().catch(() => {});
+  };
+}
+
+function clientRow(limit, client) {
+  const [who, requests, denied, uses, acts] = cells(clientsTable.columns);
+  const text = client.key === null || client.key === undefined ? client.id : client.key;
+  const name = h('bdi', { class: 'key', text: plain(text, 80) });
+  const title = client.key
+    ? `${plain(text)}, ${client.id} in logs`
+    : `${client.id}, as logs show it`;
+  setAttr(who, 'title', title);
+  const mark = h('span', { class: 'tags' });
+  who.append(name, mark);
+  const meter = h('span', { class: 'meter', 'aria-hidden': 'true' }, h('span'));
+  const share = h('span', { class: 'num' });
+  uses.append(meter, share);
+  const subject = { limit: limit.name, rates: limit.rates, id: client.id, name: plain(text, 80) };
+  acts.append(actions.buttons(subject));
+  const element = h('tr', { role: 'row' }, who, requests, denied, uses, acts);
+  return { element, mark, requests, denied, meter, share };
+}
+
+function updateClient(row, client) {
+  setText(row.requests, si(client.requests));
+  setText(row.denied, si(client.denied));
+  row.denied.classList.toggle('bad', client.denied > 0);
+  setText(row.share, percent(client.share));
+  const used = Math.min(1, client.share ?? 0);
+  row.meter.firstChild.style.setProperty('width', `${(used * 100).toFixed(1)}%`);
+  row.meter.classList.toggle('full', used >= 0.995);
+  const said = state.overrides.filter((one) => one.id === client.id);
+  const mine = said.filter((one) => one.kind === 'block' || one.limit === state.chosen);
+  const tags = mine.map((one) => (one.kind === 'block' ? 'blocked' : plain(one.rate, 24)));
+  const told = tags.join();
+  if (row.mark.dataset.told === told) return;
+  row.mark.dataset.told = told;
+  row.mark.replaceChildren(...tags.map((text) => h('span', { class: 'tag', text })));
+}
+
+/** What operators have said, so that its clients are marked. */
+export function know(overrides) {
+  state.overrides = overrides;
+}

@@ -1,0 +1,91 @@
+// The dashboard shows what happens, and says when something is wrong; everybody can read it.
+
+import assert from 'node:assert/strict';
+import { join } from 'node:path';
+import { test } from 'node:test';
+
+import { on, scene, SOON } from './scene.mjs';
+import { AXE, eventually, load } from './stage.mjs';
+
+const number = (text) => Number(text.replace(/[^0-9.]/g, '')) * (text.includes('k') ? 1000 : 1);
+
+test('numbers live under load, and the chart and table follow', SOON, async () => {
+  await on({}, async (page) => {
+    const stop = load(scene.stage.url, '/some/thing');
+    const rate = page.locator('#requests');
+    await eventually(async () => number(await rate.textContent()) > 10, 'requests are seen');
+    const limit = page.locator('#limits tr', { hasText: 'wide' });
+    const allowed = limit.locator('td').nth(1);
+    await eventually(async () => number(await allowed.textContent()) > 10, 'a limit is used');
+    await page.locator('#requests-spark title', { hasText: 'Requests per second' }).waitFor({
+      state: 'attached',
+    });
+    const bars = page.locator('#traffic .allowed');
+    await eventually(async () => (await bars.getAttribute('d'))?.length > 0, 'the chart has bars');
+    await stop();
+    await eventually(async () => (await rate.textContent()) === '0', 'it is quiet again');
+    await page.getByRole('button', { name: 'As a table' }).click();
+    await page.getByRole('region', { name: 'Traffic by minute' }).getByRole('table').waitFor();
+  });
+});
+
+test('a stopped Redis is said in amber, until it is back', SOON, async () => {
+  await on({}, async (page) => {
+    const bar = page.getByRole('status').locator('.degraded', { hasText: 'Redis is away' });
+    assert.equal(await bar.count(), 0);
+    await scene.stage.redis.stop();
+    const stop = load(scene.stage.url, '/some/thing');
+    await bar.waitFor();
+    await page.locator('#health', { hasText: 'Redis away' }).waitFor();
+    await page.getByRole('img', { name: /Store away/ }).waitFor();
+    await scene.stage.redis.start();
+    await bar.waitFor({ state: 'detached' });
+    await stop();
+  });
+});
+
+test('the theme can be chosen and is kept', SOON, async () => {
+  await on({ colorScheme: 'light' }, async (page) => {
+    const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    const light = await ground();
+    const theme = page.getByRole('button', { name: 'theme' });
+    await theme.click();
+    await theme.click();
+    assert.notEqual(await ground(), light);
+    await page.reload();
+    await page.locator('#pulse[data-state=live]').waitFor();
+    assert.notEqual(await ground(), light);
+  });
+});
+
+for (const scheme of ['dark', 'light']) {
+  test(`${scheme}: no serious barrier, and 360 pixels are enough`, SOON, async () => {
+    await on({ colorScheme: scheme, reducedMotion: 'reduce' }, async (page) => {
+      await page.locator('#limits tbody tr').first().waitFor();
+      await picture(page, scheme);
+      assert.deepEqual(await barriers(page), []);
+      await page.setViewportSize({ width: 360, height: 780 });
+      const wide = () => page.evaluate(() => document.documentElement.scrollWidth);
+      assert.equal(await wide(), 360);
+      await picture(page, `${scheme}-360`);
+      await page.getByRole('button', { name: 'Sign in' }).click();
+      await page.getByRole('dialog').getByLabel('Token').waitFor();
+      assert.equal(await wide(), 360);
+      assert.deepEqual(await barriers(page), []);
+    });
+  });
+}
+
+/** What axe finds that keeps somebody from using the page. */
+async function barriers(page) {
+  // The policy keeps scripts out of the page; the debugger's way in is not bound by it.
+  await page.evaluate(AXE);
+  const found = await page.evaluate(() => window.axe.run(document));
+  const grave = found.violations.filter((one) => ['serious', 'critical'].includes(one.impact));
+  return grave.map((one) => `${one.id}: ${one.nodes[0].target}: ${one.nodes[0].failureSummary}`);
+}
+
+async function picture(page, name) {
+  const folder = process.env.DASHBOARD_SHOTS;
+  if (folder) await page.screenshot({ path: join(folder, `${name}.png`), fullPage: true });
+}

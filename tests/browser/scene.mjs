@@ -1,0 +1,56 @@
+// The proxy that the tests of the dashboard look at, and what they do to it.
+
+import assert from 'node:assert/strict';
+import { after, before } from 'node:test';
+
+import { end, look, send, start, startBrowser } from './stage.mjs';
+
+export const LIMITS = `
+  [limit.strict]
+  rate = "3/h"
+  key = "header:x-client"
+  [limit.wide]
+  rate = "1000000/h"
+  key = "ip"
+  [[route]]
+  name = "strict"
+  path = "/strict/*"
+  limits = ["strict"]
+  [[route]]
+  name = "rest"
+  path = "/*"
+  limits = ["wide"]
+`;
+const ALLOWED = 3;
+
+/** Every test's deadline. */
+export const SOON = { timeout: 60_000 };
+
+/** One proxy and one browser for all tests of a file. */
+export const scene = {};
+
+before(async () => {
+  scene.stage = await start(LIMITS);
+  scene.browser = await startBrowser();
+}, SOON);
+after(end);
+
+/** A client asks once. */
+export const asks = (client, path = '/strict/a') =>
+  send(scene.stage.url, path, { 'x-client': client });
+
+/** A client asks until it is denied. */
+export async function exhaust(client, path) {
+  for (let asked = 0; asked < ALLOWED; asked += 1) assert.equal(await asks(client, path), 200);
+  assert.equal(await asks(client, path), 429);
+}
+
+/** Runs `work` on a page of its own, and fails if the browser complained of anything. */
+export async function on(options, work) {
+  const { page, complaints, close } = await look(scene.browser, scene.stage, options);
+  await work(page);
+  assert.deepEqual(complaints, []);
+  await close();
+}
+
+export const dialog = (page) => page.getByRole('dialog');

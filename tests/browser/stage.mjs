@@ -1,0 +1,225 @@
+// What a test of the dashboard stands on: a tidegate with its admin, a redis-server that can be
+// stopped, a server behind it, and a Chromium whose complaints fail the test.
+
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer, request } from 'node:http';
+import { createRequire } from 'node:module';
+import { connect, createServer as createSocket } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+
+const installed = createRequire(`${process.env.BROWSER_MODULES}/`);
+const { chromium } = installed('playwright-core');
+/** The script that finds barriers. */
+export const AXE = installed('axe-core').source;
+
+/** Long for a machine that does much else; nothing waits so long where all is well. */
+export const PATIENCE_MS = 20_000;
+const TOKEN = 'a-token-of-the-browser-tests';
+
+const cleanups = [];
+
+/** Ends everything that was started, newest first. */
+export async function end() {
+  for (const cleanup of cleanups.reverse()) await cleanup();
+}
+
+/** Waits until `look` gives something true, and returns it. */
+export async function eventually(look, what) {
+  const deadline = Date.now() + PATIENCE_MS;
+  for (;;) {
+    const found = await look();
+    if (found) return found;
+    assert.ok(Date.now() < deadline, `it did not happen in time: ${what}`);
+    await new Promise((resolve) => {
+      setTimeout(resolve, 50);
+    });
+  }
+}
+
+/** A port that nobody listens on, below those that connections are given. */
+async function freePort() {
+  for (;;) {
+    const port = 12_000 + Math.floor(Math.random() * 18_000);
+    const socket = createSocket();
+    const isFree = await new Promise((resolve) => {
+      socket.once('error', () => resolve(false));
+      socket.listen(port, '127.0.0.1', () => resolve(true));
+    });
+    if (!isFree) continue;
+    socket.close();
+    await once(socket, 'close');
+    return port;
+  }
+}
+
+const answers = (port) =>
+  new Promise((resolve) => {
+    const socket = connect(port, '127.0.0.1');
+    socket.once('connect', () => resolve(true));
+    socket.once('error', () => resolve(false));
+    socket.once('close', () => socket.destroy());
+    setTimeout(() => socket.end(), 100);
+  });
+
+async function stopped(child, signal = 'SIGKILL') {
+  if (child.exitCode !== null || child.signalCode !== null) return;
+  const exit = once(child, 'exit');
+  child.kill(signal);
+  await exit;
+}
+
+/** A redis-server that keeps nothing; `stop` and `start` are an outage. */
+class Redis {
+  async start() {
+    this.port ??= await freePort();
+    const options = [
+      '--port',
+      this.port,
+      '--bind',
+      '127.0.0.1',
+      '--save',
+      '',
+      '--appendonly',
+      'no',
+    ];
+    this.child = spawn('redis-server', options.map(String), { stdio: 'ignore' });
+    await eventually(() => answers(this.port), 'redis-server listens');
+  }
+
+  stop() {
+    return stopped(this.child);
+  }
+}
+
+/** Answers everything, and knows nothing of limits. */
+async function startUpstream() {
+  const server = createServer((_, response) => response.end('fine'));
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  cleanups.push(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return `http://127.0.0.1:${server.address().port}`;
+}
+
+/** The proxy, its admin, and what is around them. */
+export async function start(config) {
+  const redis = new Redis();
+  await redis.start();
+  cleanups.push(() => redis.stop());
+  const folder = mkdtempSync(join(tmpdir(), 'tidegate-browser-'));
+  cleanups.push(() => rmSync(folder, { recursive: true }));
+  writeFileSync(join(folder, 'token'), TOKEN, { mode: 0o600 });
+  const admin = await freePort();
+  const file = join(folder, 'proxy.toml');
+  const write = (limits) =>
+    writeFileSync(
+      file,
+      `
+    listen = "127.0.0.1:0"
+    upstream = "${write.upstream}"
+    admin = "127.0.0.1:${admin}"
+    admin_token_file = "${join(folder, 'token')}"
+    [store]
+    url = "redis://127.0.0.1:${redis.port}"
+    [server]
+    workers = 2
+    [log]
+    access = "off"
+    ${limits}
+  `,
+    );
+  write.upstream = await startUpstream();
+  write(config);
+  const child = spawn(process.env.TIDEGATE, ['run', '-c', file], {
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  cleanups.push(() => stopped(child));
+  const url = await listening(child);
+  return { url, redis, configure: write, page: `http://127.0.0.1:${admin}/`, token: TOKEN };
+}
+
+async function listening(child) {
+  const said = [];
+  const slow = setTimeout(() => child.kill('SIGKILL'), PATIENCE_MS);
+  const lines = createInterface({ input: child.stderr });
+  const url = await new Promise((resolve, reject) => {
+    lines.on('line', (line) => {
+      said.push(line);
+      const found = /^listening\s+(http:\/\/127\.0\.0\.1:\d+)/.exec(line);
+      if (found) resolve(found[1]);
+    });
+    child.once('error', reject);
+    lines.once('close', () => reject(new Error(`tidegate did not start:\n${said.join('\n')}`)));
+  });
+  clearTimeout(slow);
+  return url;
+}
+
+/** Sends a request as it is, however odd, and gives the status. */
+export function send(url, path, headers = {}) {
+  return new Promise((resolve, reject) => {
+    const { hostname, port } = new URL(url);
+    const asked = request({ hostname, port, path, headers, agent: false }, (answer) => {
+      answer.resume();
+      answer.once('end', () => resolve(answer.statusCode));
+    });
+    asked.once('error', reject);
+    asked.end();
+  });
+}
+
+/** Requests without end, until the returned function is called. */
+export function load(url, path) {
+  let goes = true;
+  const ended = (async () => {
+    while (goes) {
+      await Promise.all(Array.from({ length: 8 }, () => send(url, path).catch(() => {})));
+      await new Promise((resolve) => {
+        setTimeout(resolve, 20);
+      });
+    }
+  })();
+  return () => {
+    goes = false;
+    return ended;
+  };
+}
+
+export async function startBrowser() {
+  const browser = await chromium.launch({
+    executablePath: process.env.CHROMIUM,
+    // There is nobody but the tests to be kept apart from, and containers have no sandbox for root.
+    args: ['--no-sandbox', '--disable-dev-shm-usage', '--disable-gpu'],
+  });
+  cleanups.push(() => browser.close());
+  return browser;
+}
+
+/** Opens the page; `complaints` are those of the browser, of which there must be none. */
+export async function look(browser, stage, { signedIn = false, ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, ...options });
+  context.setDefaultTimeout(PATIENCE_MS);
+  const page = await context.newPage();
+  const complaints = [];
+  page.on('console', (line) => {
+    // Not every part of the API is there yet; the page does without.
+    if (line.text().includes('404')) return;
+    if (['error', 'warning'].includes(line.type())) complaints.push(line.text());
+  });
+  page.on('pageerror', (error) => complaints.push(String(error)));
+  await page.addInitScript(() => {
+    document.addEventListener('securitypolicyviolation', (event) => {
+      console.error(`forbidden: ${event.violatedDirective} ${event.blockedURI}`);
+    });
+  });
+  await page.goto(stage.page + (signedIn ? `#token=${stage.token}` : ''));
+  await page.locator('#pulse[data-state=live]').waitFor();
+  return { page, complaints, close: () => context.close() };
+}
