@@ -139,8 +139,9 @@ fn plain(authority: &str) -> Option<&str> {
         previous = byte;
     }
     let port = bytes.get(end + 1..).unwrap_or_default();
-    // Four digits are always a port.
-    let usual = port.len() <= 4 && port.iter().all(u8::is_ascii_digit);
+    // Four digits are always a port, and five by their order.
+    let fits = port.len() <= 4 || port.len() == 5 && port <= b"65535".as_slice();
+    let usual = fits && port.iter().all(u8::is_ascii_digit);
     (previous != b'.' && end <= MAX_HOST_BYTES && usual).then(|| &authority[..end])
 }
 
@@ -216,6 +217,8 @@ mod tests {
             "example.com.",
             "example.com:80",
             "Example.Com.:",
+            "example.com:18080",
+            "example.com:65535",
         ] {
             assert_eq!(host_of(given).as_deref(), Ok("example.com"), "{given}");
         }
@@ -228,7 +231,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_short_way_leads_where_the_long_one_does(text in "[a-cA._~:0-9%-]{0,12}") {
+        fn the_short_way_leads_where_the_long_one_does(
+            text in "[a-cA._~:0-9%-]{0,12}|a:[0-9]{4,6}"
+        ) {
             prop_assert_eq!(host_of(&text), spelled(&text));
         }
     }
