@@ -58,20 +58,28 @@ impl Lint {
                 self.done = true;
                 return Some(Flaw::BareLf);
             }
-            self.keep(&bytes[start..end]);
+            let line = &bytes[start..end];
             start = end + 1;
-            self.seen += 1;
-            let blank = self.line_bytes == 1;
+            self.seen += line.len() + 1;
+            let blank = self.line_bytes + line.len() == 1;
             if blank && self.started {
                 self.done = true;
                 break;
             }
             // Blank lines before a request line are skipped (RFC 9112 section 2.2).
             self.started |= !blank;
-            self.read_name();
-            self.line_bytes = 0;
+            if self.line_bytes == 0 {
+                // All of it is here, as nearly always: nothing of it has to be kept.
+                self.read_name(line);
+            } else {
+                self.keep(line);
+                let kept = self.line;
+                self.read_name(&kept[..self.line_bytes.min(NAME_BYTES)]);
+                self.line_bytes = 0;
+            }
         }
         if !self.done {
+            self.seen += bytes.len() - start;
             self.keep(&bytes[start..]);
         }
         self.last = bytes.last().copied().unwrap_or(self.last);
@@ -84,23 +92,24 @@ impl Lint {
         }
     }
 
-    /// Adds part of a line: its length, and its first bytes for the name.
+    /// Keeps part of a line: its length, and its first bytes for the name.
     fn keep(&mut self, part: &[u8]) {
         if let Some(room) = NAME_BYTES.checked_sub(self.line_bytes) {
             let taken = room.min(part.len());
             self.line[self.line_bytes..][..taken].copy_from_slice(&part[..taken]);
         }
         self.line_bytes += part.len();
-        self.seen += part.len();
     }
 
-    fn read_name(&mut self) {
+    /// Looks at the beginning of a line, at its name at least.
+    fn read_name(&mut self, line: &[u8]) {
         let is = |name: &[u8]| {
-            self.line_bytes > name.len() && self.line[..name.len()].eq_ignore_ascii_case(name)
+            line.get(..name.len())
+                .is_some_and(|start| start.eq_ignore_ascii_case(name))
         };
-        match self.line[0] | 0x20 {
-            b'c' if is(b"content-length:") => self.length = true,
-            b't' if is(b"transfer-encoding:") => self.encoding = true,
+        match line.first().map(|byte| byte | 0x20) {
+            Some(b'c') if is(b"content-length:") => self.length = true,
+            Some(b't') if is(b"transfer-encoding:") => self.encoding = true,
             _ => {}
         }
     }
