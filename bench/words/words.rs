@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tidegate::clock::Micros;
 use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSettings};
@@ -14,7 +13,7 @@ use tidegate::limit::key::{ApiKeySources, Facts, HashKey};
 use tidegate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, Missing, OnError, Rule, Tag};
 use tidegate::path::CanonicalPath;
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
-use tidegate::proxy::problem::{Problem, QUOTA_EXCEEDED, render};
+use tidegate::proxy::problem::{Detail, Problem, QUOTA_EXCEEDED, render};
 use tidegate::route::{
     Ask, CostSource, HostPattern, PathPattern, Route, RouteTable, StatusSet, Target, host_of,
 };
@@ -276,14 +275,18 @@ fn denial_body() -> Word {
         kind: QUOTA_EXCEEDED,
         title: "Quota Exceeded",
         status: 429,
-        detail: "\"per_client\" allows 600/min; retry in 13 s",
+        detail: Detail::Wait {
+            allows: "\"per_client\" allows 600/min",
+            allows_json: "\\\"per_client\\\" allows 600/min",
+            seconds: 13,
+        },
         violated: &["per_client"],
         retry_after: Some(13),
         docs_url: None,
         request_id: "0123456789abcdef",
     };
     word("body of a denial", move || {
-        black_box::<Bytes>(render(black_box(&problem), BodyKind::Json, None));
+        black_box::<Vec<u8>>(render(black_box(&problem), BodyKind::Json, None));
     })
 }
 

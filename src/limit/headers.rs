@@ -7,8 +7,9 @@
 //! spells them.
 
 use bytes::Bytes;
-use http::header::{ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue};
-use smallvec::SmallVec;
+use http::header::{
+    ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 
 use super::{Charge, Decision, Item, Retry, Verdict};
 
@@ -81,11 +82,25 @@ pub fn write(
     decision: &Decision,
     unix_us: u64,
 ) {
+    let room = Vec::with_capacity(TEXT_BYTES);
+    write_behind(headers, settings, (charge, decision), (unix_us, None), room);
+}
+
+/// The same behind `room`, which is returned with all that was written; `wait` is `Retry-After`,
+/// seconds, where that is told. So a body and these headers take one place on the heap.
+pub fn write_behind(
+    headers: &mut HeaderMap,
+    settings: HeaderSettings,
+    (charge, decision): (&Charge, &Decision),
+    (unix_us, wait): (u64, Option<u64>),
+    room: Vec<u8>,
+) -> Bytes {
     let Some((item, verdict)) = tightest(charge, decision) else {
-        return;
+        return room.into();
     };
     let keep = settings.pass_upstream;
-    let mut texts = Texts::default();
+    let mut texts = Texts(room);
+    let wait = wait.map(|seconds| texts.number(seconds));
     let trio =
         (settings.x_ratelimit && !upstream_is_tighter(headers, settings, verdict)).then(|| {
             let reset = match settings.reset {
@@ -94,20 +109,13 @@ pub fn write(
             };
             (texts.number(verdict.remaining), texts.number(reset))
         });
-    let pair = settings.ietf.then(|| {
-        let policy = match charge.as_slice() {
-            [only] => Text::Ready(only.window.wording.policy.clone()),
-            all => texts.list(
-                all.iter()
-                    .map(|item| |text: &mut Room| write_policy(text, item)),
-            ),
-        };
-        let told = charge.iter().zip(&decision.verdicts);
-        let told = told.filter(|(_, verdict)| verdict.retry != Retry::Unasked);
-        let state = told.map(|(item, verdict)| |text: &mut Room| write_state(text, item, verdict));
-        (policy, texts.list(state))
-    });
-    let texts = texts.freeze();
+    let pair = settings
+        .ietf
+        .then(|| (texts.policies(charge), texts.states(charge, decision)));
+    let texts = Bytes::from(texts.0);
+    if let Some(wait) = wait {
+        headers.insert(RETRY_AFTER, wait.value(&texts));
+    }
     if let Some((remaining, reset)) = trio {
         headers.insert(X_LIMIT, item.window.wording.units.clone());
         headers.insert(X_REMAINING, remaining.value(&texts));
@@ -125,6 +133,7 @@ pub fn write(
             headers.remove(name);
         }
     }
+    texts
 }
 
 /// Seconds as a header's value.
@@ -144,12 +153,11 @@ fn small(number: u64) -> Option<HeaderValue> {
     Some(HeaderValue::from_static(digits))
 }
 
-/// Where values are written, before they are known to be values.
-type Room = SmallVec<[u8; 256]>;
+/// Bytes that the values of one limit take, with some to spare.
+const TEXT_BYTES: usize = 128;
 
 /// The values that are made for one response: slices of one allocation, whatever their number.
-#[derive(Default)]
-struct Texts(Room);
+struct Texts(Vec<u8>);
 
 /// One of them.
 enum Text {
@@ -170,15 +178,30 @@ impl Texts {
         )
     }
 
-    /// Elements that each end with a separator; the last one's is left out.
-    fn list(&mut self, elements: impl Iterator<Item = impl FnOnce(&mut Room)>) -> Text {
+    fn policies(&mut self, charge: &Charge) -> Text {
+        if let [only] = charge.as_slice() {
+            return Text::Ready(only.window.wording.policy.clone());
+        }
         let start = self.0.len();
-        elements.for_each(|write| write(&mut self.0));
-        Text::Written(start, self.0.len().saturating_sub(2).max(start))
+        for item in charge {
+            write_policy(&mut self.0, item);
+        }
+        self.list_from(start)
     }
 
-    fn freeze(&self) -> Bytes {
-        Bytes::copy_from_slice(&self.0)
+    fn states(&mut self, charge: &Charge, decision: &Decision) -> Text {
+        let start = self.0.len();
+        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+            if verdict.retry != Retry::Unasked {
+                write_state(&mut self.0, item, verdict);
+            }
+        }
+        self.list_from(start)
+    }
+
+    /// Of elements that each end with a separator; the last one's is left out.
+    fn list_from(&self, start: usize) -> Text {
+        Text::Written(start, self.0.len().saturating_sub(2).max(start))
     }
 }
 
@@ -255,13 +278,13 @@ fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, verdict: &
 }
 
 /// `"login";q=5;w=60, `
-fn write_policy(room: &mut Room, item: &Item) {
+fn write_policy(room: &mut Vec<u8>, item: &Item) {
     room.extend_from_slice(item.window.wording.policy.as_bytes());
     room.extend_from_slice(b", ");
 }
 
 /// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
-fn write_state(room: &mut Room, item: &Item, verdict: &Verdict) {
+fn write_state(room: &mut Vec<u8>, item: &Item, verdict: &Verdict) {
     // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
     room.push(b'"');
     room.extend_from_slice(item.window.policy.as_bytes());
@@ -274,7 +297,7 @@ fn write_state(room: &mut Room, item: &Item, verdict: &Verdict) {
     room.extend_from_slice(b", ");
 }
 
-fn write_number(room: &mut Room, number: u64) {
+fn write_number(room: &mut Vec<u8>, number: u64) {
     room.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::header::RETRY_AFTER;
 use http::{HeaderMap, Response};
 
 use super::limiter::Limiter;
-use super::problem::{Problem, QUOTA_EXCEEDED};
+use super::problem::{Detail, Problem, QUOTA_EXCEEDED};
 use super::reject::{Form, Rejection};
-use crate::limit::headers::seconds_up;
+use crate::limit::headers::{seconds_up, seconds_value};
 use crate::limit::key::{Derived, Facts, HashKey};
 use crate::limit::people::Until;
 use crate::limit::{Limit, Tag, Window};
@@ -86,13 +87,19 @@ impl Limiter {
             kind: QUOTA_EXCEEDED,
             title: "Blocked",
             status: self.deny.status.as_u16(),
-            detail: &detail,
+            detail: Detail::Text(&detail),
             violated: &[POLICY],
             retry_after: wait,
             docs_url: self.deny.docs_url.as_deref(),
             request_id: id,
         };
-        let mut response = self.refusal(&problem, (&blocked.form, blocked.left_us), room);
+        let (mut response, body) = self.refusal(&problem, (&blocked.form, blocked.left_us), room);
+        *response.body_mut() = body.into();
+        if let Some(seconds) = wait {
+            response
+                .headers_mut()
+                .insert(RETRY_AFTER, seconds_value(seconds));
+        }
         self.open_to_scripts(response.headers_mut(), &blocked.form);
         response
     }

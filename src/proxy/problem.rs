@@ -4,7 +4,8 @@
 //! Pure: it chooses a form by `Accept` and fills it in. Nothing of the inside (addresses, error
 //! texts of other parties) is ever written here.
 
-use bytes::Bytes;
+use std::borrow::Cow;
+
 use http::header::{ACCEPT, HeaderMap, HeaderValue};
 
 use crate::config::BodyKind;
@@ -28,7 +29,7 @@ pub struct Problem<'a> {
     /// The HTTP status it is sent with.
     pub status: u16,
     /// What happened this time, for people.
-    pub detail: &'a str,
+    pub detail: Detail<'a>,
     /// Names of the limits that denied.
     pub violated: &'a [&'a str],
     /// Seconds after which the same request may pass.
@@ -37,6 +38,34 @@ pub struct Problem<'a> {
     pub docs_url: Option<&'a str>,
     /// The id to quote when asking the operator.
     pub request_id: &'a str,
+}
+
+/// A sentence for people.
+#[derive(Clone, Copy, Debug)]
+pub enum Detail<'a> {
+    /// This one.
+    Text(&'a str),
+    /// What a limit allows, and after how many seconds it does so again.
+    Wait {
+        /// What it allows.
+        allows: &'a str,
+        /// The same as it stands in a JSON string.
+        allows_json: &'a str,
+        /// Seconds.
+        seconds: u64,
+    },
+}
+
+impl<'a> Detail<'a> {
+    /// The whole sentence.
+    pub fn text(&self) -> Cow<'a, str> {
+        match *self {
+            Detail::Text(text) => Cow::Borrowed(text),
+            Detail::Wait {
+                allows, seconds, ..
+            } => Cow::Owned(format!("{allows}; retry in {seconds} s")),
+        }
+    }
 }
 
 /// The media type of each form.
@@ -101,11 +130,12 @@ fn quality_of(kind: BodyKind, headers: &HeaderMap) -> f32 {
     best.1
 }
 
-/// Writes `problem` in the form `kind`, from the operator's template where there is one.
-pub fn render(problem: &Problem<'_>, kind: BodyKind, template: Option<&str>) -> Bytes {
+/// Writes `problem` in the form `kind`, from the operator's template where there is one. There is
+/// room behind it for what else is to be written for the same answer.
+pub fn render(problem: &Problem<'_>, kind: BodyKind, template: Option<&str>) -> Vec<u8> {
     let text = match (template, kind) {
         (Some(template), _) => fill(template, problem, kind),
-        (None, BodyKind::Json) => return render_json(problem).into(),
+        (None, BodyKind::Json) => return render_json(problem),
         (None, BodyKind::Html) => fill(HTML, problem, kind),
         (None, BodyKind::Text) => fill(TEXT, problem, kind),
     };
@@ -117,7 +147,7 @@ const HTML: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>{tit
 const TEXT: &str = "{title}\n{detail}\n{request_id}\n";
 
 fn render_json(problem: &Problem<'_>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(384);
+    let mut out = Vec::with_capacity(512);
     // Kinds, titles and ids are ours, or checked: nothing in them needs an escape.
     out.extend_from_slice(b"{\"type\":\"");
     out.extend_from_slice(problem.kind.as_bytes());
@@ -125,8 +155,21 @@ fn render_json(problem: &Problem<'_>) -> Vec<u8> {
     out.extend_from_slice(problem.title.as_bytes());
     out.extend_from_slice(b"\",\"status\":");
     json::number(&mut out, problem.status);
-    out.extend_from_slice(b",\"detail\":");
-    json::string(&mut out, problem.detail);
+    out.extend_from_slice(b",\"detail\":\"");
+    match problem.detail {
+        Detail::Text(text) => json::escaped(&mut out, text),
+        Detail::Wait {
+            allows_json,
+            seconds,
+            ..
+        } => {
+            out.extend_from_slice(allows_json.as_bytes());
+            out.extend_from_slice(b"; retry in ");
+            json::number(&mut out, seconds);
+            out.extend_from_slice(b" s");
+        }
+    }
+    out.push(b'"');
     if !problem.violated.is_empty() {
         out.extend_from_slice(b",\"violated-policies\":[");
         for (index, name) in problem.violated.iter().enumerate() {
@@ -158,6 +201,7 @@ fn fill(template: &str, problem: &Problem<'_>, kind: BodyKind) -> String {
         .map(|seconds| seconds.to_string())
         .unwrap_or_default();
     let limits = problem.violated.join(", ");
+    let detail = problem.detail.text();
     let mut out = String::with_capacity(template.len() + 128);
     let mut rest = template;
     while let Some(start) = rest.find('{') {
@@ -165,9 +209,9 @@ fn fill(template: &str, problem: &Problem<'_>, kind: BodyKind) -> String {
         let tail = &rest[start..];
         let found = [
             ("{title}", problem.title),
-            ("{detail}", problem.detail),
-            ("{limit}", limits.as_str()),
-            ("{retry_after}", retry_after.as_str()),
+            ("{detail}", &detail),
+            ("{limit}", &limits),
+            ("{retry_after}", &retry_after),
             ("{request_id}", problem.request_id),
         ]
         .into_iter()
@@ -234,7 +278,11 @@ mod tests {
             kind: QUOTA_EXCEEDED,
             title: "Quota Exceeded",
             status: 429,
-            detail: "\"login\" allows 5/min; retry in 13 s",
+            detail: Detail::Wait {
+                allows: "\"login\" allows 5/min",
+                allows_json: "\\\"login\\\" allows 5/min",
+                seconds: 13,
+            },
             violated: &["login"],
             retry_after: Some(13),
             docs_url: None,
@@ -242,10 +290,14 @@ mod tests {
         }
     }
 
+    fn text(problem: &Problem<'_>, kind: BodyKind, template: Option<&str>) -> String {
+        String::from_utf8(render(problem, kind, template)).unwrap()
+    }
+
     #[test]
     fn problem_details_are_json() {
         assert_eq!(
-            render(&problem(), BodyKind::Json, None),
+            text(&problem(), BodyKind::Json, None),
             "{\"type\":\"https://iana.org/assignments/http-problem-types#quota-exceeded\",\
              \"title\":\"Quota Exceeded\",\"status\":429,\
              \"detail\":\"\\\"login\\\" allows 5/min; retry in 13 s\",\
@@ -255,7 +307,7 @@ mod tests {
 
     #[test]
     fn templates_are_filled_and_escaped_for_their_form() {
-        let html = render(
+        let html = text(
             &problem(),
             BodyKind::Html,
             Some("<b>{detail}</b> {limit} {x}"),
@@ -264,9 +316,9 @@ mod tests {
             html,
             "<b>&quot;login&quot; allows 5/min; retry in 13 s</b> login {x}"
         );
-        let text = render(&problem(), BodyKind::Text, None);
+        let plain = text(&problem(), BodyKind::Text, None);
         assert_eq!(
-            text,
+            plain,
             "Quota Exceeded\n\"login\" allows 5/min; retry in 13 s\n3f9a\n"
         );
     }

@@ -18,7 +18,7 @@ use super::headers::RequestFault;
 use super::limiter::Limiter;
 use super::line::Line;
 use super::people::{Blocked, POLICY};
-use super::problem::{self, BLANK, Problem, REDUCED_CAPACITY};
+use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
 use super::request_id;
 use crate::config::BodyKind;
 use crate::path::PathError;
@@ -145,13 +145,13 @@ fn plain(said: &Said, kind: &'static str, violated: &[&str], id: &str) -> Respon
         kind,
         title: said.title,
         status: said.status.as_u16(),
-        detail: said.detail,
+        detail: Detail::Text(said.detail),
         violated,
         retry_after: None,
         docs_url: None,
         request_id: id,
     };
-    let mut response = Response::new(problem::render(&problem, BodyKind::Json, None));
+    let mut response = Response::new(problem::render(&problem, BodyKind::Json, None).into());
     *response.status_mut() = said.status;
     insert_static(
         &mut response,
@@ -199,7 +199,7 @@ pub(crate) fn unreadable_head(status: u16) -> Bytes {
         kind: BLANK,
         title,
         status: status.as_u16(),
-        detail: "the head of the request cannot be read",
+        detail: Detail::Text("the head of the request cannot be read"),
         violated: &[],
         retry_after: None,
         docs_url: None,

@@ -186,8 +186,8 @@ async fn speak_http1(opened: (Stream, Bytes), held: &Arc<Held>) -> Option<(Strea
         let held = Arc::clone(held);
         let service = service_fn(move |request: Request<Incoming>| {
             let held = Arc::clone(&held);
-            // Here and not as the future is first polled: hyper looks for the client's end of
-            // stream before that, which must not end a request that is under way.
+            // Here and not as the future is first polled: a read before that, or a client's end,
+            // must find a request that is under way.
             let flaw = held.phase.begin_request(!request.body().is_end_stream());
             answer(request, held, flaw)
         });

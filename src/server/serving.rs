@@ -141,7 +141,10 @@ fn http_builder(settings: &ServerSettings) -> http1::Builder {
     let mut http = http1::Builder::new();
     // Twice our own bound: the service answers what is over it.
     http.max_buf_size((settings.max_header_bytes * 2).max(16 << 10))
-        .header_read_timeout(None);
+        .header_read_timeout(None)
+        // The socket looks for a client's end while its request is served. hyper would take a new
+        // buffer to do so, since the request still holds the one it came in.
+        .half_close(true);
     if settings.max_headers != HYPER_HEADERS {
         // Said at all, it costs two allocations for each request where it is above hyper's own.
         http.max_headers(settings.max_headers);

@@ -13,6 +13,7 @@
 //! It must never change a byte of a request, or of a response that the proxy made.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -35,6 +36,9 @@ pub(crate) const HALF_CLOSE_GRACE: Duration = Duration::from_secs(1);
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 16 << 20;
 
+/// Bytes of a next request that are read while one is served, at most.
+const AHEAD_BYTES: usize = 4096;
+
 const HEAD_TIMEOUT: &[u8] =
     b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
@@ -42,7 +46,7 @@ const HEAD_TIMEOUT: &[u8] =
 #[derive(Debug)]
 pub(crate) struct Socket {
     stream: Stream,
-    /// What was read before it was known what is spoken.
+    /// What was read before it was known what is spoken, or while a request was served.
     ahead: Bytes,
     phase: Arc<Phase>,
     lint: Lint,
@@ -77,20 +81,38 @@ impl Socket {
         }
     }
 
-    /// While a request is served hyper looks for the client's end by reading, unless bytes of a
-    /// next request are waiting in its buffer: then it would never notice that the client has gone.
-    fn watch(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// While a request is served nobody else looks for the client's end: hyper would take a new
+    /// buffer for that, and find it only where no bytes of a next request are in its way.
+    fn watch(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.ended
-            && let Poll::Ready(ended) = self.stream.poll_ended(cx)
+            && let Poll::Ready(ended) = self.poll_end(cx)
             && ended?
         {
             self.ended = true;
             self.phase.alarm.arm(HALF_CLOSE_GRACE);
         }
         if self.ended && self.phase.alarm.poll(cx).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+            return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        Poll::Ready(Ok(()))
+        if !self.ended && self.phase.body.has_ended() {
+            self.wait_without_deadline(cx);
+        }
+        Ok(())
+    }
+
+    /// Whether the client has ended its side. What it has sent of a next request is taken out of
+    /// the way once.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        if self.ahead.is_empty() && self.phase.body.has_ended() {
+            let mut scratch = [MaybeUninit::uninit(); AHEAD_BYTES];
+            let mut buf = ReadBuf::uninit(&mut scratch);
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
+            if buf.filled().is_empty() {
+                return Poll::Ready(Ok(true));
+            }
+            self.ahead = Bytes::copy_from_slice(buf.filled());
+        }
+        self.stream.poll_ended(cx)
     }
 
     /// What a passed deadline means to the reading side: an end of stream between requests, an
@@ -184,8 +206,7 @@ impl AsyncRead for Socket {
             this.note_read(&taken);
             return Poll::Ready(Ok(()));
         }
-        // Also while its body is on its way upstream: hyper may have all of it already, and looks
-        // here for the client's end only. If not, the body ends too early by the grace.
+        // A body that is on its way upstream. If it ends too early, it does so by the grace.
         let serving = this.phase.stage() == Stage::Request;
         this.watched = serving;
         if this.ended && !serving {
@@ -280,7 +301,7 @@ impl AsyncWrite for Socket {
         if this.phase.stage() != Stage::Request {
             this.phase.answer_is_out();
         } else if !std::mem::take(&mut this.watched) {
-            return this.watch(cx);
+            return Poll::Ready(this.watch(cx));
         }
         Poll::Ready(Ok(()))
     }
@@ -345,6 +366,9 @@ impl Socket {
         }
         self.stalled = true;
         self.phase.wait_at_length();
+        if self.phase.stage() == Stage::Request && !std::mem::take(&mut self.watched) {
+            self.watch(cx)?;
+        }
         ready!(self.phase.alarm.poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }

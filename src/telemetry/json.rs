@@ -5,6 +5,12 @@
 /// Appends `text` as a JSON string, quotes included (RFC 8259 section 7).
 pub fn string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
+    escaped(out, text);
+    out.push(b'"');
+}
+
+/// Appends what stands between the quotes of `text` as a JSON string.
+pub fn escaped(out: &mut Vec<u8>, text: &str) {
     let mut plain = 0;
     let bytes = text.as_bytes();
     for (index, &byte) in bytes.iter().enumerate() {
@@ -26,7 +32,6 @@ pub fn string(out: &mut Vec<u8>, text: &str) {
         }
     }
     out.extend_from_slice(&bytes[plain..]);
-    out.push(b'"');
 }
 
 /// Appends `"name":`.

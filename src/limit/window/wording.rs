@@ -14,6 +14,8 @@ pub struct Wording {
     pub policy: HeaderValue,
     /// For people: `"login" allows 5/min`.
     pub allows: Box<str>,
+    /// The same as it stands in a JSON string.
+    pub allows_json: Box<str>,
 }
 
 impl Wording {
@@ -37,6 +39,7 @@ impl Wording {
         Wording {
             units: HeaderValue::from(units),
             policy: HeaderValue::try_from(element).unwrap_or(unnamed),
+            allows_json: allows.replace('"', "\\\"").into(),
             allows: allows.into(),
         }
     }

@@ -4,19 +4,19 @@
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONTENT_TYPE,
-    HeaderMap, HeaderValue, LINK, ORIGIN, RETRY_AFTER, VARY,
+    HeaderMap, HeaderValue, LINK, ORIGIN, VARY,
 };
 use http::{Method, Response};
 use smallvec::SmallVec;
 
 use super::super::grpc;
 use super::super::limiter::Limiter;
-use super::super::problem::{self, Problem, QUOTA_EXCEEDED};
+use super::super::problem::{self, Detail, Problem, QUOTA_EXCEEDED};
 use super::insert_static;
 use crate::clock;
 use crate::config::BodyKind;
-use crate::limit::headers::{expose_to_scripts, retry_after, seconds_value, write};
-use crate::limit::{Charge, Decision, Rate, Retry};
+use crate::limit::headers::{expose_to_scripts, retry_after, write_behind};
+use crate::limit::{Charge, Decision, Item, Rate, Retry};
 
 /// A denial, with what its answer tells.
 #[derive(Debug)]
@@ -69,7 +69,19 @@ impl Limiter {
             .filter(|(_, verdict)| verdict.retry.denies())
             .map(|(item, _)| item.window.policy.as_ref())
             .collect();
-        let detail = denial_detail(charge, decision, wait);
+        let worst = longest_wait(charge, decision);
+        let never = match (wait, worst) {
+            (None, Some(item)) => never_allowed(item),
+            _ => String::new(),
+        };
+        let detail = match (wait, worst) {
+            (Some(seconds), Some(item)) => Detail::Wait {
+                allows: &item.window.wording.allows,
+                allows_json: &item.window.wording.allows_json,
+                seconds,
+            },
+            _ => Detail::Text(&never),
+        };
         let problem = Problem {
             kind: QUOTA_EXCEEDED,
             title: if wait.is_some() {
@@ -78,34 +90,41 @@ impl Limiter {
                 "Cost Above Limit"
             },
             status: self.deny.status.as_u16(),
-            detail: &detail,
+            detail,
             violated: &violated,
             retry_after: wait,
             docs_url: self.deny.docs_url.as_deref(),
             request_id: id,
         };
         let retry_us = wait.map(|_| longest_retry_us(decision));
-        let mut response = self.refusal(&problem, (form, retry_us), room);
+        let (mut response, body) = self.refusal(&problem, (form, retry_us), room);
         let headers = response.headers_mut();
-        write(headers, self.headers, charge, decision, clock::unix_us());
+        // One buffer has the body and the values of the headers.
+        let length = body.len();
+        let told = (charge, decision);
+        let times = (clock::unix_us(), wait);
+        let written = write_behind(headers, self.headers, told, times, body);
         self.open_to_scripts(headers, form);
+        *response.body_mut() = written.slice(..length);
         response
     }
 
-    /// A denial in the form that its client reads; `retry_us` is the exact wait.
+    /// A denial in the form that its client reads, and its body, which it does not have yet;
+    /// `retry_us` is the exact wait. Its headers lack `Retry-After`.
     pub(in crate::proxy) fn refusal(
         &self,
         problem: &Problem<'_>,
         (form, retry_us): (&Form, Option<u64>),
         room: HeaderMap,
-    ) -> Response<Bytes> {
+    ) -> (Response<Bytes>, Vec<u8>) {
         let mut response = Response::new(Bytes::new());
+        let mut body = Vec::new();
         *response.headers_mut() = room;
         if let Some(content_type) = &form.grpc {
             response
                 .headers_mut()
                 .insert(CONTENT_TYPE, content_type.clone());
-            grpc::write_denial(response.headers_mut(), problem.detail, retry_us);
+            grpc::write_denial(response.headers_mut(), &problem.detail.text(), retry_us);
         } else {
             *response.status_mut() = self.deny.status;
             let template = self
@@ -115,20 +134,16 @@ impl Limiter {
                 .find(|(kind, _)| *kind == form.kind)
                 .map(|(_, text)| text);
             if !form.head {
-                let body = problem::render(problem, form.kind, template.map(String::as_str));
-                *response.body_mut() = body;
+                body = problem::render(problem, form.kind, template.map(String::as_str));
             }
             insert_static(&mut response, CONTENT_TYPE, problem::media_type(form.kind));
         }
         let headers = response.headers_mut();
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(seconds) = problem.retry_after {
-            headers.insert(RETRY_AFTER, seconds_value(seconds));
-        }
         if let Some(link) = &self.docs_link {
             headers.insert(LINK, link.clone());
         }
-        response
+        (response, body)
     }
 
     /// The upstream's CORS headers are missing on our own answer; without them a browser hides
@@ -146,38 +161,29 @@ impl Limiter {
     }
 }
 
-/// `"login" allows 5/min; retry in 13 s`, for the limit that keeps the client waiting longest.
-fn denial_detail(charge: &Charge, decision: &Decision, wait: Option<u64>) -> String {
-    let worst = charge
-        .iter()
-        .zip(&decision.verdicts)
-        .max_by_key(|(_, verdict)| match verdict.retry {
-            Retry::Now | Retry::Unasked => 0,
-            Retry::Released => 1,
-            Retry::After(us) => us.max(1),
-            Retry::Never => u64::MAX,
-        });
-    let Some((item, _)) = worst else {
-        return String::new();
+/// What asks for the limit that keeps the client waiting longest.
+fn longest_wait<'c>(charge: &'c Charge, decision: &Decision) -> Option<&'c Item> {
+    let asked = charge.iter().zip(&decision.verdicts);
+    let worst = asked.max_by_key(|(_, verdict)| match verdict.retry {
+        Retry::Now | Retry::Unasked => 0,
+        Retry::Released => 1,
+        Retry::After(us) => us.max(1),
+        Retry::Never => u64::MAX,
+    });
+    worst.map(|(item, _)| item)
+}
+
+/// Said where no wait helps.
+fn never_allowed(item: &Item) -> String {
+    let (rule, policy) = (item.window.rule, &item.window.policy);
+    let rate = Rate {
+        units: rule.units,
+        window_us: rule.window_us,
     };
-    let Some(seconds) = wait else {
-        let (rule, policy) = (item.window.rule, &item.window.policy);
-        let rate = Rate {
-            units: rule.units,
-            window_us: rule.window_us,
-        };
-        return format!(
-            "this request costs {}, more than \"{policy}\" ever allows at once ({rate})",
-            item.cost
-        );
-    };
-    let allows = &item.window.wording.allows;
-    let mut detail = String::with_capacity(allows.len() + 40);
-    detail.push_str(allows);
-    detail.push_str("; retry in ");
-    detail.push_str(itoa::Buffer::new().format(seconds));
-    detail.push_str(" s");
-    detail
+    format!(
+        "this request costs {}, more than \"{policy}\" ever allows at once ({rate})",
+        item.cost
+    )
 }
 
 fn longest_retry_us(decision: &Decision) -> u64 {
