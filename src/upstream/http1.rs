@@ -2,9 +2,11 @@
 //! of its own, and nothing is passed between tasks.
 //!
 //! ```text
+//! upload     a request's content, piece by piece
 //! outbox     the request as bytes, and what of them was written      pure
 //! head       the response's head: what it says, and what follows     pure
 //! content    the response's content: where it ends                   pure
+//! room       memory that long content is read into           lent between connections
 //! crossing   an answer that came before all of its request was sent
 //! ```
 //!
@@ -18,7 +20,9 @@ mod head;
 #[cfg(test)]
 mod likeness;
 mod outbox;
+mod room;
 mod tunnel;
+mod upload;
 
 use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
@@ -27,9 +31,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::TRANSFER_ENCODING;
 use http::{HeaderMap, Request, Response, StatusCode};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
 use super::body::{BodyError, RequestBody};
@@ -43,6 +46,7 @@ use fault::{ended, of_io};
 use head::{Asked, MAX_HEAD_BYTES, Read};
 use outbox::{Framing, MAX_PIECES, Outbox};
 pub use tunnel::Upgraded;
+use upload::{Upload, framing_of};
 
 /// Bytes that are read at once at first.
 const READ_BYTES: usize = 8 << 10;
@@ -61,6 +65,10 @@ pub(super) struct Http1 {
     seen: usize,
     /// Whether the room for it is larger than an idle connection keeps for long.
     has_large_room: bool,
+    /// Whether it is one of those that are lent.
+    is_lent: bool,
+    /// Whether the content of the last response is long, and its length was said.
+    is_long: bool,
     outbox: Outbox,
     /// Whether anything of the request is still to be sent.
     is_sending: bool,
@@ -79,15 +87,6 @@ pub(super) struct Http1 {
     pub(super) deadline: Deadline,
 }
 
-/// A request's content on its way.
-#[derive(Debug)]
-struct Upload {
-    body: RequestBody,
-    framing: Framing,
-    /// Whether its body has been read to its end.
-    is_read: bool,
-}
-
 /// Why a request cannot be sent.
 enum Unsendable {
     /// Nothing of it was: the connection had gone.
@@ -104,6 +103,8 @@ impl Http1 {
             read: BytesMut::new(),
             seen: 0,
             has_large_room: false,
+            is_lent: false,
+            is_long: false,
             outbox: Outbox::default(),
             is_sending: false,
             upload: None,
@@ -137,6 +138,9 @@ impl Http1 {
             return None;
         }
         self.outbox.rest();
+        if std::mem::take(&mut self.is_lent) {
+            room::give(std::mem::take(&mut self.read));
+        }
         Some(self)
     }
 
@@ -325,6 +329,9 @@ impl Http1 {
                         return Poll::Ready(Err(UpstreamError::Head(fault)));
                     }
                     Read::Final(response, content, may_follow) => {
+                        self.is_long = content
+                            .known_left()
+                            .is_some_and(|left| left > READ_BYTES as u64);
                         self.content = content;
                         self.may_follow &= may_follow;
                         return Poll::Ready(Ok(response));
@@ -350,11 +357,18 @@ impl Http1 {
         context: &mut Context<'_>,
     ) -> Poll<io::Result<usize>> {
         if self.read.capacity() - self.read.len() < least {
-            self.read.reserve(most);
-            self.has_large_room |= self.read.capacity() > READ_BYTES;
+            self.make_room(most);
         }
         let room = self.read.capacity() - self.read.len();
-        let count = ready!(pin!(self.stream.read_buf(&mut self.read)).poll(context))?;
+        let polled = pin!(self.stream.read_buf(&mut self.read)).poll(context);
+        if polled.is_pending() && self.is_lent && room::is_free(&mut self.read) {
+            self.is_lent = false;
+            room::give(std::mem::take(&mut self.read));
+        }
+        let count = ready!(polled)?;
+        if self.is_lent {
+            return Poll::Ready(Ok(count));
+        }
         // Long content is read in large pieces, once it shows to be long.
         if count == room {
             self.appetite = (self.appetite * 2).min(MAX_READ_BYTES);
@@ -362,6 +376,21 @@ impl Http1 {
             self.appetite = (self.appetite / 2).max(READ_BYTES);
         }
         Poll::Ready(Ok(count))
+    }
+
+    fn make_room(&mut self, bytes: usize) {
+        if !self.is_long || !self.read.is_empty() {
+            self.read.reserve(bytes);
+            // Nobody else could do with what it has become.
+            self.is_lent = false;
+            self.has_large_room |= self.read.capacity() > READ_BYTES;
+            return;
+        }
+        let old = std::mem::take(&mut self.read);
+        if std::mem::replace(&mut self.is_lent, true) {
+            room::give(old);
+        }
+        self.read = room::take();
     }
 
     /// How much is read of the content at once: a little more than belongs to it, so that what
@@ -423,64 +452,6 @@ impl Http1 {
     /// What it has become after 101.
     pub(super) fn upgraded(self) -> Upgraded {
         Upgraded::new(self.stream, self.read.freeze())
-    }
-}
-
-impl Upload {
-    /// Puts more of the body into `outbox`, until that is full or the body has ended. Pending if
-    /// the client has no more at present.
-    fn fill(
-        &mut self,
-        outbox: &mut Outbox,
-        deadline: &Deadline,
-        context: &mut Context<'_>,
-    ) -> Poll<Result<(), BodyError>> {
-        while !self.is_read && outbox.has_room() {
-            let polled = Pin::new(&mut self.body).poll_frame(context);
-            deadline.upload(polled.is_ready());
-            let Some(frame) = ready!(polled).transpose()? else {
-                self.is_read = true;
-                return Poll::Ready(put(outbox, Bytes::new(), true, &mut self.framing));
-            };
-            match frame.into_data() {
-                Ok(data) => {
-                    self.is_read = self.body.is_end_stream();
-                    put(outbox, data, self.is_read, &mut self.framing)?;
-                }
-                Err(frame) => {
-                    self.is_read = true;
-                    let trailers = frame.into_trailers().unwrap_or_default();
-                    outbox
-                        .put_trailers(&trailers, &self.framing)
-                        .map_err(|outbox::WrongLength| BodyError::Broken(None))?;
-                }
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-fn put(
-    outbox: &mut Outbox,
-    data: Bytes,
-    last: bool,
-    framing: &mut Framing,
-) -> Result<(), BodyError> {
-    let put = outbox.put(data, last, framing);
-    put.map_err(|outbox::WrongLength| BodyError::Broken(None))
-}
-
-/// How the request's content is framed: what its body says goes, whatever its head does.
-fn framing_of(request: &Request<RequestBody>) -> Framing {
-    let body = request.body();
-    if body.is_end_stream() {
-        return Framing::Nothing;
-    }
-    match body.size_hint().exact() {
-        Some(length) if !request.headers().contains_key(TRANSFER_ENCODING) => {
-            Framing::Length(length)
-        }
-        _ => Framing::Chunks(outbox::announced_trailers(request.headers())),
     }
 }
 
