@@ -5,6 +5,7 @@
 
 mod check;
 mod demo;
+mod explain;
 mod limits;
 mod reload;
 mod run;
@@ -46,6 +47,8 @@ enum Command {
     Demo(DemoArgs),
     /// Find mistakes in a configuration.
     Check(CheckArgs),
+    /// Say what would become of a request, and why: its client, route, limits and answer.
+    Explain(explain::ExplainArgs),
     /// Have the running proxy read its configuration again.
     Reload(reload::ReloadArgs),
     /// See how single clients stand; give one another rate, a fresh start or a closed door.
@@ -148,6 +151,7 @@ pub fn main() -> ExitCode {
         None => run::run(&cli.run),
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Demo(args)) => demo::demo(&args),
+        Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Reload(args)) => reload::reload(&args),
         Some(Command::Limits(args)) => limits::limits(&args),
         Some(Command::Help(args)) => help(&args),

@@ -27,6 +27,26 @@ pub struct ClientIp {
     pub ipv4_prefix: u8,
 }
 
+/// How a client's address was found, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Walk {
+    /// What was looked at, from the right: nothing where the peer itself is not trusted.
+    pub hops: Vec<Hop>,
+    /// Where it ended.
+    pub client: IpAddr,
+}
+
+/// One member of the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// As it stands there.
+    pub said: String,
+    /// The address in it; nothing where it cannot be read, and the walk ends before it.
+    pub address: Option<IpAddr>,
+    /// Whether that is a proxy of ours, so that the walk goes on.
+    pub trusted: bool,
+}
+
 impl Default for ClientIp {
     /// Nobody is trusted; one IPv4 address or one IPv6 /64 is one client.
     fn default() -> Self {
@@ -49,6 +69,29 @@ impl ClientIp {
     /// The client's address: the peer's own unless the peer is trusted and names another. IPv4
     /// addresses mapped into IPv6 come back as IPv4.
     pub fn find(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        self.follow(peer, headers, |_, _| {})
+    }
+
+    /// The same, telling what it saw on the way.
+    pub fn walk(&self, peer: IpAddr, headers: &HeaderMap) -> Walk {
+        let mut hops = Vec::new();
+        let client = self.follow(peer, headers, |hop, address| {
+            hops.push(Hop {
+                said: String::from_utf8_lossy(hop).into_owned(),
+                address,
+                trusted: address.is_some_and(|address| self.trusts(address)),
+            });
+        });
+        Walk { hops, client }
+    }
+
+    /// Goes from the peer towards the left as far as it may; `see` is told of each hop looked at.
+    fn follow(
+        &self,
+        peer: IpAddr,
+        headers: &HeaderMap,
+        mut see: impl FnMut(&[u8], Option<IpAddr>),
+    ) -> IpAddr {
         let mut client = peer.to_canonical();
         if !self.trusts(client) {
             return client;
@@ -63,10 +106,12 @@ impl ClientIp {
         for hop in hops.take(MAX_HOPS) {
             // What cannot be read was not written by a proxy of ours: the one to its right, which
             // passed it on, is all we know.
-            let Some(address) = hop_address(hop) else {
+            let address = hop_address(hop).map(|address| address.to_canonical());
+            see(hop, address);
+            let Some(address) = address else {
                 break;
             };
-            client = address.to_canonical();
+            client = address;
             if !self.trusts(client) {
                 break;
             }
@@ -223,6 +268,27 @@ mod tests {
         assert_eq!(xff("10.0.0.1", &["10.0.0.3,10.0.0.2"]), "10.0.0.3");
         assert_eq!(xff("10.0.0.1", &[]), "10.0.0.1");
         assert_eq!(xff("10.0.0.1", &["", " , "]), "10.0.0.1");
+    }
+
+    #[test]
+    fn a_walk_tells_what_was_looked_at() {
+        let mut headers = HeaderMap::new();
+        let line = "6.6.6.6, 192.0.2.7, 10.0.0.2:80";
+        headers.append("x-forwarded-for", HeaderValue::from_static(line));
+        let walk = client_ip("x-forwarded-for").walk(ip("10.0.0.1"), &headers);
+        assert_eq!(walk.client, ip("192.0.2.7"));
+        let hop = |said: &str, address, trusted| Hop {
+            said: said.to_owned(),
+            address: Some(ip(address)),
+            trusted,
+        };
+        let seen = [
+            hop("10.0.0.2:80", "10.0.0.2", true),
+            hop("192.0.2.7", "192.0.2.7", false),
+        ];
+        assert_eq!(walk.hops, seen);
+        let walk = client_ip("x-forwarded-for").walk(ip("192.0.2.1"), &headers);
+        assert_eq!((walk.hops, walk.client), (Vec::new(), ip("192.0.2.1")));
     }
 
     #[test]

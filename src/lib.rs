@@ -40,6 +40,10 @@ pub mod proxy;
 
 pub use proxy::layer;
 
+// -- what is told of requests that nobody sends
+
+pub mod explain;
+
 // -- the house
 
 pub mod server;

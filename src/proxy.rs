@@ -27,6 +27,7 @@ pub mod limiter;
 mod line;
 mod people;
 pub mod problem;
+pub mod rehearsal;
 pub mod reject;
 mod request_id;
 mod riders;

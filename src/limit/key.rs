@@ -10,6 +10,7 @@ mod given;
 mod identity;
 pub mod jwt;
 mod parse;
+mod told;
 mod value;
 
 use std::fmt;
@@ -28,6 +29,7 @@ pub use credential::Credential;
 pub use given::Given;
 use identity::Identity;
 pub use parse::{KeyError, MAX_CHOICES};
+pub use told::Told;
 use value::{Carried, Value};
 
 /// The hashed identity of a key: equal for equal identities, and unreadable.
@@ -68,12 +70,6 @@ impl HashKey {
     /// The secret itself, to be kept where proxies share it.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
-    }
-}
-
-impl fmt::Debug for HashKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HashKey(secret)")
     }
 }
 

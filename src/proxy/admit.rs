@@ -135,7 +135,7 @@ impl Limiter {
     pub(super) fn ask<B>(
         &self,
         request: &Request<B>,
-        found: &Found<'_, '_>,
+        (found, said): (&Found<'_, '_>, Option<&Said>),
         facts: &Facts<'_>,
         (caller, client): (Caller<'_>, IpAddr),
     ) -> Result<Asked, Rejection> {
@@ -146,19 +146,13 @@ impl Limiter {
             generation: key.generation,
             affinity: affinity(found.route, facts),
         };
-        let said = Said::of(&self.store);
         let free =
             found.route.limits.is_empty() || is_preflight(request.method(), request.headers());
-        if (free && said.is_none())
-            || self
-                .bypass
-                .iter()
-                .any(|bypass| bypass.covers(facts, client))
-        {
+        if (free && said.is_none()) || self.bypass_of(facts, client).is_some() {
             self.count_bypassed(&found.route.limits);
             return Ok(asked);
         }
-        if let Some(said) = &said {
+        if let Some(said) = said {
             said.admits(facts, &key.key)?;
         }
         if free {
@@ -172,7 +166,7 @@ impl Limiter {
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Tag(tag) => {
                     let mut windows = limit.windows_of(facts.tier);
-                    if let Some(said) = &said {
+                    if let Some(said) = said {
                         said.admits_tag(tag, facts)?;
                         windows = said.windows(limit, tag).unwrap_or(windows);
                     }
@@ -189,6 +183,12 @@ impl Limiter {
             }
         }
         Ok(asked)
+    }
+
+    /// The rule under which a request is not charged, by its place in the file.
+    pub(super) fn bypass_of(&self, facts: &Facts<'_>, client: IpAddr) -> Option<usize> {
+        let mut rules = self.bypass.iter();
+        rules.position(|bypass| bypass.covers(facts, client))
     }
 
     /// Asks for what rides along, and decides what can be decided without waiting: nothing asked,
@@ -227,6 +227,22 @@ impl Limiter {
         let answered = self.store.charge(&begun.charge, generation).await;
         self.note_time(since);
         self.conclude(request, begun, answered)
+    }
+
+    /// What a decision that was made elsewhere means for a request.
+    pub(super) fn settled_by<B>(
+        &self,
+        request: &Request<B>,
+        charge: Charge,
+        decision: Decision,
+    ) -> Result<Admission, Rejection> {
+        let admission = Admission {
+            told: None,
+            slots: None,
+            generation: 0,
+            cors: self.headers.cors_expose && request.headers().contains_key(ORIGIN),
+        };
+        self.conclude(request, Begun { charge, admission }, Ok(decision))
     }
 
     fn conclude<B>(

@@ -28,13 +28,7 @@ impl Proxy {
             bound_body(&mut request, route.body_limit)?;
             let upgrade =
                 headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-            headers::to_upstream(&mut request, &downstream.peer)?;
-            if let Some(prefix) = &route.strip_prefix {
-                headers::strip(&mut request, prefix, &downstream.peer)?;
-            }
-            if let Some(changes) = changes {
-                changes.upwards(request.headers_mut());
-            }
+            turn(&mut request, downstream, route, changes)?;
             let outgoing = Outgoing {
                 request,
                 affinity,
@@ -57,6 +51,24 @@ impl Proxy {
             }
         }
     }
+}
+
+/// Makes of a client's request the one that its upstream gets.
+#[inline]
+pub(super) fn turn<B>(
+    request: &mut Request<B>,
+    downstream: &Downstream,
+    route: &Route,
+    changes: Option<&Changes<'_>>,
+) -> Result<(), Rejection> {
+    headers::to_upstream(request, &downstream.peer)?;
+    if let Some(prefix) = &route.strip_prefix {
+        headers::strip(request, prefix, &downstream.peer)?;
+    }
+    if let Some(changes) = changes {
+        changes.upwards(request.headers_mut());
+    }
+    Ok(())
 }
 
 /// Refuses a body that says itself that it is too long; one that does not say is cut off on its

@@ -11,6 +11,7 @@ use super::admit::Asked;
 use super::claims::Tokens;
 use super::headers::check_framing;
 use super::line::Line;
+use super::people::Said;
 use super::reject::Rejection;
 use super::slots::Stores;
 use crate::certificate::Certificate;
@@ -20,7 +21,7 @@ use crate::limit::headers::HeaderSettings;
 use crate::limit::key::{ApiKeySources, Facts, Part};
 use crate::limit::tier::Tiers;
 use crate::path::CanonicalPath;
-use crate::route::{Ask, Route, RouteTable};
+use crate::route::{Ask, Found, Route, RouteTable};
 use crate::store::memory::Memory;
 use crate::store::{Backing, Store};
 use crate::telemetry::decisions::DecisionLog;
@@ -43,7 +44,10 @@ impl Counts {
         Counts::open_store(&config.store, log.transpose()?.map(Arc::new))
     }
 
-    fn open_store(store: &StoreSettings, log: Option<Arc<DecisionLog>>) -> io::Result<Counts> {
+    pub(super) fn open_store(
+        store: &StoreSettings,
+        log: Option<Arc<DecisionLog>>,
+    ) -> io::Result<Counts> {
         let backing = Backing::new(store, log.clone()).map_err(io::Error::other)?;
         let local = backing
             .local(store, log.clone())
@@ -195,6 +199,22 @@ impl Limiter {
         caller: Caller<'_>,
         line: &mut Line,
     ) -> Result<(&Route, Asked), Rejection> {
+        let (route, asked) = self.look(request, caller, line, |found, facts, client| {
+            let said = Said::of(&self.store);
+            self.ask(request, (found, said.as_ref()), facts, (caller, client))
+        })?;
+        Ok((route, asked?))
+    }
+
+    /// What is known of a request whose route is found: looked at by `see`.
+    #[inline]
+    pub(super) fn look<B, R>(
+        &self,
+        request: &Request<B>,
+        caller: Caller<'_>,
+        line: &mut Line,
+        see: impl FnOnce(&Found<'_, '_>, &Facts<'_>, IpAddr) -> R,
+    ) -> Result<(&Route, R), Rejection> {
         let host = check_framing(request)?;
         let path = CanonicalPath::parse(request.uri().path())?;
         line.client = self.client_ip.find(caller.ip, request.headers());
@@ -240,8 +260,8 @@ impl Limiter {
             tier: tier.as_deref(),
             ..facts
         };
-        let asked = self.ask(request, &found, &facts, (caller, line.client))?;
-        Ok((found.route, asked))
+        let seen = see(&found, &facts, line.client);
+        Ok((found.route, seen))
     }
 
     /// What finds the tier, where the route asks for it.

@@ -11,7 +11,7 @@ use super::problem::{Detail, Problem, QUOTA_EXCEEDED};
 use super::reject::{Form, Rejection};
 use crate::limit::headers::{seconds_up, seconds_value};
 use crate::limit::key::{Derived, Facts, HashKey};
-use crate::limit::people::Until;
+use crate::limit::people::{People, Until};
 use crate::limit::{Limit, Tag, Window};
 use crate::store::Store;
 use crate::store::redis::CurrentPeople;
@@ -36,6 +36,15 @@ pub(crate) struct Blocked {
 }
 
 impl Said {
+    /// What they say at a time, wherever that is known from.
+    pub(super) fn at(people: People, now_us: u64) -> Option<Said> {
+        let said = Said {
+            people: CurrentPeople::from_inner(Arc::new(people)),
+            now_us,
+        };
+        (!said.people.is_empty()).then_some(said)
+    }
+
     /// What operators say of anyone.
     pub(super) fn of(store: &Store) -> Option<Said> {
         let (people, now_us) = store.people()?;

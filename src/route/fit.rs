@@ -90,7 +90,7 @@ impl Route {
 
 impl HeaderMatch {
     /// Whether a request has it: any value, or one copy with exactly this value.
-    fn is_in(&self, headers: &HeaderMap) -> bool {
+    pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(&self.name).iter();
         match &self.value {
             None => values.next().is_some(),

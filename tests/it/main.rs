@@ -19,6 +19,7 @@ mod cluster;
 mod cluster_sim;
 mod decisions;
 mod example;
+mod explain;
 mod faults;
 mod flow;
 mod framing;

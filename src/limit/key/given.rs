@@ -1,5 +1,6 @@
 //! Identities that no request carries: named by an operator, and hashed as a request's would be.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use base64::Engine as _;
@@ -85,6 +86,12 @@ impl Facts<'_> {
                 Derived::Tag(identity.tag())
             }
         }
+    }
+}
+
+impl fmt::Debug for HashKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HashKey(secret)")
     }
 }
 

@@ -143,16 +143,23 @@ impl<'r> Carried<'r> {
 /// The first source that carries a key. Which one it was is no part of the identity: the same key
 /// in a header and in the query is one client.
 fn api_key<'r>(sources: &ApiKeySources, facts: &Facts<'r>) -> Carried<'r> {
-    let carried = sources.0.iter().map(|source| match source {
-        ApiKeySource::Header(name) => header(facts.headers, name),
-        ApiKeySource::Bearer => bearer(facts.headers),
-        ApiKeySource::Query(name) => query(facts.query, name),
-        ApiKeySource::Cookie(name) => cookie(facts.headers, name),
-    });
+    let carried = sources.0.iter().map(|source| source.find(facts));
     carried
         .into_iter()
         .find(|carried| *carried != Carried::Nothing)
         .unwrap_or(Carried::Nothing)
+}
+
+impl ApiKeySource {
+    /// What a request carries there.
+    pub(super) fn find<'r>(&self, facts: &Facts<'r>) -> Carried<'r> {
+        match self {
+            ApiKeySource::Header(name) => header(facts.headers, name),
+            ApiKeySource::Bearer => bearer(facts.headers),
+            ApiKeySource::Query(name) => query(facts.query, name),
+            ApiKeySource::Cookie(name) => cookie(facts.headers, name),
+        }
+    }
 }
 
 /// What the verified token says of it; an empty text is none.

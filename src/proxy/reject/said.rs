@@ -78,6 +78,11 @@ impl Rejection {
         }
     }
 
+    /// What is said of it to the client, in a sentence.
+    pub(in crate::proxy) fn sentence(&self) -> &'static str {
+        self.said().detail
+    }
+
     pub(super) fn outcome(&self) -> Outcome {
         match self {
             Rejection::Limited(_) | Rejection::Blocked(_) => Outcome::Denied,

@@ -13,6 +13,7 @@ use super::cluster::{reach, slot_of, slot_of_tag};
 use super::link::{Link, connect, kind_of, learn_key};
 use super::people::{self, Names};
 use crate::config::{RedisSettings, StoreSettings};
+use crate::limit::people::People;
 use crate::limit::{Algorithm, Charge, Decision, Item, Rule, Window};
 use crate::store::StoreError;
 use crate::store::batch::{self, Call, Group, Reply};
@@ -77,6 +78,13 @@ pub struct Said {
     pub now_us: u64,
     /// What is in force, by subject.
     pub records: Vec<Record>,
+}
+
+impl Said {
+    /// The same as a proxy asks it, at [`Said::now_us`].
+    pub fn people(&self) -> People {
+        people::tabulate((self.now_us, self.now_us), &self.records)
+    }
 }
 
 /// A change to make.

@@ -388,7 +388,7 @@ async fn read<C: ConnectionLike>(
     // Elsewhere: a hundred thousand of them would hold this thread's requests up.
     let swap = move || {
         let read = fields.read();
-        let table = tabulate(&read);
+        let table = tabulate(read.times_us, &read.records);
         shared.roll.sweep();
         forget(&shared, &new);
         shared.roll.swap(table);
@@ -405,12 +405,11 @@ async fn read<C: ConnectionLike>(
 type Windows = (Arc<str>, Arc<[Arc<Window>]>);
 
 /// The table of what was read, by this process's clock, which does not step.
-fn tabulate(read: &Read) -> People {
+pub(super) fn tabulate((store_us, now_us): (u64, u64), records: &[Record]) -> People {
     let mut people = People::default();
     // There are many overrides and few rates: those with the same share their windows.
     let mut known: HashMap<(&str, &[Rule]), Windows> = HashMap::new();
-    let (store_us, now_us) = read.times_us;
-    let in_force = read.records.iter().filter(|one| !one.is_over(store_us));
+    let in_force = records.iter().filter(|one| !one.is_over(store_us));
     for record in in_force.take(MAX_RECORDS) {
         let until = match record.words.until_us {
             0 => Until::Removed,

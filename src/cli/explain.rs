@@ -1,0 +1,143 @@
+//! `tidegate explain`: what would become of a request, and why. It sends nothing and consumes
+//! nothing.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::run::{accept, say};
+use super::{DID_NOT_WORK, WRONG_USE};
+use crate::config::{self, Config, StoreKind};
+use crate::explain::text::{Style, render};
+use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
+use crate::limit::{Charge, Decision};
+use crate::store::redis::{Desk, DeskError};
+
+#[derive(Debug, Args)]
+pub(super) struct ExplainArgs {
+    /// The request's method.
+    method: String,
+    /// Its URL, or a path.
+    url: String,
+    /// A header of it; may be given several times.
+    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE")]
+    headers: Vec<String>,
+    /// The address that sends it; without one, an example's.
+    #[arg(long, value_name = "ADDRESS")]
+    ip: Option<IpAddr>,
+    /// The configuration that the proxy runs.
+    #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
+    config: PathBuf,
+    /// With the counts of now; they are asked for, and nothing is charged.
+    #[arg(long)]
+    live: bool,
+    /// One line of JSON instead of text.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Returns the exit code: 0 whatever the verdict.
+pub(super) fn run(args: &ExplainArgs) -> u8 {
+    // Its warnings are `check`'s to print.
+    let config = match config::load(&args.config) {
+        Ok((config, _)) => config,
+        Err(found) => return accept(Err(found)).err().unwrap_or_default(),
+    };
+    let question = match question(args) {
+        Ok(question) => question,
+        Err(error) => {
+            say(&format!("tidegate: {error}"));
+            return WRONG_USE;
+        }
+    };
+    let told = match (args.live, &config.store.kind) {
+        (false, _) => explain(&config, &question, None),
+        (true, StoreKind::Memory) => {
+            say(&format!(
+                "tidegate: {} keeps counts in the proxy's own process, out of reach of this \
+                 command; what follows is for a client of whom nothing is counted",
+                args.config.display()
+            ));
+            explain(&config, &question, None)
+        }
+        (true, StoreKind::Redis(server)) => match Desk::open(&config.store, server) {
+            Ok(desk) => live(&config, &question, desk),
+            Err(error) => {
+                say(&format!("tidegate: {error}"));
+                return DID_NOT_WORK;
+            }
+        },
+    };
+    match told {
+        Ok(told) => print(&told, args.json),
+        Err(error) => {
+            say(&format!("tidegate: {error}"));
+            match error {
+                QuestionError::Machine(_) => DID_NOT_WORK,
+                _ => WRONG_USE,
+            }
+        }
+    }
+}
+
+fn question(args: &ExplainArgs) -> Result<Question, QuestionError> {
+    let header = |line: &String| match line.split_once(':') {
+        Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
+        None => Err(QuestionError::Header(line.clone())),
+    };
+    Ok(Question {
+        method: args.method.clone(),
+        url: args.url.clone(),
+        headers: args.headers.iter().map(header).collect::<Result<_, _>>()?,
+        ip: args.ip.unwrap_or(EXAMPLE_PEER),
+    })
+}
+
+/// With the counts that are kept in Redis.
+fn live(
+    config: &Config,
+    question: &Question,
+    mut desk: Desk,
+) -> Result<Explanation, QuestionError> {
+    let machine = |error: DeskError| QuestionError::Machine(error.to_string());
+    let said = desk.said().map_err(machine)?;
+    let hash_key = *desk.hash_key().key.as_bytes();
+    let mut stand = |charge: &Charge| -> Result<Decision, String> {
+        desk.stand(charge).map_err(|error| error.to_string())
+    };
+    let from = match &config.store.kind {
+        StoreKind::Redis(redis) => redis.topology.to_string(),
+        StoreKind::Memory => String::new(),
+    };
+    let live = Live {
+        from,
+        hash_key,
+        people: (said.people(), said.now_us),
+        stand: &mut stand,
+    };
+    explain(config, question, Some(live))
+}
+
+fn print(told: &Explanation, json: bool) -> u8 {
+    let mut out = std::io::stdout();
+    let text = if json {
+        match serde_json::to_string(told) {
+            Ok(line) => line + "\n",
+            Err(error) => {
+                say(&format!("tidegate: {error}"));
+                return DID_NOT_WORK;
+            }
+        }
+    } else {
+        let style = match super::colour(&out) {
+            true => Style::Colour,
+            false => Style::Plain,
+        };
+        render(told, style)
+    };
+    // Nobody to tell where standard output is closed.
+    let _ = out.write_all(text.as_bytes());
+    0
+}

@@ -1,0 +1,282 @@
+//! What would become of a request, and why: for people, before they send one.
+//!
+//! It goes the path of a request (`proxy/rehearsal.rs`) with the functions that requests go with,
+//! and tells what it sees on the way. Nothing is counted, sent or logged by it. It must never show
+//! a secret: see `secret.rs`.
+
+mod client;
+mod limits;
+mod question;
+mod routes;
+mod secret;
+mod story;
+pub mod text;
+
+use bytes::Bytes;
+use http::{Request, Response};
+
+use crate::config::{Config, UpstreamServer};
+use crate::limit::Tag;
+use crate::path::CanonicalPath;
+use crate::proxy::rehearsal::{Counted, Ending, Rehearsal, Rehearsed, Scene};
+use crate::route::Target;
+use limits::LimitsTold;
+pub use question::{EXAMPLE_PEER, Question, QuestionError};
+use secret::Secrets;
+pub use story::{
+    Asked, ClientStory, Counts, Explanation, HopStory, KeyPart, LimitStory, NearRoute, PathStory,
+    RateStory, RouteStory, Seen, UpstreamStory, Verdict,
+};
+
+/// How a charge stands where it is counted; nothing is charged by asking.
+pub use crate::proxy::rehearsal::Stand;
+
+/// The counts that the proxies share.
+pub struct Live<'l> {
+    /// Where they are, for people.
+    pub from: String,
+    /// The secret that identities are hashed with there.
+    pub hash_key: [u8; 32],
+    /// What operators said of single clients, and the time it goes by, microseconds.
+    pub people: (crate::limit::people::People, u64),
+    /// Asks how a charge stands.
+    pub stand: &'l mut Stand<'l>,
+}
+
+/// Routes that are told of although they are not the request's, at most.
+const NEAR: usize = 5;
+
+/// What would become of a request: with `live` counts, or for a client of whom nothing is counted.
+///
+/// # Errors
+/// A question that no client could ask, or no random numbers.
+pub fn explain(
+    config: &Config,
+    question: &Question,
+    live: Option<Live<'_>>,
+) -> Result<Explanation, QuestionError> {
+    let request = question.request()?;
+    let secrets = Secrets::of(config);
+    let arrival = question.arrival(config);
+    let known = live.is_some() || config.store.hash_key.is_some();
+    let rehearsal = Rehearsal::new(config, live.as_ref().map(|live| live.hash_key))
+        .map_err(|error| QuestionError::Machine(error.to_string()))?;
+    let (from, counted) = match live {
+        Some(live) => {
+            let counted = Counted {
+                people: live.people,
+                stand: live.stand,
+            };
+            (Some(live.from), Some(counted))
+        }
+        None => (None, None),
+    };
+    let asked = Asked {
+        method: request.method().to_string(),
+        target: secrets.target(request.uri()),
+        host: secret::header_text(request.headers().get(http::header::HOST)),
+        headers: secrets.headers(request.headers()),
+        peer: arrival.ip.to_string(),
+        tls: arrival.tls.is_some(),
+    };
+    let path = PathStory::of(&request);
+    let client = client::tell(&config.client_ip, arrival.ip, request.headers());
+    let counted_as = client.counted_as.clone();
+    let near = routes::near(config, &request, NEAR);
+    let tell = |scene: &Scene<'_, '_, '_>| Told {
+        route: routes::tell(config, scene),
+        limits: limits::tell(scene, (&secrets, &counted_as), known),
+        spared: spared(scene, config),
+    };
+    let rehearsed = rehearsal.run(request, arrival, counted, tell);
+    let counts = Counts {
+        live: from.is_some() && rehearsed.trouble.is_none(),
+        from,
+        trouble: rehearsed.trouble.clone(),
+    };
+    Ok(assemble(
+        Parts {
+            asked,
+            path,
+            client,
+            near,
+            counts,
+        },
+        rehearsed,
+        (config, &secrets),
+    ))
+}
+
+/// What is told once the route is known.
+struct Told {
+    route: RouteStory,
+    limits: LimitsTold,
+    spared: Option<String>,
+}
+
+/// What is known before it.
+struct Parts {
+    asked: Asked,
+    path: PathStory,
+    client: ClientStory,
+    near: Vec<NearRoute>,
+    counts: Counts,
+}
+
+fn assemble(
+    parts: Parts,
+    mut rehearsed: Rehearsed<Told>,
+    (config, secrets): (&Config, &Secrets),
+) -> Explanation {
+    let told = rehearsed.told.take();
+    let (route, mut limits, spared) = match told {
+        Some(told) => (Some(told.route), told.limits, told.spared),
+        None => (None, LimitsTold::default(), None),
+    };
+    limits.count(&rehearsed);
+    let verdict = verdict(&rehearsed, &limits.list, spared.as_deref());
+    let upstream = rehearsed.sent.as_ref().map(|sent| {
+        let name = route.as_ref().map(|route| route.to.clone());
+        upstream(
+            config,
+            (name.unwrap_or_default(), &rehearsed),
+            secrets,
+            sent,
+        )
+    });
+    let forwarded = matches!(rehearsed.ending, Ending::Forwarded { .. });
+    Explanation {
+        request: parts.asked,
+        verdict,
+        client: parts.client,
+        path: parts.path,
+        route,
+        near: parts.near,
+        spared,
+        limits: limits.list,
+        upstream,
+        client_sees: seen(&rehearsed.answer, forwarded, secrets),
+        counts: parts.counts,
+    }
+}
+
+/// Why nothing is charged, if nothing is.
+fn spared(scene: &Scene<'_, '_, '_>, config: &Config) -> Option<String> {
+    let route = scene.found.route;
+    if let Some(rule) = scene.bypass {
+        let conditions = config.bypass.get(rule).map(routes::conditions);
+        return Some(format!(
+            "bypass rule {} of the file holds ({}): nothing is charged",
+            rule + 1,
+            conditions.unwrap_or_default()
+        ));
+    }
+    if scene.preflight {
+        return Some("it is a browser's preflight, which is never charged".to_owned());
+    }
+    let none = route.limits.is_empty();
+    none.then(|| "the route has no limits".to_owned())
+}
+
+fn verdict(rehearsed: &Rehearsed<Told>, limits: &[LimitStory], spared: Option<&str>) -> Verdict {
+    let status = rehearsed.answer.status().as_u16();
+    let denying = limits.iter().filter(|limit| limit.denies());
+    let by: Vec<String> = denying.map(|limit| limit.name.clone()).collect();
+    let limited = limits.iter().any(|limit| limit.state == "enforced");
+    let passes = |rest: &str| match (spared, limited) {
+        (Some(why), _) => format!("{rest}{why}"),
+        (None, true) => format!("{rest}every limit allows it"),
+        (None, false) => format!("{rest}no limit is asked"),
+    };
+    let (outcome, status, why) = match &rehearsed.ending {
+        Ending::Forwarded { upgrade: false } => ("forwarded", None, passes("")),
+        Ending::Forwarded { upgrade: true } => {
+            let why = passes("it becomes a tunnel if the upstream agrees; ");
+            ("forwarded", None, why)
+        }
+        Ending::Answered => {
+            let why = passes("by the route itself; ");
+            ("answered", Some(status), why)
+        }
+        Ending::Redirected => {
+            let why = passes("by the route itself; ");
+            ("redirected", Some(status), why)
+        }
+        Ending::Denied => {
+            let why = format!("by {}", by.join(" and "));
+            ("denied", Some(status), why)
+        }
+        Ending::Blocked(tag) => {
+            let why = format!("an operator keeps the client out (key {})", short(*tag));
+            ("blocked", Some(status), why)
+        }
+        Ending::Refused(word, sentence) => ("refused", Some(status), format!("{word}: {sentence}")),
+    };
+    Verdict {
+        outcome: outcome.to_owned(),
+        status,
+        why,
+        denied_by: by,
+    }
+}
+
+/// As many characters of a hash as logs show.
+fn short(tag: Tag) -> String {
+    tag.to_string().chars().take(8).collect()
+}
+
+fn upstream(
+    config: &Config,
+    (name, rehearsed): (String, &Rehearsed<Told>),
+    secrets: &Secrets,
+    sent: &Request<()>,
+) -> UpstreamStory {
+    let own = config.routes.iter().find_map(|route| match &route.target {
+        Target::Upstream(index) => {
+            let upstream = config.upstreams.get(*index)?;
+            (name == format!("upstream {}", upstream.name)).then_some(upstream)
+        }
+        Target::Respond(_) | Target::Redirect(_) => None,
+    });
+    let servers = own.map(|upstream| {
+        let servers = upstream.servers.iter().map(UpstreamServer::to_string);
+        servers.collect()
+    });
+    let upgrade = matches!(rehearsed.ending, Ending::Forwarded { upgrade: true });
+    UpstreamStory {
+        name: own.map_or(name, |upstream| upstream.name.to_string()),
+        servers: servers.unwrap_or_default(),
+        method: sent.method().to_string(),
+        target: secrets.target(sent.uri()),
+        headers: secrets.headers(sent.headers()),
+        upgrade,
+    }
+}
+
+fn seen(answer: &Response<Bytes>, forwarded: bool, secrets: &Secrets) -> Seen {
+    Seen {
+        status: (!forwarded).then(|| answer.status().as_u16()),
+        headers: secrets.headers(answer.headers()),
+        body: String::from_utf8_lossy(answer.body()).into_owned(),
+    }
+}
+
+impl PathStory {
+    fn of(request: &Request<()>) -> PathStory {
+        let sent = request.uri().path().to_owned();
+        match CanonicalPath::parse(&sent) {
+            Ok(path) => PathStory {
+                canonical: Some(path.as_str().to_owned()),
+                also_read_as: path.unresolved().map(str::to_owned),
+                refused: None,
+                sent: sent.clone(),
+            },
+            Err(error) => PathStory {
+                canonical: None,
+                also_read_as: None,
+                refused: Some(error.to_string()),
+                sent: sent.clone(),
+            },
+        }
+    }
+}
