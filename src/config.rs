@@ -7,6 +7,7 @@
 mod acme;
 mod address;
 mod admin;
+mod advice;
 mod auth;
 mod budget;
 mod bypass;
@@ -17,6 +18,7 @@ mod copy;
 pub mod diagnostic;
 mod flags;
 mod interpolate;
+mod known;
 mod limits;
 mod load;
 pub(crate) mod pem;
@@ -30,6 +32,7 @@ mod section;
 mod settings;
 mod standalone;
 mod store_url;
+mod syntax;
 #[cfg(test)]
 mod tests;
 mod tier;

@@ -150,7 +150,8 @@ impl Maker<'_> {
         for rule in rules.iter().filter(|rule| cost > rule.value.units) {
             let message = format!("`limit.{}` can never allow a request", self.raw.name.value);
             let label = format!("each request costs {cost} here");
-            let diagnostic = Diagnostic::new(Code::CostAboveLimit, message);
+            let diagnostic = Diagnostic::new(Code::CostAboveLimit, message)
+                .help("lower the `cost`, or raise the `rate`");
             self.reader.report(diagnostic.at(&rule.span, label));
         }
     }

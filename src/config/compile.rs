@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
+use super::advice;
 use super::budget::{self, Budget};
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::limits::RawLimit;
@@ -278,7 +279,10 @@ impl Names<'_> {
             Ok(server) => server,
             Err(error) => {
                 let diagnostic = Diagnostic::new(Code::BadUrl, "`upstream` is not a server's URL");
-                self.reader.report(diagnostic.because(&text.span, &error));
+                let diagnostic = diagnostic.because(&text.span, &error);
+                let help = diagnostic.help.clone();
+                let help = help.or_else(|| advice::of(Code::BadUrl, &text.value));
+                self.reader.report(diagnostic.maybe_help(help));
                 return None;
             }
         };

@@ -237,6 +237,8 @@ codes! {
     NobodyBelieved = "T209",
     /// A shared secret that can be guessed by whoever has a token.
     ShortSecret = "T210",
+    /// Nobody is left whom it limits.
+    SparesEveryone = "T211",
     /// An upstream's certificate that nobody looks at.
     UnverifiedTls = "T215",
     /// A certificate of ours that clients refuse today.

@@ -19,7 +19,7 @@ use super::section::{At, Reader, Section, Surroundings};
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
     Config, Control, Limits, Listen, address, admin, auth, limits, raw, route, settings,
-    standalone, tier, tls_keys, upstream, warnings,
+    standalone, syntax, tier, tls_keys, upstream, warnings,
 };
 
 /// Bytes of a configuration file, at most.
@@ -81,12 +81,21 @@ fn parse_file<T>(
         if bytes.len() as u64 > MAX_FILE {
             return Err(io::Error::other(format!("longer than {MAX_FILE} bytes")));
         }
-        String::from_utf8(bytes).map_err(|_| io::Error::other("not UTF-8"))
+        String::from_utf8(bytes).map_err(|error| not_utf8(&error))
     }) {
         Ok(text) => parse(&name, &text, &environment),
         Err(error) => {
-            let message = format!("cannot read `{name}`: {error}");
-            let list = vec![Diagnostic::new(Code::Unreadable, message)];
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            let text = error.to_string();
+            let (why, help) = text.split_once("; ").unwrap_or((&text, ""));
+            let message = format!("cannot read `{name}`: {why}");
+            let mut found = Diagnostic::new(Code::Unreadable, message);
+            if missing {
+                found = found.help("name another by `-c FILE`; `tidegate init` makes one");
+            } else if !help.is_empty() {
+                found = found.help(help);
+            }
+            let list = vec![found];
             Err(Diagnostics {
                 source: Source {
                     name,
@@ -96,6 +105,17 @@ fn parse_file<T>(
             })
         }
     }
+}
+
+/// Where a file is not UTF-8, and what it may be.
+fn not_utf8(error: &std::string::FromUtf8Error) -> io::Error {
+    let bytes = error.as_bytes();
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return io::Error::other("it is UTF-16; save it as UTF-8");
+    }
+    let before = &bytes[..error.utf8_error().valid_up_to()];
+    let line = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+    io::Error::other(format!("line {line} is not UTF-8; save the file as UTF-8"))
 }
 
 /// The same for a text. Its files (`password_file` and the like) are read, nothing else.
@@ -192,7 +212,10 @@ pub(super) fn read_text(name: &str, text: &str, around: &Surroundings<'_>) -> (O
         .map(|rest| format!("   {rest}"));
     let text = owned.as_deref().unwrap_or(text);
     let (document, errors) = DeTable::parse_recoverable(text);
-    let broken_lines: Vec<Span> = errors.iter().map(|error| line_of(text, error)).collect();
+    let broken_lines: Vec<Span> = errors
+        .iter()
+        .map(|error| syntax::broken(text, error))
+        .collect();
     let reader = Reader::new(text, around);
     let raw = read(&reader, document.get_ref());
     let compiled = compile(&reader, raw);
@@ -205,7 +228,7 @@ pub(super) fn read_text(name: &str, text: &str, around: &Surroundings<'_>) -> (O
     }
     let config = compiled.map(|compiled| compiled.config);
     let (found, asked) = reader.into_parts();
-    let mut list: Vec<Diagnostic> = errors.iter().map(|error| syntax(text, error)).collect();
+    let mut list = syntax::errors(text, &errors);
     // What stands on a line with a syntax error was read as well as could be guessed.
     list.extend(found.into_iter().filter(|one| !follows(one, &broken_lines)));
     list.sort_by_key(Diagnostic::start);
@@ -230,39 +253,6 @@ fn follows(finding: &Diagnostic, broken_lines: &[Span]) -> bool {
             .labels
             .iter()
             .any(|label| on_broken_line(label.span.start))
-}
-
-/// The line of a syntax error, its newline included.
-fn line_of(text: &str, error: &toml::de::Error) -> Span {
-    let at = error.span().map_or(0, |span| span.start).min(text.len());
-    let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
-    let end = text[at..]
-        .find('\n')
-        .map_or(text.len(), |newline| at + newline);
-    start..end + 1
-}
-
-/// A syntax error as the TOML parser tells it, and what to write where that is known.
-fn syntax(text: &str, error: &toml::de::Error) -> Diagnostic {
-    let span = error.span().unwrap_or(0..0);
-    let (what, expected) = match error.message().split_once(", expected ") {
-        Some((what, expected)) if expected != "nothing" => (what, format!("expected {expected}")),
-        Some((what, _)) => (what, String::new()),
-        None => (error.message(), String::new()),
-    };
-    let written = text.get(span.clone()).unwrap_or_default();
-    let unquoted = what == "string values must be quoted" && !written.is_empty();
-    let label = if unquoted { String::new() } else { expected };
-    let diagnostic = Diagnostic::new(Code::Syntax, format!("not TOML: {what}")).at(&span, label);
-    if unquoted {
-        return diagnostic.help(format!("write `\"{written}\"`"));
-    }
-    let again = what == "duplicate key" || what.starts_with("cannot extend");
-    if again && written == "upstream" {
-        let help = "a file has either `upstream = \"URL\"` at the top or `[upstream.NAME]` tables";
-        return diagnostic.help(help);
-    }
-    diagnostic
 }
 
 /// Every section by itself.

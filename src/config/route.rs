@@ -12,6 +12,7 @@ use std::time::Duration;
 use http::{HeaderName, Method};
 use toml::de::DeValue;
 
+use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::{At, Section, nearest};
 use super::settings::{header_name, some_time};
@@ -119,10 +120,12 @@ pub(super) fn path_pattern(section: &Section<'_>, text: At<String>) -> Option<At
             let span = if exact {
                 at..text.span.end - 1
             } else {
-                text.span
+                text.span.clone()
             };
             let message = format!("`{}` is not a path pattern", section.full("path"));
-            let diagnostic = Diagnostic::new(Code::BadPattern, message).because(&span, &error);
+            let diagnostic = Diagnostic::new(Code::BadPattern, message)
+                .because(&span, &error)
+                .maybe_help(advice::of(Code::BadPattern, &text.value));
             section.reader.report(diagnostic);
             None
         }

@@ -4,6 +4,7 @@
 //! default, so that one run finds all mistakes. Keys that nobody asked for are mistakes: nothing is
 //! accepted and ignored. Values of keys are read in `values.rs`.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
@@ -12,7 +13,9 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
+use super::known;
 
 /// Something read, and where it stood.
 #[derive(Clone, Debug)]
@@ -162,8 +165,22 @@ impl<'r> Section<'r> {
     pub(super) fn wrong_type(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
         let found = kind_of(value.get_ref());
         let message = format!("`{}` must be {wanted}", self.full(key));
+        let help = self.instead(key, value, wanted);
         let diagnostic = Diagnostic::new(Code::WrongType, message).at(&value.span(), found);
-        self.reader.report(diagnostic);
+        self.reader.report(diagnostic.maybe_help(help));
+    }
+
+    /// What to write for a value of the wrong kind: the same without quotes, or an example.
+    fn instead(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) -> Option<String> {
+        let bare = value.get_ref().as_str().filter(|text| match wanted {
+            "a whole number" => text.parse::<u64>().is_ok(),
+            _ => wanted.starts_with("true") && ["true", "false"].contains(text),
+        });
+        if let Some(bare) = bare {
+            return Some(format!("write it without quotes: `{key} = {bare}`"));
+        }
+        let known = known::of(&self.pattern, key)?;
+        Some(format!("write for example `{key} = {}`", known.value))
     }
 
     /// Something necessary that the section does not say.
@@ -198,14 +215,29 @@ impl<'r> Section<'r> {
             if key != "upstream" {
                 let wanted = format!("tables with names: `[{key}.NAME]`");
                 self.wrong_type(key, value, &wanted);
+                let help = format!("write `[{key}.login]`: the name stands in the brackets");
+                self.reader.amend(&value.span(), help);
             }
             return Vec::new();
         };
+        let pattern = format!("{key}.NAME");
+        let nameless = |name: &str| name == "servers" || known::of(&pattern, name).is_some();
+        let is_setting = |(name, value): (&Spanned<Cow<'_, str>>, &Spanned<DeValue<'_>>)| {
+            !value.get_ref().is_table() && nameless(name.get_ref())
+        };
+        let without_name = tables.iter().any(is_setting);
+        if without_name {
+            let name = if key == "limit" { "default" } else { "api" };
+            let diagnostic = Diagnostic::new(Code::WrongType, format!("`[{key}]` has no name"))
+                .at(&self.key_span(key), "")
+                .help(format!("write `[{key}.{name}]`, or another name"));
+            self.reader.report(diagnostic);
+        }
         let mut found = Vec::new();
         for (name, value) in tables {
             let text = name.get_ref().as_ref();
             let DeValue::Table(table) = value.get_ref() else {
-                if !text.starts_with("x-") {
+                if !text.starts_with("x-") && !without_name {
                     let full = format!("{key}.{text}");
                     self.wrong_type(&full, value, &format!("a table: `[{full}]`"));
                 }
@@ -238,6 +270,8 @@ impl<'r> Section<'r> {
         };
         let DeValue::Array(values) = value.get_ref() else {
             self.wrong_type(key, value, &format!("a list of tables: `[[{key}]]`"));
+            let help = format!("write `[[{key}]]` with two brackets: there may be several");
+            self.reader.amend(&value.span(), help);
             return Vec::new();
         };
         let mut found = Vec::new();
@@ -315,6 +349,18 @@ impl<'r> Section<'r> {
     fn advice(&self, key: &str) -> Advice {
         if PLANNED.contains(&(self.pattern.as_str(), key)) {
             return Advice::Planned;
+        }
+        if let Some(habit) = advice::habit(&self.pattern, key) {
+            return Advice::Help(habit.to_owned());
+        }
+        let elsewhere = known::sections_with(key);
+        if !elsewhere.is_empty() && self.reader.surroundings.forwards {
+            return Advice::Help(match elsewhere.iter().any(|one| one == "[]") {
+                true => {
+                    format!("`{key}` belongs at the top of the file, before the first `[..]`")
+                }
+                false => format!("`{key}` is a setting of `{}`", elsewhere.join("`, `")),
+            });
         }
         if let Some(nearest) = nearest(key, self.asked.iter().copied()) {
             return Advice::Help(format!("did you mean `{nearest}`?"));

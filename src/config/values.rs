@@ -11,6 +11,7 @@ use std::time::Duration;
 use toml::Spanned;
 use toml::de::DeValue;
 
+use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::interpolate::interpolate;
 use super::section::{At, Section, nearest};
@@ -125,7 +126,12 @@ impl Section<'_> {
             }),
             Err(error) => {
                 let message = format!("`{}` is not {what}", self.full(key));
-                let diagnostic = Diagnostic::new(code, message).because(&text.span, &error);
+                let mut diagnostic = Diagnostic::new(code, message).because(&text.span, &error);
+                let guessed =
+                    |help: &String| code != Code::BadRate || help.starts_with("did you mean");
+                if !diagnostic.help.as_ref().is_some_and(guessed) {
+                    diagnostic = diagnostic.maybe_help(advice::of(code, &text.value));
+                }
                 self.reader.report(diagnostic);
                 None
             }
@@ -377,8 +383,12 @@ impl Section<'_> {
         content
             .inspect_err(|why| {
                 let message = format!("the file of `{}` cannot be used", self.full(key));
-                let diagnostic = Diagnostic::new(Code::SecretFile, message);
-                self.reader.report(diagnostic.at(&path.span, why));
+                let diagnostic = Diagnostic::new(Code::SecretFile, message).at(&path.span, why);
+                let astray =
+                    why.starts_with("No such file") && Path::new(&path.value).is_relative();
+                let help = "paths are relative to the folder in which tidegate is started";
+                self.reader
+                    .report(diagnostic.maybe_help(astray.then(|| help.to_owned())));
             })
             .ok()
     }

@@ -28,6 +28,7 @@ pub(super) fn find(reader: &Reader<'_>, compiled: &Compiled<'_>) {
         idle_rates(reader, budget);
         never_denies(reader, compiled, &uses, index);
         open_login(reader, budget, &uses.by_budget[index]);
+        exempts_everyone(reader, budget);
     }
     nobody_believed(reader, compiled);
     own_upstream(reader, compiled);
@@ -176,6 +177,19 @@ fn idle_rates(reader: &Reader<'_>, budget: &Budget) {
             reader.report(diagnostic);
         }
     }
+}
+
+/// A network of everybody in `exempt`.
+fn exempts_everyone(reader: &Reader<'_>, budget: &Budget) {
+    let Some(limit) = &budget.limit else { return };
+    if limit.exempt.nets.iter().all(|net| net.prefix_len() > 0) {
+        return;
+    }
+    let message = format!("`limit.{}` exempts everybody", limit.name);
+    let diagnostic = Diagnostic::new(Code::SparesEveryone, message)
+        .at(&budget.name.span, "it limits nobody")
+        .help("name the networks that it should leave alone: `exempt = [\"10.0.0.0/8\"]`");
+    reader.report(diagnostic);
 }
 
 /// A header that says the tier is believed from trusted proxies only.

@@ -18,6 +18,7 @@ mod bypass;
 mod cluster;
 mod cluster_sim;
 mod decisions;
+mod diagnostics;
 mod example;
 mod explain;
 mod faults;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::super::advice;
 use super::super::budget::Budget;
 use super::super::compile::Names;
 use super::super::diagnostic::{Code, Diagnostic, Span};
@@ -79,7 +80,9 @@ fn in_place(names: &mut Names<'_>, text: &At<String>, route: &str) -> Option<usi
         Err(error) => {
             let message = format!("`{}` is neither a limit's name nor a rate", text.value);
             let diagnostic = Diagnostic::new(Code::BadRate, message);
-            names.reader.report(diagnostic.because(&text.span, &error));
+            let diagnostic = diagnostic.because(&text.span, &error);
+            let advice = advice::of(Code::BadRate, &text.value);
+            names.reader.report(diagnostic.maybe_help(advice));
             return None;
         }
     };
@@ -182,7 +185,14 @@ pub(super) fn check_params(names: &Names<'_>, budget: &Budget, raw: &RawRoute, s
             diagnostic = diagnostic.at(&budget.key_span, "asked for here");
         }
         let close = nearest(wanted, path.value.params());
-        let help = close.map(|name| format!("did you mean `path:{name}`?"));
+        let colon = format!(":{wanted}");
+        let help = match close {
+            _ if raw.path_text.contains(&colon) => {
+                let path = raw.path_text.replace(&colon, &format!("{{{wanted}}}"));
+                Some(format!("write the path as `{path}`"))
+            }
+            close => close.map(|name| format!("did you mean `path:{name}`?")),
+        };
         names.reader.report(diagnostic.maybe_help(help));
     }
 }
@@ -200,6 +210,7 @@ pub(super) fn check_cost(names: &Names<'_>, budget: &Budget, raw: &RawRoute) {
     };
     let message = "the route's requests can never be allowed";
     let diagnostic = Diagnostic::new(Code::CostAboveLimit, message)
+        .help("lower the cost, or raise the rate")
         .at(
             &raw.cost.span,
             format!("each costs {total} of `limit.{}`", limit.name),

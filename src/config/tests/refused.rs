@@ -71,11 +71,14 @@ error[T102]: not TOML: string values must be quoted
   |        ^^^^^^^
 help: write `"100/min"`
 
-error[T102]: not TOML: duplicate key
+error[T102]: not TOML: `rate` is there twice
  --> proxy.toml:5:1
   |
+4 | rate = 100/min
+  | ---- first here
 5 | rate = "5/min"
   | ^^^^
+help: keep one of them
 
 error[T101]: unknown key `kye` in `limit.default`
  --> proxy.toml:6:1
@@ -182,6 +185,7 @@ fn a_pattern_is_pointed_into() {
   |
 3 | path = "/files/*/x"
   |                ^^^ `*` can only be the whole last segment, as in `/search/*`
+help: write `/files/{name}/x`
 "#,
     );
 }

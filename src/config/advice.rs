@@ -1,0 +1,345 @@
+//! What to write instead of a text that could not be read, where its own error does not say so:
+//! a guess at what a person meant who knows other programs' ways. Pure.
+
+use super::diagnostic::Code;
+use crate::limit::rate::{Rate, parse_duration};
+use crate::route::{HostPattern, PathPattern};
+
+/// Advice for a text of this kind.
+pub(super) fn of(code: Code, text: &str) -> Option<String> {
+    let text = text.trim();
+    match code {
+        Code::BadRate => rate(text),
+        Code::BadQuantity => quantity(text),
+        Code::BadKey => key(text),
+        Code::BadAddress => address(text),
+        Code::BadUrl => url(text),
+        Code::BadPattern => pattern(text),
+        Code::BadHttp => http(text),
+        _ => None,
+    }
+}
+
+/// `100 per minute`, `100r/s`, `10,000/day`, `0.5/s`, `1000/month`, `10/s, 1000/h`, `100`.
+fn rate(text: &str) -> Option<String> {
+    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    if parts.len() > 1 && parts.iter().all(|part| Rate::parse(part).is_ok()) {
+        let list: Vec<String> = parts.iter().map(|part| format!("\"{part}\"")).collect();
+        return Some(format!(
+            "write several rates as a list: `[{}]`",
+            list.join(", ")
+        ));
+    }
+    let lower = text.to_lowercase();
+    if let Some(count) = count_of(&lower).filter(|count| count.fract() == 0.0 && *count >= 1.0) {
+        return Some(format!("say in how long: `{count}/min` or `{count}/s`"));
+    }
+    let lower = [" per ", " every ", " each ", " a ", "/"]
+        .into_iter()
+        .find_map(|between| lower.split_once(between))?;
+    let (count, window) = lower;
+    let swapped = count_of(window).is_some();
+    let (count, window) = if swapped {
+        (window, count)
+    } else {
+        (count, window)
+    };
+    let count = count_of(count).filter(|count| *count > 0.0)?;
+    // A window that is longer makes a fraction whole.
+    let times = [1.0, 2.0, 4.0, 5.0, 10.0, 20.0, 50.0, 100.0];
+    let times = times
+        .into_iter()
+        .find(|times| (count * times).fract() == 0.0)?;
+    let window = match (window.trim(), times == 1.0) {
+        ("month" | "months" | "mo", true) => "30d".to_owned(),
+        ("week" | "weeks" | "w", true) => "7d".to_owned(),
+        ("year" | "years" | "y", true) => "365d".to_owned(),
+        ("m", true) => "min".to_owned(),
+        (window, true) => window.to_owned(),
+        (window, false) => format!("{times}{window}"),
+    };
+    let rate = Rate::parse(&format!("{}/{window}", count * times)).ok()?;
+    Some(format!("write `{rate}`"))
+}
+
+/// A count as people write it: `100`, `10k`, `10,000`, `100 requests`, `0.5`.
+fn count_of(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let words = [
+        "requests", "request", "reqs", "req", "calls", "hits", "rq", "r",
+    ];
+    let bare = words.iter().find_map(|word| text.strip_suffix(word));
+    let text: String = bare.unwrap_or(text).replace([',', '_', ' '], "");
+    let (digits, times) = match text.strip_suffix('k') {
+        Some(digits) => (digits, 1000.0),
+        None => (text.as_str(), 1.0),
+    };
+    let is_number = digits.starts_with(|c: char| c.is_ascii_digit())
+        && digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let number: f64 = digits.parse().ok().filter(|_| is_number)?;
+    Some(number * times)
+}
+
+/// `10` and `5m`.
+fn quantity(text: &str) -> Option<String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Some(format!("write `{text}s` for seconds, or `{text}ms`"));
+    }
+    let minutes = format!("{text}in");
+    let is_m = text.ends_with('m') && parse_duration(&minutes).is_ok();
+    is_m.then(|| format!("write `{minutes}` or `{text}s`"))
+}
+
+/// `ip,path`, `ip and path`, `user`.
+fn key(text: &str) -> Option<String> {
+    for between in [" and ", ",", "+", "&"] {
+        if text.contains(between) {
+            let parts = text
+                .split(between)
+                .map(|part| format!("\"{}\"", part.trim()));
+            let parts: Vec<String> = parts.collect();
+            let list = parts.join(", ");
+            return Some(format!("what is counted together is a list: `[{list}]`"));
+        }
+    }
+    let all = "there are `ip`, `api_key`, `header:NAME`, `query:NAME`, `cookie:NAME`, `jwt:CLAIM`, \
+               `path`, `path:PARAM`, `method`, `host`, `route`, `tier` and `global`";
+    (!text.contains(':')).then(|| all.to_owned())
+}
+
+/// `::1:8080`, `*:8080`.
+fn address(text: &str) -> Option<String> {
+    let (host, port) = text.rsplit_once(':')?;
+    let is_port = port.parse::<u16>().is_ok();
+    let is_v6 = host.parse::<std::net::Ipv6Addr>().is_ok();
+    (is_port && is_v6).then(|| format!("an IPv6 address stands in brackets: `[{host}]:{port}`"))
+}
+
+/// `http://$HOST:3000`.
+fn url(text: &str) -> Option<String> {
+    if let Some((_, rest)) = text.split_once('$') {
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        let name = &rest[..end.unwrap_or(rest.len())];
+        if !name.is_empty() {
+            return Some(format!("write variables with braces: `${{{name}}}`"));
+        }
+    }
+    if text.contains('@') {
+        return Some("leave it out; `headers_up` of a route can set `authorization`".to_owned());
+    }
+    None
+}
+
+/// `login`, `/api/**`, `/users/:id`, `^/api/.*$`, `http://example.com/login`, `example.com:8080`.
+fn pattern(text: &str) -> Option<String> {
+    if let Some((_, rest)) = text.split_once("://") {
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let host = host.split(':').next().unwrap_or_default();
+        return Some(match path.is_empty() {
+            true => format!("leave the scheme out: `{host}`"),
+            false => {
+                format!("host and path are two settings: `host = \"{host}\"`, `path = \"/{path}\"`")
+            }
+        });
+    }
+    let regular = text.starts_with('^') || text.ends_with('$') || text.contains(".*");
+    if regular || text.contains(['(', '|', '\\']) {
+        return Some(
+            "there are no regular expressions: write `/users/{id}` or `/files/*`".to_owned(),
+        );
+    }
+    if let Some((host, port)) = text.rsplit_once(':')
+        && port.parse::<u16>().is_ok()
+        && HostPattern::parse(host).is_ok()
+    {
+        return Some(format!("leave the port out: `{host}`"));
+    }
+    let (path, query) = match text.split_once(['?', '#']) {
+        Some((path, _)) => (path, true),
+        None => (text, false),
+    };
+    let segments: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    let last = segments.len() - 1;
+    let mended = segments
+        .iter()
+        .enumerate()
+        .map(|(at, segment)| match *segment {
+            "**" => "*".to_owned(),
+            "*" if at < last => "{name}".to_owned(),
+            segment => match segment.strip_prefix(':') {
+                Some(name) => format!("{{{name}}}"),
+                None => segment.to_owned(),
+            },
+        });
+    let mended: Vec<String> = mended.collect();
+    let mended = format!("/{}", mended.join("/"));
+    let good = mended != text && PathPattern::parse(&mended).is_ok();
+    let hint = if query {
+        " (a limit may count by `query:NAME`)"
+    } else {
+        ""
+    };
+    good.then(|| format!("write `{mended}`{hint}"))
+}
+
+/// `GET,POST`, `x client`.
+fn http(text: &str) -> Option<String> {
+    let words: Vec<&str> = text
+        .split([',', '|', ' '])
+        .filter(|one| !one.is_empty())
+        .collect();
+    if words.len() > 1
+        && words
+            .iter()
+            .all(|word| word.bytes().all(|byte| byte.is_ascii_uppercase()))
+    {
+        let list: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+        return Some(format!("write a list: `[{}]`", list.join(", ")));
+    }
+    let joined = words.join("-").to_lowercase();
+    (words.len() > 1).then(|| format!("names of headers have no spaces: `{joined}`?"))
+}
+
+/// What a setting of another program is here; nothing for what is only misspelt.
+pub(super) fn habit(section: &str, key: &str) -> Option<&'static str> {
+    of_limits(section, key).or_else(|| of_others(section, key))
+}
+
+fn of_limits(section: &str, key: &str) -> Option<&'static str> {
+    const RATE: &str = "a rate is one text, with its window: `rate = \"100/min\"`";
+    const KEY: &str = "what requests are counted by is `key`, for example `key = \"ip\"`";
+    let text = match (section, key) {
+        ("limit.NAME", "burst" | "nodelay" | "delay") => {
+            "a rate lets its whole count through at once; to bound a burst, add a rate with a \
+             short window: `rate = [\"100/min\", \"10/s\"]`"
+        }
+        (
+            "limit.NAME",
+            "average"
+            | "period"
+            | "requests_per_unit"
+            | "unit"
+            | "requests"
+            | "per"
+            | "window"
+            | "count"
+            | "limit"
+            | "interval"
+            | "duration"
+            | "max"
+            | "seconds"
+            | "per_second"
+            | "requests_per_second"
+            | "requests_per_minute"
+            | "rps"
+            | "rpm",
+        ) => RATE,
+        ("limit.NAME", "by" | "keys" | "limit_by" | "group_by" | "source" | "per_ip") => KEY,
+        ("limit.NAME", "dry_run" | "dryrun" | "log_only" | "report_only" | "monitor") => {
+            "count without denying by `shadow = true`"
+        }
+        ("limit.NAME", "fail_open" | "failure_mode" | "failure_mode_deny") => {
+            "what an outage means is `on_error = \"local\"`, `\"allow\"` or `\"deny\"`"
+        }
+        ("limit.NAME", "whitelist" | "allowlist" | "skip" | "except") => {
+            "whom a limit leaves alone is `exempt = [\"10.0.0.0/8\"]`"
+        }
+        _ => return None,
+    };
+    Some(text)
+}
+
+fn of_others(section: &str, key: &str) -> Option<&'static str> {
+    let text = match (section, key) {
+        ("route", "rate" | "key") => {
+            "limits have a `rate` and a `key`; a route names them, or a rate in place: \
+             `limits = [\"100/min\"]`"
+        }
+        ("route", "limit") => "did you mean `limits`?",
+        ("route", "rewrite" | "strip" | "path_prefix") => "did you mean `strip_prefix`?",
+        ("route", "proxy_pass" | "target" | "backend" | "service" | "to" | "url") => {
+            "where requests go is `upstream = \"http://127.0.0.1:3000\"`"
+        }
+        ("route", "status" | "return" | "body") => {
+            "an answer without upstream is `respond = { status = 404, body = \"gone\" }`"
+        }
+        ("route", "method") => "did you mean `methods`?",
+        (
+            "upstream.NAME",
+            "url" | "urls" | "server" | "target" | "targets" | "hosts" | "address",
+        ) => "did you mean `servers`?",
+        ("upstream.NAME", "lb" | "load_balancing" | "policy" | "strategy") => {
+            "did you mean `balance`?"
+        }
+        ("upstream.NAME", "health_check" | "healthcheck" | "check") => "did you mean `health`?",
+        ("", "redis") => "where counts live is `[store]`: `url = \"redis://HOST:6379\"`",
+        ("", "port" | "bind" | "address" | "addr") => "did you mean `listen = \":8080\"`?",
+        ("", "backend" | "backends" | "target" | "proxy_pass" | "to") => {
+            "where requests go is `upstream = \"http://127.0.0.1:3000\"`"
+        }
+        ("", "rate" | "rate_limit" | "ratelimit" | "key") => {
+            "a limit is a section: `[limit.default]` with `rate` and `key`"
+        }
+        ("", "cert" | "certificate" | "certificates" | "ssl") => {
+            "TLS has a section: `[tls]` with `listen` and `certificates`"
+        }
+        ("", "workers" | "threads") => "it is a setting of `[server]`: `workers = 4`",
+        ("store", "host" | "port" | "address" | "addr" | "redis") => {
+            "where Redis is is one URL: `url = \"redis://HOST:6379\"`"
+        }
+        ("store", "password" | "pass") => {
+            "a password stands in the URL, `redis://:${PASSWORD}@HOST`, or in `password_file`"
+        }
+        _ => return None,
+    };
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_in_other_ways_of_writing() {
+        for (text, expected) in [
+            ("100 per minute", Some("write `100/min`")),
+            ("100r/s", Some("write `100/s`")),
+            ("100 requests/hour", Some("write `100/h`")),
+            ("10,000/day", Some("write `10000/d`")),
+            ("10k/day", Some("write `10000/d`")),
+            ("0.5/s", Some("write `1/2s`")),
+            ("1000/month", Some("write `1000/30d`")),
+            ("100/m", Some("write `100/min`")),
+            ("min/100", Some("write `100/min`")),
+            ("100", Some("say in how long: `100/min` or `100/s`")),
+            (
+                "10/s, 9/h",
+                Some("write several rates as a list: `[\"10/s\", \"9/h\"]`"),
+            ),
+            ("-5/min", None),
+            ("fast", None),
+            ("", None),
+        ] {
+            assert_eq!(rate(text).as_deref(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn patterns_in_other_ways_of_writing() {
+        for (text, expected) in [
+            ("login", Some("write `/login`")),
+            ("/api/**", Some("write `/api/*`")),
+            ("/api/*/users", Some("write `/api/{name}/users`")),
+            ("example.com:80", Some("leave the port out: `example.com`")),
+            (
+                "https://example.com",
+                Some("leave the scheme out: `example.com`"),
+            ),
+            ("/a/{b", None),
+        ] {
+            assert_eq!(pattern(text).as_deref(), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Broken files, and the exact text that each earns: `tests/fixtures/diagnostics/NAME.toml` beside
+//! `NAME.txt`. `TIDEGATE_ACCEPT=1 cargo test --test it -- diagnostics` writes what is said now.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use tidegate::config::diagnostic::Code;
+
+use crate::support::mortal;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/diagnostics")
+}
+
+fn check(folder: &Path, file: &str, words: &[&str]) -> Output {
+    let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));
+    command.env_clear().current_dir(folder);
+    command.args(["check", "-c", file]).args(words);
+    command.output().unwrap()
+}
+
+/// What is said, and the exit code.
+fn said(file: &str) -> String {
+    let output = check(&folder(), file, &[]);
+    let code = output.status.code().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{file}");
+    format!("{}exit {code}\n", String::from_utf8(output.stdout).unwrap())
+}
+
+fn corpus() -> Vec<String> {
+    let entries = fs::read_dir(folder()).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".toml")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn every_broken_file_earns_its_text() {
+    let mut wrong = String::new();
+    let corpus = corpus();
+    assert!(corpus.len() >= 60, "{}", corpus.len());
+    for file in corpus {
+        let path = folder().join(file.replace(".toml", ".txt"));
+        let said = said(&file);
+        if std::env::var_os("TIDEGATE_ACCEPT").is_some() {
+            fs::write(&path, &said).unwrap();
+            continue;
+        }
+        let expected = fs::read_to_string(&path).unwrap_or_default();
+        if said != expected {
+            wrong.push_str(&format!(
+                "-- {file}, expected:\n{expected}-- said:\n{said}\n"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn every_mistake_in_the_corpus_says_where_and_what_to_do() {
+    for file in corpus() {
+        let output = check(&folder(), &file, &["--format", "json"]);
+        for line in String::from_utf8(output.stdout).unwrap().lines() {
+            let found: serde_json::Value = serde_json::from_str(line).unwrap();
+            let labels = found["labels"].as_array().unwrap();
+            let has = |key: &str| !found[key].is_null();
+            let labelled = labels.iter().any(|label| label["text"] != "");
+            assert!(has("help") || has("note") || labelled, "{file}: {line}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_finding_is_in_the_corpus() {
+    let texts = corpus().into_iter().map(|file| said(&file));
+    let all: String = texts.collect();
+    for code in Code::ALL {
+        let code = code.as_str();
+        assert!(all.contains(&format!("[{code}]")), "no file earns {code}");
+    }
+}
+
+#[test]
+fn a_file_that_is_too_long_or_not_there_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("long.toml"), vec![b'#'; (16 << 20) + 1]).unwrap();
+    let output = check(folder.path(), "long.toml", &[]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("longer than 16777216 bytes"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+    let output = check(folder.path(), "porxy.toml", &[]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("help: name another by `-c FILE`"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+}
