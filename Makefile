@@ -13,6 +13,7 @@ test:
 	./tests/install.sh
 	cargo test --locked
 	./tests/clients/run.sh
+	./tests/admin/run.sh
 	./tests/browser/run.sh
 
 ci: fmt lint test deny docs

@@ -15,14 +15,20 @@
 
 mod answer;
 mod bind;
+mod body;
+mod clients;
 mod connection;
+mod crowd;
 mod dashboard;
+mod denials;
 mod gate;
 mod health;
 mod history;
 mod limits;
+mod place;
 mod process;
 mod prometheus;
+mod reload;
 mod status;
 pub mod token;
 mod traffic;
@@ -46,12 +52,16 @@ use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
 use crate::server::sight::Sight;
 use crate::server::{Course, Shutdown};
+use crowd::Crowd;
+use denials::Followed;
 use gate::Pass;
 use health::Beats;
 use history::History;
 
 /// How often it looks at what the workers have counted.
 const TICK: Duration = Duration::from_secs(1);
+/// How often it takes what they tell of single clients.
+const DRAIN_EVERY: Duration = Duration::from_millis(100);
 
 /// What it looks at.
 #[derive(Debug)]
@@ -79,6 +89,9 @@ struct Desk {
     /// The token where no file of the configuration says it.
     own_token: Option<Vec<u8>>,
     history: Mutex<History>,
+    /// What single clients do.
+    crowd: Mutex<Crowd>,
+    followed: Followed,
     beats: Mutex<Beats>,
 }
 
@@ -107,6 +120,8 @@ impl Admin {
         let desk = Arc::new(Desk {
             pass: ArcSwap::from_pointee(Pass::new(settings, own_token.as_deref())),
             history: Mutex::new(History::new(grounds.sight.started_us())),
+            crowd: Mutex::default(),
+            followed: Followed::default(),
             beats: Mutex::default(),
             own_token,
             grounds,
@@ -146,12 +161,15 @@ async fn serve(desk: Arc<Desk>, listener: std::net::TcpListener, mut end: onesho
     let connections = connection::Connections::default();
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut drains = interval(DRAIN_EVERY);
+    drains.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut changes = desk.grounds.sight.changes();
     let mut shutdown = desk.grounds.shutdown.clone();
     loop {
         tokio::select! {
             stream = accept(listener.as_ref()) => connections.serve(stream, &desk),
             _ = ticks.tick() => desk.tick(),
+            _ = drains.tick() => desk.drain(),
             Ok(()) = changes.changed() => desk.renew(&mut listener),
             // The next process has the address.
             Ok(_) = shutdown.wait_for(|course| *course == Course::HandOver),

@@ -230,7 +230,9 @@ impl Proxy {
                     // The answer's head takes the place of the request's.
                     let mut room = std::mem::take(request.headers_mut());
                     room.clear();
-                    return Ok(self.refuse(&refused, changes, line, room));
+                    let response = self.refuse(&refused, changes, line, room);
+                    self.limiter.note_denial(&refused, &request, line);
+                    return Ok(response);
                 }
             };
             line.note_admission(admission.is_limited());

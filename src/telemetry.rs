@@ -7,6 +7,7 @@
 
 pub mod access;
 pub mod decisions;
+pub mod denials;
 pub mod json;
 pub mod metrics;
 pub mod stamp;

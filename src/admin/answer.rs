@@ -1,21 +1,32 @@
 //! What is asked for, and the answers: JSON, problems, and the headers that every answer has.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::header::{
     ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
     REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use http::{Method, Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
+use super::body::Body;
 use super::gate::Deed;
-use super::{Desk, dashboard, limits, prometheus, status, traffic, upstreams};
+use super::place::{Place, parameter};
+use super::upstreams;
+use super::{Desk, clients, dashboard, denials, limits, prometheus, reload, status, traffic};
 use crate::telemetry::metrics::text::Form;
 
-/// An answer's body.
-pub(super) type Body = Full<Bytes>;
+/// Bytes of a request's body.
+const MOST_BODY: usize = 64 << 10;
+/// For all of it to come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+const OPENAPI: &str = include_str!("openapi.json");
 
 /// Why there is no other answer.
 #[derive(Debug)]
@@ -33,54 +44,26 @@ impl Refusal {
     }
 
     /// Nothing is there.
-    pub(super) fn nothing(what: &str) -> Refusal {
+    pub(super) fn nothing(what: impl Into<String>) -> Refusal {
         Refusal::new(StatusCode::NOT_FOUND, what)
     }
-}
 
-type Answer = Result<Response<Body>, Refusal>;
-
-/// Everything that can be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place<'p> {
-    Healthz,
-    Readyz,
-    Metrics,
-    /// A file of the dashboard, by its name.
-    Page(&'p str),
-    Status,
-    Traffic,
-    Limits,
-    Upstreams,
-}
-
-impl<'p> Place<'p> {
-    fn of(path: &'p str) -> Option<Place<'p>> {
-        let api = path.strip_prefix("/api/v1/");
-        Some(match (path, api) {
-            ("/healthz", _) => Place::Healthz,
-            ("/readyz", _) => Place::Readyz,
-            ("/metrics", _) => Place::Metrics,
-            (_, Some("status")) => Place::Status,
-            (_, Some("traffic")) => Place::Traffic,
-            (_, Some("limits")) => Place::Limits,
-            (_, Some("upstreams")) => Place::Upstreams,
-            (_, Some(_)) => return None,
-            (page, None) => Place::Page(page.strip_prefix('/')?),
-        })
-    }
-
-    fn deed(self) -> Deed {
-        match self {
-            Place::Healthz | Place::Readyz | Place::Metrics | Place::Page(_) => Deed::Glance,
-            Place::Status | Place::Traffic | Place::Limits | Place::Upstreams => Deed::Read,
-        }
+    /// What was asked makes no sense.
+    pub(super) fn nonsense(what: impl Into<String>) -> Refusal {
+        Refusal::new(StatusCode::BAD_REQUEST, what)
     }
 }
+
+/// An answer, or why there is none.
+pub(super) type Answer = Result<Response<Body>, Refusal>;
 
 /// Answers one request.
-pub(super) async fn answer(desk: &Desk, request: Request<Incoming>) -> Response<Body> {
-    let answered = take(desk, &request);
+pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Response<Body> {
+    let answered = match admit(desk, &request) {
+        Ok(place) if place.deed() == Deed::Write => write(desk, &place, request).await,
+        Ok(place) => read(desk, &place, &request),
+        Err(refusal) => Err(refusal),
+    };
     let mut response = answered.unwrap_or_else(|refusal| problem(&refusal));
     let headers = response.headers_mut();
     let mut insert =
@@ -101,16 +84,29 @@ pub(super) async fn answer(desk: &Desk, request: Request<Incoming>) -> Response<
     response
 }
 
-fn take(desk: &Desk, request: &Request<Incoming>) -> Answer {
+/// What a request asks for, if it may.
+fn admit(desk: &Desk, request: &Request<Incoming>) -> Result<Place, Refusal> {
     let place = Place::of(request.uri().path());
     // Who may not ask is not told what there is.
-    let deed = place.map_or(Deed::Glance, Place::deed);
+    let deed = place.as_ref().map_or(Deed::Glance, Place::deed);
     desk.pass.load().admits(request, deed)?;
     let place = place.ok_or_else(|| Refusal::nothing("there is nothing here"))?;
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let detail = "this can only be read: GET";
-        return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, detail));
+    let fits = match *request.method() {
+        Method::GET | Method::HEAD => deed != Deed::Write,
+        Method::POST => deed == Deed::Write,
+        _ => false,
+    };
+    match fits {
+        true => Ok(place),
+        false => Err(Refusal::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            place.methods(),
+        )),
     }
+}
+
+fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer {
+    let query = request.uri().query();
     match place {
         Place::Healthz => Ok(desk.healthz()),
         Place::Readyz => Ok(desk.readyz()),
@@ -124,11 +120,48 @@ fn take(desk: &Desk, request: &Request<Incoming>) -> Answer {
             )?;
             Ok(with_type(StatusCode::OK, form.media_type(), text))
         }
+        Place::OpenApi => Ok(with_type(StatusCode::OK, "application/json", OPENAPI)),
         Place::Page(name) => dashboard::file(name).ok_or_else(|| Refusal::nothing("no such page")),
         Place::Status => Ok(json_of(&status::status(desk)?)),
         Place::Traffic => Ok(json_of(&traffic::traffic(desk))),
         Place::Limits => Ok(json_of(&limits::limits(desk)?)),
+        Place::Clients(limit) => Ok(json_of(&clients::clients(desk, limit, query)?)),
         Place::Upstreams => Ok(json_of(&upstreams::upstreams(desk)?)),
+        Place::Denials => Ok(json_of(&desk.last_denials())),
+        Place::DenialStream => denials::stream(
+            desk,
+            denials::Filter {
+                limit: parameter(query, "limit"),
+                route: parameter(query, "route"),
+            },
+        ),
+        Place::Reload => Err(Refusal::nothing("there is nothing here")),
+    }
+}
+
+async fn write(desk: &Arc<Desk>, place: &Place, request: Request<Incoming>) -> Answer {
+    let body = Limited::new(request.into_body(), MOST_BODY).collect();
+    let body = timeout(BODY_TIMEOUT, body).await;
+    let late = || Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");
+    let body = body.map_err(|_| late())?;
+    let large = |_| {
+        Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the body is too large, or broke",
+        )
+    };
+    let bytes = body.map_err(large)?.to_bytes();
+    let said = match bytes.is_empty() {
+        true => Value::Object(serde_json::Map::new()),
+        false => serde_json::from_slice(&bytes)
+            .map_err(|error| Refusal::nonsense(format!("the body is not JSON: {error}")))?,
+    };
+    if !said.is_object() {
+        return Err(Refusal::nonsense("the body is not an object"));
+    }
+    match place {
+        Place::Reload => reload::reload(desk).await,
+        _ => Err(Refusal::nothing("there is nothing here")),
     }
 }
 
@@ -144,7 +177,7 @@ pub(super) fn with_type(
     media: &'static str,
     text: impl Into<Bytes>,
 ) -> Response<Body> {
-    let mut response = Response::new(Full::new(text.into()));
+    let mut response = Response::new(Body::Whole(text.into()));
     *response.status_mut() = status;
     let media = HeaderValue::from_static(media);
     response.headers_mut().insert(CONTENT_TYPE, media);
@@ -158,19 +191,24 @@ pub(super) fn json_of(value: &Value) -> Response<Body> {
 
 fn problem(refusal: &Refusal) -> Response<Body> {
     let status = refusal.status;
+    let mut detail = refusal.detail.clone();
+    let allowed = HeaderValue::from_str(&detail).ok();
+    if status == StatusCode::METHOD_NOT_ALLOWED {
+        detail = format!("this takes {detail}");
+    }
     let problem = json!({
         "type": "about:blank",
         "title": status.canonical_reason().unwrap_or("Error"),
         "status": status.as_u16(),
-        "detail": refusal.detail,
+        "detail": detail,
     });
     let mut response = with_type(status, "application/problem+json", problem.to_string());
     let headers = response.headers_mut();
     if status == StatusCode::UNAUTHORIZED {
         headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
-    if status == StatusCode::METHOD_NOT_ALLOWED {
-        headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    if let Some(allowed) = allowed.filter(|_| status == StatusCode::METHOD_NOT_ALLOWED) {
+        headers.insert(ALLOW, allowed);
     }
     response
 }

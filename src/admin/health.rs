@@ -11,7 +11,8 @@ use http::{Response, StatusCode};
 use serde_json::json;
 
 use super::Desk;
-use super::answer::{Body, with_type};
+use super::answer::with_type;
+use super::body::Body;
 use crate::clock;
 use crate::server::Course;
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::Desk;
 use super::answer::{Refusal, seen};
+use super::clients::now_s;
 use super::traffic::brief_sum;
 use crate::limit::{Algorithm, Limit, Rate, Window};
 use crate::telemetry::metrics::{LimitSum, Verdict};
@@ -30,7 +31,10 @@ pub(super) fn limits(desk: &Desk) -> Result<Value, Refusal> {
         let list: Vec<_> = view.config.limits.iter().map(describe).collect();
         (list, brief_sum(view))
     }))?;
+    desk.drain();
     let history = desk.history();
+    let mut crowd = desk.crowd();
+    let now = now_s();
     let counted = list.into_iter().map(|(name, mut described)| {
         let none = LimitSum::default();
         let counts = sum.limits.get(&name).unwrap_or(&none);
@@ -48,6 +52,16 @@ pub(super) fn limits(desk: &Desk) -> Result<Value, Refusal> {
             candidate["allowed"] = json!(count(Verdict::Allowed));
             candidate["denied"] = json!(count(Verdict::ShadowDenied));
         }
+        let shares = crowd.shares(&name, now);
+        described["headroom"] = json!(crowd.headroom(&name, now));
+        described["use"] = json!({
+            "clients": shares.clients,
+            "q25": shares.quarters[0],
+            "q50": shares.quarters[1],
+            "q75": shares.quarters[2],
+            "q100": shares.quarters[3],
+            "denied": shares.denied,
+        });
         described["per_second"] = json!({ "allowed": allowed, "denied": denied });
         described
     });

@@ -6,14 +6,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use http::Request;
+
 use super::admit::Decider;
 use super::limiter::Limiter;
 use super::line::Line;
+use super::reject::Rejection;
+use super::request_id::RequestId;
 use crate::clock;
-use crate::limit::{Charge, Decision, Limit, OnError};
+use crate::limit::headers::seconds_up;
+use crate::limit::{Charge, Decision, Item, Limit, OnError, Retry};
 use crate::store::StoreError;
 use crate::telemetry::decisions::Source;
-use crate::telemetry::metrics::Verdict;
+use crate::telemetry::denials::{Denial, short};
+use crate::telemetry::metrics::trail::Seen;
+use crate::telemetry::metrics::{Meter, Verdict};
 
 impl Limiter {
     /// One more request has the head of its answer.
@@ -66,8 +73,43 @@ impl Limiter {
             if number != last {
                 self.meter.decided(number, said, source as usize);
             }
+            see(
+                &self.meter,
+                (item, number == last),
+                decision.allowed,
+                verdict.remaining,
+            );
             last = number;
         }
+    }
+
+    /// A denial, for whoever watches.
+    pub(super) fn note_denial<B>(&self, refused: &Rejection, request: &Request<B>, line: &Line) {
+        let (Some(denials), Rejection::Limited(denial)) = (self.meter.denials(), refused) else {
+            return;
+        };
+        let mut items = denial.charge.iter().zip(&denial.decision.verdicts);
+        let Some((item, verdict)) = items.find(|(_, verdict)| verdict.retry.denies()) else {
+            return;
+        };
+        denials.note(|| Denial {
+            at_us: clock::unix_us(),
+            limit: item.limit.name.to_string(),
+            route: line.route.as_deref().unwrap_or_default().to_owned(),
+            method: request.method().clone(),
+            path: short(request.uri().path()),
+            client: line.client,
+            tag: item.tag,
+            retry_after: match verdict.retry {
+                Retry::After(us) => Some(seconds_up(us).max(1)),
+                _ => None,
+            },
+            request_id: line
+                .request_id
+                .as_ref()
+                .map_or("", RequestId::as_str)
+                .to_owned(),
+        });
     }
 
     /// The store did not decide: what becomes of limits that are not asked here either.
@@ -92,4 +134,16 @@ impl Limiter {
             last = number;
         }
     }
+}
+
+/// Tells whoever watches what a limit said of a request.
+pub(super) fn see(meter: &Meter, (item, again): (&Item, bool), allowed: bool, remaining: u64) {
+    let Some(trail) = meter.trail() else { return };
+    trail.push(&Seen {
+        tag: item.tag.0,
+        limit: item.limit.number as u32,
+        denied: !allowed,
+        again,
+        left: (remaining as u32, item.window.rule.units as u32),
+    });
 }

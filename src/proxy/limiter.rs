@@ -141,7 +141,11 @@ impl Limiter {
         let link = config.deny.docs_url.as_ref();
         let routes = config.routes.iter().map(|route| &*route.name);
         let limits = config.limits.iter().map(|limit| &*limit.name);
-        let meter = Arc::new(Meter::new(routes, limits, old));
+        let meter = Meter::new(routes, limits, old);
+        let meter = Arc::new(match config.admin {
+            Some(_) => meter.watched(),
+            None => meter,
+        });
         let stores = Stores {
             store: store.clone(),
             local: Arc::clone(&local),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::counts::see;
 use super::slots::{Slots, Stores, slots_of};
 use crate::limit::{Charge, Decision, Role};
 use crate::store::Observed;
@@ -93,13 +94,23 @@ impl Riders {
     pub(super) fn would_deny(&mut self, trials: &Trials) -> Vec<Arc<str>> {
         let mut names = Vec::new();
         for rider in &mut self.list {
-            let Some(allowed) = rider.decision().map(|decision| decision.allowed) else {
+            let told = rider.decision().map(|decision| {
+                let left = decision
+                    .verdicts
+                    .first()
+                    .map_or(0, |verdict| verdict.remaining);
+                (decision.allowed, left)
+            });
+            let Some((allowed, left)) = told else {
                 continue;
             };
             if let Some(item) = rider.charge.first() {
                 trials.note(&item.limit.name, rider.role(), !allowed);
                 let on_trial = (item.limit.number, rider.role() == Role::Candidate);
                 self.stores.meter.tried(on_trial, allowed);
+                if rider.role() == Role::Shadow {
+                    see(&self.stores.meter, (item, false), allowed, left);
+                }
             }
             names.extend(rider.name().filter(|_| !allowed));
         }

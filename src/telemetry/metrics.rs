@@ -11,6 +11,7 @@
 pub mod cells;
 pub mod codes;
 pub mod text;
+pub mod trail;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,8 @@ pub use cells::{
 pub use codes::{CODES, METHODS, method_of};
 
 use super::access::Outcome;
+use super::denials::Denials;
+use trail::Trail;
 
 /// What requests that belong to no route are counted as. No route has such a name.
 pub const NO_ROUTE: &str = "(none)";
@@ -40,6 +43,15 @@ pub struct Meter {
     /// By the same numbers: what they would say by the rates that they try.
     candidates: Vec<(Arc<str>, Arc<LimitCells>)>,
     kept: Arc<Kept>,
+    /// Where somebody watches.
+    watched: Option<Box<Watched>>,
+}
+
+/// What somebody who watches takes out many times a second.
+#[derive(Debug, Default)]
+struct Watched {
+    trail: Trail,
+    denials: Denials,
 }
 
 /// Cells without a name of the configuration.
@@ -89,7 +101,26 @@ impl Meter {
             limits: again(limits.clone(), old_limits),
             candidates: again(limits, old_candidates),
             kept: old.map(|old| Arc::clone(&old.kept)).unwrap_or_default(),
+            watched: None,
         }
+    }
+
+    /// The same for whoever watches what single clients do.
+    pub fn watched(self) -> Meter {
+        Meter {
+            watched: Some(Box::default()),
+            ..self
+        }
+    }
+
+    /// Where decisions are told, if anybody watches.
+    pub fn trail(&self) -> Option<&Trail> {
+        self.watched.as_ref().map(|watched| &watched.trail)
+    }
+
+    /// Where denials are told, if anybody watches.
+    pub fn denials(&self) -> Option<&Denials> {
+        self.watched.as_ref().map(|watched| &watched.denials)
     }
 
     /// One more request has its answer. `route` is a route's number, or any other for none.

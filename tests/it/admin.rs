@@ -1,5 +1,6 @@
 //! Admin: what operators see of a running proxy, and who may see it.
 
+mod live;
 mod metrics;
 
 use std::net::SocketAddr;
@@ -25,9 +26,10 @@ impl Looked {
     pub fn start_in(directory: TempDir, config: &str) -> Looked {
         // Its socket and its token belong to this test alone.
         let runtime = directory.path().to_owned();
-        let config = format!("admin = \"127.0.0.1:0\"\n{config}");
-        let env = [("XDG_RUNTIME_DIR", runtime.to_str().unwrap())];
-        let tidegate = Tidegate::start_in(directory, &config, &env);
+        let control = runtime.join("control.sock").display().to_string();
+        let config =
+            format!("admin = \"127.0.0.1:0\"\n{config}\n[server]\ncontrol = \"{control}\"\n");
+        let tidegate = Tidegate::start_in(directory, &config, &[]);
         let line = tidegate.wait_for_line("admin      http://");
         let address = line.split('/').nth(2).unwrap().parse().unwrap();
         let looked = Looked { tidegate, address };
@@ -50,6 +52,20 @@ impl Looked {
         assert_eq!(answer.status, 200, "{path}: {}", answer.text());
         assert_eq!(answer.header("content-type").unwrap(), "application/json");
         serde_json::from_slice(&answer.body).unwrap()
+    }
+
+    /// What is shown by whoever changes anything.
+    pub fn token(&self) -> String {
+        let file = self
+            .tidegate
+            .directory
+            .path()
+            .canonicalize()
+            .unwrap()
+            .join("proxy.toml");
+        let env_free = tidegate::config::Control::At(file.with_file_name("control.sock"));
+        let token = tidegate::admin::token::find(&file, &env_free).unwrap();
+        String::from_utf8(token).unwrap()
     }
 
     pub fn wait_until(&self, what: &str, is_so: impl Fn(&Looked) -> bool) {

@@ -1,0 +1,97 @@
+//! `/api/v1/limits/NAME/clients`: who asks most of a limit. And how the crowd is looked at.
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::answer::{Refusal, seen};
+use super::crowd::Crowd;
+use super::place::parameter;
+use crate::clock;
+use crate::limit::{Limit, Tag};
+
+/// Clients that are told.
+const MOST: usize = 100;
+/// The same where nobody says how many.
+const USUAL: usize = 50;
+
+impl Desk {
+    pub(super) fn crowd(&self) -> MutexGuard<'_, Crowd> {
+        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what the workers have told since the last time.
+    pub(super) fn drain(&self) {
+        let now = now_s();
+        self.grounds.sight.look(|view| {
+            let mut crowd = self.crowd();
+            let limits: HashMap<u32, (Arc<str>, u64)> = (view.config.limits.iter())
+                .map(|limit| {
+                    (
+                        limit.number as u32,
+                        (Arc::clone(&limit.name), window_s(limit)),
+                    )
+                })
+                .collect();
+            for trail in view.proxies().filter_map(|proxy| proxy.meter().trail()) {
+                let missed = trail.drain(|seen| {
+                    if let Some((name, window)) = limits.get(&seen.limit) {
+                        crowd.see(name, *window, &seen, now);
+                    }
+                });
+                crowd.missed += missed;
+            }
+            crowd.retain(|name| limits.values().any(|(there, _)| **there == *name));
+            for denials in view.proxies().filter_map(|proxy| proxy.meter().denials()) {
+                let (list, dropped) = denials.take();
+                self.tell_denials(list, dropped);
+            }
+        });
+    }
+}
+
+/// The longest of a limit's windows, seconds.
+fn window_s(limit: &Limit) -> u64 {
+    let windows = limit
+        .windows
+        .iter()
+        .map(|window| window.rule.window_us / 1_000_000);
+    windows.max().unwrap_or(0)
+}
+
+/// The time, seconds since the Unix epoch.
+pub(super) fn now_s() -> u64 {
+    clock::unix_us() / 1_000_000
+}
+
+pub(super) fn clients(desk: &Desk, limit: &str, query: Option<&str>) -> Result<Value, Refusal> {
+    let top = match parameter(query, "top") {
+        None => USUAL,
+        Some(text) => match text.parse() {
+            Ok(top @ 1..=MOST) => top,
+            _ => return Err(Refusal::nonsense("`top` is a number from 1 to 100")),
+        },
+    };
+    let is_there = desk.grounds.sight.look(|view| {
+        let mut limits = view.config.limits.iter();
+        limits.any(|one| *one.name == *limit)
+    });
+    if !seen(is_there)? {
+        return Err(Refusal::nothing(format!("there is no limit `{limit}`")));
+    }
+    desk.drain();
+    let (clients, all) = desk.crowd().clients(limit, now_s());
+    let told = clients.iter().take(top).map(|client| {
+        json!({
+            "id": Tag(client.tag.to_le_bytes()).to_string(),
+            "key": null,
+            "requests": client.requests,
+            "error": client.error,
+            "denied": client.denied,
+            "share": client.requests as f64 / all.max(1) as f64,
+        })
+    });
+    Ok(json!({ "requests": all, "clients": told.collect::<Vec<_>>() }))
+}

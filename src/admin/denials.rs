@@ -1,0 +1,202 @@
+//! `/api/v1/denials`: the last of them, and a stream of those to come.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use ipnet::IpNet;
+use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Semaphore, broadcast, mpsc};
+
+use super::Desk;
+use super::answer::{Answer, Refusal};
+use super::body::Body;
+use super::status::seconds;
+use crate::telemetry::denials::Denial;
+
+/// Denials that are kept.
+const KEPT: usize = 200;
+/// Events that wait for whoever is slow to take them; more are counted as dropped.
+const WAITING: usize = 256;
+/// Streams at once.
+const STREAMS: usize = 16;
+/// A stream on which nothing happens says so, that proxies between do not end it.
+const QUIET: Duration = Duration::from_secs(15);
+/// Bits of an address that are told: enough to see where, too few to see who.
+const IPV4_BITS: u8 = 24;
+const IPV6_BITS: u8 = 48;
+
+/// What is told of one.
+#[derive(Clone, Debug)]
+enum Event {
+    Denied(Arc<Told>),
+    /// So many were not told.
+    Dropped(u64),
+}
+
+/// A denial as it is told.
+#[derive(Debug)]
+struct Told {
+    limit: String,
+    route: String,
+    json: Value,
+}
+
+/// The last ones, and whoever follows.
+#[derive(Debug)]
+pub(super) struct Followed {
+    last: Mutex<VecDeque<Arc<Told>>>,
+    events: broadcast::Sender<Event>,
+    streams: Arc<Semaphore>,
+}
+
+impl Default for Followed {
+    fn default() -> Followed {
+        Followed {
+            last: Mutex::default(),
+            events: broadcast::Sender::new(WAITING),
+            streams: Arc::new(Semaphore::new(STREAMS)),
+        }
+    }
+}
+
+/// What a follower wants to hear.
+#[derive(Debug)]
+pub(super) struct Filter {
+    pub(super) limit: Option<String>,
+    pub(super) route: Option<String>,
+}
+
+impl Filter {
+    fn wants(&self, told: &Told) -> bool {
+        let is = |wanted: &Option<String>, found: &str| {
+            wanted.as_ref().is_none_or(|wanted| wanted == found)
+        };
+        is(&self.limit, &told.limit) && is(&self.route, &told.route)
+    }
+}
+
+impl Desk {
+    /// Denials that a worker has told, and how many it has not.
+    pub(super) fn tell_denials(&self, list: Vec<Denial>, dropped: u64) {
+        let followed = &self.followed;
+        let mut last = followed.last.lock().unwrap_or_else(PoisonError::into_inner);
+        for denial in list {
+            let told = Arc::new(Told::of(denial));
+            if last.len() == KEPT {
+                last.pop_front();
+            }
+            last.push_back(Arc::clone(&told));
+            // Where nobody follows there is nobody to tell.
+            let _ = followed.events.send(Event::Denied(told));
+        }
+        if dropped > 0 {
+            let _ = followed.events.send(Event::Dropped(dropped));
+        }
+    }
+
+    /// The last ones, newest first.
+    pub(super) fn last_denials(&self) -> Value {
+        let last = self
+            .followed
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let list: Vec<&Value> = last.iter().rev().map(|told| &told.json).collect();
+        json!({ "denials": list })
+    }
+}
+
+impl Told {
+    fn of(denial: Denial) -> Told {
+        let json = json!({
+            "at": seconds(denial.at_us),
+            "limit": denial.limit,
+            "route": denial.route,
+            "method": denial.method.as_str(),
+            "path": denial.path,
+            "client": network(denial.client),
+            "id": denial.tag.to_string(),
+            "retry_after": denial.retry_after,
+            "request_id": denial.request_id,
+            "shadow": false,
+        });
+        Told {
+            limit: denial.limit,
+            route: denial.route,
+            json,
+        }
+    }
+}
+
+/// Where a client is, without who it is.
+fn network(ip: IpAddr) -> Option<String> {
+    let bits = match ip {
+        IpAddr::V4(_) => IPV4_BITS,
+        IpAddr::V6(_) => IPV6_BITS,
+    };
+    let net = IpNet::new(ip, bits).ok()?;
+    Some(net.trunc().to_string())
+}
+
+/// A stream of what is to come, as far as `filter` wants it.
+pub(super) fn stream(desk: &Arc<Desk>, filter: Filter) -> Answer {
+    let followed = &desk.followed;
+    let Ok(permit) = Arc::clone(&followed.streams).try_acquire_owned() else {
+        let detail = "as many follow as may";
+        return Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, detail));
+    };
+    let mut events = followed.events.subscribe();
+    let (sender, receiver) = mpsc::channel(16);
+    tokio::spawn(async move {
+        let mut dropped = 0;
+        // So that whoever follows knows that it does.
+        let mut text = ": following\n\n".to_owned();
+        while sender.send(Bytes::from(text)).await.is_ok() {
+            text = match tokio::time::timeout(QUIET, next(&mut events, &filter)).await {
+                Err(_) => ": quiet\n\n".to_owned(),
+                Ok(Some(Event::Denied(told))) => format!("data: {}\n\n", told.json),
+                Ok(Some(Event::Dropped(more))) => {
+                    dropped += more;
+                    let count = json!({ "dropped": more, "all": dropped });
+                    format!("event: dropped\ndata: {count}\n\n")
+                }
+                Ok(None) => break,
+            };
+        }
+        drop(permit);
+    });
+    let mut response = http::Response::new(Body::Events(receiver));
+    let media = HeaderValue::from_static("text/event-stream");
+    response.headers_mut().insert(CONTENT_TYPE, media);
+    Ok(response)
+}
+
+/// The next event that the filter wants; nothing at the end.
+async fn next(events: &mut broadcast::Receiver<Event>, filter: &Filter) -> Option<Event> {
+    loop {
+        match events.recv().await {
+            Ok(Event::Denied(told)) if !filter.wants(&told) => {}
+            Ok(event) => return Some(event),
+            Err(RecvError::Lagged(missed)) => return Some(Event::Dropped(missed)),
+            Err(RecvError::Closed) => return None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_tells_where_and_not_who() {
+        let told = |text: &str| network(text.parse().unwrap()).unwrap();
+        assert_eq!(told("203.0.113.77"), "203.0.113.0/24");
+        assert_eq!(told("2001:db8:1:2:3:4:5:6"), "2001:db8:1::/48");
+    }
+}

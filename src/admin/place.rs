@@ -1,0 +1,121 @@
+//! What can be asked for: paths and queries, read.
+
+use super::gate::Deed;
+
+/// Everything that can be asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Healthz,
+    Readyz,
+    Metrics,
+    /// What the API is, for programs.
+    OpenApi,
+    /// A file of the dashboard, by its name.
+    Page(String),
+    Status,
+    Traffic,
+    Limits,
+    /// The busiest clients of the limit of this name.
+    Clients(String),
+    Upstreams,
+    Denials,
+    DenialStream,
+    Reload,
+}
+
+impl Place {
+    /// What a path leads to.
+    pub(super) fn of(path: &str) -> Option<Place> {
+        let Some(api) = path.strip_prefix("/api/v1/") else {
+            return Some(match path {
+                "/healthz" => Place::Healthz,
+                "/readyz" => Place::Readyz,
+                "/metrics" => Place::Metrics,
+                "/openapi.json" => Place::OpenApi,
+                page => Place::Page(page.strip_prefix('/')?.to_owned()),
+            });
+        };
+        let words: Vec<&str> = api.split('/').collect();
+        Some(match words[..] {
+            ["status"] => Place::Status,
+            ["traffic"] => Place::Traffic,
+            ["limits"] => Place::Limits,
+            ["limits", name, "clients"] => Place::Clients(decoded(name)?),
+            ["upstreams"] => Place::Upstreams,
+            ["denials"] => Place::Denials,
+            ["denials", "stream"] => Place::DenialStream,
+            ["reload"] => Place::Reload,
+            _ => return None,
+        })
+    }
+
+    /// What whoever asks for it does.
+    pub(super) fn deed(&self) -> Deed {
+        match self {
+            Place::Healthz | Place::Readyz | Place::Metrics => Deed::Glance,
+            Place::OpenApi | Place::Page(_) => Deed::Glance,
+            Place::Reload => Deed::Write,
+            _ => Deed::Read,
+        }
+    }
+
+    /// The methods that it takes.
+    pub(super) fn methods(&self) -> &'static str {
+        match self.deed() {
+            Deed::Write => "POST",
+            Deed::Glance | Deed::Read => "GET, HEAD",
+        }
+    }
+}
+
+/// The value of a parameter of a query; nothing where it is not there, or cannot be read.
+pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
+    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+    let (_, value) = pairs.find(|(found, _)| *found == name)?;
+    decoded(&value.replace('+', " "))
+}
+
+/// A text without its percent signs; nothing where that is no text.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, others)) = rest.split_first() {
+        rest = others;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, others) = rest.split_at_checked(2)?;
+        let digits = std::str::from_utf8(digits).ok()?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = others;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_read() {
+        let page = |name: &str| Some(Place::Page(name.to_owned()));
+        assert_eq!(Place::of("/"), page(""));
+        assert_eq!(Place::of("/page.js"), page("page.js"));
+        assert_eq!(Place::of("/api/v1/nothing"), None);
+        assert_eq!(Place::of("*"), None);
+        let clients = Place::of("/api/v1/limits/GET%20%2Fa/clients");
+        assert_eq!(clients, Some(Place::Clients("GET /a".to_owned())));
+        assert_eq!(Place::of("/api/v1/limits/%ff/clients"), None);
+        assert_eq!(Place::of("/api/v1/limits/%4/clients"), None);
+    }
+
+    #[test]
+    fn parameters_are_read() {
+        let query = Some("limit=a%2Fb+c&top=5&odd");
+        assert_eq!(parameter(query, "limit").as_deref(), Some("a/b c"));
+        assert_eq!(parameter(query, "top").as_deref(), Some("5"));
+        assert_eq!(parameter(query, "odd"), None);
+        assert_eq!(parameter(None, "top"), None);
+    }
+}
