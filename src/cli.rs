@@ -8,6 +8,7 @@ mod demo;
 mod explain;
 mod limits;
 mod reload;
+mod replay;
 mod run;
 mod signals;
 
@@ -53,6 +54,8 @@ enum Command {
     Reload(reload::ReloadArgs),
     /// See how single clients stand; give one another rate, a fresh start or a closed door.
     Limits(limits::LimitsArgs),
+    /// See what these limits would have done to the requests of an access log.
+    Replay(replay::ReplayArgs),
     /// Explain a diagnostic by its code, for example T101; without one, this text.
     Help(HelpArgs),
 }
@@ -154,6 +157,7 @@ pub fn main() -> ExitCode {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Reload(args)) => reload::reload(&args),
         Some(Command::Limits(args)) => limits::limits(&args),
+        Some(Command::Replay(args)) => replay::replay(args),
         Some(Command::Help(args)) => help(&args),
         Some(Command::Check(args)) => {
             let format = match args.format {

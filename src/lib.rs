@@ -44,6 +44,8 @@ pub use proxy::layer;
 
 pub mod explain;
 
+pub mod replay;
+
 // -- the house
 
 pub mod server;

@@ -30,10 +30,41 @@ struct Place {
 
 /// The configuration that the flags ask for, with warnings; or what is wrong with them.
 pub fn from_flags(flags: &FlagConfig) -> Result<(Config, Diagnostics), Diagnostics> {
-    let mut document = String::new();
-    let mut line = String::from("tidegate run");
+    let mut given = vec![("upstream", "--to", flags.to.as_str())];
+    for (key, flag, value) in [
+        ("listen", "--listen", &flags.listen),
+        ("store.url", "--redis", &flags.redis),
+        ("limit.default.rate", "--limit", &flags.limit),
+        ("limit.default.key", "--key", &flags.key),
+    ] {
+        if let Some(value) = value {
+            given.push((key, flag, value));
+        }
+    }
+    read("tidegate run", "", &given)
+}
+
+/// One limit on everything, for a command that serves nobody.
+pub fn from_limit(
+    command: &str,
+    rate: &str,
+    key: Option<&str>,
+) -> Result<(Config, Diagnostics), Diagnostics> {
+    let mut given = vec![("limit.default.rate", "--limit", rate)];
+    given.extend(key.map(|key| ("limit.default.key", "--key", key)));
+    read(command, "upstream = \"http://127.0.0.1:9\"\n", &given)
+}
+
+/// Reads a document of these keys, which stand behind the command as these flags.
+fn read(
+    command: &str,
+    before: &str,
+    given: &[(&str, &str, &str)],
+) -> Result<(Config, Diagnostics), Diagnostics> {
+    let mut document = before.to_owned();
+    let mut line = command.to_owned();
     let mut places = Vec::new();
-    let mut add = |key: &str, flag: &str, value: &str| {
+    for (key, flag, value) in given {
         document.push_str(key);
         document.push_str(" = ");
         let start = document.len();
@@ -46,17 +77,6 @@ pub fn from_flags(flags: &FlagConfig) -> Result<(Config, Diagnostics), Diagnosti
             line: from..line.len(),
         });
         document.push('\n');
-    };
-    add("upstream", "--to", &flags.to);
-    for (key, flag, value) in [
-        ("listen", "--listen", &flags.listen),
-        ("store.url", "--redis", &flags.redis),
-        ("limit.default.rate", "--limit", &flags.limit),
-        ("limit.default.key", "--key", &flags.key),
-    ] {
-        if let Some(value) = value {
-            add(key, flag, value);
-        }
     }
     let source = Source {
         name: "command line".to_owned(),

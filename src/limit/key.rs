@@ -271,7 +271,7 @@ impl Alternatives {
 impl Part {
     /// What stands for it in an identity. Counts in Redis outlive us: never renumber. 0 is a part
     /// that is missing.
-    fn kind(&self) -> u8 {
+    pub(crate) fn kind(&self) -> u8 {
         match self {
             Self::Ip => 1,
             Self::ApiKey => 2,
@@ -290,7 +290,7 @@ impl Part {
         }
     }
 
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         match self {
             Self::Header(name) => name.as_str(),
             Self::Query(name) | Self::Cookie(name) => name,

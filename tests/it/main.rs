@@ -43,6 +43,7 @@ mod recovery;
 mod redis_faults;
 mod reload;
 mod renewed;
+mod replay;
 mod rewriting;
 mod scripted;
 mod service;

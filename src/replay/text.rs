@@ -1,0 +1,257 @@
+//! Lines of words: the common and combined formats and what servers hang onto them, and our own
+//! lines for people.
+//!
+//! Pure. Servers escape a quote within a quoted field (`\"`, `\x22`), so that what a client sent
+//! cannot end it.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use memchr::{memchr, memchr_iter, memchr2};
+
+use super::date;
+use super::entry::{Entry, Fault, Format, Headers};
+use super::json::unescaped;
+use crate::client;
+
+/// What is remembered from line to line: most lines have the second of the one before them.
+#[derive(Debug, Default)]
+pub struct Dates {
+    text: Vec<u8>,
+    us: u64,
+    /// Of lines that have no date: days since the first, and the last time of a day.
+    days: u64,
+    of_day: u64,
+}
+
+impl Dates {
+    fn common(&mut self, text: &[u8]) -> Option<u64> {
+        if self.text != text {
+            self.us = date::read(text)?;
+            self.text.clear();
+            self.text.extend_from_slice(text);
+        }
+        Some(self.us)
+    }
+
+    /// A time of a day that is long before the last one is of the next day.
+    fn of_day(&mut self, text: &[u8]) -> Option<u64> {
+        const DAY_US: u64 = 86_400_000_000;
+        let us = date::of_day(text)?;
+        if us + DAY_US / 2 < self.of_day {
+            self.days += 1;
+            self.of_day = us;
+        }
+        self.of_day = self.of_day.max(us);
+        Some(self.days * DAY_US + us)
+    }
+}
+
+/// Whether a line begins like one of our own for people: `22:37:06.123 `.
+pub fn is_own(line: &[u8]) -> bool {
+    line.len() > 13 && line[12] == b' ' && date::of_day(&line[..12]).is_some()
+}
+
+/// `HOST IDENT USER [DATE] "REQUEST" STATUS BYTES`, and in the combined format `"REFERER" "AGENT"`
+/// after it, and then whatever a server was told to write; a virtual host may stand before it all.
+pub fn common<'l>(line: &'l [u8], dates: &mut Dates) -> Result<(Entry<'l>, Format), Fault> {
+    let (open, close) = brackets(line).ok_or(Fault::Form)?;
+    let (peer, host) = who(&line[..open])?;
+    let at_us = dates.common(&line[open + 1..close]).ok_or(Fault::Time)?;
+    let after = line[close + 1..].trim_ascii_start();
+    let (request, after) = quoted(after).ok_or(Fault::Form)?;
+    let (method, target) = request_line(request)?;
+    let (status, after) = word(after);
+    let mut entry = Entry {
+        at_us,
+        peer,
+        client: None,
+        method,
+        target,
+        host,
+        status: status_of(status),
+        duration_us: None,
+        headers: Headers::new(),
+    };
+    let (_bytes, after) = word(after);
+    let mut format = Format::Common;
+    if let Some((referer, after)) = quoted(after) {
+        format = Format::Combined;
+        header(&mut entry, "referer", referer);
+        let after = match quoted(after) {
+            Some((agent, after)) => {
+                header(&mut entry, "user-agent", agent);
+                after
+            }
+            None => after,
+        };
+        extras(&mut entry, after);
+    } else {
+        extras(&mut entry, after);
+    }
+    Ok((entry, format))
+}
+
+/// Where the date's brackets are. A user's name may hold others, but none around a date.
+fn brackets(line: &[u8]) -> Option<(usize, usize)> {
+    let open = memchr_iter(b'[', line).find(|open| {
+        let date = line.get(open + 1..open + 20);
+        let digits = date.and_then(|date| date.first_chunk::<2>());
+        digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
+    });
+    let open = open.or_else(|| memchr(b'[', line))?;
+    let close = open + memchr(b']', &line[open..])?;
+    Some((open, close))
+}
+
+/// The peer, and the virtual host before it.
+fn who(head: &[u8]) -> Result<(IpAddr, Option<Cow<'_, str>>), Fault> {
+    let (first, rest) = word(head);
+    if let Some(peer) = address(first) {
+        return Ok((peer, None));
+    }
+    let (second, _) = word(rest);
+    let peer = address(second).ok_or(Fault::Client)?;
+    let host = std::str::from_utf8(first).map_err(|_| Fault::Text)?;
+    Ok((peer, Some(host.into())))
+}
+
+/// An address, perhaps with a port.
+pub fn address(text: &[u8]) -> Option<IpAddr> {
+    ipv4(text).or_else(|| client::address(text))
+}
+
+/// Most addresses are four numbers.
+fn ipv4(text: &[u8]) -> Option<IpAddr> {
+    let (mut octets, mut at, mut digits, mut number) = ([0; 4], 0, 0, 0_u16);
+    for &byte in text {
+        match byte {
+            b'0'..=b'9' if digits < 3 && !(digits > 0 && number == 0) => {
+                number = number * 10 + u16::from(byte - b'0');
+                digits += 1;
+            }
+            b'.' if digits > 0 && at < 3 => {
+                octets[at] = u8::try_from(number).ok()?;
+                (at, digits, number) = (at + 1, 0, 0);
+            }
+            _ => return None,
+        }
+    }
+    if at != 3 || digits == 0 {
+        return None;
+    }
+    octets[3] = u8::try_from(number).ok()?;
+    Some(IpAddr::from(octets))
+}
+
+/// Method and target of `GET /path HTTP/1.1`; without a version it is HTTP/0.9 or a client's own.
+pub fn request_line(request: &[u8]) -> Result<(&str, Cow<'_, str>), Fault> {
+    let space = memchr(b' ', request).ok_or(Fault::Request)?;
+    let (method, rest) = (&request[..space], request[space + 1..].trim_ascii_start());
+    let is_method = |byte: &u8| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_');
+    if method.is_empty() || method.len() > 32 || !method.iter().all(is_method) {
+        return Err(Fault::Request);
+    }
+    let target = match rest.iter().rposition(|byte| *byte == b' ') {
+        Some(last) if rest[last + 1..].starts_with(b"HTTP/") => rest[..last].trim_ascii_end(),
+        _ if rest.starts_with(b"HTTP/") => b"",
+        _ => rest,
+    };
+    if target.is_empty() {
+        return Err(Fault::Request);
+    }
+    let method = std::str::from_utf8(method).map_err(|_| Fault::Text)?;
+    Ok((method, unescaped(target).ok_or(Fault::Text)?))
+}
+
+/// What servers are told to write after all that: who they speak for, and how long it took.
+fn extras<'l>(entry: &mut Entry<'l>, mut left: &'l [u8]) {
+    while !left.is_empty() {
+        if let Some((field, after)) = quoted(left) {
+            // nginx's own `main` format ends with "$http_x_forwarded_for".
+            let first = field.split(|byte| *byte == b',').next().unwrap_or_default();
+            if address(first.trim_ascii()).is_some() {
+                header(entry, "x-forwarded-for", field);
+            } else if entry.duration_us.is_none() {
+                entry.duration_us = took(field);
+            }
+            left = after;
+        } else {
+            let (field, after) = word(left);
+            if entry.duration_us.is_none() {
+                // nginx's "$request_time" stands alone, or as `rt=0.123`.
+                let value = field.strip_prefix(b"rt=").unwrap_or(field);
+                entry.duration_us = took(value);
+            }
+            left = after;
+        }
+    }
+}
+
+/// A duration is told from a count by its point or its unit.
+fn took(field: &[u8]) -> Option<u64> {
+    if let Some(millis) = field.strip_suffix(b"ms") {
+        return date::seconds(millis).map(|us| us / 1000);
+    }
+    memchr(b'.', field)?;
+    date::seconds(field)
+}
+
+/// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login`
+pub fn own<'l>(line: &'l [u8], dates: &mut Dates) -> Result<Entry<'l>, Fault> {
+    let (time, left) = word(line);
+    let (method, left) = word(left);
+    let (target, left) = word(left);
+    let (status, left) = word(left);
+    let (duration, left) = word(left);
+    let (client, _) = word(left);
+    let text = |bytes: &'l [u8]| std::str::from_utf8(bytes).map_err(|_| Fault::Text);
+    if target.is_empty() {
+        return Err(Fault::Request);
+    }
+    Ok(Entry {
+        peer: address(client).ok_or(Fault::Client)?,
+        at_us: dates.of_day(time).ok_or(Fault::Time)?,
+        client: None,
+        method: text(method)?,
+        target: text(target)?.into(),
+        host: None,
+        status: status_of(status),
+        duration_us: took(duration),
+        headers: Headers::new(),
+    })
+}
+
+/// A status; 0 if it is none.
+pub fn status_of(text: &[u8]) -> u16 {
+    let text = std::str::from_utf8(text).ok();
+    text.and_then(|text| text.parse().ok()).unwrap_or(0)
+}
+
+fn header<'l>(entry: &mut Entry<'l>, name: &'static str, value: &'l [u8]) {
+    if !matches!(value, b"" | b"-")
+        && let Some(value) = unescaped(value)
+    {
+        entry.headers.push((name.into(), value));
+    }
+}
+
+/// The next word, and what follows it.
+fn word(text: &[u8]) -> (&[u8], &[u8]) {
+    let text = text.trim_ascii_start();
+    let end = memchr(b' ', text).unwrap_or(text.len());
+    (&text[..end], text[end..].trim_ascii_start())
+}
+
+/// The inside of a quoted field that `text` begins with, and what follows it.
+fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let text = text.trim_ascii_start().strip_prefix(b"\"")?;
+    let mut from = 0;
+    loop {
+        let found = from + memchr2(b'"', b'\\', text.get(from..)?)?;
+        if text[found] == b'"' {
+            return Some((&text[..found], text[found + 1..].trim_ascii_start()));
+        }
+        from = found + 2;
+    }
+}
