@@ -3,10 +3,14 @@
 //! Results go to standard output, everything else to standard error. Exit codes: 0 fine, 1 did not
 //! work, 2 wrong use, 78 bad configuration (`EX_CONFIG` of sysexits.h).
 
+mod attempt;
 mod check;
 mod demo;
 mod explain;
+mod init;
 mod limits;
+mod manual;
+mod online;
 mod reload;
 mod replay;
 mod run;
@@ -56,6 +60,14 @@ enum Command {
     Limits(limits::LimitsArgs),
     /// See what these limits would have done to the requests of an access log.
     Replay(replay::ReplayArgs),
+    /// Send requests, and show where they are denied and what a client sees.
+    Try(attempt::TryArgs),
+    /// Write a commented proxy.toml to begin with.
+    Init(init::InitArgs),
+    /// Print what a shell needs to complete commands.
+    Completions(manual::CompletionsArgs),
+    /// Print the man page, or write one for each command.
+    Man(manual::ManArgs),
     /// Explain a diagnostic by its code, for example T101; without one, this text.
     Help(HelpArgs),
 }
@@ -104,6 +116,9 @@ struct CheckArgs {
     /// Treat warnings as errors.
     #[arg(long)]
     deny_warnings: bool,
+    /// And ask: does the store answer, can servers be reached, are addresses free?
+    #[arg(long)]
+    online: bool,
 }
 
 #[derive(Debug, Args)]
@@ -158,6 +173,10 @@ pub fn main() -> ExitCode {
         Some(Command::Reload(args)) => reload::reload(&args),
         Some(Command::Limits(args)) => limits::limits(&args),
         Some(Command::Replay(args)) => replay::replay(args),
+        Some(Command::Try(args)) => attempt::run(&args),
+        Some(Command::Init(args)) => init::init(&args),
+        Some(Command::Completions(args)) => manual::completions(&args),
+        Some(Command::Man(args)) => manual::man(&args),
         Some(Command::Help(args)) => help(&args),
         Some(Command::Check(args)) => {
             let format = match args.format {
@@ -167,12 +186,12 @@ pub fn main() -> ExitCode {
                 Format::Json => check::Format::Json,
                 Format::Github => check::Format::Github,
             };
-            check::check(
-                &args.config,
-                format,
-                args.deny_warnings,
-                &mut std::io::stdout(),
-            )
+            let out = &mut std::io::stdout();
+            let code = check::check(&args.config, format, args.deny_warnings, out);
+            match args.online && code == 0 {
+                true => check::online(&args.config, format, args.deny_warnings),
+                false => code,
+            }
         }
     };
     ExitCode::from(code)

@@ -4,6 +4,7 @@
 //! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
+mod about;
 pub mod cluster;
 mod desk;
 mod held;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+pub use about::{About, ask_about};
 pub use desk::{Change, Desk, DeskError, Done, Said};
 pub(super) use holder::Awaited;
 use holder::Holder;

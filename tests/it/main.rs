@@ -17,6 +17,7 @@ mod bounds;
 mod bypass;
 mod cluster;
 mod cluster_sim;
+mod commands;
 mod decisions;
 mod diagnostics;
 mod example;

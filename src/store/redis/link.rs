@@ -65,7 +65,7 @@ impl Access {
     }
 
     /// A connection to the server that counts are kept in, wherever that is now.
-    async fn open(self: &Arc<Self>) -> Result<Link, StoreError> {
+    pub(super) async fn open(self: &Arc<Self>) -> Result<Link, StoreError> {
         match &self.servers {
             // Any of them: which node is asked for what is not this file's.
             Servers::Cluster(seeds) => {

@@ -1,0 +1,162 @@
+//! `tidegate check --online`: what a file cannot say: whether the store answers and keeps what it
+//! is given, whether servers can be reached, and whether addresses are free. It connects, and
+//! changes nothing.
+
+use std::io::Write;
+use std::net::TcpListener;
+use std::time::Duration;
+
+use super::check::Format;
+use crate::config::{Config, Listen, RedisSettings, StoreKind};
+use crate::store::redis::{About, ask_about};
+use crate::upstream;
+
+/// How long anybody has to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What was found.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Fine(String),
+    Doubt(String),
+    Wrong(String),
+}
+
+/// Writes what it finds; returns how many things are wrong, and how many doubtful.
+pub(super) fn look(config: &Config, format: Format, out: &mut dyn Write) -> (usize, usize) {
+    let mut found = store(config);
+    found.extend(servers(config));
+    found.extend(ports(config));
+    let (mut wrong, mut doubts) = (0, 0);
+    for one in &found {
+        let (word, text) = match one {
+            Found::Fine(text) => ("ok", text),
+            Found::Doubt(text) => ("warning", text),
+            Found::Wrong(text) => ("error", text),
+        };
+        wrong += usize::from(word == "error");
+        doubts += usize::from(word == "warning");
+        let line = match format {
+            Format::Human { .. } => format!("{word:<7}  {text}\n"),
+            Format::Json => {
+                serde_json::json!({"severity": word, "message": text}).to_string() + "\n"
+            }
+            Format::Github if word == "ok" => String::new(),
+            Format::Github => format!("::{word}::{text}\n"),
+        };
+        // Nobody to tell where it is closed.
+        let _ = out.write_all(line.as_bytes());
+    }
+    (wrong, doubts)
+}
+
+fn store(config: &Config) -> Vec<Found> {
+    match &config.store.kind {
+        StoreKind::Memory => vec![Found::Fine(
+            "store memory: counts live in the proxy's process only".to_owned(),
+        )],
+        StoreKind::Redis(redis) => redis_server(redis),
+    }
+}
+
+fn redis_server(redis: &RedisSettings) -> Vec<Found> {
+    let place = redis.topology.to_string();
+    match ask_about(redis, PATIENCE) {
+        Err(error) => vec![Found::Wrong(format!("store {place}: {error}"))],
+        Ok(about) => judge(&place, &about),
+    }
+}
+
+/// What the store says of itself, and what that means for counts.
+fn judge(place: &str, about: &About) -> Vec<Found> {
+    let version = about.version.as_deref().unwrap_or("of an unknown version");
+    let mut found = vec![Found::Fine(format!("store {place}: up, {version}"))];
+    let policy = about.maxmemory_policy.as_deref().unwrap_or_default();
+    if policy.starts_with("allkeys-") || policy == "volatile-random" {
+        found.push(Found::Doubt(format!(
+            "store {place}: its `maxmemory-policy` is `{policy}`: when memory is short it forgets \
+             counts, and clients begin anew; use `noeviction` or `volatile-ttl`"
+        )));
+    }
+    if about.role.as_deref() == Some("slave") {
+        found.push(Found::Wrong(format!(
+            "store {place}: it is a replica, and takes no writes; name its master, or use \
+             `redis+sentinel://`"
+        )));
+    }
+    let major = about.version.as_deref().and_then(|version| {
+        let number = version.rsplit(' ').next()?.split('.').next()?;
+        number.parse::<u32>().ok()
+    });
+    if major.is_some_and(|major| major < 6) {
+        found.push(Found::Doubt(format!(
+            "store {place}: version {version} is older than what is tested (Redis 6.2)"
+        )));
+    }
+    found
+}
+
+fn servers(config: &Config) -> Vec<Found> {
+    let of_all = config.upstreams.iter().flat_map(|upstream| {
+        let servers = upstream.servers.iter();
+        servers.map(move |server| (&upstream.name, server))
+    });
+    let look = |(name, server): (&std::sync::Arc<str>, &crate::config::UpstreamServer)| {
+        let named = match server.to_string() {
+            text if *text == **name => format!("upstream {text}"),
+            text => format!("upstream {name}: {text}"),
+        };
+        match upstream::look(&server.address, PATIENCE) {
+            true => Found::Fine(format!("{named} can be reached")),
+            false => Found::Wrong(format!("{named} cannot be reached")),
+        }
+    };
+    of_all.map(look).collect()
+}
+
+fn ports(config: &Config) -> Vec<Found> {
+    let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
+    let all = config.listen.iter().chain(secure);
+    let free = |listen: &Listen| match listen {
+        Listen::Tcp(address) => match TcpListener::bind(address) {
+            Ok(_) => Found::Fine(format!("listen {listen} is free")),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Found::Doubt(format!(
+                "listen {listen} is taken: by this proxy, if it runs, or by another program"
+            )),
+            Err(error) => Found::Wrong(format!("listen {listen}: {error}")),
+        },
+        Listen::Unix(path) => match path.parent().filter(|folder| !folder.is_dir()) {
+            Some(folder) if !folder.as_os_str().is_empty() => Found::Wrong(format!(
+                "listen {listen}: there is no folder {}",
+                folder.display()
+            )),
+            _ => Found::Fine(format!("listen {listen}")),
+        },
+    };
+    all.map(free).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(policy: &str, role: &str, version: &str) -> About {
+        About {
+            version: Some(version.to_owned()),
+            role: Some(role.to_owned()),
+            maxmemory_policy: Some(policy.to_owned()),
+        }
+    }
+
+    #[test]
+    fn what_a_store_says_of_itself_is_judged() {
+        let fine = judge("r", &about("noeviction", "master", "redis 7.2.4"));
+        assert_eq!(fine.len(), 1, "{fine:?}");
+        let evicts = judge("r", &about("allkeys-lru", "master", "valkey 8.0.1"));
+        assert!(matches!(&evicts[1], Found::Doubt(text) if text.contains("allkeys-lru")));
+        let replica = judge("r", &about("noeviction", "slave", "redis 7.2.4"));
+        assert!(matches!(&replica[1], Found::Wrong(text) if text.contains("replica")));
+        let old = judge("r", &about("noeviction", "master", "redis 5.0.1"));
+        assert!(matches!(&old[1], Found::Doubt(text) if text.contains("older")));
+    }
+}

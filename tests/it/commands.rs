@@ -1,0 +1,156 @@
+//! The commands that come before and beside serving: `init`, `completions`, `man`, `try`,
+//! `check --online`.
+
+use std::path::Path;
+use std::process::Output;
+
+use crate::house::{Tidegate, Upstream};
+use crate::support::{RedisServer, free_port, mortal};
+
+fn run(folder: &Path, words: &[&str]) -> Output {
+    let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));
+    command.env_clear().current_dir(folder).args(words);
+    command.output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn init_writes_a_file_that_is_fine_and_overwrites_none() {
+    for words in [&["init"][..], &["init", "--minimal"], &["init", "--full"]] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = run(folder.path(), words);
+        assert!(output.status.success(), "{output:?}");
+        let checked = run(folder.path(), &["check", "--deny-warnings"]);
+        assert!(checked.status.success(), "{words:?}: {}", stdout(&checked));
+        let before = std::fs::read(folder.path().join("proxy.toml")).unwrap();
+        let again = run(folder.path(), &["init"]);
+        assert_eq!(again.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&again.stderr).into_owned();
+        assert!(said.contains("`--force` overwrites it"), "{said}");
+        let after = std::fs::read(folder.path().join("proxy.toml")).unwrap();
+        assert_eq!(before, after);
+        assert!(
+            run(folder.path(), &["init", "--minimal", "--force"])
+                .status
+                .success()
+        );
+        let text = std::fs::read_to_string(folder.path().join("proxy.toml")).unwrap();
+        assert!(text.starts_with("listen   = \":8080\"\nupstream"), "{text}");
+    }
+}
+
+#[test]
+fn shells_and_manuals_know_every_command() {
+    let folder = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish"] {
+        let text = stdout(&run(folder.path(), &["completions", shell]));
+        for word in ["explain", "try", "init", "online"] {
+            assert!(text.contains(word), "{shell}: {word}");
+        }
+    }
+    let page = stdout(&run(folder.path(), &["man"]));
+    assert!(page.contains(".TH") && page.contains("explain"), "{page}");
+    assert!(run(folder.path(), &["man", "pages"]).status.success());
+    for page in ["tidegate.1", "tidegate-explain.1", "tidegate-limits-show.1"] {
+        assert!(folder.path().join("pages").join(page).exists(), "{page}");
+    }
+}
+
+#[test]
+fn try_shows_where_a_client_is_denied() {
+    let upstream = Upstream::ok();
+    let limit = "[limit.default]\nrate = \"5/day\"\nkey = \"header:x-user\"\n";
+    let proxy = Tidegate::start(&format!("upstream = \"{}\"\n{limit}", upstream.url()));
+    let url = format!("http://{}/", proxy.address);
+    let folder = proxy.directory.path();
+    let output = run(folder, &["try", &url, "-n", "8", "-H", "x-user: 7"]);
+    assert!(output.status.success(), "{output:?}");
+    let text = stdout(&output);
+    for line in [
+        "8 requests, one at a time, in ",
+        "    200       5\n    429       3\n",
+        "first denial: answer 6, 429 after ",
+        "    retry-after: 8",
+        "the answer before it: 200\n",
+        "    x-ratelimit-remaining: 0\n",
+    ] {
+        assert!(text.contains(line), "no `{line}` in\n{text}");
+    }
+    let words = [
+        "try",
+        &url,
+        "-n",
+        "9",
+        "-c",
+        "3",
+        "-H",
+        "x-user: 8",
+        "--json",
+    ];
+    let told: serde_json::Value = serde_json::from_str(&stdout(&run(folder, &words))).unwrap();
+    let answers = told["answers"].as_array().unwrap();
+    let passed = answers.iter().filter(|one| one["status"] == 200);
+    assert_eq!((answers.len(), passed.count()), (9, 5), "{told}");
+    assert!(told["first_denial"].as_u64().unwrap() > 1, "{told}");
+    let nobody = format!("http://127.0.0.1:{}/", free_port());
+    assert_eq!(run(folder, &["try", &nobody]).status.code(), Some(1));
+    assert_eq!(run(folder, &["try", "localhost"]).status.code(), Some(2));
+}
+
+#[test]
+fn try_waits_as_it_is_told() {
+    let upstream = Upstream::ok();
+    let limit = "[limit.default]\nrate = \"2/2s\"\nkey = \"global\"\n";
+    let proxy = Tidegate::start(&format!("upstream = \"{}\"\n{limit}", upstream.url()));
+    let url = format!("http://{}/", proxy.address);
+    let output = run(proxy.directory.path(), &["try", &url, "-n", "3", "--wait"]);
+    let text = stdout(&output);
+    assert!(
+        text.contains("as Retry-After says: 200, it passes"),
+        "{text}"
+    );
+}
+
+#[test]
+fn check_online_asks_the_store_and_the_servers() {
+    let redis = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let upstream = Upstream::ok();
+    let folder = tempfile::tempdir().unwrap();
+    let listen = free_port();
+    let write = |server: &str| {
+        let text = format!(
+            "listen = \"127.0.0.1:{listen}\"\n[upstream.api]\nservers = \"{server}\"\n\
+             [store]\nurl = \"redis://127.0.0.1:{}\"\n\
+             [[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = [\"5/min\"]\n",
+            redis.port()
+        );
+        std::fs::write(folder.path().join("proxy.toml"), text).unwrap();
+    };
+    write(&upstream.url());
+    let output = run(folder.path(), &["check", "--online"]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    let port = redis.port();
+    for line in [
+        &format!("ok       store 127.0.0.1:{port}: up, "),
+        "its `maxmemory-policy` is `allkeys-lru`",
+        &format!("ok       upstream api: {} can be reached", upstream.url()),
+        &format!("ok       listen 127.0.0.1:{listen} is free"),
+    ] {
+        assert!(text.contains(line), "no `{line}` in\n{text}");
+    }
+    let strict = run(folder.path(), &["check", "--online", "--deny-warnings"]);
+    assert_eq!(strict.status.code(), Some(1));
+    redis.run(&format!("REPLICAOF 127.0.0.1 {}", free_port()));
+    write(&format!("http://127.0.0.1:{}", free_port()));
+    let output = run(folder.path(), &["check", "--online"]);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("it is a replica") && text.contains("cannot be reached"),
+        "{text}"
+    );
+}
