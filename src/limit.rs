@@ -190,6 +190,22 @@ impl Item {
         }
     }
 
+    /// An item of the same slot that no store lets pass, whatever is counted.
+    pub fn never(like: &Item) -> Item {
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 1,
+            window_us: 1_000_000,
+            precision_us: 1,
+        };
+        let name = format!("{}~never", like.limit.name);
+        Item {
+            window: Arc::new(Window::new(&name, rule)),
+            cost: 2,
+            ..like.clone()
+        }
+    }
+
     /// The budget's identity in this process: 128 bits over window and tag.
     pub fn id(&self) -> u128 {
         u128::from_le_bytes(self.tag.0) ^ self.window.identity

@@ -15,6 +15,7 @@ mod known;
 pub(crate) mod lease;
 pub mod memory;
 mod observed;
+mod own;
 pub mod people;
 pub mod redis;
 pub mod reserve;
@@ -224,7 +225,7 @@ impl Store {
     /// load, if nothing is said of anyone.
     pub fn people(&self) -> Option<(CurrentPeople, u64)> {
         match self {
-            Store::Memory(_) => None,
+            Store::Memory(memory) => memory.people(),
             Store::Redis(redis) => redis.shared().people(),
             Store::Cluster(cluster) => cluster.shared().people(),
         }

@@ -18,7 +18,9 @@ use super::body::Body;
 use super::gate::Deed;
 use super::place::{Place, parameter};
 use super::upstreams;
-use super::{Desk, clients, dashboard, denials, limits, prometheus, reload, status, traffic};
+use super::{
+    Desk, clients, dashboard, denials, explain, limits, people, prometheus, reload, status, traffic,
+};
 use crate::telemetry::metrics::text::Form;
 
 /// Bytes of a request's body.
@@ -60,7 +62,8 @@ pub(super) type Answer = Result<Response<Body>, Refusal>;
 /// Answers one request.
 pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Response<Body> {
     let answered = match admit(desk, &request) {
-        Ok(place) if place.deed() == Deed::Write => write(desk, &place, request).await,
+        Ok(place) if place.is_told_something() => write(desk, &place, request).await,
+        Ok(Place::Overrides) => people::overrides(desk).await,
         Ok(place) => read(desk, &place, &request),
         Err(refusal) => Err(refusal),
     };
@@ -92,8 +95,8 @@ fn admit(desk: &Desk, request: &Request<Incoming>) -> Result<Place, Refusal> {
     desk.pass.load().admits(request, deed)?;
     let place = place.ok_or_else(|| Refusal::nothing("there is nothing here"))?;
     let fits = match *request.method() {
-        Method::GET | Method::HEAD => deed != Deed::Write,
-        Method::POST => deed == Deed::Write,
+        Method::GET | Method::HEAD => !place.is_told_something(),
+        Method::POST => place.is_told_something(),
         _ => false,
     };
     match fits {
@@ -135,7 +138,9 @@ fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer 
                 route: parameter(query, "route"),
             },
         ),
-        Place::Reload => Err(Refusal::nothing("there is nothing here")),
+        Place::Reload | Place::Explain | Place::Overrides | Place::Change(..) => {
+            Err(Refusal::nothing("there is nothing here"))
+        }
     }
 }
 
@@ -161,6 +166,8 @@ async fn write(desk: &Arc<Desk>, place: &Place, request: Request<Incoming>) -> A
     }
     match place {
         Place::Reload => reload::reload(desk).await,
+        Place::Explain => explain::tell(desk, &said).await,
+        Place::Change(limit, what) => people::change(desk, limit, *what, &said).await,
         _ => Err(Refusal::nothing("there is nothing here")),
     }
 }

@@ -1,6 +1,7 @@
 //! What can be asked for: paths and queries, read.
 
 use super::gate::Deed;
+use super::people::What;
 
 /// Everything that can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +22,12 @@ pub(super) enum Place {
     Denials,
     DenialStream,
     Reload,
+    /// What would become of a request.
+    Explain,
+    /// Every override and block in force.
+    Overrides,
+    /// Something is done to a client of the limit of this name.
+    Change(String, What),
 }
 
 impl Place {
@@ -45,6 +52,11 @@ impl Place {
             ["denials"] => Place::Denials,
             ["denials", "stream"] => Place::DenialStream,
             ["reload"] => Place::Reload,
+            ["explain"] => Place::Explain,
+            ["overrides"] => Place::Overrides,
+            ["limits", name, "reset"] => Place::Change(decoded(name)?, What::Reset),
+            ["limits", name, "override"] => Place::Change(decoded(name)?, What::Override),
+            ["limits", name, "block"] => Place::Change(decoded(name)?, What::Block),
             _ => return None,
         })
     }
@@ -54,16 +66,21 @@ impl Place {
         match self {
             Place::Healthz | Place::Readyz | Place::Metrics => Deed::Glance,
             Place::OpenApi | Place::Page(_) => Deed::Glance,
-            Place::Reload => Deed::Write,
+            Place::Reload | Place::Change(..) => Deed::Write,
             _ => Deed::Read,
         }
     }
 
+    /// Whether it needs to be told something, as JSON.
+    pub(super) fn is_told_something(&self) -> bool {
+        self.deed() == Deed::Write || *self == Place::Explain
+    }
+
     /// The methods that it takes.
     pub(super) fn methods(&self) -> &'static str {
-        match self.deed() {
-            Deed::Write => "POST",
-            Deed::Glance | Deed::Read => "GET, HEAD",
+        match self.is_told_something() {
+            true => "POST",
+            false => "GET, HEAD",
         }
     }
 }

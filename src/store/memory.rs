@@ -27,6 +27,8 @@ use smallvec::SmallVec;
 
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
+use super::own::Own;
+use super::redis::{Change, CurrentPeople, Done, Said};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::{Algorithm, Charge, Decision, Item, Retry};
@@ -53,6 +55,8 @@ pub struct Memory {
     fleet: Arc<Fleet>,
     log: Option<(Source, Arc<DecisionLog>)>,
     bounds: Bounds,
+    /// What operators say of single keys.
+    own: Own,
 }
 
 /// What is held and what may be.
@@ -127,6 +131,7 @@ impl Memory {
             clock,
             fleet: Arc::new(Fleet::of(1)),
             log,
+            own: Own::default(),
             bounds: Bounds {
                 keys: AtomicUsize::new(0),
                 bytes: AtomicUsize::new(0),
@@ -148,6 +153,33 @@ impl Memory {
     /// it says serves to give the units back. Slots are not among them: see [`Memory::hold`].
     pub fn keep_warm(&self, charge: &Charge) -> Decision {
         self.decide(charge, false)
+    }
+
+    /// What operators said of single keys, and the time it goes by; `None` if nothing.
+    pub fn people(&self) -> Option<(CurrentPeople, u64)> {
+        self.own.current()
+    }
+
+    /// Everything that they said and that is in force.
+    pub fn said(&self) -> Said {
+        self.own.said()
+    }
+
+    /// Makes a change, which holds from the next request on.
+    pub fn say(&self, change: Change) -> Done {
+        self.own.change(change)
+    }
+
+    /// How the items stand, and when each would let its cost pass. Charges nothing: one more item
+    /// that can never pass makes it a denial, whatever the others say.
+    pub fn stand(&self, charge: &Charge) -> Decision {
+        let mut asked = charge.clone();
+        if let Some(first) = charge.first() {
+            asked.push(Item::never(first));
+        }
+        let mut decision = self.decide(&asked, false);
+        decision.verdicts.truncate(charge.len());
+        decision
     }
 
     /// Forgets what is counted for one budget ([`Item::id`]).

@@ -4,11 +4,15 @@
 //! Pure: text in, records out. A record that cannot be relied on is none: a rule that the script
 //! could not decide by must never reach it. `lua/people.lua` is the one writer.
 
+mod rules;
+
 use std::fmt;
 
 use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US};
 use crate::limit::{Algorithm, Rate, Rule, Tag};
 use crate::telemetry::stamp;
+
+pub use rules::{RulesError, rules};
 
 /// The script of a change.
 pub const SCRIPT: &str = include_str!("../../lua/people.lua");

@@ -2,6 +2,7 @@
 
 mod live;
 mod metrics;
+mod people;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -45,6 +46,20 @@ impl Looked {
     pub fn get_with(&self, path: &str, lines: &str) -> Answer {
         let request = format!("GET {path} HTTP/1.1\r\n{lines}\r\n");
         Client::to(self.address).ask(request)
+    }
+
+    /// Sends a body with these header lines, each ended by CRLF.
+    pub fn post_with(&self, path: &str, lines: &str, body: &str) -> Answer {
+        let length = body.len();
+        let lines = format!("Host: localhost\r\nContent-Length: {length}\r\n{lines}");
+        Client::to(self.address).ask(format!("POST {path} HTTP/1.1\r\n{lines}\r\n{body}"))
+    }
+
+    /// Does something as whoever may.
+    pub fn post(&self, path: &str, body: &Value) -> Answer {
+        let bearer = format!("Authorization: Bearer {}\r\n", self.token());
+        let lines = format!("Content-Type: application/json\r\n{bearer}");
+        self.post_with(path, &lines, &body.to_string())
     }
 
     pub fn json(&self, path: &str) -> Value {

@@ -1,96 +1,22 @@
 //! RATE and `--for` on the command line.
 
 use super::trouble::Trouble;
-use crate::limit::rate::{MAX_UNITS, Rate, RateText, parse_duration};
-use crate::limit::{Algorithm, Limit, Rule};
-use crate::store::people::{MAX_RULES, is_sound};
+use crate::limit::rate::parse_duration;
+use crate::limit::{Limit, Rule};
+use crate::store::people;
 
 /// The longest time something may hold and have an end.
 const LONGEST_US: u128 = 10 * 366 * 86_400_000_000;
 
 /// What an override puts in the place of a limit's rates; nothing for no limit at all.
 pub(super) fn rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, Trouble> {
-    if text.trim() == "unlimited" {
-        return Ok(Vec::new());
-    }
-    let mut rules: Vec<Rule> = Vec::new();
-    for rate in text.split(',') {
-        let rule = rule(rate.trim(), limit)?;
-        if rules.iter().any(|one| one.window_us == rule.window_us) {
-            return Err(Trouble::wrong(format!(
-                "`{text}` has two rates over the same window"
-            )));
+    people::rules(text, limit).map_err(|error| {
+        let trouble = Trouble::wrong(error.message);
+        match error.help {
+            Some(help) => trouble.help(help),
+            None => trouble,
         }
-        rules.push(rule);
-    }
-    if rules.len() > MAX_RULES {
-        return Err(Trouble::wrong(format!(
-            "an override has at most {MAX_RULES} rates"
-        )));
-    }
-    if let Some(tight) = rules.iter().find(|rule| rule.units < limit.cost) {
-        let message = format!(
-            "each request costs {} in `{}`: {} would never let one pass",
-            limit.cost, limit.name, tight.units
-        );
-        return Err(Trouble::wrong(message).help("to keep a client out, use `limits block`"));
-    }
-    Ok(rules)
-}
-
-fn rule(text: &str, limit: &Limit) -> Result<Rule, Trouble> {
-    let slots = limit.windows.iter().map(|window| window.rule);
-    let mut slots = slots.filter(|rule| rule.algorithm == Algorithm::Slots);
-    if let Some(like) = slots.next() {
-        let units = text.replace('_', "").parse().ok();
-        let units = units.filter(|units| (1..=MAX_UNITS).contains(units));
-        let units = units.ok_or_else(|| {
-            let message = format!("`{text}` is not a number of requests under way");
-            Trouble::wrong(message).help(format!(
-                "`{}` is a cap on requests at once: write for example `20`, or `unlimited`",
-                limit.name
-            ))
-        })?;
-        return Ok(Rule { units, ..like });
-    }
-    let rate = match RateText::parse(text) {
-        Ok(RateText::Limited(rate)) => rate,
-        Ok(RateText::Unlimited) => {
-            return Err(Trouble::wrong("`unlimited` stands alone"));
-        }
-        Err(error) => {
-            let message = format!("`{text}` is not a rate: {error}");
-            return Err(
-                Trouble::wrong(message).help("write for example `100/min`, `30/10s`, `unlimited`")
-            );
-        }
-    };
-    let rule = like(limit, rate);
-    if !is_sound(&rule) {
-        let message = format!("{rate} is too much for `{}`, a counter", limit.name);
-        return Err(Trouble::wrong(message).help("use a shorter window"));
-    }
-    Ok(rule)
-}
-
-/// The rule that the limit would have at this rate: with a window of its own, its counts go on.
-fn like(limit: &Limit, rate: Rate) -> Rule {
-    let mut windows = limit.windows.iter().map(|window| window.rule);
-    let first = windows.clone().next();
-    let same = windows.find(|rule| rule.window_us == rate.window_us);
-    let (algorithm, precision_us) = match same.or(first) {
-        Some(like) if rate.window_us.is_multiple_of(like.precision_us) => {
-            (like.algorithm, like.precision_us)
-        }
-        Some(like) => (like.algorithm, 1),
-        None => (Algorithm::Log, 1),
-    };
-    Rule {
-        algorithm,
-        units: rate.units,
-        window_us: rate.window_us,
-        precision_us,
-    }
+    })
 }
 
 /// How long something holds, microseconds; 0 until it is removed.
@@ -113,7 +39,7 @@ pub(super) fn lasts_us(text: Option<&str>) -> Result<u64, Trouble> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::Key;
+    use crate::limit::{Algorithm, Key};
 
     fn limit(rules: &[(Algorithm, u64, u64, u64)]) -> Limit {
         let rule =

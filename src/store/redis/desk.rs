@@ -14,7 +14,7 @@ use super::link::{Link, connect, kind_of, learn_key};
 use super::people::{self, Names};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::people::People;
-use crate::limit::{Algorithm, Charge, Decision, Item, Rule, Window};
+use crate::limit::{Charge, Decision, Item};
 use crate::store::StoreError;
 use crate::store::batch::{self, Call, Group, Reply};
 use crate::store::hash_key::{CurrentKey, KeyRing};
@@ -218,7 +218,7 @@ impl Desk {
         // With one item more, which can never pass, it is a denial whatever the others say: they
         // tell what they would say, and nothing is written.
         let mut asked = charge.clone();
-        asked.push(never(first));
+        asked.push(Item::never(first));
         let groups = [Group::one(&asked)];
         let prefix = (self.shared.prefix.as_str(), 0);
         let command = batch::encode(Call::Whole, prefix, groups.into_iter(), None);
@@ -249,22 +249,6 @@ impl Desk {
             gone += patiently(&self.runtime, told(deleting))?;
         }
         Ok(gone)
-    }
-}
-
-/// An item of the same slot that no store lets pass.
-fn never(like: &Item) -> Item {
-    let rule = Rule {
-        algorithm: Algorithm::Log,
-        units: 1,
-        window_us: 1_000_000,
-        precision_us: 1,
-    };
-    let name = format!("{}~never", like.limit.name);
-    Item {
-        window: Arc::new(Window::new(&name, rule)),
-        cost: 2,
-        ..like.clone()
     }
 }
 

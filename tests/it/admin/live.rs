@@ -105,12 +105,7 @@ fn a_flood_of_denials_is_told_in_part_and_counted() {
 #[test]
 fn a_reload_is_asked_for_with_the_token_alone() {
     let looked = start();
-    let post = |lines: &str, body: &str| {
-        let length = body.len();
-        let lines = format!("Host: localhost\r\nContent-Length: {length}\r\n{lines}");
-        let request = format!("POST /api/v1/reload HTTP/1.1\r\n{lines}\r\n{body}");
-        Client::to(looked.address).ask(request)
-    };
+    let post = |lines: &str, body: &str| looked.post_with("/api/v1/reload", lines, body);
     let json = "Content-Type: application/json\r\n";
     assert_eq!(post(json, "{}").status, 401);
     let bearer = format!("Authorization: Bearer {}\r\n", looked.token());

@@ -1,0 +1,102 @@
+//! `POST /api/v1/explain`: what `tidegate explain` tells, of the configuration that is served by.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::answer::{Answer, Refusal, json_of, seen};
+use super::people::Where;
+use crate::config::Config;
+use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
+use crate::limit::{Charge, Decision};
+
+/// Headers of a question, at most.
+const MOST_HEADERS: usize = 100;
+
+pub(super) async fn tell(desk: &Arc<Desk>, said: &Value) -> Answer {
+    let question = question(said)?;
+    let live = match said.get("live") {
+        None => false,
+        Some(Value::Bool(live)) => *live,
+        Some(_) => return Err(Refusal::nonsense("`live` is true or false")),
+    };
+    let found = desk
+        .grounds
+        .sight
+        .look(|view| (view.config.fresh_copy(), Where::of(view)));
+    let (config, place) = seen(found)?;
+    let telling = tokio::task::spawn_blocking(move || match live {
+        true => with_counts(&config, &question, place),
+        false => explain(&config, &question, None).map_err(refusal),
+    });
+    let broke = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be told");
+    let told = telling.await.map_err(broke)??;
+    Ok(json_of(&json!(told)))
+}
+
+fn with_counts(config: &Config, question: &Question, place: Where) -> Result<Explanation, Refusal> {
+    let mut counts = place.open()?;
+    let said = counts.said()?;
+    let hash_key = counts.hash_key();
+    let from = counts.name(config);
+    let mut stand = |charge: &Charge| -> Result<Decision, String> {
+        counts.stand(charge).map_err(|refusal| refusal.detail)
+    };
+    let live = Live {
+        from,
+        hash_key,
+        people: (said.people(), said.now_us),
+        stand: &mut stand,
+    };
+    explain(config, question, Some(live)).map_err(refusal)
+}
+
+fn refusal(error: QuestionError) -> Refusal {
+    match error {
+        QuestionError::Machine(error) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error),
+        wrong => Refusal::nonsense(wrong.to_string()),
+    }
+}
+
+fn question(said: &Value) -> Result<Question, Refusal> {
+    let text = |key: &str, usual: Option<&str>| match said.get(key) {
+        Some(Value::String(text)) => Ok(text.clone()),
+        None | Some(Value::Null) if usual.is_some() => Ok(usual.unwrap_or_default().to_owned()),
+        _ => Err(Refusal::nonsense(format!("`{key}` is a text"))),
+    };
+    let ip = match said.get("ip") {
+        None | Some(Value::Null) => EXAMPLE_PEER,
+        Some(ip) => {
+            let ip = ip.as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
+            ip.ok_or_else(|| Refusal::nonsense("`ip` is an address"))?
+        }
+    };
+    let headers = match said.get("headers") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(list)) if list.len() <= MOST_HEADERS => {
+            let pairs: Option<Vec<_>> = list.iter().map(pair).collect();
+            pairs.ok_or_else(|| Refusal::nonsense("`headers` are pairs of texts"))?
+        }
+        Some(_) => {
+            return Err(Refusal::nonsense(
+                "`headers` is a list of at most 100 pairs",
+            ));
+        }
+    };
+    Ok(Question {
+        method: text("method", Some("GET"))?,
+        url: text("url", None)?,
+        headers,
+        ip,
+    })
+}
+
+fn pair(value: &Value) -> Option<(String, String)> {
+    match value.as_array()?.as_slice() {
+        [name, value] => Some((name.as_str()?.to_owned(), value.as_str()?.to_owned())),
+        _ => None,
+    }
+}

@@ -1,0 +1,134 @@
+//! What operators say of single keys where counts live in this process: kept here alone, and gone
+//! with it. The same words as in Redis, by the same rules.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+
+use super::people::{Deed, MAX_RECORDS, Record};
+use super::redis::{Change, CurrentPeople, Done, Said};
+use crate::clock::MonotonicClock;
+use crate::limit::people::People;
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct Own {
+    table: ArcSwap<People>,
+    /// Whether there is anything in it: all that the path of a request looks at if not.
+    said: AtomicBool,
+    records: Mutex<Vec<Record>>,
+    clock: MonotonicClock,
+}
+
+impl Default for Own {
+    fn default() -> Own {
+        Own {
+            table: ArcSwap::default(),
+            said: AtomicBool::new(false),
+            records: Mutex::default(),
+            clock: MonotonicClock::start(),
+        }
+    }
+}
+
+impl Own {
+    /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
+    pub(super) fn current(&self) -> Option<(CurrentPeople, u64)> {
+        if !self.said.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some((self.table.load(), self.clock.now_us()))
+    }
+
+    /// Everything in force.
+    pub(super) fn said(&self) -> Said {
+        let now_us = self.clock.now_us();
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        records.retain(|one| !one.is_over(now_us));
+        Said {
+            now_us,
+            records: records.clone(),
+        }
+    }
+
+    /// Makes a change, which holds from the next request on.
+    pub(super) fn change(&self, change: Change) -> Done {
+        let now_us = self.clock.now_us();
+        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = records.len();
+        records.retain(|one| one.subject != change.subject);
+        let was_there = records.len() < before;
+        records.retain(|one| !one.is_over(now_us));
+        let done = match change.words.deed {
+            Deed::Remove if was_there => Done::Made(0),
+            Deed::Remove => Done::Nothing,
+            Deed::Set if records.len() >= MAX_RECORDS => Done::Full,
+            Deed::Set => {
+                let mut words = change.words;
+                words.at_us = now_us;
+                words.until_us = match change.lasts_us {
+                    0 => 0,
+                    lasts => now_us.saturating_add(lasts),
+                };
+                let until_us = words.until_us;
+                records.push(Record {
+                    subject: change.subject,
+                    words,
+                });
+                records.sort_by(|one, other| one.subject.cmp(&other.subject));
+                Done::Made(until_us)
+            }
+        };
+        let said = Said {
+            now_us,
+            records: records.clone(),
+        };
+        let people = said.people();
+        let said = !people.is_empty();
+        self.table.store(Arc::new(people));
+        self.said.store(said, Ordering::Relaxed);
+        done
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::Tag;
+    use crate::store::people::{Subject, Words};
+
+    fn change(subject: Subject, deed: Deed, lasts_us: u64) -> Change {
+        Change {
+            subject,
+            lasts_us,
+            words: Words {
+                deed,
+                ..Words::default()
+            },
+        }
+    }
+
+    #[test]
+    fn what_is_said_holds_until_it_is_taken_back() {
+        let own = Own::default();
+        let (one, other) = (Tag([1; 16]), Tag([2; 16]));
+        assert!(own.current().is_none());
+        let block = || Subject::Block(one);
+        assert_eq!(own.change(change(block(), Deed::Remove, 0)), Done::Nothing);
+        assert_eq!(own.change(change(block(), Deed::Set, 0)), Done::Made(0));
+        let subject = Subject::Override("login".to_owned(), other);
+        let hour = 3_600_000_000;
+        let Done::Made(until_us) = own.change(change(subject, Deed::Set, hour)) else {
+            panic!("it is made");
+        };
+        let (people, now_us) = own.current().unwrap();
+        assert!(until_us > now_us && people.blocked(one, now_us).is_some());
+        assert_eq!(people.windows("login", other, now_us).unwrap().len(), 0);
+        assert!(people.windows("login", other, until_us).is_none());
+        assert_eq!(own.said().records.len(), 2);
+        assert_eq!(own.change(change(block(), Deed::Remove, 0)), Done::Made(0));
+        let (people, now_us) = own.current().unwrap();
+        assert!(people.blocked(one, now_us).is_none());
+    }
+}
