@@ -15,6 +15,7 @@ test:
 	./tests/clients/run.sh
 	./tests/admin/run.sh
 	./tests/browser/run.sh
+	./tests/prometheus/run.sh
 
 ci: fmt lint test deny docs
 

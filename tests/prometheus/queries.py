@@ -1,0 +1,206 @@
+"""Every query of deploy/grafana and deploy/prometheus, asked of a Prometheus that scrapes a running
+tidegate under a little load; then Redis is stopped, and its alert must fire."""
+
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.parse
+
+PATIENCE = 60  # seconds, for anything
+CONFIG = """
+listen   = "127.0.0.1:0"
+admin    = "127.0.0.1:0"
+upstream = "http://127.0.0.1:{upstream}"
+
+[store]
+url = "redis://127.0.0.1:{redis}"
+
+[limit.api]
+rate = "5/min"
+
+[limit.tried]
+rate   = "3/min"
+shadow = true
+
+[[route]]
+path   = "/*"
+limits = ["api", "tried"]
+
+[log]
+access = "off"
+
+[server]
+control = "{control}"
+"""
+
+
+class Upstream(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def free_port():
+    """A port that nobody has now; whoever is started on it tries again if that has changed."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(*words, **options):
+    process = subprocess.Popen(words, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(address, path):
+    connection = http.client.HTTPConnection(address, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def until(what, found):
+    """What `found` returns, once that is anything; a server that is not up yet is waited for."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if result := found():
+                return result
+        time.sleep(0.2)
+    sys.exit(f"waited in vain: {what}")
+
+
+def started(directory, redis):
+    """The words to start tidegate with."""
+    upstream = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
+    threading.Thread(target=upstream.serve_forever, daemon=True).start()
+    places = {"upstream": upstream.server_address[1], "redis": redis,
+              "control": directory / "control.sock"}
+    (directory / "proxy.toml").write_text(CONFIG.format(**places))
+    return [os.environ["TIDEGATE"], "run", "-c", "proxy.toml"]
+
+
+def addresses(process):
+    found = {}
+    for line in process.stderr:
+        if match := re.match(r"(listening|admin) +http://([0-9.:]+)", line):
+            found[match[1]] = match[2]
+        if len(found) == 2:
+            break
+    threading.Thread(target=process.stderr.read, daemon=True).start()
+    return found["listening"], found["admin"]
+
+
+def scraping(directory, deploy, admin):
+    """A configuration that scrapes `admin`, with the rules of deploy/."""
+    text = (deploy / "prometheus/prometheus.yml").read_text()
+    text = text.replace("127.0.0.1:9180", admin).replace("15s", "1s")
+    (directory / "prometheus.yml").write_text(text)
+    rules = (deploy / "prometheus/tidegate.rules.yml").read_text()
+    # Nobody waits minutes for a test; how long each waits is what promtool tries.
+    rules = re.sub(r"for: \d+[sm]", "for: 1s", rules)
+    (directory / "tidegate.rules.yml").write_text(rules)
+
+
+def queries(deploy):
+    """Each query with its place: of panels, annotations and variables, and of alerts."""
+    board = json.loads((deploy / "grafana/dashboards/tidegate.json").read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            yield f"panel {panel['title']!r}", target["expr"]
+    for note in board["annotations"]["list"]:
+        # Answers only where something has changed.
+        yield f"annotation {note['name']!r}", f"({note['expr']}) or vector(0)"
+    rules = (deploy / "prometheus/tidegate.rules.yml").read_text()
+    # The series of a rule must be there, whether it fires or not.
+    for name in sorted(set(re.findall(r"\b(?:tidegate|process)_[a-z_]+", rules))):
+        yield "alerts", name
+
+
+def filled_in(query):
+    query = query.replace("$__rate_interval", "30s")
+    return re.sub(r"\$(instance|route|limit)\b", ".*", query)
+
+
+def check(prometheus, deploy):
+    def result(query):
+        status, body = ask(prometheus, "/api/v1/query?" + urllib.parse.urlencode({"query": query}))
+        if status != 200:
+            sys.exit(f"not a query: {query}\n{body}")
+        return json.loads(body)["data"]["result"]
+
+    count = 0
+    for place, query in queries(deploy):
+        until(f"{place}: {query}", lambda: result(filled_in(query)))
+        count += 1
+    denied = 'sum(tidegate_decisions_total{decision="denied"}) > 0'
+    until("denials that Prometheus sees", lambda: result(denied))
+    firing = 'ALERTS{alertname="TidegateStoreDown",alertstate="firing"}'
+    if result(firing):
+        sys.exit("an alert about a store that is up")
+    return count, lambda: until("the alert that Redis is away", lambda: result(firing))
+
+
+def main(deploy):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        directory = pathlib.Path(name)
+        redis = free_port()
+        store = stack.enter_context(running(
+            "redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "",
+            cwd=directory, **quiet))
+        until("redis", lambda: socket.create_connection(("127.0.0.1", redis), 1).close() or True)
+        proxy = stack.enter_context(running(
+            *started(directory, redis), cwd=directory, stderr=subprocess.PIPE, text=True))
+        listening, admin = addresses(proxy)
+        scraping(directory, deploy, admin)
+        at = f"127.0.0.1:{free_port()}"
+        stack.enter_context(running(
+            "prometheus", "--config.file=prometheus.yml", f"--web.listen-address={at}",
+            f"--storage.tsdb.path={directory}/data", cwd=directory, **quiet))
+        until("Prometheus", lambda: ask(at, "/-/ready")[0] == 200)
+
+        stop = threading.Event()
+
+        def load():
+            while not stop.is_set():
+                ask(listening, "/")
+                stop.wait(0.05)
+
+        loading = threading.Thread(target=load)
+        loading.start()
+        try:
+            count, fires = check(at, deploy)
+            store.kill()
+            fires()
+        finally:
+            stop.set()
+            loading.join()
+    print(f"{count} queries answered by a running Prometheus; the store's alert fired")
+
+
+main(pathlib.Path(sys.argv[1]))
