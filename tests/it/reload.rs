@@ -110,7 +110,7 @@ fn a_file_with_mistakes_changes_nothing_and_says_why() {
     let mistakes: [(&[u8], &str); 6] = [
         (b"", "upstream"),
         (b"upstream = \"http://", "not TOML"),
-        (b"\xff\xfe", "not UTF-8"),
+        (b"\xff\xfe", "UTF-16"),
         (
             b"upstrem = \"http://127.0.0.1:1\"",
             "did you mean `upstream`",
