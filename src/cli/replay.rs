@@ -4,6 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use http::header;
 
 use super::run::{accept, say};
 use super::{DID_NOT_WORK, WRONG_USE};
@@ -137,6 +138,7 @@ fn wanted(args: &mut ReplayArgs) -> Result<Asked, String> {
                 FormatWord::TidegateText => Format::OwnText,
             }),
             headers: headers.collect::<Result<_, _>>()?,
+            agents: true,
         },
         suggest,
     })
@@ -165,7 +167,11 @@ fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
         prefixes: (config.client_ip.ipv4_prefix, config.client_ip.ipv6_prefix),
     };
     let mut engine = Engine::new(config, &args.host, args.max_keys);
-    let mut logs = Logs::open(&args.logs, &asked.forms)
+    let forms = Forms {
+        agents: engine.plan.asks(&[header::REFERER, header::USER_AGENT]),
+        ..asked.forms
+    };
+    let mut logs = Logs::open(&args.logs, &forms)
         .map_err(|(path, error)| format!("cannot read `{}`: {error}", path.display()))?;
     let mut progress = progress::Progress::new(&args.logs, &logs);
     logs.each(|entry| {

@@ -15,6 +15,8 @@ pub struct Reader {
     forced: Option<Format>,
     from: Vec<HeaderFrom>,
     dates: Dates,
+    /// Whether anybody asks for `Referer` and `User-Agent`.
+    pub agents: bool,
 }
 
 impl Reader {
@@ -24,6 +26,7 @@ impl Reader {
             forced,
             from: from.to_vec(),
             dates: Dates::default(),
+            agents: true,
         }
     }
 
@@ -45,7 +48,7 @@ impl Reader {
             let entry = text::own(line, &mut self.dates)?;
             Ok((entry, Format::OwnText))
         } else {
-            text::common(line, &mut self.dates)
+            text::common(line, &mut self.dates, self.agents)
         }
     }
 }

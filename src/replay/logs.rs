@@ -23,6 +23,8 @@ pub struct Forms {
     pub format: Option<Format>,
     /// Members that are headers.
     pub headers: Vec<HeaderFrom>,
+    /// Whether anybody asks for `Referer` and `User-Agent`.
+    pub agents: bool,
 }
 
 /// Every log, opened or not.
@@ -120,10 +122,12 @@ impl Logs {
 
     fn activate(&mut self, place: usize, path: &Path, head_us: u64) -> io::Result<()> {
         let lines = Lines::new(file::open(path, &self.read)?)?;
+        let mut reader = Reader::new(self.forms.format, &self.forms.headers);
+        reader.agents = self.forms.agents;
         self.active.push(Active {
             place,
             lines,
-            reader: Reader::new(self.forms.format, &self.forms.headers),
+            reader,
             head_us,
         });
         Ok(())

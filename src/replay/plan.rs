@@ -95,6 +95,11 @@ impl Plan {
         self.places.get(&Arc::as_ptr(limit).addr()).copied()
     }
 
+    /// Whether one of these headers says something.
+    pub fn asks(&self, headers: &[HeaderName]) -> bool {
+        headers.iter().any(|name| self.headers.contains(name))
+    }
+
     fn named(&self, limit: &Limit) -> Option<usize> {
         let mut limits = self.limits.iter();
         limits.position(|planned| planned.limit.name == limit.name)

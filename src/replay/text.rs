@@ -54,7 +54,12 @@ pub fn is_own(line: &[u8]) -> bool {
 
 /// `HOST IDENT USER [DATE] "REQUEST" STATUS BYTES`, and in the combined format `"REFERER" "AGENT"`
 /// after it, and then whatever a server was told to write; a virtual host may stand before it all.
-pub fn common<'l>(line: &'l [u8], dates: &mut Dates) -> Result<(Entry<'l>, Format), Fault> {
+/// `agents` is whether anybody asks who the client says it is and came from.
+pub fn common<'l>(
+    line: &'l [u8],
+    dates: &mut Dates,
+    agents: bool,
+) -> Result<(Entry<'l>, Format), Fault> {
     let (open, close) = brackets(line).ok_or(Fault::Form)?;
     let (peer, host) = who(&line[..open])?;
     let at_us = dates.common(&line[open + 1..close]).ok_or(Fault::Time)?;
@@ -77,10 +82,14 @@ pub fn common<'l>(line: &'l [u8], dates: &mut Dates) -> Result<(Entry<'l>, Forma
     let mut format = Format::Common;
     if let Some((referer, after)) = quoted(after) {
         format = Format::Combined;
-        header(&mut entry, "referer", referer);
+        if agents {
+            header(&mut entry, "referer", referer);
+        }
         let after = match quoted(after) {
             Some((agent, after)) => {
-                header(&mut entry, "user-agent", agent);
+                if agents {
+                    header(&mut entry, "user-agent", agent);
+                }
                 after
             }
             None => after,

@@ -214,7 +214,7 @@
     const choose = (units) => {
       const hit = share(limit, units);
       output.textContent = setting(limit, units);
-      says.textContent = `hits ${whole(hit)} of ${counted(clients, 'client')} (${percent(hit, clients)})`;
+      says.textContent = `by itself hits ${whole(hit)} of ${counted(clients, 'client')} (${percent(hit, clients)})`;
       move(units, hit);
     };
     const slider = el('input', { type: 'range', min: 0, max: slots, step: 1, value: Math.round(toSlot(chosen)),
@@ -223,15 +223,16 @@
     slider.addEventListener('input', () => { shown = toUnits(Number(slider.value)); choose(shown); });
     const label = `Share of clients that ${limit.name} hits at each rate`;
     const box = chart(210, label, (svg, width, height) => {
-      const left = 44, right = width - 8, top = 24, bottom = height - 22;
+      const left = 54, right = width - 8, top = 24, bottom = height - 22;
       const x = (n) => left + (right - left) * (Math.log(Math.max(n, 0.8)) - range.low) / (range.high - range.low);
-      const most = Math.max(share(limit, 0.9) && share(limit, 1), 1) / clients;
-      const full = Math.min(1, ceiling(most * 1000) / 1000);
-      const y = (part) => bottom - (bottom - top) * Math.min(1, part / full);
-      for (const part of [0, full / 2, full]) {
+      // One client in a hundred thousand and one in two must both be seen: the height is logarithmic.
+      const least = Math.max(1e-6, 0.5 / clients);
+      const y = (part) => part <= least ? bottom : bottom - (bottom - top) * Math.log(part / least) / Math.log(1 / least);
+      for (let part = 1; part > least * 1.5; part /= 10) {
         svg.append(draw('line', { class: 'axis', x1: left, x2: right, y1: y(part), y2: y(part) }));
-        svg.append(draw('text', { x: left - 6, y: y(part) + 4, 'text-anchor': 'end' }, `${+(part * 100).toPrecision(2)} %`));
+        svg.append(draw('text', { x: left - 6, y: y(part) + 4, 'text-anchor': 'end' }, `${+(part * 100).toPrecision(1)} %`));
       }
+      svg.append(draw('line', { class: 'axis', x1: left, x2: right, y1: bottom, y2: bottom }));
       let hit = share(limit, 1);
       let path = `M${x(1)} ${y(hit / clients).toFixed(1)}`;
       for (const [peak, count] of limit.peaks) {
