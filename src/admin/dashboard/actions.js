@@ -1,6 +1,6 @@
 // What changes something: each says what it does and what follows, asks, and tells how it went.
 
-import { get, getText, hasToken, keepToken, post, Problem } from './api.js';
+import { get, getText, hasToken, keepToken, offers, post, Problem } from './api.js';
 import { byId, clock, h, plain, setText, span } from './dom.js';
 
 const dialog = () => byId('dialog');
@@ -197,7 +197,11 @@ export function buttons(subject) {
     button.addEventListener('click', () => deed(subject));
     return button;
   };
-  const list = [make('Reset', reset), make('Override', override), make('Block', block)];
+  const list = [
+    offers('limits/{name}/reset') && make('Reset', reset),
+    offers('limits/{name}/override') && make('Override', override),
+    offers('limits/{name}/block') && make('Block', block),
+  ].filter(Boolean);
   return h('span', { class: 'acts' }, list);
 }
 

@@ -16,6 +16,20 @@ export class Problem extends Error {
 }
 
 let token = '';
+/** Paths that this proxy says it has; nothing where it did not say. */
+let offered = null;
+
+/** Asks what the API has, so that the page shows no button that does nothing. */
+export async function learn() {
+  try {
+    const answer = await fetch('openapi.json', { cache: 'no-store' });
+    if (answer.ok) offered = new Set(Object.keys((await answer.json()).paths));
+  } catch {
+    offered = null;
+  }
+}
+
+export const offers = (path) => offered === null || offered.has(`/api/v1/${path}`);
 
 /** Takes `#token=` out of the address, where it would stay in the history and on the screen. */
 export function takeToken() {

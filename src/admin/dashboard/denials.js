@@ -21,7 +21,6 @@ export function start() {
   byId('hold').addEventListener('click', () => hold(!state.held));
   byId('denials-limit').addEventListener('change', () => draw());
   draw();
-  recent();
   return new Stream('denials/stream', take, (said) => {
     // What was missed while it was away is asked for.
     if (said === 'live' && state.said !== 'live') recent();

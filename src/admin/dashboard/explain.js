@@ -1,9 +1,14 @@
 // The explanation of one request: of a denial, or of one that somebody makes up. Nothing is charged
 // by asking.
 
-import { post } from './api.js';
+import { offers, post } from './api.js';
 import * as actions from './actions.js';
 import { byId, clock, exact, h, plain, span } from './dom.js';
+
+/** Of a denial it is kept where its client is, and not who it is. */
+const WHERE =
+  'Only the network of its address is kept, so this asks for the first one in it: write its own, ' +
+  'and headers that it is known by, such as its API key.';
 
 /** Why a denial happened, and how the same request would fare now. */
 export function explainDenial(denial) {
@@ -12,7 +17,10 @@ export function explainDenial(denial) {
     ['When', clock(denial.at)],
     ['Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
     ['Verdict', `It ${verdict} by ${plain(denial.limit)}, on route ${plain(denial.route)}`],
-    ['Client', `${denial.client ? `${plain(denial.client)}, ` : ''}${plain(denial.id)} in logs`],
+    [
+      'Client',
+      `${denial.client ? `from ${plain(denial.client)}, ` : ''}${plain(denial.id)} in logs`,
+    ],
     ['Told to wait', denial.retry_after ? span(denial.retry_after) : '–'],
     ['Request id', plain(denial.request_id)],
   ];
@@ -32,7 +40,9 @@ export function explainDenial(denial) {
     url: denial.host ? `http://${denial.host}${denial.path}` : denial.path,
     ip: (denial.ip ?? denial.client ?? '').split('/')[0],
   };
-  dialog('Why it was denied', question, head);
+  if (question.ip && !denial.ip && denial.client !== question.ip) question.note = WHERE;
+  if (offers('explain')) dialog('Why it was denied', question, head);
+  else actions.open('Why it was denied', head);
 }
 
 /** Asks about any request. */
@@ -102,7 +112,7 @@ function dialog(title, question, head) {
     answer();
   });
   const asked = head ? h('h3', { text: 'The same request now' }) : null;
-  const note = 'Nothing is charged by asking.';
+  const note = `${question.note ?? ''} Nothing is charged by asking.`;
   actions.open(title, head, asked, h('p', { class: 'faint', text: note }), form, result);
   byId('dialog').classList.add('wide');
   if (head) answer();

@@ -209,7 +209,7 @@ const clientsTable = tableOf('clients', 'Clients that ask most', [
   'Client',
   '#Requests',
   '#Denied',
-  'Uses',
+  'Share',
   'Actions',
 ]);
 
@@ -268,7 +268,6 @@ function updateClient(row, client) {
   setText(row.share, percent(client.share));
   const used = Math.min(1, client.share ?? 0);
   row.meter.firstChild.style.setProperty('width', `${(used * 100).toFixed(1)}%`);
-  row.meter.classList.toggle('full', used >= 0.995);
   const said = state.overrides.filter((one) => one.id === client.id);
   const mine = said.filter((one) => one.kind === 'block' || one.limit === state.chosen);
   const tags = mine.map((one) => (one.kind === 'block' ? 'blocked' : plain(one.rate, 24)));

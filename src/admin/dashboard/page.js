@@ -1,6 +1,6 @@
 // The page: what is asked for how often, and what of it is shown where. All other files are parts.
 
-import { get, hasToken, Poll, takeToken } from './api.js';
+import { get, hasToken, learn, offers, Poll, takeToken } from './api.js';
 import * as actions from './actions.js';
 import { minutes, Spark, TrafficChart } from './charts.js';
 import * as denials from './denials.js';
@@ -308,13 +308,33 @@ function failed(error, wait) {
   notice('away', 'degraded', `${what}. What you see is old.`);
 }
 
-/** A part that this proxy does not have is not shown. */
-const without = (id) => (error) => {
-  if (error.status === 404) byId(id).closest('.card').hidden = true;
+const hide = (id) => {
+  byId(id).closest('.card').hidden = true;
 };
+
+/** A part of the page that asks every so often; what this proxy does not have is not shown. */
+function part(id, path, every, work) {
+  if (!offers(path)) {
+    hide(id);
+    return { now() {} };
+  }
+  return new Poll(every, work, (error) => error.status === 404 && hide(id));
+}
 
 takeToken();
 limits.takeChoice();
+await learn();
+for (const [id, path] of [
+  ['ask', 'explain'],
+  ['reload', 'reload'],
+  ['config', 'config'],
+  ['find', 'limits/{name}/keys/{key}'],
+]) {
+  byId(id).classList.toggle('gone', !offers(path));
+}
+const deeds = ['reset', 'override', 'block'].map((deed) => `limits/{name}/${deed}`);
+document.body.classList.toggle('reads', !deeds.some(offers));
+byId('sign-in').classList.toggle('gone', ![...deeds, 'reload'].some(offers));
 
 const polls = {
   fast: new Poll(
@@ -331,23 +351,21 @@ const polls = {
     },
     failed,
   ),
-  limits: new Poll(
-    2 * SECOND,
-    async () => {
-      await limits.pollLimits();
-      denials.offer(limits.names());
-    },
-    without('limits'),
-  ),
-  clients: new Poll(2 * SECOND, limits.pollClients, without('clients')),
-  upstreams: new Poll(3 * SECOND, pollUpstreams, without('upstreams')),
-  overrides: new Poll(10 * SECOND, pollOverrides, without('overrides')),
+  limits: new Poll(2 * SECOND, async () => {
+    await limits.pollLimits();
+    denials.offer(limits.names());
+  }),
+  clients: part('clients', 'limits/{name}/clients', 2 * SECOND, limits.pollClients),
+  upstreams: part('upstreams', 'upstreams', 3 * SECOND, pollUpstreams),
+  overrides: part('overrides', 'overrides', 10 * SECOND, pollOverrides),
 };
-const stream = denials.start();
+let stream;
+if (offers('denials/stream')) stream = denials.start();
+else hide('denied');
 
 actions.whenChanged(() => {
   Object.values(polls).forEach((poll) => poll.now());
-  if (!stream.isOpen()) stream.open();
+  if (stream && !stream.isOpen()) stream.open();
 });
 
 byId('sign-in').addEventListener('click', () =>
