@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { join } from 'node:path';
 import { test } from 'node:test';
 
-import { on, scene, SOON } from './scene.mjs';
+import { exhaust, on, scene, SOON } from './scene.mjs';
 import { AXE, eventually, load } from './stage.mjs';
 
 const number = (text) => Number(text.replace(/[^0-9.]/g, '')) * (text.includes('k') ? 1000 : 1);
@@ -60,16 +60,18 @@ test('the theme can be chosen and is kept', SOON, async () => {
 
 for (const scheme of ['dark', 'light']) {
   test(`${scheme}: no serious barrier, and 360 pixels are enough`, SOON, async () => {
+    await exhaust(`seen in ${scheme}`, `/strict/${scheme}`);
     await on({ colorScheme: scheme, reducedMotion: 'reduce' }, async (page) => {
-      await page.locator('#limits tbody tr').first().waitFor();
+      await page.locator('.denial').first().waitFor();
+      await page.locator('#clients tbody tr').first().waitFor();
       await picture(page, scheme);
       assert.deepEqual(await barriers(page), []);
       await page.setViewportSize({ width: 360, height: 780 });
       const wide = () => page.evaluate(() => document.documentElement.scrollWidth);
       assert.equal(await wide(), 360);
       await picture(page, `${scheme}-360`);
-      await page.getByRole('button', { name: 'Sign in' }).click();
-      await page.getByRole('dialog').getByLabel('Token').waitFor();
+      await page.locator('.denial').first().click();
+      await page.getByRole('dialog').locator('.verdict').waitFor();
       assert.equal(await wide(), 360);
       assert.deepEqual(await barriers(page), []);
     });

@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { after, before } from 'node:test';
 
-import { end, look, send, start, startBrowser } from './stage.mjs';
+import { end, eventually, look, send, start, startBrowser } from './stage.mjs';
 
 export const LIMITS = `
   [limit.strict]
@@ -36,13 +36,19 @@ before(async () => {
 after(end);
 
 /** A client asks once. */
-export const asks = (client, path = '/strict/a') =>
+export const asks = (client, path = `/strict/${client}`) =>
   send(scene.stage.url, path, { 'x-client': client });
 
-/** A client asks until it is denied. */
-export async function exhaust(client, path) {
+/** A client asks until it is denied; gives what operators call it. */
+export async function exhaust(client, path = `/strict/${client}`) {
   for (let asked = 0; asked < ALLOWED; asked += 1) assert.equal(await asks(client, path), 200);
   assert.equal(await asks(client, path), 429);
+  return eventually(async () => {
+    const answer = await fetch(`${scene.stage.page}api/v1/denials`);
+    const { denials } = await answer.json();
+    // The page shows as much of it as `tidegate limits` does.
+    return denials.find((one) => one.path === path)?.id.slice(0, 8);
+  }, 'the denial is told');
 }
 
 /** Runs `work` on a page of its own, and fails if the browser complained of anything. */

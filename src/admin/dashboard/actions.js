@@ -182,8 +182,7 @@ export function takeBack(one, name) {
     consequence: `${then}, within a second, on every proxy that shares the store.`,
     verb: isBlock ? 'Unblock' : 'Take it back',
     work: async () => {
-      const subject = { ...one, limit: one.limit ?? one.limits?.[0] ?? 'any' };
-      await post(path(subject, one.kind), { ...whom(one), remove: true });
+      await post(path(one, one.kind), { ...whom(one), remove: true });
       return isBlock ? `${name} is let in again.` : `${name} has the limit's own rate again.`;
     },
   });
@@ -229,9 +228,10 @@ export function signIn(then = () => {}, why = '') {
     event.preventDefault();
     keepToken(input.value);
     try {
-      await get('session');
+      // Of no limit and of nobody: it is refused in any case, and otherwise without the token.
+      await post('limits/-/reset', {});
     } catch (error) {
-      if (error.status !== 404) {
+      if (![400, 404].includes(error.status)) {
         keepToken('');
         setText(failed, error.status === 401 ? 'That is not the token.' : trouble(error));
         failed.hidden = false;

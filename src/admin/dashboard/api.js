@@ -122,6 +122,7 @@ export class Poll {
 
   async now() {
     clearTimeout(this.timer);
+    this.again = this.busy;
     if (document.hidden || this.busy || this.isOver) return;
     this.busy = true;
     let wait = this.every;
@@ -138,6 +139,7 @@ export class Poll {
       this.failed(error, wait);
     } finally {
       this.busy = false;
+      if (this.again) wait = 0;
       if (!document.hidden && !this.isOver) this.timer = setTimeout(() => this.now(), wait);
     }
   }

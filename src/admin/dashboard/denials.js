@@ -1,7 +1,7 @@
 // Denied requests as they happen, newest first. Each opens the explanation.
 
 import { get, Stream } from './api.js';
-import { byId, clock, exact, h, plain, setAttr, setText, span, sync } from './dom.js';
+import { byId, clock, exact, h, plain, setAttr, setText, short, span, sync } from './dom.js';
 import { explainDenial } from './explain.js';
 
 const KEPT = 200;
@@ -124,7 +124,7 @@ function row(one) {
       h('span', { class: 'method', text: `${plain(one.method, 12)} ` }),
       h('bdi', { text: plain(one.path, 160) }),
     ),
-    h('bdi', { class: 'who', text: plain(one.client ?? one.id, 60) }),
+    h('bdi', { class: 'who', text: one.client ? plain(one.client, 60) : short(one.id) }),
     h('span', { class: 'wait num faint', text: one.shadow ? 'shadow: let through' : wait }),
     h('span', { class: 'hidden', text: ': explain' }),
   );

@@ -95,6 +95,9 @@ export function plain(text, most = 200) {
   return cut.replace(UNSEEN, (one) => `\\u{${one.codePointAt(0).toString(16)}}`);
 }
 
+/** The beginning of a key's hash: as much of it as `tidegate limits` shows. */
+export const short = (id) => plain(id, 22).slice(0, 8);
+
 /** 842, 12.3 k, 1.20 M: never more than five characters and a unit, so that nothing jumps. */
 export function si(number) {
   if (number === null || number === undefined || !Number.isFinite(number)) return '–';

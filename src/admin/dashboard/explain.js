@@ -3,7 +3,7 @@
 
 import { offers, post } from './api.js';
 import * as actions from './actions.js';
-import { byId, clock, exact, h, plain, span } from './dom.js';
+import { byId, clock, exact, h, plain, short, span } from './dom.js';
 
 /** Of a denial it is kept where its client is, and not who it is. */
 const WHERE =
@@ -27,7 +27,7 @@ export function explainDenial(denial) {
   const subject = {
     limit: denial.limit,
     id: denial.id,
-    name: plain(denial.client ?? denial.id, 80),
+    name: short(denial.id),
   };
   const head = h(
     'div',

@@ -2,7 +2,7 @@
 
 import { get } from './api.js';
 import { Columns, SHARES } from './charts.js';
-import { byId, count, exact, h, percent, plain, setAttr, setText, si, sync } from './dom.js';
+import { byId, count, exact, h, percent, plain, setAttr, setText, short, si, sync } from './dom.js';
 import * as actions from './actions.js';
 import { cells, tableOf } from './table.js';
 
@@ -244,7 +244,7 @@ function showMore(clients) {
 
 function clientRow(limit, client) {
   const [who, requests, denied, uses, acts] = cells(clientsTable.columns);
-  const text = client.key === null || client.key === undefined ? client.id : client.key;
+  const text = client.key ?? short(client.id);
   const name = h('bdi', { class: 'key', text: plain(text, 80) });
   const title = client.key
     ? `${plain(text)}, ${client.id} in logs`

@@ -15,6 +15,7 @@ import {
   plain,
   setAttr,
   setText,
+  short,
   si,
   span,
   sync,
@@ -258,20 +259,21 @@ const said = tableOf('overrides', 'Overrides and blocks in force', [
 ]);
 
 async function pollOverrides() {
-  const { overrides } = await get('overrides');
+  const told = await get('overrides');
+  const overrides = told.overrides.map((one) => ({ ...one, kind: one.what, rate: one.rates }));
   limits.know(overrides);
   said.show(overrides, {
     empty: 'Nobody has a rate of their own, and nobody is blocked.',
     key: (one) => JSON.stringify([one.kind, one.limit, one.id, one.rate, one.until]),
     create: (one) => {
       const [who, what, until, acts] = cells(said.columns);
-      const name = plain(one.key ?? one.id, 80);
+      const name = short(one.id);
       const rate = `${plain(one.rate, 60)} on ${plain(one.limit)}`;
       const why = [one.reason, one.by]
         .filter(Boolean)
         .map((text) => plain(text))
         .join(', by ');
-      who.append(h('bdi', { class: 'key', text: name }));
+      who.append(h('bdi', { class: 'key', text: name, title: plain(`${one.id} ${one.key}`) }));
       what.append(h('span', { text: one.kind === 'block' ? 'blocked' : rate }));
       if (why) what.append(h('span', { class: 'about', text: why }));
       const left = (one.until ?? 0) - Date.now() / 1000;
@@ -284,7 +286,10 @@ async function pollOverrides() {
         'aria-label': label,
         text: 'Take back',
       });
-      button.addEventListener('click', () => actions.takeBack(one, name));
+      button.addEventListener('click', () => {
+        // A block is of all limits, and is spoken of by way of any.
+        actions.takeBack({ ...one, limit: one.limit ?? limits.names()[0] }, name);
+      });
       acts.append(button);
       return { element: h('tr', { role: 'row' }, who, what, until, acts) };
     },
