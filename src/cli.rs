@@ -3,18 +3,27 @@
 //! Results go to standard output, everything else to standard error. Exit codes: 0 fine, 1 did not
 //! work, 2 wrong use, 78 bad configuration (`EX_CONFIG` of sysexits.h).
 
+mod admin_client;
 mod attempt;
 mod check;
 mod demo;
 mod explain;
+mod figures;
 mod init;
+mod ink;
 mod limits;
 mod manual;
 mod online;
 mod reload;
 mod replay;
 mod run;
+mod seen;
 mod signals;
+mod status;
+mod tables;
+mod tap;
+mod top;
+mod trouble;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -56,6 +65,12 @@ enum Command {
     Explain(explain::ExplainArgs),
     /// Have the running proxy read its configuration again.
     Reload(reload::ReloadArgs),
+    /// Show how the running proxy is: store, limits, upstream servers, what was reloaded.
+    Status(status::StatusArgs),
+    /// Watch the running proxy, once a second, on a terminal.
+    Top(top::TopArgs),
+    /// Show denials as they happen.
+    Tap(tap::TapArgs),
     /// See how single clients stand; give one another rate, a fresh start or a closed door.
     Limits(limits::LimitsArgs),
     /// See what these limits would have done to the requests of an access log.
@@ -171,6 +186,9 @@ pub fn main() -> ExitCode {
         Some(Command::Demo(args)) => demo::demo(&args),
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Reload(args)) => reload::reload(&args),
+        Some(Command::Status(args)) => status::status(&args),
+        Some(Command::Top(args)) => top::top(&args),
+        Some(Command::Tap(args)) => tap::tap(&args),
         Some(Command::Limits(args)) => limits::limits(&args),
         Some(Command::Replay(args)) => replay::replay(args),
         Some(Command::Try(args)) => attempt::run(&args),

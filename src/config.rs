@@ -65,7 +65,10 @@ pub use bypass::Bypass;
 pub use changes::{changes, restarts};
 pub use client_tls::ClientTls;
 pub use flags::{FlagConfig, from_flags, from_limit};
-pub use load::{control_of, environment, load, load_limits, load_noting, parse, parse_limits};
+pub use load::{
+    AdminPlace, admin_of, control_of, environment, load, load_limits, load_noting, parse,
+    parse_limits,
+};
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, Sentinels};
 pub use standalone::Limits;
 pub use tls::{ClientCertificates, IdentityFiles, PemFile, TlsSettings, TlsVersion};

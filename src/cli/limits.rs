@@ -8,7 +8,6 @@ mod json;
 mod key;
 mod print;
 mod rate;
-mod trouble;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,6 +16,7 @@ use std::sync::Arc;
 use clap::{Args, Subcommand};
 
 use super::run;
+use super::trouble::Trouble;
 use crate::config::{self, Config, StoreKind};
 use crate::limit::{Charge, Item, Limit, Tag, Window};
 use crate::store::people::{Deed, MAX_RECORDS, Subject, Words, clean};
@@ -24,7 +24,6 @@ use crate::store::redis::{Change, Desk, Done, Said};
 use json::Json;
 use key::{Eyes, Whom};
 use print::{Shown, Standing};
-use trouble::Trouble;
 
 #[derive(Debug, Args)]
 pub(super) struct LimitsArgs {
@@ -155,8 +154,8 @@ impl Order<'_> {
                 self.file
             ))
             .help(
-                "set `[store] url` to a Redis; an admin address of the running proxy will reach \
-                 them later",
+                "set `[store] url` to a Redis; who asks most of the running proxy is shown by \
+                 `tidegate top`",
             )),
         }
     }

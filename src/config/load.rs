@@ -6,7 +6,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::{self, Read};
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -166,6 +167,36 @@ pub fn control_of(path: &Path) -> Control {
     let filled = interpolate(text, &environment).ok();
     let control = filled.and_then(|text| settings::control(&text).ok());
     control.unwrap_or(Control::Derived)
+}
+
+/// Where operators look in, as far as a file says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AdminPlace {
+    /// Where it listens.
+    pub address: Option<SocketAddr>,
+    /// The file with the token.
+    pub token_file: Option<PathBuf>,
+}
+
+/// What a file says of the admin, also where all else in it is wrong.
+///
+/// # Errors
+/// It cannot be read.
+pub fn admin_of(path: &Path) -> io::Result<AdminPlace> {
+    let text = read_bounded(path, MAX_FILE)?;
+    let top = tree(&String::from_utf8_lossy(&text));
+    let word = |key: &str| match top.get(key) {
+        Some(Value::Word(text)) => interpolate(text, &environment).ok(),
+        _ => None,
+    };
+    let listen = word("admin").and_then(|text| address::listen(&text).ok());
+    Ok(AdminPlace {
+        address: listen.and_then(|listen| match listen {
+            Listen::Tcp(address) => Some(address),
+            Listen::Unix(_) => None,
+        }),
+        token_file: word("admin_token_file").map(|path| PathBuf::from(&*path)),
+    })
 }
 
 /// A variable of the process's environment, if it is set and UTF-8.

@@ -32,6 +32,7 @@ mod http2;
 mod keys;
 mod layer;
 mod logs;
+mod look;
 mod names;
 mod pace;
 mod parked;

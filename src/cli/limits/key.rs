@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::trouble::Trouble;
+use crate::cli::trouble::Trouble;
 use crate::client::ClientIp;
 use crate::limit::key::{Alternatives, Given, HashKey, KeyError, Part};
 use crate::limit::{Limit, Missing, Tag};

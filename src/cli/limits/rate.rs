@@ -1,6 +1,6 @@
 //! RATE and `--for` on the command line.
 
-use super::trouble::Trouble;
+use crate::cli::trouble::Trouble;
 use crate::limit::rate::parse_duration;
 use crate::limit::{Limit, Rule};
 use crate::store::people;

@@ -1,6 +1,6 @@
-//! Why a command of `tidegate limits` did not work: what is wrong, and what to write instead.
+//! Why a command did not work: what is wrong, and what to write instead.
 
-use crate::cli::{DID_NOT_WORK, WRONG_USE, run};
+use super::{DID_NOT_WORK, WRONG_USE, run};
 use crate::store::redis::DeskError;
 
 /// What is said on standard error, and the exit code.
