@@ -22,6 +22,7 @@ mod crowd;
 mod dashboard;
 mod denials;
 mod explain;
+mod findings;
 mod gate;
 mod health;
 mod history;
@@ -45,7 +46,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::AdminSettings;
@@ -56,6 +57,7 @@ use crate::server::sight::Sight;
 use crate::server::{Course, Shutdown};
 use crowd::Crowd;
 use denials::Followed;
+use findings::Findings;
 use gate::Pass;
 use health::Beats;
 use history::History;
@@ -64,6 +66,11 @@ use history::History;
 const TICK: Duration = Duration::from_secs(1);
 /// How often it takes what they tell of single clients.
 const DRAIN_EVERY: Duration = Duration::from_millis(100);
+
+/// How often it asks the store about itself.
+const ASK_EVERY: Duration = Duration::from_secs(15);
+/// Connections to the store that are made at once for what operators ask.
+const WAYS: usize = 4;
 
 /// What it looks at.
 #[derive(Debug)]
@@ -95,6 +102,9 @@ struct Desk {
     crowd: Mutex<Crowd>,
     followed: Followed,
     beats: Mutex<Beats>,
+    findings: Mutex<Findings>,
+    /// Connections to the store that operators may have made at once.
+    ways: Semaphore,
 }
 
 /// A running admin.
@@ -125,6 +135,8 @@ impl Admin {
             crowd: Mutex::default(),
             followed: Followed::default(),
             beats: Mutex::default(),
+            findings: Mutex::default(),
+            ways: Semaphore::new(WAYS),
             own_token,
             grounds,
         });
@@ -165,6 +177,8 @@ async fn serve(desk: Arc<Desk>, listener: std::net::TcpListener, mut end: onesho
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut drains = interval(DRAIN_EVERY);
     drains.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut asks = interval(ASK_EVERY);
+    asks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut changes = desk.grounds.sight.changes();
     let mut shutdown = desk.grounds.shutdown.clone();
     loop {
@@ -172,7 +186,11 @@ async fn serve(desk: Arc<Desk>, listener: std::net::TcpListener, mut end: onesho
             stream = accept(listener.as_ref()) => connections.serve(stream, &desk),
             _ = ticks.tick() => desk.tick(),
             _ = drains.tick() => desk.drain(),
-            Ok(()) = changes.changed() => desk.renew(&mut listener),
+            _ = asks.tick() => findings::ask_store(&desk),
+            Ok(()) = changes.changed() => {
+                desk.renew(&mut listener);
+                findings::ask_store(&desk);
+            }
             // The next process has the address.
             Ok(_) = shutdown.wait_for(|course| *course == Course::HandOver),
                 if listener.is_some() => listener = None,

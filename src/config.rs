@@ -274,7 +274,18 @@ pub struct LogSettings {
     pub sample_allowed: f64,
     /// How client keys appear.
     pub keys: LogKeys,
+    /// Findings that are not told, of [`FINDINGS`].
+    pub silence: Vec<&'static str>,
 }
+
+/// What may be found of a running proxy, as people name it.
+pub const FINDINGS: [&str; 5] = [
+    "untrusted-forwarded",
+    "one-client",
+    "store-clock",
+    "store-evicts",
+    "store-replica",
+];
 
 /// The access log's form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -75,6 +75,15 @@ impl Crowd {
         found.map_or_else(Default::default, |found| found.top.clients(now))
     }
 
+    /// The client that surely makes this share of a limit's requests, or more, where there are at
+    /// least so many.
+    pub(super) fn dominant(&self, limit: &str, share: f64, least: u64, now: u64) -> Option<Client> {
+        let (clients, all) = self.clients(limit, now);
+        let busiest = *clients.first().filter(|_| all >= least)?;
+        let sure = busiest.requests.saturating_sub(busiest.error);
+        (sure as f64 >= share * all as f64).then_some(busiest)
+    }
+
     /// How many clients use how much of a limit; nothing before the first.
     pub(super) fn shares(&self, limit: &str, now: u64) -> Shares {
         let found = self.limits.get(limit);
@@ -149,6 +158,24 @@ mod tests {
         assert_eq!(crowd.headroom("other", 200), None);
         crowd.retain(|name| name != "login");
         assert!(crowd.clients("login", 100).0.is_empty());
+    }
+
+    #[test]
+    fn who_makes_nearly_all_requests_is_found() {
+        let mut crowd = Crowd::default();
+        let login: Arc<str> = "login".into();
+        for number in 0..100 {
+            let client = if number % 20 == 0 { number } else { 1 };
+            crowd.see(&login, 60, &seen(client, 90), 100);
+        }
+        let found = |share, least| crowd.dominant("login", share, least, 100);
+        assert_eq!(
+            found(0.9, 100).map(|one| (one.tag, one.requests)),
+            Some((1, 95))
+        );
+        assert_eq!(found(0.96, 100), None);
+        assert_eq!(found(0.9, 101), None);
+        assert_eq!(crowd.dominant("other", 0.0, 0, 100), None);
     }
 
     #[test]

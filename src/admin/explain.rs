@@ -28,6 +28,7 @@ pub(super) async fn tell(desk: &Arc<Desk>, said: &Value) -> Answer {
         .sight
         .look(|view| (view.config.fresh_copy(), Where::of(view)));
     let (config, place) = seen(found)?;
+    let _way = desk.way().await?;
     let telling = tokio::task::spawn_blocking(move || match live {
         true => with_counts(&config, &question, place),
         false => explain(&config, &question, None).map_err(refusal),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use serde_json::{Value, json};
+use tokio::sync::SemaphorePermit;
 
 use super::Desk;
 use super::answer::{Answer, Refusal, json_of, seen};
@@ -58,6 +59,7 @@ pub(super) async fn change(desk: &Desk, limit: &str, what: What, said: &Value) -
     let (limit, place) = find(desk, limit)?;
     let order = order(limit, what, said)?;
     let tag = order.tag;
+    let _way = desk.way().await?;
     let doing = tokio::task::spawn_blocking(move || place.open()?.obey(order)).await;
     let broke = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be done");
     let (done, deleted) = doing.map_err(|_| broke())??;
@@ -80,11 +82,20 @@ pub(super) async fn change(desk: &Desk, limit: &str, what: What, said: &Value) -
 /// Every override and block in force.
 pub(super) async fn overrides(desk: &Desk) -> Answer {
     let place = seen(desk.grounds.sight.look(Where::of))?;
+    let _way = desk.way().await?;
     let asking = tokio::task::spawn_blocking(move || place.open()?.said()).await;
     let broke = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read");
     let said = asking.map_err(|_| broke())??;
     let list: Vec<Value> = said.records.iter().map(record).collect();
     Ok(json_of(&json!({ "overrides": list })))
+}
+
+impl Desk {
+    /// Waits until one more may connect to the store.
+    pub(super) async fn way(&self) -> Result<SemaphorePermit<'_>, Refusal> {
+        let ending = |_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the admin is ending");
+        self.ways.acquire().await.map_err(ending)
+    }
 }
 
 fn record(record: &Record) -> Value {

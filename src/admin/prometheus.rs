@@ -37,6 +37,7 @@ pub(super) fn write(desk: &Desk, view: &View<'_>, form: Form) -> String {
     store(&mut text, view, &sum);
     of_upstreams(&mut text, view);
     house(&mut text, view);
+    findings(&mut text, desk, view);
     of_process(&mut text, desk);
     text.finish()
 }
@@ -231,6 +232,14 @@ fn house(text: &mut Text, view: &View<'_>) {
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("target", &*target)];
     text.sample(&labels, 1);
+}
+
+fn findings(text: &mut Text, desk: &Desk, view: &View<'_>) {
+    let help = "What is probably wrong though nothing fails, as /api/v1/status says it.";
+    text.family(Kind::Gauge, "tidegate_findings", help);
+    for (id, holds) in desk.findings().all(&view.config.log.silence) {
+        text.sample(&[("id", id)], u8::from(holds));
+    }
 }
 
 fn of_process(text: &mut Text, desk: &Desk) {

@@ -28,9 +28,9 @@ pub(super) fn status(desk: &Desk) -> Result<Value, Refusal> {
                 "loaded_at": seconds(view.loaded_us),
                 "last_reload": view.reload.map(last_reload),
             },
-            "store": store(view),
+            "store": store(desk, view),
             "connections": view.connections,
-            "findings": [],
+            "findings": desk.findings().told(&view.config.log.silence),
         })
     }))
 }
@@ -70,18 +70,22 @@ pub(super) fn store_kind(view: &View<'_>) -> &'static str {
     }
 }
 
-fn store(view: &View<'_>) -> Value {
+fn store(desk: &Desk, view: &View<'_>) -> Value {
     let since = view.counts.backing().away_since();
     let since = since.map(|since| {
         let ago = clock::now().saturating_duration_since(since);
         now() - ago.as_secs_f64()
     });
+    let round_trip = match &view.config.store.kind {
+        StoreKind::Memory => None,
+        StoreKind::Redis(_) => desk.findings().round_trip,
+    };
     json!({
         "kind": store_kind(view),
         "up": since.is_none(),
         "degraded": since.is_some(),
         "since": since,
-        "round_trip_seconds": null,
+        "round_trip_seconds": round_trip.map(|took| took.as_secs_f64()),
         "on_error": view.config.store.on_error.word(),
     })
 }

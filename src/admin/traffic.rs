@@ -24,6 +24,7 @@ impl Desk {
     /// Looks at what has been counted since the last time.
     pub(super) fn tick(&self) {
         self.look_at_beats();
+        self.look_for_findings();
         let seen = self.grounds.sight.look(|view| {
             let degraded = view.counts.backing().away_since().is_some();
             let last = view.reload.map(|last| (last.at_us, said(&last.outcome)));

@@ -145,6 +145,7 @@ mod tests {
             version: Some(version.to_owned()),
             role: Some(role.to_owned()),
             maxmemory_policy: Some(policy.to_owned()),
+            ..About::default()
         }
     }
 

@@ -1,7 +1,7 @@
 //! `tidegate run`: load, bind, say what is up, serve until told to stop.
 
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -211,8 +211,18 @@ fn open(config: &Config, listeners: &Listeners, (from, admin): (Option<u32>, Opt
         }
     }
     if let Some(admin) = admin {
-        say(&format!("admin      http://{}/", admin.address()));
+        say(&format!("dashboard  http://{}/", near(admin.address())));
     }
+}
+
+/// An address under which this machine reaches what listens there.
+fn near(address: SocketAddr) -> SocketAddr {
+    let ip: IpAddr = match address.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 fn look_at(server: &UpstreamServer) -> String {

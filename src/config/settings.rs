@@ -10,9 +10,9 @@ use http::header::HeaderName;
 use super::address;
 use super::diagnostic::{Code, Diagnostic};
 use super::redis_keys;
-use super::section::Section;
+use super::section::{Section, nearest};
 use super::{
-    BodyKind, Control, DenySettings, Fleet, LogFormat, LogKeys, LogSettings, LogTarget,
+    BodyKind, Control, DenySettings, FINDINGS, Fleet, LogFormat, LogKeys, LogSettings, LogTarget,
     ProxyProtocol, ServerSettings, StoreSettings,
 };
 use crate::client::ClientIp;
@@ -336,7 +336,30 @@ pub(super) fn log(mut section: Section<'_>) -> LogSettings {
         access: access.map_or(LogTarget::Stdout, |target| target.value),
         sample_allowed: section.share("sample_allowed", 0.0),
         keys: section.word("keys", &keys).unwrap_or(LogKeys::Hash),
+        silence: silence(&mut section),
     };
     section.finish();
     settings
+}
+
+/// Findings that are not to be told.
+fn silence(section: &mut Section<'_>) -> Vec<&'static str> {
+    let texts = section.texts("silence").map(|texts| texts.value);
+    let mut ids = Vec::new();
+    for text in texts.unwrap_or_default() {
+        if let Some(id) = FINDINGS.into_iter().find(|id| *id == text.value) {
+            ids.push(id);
+            continue;
+        }
+        let all = FINDINGS.map(|id| format!("`{id}`")).join(", ");
+        let help = match nearest(&text.value, FINDINGS.into_iter()) {
+            Some(id) => format!("did you mean `{id}`?"),
+            None => format!("write some of {all}"),
+        };
+        let message = format!("`log.silence` names no finding: `{}`", text.value);
+        let diagnostic = Diagnostic::new(Code::UnknownWord, message);
+        let diagnostic = diagnostic.at(&text.span, "nothing that is found is called so");
+        section.reader.report(diagnostic.help(help));
+    }
+    ids
 }

@@ -22,8 +22,9 @@ pub(super) const INNER: usize = 0;
 
 /// Settings of the top of a file that only a proxy has.
 const SERVING: [&str; 5] = ["listen", "tls", "admin", "upstream", "server"];
-/// Settings of `[log]` that concern the access log: the service in question has its own.
-const ACCESS: [&str; 4] = ["access", "format", "sample_allowed", "keys"];
+/// Settings of `[log]` that concern the access log and the admin: the service in question has its
+/// own.
+const ACCESS: [&str; 5] = ["access", "format", "sample_allowed", "keys", "silence"];
 
 /// Refuses what has no meaning where nothing is listened to or forwarded.
 pub(super) fn refuse_serving(top: &Section<'_>) {

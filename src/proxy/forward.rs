@@ -28,7 +28,9 @@ impl Proxy {
             bound_body(&mut request, route.body_limit)?;
             let upgrade =
                 headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-            turn(&mut request, downstream, route, changes)?;
+            if turn(&mut request, downstream, route, changes)? {
+                self.meter().forwarded_by_nobody();
+            }
             let outgoing = Outgoing {
                 request,
                 affinity,
@@ -53,22 +55,23 @@ impl Proxy {
     }
 }
 
-/// Makes of a client's request the one that its upstream gets.
+/// Makes of a client's request the one that its upstream gets. Returns whether it spoke for others,
+/// which its peer may not.
 #[inline]
 pub(super) fn turn<B>(
     request: &mut Request<B>,
     downstream: &Downstream,
     route: &Route,
     changes: Option<&Changes<'_>>,
-) -> Result<(), Rejection> {
-    headers::to_upstream(request, &downstream.peer)?;
+) -> Result<bool, Rejection> {
+    let forged = headers::to_upstream(request, &downstream.peer)?;
     if let Some(prefix) = &route.strip_prefix {
         headers::strip(request, prefix, &downstream.peer)?;
     }
     if let Some(changes) = changes {
         changes.upwards(request.headers_mut());
     }
-    Ok(())
+    Ok(forged)
 }
 
 /// Refuses a body that says itself that it is too long; one that does not say is cut off on its

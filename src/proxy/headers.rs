@@ -68,7 +68,8 @@ fn passes(headers: &HeaderMap) -> usize {
 
 /// Makes of a client's request the one that its upstream gets: in origin form and HTTP/1.1,
 /// without what concerned the client's connection only, and with what we know of the client.
-pub fn to_upstream<B>(request: &mut Request<B>, peer: &Peer) -> Result<(), RequestFault> {
+/// Returns whether it spoke for others, which this peer may not.
+pub fn to_upstream<B>(request: &mut Request<B>, peer: &Peer) -> Result<bool, RequestFault> {
     let upgrade = wants_upgrade(request);
     let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
     to_origin_form(request);
@@ -90,7 +91,7 @@ pub fn to_upstream<B>(request: &mut Request<B>, peer: &Peer) -> Result<(), Reque
     }
     name_client(headers, peer);
     headers.append(VIA, via_of(version));
-    Ok(())
+    Ok(seen.forged)
 }
 
 /// Makes of an upstream's response the one that the client gets.

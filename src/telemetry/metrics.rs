@@ -59,6 +59,8 @@ struct Watched {
 struct Kept {
     outcomes: [Count; 4],
     errors: Count,
+    /// Requests of peers that spoke for others and may not.
+    forwarded: Count,
     decisions: [Histogram; SOURCES.len()],
     /// Decisions that might have been timed.
     turns: Count,
@@ -137,6 +139,16 @@ impl Meter {
     /// What has become of one more request.
     pub fn ended(&self, outcome: Outcome) {
         self.kept.outcomes[outcome as usize].add(1);
+    }
+
+    /// One more request whose peer spoke for others and may not.
+    pub fn forwarded_by_nobody(&self) {
+        self.kept.forwarded.add(1);
+    }
+
+    /// How many of those there were.
+    pub fn forwarded(&self) -> u64 {
+        self.kept.forwarded.get()
     }
 
     /// One more decision of the limit of this number.

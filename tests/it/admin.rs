@@ -1,5 +1,6 @@
 //! Admin: what operators see of a running proxy, and who may see it.
 
+mod findings;
 mod live;
 mod metrics;
 mod people;
@@ -31,7 +32,7 @@ impl Looked {
         let config =
             format!("admin = \"127.0.0.1:0\"\n{config}\n[server]\ncontrol = \"{control}\"\n");
         let tidegate = Tidegate::start_in(directory, &config, &[]);
-        let line = tidegate.wait_for_line("admin      http://");
+        let line = tidegate.wait_for_line("dashboard  http://");
         let address = line.split('/').nth(2).unwrap().parse().unwrap();
         let looked = Looked { tidegate, address };
         looked.wait_until("it is ready", |looked| looked.get("/readyz").status == 200);

@@ -107,12 +107,12 @@ def started(directory, redis):
 def addresses(process):
     found = {}
     for line in process.stderr:
-        if match := re.match(r"(listening|admin) +http://([0-9.:]+)", line):
+        if match := re.match(r"(listening|dashboard) +http://([0-9.:]+)", line):
             found[match[1]] = match[2]
         if len(found) == 2:
             break
     threading.Thread(target=process.stderr.read, daemon=True).start()
-    return found["listening"], found["admin"]
+    return found["listening"], found["dashboard"]
 
 
 def scraping(directory, deploy, admin):

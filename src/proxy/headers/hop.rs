@@ -21,6 +21,8 @@ pub(super) struct Seen {
     connection: bool,
     /// Whether the client takes trailers.
     pub(super) te_trailers: bool,
+    /// Whether a sender who may not speak for others tries to.
+    pub(super) forged: bool,
     /// Nearly always empty.
     names: SmallVec<[HeaderName; 4]>,
 }
@@ -42,7 +44,10 @@ impl Seen {
                     seen.names.push(name.clone())
                 }
                 _ => {
-                    if is_connection_only(name) || (!trusted && is_forged(name)) {
+                    if is_connection_only(name) {
+                        seen.names.push(name.clone());
+                    } else if !trusted && is_forged(name) {
+                        seen.forged = true;
                         seen.names.push(name.clone());
                     }
                 }

@@ -1,10 +1,11 @@
-//! What a server says of itself, asked once over a connection of its own. It blocks: for `check`,
+//! What a server says of itself, asked over a connection of its own: for `check` and for the admin,
 //! never on the path of a request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::link::{Access, kind_of};
+use crate::clock;
 use crate::config::RedisSettings;
 use crate::store::StoreError;
 
@@ -17,31 +18,56 @@ pub struct About {
     pub role: Option<String>,
     /// What it forgets when memory is short.
     pub maxmemory_policy: Option<String>,
+    /// How long it took to answer.
+    pub round_trip: Option<Duration>,
+    /// By how much its clock is ahead of this machine's, at least, microseconds.
+    pub clock_ahead_us: Option<i64>,
 }
 
-/// Asks a server about itself.
+/// Asks a server about itself, and waits for it.
 pub fn ask_about(server: &RedisSettings, within: Duration) -> Result<About, StoreError> {
-    let access = Arc::new(Access::new(server)?);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|_| StoreError::Refused)?;
+    runtime.block_on(about(server, within))
+}
+
+/// Asks a server about itself.
+pub async fn about(server: &RedisSettings, within: Duration) -> Result<About, StoreError> {
+    let access = Arc::new(Access::new(server)?);
     let asking = async {
         let mut link = access.open().await?;
+        let asked = clock::now();
         redis::cmd("PING")
             .query_async::<()>(&mut link.connection)
             .await
             .map_err(|error| kind_of(&error))?;
-        // An ACL that leaves `INFO` out is no mistake.
+        let round_trip = clock::now().saturating_duration_since(asked);
+        // An ACL that leaves these out is no mistake.
+        let before_us = clock::unix_us();
+        let time = redis::cmd("TIME")
+            .query_async::<(u64, u64)>(&mut link.connection)
+            .await;
+        let between = (before_us, clock::unix_us());
         let info = redis::cmd("INFO")
             .query_async::<String>(&mut link.connection)
             .await;
-        Ok(read(&info.unwrap_or_default()))
+        Ok(About {
+            round_trip: Some(round_trip),
+            clock_ahead_us: time.ok().map(|time| ahead_us(time, between)),
+            ..read(&info.unwrap_or_default())
+        })
     };
-    runtime.block_on(async {
-        let asked = tokio::time::timeout(within, asking).await;
-        asked.unwrap_or(Err(StoreError::Timeout))
-    })
+    let asked = tokio::time::timeout(within, asking).await;
+    asked.unwrap_or(Err(StoreError::Timeout))
+}
+
+/// By how much a clock that showed `time` at some moment between two is ahead, at least.
+fn ahead_us((seconds, us): (u64, u64), (before_us, after_us): (u64, u64)) -> i64 {
+    let shown = seconds.saturating_mul(1_000_000).saturating_add(us);
+    let beyond = |one: u64, other: u64| i64::try_from(one.saturating_sub(other)).unwrap_or(0);
+    beyond(shown, after_us) - beyond(before_us, shown)
 }
 
 fn read(info: &str) -> About {
@@ -55,5 +81,19 @@ fn read(info: &str) -> About {
         version: valkey.or_else(|| of("redis_version").map(|version| format!("redis {version}"))),
         role: of("role"),
         maxmemory_policy: of("maxmemory_policy"),
+        ..About::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_off_only_by_what_the_journey_cannot_explain() {
+        let between = (10_000_000, 10_500_000);
+        assert_eq!(ahead_us((10, 200_000), between), 0);
+        assert_eq!(ahead_us((12, 0), between), 1_500_000);
+        assert_eq!(ahead_us((7, 0), between), -3_000_000);
     }
 }

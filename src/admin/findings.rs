@@ -1,0 +1,311 @@
+//! Findings: what is probably wrong though nothing fails, told once each, with what to do.
+//!
+//! Looked for on the admin's thread: in what the workers count and tell anyway, and in what the
+//! store says of itself over a connection of its own, every quarter of a minute.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::clients::now_s;
+use super::status::seconds;
+use crate::clock;
+use crate::config::{FINDINGS, RedisTopology, StoreKind};
+use crate::limit::key::Part;
+use crate::limit::{Limit, Tag};
+use crate::server::sight::View;
+use crate::store::redis::{About, about};
+
+const FORWARDED: &str = FINDINGS[0];
+const ONE_CLIENT: &str = FINDINGS[1];
+const CLOCK: &str = FINDINGS[2];
+const EVICTS: &str = FINDINGS[3];
+const REPLICA: &str = FINDINGS[4];
+
+/// How long requests that were forwarded by nobody we trust are a finding, seconds.
+const LATELY: u64 = 600;
+/// How often clients are looked at, seconds.
+const LOOK_EVERY: u64 = 5;
+/// The share of a limit's requests that no single client should make, and of so many at least.
+const SHARE: f64 = 0.9;
+const LEAST: u64 = 1000;
+/// How far the store's clock may be from ours, microseconds.
+const CLOCK_US: u64 = 1_000_000;
+/// How long the store has to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    found: BTreeMap<&'static str, Finding>,
+    /// Requests that were forwarded by nobody we trust, and when there was last one more, seconds.
+    forwarded: (u64, u64),
+    /// How long the store took to answer when it was last asked.
+    pub(super) round_trip: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Finding {
+    text: String,
+    first_us: u64,
+    count: u64,
+    /// Whether it was found when it was last looked for.
+    holds: bool,
+}
+
+impl Findings {
+    /// What was looked for, and if it was found, what to say and how often it was met.
+    fn note(&mut self, id: &'static str, met: Option<(String, u64)>) {
+        let Some((text, count)) = met else {
+            if let Some(finding) = self.found.get_mut(id) {
+                finding.holds = false;
+            }
+            return;
+        };
+        let finding = self.found.entry(id).or_insert_with(|| {
+            tracing::warn!(finding = id, silence = silence(id), "{text}");
+            Finding {
+                text: String::new(),
+                first_us: clock::unix_us(),
+                count: 0,
+                holds: true,
+            }
+        });
+        (finding.text, finding.count, finding.holds) = (text, count, true);
+    }
+
+    /// The same of what is met anew at each look.
+    fn note_again(&mut self, id: &'static str, met: Option<String>) {
+        let before = self.found.get(id).map_or(0, |finding| finding.count);
+        self.note(id, met.map(|text| (text, before + 1)));
+    }
+
+    /// What is found now.
+    pub(super) fn told(&self, silent: &[&str]) -> Vec<Value> {
+        let list = self.holding(silent).map(|(id, finding)| {
+            json!({
+                "id": id,
+                "severity": "warning",
+                "text": finding.text,
+                "first_seen": seconds(finding.first_us),
+                "count": finding.count,
+                "silence": silence(id),
+            })
+        });
+        list.collect()
+    }
+
+    /// Each that there may be, and whether it is found now.
+    pub(super) fn all(&self, silent: &[&str]) -> impl Iterator<Item = (&'static str, bool)> {
+        let holding: Vec<&str> = self.holding(silent).map(|(id, _)| id).collect();
+        FINDINGS
+            .into_iter()
+            .map(move |id| (id, holding.contains(&id)))
+    }
+
+    fn holding(&self, silent: &[&str]) -> impl Iterator<Item = (&'static str, &Finding)> {
+        let found = self.found.iter().map(|(id, finding)| (*id, finding));
+        found.filter(|(id, finding)| finding.holds && !silent.contains(id))
+    }
+
+    fn forwarded(&mut self, count: u64, now: u64) {
+        if count > self.forwarded.0 {
+            self.forwarded = (count, now);
+        }
+        let (most, last) = self.forwarded;
+        let text = "peers outside `trusted_proxies` say whom they forward for (X-Forwarded-.., \
+                    X-Real-IP), and are not believed: each of them counts as one client; if they \
+                    are proxies of yours, name their networks in `trusted_proxies`";
+        let lately = most > 0 && now < last + LATELY;
+        self.note(FORWARDED, lately.then(|| (text.to_owned(), most)));
+    }
+
+    /// What the store said of itself; nothing where it did not answer.
+    fn of_store(&mut self, about: Option<&About>, may_be_replica: bool, silent: &[&str]) {
+        self.round_trip = about.and_then(|about| about.round_trip);
+        let Some(about) = about else { return };
+        let met = [
+            (CLOCK, clock_is_off(about)),
+            (EVICTS, evicts(about)),
+            (REPLICA, is_replica(about).filter(|_| !may_be_replica)),
+        ];
+        for (id, met) in met {
+            self.note_again(id, met.filter(|_| !silent.contains(&id)));
+        }
+    }
+}
+
+/// What to write where one is not wanted.
+fn silence(id: &str) -> String {
+    format!("[log] silence = [\"{id}\"]")
+}
+
+fn clock_is_off(about: &About) -> Option<String> {
+    let ahead_us = about.clock_ahead_us?;
+    let off = ahead_us.unsigned_abs();
+    let direction = if ahead_us > 0 { "ahead of" } else { "behind" };
+    let seconds = off as f64 / 1e6;
+    (off > CLOCK_US).then(|| {
+        format!(
+            "the store's clock is {seconds:.1} s {direction} this machine's: limits go by the \
+             store's, so the times that clients are told in `X-RateLimit-Reset` are off; keep both \
+             in time (NTP)"
+        )
+    })
+}
+
+fn evicts(about: &About) -> Option<String> {
+    let policy = about.maxmemory_policy.as_deref()?;
+    let forgets = policy.starts_with("allkeys-") || policy == "volatile-random";
+    forgets.then(|| {
+        format!(
+            "the store's `maxmemory-policy` is `{policy}`: when memory is short it forgets counts, \
+             and clients begin anew; use `noeviction` or `volatile-ttl`"
+        )
+    })
+}
+
+fn is_replica(about: &About) -> Option<String> {
+    let text = "the store is a replica, and takes no writes: limits follow `on_error`; name its \
+                master in `[store] url`, or use `redis+sentinel://`";
+    (about.role.as_deref() == Some("slave")).then(|| text.to_owned())
+}
+
+/// Whether a limit counts clients apart: one that does not has but one key for all of them.
+fn tells_clients_apart(limit: &Limit) -> bool {
+    let mut parts = limit.key.parts.iter().flat_map(|part| part.0.iter());
+    parts.any(|part| {
+        !matches!(
+            part,
+            Part::Global
+                | Part::Route
+                | Part::Path
+                | Part::PathParam(_)
+                | Part::Method
+                | Part::Host
+                | Part::Tier
+        )
+    })
+}
+
+impl Desk {
+    pub(super) fn findings(&self) -> MutexGuard<'_, Findings> {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks for what can be seen in this process.
+    pub(super) fn look_for_findings(&self) {
+        let now = now_s();
+        self.grounds.sight.look(|view| {
+            let silent = &view.config.log.silence;
+            if !silent.contains(&FORWARDED) {
+                let forwarded = view.proxies().map(|proxy| proxy.meter().forwarded());
+                self.findings().forwarded(forwarded.sum(), now);
+            }
+            if now.is_multiple_of(LOOK_EVERY) && !silent.contains(&ONE_CLIENT) {
+                let met = self.one_client(view, now);
+                self.findings().note(ONE_CLIENT, met);
+            }
+        });
+    }
+
+    fn one_client(&self, view: &View<'_>, now: u64) -> Option<(String, u64)> {
+        let crowd = self.crowd();
+        let limits = view.config.limits.iter();
+        let mut limits = limits.filter(|limit| tells_clients_apart(limit));
+        let (limit, client) = limits.find_map(|limit| {
+            let client = crowd.dominant(&limit.name, SHARE, LEAST, now)?;
+            Some((&limit.name, client))
+        })?;
+        let id = Tag(client.tag.to_le_bytes());
+        let text = format!(
+            "one client makes nine of ten requests that limit `{limit}` counts ({id}): a proxy in \
+             front that `trusted_proxies` does not name looks like that, and so does a key that \
+             all clients share"
+        );
+        Some((text, client.requests))
+    }
+}
+
+/// Asks the store about itself, beside everything else.
+pub(super) fn ask_store(desk: &Arc<Desk>) {
+    let seen = desk
+        .grounds
+        .sight
+        .look(|view| match &view.config.store.kind {
+            StoreKind::Redis(redis) => Some((redis.clone(), view.config.log.silence.clone())),
+            StoreKind::Memory => None,
+        });
+    let Some(Some((redis, silent))) = seen else {
+        return;
+    };
+    let desk = Arc::clone(desk);
+    tokio::spawn(async move {
+        // Any node of a cluster may answer, also one that takes no writes.
+        let may_be_replica = matches!(redis.topology, RedisTopology::Cluster { .. });
+        let said = about(&redis, PATIENCE).await.ok();
+        desk.findings()
+            .of_store(said.as_ref(), may_be_replica, &silent);
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(findings: &Findings) -> Vec<&'static str> {
+        findings.holding(&[]).map(|(id, _)| id).collect()
+    }
+
+    #[test]
+    fn what_a_store_says_of_itself_is_judged() {
+        let mut findings = Findings::default();
+        let fine = About {
+            role: Some("master".to_owned()),
+            maxmemory_policy: Some("noeviction".to_owned()),
+            round_trip: Some(Duration::from_millis(1)),
+            clock_ahead_us: Some(-900_000),
+            ..About::default()
+        };
+        findings.of_store(Some(&fine), false, &[]);
+        assert!(ids(&findings).is_empty());
+        assert_eq!(findings.round_trip, fine.round_trip);
+        let odd = About {
+            role: Some("slave".to_owned()),
+            maxmemory_policy: Some("allkeys-lru".to_owned()),
+            clock_ahead_us: Some(-1_500_000),
+            ..About::default()
+        };
+        findings.of_store(Some(&odd), true, &[CLOCK]);
+        assert_eq!(ids(&findings), [EVICTS]);
+        findings.of_store(Some(&odd), false, &[]);
+        assert_eq!(ids(&findings), [CLOCK, EVICTS, REPLICA]);
+        let told = findings.told(&[EVICTS, REPLICA]);
+        assert_eq!(told.len(), 1);
+        let text = told[0]["text"].as_str().unwrap();
+        assert!(text.contains("1.5 s behind"), "{text}");
+        assert_eq!(told[0]["silence"], "[log] silence = [\"store-clock\"]");
+        // Silence says nothing new, and what is mended is not told.
+        findings.of_store(None, false, &[]);
+        assert_eq!((ids(&findings).len(), findings.round_trip), (3, None));
+        findings.of_store(Some(&fine), false, &[]);
+        assert!(findings.all(&[]).all(|(_, holds)| !holds));
+        assert_eq!(findings.found[EVICTS].count, 2);
+    }
+
+    #[test]
+    fn forwarding_by_nobody_is_a_finding_for_a_while() {
+        let mut findings = Findings::default();
+        findings.forwarded(0, 1000);
+        assert!(ids(&findings).is_empty());
+        findings.forwarded(3, 1001);
+        assert_eq!(ids(&findings), [FORWARDED]);
+        findings.forwarded(3, 1000 + LATELY);
+        assert_eq!(findings.told(&[])[0]["count"], 3);
+        findings.forwarded(3, 1001 + LATELY);
+        assert!(ids(&findings).is_empty());
+    }
+}
