@@ -38,7 +38,9 @@ pub(super) fn span(seconds: f64) -> String {
     let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{whole} s"),
-        (0, 0, _) if minutes < 10 && whole % 60 > 0 => format!("{minutes} min {} s", whole % 60),
+        (0, 0, _) if minutes < 10 && !whole.is_multiple_of(60) => {
+            format!("{minutes} min {} s", whole % 60)
+        }
         (0, 0, _) => format!("{minutes} min"),
         (0, _, 0) => format!("{hours} h"),
         (0, ..) => format!("{hours} h {minutes} min"),

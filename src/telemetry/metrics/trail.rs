@@ -117,8 +117,8 @@ mod tests {
         Seen {
             tag: tag.to_le_bytes(),
             limit: number as u32,
-            denied: number % 2 == 0,
-            again: number % 3 == 0,
+            denied: number.is_multiple_of(2),
+            again: number.is_multiple_of(3),
             left: (number as u32, !(number as u32)),
         }
     }
