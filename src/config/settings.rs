@@ -352,7 +352,7 @@ fn silence(section: &mut Section<'_>) -> Vec<&'static str> {
             continue;
         }
         let all = FINDINGS.map(|id| format!("`{id}`")).join(", ");
-        let help = match nearest(&text.value, FINDINGS.into_iter()) {
+        let help = match nearest(&text.value, FINDINGS) {
             Some(id) => format!("did you mean `{id}`?"),
             None => format!("write some of {all}"),
         };
