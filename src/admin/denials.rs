@@ -124,7 +124,7 @@ impl Told {
             "id": denial.tag.to_string(),
             "retry_after": denial.retry_after,
             "request_id": denial.request_id,
-            "shadow": false,
+            "shadow": denial.shadow,
         });
         Told {
             limit: denial.limit,

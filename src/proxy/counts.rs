@@ -92,23 +92,26 @@ impl Limiter {
         let Some((item, verdict)) = items.find(|(_, verdict)| verdict.retry.denies()) else {
             return;
         };
-        denials.note(|| Denial {
-            at_us: clock::unix_us(),
-            limit: item.limit.name.to_string(),
-            route: line.route.as_deref().unwrap_or_default().to_owned(),
-            method: request.method().clone(),
-            path: short(request.uri().path()),
-            client: line.client,
-            tag: item.tag,
-            retry_after: match verdict.retry {
-                Retry::After(us) => Some(seconds_up(us).max(1)),
-                _ => None,
-            },
-            request_id: line
-                .request_id
-                .as_ref()
-                .map_or("", RequestId::as_str)
-                .to_owned(),
+        denials.note(|| {
+            Some(Denial {
+                at_us: clock::unix_us(),
+                limit: item.limit.name.to_string(),
+                route: line.route.as_deref().unwrap_or_default().to_owned(),
+                method: request.method().clone(),
+                path: short(request.uri().path()),
+                client: line.client,
+                tag: item.tag,
+                retry_after: match verdict.retry {
+                    Retry::After(us) => Some(seconds_up(us).max(1)),
+                    _ => None,
+                },
+                request_id: line
+                    .request_id
+                    .as_ref()
+                    .map_or("", RequestId::as_str)
+                    .to_owned(),
+                shadow: false,
+            })
         });
     }
 

@@ -11,8 +11,10 @@ use super::grpc::is_grpc;
 use super::request_id::RequestId;
 use super::riders::Riders;
 use crate::clock;
+use crate::limit::headers::seconds_up;
 use crate::limit::{Charge, Decision, Retry, Tag};
 use crate::telemetry::access::{Buffer, Entry, Outcome};
+use crate::telemetry::denials::{Denial, short};
 use crate::telemetry::metrics::method_of;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
@@ -122,6 +124,31 @@ impl Line {
         }
     }
 
+    /// A denial by a limit on trial, for whoever watches; nothing where no head is kept.
+    pub(super) fn denial_on_trial(
+        &self,
+        limit: &str,
+        (tag, retry): (Tag, Retry),
+    ) -> Option<Denial> {
+        let head = self.head.as_ref()?;
+        let request_id = self.request_id.as_ref().map_or("", RequestId::as_str);
+        Some(Denial {
+            at_us: clock::unix_us(),
+            limit: limit.to_owned(),
+            route: self.route.as_deref().unwrap_or_default().to_owned(),
+            method: head.method.clone(),
+            path: short(head.uri.path()),
+            client: self.client,
+            tag,
+            retry_after: match retry {
+                Retry::After(us) => Some(seconds_up(us).max(1)),
+                _ => None,
+            },
+            request_id: request_id.to_owned(),
+            shadow: true,
+        })
+    }
+
     pub(crate) fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
@@ -129,7 +156,13 @@ impl Line {
     /// Looks at the riders' decisions, and writes it.
     pub(crate) fn write(mut self) {
         let riders = self.riders.take();
-        let would_deny = riders.map(|mut riders| riders.would_deny(self.log.trials()));
+        let would_deny = riders.map(|mut riders| {
+            let names = riders.would_deny(self.log.trials());
+            if !names.is_empty() {
+                riders.tell_denials(&self);
+            }
+            names
+        });
         let Some(head) = self.head.as_ref().filter(|_| self.to_write) else {
             return;
         };

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::counts::see;
+use super::line::Line;
 use super::slots::{Slots, Stores, slots_of};
 use crate::limit::{Charge, Decision, Role};
 use crate::store::Observed;
@@ -115,6 +116,24 @@ impl Riders {
             names.extend(rider.name().filter(|_| !allowed));
         }
         names
+    }
+
+    /// What of them would have denied the request, for whoever watches.
+    #[cold]
+    pub(super) fn tell_denials(&mut self, line: &Line) {
+        let Some(denials) = self.stores.meter.denials() else {
+            return;
+        };
+        for rider in &mut self.list {
+            let name = rider.name();
+            let retry = rider.decision().filter(|decision| !decision.allowed);
+            let retry = retry.and_then(|decision| decision.verdicts.first());
+            let retry = retry.map(|verdict| verdict.retry);
+            let item = rider.charge.first();
+            if let Some(((item, retry), name)) = item.zip(retry).zip(name) {
+                denials.note(|| line.denial_on_trial(&name, (item.tag, retry)));
+            }
+        }
     }
 }
 

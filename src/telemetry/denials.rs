@@ -36,6 +36,8 @@ pub struct Denial {
     pub retry_after: Option<u64>,
     /// The id that it was given.
     pub request_id: String,
+    /// Whether the limit is on trial: the request went on.
+    pub shadow: bool,
 }
 
 /// See the file's head.
@@ -49,11 +51,11 @@ struct Room {
 }
 
 impl Denials {
-    /// One more, made only if there is room for it.
-    pub fn note(&self, make: impl FnOnce() -> Denial) {
+    /// One more, made only if there is room for it, and if it can be.
+    pub fn note(&self, make: impl FnOnce() -> Option<Denial>) {
         let mut room = self.room();
         if room.list.len() < ROOM {
-            room.list.push(make());
+            room.list.extend(make());
         } else {
             room.dropped += 1;
         }

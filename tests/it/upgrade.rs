@@ -291,3 +291,26 @@ fn an_idle_connection_gets_one_more_answer_after_sigterm() {
     drop(unused);
     proxy.wait_for_end(pid);
 }
+
+#[test]
+fn the_new_process_has_the_admin() {
+    let port = free_port();
+    let settings = format!("admin = \"127.0.0.1:{port}\"\n{}", settings(&upstream()));
+    let lineage = Lineage::start("\"127.0.0.1:0\"", &settings, "");
+    let pid = || {
+        let asked = "GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+        let mut client = Client::over(stream);
+        client.send(asked);
+        let text = client.try_answer(false)?.text();
+        let status: serde_json::Value = serde_json::from_str(&text).ok()?;
+        status["pid"].as_u64()
+    };
+    for _ in 0..2 {
+        eventually("it answers", || pid() == Some(lineage.pid().into()));
+        lineage.upgrade();
+    }
+    eventually("the last one alone answers", || {
+        (0..20).all(|_| pid() == Some(lineage.pid().into()))
+    });
+}

@@ -78,8 +78,24 @@ fn denials_are_told_as_they_are_made() {
     );
     assert_eq!(denial["client"], "203.0.113.0/24");
     assert!(denial["retry_after"].as_u64().unwrap() > 3000);
-    let listed = looked.json("/api/v1/denials");
-    assert_eq!(listed["denials"][0], denial);
+    // Those of the limit on trial are told too, once their answers have ended.
+    let tried = |looked: &Looked| {
+        let listed = looked.json("/api/v1/denials")["denials"].clone();
+        let (tried, real): (Vec<Value>, Vec<Value>) =
+            (listed.as_array().unwrap().iter().cloned()).partition(|one| one["shadow"] == true);
+        assert_eq!(real, [denial.clone()]);
+        tried
+    };
+    looked.wait_until("both are told", |looked| tried(looked).len() == 2);
+    let tried = &tried(&looked)[0];
+    assert_eq!(
+        (&tried["limit"], &tried["path"]),
+        (&"tried".into(), &"/login".into())
+    );
+    assert_eq!(
+        (&tried["id"], &tried["client"]),
+        (&denial["id"], &denial["client"])
+    );
 }
 
 #[test]
