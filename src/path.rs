@@ -78,6 +78,14 @@ impl<'a> CanonicalPath<'a> {
         })
     }
 
+    /// The same on its own; [`CanonicalPath::is_as_sent`] is forgotten.
+    pub fn into_owned(self) -> CanonicalPath<'static> {
+        CanonicalPath {
+            resolved: Cow::Owned(self.resolved.into_owned()),
+            unresolved: self.unresolved,
+        }
+    }
+
     /// Begins with `/`; ends with one only if it is nothing else.
     pub fn as_str(&self) -> &str {
         &self.resolved

@@ -26,3 +26,4 @@ pub mod spaces;
 pub mod structured;
 pub mod target;
 pub mod text;
+pub mod ways;

@@ -4,7 +4,6 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use http::header;
 
 use super::run::{accept, say};
 use super::{DID_NOT_WORK, WRONG_USE};
@@ -16,6 +15,7 @@ use crate::replay::logs::{Forms, Logs};
 use crate::replay::print::{self, Paint};
 use crate::replay::report::{Report, Wanted};
 use crate::replay::structured::HeaderFrom;
+use crate::replay::text::Wanted as Wants;
 use crate::replay::{html, json_report};
 
 mod progress;
@@ -138,7 +138,7 @@ fn wanted(args: &mut ReplayArgs) -> Result<Asked, String> {
                 FormatWord::TidegateText => Format::OwnText,
             }),
             headers: headers.collect::<Result<_, _>>()?,
-            agents: true,
+            wanted: Wants::ALL,
         },
         suggest,
     })
@@ -168,7 +168,7 @@ fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
     };
     let mut engine = Engine::new(config, &args.host, args.max_keys);
     let forms = Forms {
-        agents: engine.plan.asks(&[header::REFERER, header::USER_AGENT]),
+        wanted: engine.plan.wanted(),
         ..asked.forms
     };
     let mut logs = Logs::open(&args.logs, &forms)

@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use smallvec::SmallVec;
 
 use super::course::Course;
@@ -22,27 +22,15 @@ use super::rates::{RATES, Rates};
 use super::series::{Minutes, Timeline};
 use super::spaces::Spaces;
 use super::target::split;
-use crate::client::ClientIp;
-use crate::config::{Bypass, Config};
-use crate::limit::key::jwt::JwtRules;
-use crate::limit::key::{ApiKeySources, Claims, Derived, Facts};
-use crate::limit::tier::Tiers;
+use super::ways::{Sent, Ways};
+use crate::config::Config;
+use crate::limit::key::{Derived, Facts};
 use crate::limit::{Algorithm, Window};
-use crate::path::CanonicalPath;
-use crate::route::{Ask as RouteAsk, Found, RouteTable, host_of, is_preflight};
+use crate::route::{Ask as RouteAsk, Found};
 
-/// The parts of a configuration that read a request.
-#[derive(Debug)]
-struct Reading {
-    routes: RouteTable,
-    bypass: Vec<Bypass>,
-    client_ip: ClientIp,
-    api_key: ApiKeySources,
-    jwt: Option<JwtRules>,
-    tiers: Option<Tiers>,
-    /// The host of requests whose log has none.
-    host: String,
-}
+mod reading;
+
+use reading::{Reading, parse};
 
 /// What a row has seen.
 #[derive(Clone, Debug, Default)]
@@ -96,6 +84,8 @@ pub struct Engine {
     max_keys: usize,
     held: BinaryHeap<Reverse<Release>>,
     headers: HeaderMap,
+    /// Where targets went that came before; nowhere if nothing is to be remembered.
+    ways: Option<Ways>,
 }
 
 /// What one request asks of one window.
@@ -112,8 +102,19 @@ impl Engine {
     pub fn new(config: Config, host: &str, max_keys: usize) -> Engine {
         let plan = Plan::new(&config);
         let rows = plan.rows.len();
+        let by_headers = config.routes.iter().any(|route| !route.headers.is_empty());
+        let reading = Reading {
+            by_headers,
+            routes: config.routes,
+            bypass: config.bypass,
+            client_ip: config.client_ip,
+            api_key: config.api_key,
+            jwt: config.jwt,
+            tiers: config.tier,
+            host: host.to_owned(),
+        };
         Engine {
-            spaces: Spaces::new(&plan.spaces),
+            spaces: Spaces::new(&plan.spaces, &reading.api_key),
             seen: vec![Seen::default(); rows],
             totals: Totals::default(),
             timeline: Timeline::new(2 + rows),
@@ -121,16 +122,9 @@ impl Engine {
             max_keys: max_keys.max(16),
             held: BinaryHeap::new(),
             headers: HeaderMap::new(),
+            ways: Some(Ways::new()),
             plan,
-            reading: Reading {
-                routes: config.routes,
-                bypass: config.bypass,
-                client_ip: config.client_ip,
-                api_key: config.api_key,
-                jwt: config.jwt,
-                tiers: config.tier,
-                host: host.to_owned(),
-            },
+            reading,
         }
     }
 
@@ -163,66 +157,18 @@ impl Engine {
         }
     }
 
-    /// What `Limiter::read` and `Limiter::ask` do.
+    /// What `Limiter::read` does, unless the same target went somewhere already.
     fn read(&mut self, entry: &Entry<'_>, now_us: u64) -> Result<(), Outside> {
-        let reading = &self.reading;
-        let headers = &self.headers;
+        let Engine {
+            reading, headers, ..
+        } = self;
         let (authority, path, query) = split(&entry.target);
-        let method = Method::from_bytes(entry.method.as_bytes());
-        let method = method.map_err(|_| Outside::Refused)?;
-        if matches!(method, Method::CONNECT | Method::TRACE) {
-            return Err(Outside::Refused);
-        }
         let said = authority.or(entry.host.as_deref());
-        let host = match said.unwrap_or(&reading.host) {
-            "" => "".into(),
-            host => host_of(host).map_err(|_| Outside::Refused)?,
+        let sent = Sent {
+            method: entry.method,
+            host: said.unwrap_or(&reading.host),
+            path,
         };
-        let path = CanonicalPath::parse(path).map_err(|_| Outside::Refused)?;
-        let (client, trusted) = reading.client(entry, headers);
-        let ask = RouteAsk {
-            host: &host,
-            path: &path,
-            method: &method,
-            headers,
-        };
-        let found = reading.routes.find(&ask).ok_or(Outside::NoRoute)?;
-        let facts = Facts {
-            ip: reading.client_ip.group(client),
-            api_key: &reading.api_key,
-            method: &method,
-            host: &host,
-            path: &path,
-            query,
-            headers,
-            route: &found.route.name,
-            params: &found.params,
-            claims: None,
-            tier: None,
-            certificate: None,
-        };
-        let claims = reading.claims(&facts, now_us);
-        let facts = Facts {
-            claims: claims.as_ref(),
-            ..facts
-        };
-        let tiers = reading.tiers.as_ref();
-        let tier = tiers.and_then(|tiers| tiers.tier_of(&facts, trusted));
-        let facts = Facts {
-            tier: tier.as_deref(),
-            ..facts
-        };
-        if found.route.limits.is_empty() || is_preflight(&method, headers) {
-            return Err(Outside::Unlimited);
-        }
-        if reading
-            .bypass
-            .iter()
-            .any(|bypass| bypass.covers(&facts, client))
-        {
-            return Err(Outside::Bypassed);
-        }
-        let cost = found.route.cost.units(headers, trusted);
         let mut counting = Counting {
             plan: &mut self.plan,
             spaces: &mut self.spaces,
@@ -233,7 +179,34 @@ impl Engine {
             max_keys: self.max_keys,
             now_us,
         };
-        counting.ask(entry, &found, &facts, (client, cost))
+        // Where headers decide, only requests without any go the same way.
+        let ways = self.ways.as_mut();
+        let mut ways = ways.filter(|_| headers.is_empty() || !reading.by_headers);
+        let hash = ways.as_ref().map_or(0, |ways| ways.hash(&sent));
+        let known = ways.as_ref();
+        if let Some((parsed, found)) =
+            known.and_then(|ways| ways.find(hash, &sent, &reading.routes))
+        {
+            let facts = reading.facts(parsed, &found, (query, headers));
+            return reading.ask(entry, &found, (facts, now_us), |facts, of| {
+                counting.ask(entry, &found, facts, of)
+            });
+        }
+        let parsed = parse(&sent)?;
+        let ask = RouteAsk {
+            host: &parsed.host,
+            path: &parsed.path,
+            method: &parsed.method,
+            headers,
+        };
+        let found = reading.routes.find(&ask).ok_or(Outside::NoRoute)?;
+        if let Some(ways) = &mut ways {
+            ways.keep(hash, &sent, &parsed, &found);
+        }
+        let facts = reading.facts(&parsed, &found, (query, headers));
+        reading.ask(entry, &found, (facts, now_us), |facts, of| {
+            counting.ask(entry, &found, facts, of)
+        })
     }
 
     /// Routes whose responses say what a request weighed, which no log does.
@@ -264,28 +237,6 @@ impl Engine {
     }
 }
 
-impl Reading {
-    /// The client's address, and whether its peer may say whom it speaks for. Where the log has no
-    /// word of such a peer, whom its writer took for the client is believed.
-    fn client(&self, entry: &Entry<'_>, headers: &HeaderMap) -> (IpAddr, bool) {
-        let peer = entry.peer.to_canonical();
-        let trusted = self.client_ip.trusts(peer);
-        let client = match entry.client {
-            Some(client) if trusted && !headers.contains_key(&self.client_ip.header) => {
-                client.to_canonical()
-            }
-            _ => self.client_ip.find(peer, headers),
-        };
-        (client, trusted)
-    }
-
-    fn claims(&self, facts: &Facts<'_>, now_us: u64) -> Option<Claims> {
-        let rules = self.jwt.as_ref()?;
-        let verified = facts.with_bearer(|token| rules.verify(token, now_us / 1_000_000));
-        verified.map(|verified| verified.claims)
-    }
-}
-
 /// All that a request that asks limits changes.
 struct Counting<'e> {
     plan: &'e mut Plan,
@@ -308,8 +259,8 @@ impl Counting<'_> {
     ) -> Result<(), Outside> {
         self.spaces.begin();
         let (mut charge, mut riders) = (Items::new(), SmallVec::<[Items; 1]>::new());
-        for limit in &found.route.limits {
-            let place = self.plan.find(limit).unwrap_or(0);
+        for (nth, limit) in found.route.limits.iter().enumerate() {
+            let place = self.plan.find(found.route, nth);
             let planned = &self.plan.limits[place];
             let exempt = limit.exempt.has(client, &limit.key, facts);
             match self.spaces.derive(planned.space, facts) {
@@ -323,14 +274,19 @@ impl Counting<'_> {
                 continue;
             }
             let units = cost.saturating_mul(limit.cost);
-            let own = self.items(place, limit.windows_of(facts.tier), units, entry);
-            match limit.shadow {
-                true if !own.is_empty() => riders.push(own),
-                true => {}
-                false => charge.extend(own),
+            let windows = limit.windows_of(facts.tier);
+            if limit.shadow {
+                riders.push(Items::new());
             }
+            let own = match riders.last_mut() {
+                Some(rider) if limit.shadow => rider,
+                _ => &mut charge,
+            };
+            self.items((place, windows), units, entry, own);
             if !limit.candidate.is_empty() {
-                riders.push(self.items(place, &limit.candidate, units, entry));
+                let mut rider = Items::new();
+                self.items((place, &limit.candidate), units, entry, &mut rider);
+                riders.push(rider);
             }
         }
         let allowed = self.decide(&charge, entry, found);
@@ -349,14 +305,13 @@ impl Counting<'_> {
     /// What these windows of a limit are asked.
     fn items(
         &mut self,
-        place: usize,
-        windows: &[Arc<Window>],
+        (place, windows): (usize, &[Arc<Window>]),
         cost: u64,
         entry: &Entry<'_>,
-    ) -> Items {
+        items: &mut Items,
+    ) {
         let planned = &self.plan.limits[place];
         let name = self.spaces.name(planned.space);
-        let mut items = Items::new();
         for window in windows {
             let row = planned.row(window);
             let Some(known) = self.plan.rows.get(row) else {
@@ -382,50 +337,72 @@ impl Counting<'_> {
                 },
             });
         }
-        items
     }
 
     /// All or nothing, at each rate by itself.
     fn decide(&mut self, items: &Items, entry: &Entry<'_>, found: &Found<'_, '_>) -> Rates<bool> {
+        let refund = &found.route.refund;
+        let refunds = !refund.is_empty()
+            && StatusCode::from_u16(entry.status).is_ok_and(|status| refund.contains(status));
+        // Nearly every request asks one window.
+        if let [item] = items.as_slice() {
+            let looked = self.look(item);
+            let allowed = looked.denies.map(|denies| !denies);
+            self.settle((item, &looked), &allowed, entry, refunds);
+            return allowed;
+        }
         let mut allowed = Rates::default().map(|_: &bool| true);
         let mut looks: SmallVec<[Looked; 4]> = SmallVec::new();
-        for Item { row, ask } in items {
-            let meter = self.plan.rows[*row].meter;
-            let looked = self.plan.meters[meter].look(ask, self.now_us);
+        for item in items {
+            let looked = self.look(item);
             for rate in RATES {
                 allowed[rate] &= !looked.denies[rate];
             }
             looks.push(looked);
         }
-        let status = StatusCode::from_u16(entry.status).ok();
-        let refunds = status.is_some_and(|status| found.route.refund.contains(status));
-        for (Item { row, ask }, looked) in items.iter().zip(&looks) {
-            let known = &self.plan.rows[*row];
-            let meter = &mut self.plan.meters[known.meter];
-            let stamps = meter.settle(ask, looked, &allowed);
-            meter.note(ask.place, u16::try_from(*row).unwrap_or(0), &looked.denies);
-            if meter.algorithm() == Algorithm::Slots {
-                self.held.push(Reverse(Release {
-                    at_us: self.now_us + entry.duration_us.unwrap_or(0),
-                    meter: known.meter,
-                    ask: *ask,
-                    stamps,
-                    allowed,
-                }));
-            } else if refunds && ask.cost > 0 {
-                meter.give_back(ask, &stamps, &allowed, self.now_us);
-            }
-            let seen = &mut self.seen[*row];
-            seen.asked += 1;
-            for rate in RATES {
-                seen.denied[rate] += u64::from(looked.denies[rate]);
-            }
-            if looked.denies.own {
-                seen.minutes.note(self.now_us);
-                self.timeline.note(2 + *row);
-            }
+        for asked in items.iter().zip(&looks) {
+            self.settle(asked, &allowed, entry, refunds);
         }
         allowed
+    }
+
+    fn look(&mut self, Item { row, ask }: &Item) -> Looked {
+        let meter = self.plan.rows[*row].meter;
+        self.plan.meters[meter].look(ask, self.now_us)
+    }
+
+    /// Charges what is allowed, and notes what happened.
+    fn settle(
+        &mut self,
+        (Item { row, ask }, looked): (&Item, &Looked),
+        allowed: &Rates<bool>,
+        entry: &Entry<'_>,
+        refunds: bool,
+    ) {
+        let meter = self.plan.rows[*row].meter;
+        let counts = &mut self.plan.meters[meter];
+        let stamps = counts.settle(ask, looked, allowed);
+        counts.note(ask.place, u16::try_from(*row).unwrap_or(0), &looked.denies);
+        if counts.algorithm() == Algorithm::Slots {
+            self.held.push(Reverse(Release {
+                at_us: self.now_us + entry.duration_us.unwrap_or(0),
+                meter,
+                ask: *ask,
+                stamps,
+                allowed: *allowed,
+            }));
+        } else if refunds && ask.cost > 0 {
+            counts.give_back(ask, &stamps, allowed, self.now_us);
+        }
+        let seen = &mut self.seen[*row];
+        seen.asked += 1;
+        for rate in RATES {
+            seen.denied[rate] += u64::from(looked.denies[rate]);
+        }
+        if looked.denies.own {
+            seen.minutes.note(self.now_us);
+            self.timeline.note(2 + *row);
+        }
     }
 }
 

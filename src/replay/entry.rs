@@ -5,8 +5,6 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use smallvec::SmallVec;
-
 /// What a line says of a request.
 #[derive(Clone, Debug)]
 pub struct Entry<'l> {
@@ -30,8 +28,9 @@ pub struct Entry<'l> {
     pub headers: Headers<'l>,
 }
 
-/// Headers of a line, by their names in any case.
-pub type Headers<'l> = SmallVec<[(Cow<'l, str>, Cow<'l, str>); 4]>;
+/// Headers of a line, by their names in any case. Most lines have none that matter, and whatever
+/// stood in the entry itself would be moved with it.
+pub type Headers<'l> = Vec<(Cow<'l, str>, Cow<'l, str>)>;
 
 /// Why a line could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -4,7 +4,7 @@
 
 use super::entry::{Entry, Fault, Format};
 use super::structured::{self, HeaderFrom};
-use super::text::{self, Dates};
+use super::text::{self, Dates, Wanted};
 
 /// Bytes of a line, at most.
 pub const MAX_LINE: usize = 1 << 20;
@@ -15,8 +15,8 @@ pub struct Reader {
     forced: Option<Format>,
     from: Vec<HeaderFrom>,
     dates: Dates,
-    /// Whether anybody asks for `Referer` and `User-Agent`.
-    pub agents: bool,
+    /// What anybody asks for.
+    pub wanted: Wanted,
 }
 
 impl Reader {
@@ -26,7 +26,7 @@ impl Reader {
             forced,
             from: from.to_vec(),
             dates: Dates::default(),
-            agents: true,
+            wanted: Wanted::ALL,
         }
     }
 
@@ -48,7 +48,7 @@ impl Reader {
             let entry = text::own(line, &mut self.dates)?;
             Ok((entry, Format::OwnText))
         } else {
-            text::common(line, &mut self.dates, self.agents)
+            text::common(line, &mut self.dates, self.wanted)
         }
     }
 }

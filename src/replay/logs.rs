@@ -10,6 +10,7 @@ use super::entry::{Entry, Fault, Format};
 use super::file::{self, Lines};
 use super::formats::Reader;
 use super::structured::HeaderFrom;
+use super::text::Wanted;
 
 /// Of an unopened log so much is looked at to find its first time, bytes.
 const LOOK: u64 = 64 << 10;
@@ -23,8 +24,8 @@ pub struct Forms {
     pub format: Option<Format>,
     /// Members that are headers.
     pub headers: Vec<HeaderFrom>,
-    /// Whether anybody asks for `Referer` and `User-Agent`.
-    pub agents: bool,
+    /// What anybody asks of them.
+    pub wanted: Wanted,
 }
 
 /// Every log, opened or not.
@@ -123,7 +124,7 @@ impl Logs {
     fn activate(&mut self, place: usize, path: &Path, head_us: u64) -> io::Result<()> {
         let lines = Lines::new(file::open(path, &self.read)?)?;
         let mut reader = Reader::new(self.forms.format, &self.forms.headers);
-        reader.agents = self.forms.agents;
+        reader.wanted = self.forms.wanted;
         self.active.push(Active {
             place,
             lines,

@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use http::{HeaderName, header};
 
 use super::meter::Meter;
 use super::rates::Rates;
+use super::text::Wanted;
 use crate::config::{Bypass, Config};
 use crate::limit::key::{ApiKeySource, ApiKeySources, Key, Part};
 use crate::limit::rate::MAX_UNITS;
 use crate::limit::tier::TierSource;
 use crate::limit::{Algorithm, Limit, Missing, Role, Window};
-use crate::route::CostSource;
+use crate::route::{CostSource, Route};
 
 /// One window of one limit, as clients of one tier have it.
 #[derive(Clone, Debug)]
@@ -67,8 +67,8 @@ pub struct Plan {
     /// Headers that say something, in lower case.
     pub headers: Vec<HeaderName>,
     identities: Vec<u128>,
-    /// Places in `limits`, by where routes have them.
-    places: HashMap<usize, usize>,
+    /// Places in `limits` of each route's, by its number.
+    of_routes: Vec<Vec<usize>>,
 }
 
 impl Plan {
@@ -82,22 +82,32 @@ impl Plan {
             }
         }
         // Limits that are written in a route are no one else's.
-        for limit in config.routes.iter().flat_map(|route| &route.limits) {
-            let place = plan.named(limit).unwrap_or_else(|| plan.add(limit));
-            plan.places.insert(Arc::as_ptr(limit).addr(), place);
+        for route in config.routes.iter() {
+            let place = |limit: &Arc<Limit>| plan.named(limit).unwrap_or_else(|| plan.add(limit));
+            let places = route.limits.iter().map(place).collect();
+            plan.of_routes.push(places);
         }
         plan.note_headers(config);
         plan
     }
 
-    /// The place of a limit that some route asks.
-    pub fn find(&self, limit: &Arc<Limit>) -> Option<usize> {
-        self.places.get(&Arc::as_ptr(limit).addr()).copied()
+    /// The place of one of a route's limits, which is its `nth`.
+    pub fn find(&self, route: &Route, nth: usize) -> usize {
+        let places = self.of_routes.get(route.number);
+        places
+            .and_then(|places| places.get(nth))
+            .map_or(0, |place| *place)
     }
 
-    /// Whether one of these headers says something.
-    pub fn asks(&self, headers: &[HeaderName]) -> bool {
-        headers.iter().any(|name| self.headers.contains(name))
+    /// What of a line in words says something.
+    pub fn wanted(&self) -> Wanted {
+        let asks = |name| self.headers.iter().any(|one| one == name);
+        let is_slots = |row: &Row| row.window.rule.algorithm == Algorithm::Slots;
+        Wanted {
+            agents: asks(header::REFERER) || asks(header::USER_AGENT),
+            extras: asks(HeaderName::from_static("x-forwarded-for"))
+                || self.rows.iter().any(is_slots),
+        }
     }
 
     fn named(&self, limit: &Limit) -> Option<usize> {

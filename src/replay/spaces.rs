@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use crate::limit::Missing;
-use crate::limit::key::{Derived, Facts, Key, Part};
+use crate::limit::key::{ApiKeySource, ApiKeySources, Derived, Facts, Key, Part};
 
 /// Every way in which requests are told apart.
 #[derive(Debug)]
@@ -21,6 +21,9 @@ pub struct Spaces {
 struct Space {
     key: Key,
     missing: Missing,
+    /// What is taken of a request without headers, with its place in `Key::all`, where that is
+    /// sure.
+    bare: Option<Vec<(usize, Part)>>,
     /// The request that `name` and `derived` are of.
     request: u64,
     name: Vec<u8>,
@@ -48,10 +51,11 @@ const MISSING: u8 = 0;
 
 impl Spaces {
     /// For these keys.
-    pub fn new(spaces: &[(Key, Missing)]) -> Spaces {
+    pub fn new(spaces: &[(Key, Missing)], sources: &ApiKeySources) -> Spaces {
         let space = |(key, missing): &(Key, Missing)| Space {
             key: key.clone(),
             missing: *missing,
+            bare: bare(key, sources),
             request: 0,
             name: Vec::new(),
             derived: Ok(()),
@@ -62,6 +66,14 @@ impl Spaces {
         Spaces {
             spaces: spaces.iter().map(space).collect(),
             request: 0,
+        }
+    }
+
+    /// Takes the long way to every key.
+    #[cfg(test)]
+    pub fn take_the_long_way(&mut self) {
+        for space in &mut self.spaces {
+            space.bare = None;
         }
     }
 
@@ -105,9 +117,25 @@ impl Space {
             name,
             carried,
             lacked,
+            bare,
             ..
         } = self;
         name.clear();
+        if let Some(bare) = bare
+            && facts.headers.is_empty()
+        {
+            for (place, part) in bare {
+                carried[*place] += 1;
+                match (&*part, facts.ip) {
+                    (Part::Ip, IpAddr::V4(ip)) => add(name, Some(part), &ip.octets()),
+                    (Part::Ip, IpAddr::V6(ip)) => add(name, Some(part), &ip.octets()),
+                    _ => add(name, Some(part), facts.path.as_str().as_bytes()),
+                }
+            }
+            self.asked += 1;
+            self.derived = Ok(());
+            return;
+        }
         let mut lacks = false;
         let derived = key.each_part(facts, self.missing, |part, value| {
             let taken = part.and_then(|part| key.all().position(|one| std::ptr::eq(one, part)));
@@ -121,6 +149,29 @@ impl Space {
         *lacked += u64::from(lacks || derived.is_err());
         self.derived = derived;
     }
+}
+
+/// The parts of a key that a request without headers has. Nothing where they are not always the
+/// same ones, or others than its address and its path.
+fn bare(key: &Key, sources: &ApiKeySources) -> Option<Vec<(usize, Part)>> {
+    let in_query = |source: &ApiKeySource| matches!(source, ApiKeySource::Query(_));
+    let in_query = sources.0.iter().any(in_query);
+    let is_absent = |part: &Part| match part {
+        Part::Header(_) | Part::Cookie(_) => true,
+        Part::ApiKey => !in_query,
+        _ => false,
+    };
+    let mut taken = Vec::new();
+    let mut before = 0;
+    for part in &key.parts {
+        let nth = part.0.iter().position(|one| !is_absent(one))?;
+        match &part.0[nth] {
+            one @ (Part::Ip | Part::Path) => taken.push((before + nth, one.clone())),
+            _ => return None,
+        }
+        before += part.0.len();
+    }
+    Some(taken)
 }
 
 fn add(name: &mut Vec<u8>, part: Option<&Part>, value: &[u8]) {

@@ -14,6 +14,33 @@ use super::entry::{Entry, Fault, Format, Headers};
 use super::json::unescaped;
 use crate::client;
 
+/// What anybody asks of what stands behind a response's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Who the client says it is and came from.
+    pub agents: bool,
+    /// For whom it spoke, and how long it took.
+    pub extras: bool,
+}
+
+impl Wanted {
+    /// All of it.
+    pub const ALL: Wanted = Wanted {
+        agents: true,
+        extras: true,
+    };
+    const NOTHING: Wanted = Wanted {
+        agents: false,
+        extras: false,
+    };
+}
+
+impl Default for Wanted {
+    fn default() -> Wanted {
+        Wanted::ALL
+    }
+}
+
 /// What is remembered from line to line: most lines have the second of the one before them.
 #[derive(Debug, Default)]
 pub struct Dates {
@@ -32,6 +59,15 @@ impl Dates {
             self.text.extend_from_slice(text);
         }
         Some(self.us)
+    }
+
+    /// What the date that begins at `open` is, and where it ends, if it is the one before it again.
+    fn again(&self, line: &[u8], open: usize) -> Option<(u64, usize)> {
+        let end = open + self.text.len();
+        let is_same = !self.text.is_empty()
+            && line.get(open..end) == Some(self.text.as_slice())
+            && line.get(end) == Some(&b']');
+        is_same.then_some((self.us, end))
     }
 
     /// A time of a day that is long before the last one is of the next day.
@@ -54,16 +90,20 @@ pub fn is_own(line: &[u8]) -> bool {
 
 /// `HOST IDENT USER [DATE] "REQUEST" STATUS BYTES`, and in the combined format `"REFERER" "AGENT"`
 /// after it, and then whatever a server was told to write; a virtual host may stand before it all.
-/// `agents` is whether anybody asks who the client says it is and came from.
 pub fn common<'l>(
     line: &'l [u8],
     dates: &mut Dates,
-    agents: bool,
+    wanted: Wanted,
 ) -> Result<(Entry<'l>, Format), Fault> {
-    let (open, close) = brackets(line).ok_or(Fault::Form)?;
-    let (peer, host) = who(&line[..open])?;
-    let at_us = dates.common(&line[open + 1..close]).ok_or(Fault::Time)?;
-    let after = line[close + 1..].trim_ascii_start();
+    let Head {
+        peer,
+        host,
+        at_us,
+        after,
+    } = match quick(line, dates) {
+        Some(head) => head,
+        None => head(line, dates)?,
+    };
     let (request, after) = quoted(after).ok_or(Fault::Form)?;
     let (method, target) = request_line(request)?;
     let (status, after) = word(after);
@@ -82,12 +122,15 @@ pub fn common<'l>(
     let mut format = Format::Common;
     if let Some((referer, after)) = quoted(after) {
         format = Format::Combined;
-        if agents {
+        if wanted == Wanted::NOTHING {
+            return Ok((entry, format));
+        }
+        if wanted.agents {
             header(&mut entry, "referer", referer);
         }
         let after = match quoted(after) {
             Some((agent, after)) => {
-                if agents {
+                if wanted.agents {
                     header(&mut entry, "user-agent", agent);
                 }
                 after
@@ -99,6 +142,44 @@ pub fn common<'l>(
         extras(&mut entry, after);
     }
     Ok((entry, format))
+}
+
+/// How a line begins, up to its date.
+struct Head<'l> {
+    peer: IpAddr,
+    host: Option<Cow<'l, str>>,
+    at_us: u64,
+    after: &'l [u8],
+}
+
+/// Of nearly every line: a plain address, nobody by name, and the second of the line before.
+fn quick<'l>(line: &'l [u8], dates: &Dates) -> Option<Head<'l>> {
+    const NOBODY: &[u8] = b" - - [";
+    let (peer, end) = leading_ipv4(line)?;
+    let open = end + NOBODY.len();
+    if line.get(end..open) != Some(NOBODY) {
+        return None;
+    }
+    let (at_us, close) = dates.again(line, open)?;
+    Some(Head {
+        peer,
+        host: None,
+        at_us,
+        after: line[close + 1..].trim_ascii_start(),
+    })
+}
+
+/// The long way, which every line can take.
+fn head<'l>(line: &'l [u8], dates: &mut Dates) -> Result<Head<'l>, Fault> {
+    let (open, close) = brackets(line).ok_or(Fault::Form)?;
+    let (peer, host) = who(&line[..open])?;
+    let at_us = dates.common(&line[open + 1..close]).ok_or(Fault::Time)?;
+    Ok(Head {
+        peer,
+        host,
+        at_us,
+        after: line[close + 1..].trim_ascii_start(),
+    })
 }
 
 /// Where the date's brackets are. A user's name may hold others, but none around a date.
@@ -132,9 +213,20 @@ pub fn address(text: &[u8]) -> Option<IpAddr> {
 
 /// Most addresses are four numbers.
 fn ipv4(text: &[u8]) -> Option<IpAddr> {
+    let (ip, end) = leading_ipv4(text)?;
+    (end == text.len()).then_some(ip)
+}
+
+/// An address of four numbers that `text` begins with, and where a space or the end is behind it.
+fn leading_ipv4(text: &[u8]) -> Option<(IpAddr, usize)> {
     let (mut octets, mut at, mut digits, mut number) = ([0; 4], 0, 0, 0_u16);
-    for &byte in text {
+    let mut end = text.len();
+    for (place, &byte) in text.iter().enumerate() {
         match byte {
+            b' ' => {
+                end = place;
+                break;
+            }
             b'0'..=b'9' if digits < 3 && !(digits > 0 && number == 0) => {
                 number = number * 10 + u16::from(byte - b'0');
                 digits += 1;
@@ -150,18 +242,32 @@ fn ipv4(text: &[u8]) -> Option<IpAddr> {
         return None;
     }
     octets[3] = u8::try_from(number).ok()?;
-    Some(IpAddr::from(octets))
+    Some((IpAddr::from(octets), end))
 }
 
 /// Method and target of `GET /path HTTP/1.1`; without a version it is HTTP/0.9 or a client's own.
 pub fn request_line(request: &[u8]) -> Result<(&str, Cow<'_, str>), Fault> {
+    for (method, begin) in [("GET", "GET "), ("POST", "POST "), ("HEAD", "HEAD ")] {
+        if let Some(rest) = request.strip_prefix(begin.as_bytes()) {
+            return Ok((method, target(rest.trim_ascii_start())?));
+        }
+    }
     let space = memchr(b' ', request).ok_or(Fault::Request)?;
     let (method, rest) = (&request[..space], request[space + 1..].trim_ascii_start());
     let is_method = |byte: &u8| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_');
     if method.is_empty() || method.len() > 32 || !method.iter().all(is_method) {
         return Err(Fault::Request);
     }
-    let target = match rest.iter().rposition(|byte| *byte == b' ') {
+    let method = std::str::from_utf8(method).map_err(|_| Fault::Text)?;
+    Ok((method, target(rest)?))
+}
+
+/// What is asked for, without the version behind it.
+fn target(rest: &[u8]) -> Result<Cow<'_, str>, Fault> {
+    let before = |version: &[u8]| rest.strip_suffix(version);
+    let known = before(b" HTTP/1.1").or_else(|| before(b" HTTP/2.0"));
+    let last = || rest.iter().rposition(|byte| *byte == b' ');
+    let target = match known.map(|known| known.len()).or_else(last) {
         Some(last) if rest[last + 1..].starts_with(b"HTTP/") => rest[..last].trim_ascii_end(),
         _ if rest.starts_with(b"HTTP/") => b"",
         _ => rest,
@@ -169,8 +275,7 @@ pub fn request_line(request: &[u8]) -> Result<(&str, Cow<'_, str>), Fault> {
     if target.is_empty() {
         return Err(Fault::Request);
     }
-    let method = std::str::from_utf8(method).map_err(|_| Fault::Text)?;
-    Ok((method, unescaped(target).ok_or(Fault::Text)?))
+    unescaped(target).ok_or(Fault::Text)
 }
 
 /// What servers are told to write after all that: who they speak for, and how long it took.
@@ -233,6 +338,10 @@ pub fn own<'l>(line: &'l [u8], dates: &mut Dates) -> Result<Entry<'l>, Fault> {
 
 /// A status; 0 if it is none.
 pub fn status_of(text: &[u8]) -> u16 {
+    if let [a @ b'0'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9'] = text {
+        let digit = |byte: &u8| u16::from(byte - b'0');
+        return digit(a) * 100 + digit(b) * 10 + digit(c);
+    }
     let text = std::str::from_utf8(text).ok();
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
@@ -248,7 +357,9 @@ fn header<'l>(entry: &mut Entry<'l>, name: &'static str, value: &'l [u8]) {
 /// The next word, and what follows it.
 fn word(text: &[u8]) -> (&[u8], &[u8]) {
     let text = text.trim_ascii_start();
-    let end = memchr(b' ', text).unwrap_or(text.len());
+    // Words are short: a loop finds their end before a search has begun.
+    let end = text.iter().position(|byte| *byte == b' ');
+    let end = end.unwrap_or(text.len());
     (&text[..end], text[end..].trim_ascii_start())
 }
 

@@ -272,6 +272,25 @@ fn what_is_no_request_says_why() {
 }
 
 #[test]
+fn a_second_line_of_one_second_says_what_it_says_alone() {
+    let first = b"192.0.2.1 - - [20/Nov/2026:22:37:06 +0000] \"GET / HTTP/1.1\" 200 1";
+    for line in [
+        r#"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000] "GET /a HTTP/1.1" 200 1 "-" "a" 0.1"#,
+        r#"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000]  "POST  /a\x22 b  HTTP/2.0" 4o4 1"#,
+        r#"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000x] "GET /a" 1000 1"#,
+        r#"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000"#,
+        r#"192.0.2.7 - u [20/Nov/2026:22:37:06 +0000] "GET  HTTP/1.1" 200"#,
+        r#"192.0.2.007 - - [20/Nov/2026:22:37:06 +0000] "HEAD HTTP/1.0" 200"#,
+        r#"192.0.2.7 - - [20/Nov/2026:22:37:07 +0000] "HEAD /a HTTP/1.0" 99"#,
+    ] {
+        let alone = read_with(&mut Reader::new(None, &[]), line.as_bytes());
+        let mut reader = Reader::new(None, &[]);
+        read_with(&mut reader, first);
+        assert_eq!(read_with(&mut reader, line.as_bytes()), alone, "{line}");
+    }
+}
+
+#[test]
 fn a_format_can_be_forced() {
     let line = r#"{"ts":1795214226,"remote_addr":"192.0.2.7","request":"GET / HTTP/1.1"}"#;
     let mut reader = Reader::new(Some(Format::Common), &[]);
