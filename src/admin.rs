@@ -17,6 +17,7 @@ mod answer;
 mod bind;
 mod body;
 mod clients;
+mod config;
 mod connection;
 mod crowd;
 mod dashboard;

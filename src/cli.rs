@@ -6,6 +6,7 @@
 mod admin_client;
 mod attempt;
 mod check;
+mod config;
 mod demo;
 mod explain;
 mod figures;
@@ -17,6 +18,7 @@ mod online;
 mod reload;
 mod replay;
 mod run;
+mod schema;
 mod seen;
 mod signals;
 mod status;
@@ -61,6 +63,8 @@ enum Command {
     Demo(DemoArgs),
     /// Find mistakes in a configuration.
     Check(CheckArgs),
+    /// Print what holds in the end: every default said, variables filled in, secrets hidden.
+    Config(config::ConfigArgs),
     /// Say what would become of a request, and why: its client, route, limits and answer.
     Explain(explain::ExplainArgs),
     /// Have the running proxy read its configuration again.
@@ -79,6 +83,8 @@ enum Command {
     Try(attempt::TryArgs),
     /// Write a commented proxy.toml to begin with.
     Init(init::InitArgs),
+    /// Print the JSON Schema of proxy.toml, with which an editor completes and checks it.
+    Schema,
     /// Print what a shell needs to complete commands.
     Completions(manual::CompletionsArgs),
     /// Print the man page, or write one for each command.
@@ -184,6 +190,7 @@ pub fn main() -> ExitCode {
         None => run::run(&cli.run),
         Some(Command::Run(args)) => run::run(&args),
         Some(Command::Demo(args)) => demo::demo(&args),
+        Some(Command::Config(args)) => config::config(&args),
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Reload(args)) => reload::reload(&args),
         Some(Command::Status(args)) => status::status(&args),
@@ -193,6 +200,7 @@ pub fn main() -> ExitCode {
         Some(Command::Replay(args)) => replay::replay(args),
         Some(Command::Try(args)) => attempt::run(&args),
         Some(Command::Init(args)) => init::init(&args),
+        Some(Command::Schema) => schema::print(),
         Some(Command::Completions(args)) => manual::completions(&args),
         Some(Command::Man(args)) => manual::man(&args),
         Some(Command::Help(args)) => help(&args),

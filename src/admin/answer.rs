@@ -19,7 +19,8 @@ use super::gate::Deed;
 use super::place::{Place, parameter};
 use super::upstreams;
 use super::{
-    Desk, clients, dashboard, denials, explain, limits, people, prometheus, reload, status, traffic,
+    Desk, clients, config, dashboard, denials, explain, limits, people, prometheus, reload, status,
+    traffic,
 };
 use crate::telemetry::metrics::text::Form;
 
@@ -129,6 +130,7 @@ fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer 
         Place::Traffic => Ok(json_of(&traffic::traffic(desk))),
         Place::Limits => Ok(json_of(&limits::limits(desk)?)),
         Place::Clients(limit) => Ok(json_of(&clients::clients(desk, limit, query)?)),
+        Place::Config => config::config(desk, request.headers()),
         Place::Upstreams => Ok(json_of(&upstreams::upstreams(desk)?)),
         Place::Denials => Ok(json_of(&desk.last_denials())),
         Place::DenialStream => denials::stream(

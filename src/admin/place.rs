@@ -22,6 +22,8 @@ pub(super) enum Place {
     Denials,
     DenialStream,
     Reload,
+    /// What is served by.
+    Config,
     /// What would become of a request.
     Explain,
     /// Every override and block in force.
@@ -51,6 +53,7 @@ impl Place {
             ["upstreams"] => Place::Upstreams,
             ["denials"] => Place::Denials,
             ["denials", "stream"] => Place::DenialStream,
+            ["config"] => Place::Config,
             ["reload"] => Place::Reload,
             ["explain"] => Place::Explain,
             ["overrides"] => Place::Overrides,

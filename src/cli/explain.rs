@@ -3,11 +3,12 @@
 
 use std::io::Write;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use clap::Args;
 
+use super::admin_client::{AdminArgs, AdminClient, runtime};
 use super::run::{accept, say};
+use super::trouble::Trouble;
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::config::{self, Config, StoreKind};
 use crate::explain::text::{Style, render};
@@ -27,9 +28,8 @@ pub(super) struct ExplainArgs {
     /// The address that sends it; without one, an example's.
     #[arg(long, value_name = "ADDRESS")]
     ip: Option<IpAddr>,
-    /// The configuration that the proxy runs.
-    #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
-    config: PathBuf,
+    #[command(flatten)]
+    admin: AdminArgs,
     /// With the counts of now; they are asked for, and nothing is charged.
     #[arg(long)]
     live: bool,
@@ -41,7 +41,7 @@ pub(super) struct ExplainArgs {
 /// Returns the exit code: 0 whatever the verdict.
 pub(super) fn run(args: &ExplainArgs) -> u8 {
     // Its warnings are `check`'s to print.
-    let config = match config::load(&args.config) {
+    let config = match config::load(&args.admin.config) {
         Ok((config, _)) => config,
         Err(found) => return accept(Err(found)).err().unwrap_or_default(),
     };
@@ -54,14 +54,17 @@ pub(super) fn run(args: &ExplainArgs) -> u8 {
     };
     let told = match (args.live, &config.store.kind) {
         (false, _) => explain(&config, &question, None),
-        (true, StoreKind::Memory) => {
-            say(&format!(
-                "tidegate: {} keeps counts in the proxy's own process, out of reach of this \
-                 command; what follows is for a client of whom nothing is counted",
-                args.config.display()
-            ));
-            explain(&config, &question, None)
-        }
+        (true, StoreKind::Memory) => match ask(args, &question) {
+            Ok(told) => Ok(told),
+            Err(trouble) => {
+                say(&format!(
+                    "tidegate: {} keeps counts in the proxy's own process, which is asked \
+                     through its admin",
+                    args.admin.config.display()
+                ));
+                return trouble.say();
+            }
+        },
         (true, StoreKind::Redis(server)) => match Desk::open(&config.store, server) {
             Ok(desk) => live(&config, &question, desk),
             Err(error) => {
@@ -93,6 +96,22 @@ fn question(args: &ExplainArgs) -> Result<Question, QuestionError> {
         headers: args.headers.iter().map(header).collect::<Result<_, _>>()?,
         ip: args.ip.unwrap_or(EXAMPLE_PEER),
     })
+}
+
+/// With the counts of the proxy's own process: it tells itself, by what it runs with.
+fn ask(args: &ExplainArgs, question: &Question) -> Result<Explanation, Trouble> {
+    let client = AdminClient::of(&args.admin)?;
+    let said = serde_json::json!({
+        "method": question.method,
+        "url": question.url,
+        "headers": question.headers,
+        "ip": question.ip,
+        "live": true,
+    });
+    let told = runtime()?.block_on(client.post("/api/v1/explain", &said));
+    let told = told.map_err(|failed| client.trouble(&failed))?;
+    let odd = |error| Trouble::failed(format!("the proxy's answer is none: {error}"));
+    serde_json::from_value(told).map_err(odd)
 }
 
 /// With the counts that are kept in Redis.

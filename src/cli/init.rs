@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -12,6 +12,8 @@ use super::{DID_NOT_WORK, WRONG_USE};
 const MINIMAL: &str = "listen   = \":8080\"\nupstream = \"http://127.0.0.1:3000\"\n\n\
     [limit.default]\nrate = \"100/min\"\nkey  = \"ip\"\n";
 const USUAL: &str = include_str!("../../proxy.toml");
+/// What the schema is called that stands beside it.
+const SCHEMA: &str = "proxy.schema.json";
 const FULL: &str = include_str!("../../proxy.reference.toml");
 
 #[derive(Debug, Args)]
@@ -25,6 +27,9 @@ pub(super) struct InitArgs {
     /// Every setting with its default.
     #[arg(long)]
     full: bool,
+    /// And beside it the schema with which an editor completes and checks it.
+    #[arg(long)]
+    schema: bool,
     /// Overwrite the file if there is one.
     #[arg(long)]
     force: bool,
@@ -37,16 +42,17 @@ pub(super) fn init(args: &InitArgs) -> u8 {
         (_, true) => FULL,
         _ => USUAL,
     };
-    let name = args.file.display();
-    let mut options = OpenOptions::new();
-    options.write(true).truncate(args.force);
-    match args.force {
-        true => options.create(true),
-        false => options.create_new(true),
+    let beside = args.file.with_file_name(SCHEMA);
+    let line = match args.schema || beside.is_file() {
+        true => format!("#:schema ./{SCHEMA}\n"),
+        false => String::new(),
     };
-    let written = options
-        .open(&args.file)
-        .and_then(|mut file| file.write_all(text.as_bytes()));
+    let name = args.file.display();
+    let mut written = written(&args.file, &format!("{line}{text}"), args.force);
+    if args.schema && written.is_ok() {
+        // Nobody edits it: the one of this version is the right one.
+        written = self::written(&beside, &super::schema::text(), true);
+    }
     match written {
         Ok(()) => {
             say(&format!(
@@ -66,4 +72,14 @@ pub(super) fn init(args: &InitArgs) -> u8 {
             DID_NOT_WORK
         }
     }
+}
+
+fn written(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).truncate(force);
+    match force {
+        true => options.create(true),
+        false => options.create_new(true),
+    };
+    options.open(path)?.write_all(text.as_bytes())
 }

@@ -20,9 +20,25 @@ const ORDERED: [&str; 3] = ["key", "rate", "from"];
 
 /// What is different in `new`, a line for each thing. Nothing if the files say the same.
 pub fn changes(old: &Config, new: &Config) -> Vec<String> {
-    let mut lines = Vec::new();
     let (before, after) = (tree(&old.written.text), tree(&new.written.text));
-    for name in keys(&before, &after) {
+    let mut lines = between(&before, &after);
+    begun_anew(old, new, &mut lines);
+    if moved(&old.store, &new.store) {
+        lines.push("store: counts are those of another place now".to_owned());
+    }
+    files(old, new, &mut lines);
+    if lines.len() > MOST_LINES {
+        let more = lines.len() - MOST_LINES;
+        lines.truncate(MOST_LINES);
+        lines.push(format!("and {more} more"));
+    }
+    lines
+}
+
+/// What is different between what two files say.
+pub(super) fn between(before: &Table, after: &Table) -> Vec<String> {
+    let mut lines = Vec::new();
+    for name in keys(before, after) {
         let pair = (before.get(name), after.get(name));
         match name {
             "limit" => sections("limit", pair, &mut lines),
@@ -38,16 +54,6 @@ pub fn changes(old: &Config, new: &Config) -> Vec<String> {
             _ if name.starts_with("x-") => {}
             _ => setting("", name, pair, &mut lines),
         }
-    }
-    begun_anew(old, new, &mut lines);
-    if moved(&old.store, &new.store) {
-        lines.push("store: counts are those of another place now".to_owned());
-    }
-    files(old, new, &mut lines);
-    if lines.len() > MOST_LINES {
-        let more = lines.len() - MOST_LINES;
-        lines.truncate(MOST_LINES);
-        lines.push(format!("and {more} more"));
     }
     lines
 }
@@ -236,6 +242,9 @@ fn singular(key: &str) -> &str {
 
 /// What has gone from a list, and what has come.
 fn members(what: &str, before: &[Value], after: &[Value], lines: &mut Vec<String>) {
+    if before == after {
+        return;
+    }
     let lacks = |these: &[Value], one: &Value| !these.contains(one);
     let gone: Vec<&Value> = before.iter().filter(|one| lacks(after, one)).collect();
     let come: Vec<&Value> = after.iter().filter(|one| lacks(before, one)).collect();
@@ -289,7 +298,7 @@ fn written(value: &Value) -> String {
 }
 
 /// A text as it may stand in a log: on one line, the password of a URL hidden.
-fn shown(text: &str) -> String {
+pub(super) fn shown(text: &str) -> String {
     let hidden = match (text.find("://"), text.rfind('@')) {
         (Some(scheme), Some(at)) if scheme + 3 <= at => {
             format!("{}***{}", &text[..scheme + 3], &text[at..])

@@ -16,6 +16,31 @@ pub(super) struct Known {
     pub(super) value: &'static str,
     /// What it is, in a sentence or so.
     pub(super) about: String,
+    /// Whether it is shown as it is without being said, and not as an example behind a `#`.
+    pub(super) shown: bool,
+}
+
+/// Shown without a `#`, for the reference must be a whole file, and no defaults all the same.
+const CHOSEN: [(&str, &str); 6] = [
+    ("limit.NAME", "rate"),
+    ("upstream.NAME.servers", "url"),
+    ("route", "path"),
+    ("route", "upstream"),
+    ("route", "limits"),
+    ("bypass", "path"),
+];
+
+impl Known {
+    /// What holds where a file does not say it, as TOML.
+    pub(super) fn default(&self) -> Option<&'static str> {
+        let chosen = CHOSEN.contains(&(self.section.as_str(), self.key));
+        (self.shown && !chosen).then_some(self.value)
+    }
+
+    /// Whether its section is nothing without it.
+    pub(super) fn is_required(&self) -> bool {
+        self.about == "required" || self.about.ends_with("; required")
+    }
 }
 
 static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(read);
@@ -50,7 +75,10 @@ fn read() -> Vec<Known> {
     let mut section = String::new();
     let mut found: Vec<Known> = Vec::new();
     for line in REFERENCE.lines() {
-        let line = line.strip_prefix("# ").unwrap_or(line);
+        let (line, shown) = match line.strip_prefix("# ") {
+            Some(rest) => (rest, false),
+            None => (line, true),
+        };
         if line.starts_with('[') && line.ends_with(']') {
             section = pattern(line.trim_matches(['[', ']']));
             continue;
@@ -61,6 +89,7 @@ fn read() -> Vec<Known> {
                 key,
                 value,
                 about: about.to_owned(),
+                shown,
             });
         } else if let (Some(more), Some(last)) = (continued(line), found.last_mut()) {
             last.about.push(' ');

@@ -86,3 +86,20 @@ fn value(read: &DeValue<'_>) -> Value {
         DeValue::Datetime(time) => Value::Word(time.to_string()),
     }
 }
+
+/// The same of JSON, which a table is; what is none is an empty one.
+pub(super) fn of_json(read: &serde_json::Value) -> Table {
+    let pairs = read.as_object().into_iter().flatten();
+    pairs
+        .map(|(key, value)| (key.clone(), json_value(value)))
+        .collect()
+}
+
+fn json_value(read: &serde_json::Value) -> Value {
+    match read {
+        serde_json::Value::Object(_) => Value::Table(of_json(read)),
+        serde_json::Value::Array(values) => Value::List(values.iter().map(json_value).collect()),
+        serde_json::Value::String(text) => Value::Word(text.clone()),
+        other => Value::Word(other.to_string()),
+    }
+}

@@ -225,7 +225,12 @@ impl Page {
             return;
         };
         let servers = upstream.servers.join(", ");
-        self.section("Upstream", &format!("{} ({servers}) gets", upstream.name));
+        // One that is given as a URL is called by it.
+        let called = match servers.is_empty() || servers == upstream.name {
+            true => upstream.name.clone(),
+            false => format!("{} ({servers})", upstream.name),
+        };
+        self.section("Upstream", &format!("{called} gets"));
         self.wrapped(
             "",
             INDENT + 2,

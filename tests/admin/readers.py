@@ -1,7 +1,9 @@
-"""Prometheus's own parsers and schemathesis, against the admin of a running tidegate."""
+"""Prometheus's own parsers and schemathesis, against the admin of a running tidegate; and a validator
+of JSON Schema for what editors are told of proxy.toml."""
 
 import http.client
 import http.server
+import json
 import os
 import pathlib
 import re
@@ -9,8 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tomllib
 import urllib.request
 
+import jsonschema_rs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
@@ -118,7 +122,22 @@ def read_metrics(address, admin):
     print(f"metrics: {len(after)} samples, read by both parsers")
 
 
+def read_schema():
+    """What `tidegate schema` prints is a schema, and our files fit it."""
+    root = pathlib.Path(__file__).parents[2]
+    text = subprocess.run([os.environ["TIDEGATE"], "schema"], check=True, capture_output=True).stdout
+    schema = json.loads(text)
+    jsonschema_rs.meta.validate(schema)
+    validator = jsonschema_rs.Draft7Validator(schema)
+    for name in ["proxy.toml", "proxy.reference.toml"]:
+        validator.validate(tomllib.loads((root / name).read_text()))
+    for wrong in ['lisen = ":8080"', "[limit.a]\nrate = 100", '[limit.a]\nrate = "1/s"\nkye = "ip"']:
+        assert not validator.is_valid(tomllib.loads(wrong)), wrong
+    print("schema: proxy.toml and the reference fit it")
+
+
 def main():
+    read_schema()
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         process, address, admin = start(directory)

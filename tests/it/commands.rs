@@ -43,6 +43,24 @@ fn init_writes_a_file_that_is_fine_and_overwrites_none() {
 }
 
 #[test]
+fn init_writes_a_schema_beside_the_file_and_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(run(folder.path(), &["init", "--schema"]).status.success());
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(read("proxy.toml").starts_with("#:schema ./proxy.schema.json\n"));
+    assert_eq!(
+        read("proxy.schema.json"),
+        stdout(&run(folder.path(), &["schema"]))
+    );
+    let schema: serde_json::Value = serde_json::from_str(&read("proxy.schema.json")).unwrap();
+    assert_eq!(schema["additionalProperties"], false);
+    assert!(run(folder.path(), &["check"]).status.success());
+    // One that is there is named without being asked.
+    assert!(run(folder.path(), &["init", "b.toml"]).status.success());
+    assert!(read("b.toml").starts_with("#:schema"));
+}
+
+#[test]
 fn shells_and_manuals_know_every_command() {
     let folder = tempfile::tempdir().unwrap();
     for shell in ["bash", "zsh", "fish"] {

@@ -1,0 +1,125 @@
+//! The effective configuration means what the file means, says every default, and no secret.
+
+use super::super::effective::{differences, effective, toml};
+use super::{accept, env};
+
+const FILE: &str = r#"
+    listen = ["127.0.0.1:1", "unix:a b"]
+    x-note = "ours"
+    [store]
+    url = "${STORE}"
+    [limit.default]
+    rate = "${RATE}"
+    tiers = { pro = ["10/s", "1000/h"] }
+    exempt = ["10.0.0.0/8"]
+    [tier]
+    from = "api_key or jwt:plan"
+    "#;
+
+const PLAIN: &str = r#"
+    [limit.default]
+    rate = "7/min"
+    [limit."x-y"]
+    rate = ["10/s", "100/h"]
+    shadow = true
+    [upstream.api]
+    servers = ["http://a.test", { url = "http://b.test:81", weight = 3 }]
+    health = "/healthz"
+    retries = 1
+    eject = false
+    [[upstream.b.servers]]
+    url = "unix:/s"
+    [[route]]
+    path = "/a/*"
+    methods = ["GET"]
+    upstream = "api"
+    headers = { x-version = "2", "x.odd" = true }
+    headers_up = { "+x-tag" = "a\"b\\", cookie = false }
+    [[route]]
+    path = "/b"
+    upstream = "b"
+    limits = ["x-y", "default"]
+    [[bypass]]
+    path = "/healthz"
+    [deny.body]
+    text = "slow\ndown"
+    "#;
+
+#[test]
+fn it_means_what_the_file_means() {
+    for text in [PLAIN, include_str!("../../../proxy.toml")] {
+        let (config, _) = accept(text);
+        let whole = toml(&effective(text, &env));
+        let (again, _) = accept(&whole);
+        assert_eq!(format!("{config:#?}"), format!("{again:#?}"), "{whole}");
+        // There is nothing left to say.
+        assert_eq!(toml(&effective(&whole, &env)), whole);
+        assert_eq!(
+            differences(&effective(text, &env), &effective(&whole, &env)),
+            [""; 0]
+        );
+    }
+}
+
+#[test]
+fn variables_are_filled_in_and_defaults_said() {
+    let whole = toml(&effective(FILE, &env));
+    for line in [
+        "listen = [\"127.0.0.1:1\", \"unix:a b\"]",
+        "url = \"redis://***@redis.local\"",
+        "rate = \"7/min\"",
+        "timeout = \"25ms\"",
+        "on_error = \"local\"",
+        "tiers = { pro = [\"10/s\", \"1000/h\"] }",
+        "exempt = [\"10.0.0.0/8\"]",
+        "[limit.default]",
+        "[server]",
+        "max_body = \"100MiB\"",
+    ] {
+        assert!(whole.lines().any(|one| one == line), "{line}\n{whole}");
+    }
+    assert!(!whole.contains("x-note"));
+}
+
+#[test]
+fn nothing_secret_is_in_it() {
+    let text = r#"
+        [store]
+        url = "redis://:hush@h1"
+        urls = ["redis://u:hush@h1"]
+        [limit.a]
+        rate = "1/s"
+        exempt = ["hush", "10.0.0.1"]
+        [limit.b]
+        rate = "1/s"
+        exempt = "hush"
+        [[route]]
+        path = "/"
+        headers = { x-api-key = "hush", authorization = true }
+        headers_up = { "+Authorization" = "Bearer hush" }
+        [[bypass]]
+        header = "x-in"
+        value = "hush"
+        [[bypass]]
+        key = "hush"
+        "#;
+    let whole = toml(&effective(text, &env));
+    assert!(!whole.contains("hush"), "{whole}");
+    assert!(whole.contains("authorization = true"), "{whole}");
+    assert!(
+        whole.contains("exempt = [\"***\", \"10.0.0.1\"]"),
+        "{whole}"
+    );
+    assert!(whole.contains("header = \"x-in\"\n"), "{whole}");
+    assert!(whole.matches("value = \"***\"").count() == 1, "{whole}");
+}
+
+#[test]
+fn differences_are_told_as_a_reload_tells_them() {
+    let old = effective("[limit.a]\nrate = \"1/s\"\n", &env);
+    let new = effective(
+        "[limit.a]\nrate = \"2/s\"\n[store]\ntimeout = \"25ms\"\n",
+        &env,
+    );
+    assert_eq!(differences(&old, &new), ["limit a: 1/s -> 2/s"]);
+}
