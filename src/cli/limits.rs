@@ -6,6 +6,7 @@
 
 mod json;
 mod key;
+mod place;
 mod print;
 mod rate;
 
@@ -23,6 +24,7 @@ use crate::store::people::{Deed, MAX_RECORDS, Subject, Words, clean};
 use crate::store::redis::{Change, Desk, Done, Said};
 use json::Json;
 use key::{Eyes, Whom};
+use place::{Place, Process};
 use print::{Shown, Standing};
 
 #[derive(Debug, Args)]
@@ -146,16 +148,22 @@ struct Order<'o> {
 }
 
 impl Order<'_> {
-    fn desk(&self) -> Result<Desk, Trouble> {
+    fn place(&self) -> Result<Place<'_>, Trouble> {
         match &self.config.store.kind {
-            StoreKind::Redis(server) => Ok(Desk::open(&self.config.store, server)?),
+            StoreKind::Redis(server) => {
+                let desk = Desk::open(&self.config.store, server)?;
+                Ok(Place::Redis(Box::new(desk)))
+            }
+            StoreKind::Memory if self.config.admin.is_some() => {
+                let process = Process::of(self.config, self.file.clone().into())?;
+                Ok(Place::Process(Box::new(process)))
+            }
             StoreKind::Memory => Err(Trouble::failed(format!(
                 "{} keeps counts in the proxy's own process, out of reach of this command",
                 self.file
             ))
             .help(
-                "set `[store] url` to a Redis; who asks most of the running proxy is shown by \
-                 `tidegate top`",
+                "write `admin = \"127.0.0.1:9180\"` at its top, or set `[store] url` to a Redis",
             )),
         }
     }
@@ -179,22 +187,22 @@ impl Order<'_> {
     /// The key that the words name, and what is said of anyone.
     fn whom(
         &self,
-        desk: &mut Desk,
+        place: &mut Place<'_>,
         words: &[String],
         limit: Option<&Limit>,
     ) -> Result<(Whom, Said), Trouble> {
-        let said = desk.said()?;
-        let key = desk.hash_key();
+        let said = place.said()?;
+        let words = &place.whole(words, limit)?;
+        let key = place.hash_key(words)?;
         let eyes = Eyes {
             client_ip: &self.config.client_ip,
-            hash_key: &key.key,
+            hash_key: &key,
             records: &said.records,
         };
         let whom = match limit {
             Some(limit) => eyes.of_limit(words, limit)?,
             None => eyes.of_anyone(words, &self.config.limits)?,
         };
-        drop(key);
         Ok((whom, said))
     }
 
@@ -207,9 +215,9 @@ impl Order<'_> {
     }
 
     fn list(&self, audit: bool) -> Result<String, Trouble> {
-        let mut desk = self.desk()?;
-        let said = desk.said()?;
-        let changes = audit.then(|| desk.changes()).transpose()?;
+        let mut place = self.place()?;
+        let said = place.said()?;
+        let changes = audit.then(|| place.changes()).transpose()?;
         let limits = || self.config.limits.iter().map(AsRef::as_ref);
         Ok(self.told(
             || print::list_json(limits(), &said, changes.as_deref()),
@@ -219,8 +227,15 @@ impl Order<'_> {
 
     fn show(&self, target: &Target) -> Result<String, Trouble> {
         let limit = self.limit(&target.limit)?;
-        let mut desk = self.desk()?;
-        let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
+        let mut place = self.place()?;
+        let (whom, said) = self.whom(&mut place, &target.key, Some(limit))?;
+        let Place::Redis(mut desk) = place else {
+            return Err(Trouble::failed(format!(
+                "how a client stands in {}'s embedded store is not told yet",
+                self.file
+            ))
+            .help("`tidegate top` shows what the busiest clients ask for and are denied"));
+        };
         let mut standings = Vec::new();
         for (of, windows) in in_force(limit, &whom, &said) {
             let charge: Charge = items(limit, &windows, whom.tag).collect();
@@ -246,16 +261,20 @@ impl Order<'_> {
 
     fn reset(&self, target: &Target) -> Result<String, Trouble> {
         let limit = self.limit(&target.limit)?;
-        let mut desk = self.desk()?;
-        let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
+        let mut place = self.place()?;
+        let (whom, said) = self.whom(&mut place, &target.key, Some(limit))?;
         let mut windows: Vec<Arc<Window>> = limit.windows.clone();
         windows.extend(in_force(limit, &whom, &said).flat_map(|(_, windows)| windows));
         windows.sort_by(|one, other| one.store_suffix.cmp(&other.store_suffix));
         windows.dedup_by(|one, other| one.store_suffix == other.store_suffix);
         let items: Vec<Item> = items(limit, &windows, whom.tag).collect();
-        let gone = desk.forget(&items)?;
+        let gone = match &mut place {
+            Place::Redis(desk) => desk.forget(&items)?,
+            // It forgets all of it when it is told.
+            Place::Process(_) => 1,
+        };
         // Told after it is done: who hears of it asks the store again.
-        desk.change(&Change {
+        place.change(&Change {
             subject: Subject::Reset(limit.name.to_string(), whom.tag),
             lasts_us: 0,
             words: Words {
@@ -332,8 +351,8 @@ impl Order<'_> {
         words: Words,
     ) -> Result<(Whom, u64), Trouble> {
         let lasts_us = rate::lasts_us(terms.lasts.as_deref())?;
-        let mut desk = self.desk()?;
-        let (whom, _) = self.whom(&mut desk, key, limit.map(AsRef::as_ref))?;
+        let mut place = self.place()?;
+        let (whom, _) = self.whom(&mut place, key, limit.map(AsRef::as_ref))?;
         let deed = match terms.remove {
             true => Deed::Remove,
             false => Deed::Set,
@@ -349,7 +368,7 @@ impl Order<'_> {
                 ..words
             },
         };
-        match desk.change(&change)? {
+        match place.change(&change)? {
             Done::Made(until_us) => Ok((whom, until_us)),
             Done::Nothing => Err(Trouble::failed(match limit {
                 Some(limit) => format!("that key has no override in `{}`", limit.name),

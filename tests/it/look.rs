@@ -212,3 +212,53 @@ fn tap_shows_denials_as_they_happen_and_connects_again() {
     assert!(shown.next().is_none());
     assert!(tap.wait().unwrap().success());
 }
+
+#[test]
+fn single_clients_of_the_embedded_store_are_dealt_with_through_the_admin() {
+    let upstream = Upstream::ok();
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("secret"), [7; 32]).unwrap();
+    let config = format!("admin = \"127.0.0.1:{}\"\n", free_port())
+        + &limited(&upstream, "[store]\nhash_key_file = \"secret\"\n");
+    let runtime = directory.path().to_str().unwrap().to_owned();
+    let proxy = Tidegate::start_in(directory, &config, &[("XDG_RUNTIME_DIR", &runtime)]);
+    let limits = |words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        let told = command(proxy.directory.path(), &[&["limits"][..], &words].concat());
+        let said = text(&told.stdout) + &text(&told.stderr);
+        (told.status.code().unwrap(), said)
+    };
+    let ask = || proxy.get("/login").status;
+    assert_eq!([ask(), ask(), ask()], [200, 200, 429]);
+    let (code, said) = limits("reset login 127.0.0.1");
+    assert_eq!(code, 0, "{said}");
+    assert!(said.starts_with("login: key ") && said.ends_with(" (ip) begins anew\n"));
+    let tag = said.split(' ').nth(2).unwrap().to_owned();
+    assert_eq!([ask(), ask(), ask()], [200, 200, 429]);
+    let (code, said) = limits("override login 127.0.0.1 50/h --for 1h --note office");
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains(" (ip) has 50/h until 2"), "{said}");
+    assert_eq!(ask(), 200);
+    // The same table as with Redis.
+    let (code, said) = limits("ls");
+    assert_eq!(code, 0, "{said}");
+    assert!(
+        said.contains("LIMIT  RATE  KEY\nlogin  2/h   ip\n"),
+        "{said}"
+    );
+    assert!(
+        said.contains("50/h  until 2") && said.contains("office"),
+        "{said}"
+    );
+    // As `tap` and `top` show it.
+    let (code, said) = limits(&format!("block tag={tag}"));
+    assert_eq!(code, 0, "{said}");
+    assert!(said.ends_with(" is blocked until removed\n"), "{said}");
+    assert!(proxy.get("/login").text().contains("blocked"));
+    for expected in [0, 1] {
+        let (code, said) = limits(&format!("block tag={tag} --remove"));
+        assert_eq!(code, expected, "{said}");
+    }
+    assert_eq!(ask(), 200);
+    assert_eq!(limits("show login 127.0.0.1").0, 1);
+}
