@@ -122,7 +122,7 @@ impl Engine {
             max_keys: max_keys.max(16),
             held: BinaryHeap::new(),
             headers: HeaderMap::new(),
-            ways: Some(Ways::new()),
+            ways: Some(Ways::default()),
             plan,
             reading,
         }

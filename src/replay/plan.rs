@@ -101,7 +101,7 @@ impl Plan {
 
     /// What of a line in words says something.
     pub fn wanted(&self) -> Wanted {
-        let asks = |name| self.headers.iter().any(|one| one == name);
+        let asks = |name| self.headers.contains(&name);
         let is_slots = |row: &Row| row.window.rule.algorithm == Algorithm::Slots;
         Wanted {
             agents: asks(header::REFERER) || asks(header::USER_AGENT),

@@ -67,16 +67,18 @@ struct Way {
     values: SmallVec<[Range<usize>; 2]>,
 }
 
-impl Ways {
+impl Default for Ways {
     /// Nothing remembered yet.
-    pub fn new() -> Ways {
+    fn default() -> Ways {
         let places = std::iter::repeat_with(Place::default).take(PLACES);
         Ways {
             places: places.collect(),
             hasher: DefaultHashBuilder::default(),
         }
     }
+}
 
+impl Ways {
     /// What [`Ways::find`] and [`Ways::keep`] want to know.
     pub fn hash(&self, sent: &Sent<'_>) -> u64 {
         let hash = self.hasher.hash_one(sent.path.as_bytes());

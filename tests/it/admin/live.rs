@@ -83,7 +83,7 @@ fn denials_are_told_as_they_are_made() {
         let listed = looked.json("/api/v1/denials")["denials"].clone();
         let (tried, real): (Vec<Value>, Vec<Value>) =
             (listed.as_array().unwrap().iter().cloned()).partition(|one| one["shadow"] == true);
-        assert_eq!(real, [denial.clone()]);
+        assert_eq!(real, std::slice::from_ref(&denial));
         tried
     };
     looked.wait_until("both are told", |looked| tried(looked).len() == 2);
