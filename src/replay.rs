@@ -1,7 +1,7 @@
 //! Replay: what a configuration's limits would have done to the requests of an access log.
 //!
 //! The same engine as the proxy's, with the log's clock: routes, keys and counts are its own code,
-//! and time is an argument. Lines are read by pure [`formats`]; only [`file`] and [`logs`] do IO.
+//! and time is an argument. Lines are read by pure [`formats`]; only `file` and [`logs`] do IO.
 
 pub mod course;
 pub mod date;

@@ -1,6 +1,6 @@
 //! The JSON Schema of `proxy.toml`, for editors that complete and check while somebody types.
 //!
-//! Made of what the reference shows of every setting ([`known`]): a setting that is added there is
+//! Made of what the reference shows of every setting (`known`): a setting that is added there is
 //! in the schema. What a value may be besides what its default looks like is said here, and a test
 //! asks the readers themselves whether that is so. Draft 7, which all editors understand.
 

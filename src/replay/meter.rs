@@ -3,7 +3,7 @@
 //! Each key has the count that it would have if everything were admitted: the most units it ever
 //! shows is the smallest rate at which that key is never denied. The same count serves all three
 //! rates for as long as none of them has denied the key anything. When one does, it gets a count
-//! of its own ([`Forks`]), which ends when nothing counts any more: it holds only what the first
+//! of its own (`Forks`), which ends when nothing counts any more: it holds only what the first
 //! one holds too. So most requests are one look and one charge, and every count is the proxy's own
 //! (`limit::decide`).
 
