@@ -72,13 +72,13 @@ def start(directory):
         stderr=subprocess.PIPE, text=True)
     found = {}
     for line in process.stderr:
-        if match := re.match(r"(listening|admin) +http://([0-9.:]+)", line):
+        if match := re.match(r"(listening|dashboard) +http://([0-9.:]+)", line):
             found[match[1]] = match[2]
-        if "admin" in found:
+        if "dashboard" in found:
             break
         print(line, end="", file=sys.stderr)
     threading.Thread(target=process.stderr.read, daemon=True).start()
-    return process, found["listening"], found["admin"]
+    return process, found["listening"], found["dashboard"]
 
 
 def samples(admin, parse, accept):

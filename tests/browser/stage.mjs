@@ -153,15 +153,15 @@ async function opened(child) {
   await new Promise((resolve, reject) => {
     lines.on('line', (line) => {
       said.push(line);
-      const [, kind, place] = /^(listening|admin)\s+(http:\/\/127\.0\.0\.1:\d+)/.exec(line) ?? [];
+      const [, kind, place] = /^(listening|dashboard)\s+(http:\/\/127\.0\.0\.1:\d+)/.exec(line) ?? [];
       if (kind) places[kind] = place;
-      if (places.listening && places.admin) resolve();
+      if (places.listening && places.dashboard) resolve();
     });
     child.once('error', reject);
     lines.once('close', () => reject(new Error(`tidegate did not start:\n${said.join('\n')}`)));
   });
   clearTimeout(slow);
-  return { url: places.listening, page: `${places.admin}/` };
+  return { url: places.listening, page: `${places.dashboard}/` };
 }
 
 /** Sends a request as it is, however odd, and gives the status. */
