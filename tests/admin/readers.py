@@ -2,21 +2,20 @@
 of JSON Schema for what editors are told of proxy.toml."""
 
 import http.client
-import http.server
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
-import threading
 import tomllib
 import urllib.request
 
 import jsonschema_rs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
+
+import running
 
 CONFIG = """
 listen = "127.0.0.1:0"
@@ -42,43 +41,6 @@ access = "off"
 [server]
 control = "{control}"
 """
-
-
-class Upstream(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_POST = do_GET
-
-    def log_message(self, *_):
-        pass
-
-
-def start(directory):
-    """A running tidegate: the process, its address and its admin's."""
-    upstream = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
-    threading.Thread(target=upstream.serve_forever, daemon=True).start()
-    text = CONFIG.format(
-        upstream=f"http://127.0.0.1:{upstream.server_address[1]}",
-        control=directory / "control.sock",
-    )
-    (directory / "proxy.toml").write_text(text)
-    process = subprocess.Popen(
-        [os.environ["TIDEGATE"], "run", "-c", "proxy.toml"], cwd=directory,
-        stderr=subprocess.PIPE, text=True)
-    found = {}
-    for line in process.stderr:
-        if match := re.match(r"(listening|dashboard) +http://([0-9.:]+)", line):
-            found[match[1]] = match[2]
-        if "dashboard" in found:
-            break
-        print(line, end="", file=sys.stderr)
-    threading.Thread(target=process.stderr.read, daemon=True).start()
-    return process, found["listening"], found["dashboard"]
 
 
 def samples(admin, parse, accept):
@@ -140,7 +102,7 @@ def main():
     read_schema()
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
-        process, address, admin = start(directory)
+        process, address, admin = running.start(directory, CONFIG)
         try:
             while True:
                 try:

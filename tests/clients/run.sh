@@ -7,45 +7,17 @@
 # Arguments choose some of the Python tests: `run.sh test_curl.Limits`.
 set -euo pipefail
 cd "$(dirname "$0")"
-here=$PWD
-root=$(cd ../.. && pwd)
+source ../outside.sh
 
-target=${CARGO_TARGET_DIR:-target}
-case $target in /*) ;; *) target=$root/$target ;; esac
-if [ -z "${TIDEGATE:-}" ]; then
-  (cd "$root" && cargo build --locked)
-  TIDEGATE=$target/debug/tidegate
-fi
 clients=$target/clients
-export TIDEGATE
 export CLIENT_MODULES=$clients/node
-mkdir -p "$CLIENT_MODULES"
-
-# Each stamp is a copy of what was asked for, written last: half an installation is made again.
-if ! cmp -s requirements.txt "$clients/venv/stamp"; then
-  echo "installing the Python clients under $clients/venv" >&2
-  rm -rf "$clients/venv"
-  python3 -m venv "$clients/venv"
-  timeout 300 "$clients/venv/bin/pip" --disable-pip-version-check install --quiet --no-deps \
-    -r requirements.txt
-  cp requirements.txt "$clients/venv/stamp"
-fi
-if ! cmp -s package-lock.json "$CLIENT_MODULES/stamp"; then
-  echo "installing the Node.js clients under $CLIENT_MODULES" >&2
-  rm -f "$CLIENT_MODULES/stamp"
-  cp package.json package-lock.json .npmrc "$CLIENT_MODULES/"
-  (cd "$CLIENT_MODULES" && timeout 300 npm ci --loglevel=error)
-  cp package-lock.json "$CLIENT_MODULES/stamp"
-fi
-
-# Loopback only: a proxy of the machine must not stand between a client and tidegate.
-unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY
-export PYTHONDONTWRITEBYTECODE=1
+python_modules "$clients/venv"
+node_modules "$CLIENT_MODULES"
 
 # Both halves mostly wait, so they run together. timeout ends the whole process group, the proxies
 # and upstreams of a test that hangs included.
-python=(timeout -k 5 120 "$clients/venv/bin/python" "$here/python/run.py")
-node=(timeout -k 5 100 node "$here/node/run.mjs")
+python=(timeout -k 5 120 "$clients/venv/bin/python" python/run.py)
+node=(timeout -k 5 100 node node/run.mjs)
 if [ $# -gt 0 ]; then
   exec "${python[@]}" "$@"
 fi

@@ -3,9 +3,7 @@ tidegate under a little load; then Redis is stopped, and its alert must fire."""
 
 import contextlib
 import http.client
-import http.server
 import json
-import os
 import pathlib
 import re
 import socket
@@ -16,11 +14,13 @@ import threading
 import time
 import urllib.parse
 
+import running
+
 PATIENCE = 60  # seconds, for anything
 CONFIG = """
 listen   = "127.0.0.1:0"
 admin    = "127.0.0.1:0"
-upstream = "http://127.0.0.1:{upstream}"
+upstream = "{upstream}"
 
 [store]
 url = "redis://127.0.0.1:{redis}"
@@ -44,18 +44,6 @@ control = "{control}"
 """
 
 
-class Upstream(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_):
-        pass
-
-
 def free_port():
     """A port that nobody has now; whoever is started on it tries again if that has changed."""
     with socket.socket() as one:
@@ -64,8 +52,7 @@ def free_port():
 
 
 @contextlib.contextmanager
-def running(*words, **options):
-    process = subprocess.Popen(words, **options)
+def ended(process):
     try:
         yield process
     finally:
@@ -92,27 +79,6 @@ def until(what, found):
                 return result
         time.sleep(0.2)
     sys.exit(f"waited in vain: {what}")
-
-
-def started(directory, redis):
-    """The words to start tidegate with."""
-    upstream = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
-    threading.Thread(target=upstream.serve_forever, daemon=True).start()
-    places = {"upstream": upstream.server_address[1], "redis": redis,
-              "control": directory / "control.sock"}
-    (directory / "proxy.toml").write_text(CONFIG.format(**places))
-    return [os.environ["TIDEGATE"], "run", "-c", "proxy.toml"]
-
-
-def addresses(process):
-    found = {}
-    for line in process.stderr:
-        if match := re.match(r"(listening|dashboard) +http://([0-9.:]+)", line):
-            found[match[1]] = match[2]
-        if len(found) == 2:
-            break
-    threading.Thread(target=process.stderr.read, daemon=True).start()
-    return found["listening"], found["dashboard"]
 
 
 def scraping(directory, deploy, admin):
@@ -170,18 +136,17 @@ def main(deploy):
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = pathlib.Path(name)
         redis = free_port()
-        store = stack.enter_context(running(
-            "redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "",
-            cwd=directory, **quiet))
+        store = stack.enter_context(ended(subprocess.Popen(
+            ["redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", ""],
+            cwd=directory, **quiet)))
         until("redis", lambda: socket.create_connection(("127.0.0.1", redis), 1).close() or True)
-        proxy = stack.enter_context(running(
-            *started(directory, redis), cwd=directory, stderr=subprocess.PIPE, text=True))
-        listening, admin = addresses(proxy)
+        proxy, listening, admin = running.start(directory, CONFIG, redis=redis)
+        stack.enter_context(ended(proxy))
         scraping(directory, deploy, admin)
         at = f"127.0.0.1:{free_port()}"
-        stack.enter_context(running(
-            "prometheus", "--config.file=prometheus.yml", f"--web.listen-address={at}",
-            f"--storage.tsdb.path={directory}/data", cwd=directory, **quiet))
+        stack.enter_context(ended(subprocess.Popen(
+            ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address={at}",
+             f"--storage.tsdb.path={directory}/data"], cwd=directory, **quiet)))
         until("Prometheus", lambda: ask(at, "/-/ready")[0] == 200)
 
         stop = threading.Event()
