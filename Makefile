@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs image instructions
+.PHONY: run test ci fmt lint deny docs book image instructions
 .PHONY: bench bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
@@ -17,7 +17,7 @@ test:
 	./tests/browser/run.sh
 	./tests/prometheus/run.sh
 
-ci: fmt lint test deny docs
+ci: fmt lint test deny docs book
 
 fmt:
 	cargo fmt --check
@@ -31,6 +31,10 @@ deny:
 
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+
+# docs/ as a book, in target/book.
+book:
+	./tests/book.sh
 
 image:
 	docker build -t tidegate .

@@ -8,6 +8,7 @@ mod effective;
 mod explained;
 mod flags;
 mod limits;
+mod pages;
 mod passing;
 mod people;
 mod recovery;

@@ -286,21 +286,3 @@ fn servers_are_asked_for_the_host_that_is_chosen() {
         );
     }
 }
-
-#[test]
-fn examples_of_the_documentation_are_right() {
-    let text = include_str!("../../../docs/routes.md");
-    let blocks: Vec<&str> = text.split("```toml\n").skip(1).collect();
-    assert!(blocks.len() > 6);
-    for block in blocks {
-        let (example, _) = block.split_once("```").unwrap();
-        let mut file = example.to_owned();
-        if !example.contains("[[route]]") {
-            file.push_str("[[route]]\npath = \"/*\"\nupstream = \"api\"\n");
-        }
-        if !example.contains("[upstream.api]") && file.contains("upstream ") {
-            file.push_str("[upstream.api]\nservers = \"http://10.0.0.1\"\n");
-        }
-        fine(&file);
-    }
-}

@@ -217,29 +217,17 @@ fn uncommented(line: &str) -> String {
 
 #[test]
 fn examples_of_the_documentation_fit_the_schema() {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
-    let docs = std::fs::read_dir(root.join("docs")).unwrap();
-    let docs = docs.map(|entry| entry.unwrap().path());
-    let pages = docs.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
-    // The one shows mistakes, the other a Cargo.toml.
-    let others = ["diagnostics.md", "library.md"];
-    let pages = pages.filter(|path| !others.iter().any(|other| path.ends_with(other)));
     let schema = without_required(schema());
-    let mut examples = 0;
-    for page in pages.chain([root.join("README.md")]) {
-        let text = std::fs::read_to_string(&page).unwrap();
-        for block in text.split("```toml\n").skip(1) {
-            let block = block.split("```").next().unwrap();
+    for example in super::pages::examples() {
+        if example.is_ours() {
             assert_eq!(
-                faults_of(block, &schema),
+                faults_of(&example.text, &schema),
                 [""; 0],
-                "{}\n{block}",
-                page.display()
+                "{}",
+                example.place
             );
-            examples += 1;
         }
     }
-    assert!(examples > 30, "{examples}");
 }
 
 #[test]

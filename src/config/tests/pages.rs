@@ -1,0 +1,193 @@
+//! Every example of a configuration in the documentation is right. A block of `toml` that begins
+//! with `# proxy.toml` is a whole file and earns no warning; one that begins with the name of
+//! another file is none of ours; all others show a part, and are completed here by the least that
+//! makes a file of them.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use toml::de::{DeTable, DeValue};
+
+use super::super::load::read_text;
+use super::super::schema::as_json;
+use super::super::section::Surroundings;
+use super::super::{Config, render};
+use super::reference;
+
+/// Shows mistakes on purpose; `explained.rs` reads it.
+const MISTAKES: &str = "diagnostics.md";
+
+pub(super) struct Example {
+    /// The page and the line of the block.
+    pub(super) place: String,
+    pub(super) text: String,
+}
+
+impl Example {
+    /// What its first line says that it is a file of, if anything.
+    fn file(&self) -> Option<&str> {
+        let name = self.text.lines().next()?.strip_prefix("# ")?;
+        name.ends_with(".toml").then_some(name)
+    }
+
+    /// It is a `proxy.toml`, or a part of one.
+    pub(super) fn is_ours(&self) -> bool {
+        matches!(self.file(), None | Some("proxy.toml"))
+    }
+}
+
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            pages(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "md") {
+            found.push(path);
+        }
+    }
+}
+
+pub(super) fn examples() -> Vec<Example> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = vec![root.join("README.md"), root.join("SECURITY.md")];
+    pages(&root.join("docs"), &mut all);
+    all.retain(|page| !page.ends_with(MISTAKES));
+    all.sort();
+    let mut found = Vec::new();
+    for page in all {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let name = page.strip_prefix(root).unwrap().display().to_string();
+        for (at, _) in text.match_indices("```toml\n") {
+            let (block, _) = text[at + "```toml\n".len()..].split_once("```").unwrap();
+            let line = text[..at].lines().count() + 1;
+            found.push(Example {
+                place: format!("{name}:{line}"),
+                text: block.to_owned(),
+            });
+        }
+    }
+    found
+}
+
+/// The configuration of a text, and its warnings.
+fn read(name: &str, text: &str) -> Result<(Config, Vec<&'static str>), String> {
+    let around = Surroundings {
+        forwards: true,
+        env: &|_| None,
+        now_s: 1_800_000_000,
+        read: &reference::file,
+    };
+    match read_text(name, text, &around).0 {
+        Ok((config, warnings)) => {
+            let codes = warnings.list.iter().map(|one| one.code.as_str());
+            Ok((config, codes.collect()))
+        }
+        Err(found) => Err(render::human(&found, false)),
+    }
+}
+
+/// What a part needs besides to be a file: somewhere to go, the limits and upstreams that its
+/// routes name, and routes for those that it has.
+fn completed(part: &str) -> String {
+    let document = DeTable::parse(part).unwrap_or_else(|error| panic!("{error}\n{part}"));
+    let file = as_json(&DeValue::Table(document.into_inner()));
+    let names = |kind: &str| -> Vec<String> {
+        let table = file.get(kind).and_then(Value::as_object);
+        table.map_or_else(Vec::new, |table| table.keys().cloned().collect())
+    };
+    let routes = file.get("route").and_then(Value::as_array);
+    let routes = routes.map_or(&[][..], Vec::as_slice);
+    let asked: Vec<&str> = routes
+        .iter()
+        .flat_map(|route| route["limits"].as_array().into_iter().flatten())
+        .filter_map(Value::as_str)
+        .filter(|name| !name.contains('/'))
+        .collect();
+    let sent: Vec<&str> = routes
+        .iter()
+        .filter_map(|route| route["upstream"].as_str())
+        .filter(|name| !name.contains("://"))
+        .collect();
+    let (limits, mut upstreams) = (names("limit"), names("upstream"));
+    let mut text = part.to_owned();
+    for name in sent
+        .iter()
+        .filter(|name| !upstreams.iter().any(|one| one == *name))
+    {
+        let _ = writeln!(
+            text,
+            "[upstream.{name}]\nservers = \"http://127.0.0.1:3000\""
+        );
+    }
+    upstreams.extend(sent.iter().map(|name| (*name).to_owned()));
+    for name in asked
+        .iter()
+        .filter(|name| !limits.iter().any(|one| one == *name))
+    {
+        let _ = writeln!(text, "[limit.{name}]\nrate = \"100/min\"");
+    }
+    let table = |kind: &str, name: &str| file.get(kind).map(|all| &all[name]);
+    for name in upstreams.iter().filter(|name| {
+        let own = table("upstream", name).and_then(Value::as_object);
+        own.is_some_and(|own| !own.contains_key("servers"))
+    }) {
+        let url = "http://127.0.0.1:3000";
+        let _ = writeln!(text, "[[upstream.{name}.servers]]\nurl = \"{url}\"");
+    }
+    if file
+        .get("tls")
+        .is_some_and(|tls| tls["certificates"].is_null() && tls["acme"].is_null())
+    {
+        text.push_str("[[tls.certificates]]\ncert = \"a.pem\"\nkey = \"a.key\"\n");
+    }
+    let to = match upstreams.first() {
+        Some(name) => format!("upstream = \"{name}\"\n"),
+        None => String::new(),
+    };
+    let unused = limits.iter().filter(|name| !asked.contains(&name.as_str()));
+    for name in unused.filter(|name| *name != "default") {
+        let _ = writeln!(
+            text,
+            "[[route]]\npath = \"/{name}/*\"\nlimits = [\"{name}\"]\n{to}"
+        );
+    }
+    for name in upstreams
+        .iter()
+        .filter(|name| !sent.contains(&name.as_str()))
+    {
+        let _ = writeln!(
+            text,
+            "[[route]]\npath = \"/to/{name}/*\"\nupstream = \"{name}\""
+        );
+    }
+    match upstreams.is_empty() && file.get("upstream").is_none() {
+        true => format!("upstream = \"http://127.0.0.1:3000\"\n{text}"),
+        false => text,
+    }
+}
+
+#[test]
+fn every_example_is_right() {
+    let (mut whole, mut parts) = (0, 0);
+    let mut wrong = String::new();
+    for example in examples() {
+        let text = match example.file() {
+            Some("proxy.toml") => example.text.clone(),
+            Some(_) => continue,
+            None => completed(&example.text),
+        };
+        match (example.file(), read(&example.place, &text)) {
+            (_, Err(found)) => {
+                let _ = writeln!(wrong, "{found}");
+            }
+            (_, Ok((_, warnings))) if !warnings.is_empty() => {
+                let _ = writeln!(wrong, "{}: {warnings:?}\n{text}", example.place);
+            }
+            (Some(_), Ok(_)) => whole += 1,
+            (None, Ok(_)) => parts += 1,
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+    assert!(whole + parts > 30, "{whole} and {parts}");
+}
