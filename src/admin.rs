@@ -27,6 +27,7 @@ mod findings;
 mod gate;
 mod health;
 mod history;
+mod keys;
 mod limits;
 mod people;
 mod place;

@@ -46,6 +46,8 @@ pub mod explain;
 
 pub mod replay;
 
+pub mod whom;
+
 // -- the house
 
 pub mod server;

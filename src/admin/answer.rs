@@ -19,8 +19,8 @@ use super::gate::Deed;
 use super::place::{Place, parameter};
 use super::upstreams;
 use super::{
-    Desk, clients, config, dashboard, denials, explain, limits, people, prometheus, reload, status,
-    traffic,
+    Desk, clients, config, dashboard, denials, explain, keys, limits, people, prometheus, reload,
+    status, traffic,
 };
 use crate::telemetry::metrics::text::Form;
 
@@ -65,6 +65,14 @@ pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Resp
     let answered = match admit(desk, &request) {
         Ok(place) if place.is_told_something() => write(desk, &place, request).await,
         Ok(Place::Overrides) => people::overrides(desk).await,
+        Ok(Place::Changes) => people::changes(desk).await,
+        Ok(Place::Key(limit, words)) => {
+            let words = match parameter(request.uri().query(), "by").as_deref() {
+                Some("id") => vec![format!("tag={}", words.join("&"))],
+                _ => words,
+            };
+            keys::show(desk, &limit, words).await
+        }
         Ok(place) => read(desk, &place, &request),
         Err(refusal) => Err(refusal),
     };
@@ -140,9 +148,7 @@ fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer 
                 route: parameter(query, "route"),
             },
         ),
-        Place::Reload | Place::Explain | Place::Overrides | Place::Change(..) => {
-            Err(Refusal::nothing("there is nothing here"))
-        }
+        _ => Err(Refusal::nothing("there is nothing here")),
     }
 }
 
@@ -169,7 +175,7 @@ async fn write(desk: &Arc<Desk>, place: &Place, request: Request<Incoming>) -> A
     match place {
         Place::Reload => reload::reload(desk).await,
         Place::Explain => explain::tell(desk, &said).await,
-        Place::Change(limit, what) => people::change(desk, limit, *what, &said).await,
+        Place::Change(limit, what) => people::change(desk, limit.as_deref(), *what, &said).await,
         _ => Err(Refusal::nothing("there is nothing here")),
     }
 }

@@ -1,5 +1,5 @@
-//! What operators say of single clients: another rate, a fresh start, a closed door. Of those that
-//! are named by the hash of their key.
+//! What operators say of single clients: another rate, a fresh start, a closed door; and what they
+//! have said so far.
 //!
 //! In Redis it is said to every proxy, over a connection of its own for each change; in the
 //! embedded store to this process alone.
@@ -12,13 +12,15 @@ use tokio::sync::SemaphorePermit;
 
 use super::Desk;
 use super::answer::{Answer, Refusal, json_of, seen};
+use super::keys::{Register, words_of};
 use super::status::seconds;
 use crate::config::{Config, RedisSettings, StoreKind, StoreSettings};
-use crate::limit::{Charge, Decision, Item, Limit, Tag, Window};
+use crate::limit::{Charge, Decision, Item, Limit, Window};
 use crate::server::sight::View;
 use crate::store::people::{Deed, MAX_RECORDS, Record, Subject, Words, clean, rules};
 use crate::store::redis::{self, Change, Done, Said};
 use crate::store::{Backing, memory::Memory};
+use crate::whom::{Whom, every_window, items};
 
 /// The longest that something may hold and have an end, seconds.
 const LONGEST: u64 = 10 * 366 * 86_400;
@@ -49,20 +51,31 @@ pub(super) enum Counts {
 
 /// An order that makes sense.
 struct Order {
-    limit: Arc<Limit>,
-    tag: Tag,
-    change: Change,
+    what: What,
+    lasts_us: u64,
+    words: Words,
 }
 
-/// Does `what` to the client and limit that are named.
-pub(super) async fn change(desk: &Desk, limit: &str, what: What, said: &Value) -> Answer {
-    let (limit, place) = find(desk, limit)?;
-    let order = order(limit, what, said)?;
-    let tag = order.tag;
+/// Does `what` to the client that is named, of a limit or, of a block, of none in particular.
+pub(super) async fn change(
+    desk: &Arc<Desk>,
+    limit: Option<&str>,
+    what: What,
+    said: &Value,
+) -> Answer {
+    let (register, place) = Register::open(desk, limit)?;
+    let order = order(register.limit.as_ref(), what, said)?;
+    let named = words_of(said)?;
     let _way = desk.way().await?;
-    let doing = tokio::task::spawn_blocking(move || place.open()?.obey(order)).await;
+    let crowd = Arc::clone(desk);
+    let doing = tokio::task::spawn_blocking(move || {
+        let mut counts = place.open()?;
+        let (whom, said) = register.whom(&crowd, &mut counts, &named)?;
+        let done = counts.obey(order, &whom, (register.limit.as_ref(), &said))?;
+        Ok::<_, Refusal>((whom, done))
+    });
     let broke = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be done");
-    let (done, deleted) = doing.map_err(|_| broke())??;
+    let (whom, (done, deleted)) = doing.await.map_err(|_| broke())??;
     let until_us = match done {
         Done::Made(until_us) => until_us,
         Done::Nothing => return Err(Refusal::nothing("there is nothing to take back")),
@@ -73,7 +86,8 @@ pub(super) async fn change(desk: &Desk, limit: &str, what: What, said: &Value) -
     };
     Ok(json_of(&json!({
         "done": true,
-        "id": tag.to_string(),
+        "id": whom.tag.to_string(),
+        "key": whom.parts,
         "until": (until_us > 0).then(|| seconds(until_us)),
         "deleted": deleted,
     })))
@@ -81,13 +95,27 @@ pub(super) async fn change(desk: &Desk, limit: &str, what: What, said: &Value) -
 
 /// Every override and block in force.
 pub(super) async fn overrides(desk: &Desk) -> Answer {
-    let place = seen(desk.grounds.sight.look(Where::of))?;
-    let _way = desk.way().await?;
-    let asking = tokio::task::spawn_blocking(move || place.open()?.said()).await;
-    let broke = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read");
-    let said = asking.map_err(|_| broke())??;
+    let said = ask(desk, Counts::said).await?;
     let list: Vec<Value> = said.records.iter().map(record).collect();
     Ok(json_of(&json!({ "overrides": list })))
+}
+
+/// The last changes, newest first.
+pub(super) async fn changes(desk: &Desk) -> Answer {
+    let changes = ask(desk, Counts::changes).await?;
+    let list: Vec<Value> = changes.iter().map(record).collect();
+    Ok(json_of(&json!({ "changes": list })))
+}
+
+async fn ask<T: Send + 'static>(
+    desk: &Desk,
+    question: impl FnOnce(&mut Counts) -> Result<T, Refusal> + Send + 'static,
+) -> Result<T, Refusal> {
+    let place = seen(desk.grounds.sight.look(Where::of))?;
+    let _way = desk.way().await?;
+    let asking = tokio::task::spawn_blocking(move || question(&mut place.open()?));
+    let broke = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read");
+    asking.await.map_err(broke)?
 }
 
 impl Desk {
@@ -98,7 +126,7 @@ impl Desk {
     }
 }
 
-fn record(record: &Record) -> Value {
+pub(super) fn record(record: &Record) -> Value {
     let words = &record.words;
     json!({
         "what": record.what(),
@@ -113,20 +141,8 @@ fn record(record: &Record) -> Value {
     })
 }
 
-fn find(desk: &Desk, name: &str) -> Result<(Arc<Limit>, Where), Refusal> {
-    let found = desk.grounds.sight.look(|view| {
-        let mut limits = view.config.limits.iter();
-        let limit = limits.find(|limit| *limit.name == *name).cloned();
-        limit.map(|limit| (limit, Where::of(view)))
-    });
-    seen(found)?.ok_or_else(|| Refusal::nothing(format!("there is no limit `{name}`")))
-}
-
 /// Reads what is wanted.
-fn order(limit: Arc<Limit>, what: What, said: &Value) -> Result<Order, Refusal> {
-    let id = said.get("id").and_then(Value::as_str);
-    let id = id.ok_or_else(|| Refusal::nonsense("name the client by its `id`, a string"))?;
-    let tag = Tag::parse(id).ok_or_else(|| Refusal::nonsense("`id` is not a key's hash"))?;
+fn order(limit: Option<&Arc<Limit>>, what: What, said: &Value) -> Result<Order, Refusal> {
     let remove = match said.get("remove") {
         None => false,
         Some(Value::Bool(remove)) => *remove && what != What::Reset,
@@ -148,37 +164,35 @@ fn order(limit: Arc<Limit>, what: What, said: &Value) -> Result<Order, Refusal> 
         Some(Value::String(reason)) if reason.len() <= MOST_REASON => reason,
         Some(_) => return Err(Refusal::nonsense("`reason` is a text of at most 200 bytes")),
     };
-    let rules = match (what, said.get("rate")) {
-        (What::Override, Some(Value::String(rate))) if !remove => {
-            rules(rate, &limit).map_err(|error| Refusal::nonsense(error.message))?
+    let by = match said.get("by") {
+        None | Some(Value::Null) => "admin",
+        Some(Value::String(by)) if (1..=MOST_REASON).contains(&by.len()) => by,
+        Some(_) => return Err(Refusal::nonsense("`by` is a text of 1 to 200 bytes")),
+    };
+    let rules = match (what, said.get("rate"), limit) {
+        (What::Override, Some(Value::String(rate)), Some(limit)) if !remove => {
+            rules(rate, limit).map_err(|error| Refusal::nonsense(error.message))?
         }
-        (What::Override, _) if !remove => {
+        (What::Override, _, _) if !remove => {
             return Err(Refusal::nonsense(
                 "say the `rate`: `50/min`, or `unlimited`",
             ));
         }
         _ => Vec::new(),
     };
-    let name = limit.name.to_string();
-    let subject = match what {
-        What::Reset => Subject::Reset(name, tag),
-        What::Override => Subject::Override(name, tag),
-        What::Block => Subject::Block(tag),
-    };
     let words = Words {
         deed: if remove { Deed::Remove } else { Deed::Set },
-        by: "admin".to_owned(),
+        by: clean(by),
         unlimited: what == What::Override && rules.is_empty() && !remove,
         rules,
         note: clean(reason),
         ..Words::default()
     };
-    let change = Change {
-        subject,
+    Ok(Order {
+        what,
         lasts_us: lasts * 1_000_000,
         words,
-    };
-    Ok(Order { limit, tag, change })
+    })
 }
 
 impl Where {
@@ -216,6 +230,14 @@ impl Counts {
         }
     }
 
+    /// The last changes, newest first.
+    pub(super) fn changes(&mut self) -> Result<Vec<Record>, Refusal> {
+        match self {
+            Counts::Here(memory) => Ok(memory.changes()),
+            Counts::Redis(desk) => desk.changes().map_err(away),
+        }
+    }
+
     /// The secret that identities are hashed with.
     pub(super) fn hash_key(&self) -> [u8; 32] {
         match self {
@@ -248,50 +270,45 @@ impl Counts {
     }
 
     /// Does it; also how many counts were forgotten, where that is known.
-    fn obey(&mut self, mut order: Order) -> Result<(Done, Option<u64>), Refusal> {
-        let Subject::Reset(..) = order.change.subject else {
-            return Ok((self.change(order.change)?, None));
+    fn obey(
+        &mut self,
+        order: Order,
+        whom: &Whom,
+        (limit, said): (Option<&Arc<Limit>>, &Said),
+    ) -> Result<(Done, Option<u64>), Refusal> {
+        let name = || limit.map_or_else(String::new, |limit| limit.name.to_string());
+        let mut change = Change {
+            subject: match order.what {
+                What::Reset => Subject::Reset(name(), whom.tag),
+                What::Override => Subject::Override(name(), whom.tag),
+                What::Block => Subject::Block(whom.tag),
+            },
+            lasts_us: order.lasts_us,
+            words: order.words,
         };
-        let windows = windows(&order, &self.said()?);
-        match self {
+        change.words.key = whom.parts.clone();
+        let (What::Reset, Some(limit)) = (order.what, limit) else {
+            return Ok((self.change(change)?, None));
+        };
+        let windows = every_window(limit, whom.tag, &said.records);
+        let deleted = match self {
             Counts::Here(memory) => {
                 for window in &windows {
-                    memory.forget(Window::budget(&window.store_suffix, order.tag));
+                    memory.forget(Window::budget(&window.store_suffix, whom.tag));
                 }
-                Ok((Done::Made(0), None))
+                None
             }
             Counts::Redis(desk) => {
                 let suffix = |window: &Arc<Window>| window.store_suffix.clone();
-                order.change.words.suffixes = windows.iter().map(suffix).collect();
-                let item = |window: Arc<Window>| Item {
-                    limit: Arc::clone(&order.limit),
-                    window,
-                    tag: order.tag,
-                    cost: order.limit.cost,
-                };
-                let items: Vec<Item> = windows.into_iter().map(item).collect();
-                let deleted = desk.forget(&items).map_err(away)?;
-                // Told after it is done: who hears of it asks the store again.
-                desk.change(&order.change).map_err(away)?;
-                Ok((Done::Made(0), Some(deleted)))
+                change.words.suffixes = windows.iter().map(suffix).collect();
+                let items: Vec<Item> = items(limit, &windows, whom.tag).collect();
+                Some(desk.forget(&items).map_err(away)?)
             }
-        }
+        };
+        // Told after it is done: who hears of it asks the store again.
+        self.change(change)?;
+        Ok((Done::Made(0), deleted))
     }
-}
-
-/// Every window that the client may be measured by, each once.
-fn windows(order: &Order, said: &Said) -> Vec<Arc<Window>> {
-    let limit = &order.limit;
-    let subject = Subject::Override(limit.name.to_string(), order.tag);
-    let found = said.records.iter().find(|one| one.subject == subject);
-    let own = found.map_or_else(Vec::new, |one| Window::all(&limit.name, &one.words.rules));
-    let tiers = limit.tiers.iter().flat_map(|tier| &tier.windows);
-    let mut all: Vec<Arc<Window>> = limit.windows.iter().chain(tiers).cloned().collect();
-    all.extend(limit.candidate.iter().cloned());
-    all.extend(own);
-    all.sort_by(|one, other| one.store_suffix.cmp(&other.store_suffix));
-    all.dedup_by(|one, other| one.store_suffix == other.store_suffix);
-    all
 }
 
 fn away(error: redis::DeskError) -> Refusal {

@@ -28,8 +28,12 @@ pub(super) enum Place {
     Explain,
     /// Every override and block in force.
     Overrides,
-    /// Something is done to a client of the limit of this name.
-    Change(String, What),
+    /// The last changes of those.
+    Changes,
+    /// How a client of the limit of this name stands, by the words of its key.
+    Key(String, Vec<String>),
+    /// Something is done to a client, of the limit of this name or of any.
+    Change(Option<String>, What),
 }
 
 impl Place {
@@ -57,9 +61,16 @@ impl Place {
             ["reload"] => Place::Reload,
             ["explain"] => Place::Explain,
             ["overrides"] => Place::Overrides,
-            ["limits", name, "reset"] => Place::Change(decoded(name)?, What::Reset),
-            ["limits", name, "override"] => Place::Change(decoded(name)?, What::Override),
-            ["limits", name, "block"] => Place::Change(decoded(name)?, What::Block),
+            ["changes"] => Place::Changes,
+            ["block"] => Place::Change(None, What::Block),
+            ["limits", name, "keys", key] => {
+                // `&` between the words: one within a word is written `%26`.
+                let words = key.split('&').map(decoded).collect::<Option<_>>()?;
+                Place::Key(decoded(name)?, words)
+            }
+            ["limits", name, "reset"] => Place::Change(Some(decoded(name)?), What::Reset),
+            ["limits", name, "override"] => Place::Change(Some(decoded(name)?), What::Override),
+            ["limits", name, "block"] => Place::Change(Some(decoded(name)?), What::Block),
             _ => return None,
         })
     }
@@ -127,6 +138,17 @@ mod tests {
         let clients = Place::of("/api/v1/limits/GET%20%2Fa/clients");
         assert_eq!(clients, Some(Place::Clients("GET /a".to_owned())));
         assert_eq!(Place::of("/api/v1/limits/%ff/clients"), None);
+        let words = |words: &[&str]| {
+            let words = words.iter().map(|word| (*word).to_owned());
+            Some(Place::Key("a".to_owned(), words.collect()))
+        };
+        let key = |key: &str| Place::of(&format!("/api/v1/limits/a/keys/{key}"));
+        assert_eq!(key("192.0.2.7"), words(&["192.0.2.7"]));
+        assert_eq!(
+            key("api_key=a%26b+c&path=%2Fx"),
+            words(&["api_key=a&b+c", "path=/x"])
+        );
+        assert_eq!(key("a/b"), None);
         assert_eq!(Place::of("/api/v1/limits/%4/clients"), None);
     }
 

@@ -1,11 +1,11 @@
 //! `tidegate limits`: how single clients stand, and another rate, a fresh start or a closed door
 //! for one of them, on every proxy within a second.
 //!
-//! It speaks to the Redis that the proxies share, with the same configuration as they. No client's
-//! key leaves this process in the clear: Redis and its log of changes see the hash only.
+//! It speaks to the Redis that the proxies share, with the same configuration as they: Redis and
+//! its log of changes see the hash of a client's key only. Where counts are in a proxy's own memory
+//! it asks that proxy's admin, which alone knows the secret that keys are hashed with.
 
 mod json;
-mod key;
 mod place;
 mod print;
 mod rate;
@@ -19,13 +19,13 @@ use clap::{Args, Subcommand};
 use super::run;
 use super::trouble::Trouble;
 use crate::config::{self, Config, StoreKind};
-use crate::limit::{Charge, Item, Limit, Tag, Window};
+use crate::limit::{Item, Limit, Tag};
 use crate::store::people::{Deed, MAX_RECORDS, Subject, Words, clean};
 use crate::store::redis::{Change, Desk, Done, Said};
+use crate::whom::{Eyes, Whom, every_window, items, standing};
 use json::Json;
-use key::{Eyes, Whom};
-use place::{Place, Process};
-use print::{Shown, Standing};
+use place::{Asked, Place, Process};
+use print::Shown;
 
 #[derive(Debug, Args)]
 pub(super) struct LimitsArgs {
@@ -187,16 +187,15 @@ impl Order<'_> {
     /// The key that the words name, and what is said of anyone.
     fn whom(
         &self,
-        place: &mut Place<'_>,
+        desk: &mut Desk,
         words: &[String],
         limit: Option<&Limit>,
     ) -> Result<(Whom, Said), Trouble> {
-        let said = place.said()?;
-        let words = &place.whole(words, limit)?;
-        let key = place.hash_key(words)?;
+        let said = desk.said()?;
+        let key = desk.hash_key();
         let eyes = Eyes {
             client_ip: &self.config.client_ip,
-            hash_key: &key,
+            hash_key: &key.key,
             records: &said.records,
         };
         let whom = match limit {
@@ -227,33 +226,19 @@ impl Order<'_> {
 
     fn show(&self, target: &Target) -> Result<String, Trouble> {
         let limit = self.limit(&target.limit)?;
-        let mut place = self.place()?;
-        let (whom, said) = self.whom(&mut place, &target.key, Some(limit))?;
-        let Place::Redis(mut desk) = place else {
-            return Err(Trouble::failed(format!(
-                "how a client stands in {}'s embedded store is not told yet",
-                self.file
-            ))
-            .help("`tidegate top` shows what the busiest clients ask for and are denied"));
-        };
-        let mut standings = Vec::new();
-        for (of, windows) in in_force(limit, &whom, &said) {
-            let charge: Charge = items(limit, &windows, whom.tag).collect();
-            if !charge.is_empty() {
-                standings.push(Standing {
-                    of,
-                    decision: desk.stand(&charge)?,
-                    windows: windows
-                        .iter()
-                        .map(|window| window.as_ref().clone())
-                        .collect(),
-                });
+        let (whom, rows, said) = match self.place()? {
+            Place::Redis(mut desk) => {
+                let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
+                let records = &said.records;
+                let rows = standing(limit, &whom, records, |charge| desk.stand(charge))?;
+                (whom, rows, said)
             }
-        }
+            Place::Process(process) => process.show(limit, &target.key)?,
+        };
         let shown = Shown {
             limit,
             whom: &whom,
-            standings,
+            rows,
             said: &said,
         };
         Ok(self.told(|| shown.json(), || shown.text()))
@@ -261,29 +246,19 @@ impl Order<'_> {
 
     fn reset(&self, target: &Target) -> Result<String, Trouble> {
         let limit = self.limit(&target.limit)?;
-        let mut place = self.place()?;
-        let (whom, said) = self.whom(&mut place, &target.key, Some(limit))?;
-        let mut windows: Vec<Arc<Window>> = limit.windows.clone();
-        windows.extend(in_force(limit, &whom, &said).flat_map(|(_, windows)| windows));
-        windows.sort_by(|one, other| one.store_suffix.cmp(&other.store_suffix));
-        windows.dedup_by(|one, other| one.store_suffix == other.store_suffix);
-        let items: Vec<Item> = items(limit, &windows, whom.tag).collect();
-        let gone = match &mut place {
-            Place::Redis(desk) => desk.forget(&items)?,
-            // It forgets all of it when it is told.
-            Place::Process(_) => 1,
+        let (whom, gone) = match self.place()? {
+            Place::Redis(mut desk) => {
+                let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
+                let gone = reset(&mut desk, limit, &whom, &said)?;
+                (whom, gone)
+            }
+            Place::Process(process) => {
+                let asked = Asked::reset(limit, me());
+                // It forgets all of it when it is told.
+                let found = process.order(&asked, &target.key)?;
+                (found.whom, 1)
+            }
         };
-        // Told after it is done: who hears of it asks the store again.
-        place.change(&Change {
-            subject: Subject::Reset(limit.name.to_string(), whom.tag),
-            lasts_us: 0,
-            words: Words {
-                by: me(),
-                key: whom.parts.clone(),
-                suffixes: windows.iter().map(|one| one.store_suffix.clone()).collect(),
-                ..Words::default()
-            },
-        })?;
         let json = || {
             Json::Object(vec![
                 ("limit", Json::text(&limit.name)),
@@ -351,24 +326,37 @@ impl Order<'_> {
         words: Words,
     ) -> Result<(Whom, u64), Trouble> {
         let lasts_us = rate::lasts_us(terms.lasts.as_deref())?;
-        let mut place = self.place()?;
-        let (whom, _) = self.whom(&mut place, key, limit.map(AsRef::as_ref))?;
         let deed = match terms.remove {
             true => Deed::Remove,
             false => Deed::Set,
         };
-        let change = Change {
-            subject: subject(whom.tag),
-            lasts_us,
-            words: Words {
-                deed,
-                by: me(),
-                key: whom.parts.clone(),
-                note: clean(terms.note.as_deref().unwrap_or_default()),
-                ..words
-            },
+        let words = Words {
+            deed,
+            by: me(),
+            note: clean(terms.note.as_deref().unwrap_or_default()),
+            ..words
         };
-        match place.change(&change)? {
+        let (whom, done) = match self.place()? {
+            Place::Redis(mut desk) => {
+                let (whom, _) = self.whom(&mut desk, key, limit.map(AsRef::as_ref))?;
+                let change = Change {
+                    subject: subject(whom.tag),
+                    lasts_us,
+                    words: Words {
+                        key: whom.parts.clone(),
+                        ..words
+                    },
+                };
+                let done = desk.change(&change)?;
+                (whom, done)
+            }
+            Place::Process(process) => {
+                let asked = Asked::change(limit, lasts_us, &words);
+                let found = process.order(&asked, key)?;
+                (found.whom, found.done)
+            }
+        };
+        match done {
             Done::Made(until_us) => Ok((whom, until_us)),
             Done::Nothing => Err(Trouble::failed(match limit {
                 Some(limit) => format!("that key has no override in `{}`", limit.name),
@@ -392,37 +380,23 @@ fn made(limit: Option<&Arc<Limit>>, whom: &Whom, until_us: u64) -> Json {
     ])
 }
 
-/// Windows that the key is measured by, and whose they are: nothing for the limit's own.
-type Set = (Option<String>, Vec<Arc<Window>>);
-
-/// An override's windows, or the limit's own and those of its tiers; and the candidate's.
-fn in_force(limit: &Limit, whom: &Whom, said: &Said) -> impl Iterator<Item = Set> {
-    let subject = Subject::Override(limit.name.to_string(), whom.tag);
-    let found = said.records.iter().find(|one| one.subject == subject);
-    let mut sets: Vec<Set> = Vec::new();
-    match found {
-        Some(record) => {
-            let windows = Window::all(&limit.name, &record.words.rules);
-            sets.push((Some("override".to_owned()), windows));
-        }
-        None => {
-            sets.push((None, limit.windows.clone()));
-            for tier in &limit.tiers {
-                sets.push((Some(format!("tier {}", tier.name)), tier.windows.clone()));
-            }
-        }
-    }
-    sets.push((Some("candidate".to_owned()), limit.candidate.clone()));
-    sets.into_iter()
-}
-
-fn items(limit: &Arc<Limit>, windows: &[Arc<Window>], tag: Tag) -> impl Iterator<Item = Item> {
-    windows.iter().map(move |window| Item {
-        limit: Arc::clone(limit),
-        window: Arc::clone(window),
-        tag,
-        cost: limit.cost,
-    })
+/// Forgets what is counted; returns how many counts there were.
+fn reset(desk: &mut Desk, limit: &Arc<Limit>, whom: &Whom, said: &Said) -> Result<u64, Trouble> {
+    let windows = every_window(limit, whom.tag, &said.records);
+    let items: Vec<Item> = items(limit, &windows, whom.tag).collect();
+    let gone = desk.forget(&items)?;
+    // Told after it is done: who hears of it asks the store again.
+    desk.change(&Change {
+        subject: Subject::Reset(limit.name.to_string(), whom.tag),
+        lasts_us: 0,
+        words: Words {
+            by: me(),
+            key: whom.parts.clone(),
+            suffixes: windows.iter().map(|one| one.store_suffix.clone()).collect(),
+            ..Words::default()
+        },
+    })?;
+    Ok(gone)
 }
 
 /// Who makes a change: `ann@desk`.

@@ -2,6 +2,7 @@
 
 use super::{DID_NOT_WORK, WRONG_USE, run};
 use crate::store::redis::DeskError;
+use crate::whom::Unclear;
 
 /// What is said on standard error, and the exit code.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,5 +47,14 @@ impl Trouble {
 impl From<DeskError> for Trouble {
     fn from(error: DeskError) -> Trouble {
         Trouble::failed(error.to_string())
+    }
+}
+
+impl From<Unclear> for Trouble {
+    fn from(unclear: Unclear) -> Trouble {
+        Trouble {
+            help: unclear.help,
+            ..Trouble::wrong(unclear.message)
+        }
     }
 }

@@ -28,6 +28,7 @@ use smallvec::SmallVec;
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
 use super::own::Own;
+use super::people::Record;
 use super::redis::{Change, CurrentPeople, Done, Said};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
@@ -165,7 +166,12 @@ impl Memory {
         self.own.said()
     }
 
-    /// Makes a change, which holds from the next request on.
+    /// The last changes that they made, newest first.
+    pub fn changes(&self) -> Vec<Record> {
+        self.own.changes()
+    }
+
+    /// Makes a change, which holds from the next request on; of a reset it only notes that it was.
     pub fn say(&self, change: Change) -> Done {
         self.own.change(change)
     }

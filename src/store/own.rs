@@ -1,12 +1,13 @@
 //! What operators say of single keys where counts live in this process: kept here alone, and gone
 //! with it. The same words as in Redis, by the same rules.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
-use super::people::{Deed, MAX_RECORDS, Record};
+use super::people::{Deed, MAX_CHANGES, MAX_RECORDS, Record, Subject};
 use super::redis::{Change, CurrentPeople, Done, Said};
 use crate::clock::MonotonicClock;
 use crate::limit::people::People;
@@ -18,6 +19,8 @@ pub(super) struct Own {
     /// Whether there is anything in it: all that the path of a request looks at if not.
     said: AtomicBool,
     records: Mutex<Vec<Record>>,
+    /// What was changed, newest last.
+    changes: Mutex<VecDeque<Record>>,
     clock: MonotonicClock,
 }
 
@@ -27,6 +30,7 @@ impl Default for Own {
             table: ArcSwap::default(),
             said: AtomicBool::new(false),
             records: Mutex::default(),
+            changes: Mutex::default(),
             clock: MonotonicClock::start(),
         }
     }
@@ -52,32 +56,54 @@ impl Own {
         }
     }
 
-    /// Makes a change, which holds from the next request on.
+    /// The last changes, newest first.
+    pub(super) fn changes(&self) -> Vec<Record> {
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        changes.iter().rev().cloned().collect()
+    }
+
+    /// Makes a change, which holds from the next request on. A reset is only noted.
     pub(super) fn change(&self, change: Change) -> Done {
         let now_us = self.clock.now_us();
+        let mut words = change.words;
+        words.at_us = now_us;
+        words.until_us = match change.lasts_us {
+            0 => 0,
+            lasts => now_us.saturating_add(lasts),
+        };
+        let record = Record {
+            subject: change.subject,
+            words,
+        };
+        let done = match record.subject {
+            Subject::Reset(..) => Done::Made(0),
+            _ => self.put(&record, now_us),
+        };
+        if let Done::Made(_) = done {
+            let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+            if changes.len() == MAX_CHANGES {
+                changes.pop_front();
+            }
+            changes.push_back(record);
+        }
+        done
+    }
+
+    /// Puts it in force, or takes it out.
+    fn put(&self, record: &Record, now_us: u64) -> Done {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let before = records.len();
-        records.retain(|one| one.subject != change.subject);
+        records.retain(|one| one.subject != record.subject);
         let was_there = records.len() < before;
         records.retain(|one| !one.is_over(now_us));
-        let done = match change.words.deed {
+        let done = match record.words.deed {
             Deed::Remove if was_there => Done::Made(0),
             Deed::Remove => Done::Nothing,
             Deed::Set if records.len() >= MAX_RECORDS => Done::Full,
             Deed::Set => {
-                let mut words = change.words;
-                words.at_us = now_us;
-                words.until_us = match change.lasts_us {
-                    0 => 0,
-                    lasts => now_us.saturating_add(lasts),
-                };
-                let until_us = words.until_us;
-                records.push(Record {
-                    subject: change.subject,
-                    words,
-                });
+                records.push(record.clone());
                 records.sort_by(|one, other| one.subject.cmp(&other.subject));
-                Done::Made(until_us)
+                Done::Made(record.words.until_us)
             }
         };
         let said = Said {
@@ -130,5 +156,39 @@ mod tests {
         assert_eq!(own.change(change(block(), Deed::Remove, 0)), Done::Made(0));
         let (people, now_us) = own.current().unwrap();
         assert!(people.blocked(one, now_us).is_none());
+    }
+
+    #[test]
+    fn what_was_changed_is_kept_up_to_a_number() {
+        let own = Own::default();
+        let tag = Tag([1; 16]);
+        assert_eq!(
+            own.change(change(Subject::Block(tag), Deed::Set, 0)),
+            Done::Made(0)
+        );
+        assert_eq!(
+            own.change(change(Subject::Block(tag), Deed::Remove, 0)),
+            Done::Made(0)
+        );
+        // Nothing was changed by this one.
+        assert_eq!(
+            own.change(change(Subject::Block(tag), Deed::Remove, 0)),
+            Done::Nothing
+        );
+        let whats: Vec<&str> = own.changes().iter().map(Record::what).collect();
+        assert_eq!(whats, ["block removed", "block"]);
+        for _ in 0..MAX_CHANGES {
+            own.change(change(
+                Subject::Reset("login".to_owned(), tag),
+                Deed::Set,
+                0,
+            ));
+        }
+        let changes = own.changes();
+        assert_eq!(
+            (changes.len(), changes[MAX_CHANGES - 1].what()),
+            (MAX_CHANGES, "reset")
+        );
+        assert!(own.said().records.is_empty());
     }
 }

@@ -217,9 +217,8 @@ fn tap_shows_denials_as_they_happen_and_connects_again() {
 fn single_clients_of_the_embedded_store_are_dealt_with_through_the_admin() {
     let upstream = Upstream::ok();
     let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("secret"), [7; 32]).unwrap();
-    let config = format!("admin = \"127.0.0.1:{}\"\n", free_port())
-        + &limited(&upstream, "[store]\nhash_key_file = \"secret\"\n");
+    // Keys are hashed with a secret that the proxy alone knows.
+    let config = format!("admin = \"127.0.0.1:{}\"\n", free_port()) + &limited(&upstream, "");
     let runtime = directory.path().to_str().unwrap().to_owned();
     let proxy = Tidegate::start_in(directory, &config, &[("XDG_RUNTIME_DIR", &runtime)]);
     let limits = |words: &str| {
@@ -230,6 +229,12 @@ fn single_clients_of_the_embedded_store_are_dealt_with_through_the_admin() {
     };
     let ask = || proxy.get("/login").status;
     assert_eq!([ask(), ask(), ask()], [200, 200, 429]);
+    let (code, said) = limits("show login 127.0.0.1");
+    assert_eq!(code, 0, "{said}");
+    assert!(
+        said.contains("POLICY  RATE  USED  REMAINING  RESET") && said.contains("  2/h   2     0  "),
+        "{said}"
+    );
     let (code, said) = limits("reset login 127.0.0.1");
     assert_eq!(code, 0, "{said}");
     assert!(said.starts_with("login: key ") && said.ends_with(" (ip) begins anew\n"));
@@ -260,5 +265,20 @@ fn single_clients_of_the_embedded_store_are_dealt_with_through_the_admin() {
         assert_eq!(code, expected, "{said}");
     }
     assert_eq!(ask(), 200);
-    assert_eq!(limits("show login 127.0.0.1").0, 1);
+    let (code, said) = limits("show login ip=127.0.0.1 --json");
+    let shown: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, &shown["windows"][0]["of"]), (0, &"override".into()));
+    assert_eq!(shown["windows"][0]["used"], 4, "{said}");
+    assert_eq!(shown["override"]["note"], "office");
+    let (code, said) = limits("ls --audit --json");
+    let listed: Value = serde_json::from_str(&said).unwrap();
+    let changes = listed["changes"].as_array().unwrap().iter();
+    let whats: Vec<&str> = changes.map(|one| one["change"].as_str().unwrap()).collect();
+    assert_eq!(whats, ["block removed", "block", "override", "reset"]);
+    assert_eq!(listed["changes"][3]["counts_by"], "ip");
+    assert_eq!((code, &listed["changes"][3]["tag"]), (0, &shown["tag"]));
+    // What makes no sense is told before anybody is asked.
+    let (code, said) = limits("show login name");
+    assert_eq!(code, 2);
+    assert!(said.contains("help: write `ip=ADDRESS`"), "{said}");
 }

@@ -1,6 +1,8 @@
 //! Where counts are kept: in Redis, which this command speaks to itself, or in a proxy's own
 //! process, whose admin it asks.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
@@ -9,12 +11,10 @@ use crate::cli::seen::{list, text};
 use crate::cli::trouble::Trouble;
 use crate::config::Config;
 use crate::limit::key::HashKey;
-use crate::limit::{Limit, Tag};
+use crate::limit::{Limit, Retry, Tag};
 use crate::store::people::{Deed, Record, Subject, Words, rules};
-use crate::store::redis::{Change, Desk, Done, Said};
-
-/// Clients of a limit that are looked through for a hash.
-const CLIENTS: usize = 100;
+use crate::store::redis::{Desk, Done, Said};
+use crate::whom::{Eyes, Row, Whom};
 
 /// See the file's head.
 pub(super) enum Place<'c> {
@@ -42,64 +42,59 @@ impl Place<'_> {
     pub(super) fn changes(&mut self) -> Result<Vec<Record>, Trouble> {
         match self {
             Place::Redis(desk) => Ok(desk.changes()?),
-            Place::Process(_) => Err(Trouble::failed(
-                "the embedded store keeps no list of what was changed",
-            )
-            .help("leave out `--audit`: `ls` shows what is in force")),
+            Place::Process(process) => {
+                let told = process.get("/api/v1/changes")?;
+                let changes = list(&told["changes"]).filter_map(|told| process.record(told));
+                Ok(changes.collect())
+            }
+        }
+    }
+}
+
+/// What a proxy is asked to do.
+pub(super) struct Asked {
+    path: String,
+    said: Value,
+    limit: Option<Arc<Limit>>,
+    removes: bool,
+}
+
+impl Asked {
+    pub(super) fn reset(limit: &Arc<Limit>, by: String) -> Asked {
+        Asked {
+            path: format!("/api/v1/limits/{}/reset", encoded(&limit.name)),
+            said: json!({ "by": by }),
+            limit: Some(Arc::clone(limit)),
+            removes: false,
         }
     }
 
-    /// The secret that keys are hashed with, where it is known here.
-    pub(super) fn hash_key(&self, words: &[String]) -> Result<HashKey, Trouble> {
-        match self {
-            Place::Redis(desk) => Ok(desk.hash_key().key.clone()),
-            Place::Process(process) => match process.config.store.hash_key {
-                Some(key) => Ok(HashKey::from_bytes(key)),
-                // It is not asked for where the hash itself is given.
-                None if is_hash(words).is_some() => Ok(HashKey::from_bytes([0; 32])),
-                None => Err(Trouble::wrong(
-                    "this proxy hashes keys with a secret of its own, which nobody else knows",
-                )
-                .help(
-                    "name the client by its hash, `tag=HASH`, as `tidegate top`, `tap` and the \
-                     logs show it; or set `[store] hash_key_file`",
-                )),
-            },
+    /// An override of a limit, or a block.
+    pub(super) fn change(limit: Option<&Arc<Limit>>, lasts_us: u64, words: &Words) -> Asked {
+        let removes = words.deed == Deed::Remove;
+        let mut said = json!({ "by": words.by, "reason": words.note, "remove": removes });
+        if let Some(rates) = words.rates() {
+            said["rate"] = Value::String(rates);
+        }
+        if lasts_us > 0 {
+            said["for_seconds"] = lasts_us.div_ceil(1_000_000).into();
+        }
+        Asked {
+            path: limit.map_or_else(
+                || "/api/v1/block".to_owned(),
+                |limit| format!("/api/v1/limits/{}/override", encoded(&limit.name)),
+            ),
+            said,
+            limit: limit.cloned(),
+            removes,
         }
     }
+}
 
-    /// The words with a hash that is whole, where a client of this limit has one that begins so.
-    pub(super) fn whole(
-        &self,
-        words: &[String],
-        limit: Option<&Limit>,
-    ) -> Result<Vec<String>, Trouble> {
-        let (Place::Process(process), Some(hash)) = (self, is_hash(words)) else {
-            return Ok(words.to_vec());
-        };
-        let limits = process.config.limits.iter().map(AsRef::as_ref);
-        let mut found = Vec::new();
-        for limit in limits.filter(|one| limit.is_none_or(|limit| limit.name == one.name)) {
-            let path = format!("/api/v1/limits/{}/clients?top={CLIENTS}", limit.name);
-            let told = process.get(&path)?;
-            let ids = list(&told["clients"]).map(|client| text(&client["id"]));
-            found.extend(ids.filter(|id| hash.len() >= 4 && id.starts_with(hash)));
-        }
-        found.sort_unstable();
-        found.dedup();
-        Ok(match &found[..] {
-            [id] => vec![format!("tag={id}")],
-            _ => words.to_vec(),
-        })
-    }
-
-    /// Makes a change.
-    pub(super) fn change(&mut self, change: &Change) -> Result<Done, Trouble> {
-        match self {
-            Place::Redis(desk) => Ok(desk.change(change)?),
-            Place::Process(process) => process.change(change),
-        }
-    }
+/// What became of it.
+pub(super) struct Obeyed {
+    pub(super) whom: Whom,
+    pub(super) done: Done,
 }
 
 /// The hash, if that is how a client is named.
@@ -127,7 +122,7 @@ impl Process<'_> {
 
     fn get(&self, path: &str) -> Result<Value, Trouble> {
         let told = self.runtime.block_on(self.client.get(path));
-        told.map_err(|failed| self.client.trouble(&failed))
+        told.map_err(|failed| self.trouble(&failed))
     }
 
     fn said(&self) -> Result<Said, Trouble> {
@@ -137,6 +132,83 @@ impl Process<'_> {
             now_us: 0,
             records: records.collect(),
         })
+    }
+
+    /// How a client stands, and what is said of it.
+    pub(super) fn show(
+        &self,
+        limit: &Limit,
+        words: &[String],
+    ) -> Result<(Whom, Vec<Row>, Said), Trouble> {
+        self.understands(words, Some(limit))?;
+        let key: Vec<String> = words.iter().map(|word| encoded(word)).collect();
+        let name = encoded(&limit.name);
+        let told = self.get(&format!("/api/v1/limits/{name}/keys/{}", key.join("&")))?;
+        let records = [&told["override"], &told["block"]];
+        let said = Said {
+            now_us: 0,
+            records: records
+                .iter()
+                .filter_map(|told| self.record(told))
+                .collect(),
+        };
+        let rows = list(&told["windows"]).map(row).collect();
+        Ok((whom(&told)?, rows, said))
+    }
+
+    /// Has it do something.
+    pub(super) fn order(&self, asked: &Asked, words: &[String]) -> Result<Obeyed, Trouble> {
+        self.understands(words, asked.limit.as_deref())?;
+        let mut said = asked.said.clone();
+        said["key"] = json!(words);
+        let done = self.runtime.block_on(self.client.post(&asked.path, &said));
+        let undone = |done| Obeyed {
+            whom: Whom {
+                tag: Tag([0; 16]),
+                parts: String::new(),
+            },
+            done,
+        };
+        match done {
+            Ok(told) => Ok(Obeyed {
+                whom: whom(&told)?,
+                done: Done::Made(micros(&told["until"])),
+            }),
+            Err(Failed::Refused(404, why)) if asked.removes && !why.contains("limit") => {
+                Ok(undone(Done::Nothing))
+            }
+            Err(Failed::Refused(409, _)) => Ok(undone(Done::Full)),
+            Err(failed) => Err(self.trouble(&failed)),
+        }
+    }
+
+    /// Whether the words are a key at all: the proxy's file is the one that is read here.
+    fn understands(&self, words: &[String], limit: Option<&Limit>) -> Result<(), Trouble> {
+        if is_hash(words).is_some() {
+            return Ok(());
+        }
+        let eyes = Eyes {
+            client_ip: &self.config.client_ip,
+            // Only the proxy knows its own.
+            hash_key: &HashKey::from_bytes([0; 32]),
+            records: &[],
+        };
+        match limit {
+            Some(limit) => eyes.of_limit(words, limit)?,
+            None => eyes.of_anyone(words, &self.config.limits)?,
+        };
+        Ok(())
+    }
+
+    fn trouble(&self, failed: &Failed) -> Trouble {
+        match failed {
+            Failed::Refused(400, why) => Trouble::wrong(why.clone()),
+            Failed::Refused(404, why) if why.contains("limit") => {
+                Trouble::failed(format!("the proxy at {} says: {why}", self.client.url()))
+                    .help("it runs another file, or has not read this one yet: `tidegate reload`")
+            }
+            failed => self.client.trouble(failed),
+        }
     }
 
     fn record(&self, told: &Value) -> Option<Record> {
@@ -149,8 +221,14 @@ impl Process<'_> {
             note: text(&told["reason"]),
             ..Words::default()
         };
+        let what = text(&told["what"]);
+        if what.ends_with(" removed") {
+            words.deed = Deed::Remove;
+        }
         let subject = match told["limit"].as_str() {
             None => Subject::Block(tag),
+            Some(name) if what == "reset" => Subject::Reset(name.to_owned(), tag),
+            Some(name) if words.deed == Deed::Remove => Subject::Override(name.to_owned(), tag),
             Some(name) => {
                 let mut limits = self.config.limits.iter();
                 let limit = limits.find(|limit| *limit.name == *name)?;
@@ -161,41 +239,62 @@ impl Process<'_> {
         };
         Some(Record { subject, words })
     }
+}
 
-    fn change(&self, change: &Change) -> Result<Done, Trouble> {
-        let words = &change.words;
-        let mut limits = self.config.limits.iter();
-        let any = limits.next().map(|limit| limit.name.to_string());
-        let (limit, what) = match &change.subject {
-            Subject::Override(limit, _) => (Some(limit.clone()), "override"),
-            Subject::Reset(limit, _) => (Some(limit.clone()), "reset"),
-            // A block is of all of them.
-            Subject::Block(_) => (any, "block"),
-        };
-        let limit = limit.ok_or_else(|| Trouble::failed("there is no limit at all"))?;
-        let mut order = json!({
-            "id": change.subject.tag().to_string(),
-            "reason": words.note,
-            "remove": words.deed == Deed::Remove,
-        });
-        if let Some(rates) = words.rates() {
-            order["rate"] = Value::String(rates);
-        }
-        if change.lasts_us > 0 {
-            order["for_seconds"] = change.lasts_us.div_ceil(1_000_000).into();
-        }
-        let path = format!("/api/v1/limits/{limit}/{what}");
-        let done = self.runtime.block_on(self.client.post(&path, &order));
-        match done {
-            Ok(told) => Ok(Done::Made(micros(&told["until"]))),
-            Err(Failed::Refused(404, _)) if words.deed == Deed::Remove => Ok(Done::Nothing),
-            Err(Failed::Refused(409, _)) => Ok(Done::Full),
-            Err(failed) => Err(self.client.trouble(&failed)),
+fn whom(told: &Value) -> Result<Whom, Trouble> {
+    let tag = told["id"].as_str().and_then(Tag::parse);
+    let tag = tag.ok_or_else(|| Trouble::failed("the proxy does not say whom it understood"))?;
+    Ok(Whom {
+        tag,
+        parts: text(&told["key"]),
+    })
+}
+
+fn row(told: &Value) -> Row {
+    let number = |name: &str| told[name].as_u64().unwrap_or(0);
+    Row {
+        of: told["of"].as_str().map(str::to_owned),
+        policy: text(&told["policy"]),
+        rate: text(&told["rate"]),
+        used: number("used"),
+        remaining: number("remaining"),
+        reset_us: micros(&told["reset_seconds"]),
+        retry: match told["retry"].as_str() {
+            Some("after") => Retry::After(micros(&told["retry_seconds"])),
+            Some("never") => Retry::Never,
+            Some("released") => Retry::Released,
+            _ => Retry::Now,
+        },
+    }
+}
+
+/// A word as it stands in a path.
+fn encoded(word: &str) -> String {
+    let mut out = String::with_capacity(word.len());
+    for byte in word.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'=' | b':' => {
+                out.push(char::from(byte));
+            }
+            byte => out.push_str(&format!("%{byte:02X}")),
         }
     }
+    out
 }
 
 /// Seconds as the API tells them; 0 for none.
 fn micros(told: &Value) -> u64 {
-    (told.as_f64().unwrap_or(0.0) * 1e6) as u64
+    (told.as_f64().unwrap_or(0.0) * 1e6).round() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_stand_in_a_path_as_they_were_written() {
+        assert_eq!(encoded("ip=2001:db8::1"), "ip=2001:db8::1");
+        assert_eq!(encoded("path=/a b&c%"), "path=%2Fa%20b%26c%25");
+        assert_eq!(micros(&json!(1.000_001)), 1_000_001);
+    }
 }

@@ -1,28 +1,20 @@
 //! What `tidegate limits` prints: tables for people, one line of JSON for scripts.
 
 use super::json::Json;
-use super::key::Whom;
-use crate::limit::{Decision, Limit, Retry, Tag, Verdict, Window};
+use crate::limit::{Limit, Retry, Tag, Window};
 use crate::store::people::{Record, rate_text};
 use crate::store::redis::Said;
 use crate::telemetry::stamp;
+use crate::whom::{Row, Whom};
 
 /// As many characters of a hash as logs show.
 const SHORT: usize = 8;
-
-/// Some windows of a limit, and how they stand.
-pub(super) struct Standing {
-    /// Whose they are: nothing for the limit's own.
-    pub(super) of: Option<String>,
-    pub(super) windows: Vec<Window>,
-    pub(super) decision: Decision,
-}
 
 /// Everything `show` tells.
 pub(super) struct Shown<'s> {
     pub(super) limit: &'s Limit,
     pub(super) whom: &'s Whom,
-    pub(super) standings: Vec<Standing>,
+    pub(super) rows: Vec<Row>,
     pub(super) said: &'s Said,
 }
 
@@ -225,13 +217,6 @@ pub(super) fn record(record: &Record) -> Json {
 }
 
 impl Shown<'_> {
-    fn rows(&self) -> impl Iterator<Item = (&Standing, &Window, &Verdict)> {
-        self.standings.iter().flat_map(|standing| {
-            let windows = standing.windows.iter().zip(&standing.decision.verdicts);
-            windows.map(move |(window, verdict)| (standing, window, verdict))
-        })
-    }
-
     /// What is said of this key: of this limit, or a block.
     fn records(&self) -> impl Iterator<Item = &Record> {
         let records = self.said.records.iter();
@@ -258,18 +243,18 @@ impl Shown<'_> {
             "RESET",
             "RETRY",
         ])];
-        for (standing, window, verdict) in self.rows() {
-            let policy = match &standing.of {
-                Some(of) => format!("{} ({of})", window.policy),
-                None => window.policy.to_string(),
+        for one in &self.rows {
+            let policy = match &one.of {
+                Some(of) => format!("{} ({of})", one.policy),
+                None => one.policy.clone(),
             };
             rows.push(vec![
                 policy,
-                rate_text(&window.rule),
-                verdict.used.to_string(),
-                verdict.remaining.to_string(),
-                wait(verdict.reset_us),
-                match verdict.retry {
+                one.rate.clone(),
+                one.used.to_string(),
+                one.remaining.to_string(),
+                wait(one.reset_us),
+                match one.retry {
                     Retry::Now | Retry::Unasked => "now".to_owned(),
                     Retry::After(us) => wait(us),
                     Retry::Never => "never".to_owned(),
@@ -302,20 +287,20 @@ impl Shown<'_> {
     }
 
     pub(super) fn json(&self) -> Json {
-        let window = |(standing, window, verdict): (&Standing, &Window, &Verdict)| {
-            let (retry, retry_us) = match verdict.retry {
+        let window = |one: &Row| {
+            let (retry, retry_us) = match one.retry {
                 Retry::Now | Retry::Unasked => ("now", Some(0)),
                 Retry::After(us) => ("after", Some(us)),
                 Retry::Never => ("never", None),
                 Retry::Released => ("released", None),
             };
             Json::Object(vec![
-                ("policy", Json::text(&window.policy)),
-                ("of", standing.of.clone().into()),
-                ("rate", Json::Text(rate_text(&window.rule))),
-                ("used", Json::Number(verdict.used)),
-                ("remaining", Json::Number(verdict.remaining)),
-                ("reset_us", Json::Number(verdict.reset_us)),
+                ("policy", Json::text(&one.policy)),
+                ("of", one.of.clone().into()),
+                ("rate", Json::text(&one.rate)),
+                ("used", Json::Number(one.used)),
+                ("remaining", Json::Number(one.remaining)),
+                ("reset_us", Json::Number(one.reset_us)),
                 ("retry", Json::text(retry)),
                 ("retry_us", retry_us.into()),
             ])
@@ -329,7 +314,10 @@ impl Shown<'_> {
             ("limit", Json::text(&self.limit.name)),
             ("key", Json::text(&short(self.whom.tag))),
             ("tag", Json::Text(self.whom.tag.to_string())),
-            ("windows", Json::List(self.rows().map(window).collect())),
+            (
+                "windows",
+                Json::List(self.rows.iter().map(window).collect()),
+            ),
             ("override", said(false)),
             ("block", said(true)),
         ])

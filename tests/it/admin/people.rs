@@ -86,6 +86,102 @@ fn orders_reach_a_client(store: &str) {
     );
 }
 
+/// The same by the key as people write it; and how the client stands.
+fn a_key_is_named_as_people_write_it(store: &str) {
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&format!("{}\n[store]\n{store}\n", limited(&upstream)));
+    let statuses: Vec<u16> = (0..3).map(|_| status(&looked)).collect();
+    assert_eq!(statuses, [200, 200, 429]);
+    let id = id(&looked);
+    let show = |key: &str| looked.json(&format!("/api/v1/limits/login/keys/{key}"));
+    let shown = show("127.0.0.1");
+    assert_eq!((&shown["id"], &shown["key"]), (&id, &json!("ip")));
+    let window = &shown["windows"][0];
+    assert_eq!(
+        (&window["rate"], &window["used"]),
+        (&json!("2/h"), &json!(2))
+    );
+    assert_eq!(
+        (&window["remaining"], &window["retry"]),
+        (&json!(0), &json!("after"))
+    );
+    assert!(
+        window["retry_seconds"].as_f64().unwrap() > 3000.0,
+        "{shown}"
+    );
+    assert_eq!(
+        (&shown["override"], &shown["block"]),
+        (&json!(null), &json!(null))
+    );
+    let short = &id.as_str().unwrap()[..8];
+    for same in [
+        "ip=127.0.0.1".to_owned(),
+        "ip%3D127.0.0.1".to_owned(),
+        format!("tag={short}"),
+        format!("{short}?by=id"),
+        format!("{}?by=id", id.as_str().unwrap()),
+    ] {
+        assert_eq!(show(&same)["id"], id, "{same}");
+    }
+    let order = |what: &str, order: &Value| looked.post(&format!("/api/v1/{what}"), order);
+    let done = order("limits/login/reset", &json!({ "key": "127.0.0.1" }));
+    assert_eq!((done.status, done.text().contains("\"ip\"")), (200, true));
+    looked.wait_until("it begins anew", |looked| status(looked) == 200);
+    let more = json!({ "key": ["ip=127.0.0.1"], "rate": "1000/h", "by": "ann@desk" });
+    assert_eq!(order("limits/login/override", &more).status, 200);
+    let shown = show("127.0.0.1");
+    assert_eq!(shown["override"]["by"], "ann@desk", "{shown}");
+    assert_eq!(shown["windows"][0]["of"], "override");
+    // Of no limit in particular.
+    assert_eq!(order("block", &json!({ "key": "127.0.0.1" })).status, 200);
+    looked.wait_until("it is kept out", |looked| status(looked) == 429);
+    assert_eq!(show("127.0.0.1")["block"]["what"], "block");
+    assert_eq!(
+        order("block", &json!({ "key": "127.0.0.1", "remove": true })).status,
+        200
+    );
+    looked.wait_until("it is let in", |looked| status(looked) == 200);
+    let changes = looked.json("/api/v1/changes");
+    let whats: Vec<&str> = changes["changes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one["what"].as_str().unwrap())
+        .collect();
+    assert_eq!(whats, ["block removed", "block", "override", "reset"]);
+    for nonsense in [
+        json!({ "id": id, "key": "127.0.0.1" }),
+        json!({ "key": [] }),
+        json!({ "key": 5 }),
+        json!({ "key": "no address" }),
+        json!({ "key": ["127.0.0.1", "more"] }),
+        json!({ "key": "127.0.0.1", "by": "" }),
+    ] {
+        assert_eq!(
+            order("limits/login/reset", &nonsense).status,
+            400,
+            "{nonsense}"
+        );
+    }
+    let get = |path: &str| looked.get(&format!("/api/v1/limits/{path}")).status;
+    assert_eq!(get("other/keys/127.0.0.1"), 404);
+    assert_eq!(get("login/keys/no-address"), 400);
+    assert_eq!(get("login/keys/"), 400);
+    assert_eq!(get("login/keys/abcdefgh?by=id"), 400);
+}
+
+#[test]
+fn keys_of_the_embedded_store_are_named_as_people_write_them() {
+    a_key_is_named_as_people_write_it("url = \"memory:\"");
+}
+
+#[test]
+fn keys_in_redis_are_named_as_people_write_them() {
+    let redis = RedisServer::start();
+    let url = format!("url = \"redis://127.0.0.1:{}\"", redis.port());
+    a_key_is_named_as_people_write_it(&format!("{url}\ntimeout = \"2s\""));
+}
+
 #[test]
 fn orders_reach_a_client_of_the_embedded_store() {
     orders_reach_a_client("url = \"memory:\"");

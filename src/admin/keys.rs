@@ -1,0 +1,182 @@
+//! Single clients, by their keys: whom a request of an operator means, and how they stand.
+//!
+//! A key that is written out is read, hashed and forgotten: no answer has it.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::answer::{Answer, Refusal, json_of, seen};
+use super::people::{Counts, Where, record};
+use super::status::seconds;
+use crate::client::ClientIp;
+use crate::limit::key::HashKey;
+use crate::limit::{Limit, Retry, Tag};
+use crate::store::redis::Said;
+use crate::whom::{Eyes, Row, SHORTEST_PREFIX, Unclear, Whom, standing};
+
+/// Words of a key.
+const MOST_WORDS: usize = 16;
+
+/// What is needed to tell whom words name.
+pub(super) struct Register {
+    client_ip: ClientIp,
+    limits: Vec<Arc<Limit>>,
+    /// The one that is asked about.
+    pub(super) limit: Option<Arc<Limit>>,
+}
+
+impl Register {
+    /// Looks it up; also where counts are.
+    pub(super) fn open(desk: &Desk, name: Option<&str>) -> Result<(Register, Where), Refusal> {
+        let (register, place) = seen(desk.grounds.sight.look(|view| {
+            let config = view.config;
+            let mut limits = config.limits.iter();
+            let register = Register {
+                client_ip: config.client_ip.clone(),
+                limit: name.and_then(|name| limits.find(|one| *one.name == *name).cloned()),
+                limits: config.limits.clone(),
+            };
+            (register, Where::of(view))
+        }))?;
+        match (name, &register.limit) {
+            (Some(name), None) => Err(Refusal::nothing(format!("there is no limit `{name}`"))),
+            _ => Ok((register, place)),
+        }
+    }
+
+    /// Whom words name, and what is said of anybody.
+    pub(super) fn whom(
+        &self,
+        desk: &Desk,
+        counts: &mut Counts,
+        words: &[String],
+    ) -> Result<(Whom, Said), Refusal> {
+        let said = counts.said()?;
+        let words = match words {
+            [word] => vec![self.whole(desk, word)],
+            words => words.to_vec(),
+        };
+        let eyes = Eyes {
+            client_ip: &self.client_ip,
+            hash_key: &HashKey::from_bytes(counts.hash_key()),
+            records: &said.records,
+        };
+        let whom = match &self.limit {
+            Some(limit) => eyes.of_limit(&words, limit),
+            None => eyes.of_anyone(&words, &self.limits),
+        };
+        Ok((whom.map_err(unclear)?, said))
+    }
+
+    /// A hash that was cut, as logs cut it, made whole where one of the busiest clients has it.
+    fn whole(&self, desk: &Desk, word: &str) -> String {
+        let cut = word
+            .strip_prefix("tag=")
+            .filter(|hash| hash.len() >= SHORTEST_PREFIX && Tag::parse(hash).is_none());
+        let Some(cut) = cut else {
+            return word.to_owned();
+        };
+        let asked = self.limits.iter();
+        let asked = asked.filter(|one| self.limit.as_ref().is_none_or(|it| it.name == one.name));
+        let mut found: Vec<String> = Vec::new();
+        for limit in asked {
+            let (clients, _) = desk.crowd().clients(&limit.name, super::clients::now_s());
+            let ids = clients
+                .iter()
+                .map(|one| Tag(one.tag.to_le_bytes()).to_string());
+            found.extend(ids.filter(|id| id.starts_with(cut)));
+        }
+        found.sort_unstable();
+        found.dedup();
+        match &found[..] {
+            [id] => format!("tag={id}"),
+            _ => word.to_owned(),
+        }
+    }
+}
+
+fn unclear(unclear: Unclear) -> Refusal {
+    Refusal::nonsense(match unclear.help {
+        Some(help) => format!("{}; {help}", unclear.message),
+        None => unclear.message,
+    })
+}
+
+/// How an order names a client: `id`, its hash, or `key`, a word or several.
+pub(super) fn words_of(said: &Value) -> Result<Vec<String>, Refusal> {
+    let words = match (said.get("id"), said.get("key")) {
+        (Some(Value::String(id)), None) => vec![format!("tag={id}")],
+        (None, Some(Value::String(word))) => vec![word.clone()],
+        (None, Some(Value::Array(words))) => {
+            let words = words.iter().map(|word| word.as_str().map(str::to_owned));
+            words.collect::<Option<Vec<_>>>().unwrap_or_default()
+        }
+        _ => Vec::new(),
+    };
+    match words.len() {
+        1..=MOST_WORDS => Ok(words),
+        _ => Err(Refusal::nonsense(
+            "name the client by its `id`, a string, or by its `key`, a word for each part",
+        )),
+    }
+}
+
+/// `GET /api/v1/limits/NAME/keys/KEY`
+pub(super) async fn show(desk: &Arc<Desk>, limit: &str, words: Vec<String>) -> Answer {
+    let (register, place) = Register::open(desk, Some(limit))?;
+    let _way = desk.way().await?;
+    let crowd = Arc::clone(desk);
+    let asking = tokio::task::spawn_blocking(move || {
+        let mut counts = place.open()?;
+        let (whom, said) = register.whom(&crowd, &mut counts, &words)?;
+        let limit = register
+            .limit
+            .ok_or_else(|| Refusal::nothing("there is no limit"))?;
+        let rows = standing(&limit, &whom, &said.records, |charge| counts.stand(charge))?;
+        Ok::<_, Refusal>(told(&limit, &whom, &rows, &said))
+    });
+    let broke = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read");
+    Ok(json_of(&asking.await.map_err(broke)??))
+}
+
+fn told(limit: &Limit, whom: &Whom, rows: &[Row], said: &Said) -> Value {
+    let of_it = |one: &&crate::store::people::Record| {
+        let names = one.subject.limit();
+        one.subject.tag() == whom.tag && names.is_none_or(|name| *name == *limit.name)
+    };
+    let said = |blocks: bool| {
+        let mut records = said.records.iter().filter(of_it);
+        let found = records.find(|one| one.subject.limit().is_none() == blocks);
+        found.map(record)
+    };
+    json!({
+        "limit": &*limit.name,
+        "id": whom.tag.to_string(),
+        "key": whom.parts,
+        "windows": rows.iter().map(window).collect::<Vec<_>>(),
+        "override": said(false),
+        "block": said(true),
+    })
+}
+
+fn window(row: &Row) -> Value {
+    let (retry, after) = match row.retry {
+        Retry::Now | Retry::Unasked => ("now", Some(0.0)),
+        Retry::After(us) => ("after", Some(seconds(us))),
+        Retry::Never => ("never", None),
+        Retry::Released => ("released", None),
+    };
+    json!({
+        "policy": row.policy,
+        "of": row.of,
+        "rate": row.rate,
+        "used": row.used,
+        "remaining": row.remaining,
+        "reset_seconds": seconds(row.reset_us),
+        "retry": retry,
+        "retry_seconds": after,
+    })
+}
