@@ -43,11 +43,25 @@ impl Known {
     }
 }
 
-static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(read);
+/// A section, as the lines above it describe it.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// As of its settings.
+    pub(super) section: String,
+    /// What it is for; empty where its name says so.
+    pub(super) about: String,
+}
+
+static KNOWN: LazyLock<(Vec<Known>, Vec<Part>)> = LazyLock::new(read);
 
 /// All of them, in the reference's order.
 pub(super) fn all() -> &'static [Known] {
-    &KNOWN
+    &KNOWN.0
+}
+
+/// All sections but the top, in the same order.
+pub(super) fn parts() -> &'static [Part] {
+    &KNOWN.1
 }
 
 /// What is known of one.
@@ -62,7 +76,8 @@ pub(super) fn sections_with(key: &str) -> Vec<String> {
     with.map(|known| header(&known.section)).collect()
 }
 
-fn header(section: &str) -> String {
+/// As a file writes it.
+pub(super) fn header(section: &str) -> String {
     match section {
         "route" | "bypass" | "tls.certificates" | "upstream.NAME.servers" => {
             format!("[[{section}]]")
@@ -71,9 +86,12 @@ fn header(section: &str) -> String {
     }
 }
 
-fn read() -> Vec<Known> {
+fn read() -> (Vec<Known>, Vec<Part>) {
     let mut section = String::new();
     let mut found: Vec<Known> = Vec::new();
+    let mut parts: Vec<Part> = Vec::new();
+    // Lines of words right above a section.
+    let mut above: Vec<&str> = Vec::new();
     for line in REFERENCE.lines() {
         let (line, shown) = match line.strip_prefix("# ") {
             Some(rest) => (rest, false),
@@ -81,6 +99,11 @@ fn read() -> Vec<Known> {
         };
         if line.starts_with('[') && line.ends_with(']') {
             section = pattern(line.trim_matches(['[', ']']));
+            parts.push(Part {
+                section: section.clone(),
+                about: above.join(" "),
+            });
+            above.clear();
             continue;
         }
         if let Some((key, value, about)) = setting(line) {
@@ -94,9 +117,13 @@ fn read() -> Vec<Known> {
         } else if let (Some(more), Some(last)) = (continued(line), found.last_mut()) {
             last.about.push(' ');
             last.about.push_str(more);
+        } else if shown {
+            above.clear();
+        } else {
+            above.push(line);
         }
     }
-    found
+    (found, parts)
 }
 
 /// `limit.per_client` is `limit.NAME`.
@@ -158,5 +185,13 @@ mod tests {
             "{on_error:?}"
         );
         assert_eq!(sections_with("connect_timeout"), ["[upstream.NAME]"]);
+        let client = &parts()[2];
+        assert_eq!(client.section, "tls");
+        assert!(
+            client
+                .about
+                .starts_with("Where clients come over TLS. Files")
+        );
+        assert!(client.about.ends_with("changes."), "{client:?}");
     }
 }

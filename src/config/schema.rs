@@ -185,6 +185,10 @@ fn section(name: &str) -> Value {
     if !required.is_empty() {
         object["required"] = Value::Array(required);
     }
+    let part = known::parts().iter().find(|part| part.section == name);
+    if let Some(part) = part.filter(|part| !part.about.is_empty()) {
+        object["description"] = json!(part.about);
+    }
     object
 }
 

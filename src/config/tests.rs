@@ -13,6 +13,7 @@ mod passing;
 mod people;
 mod recovery;
 mod reference;
+mod reference_page;
 mod refused;
 mod schema;
 mod standalone;
