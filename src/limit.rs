@@ -110,6 +110,8 @@ pub struct Limit {
     pub on_error: OnError,
     /// The weight of every request in this limit, units.
     pub cost: u64,
+    /// Whether every request counts as one, whatever its route or its response says of it.
+    pub each: bool,
     /// Who is never counted.
     pub exempt: Exempt,
     /// How long units taken ahead may be spent without asking the store, microseconds; 0 for never.
@@ -134,10 +136,21 @@ impl Limit {
             missing: Missing::Ip,
             on_error: OnError::Local,
             cost: 1,
+            each: false,
             exempt: Exempt::default(),
             lease_us: 0,
             slot: None,
             gives_back: false,
+        }
+    }
+}
+
+impl Limit {
+    /// What a request takes of it that its route, or its response, says to weigh so much.
+    pub fn units(&self, weight: u64) -> u64 {
+        match self.each {
+            true => self.cost,
+            false => weight.saturating_mul(self.cost),
         }
     }
 }

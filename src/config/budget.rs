@@ -57,6 +57,7 @@ pub(super) fn budget(reader: &Reader<'_>, raw: RawLimit, on_error: OnError) -> B
         missing: raw.missing,
         on_error: said.unwrap_or(on_error),
         cost: raw.cost,
+        each: raw.each,
         exempt: raw.exempt,
         lease_us: raw.lease.map_or(0, |lease| lease.value),
         slot: raw.slot.map(Arc::from),

@@ -9,7 +9,7 @@ use super::address;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::raw::check_name;
 use super::section::{At, Section};
-use super::settings::{MISSING, ON_ERROR};
+use super::settings::{COUNTS, MISSING, ON_ERROR};
 use super::values::list_lines;
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
 use crate::limit::precision::nearest_divisors;
@@ -46,6 +46,7 @@ pub(super) struct RawLimit {
     pub(super) missing: Missing,
     pub(super) on_error: Option<At<OnError>>,
     pub(super) cost: u64,
+    pub(super) each: bool,
 }
 
 /// `NAME = RATES` of `tiers`.
@@ -94,6 +95,7 @@ impl RawLimit {
             missing: Missing::Ip,
             on_error: None,
             cost: 1,
+            each: false,
             name,
         }
     }
@@ -137,6 +139,7 @@ pub(super) fn limit(name: At<String>, mut section: Section<'_>, known: Known) ->
         cost: section
             .integer("cost", 1..=MAX_UNITS)
             .map_or(1, |cost| cost.value),
+        each: section.word("counts", COUNTS).unwrap_or(false),
         name,
     };
     check_concurrent(&section);

@@ -72,6 +72,7 @@ const KINDS: &[(&str, &str, Kind)] = &[
     ("limit.NAME", "rate", Kind::Texts),
     ("limit.NAME", "tiers", Kind::Free(&Kind::Texts)),
     ("limit.NAME", "key", Kind::Texts),
+    ("limit.NAME", "counts", Kind::Words(&["costs", "requests"])),
     ("limit.NAME", "algorithm", Kind::Words(&["log", "counter"])),
     (
         "limit.NAME",

@@ -35,6 +35,9 @@ pub(super) const ON_ERROR: &[(&str, OnError)] = &[
 ];
 
 /// Words of `missing`.
+/// Whether every request counts as one.
+pub(super) const COUNTS: &[(&str, bool)] = &[("costs", false), ("requests", true)];
+
 pub(super) const MISSING: &[(&str, Missing)] = &[
     ("ip", Missing::Ip),
     ("deny", Missing::Deny),

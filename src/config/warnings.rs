@@ -147,6 +147,7 @@ fn is_tighter(tight: &Limit, loose: &Limit) -> bool {
         && tight.missing == loose.missing
         && tight.exempt == loose.exempt
         && tight.cost >= loose.cost
+        && tight.each == loose.each
         && (loose.windows.iter())
             .all(|loose| (tight.windows.iter()).any(|tight| covers(&tight.rule, &loose.rule)))
 }

@@ -190,6 +190,9 @@ fn rate(window: &Window, role: &str) -> RateStory {
 }
 
 fn weight(route: &Route, limit: &Limit) -> String {
+    if limit.each {
+        return format!("each request is {} of the limit", limit.cost);
+    }
     let of_route = match &route.cost {
         CostSource::Fixed(units) => format!("the route's cost is {units}"),
         CostSource::Header(name) => {

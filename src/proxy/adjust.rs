@@ -104,7 +104,7 @@ fn differences(
         }
         let cost = match adjustment {
             Adjustment::Refund => 0,
-            Adjustment::Settle(units) => units.saturating_mul(item.limit.cost),
+            Adjustment::Settle(units) => item.limit.units(units),
         };
         let costs = |cost: u64| Item {
             cost: cost.min(u64::from(u32::MAX)),

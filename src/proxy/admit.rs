@@ -173,7 +173,7 @@ impl Limiter {
                     if exempt {
                         self.count_bypassed(std::slice::from_ref(limit));
                     } else {
-                        asked.add((limit, windows), tag, cost.saturating_mul(limit.cost));
+                        asked.add((limit, windows), tag, limit.units(cost));
                     }
                 }
                 Derived::Skip => {}

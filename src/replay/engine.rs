@@ -273,7 +273,7 @@ impl Counting<'_> {
                 *self.totals.exempt.entry(place).or_default() += 1;
                 continue;
             }
-            let units = cost.saturating_mul(limit.cost);
+            let units = limit.units(cost);
             let windows = limit.windows_of(facts.tier);
             if limit.shadow {
                 riders.push(Items::new());

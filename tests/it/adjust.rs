@@ -69,10 +69,14 @@ impl Costly {
         } else {
             ""
         };
+        let limits = match route.contains("limits") {
+            true => "",
+            false => "limits = [\"l\"]\n",
+        };
         Tidegate::start(&format!(
             "upstream = \"{}\"\n[server]\nworkers = 1\n[store]\nurl = \"{store}\"\n{timeout}\
              [limit.l]\nkey = \"global\"\n{limit}\n\
-             [[route]]\npath = \"/*\"\nlimits = [\"l\"]\n{route}\n",
+             [[route]]\npath = \"/*\"\n{limits}{route}\n",
             self.upstream.url()
         ))
     }
@@ -163,6 +167,27 @@ fn a_response_says_what_its_request_cost() {
             assert_eq!(answer.header("x-cost"), None, "no client sees it");
             spent += units;
         }
+    });
+}
+
+#[test]
+fn a_limit_of_requests_stands_beside_one_of_what_they_cost() {
+    with_each_store(|redis| {
+        let costly = Costly::start();
+        let each = "[limit.each]\nrate = \"3/h\"\ncounts = \"requests\"";
+        let limits = format!("rate = \"1000/h\"\n{each}\nkey = \"global\"");
+        let route = format!("limits = [\"l\", \"each\"]\ncost = 100\n{SETTLE}");
+        let proxy = costly.proxy(&limits, &route, redis);
+        for (left, one) in [(900, 2), (850, 1), (800, 0)] {
+            let answer = proxy.get("/200/50");
+            assert_eq!(answer.status, 200);
+            let told = answer.header("ratelimit").unwrap();
+            assert!(told.contains(&format!("\"l\";r={left};")), "{told}");
+            assert!(told.contains(&format!("\"each\";r={one};")), "{told}");
+        }
+        let denied = proxy.get("/200/50");
+        assert_eq!(denied.status, 429);
+        assert!(denied.text().contains("[\"each\"]"), "{}", denied.text());
     });
 }
 

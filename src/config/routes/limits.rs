@@ -204,7 +204,7 @@ pub(super) fn check_cost(names: &Names<'_>, budget: &Budget, raw: &RawRoute) {
         return;
     };
     let smallest = budget.rules.iter().min_by_key(|rule| rule.value.units);
-    let total = cost.saturating_mul(limit.cost);
+    let total = limit.units(*cost);
     let Some(rule) = smallest.filter(|rule| *cost > 1 && total > rule.value.units) else {
         return;
     };

@@ -18,15 +18,16 @@ const RATES: [&str; 2] = ["rate", "candidate"];
 const HEAD: &str = "\
 # Every setting
 
-What a `proxy.toml` may say, made of the schema that `tidegate schema` prints. Every setting is there since
-0.1.0 unless it says otherwise. `tidegate init --full` writes a file that has all of them.
+What a `proxy.toml` may say, made of the schema that `tidegate schema` prints. Every setting is
+there since 0.1.0 unless it says otherwise. `tidegate init --full` writes a file that has all.
 
 - Lengths of time are texts with a unit of `ms`, `s`, `min`, `h` or `d`: `\"250ms\"`, `\"1h\"`.
 - Sizes are numbers of bytes, or texts with a unit: `\"32KiB\"`, `\"1MB\"`.
 - Rates are texts `COUNT/WINDOW`: `\"10/s\"`, `\"1000/h\"`, `\"50_000/15min\"`.
 - Any text may hold `${VAR}` or `${VAR:-default}`, filled in from the environment.
 - Keys that begin with `x-` are notes and mean nothing.
-- A list of one may be written as its only element. Paths of files are relative to where the proxy is started.
+- A list of one may be written as its only element.
+- Paths of files are relative to where the proxy is started.
 - `NAME` is a name of your own.
 ";
 
