@@ -34,10 +34,10 @@ pub(super) const ON_ERROR: &[(&str, OnError)] = &[
     ("deny", OnError::Deny),
 ];
 
-/// Words of `missing`.
-/// Whether every request counts as one.
+/// Words of `counts`: whether every request counts as one.
 pub(super) const COUNTS: &[(&str, bool)] = &[("costs", false), ("requests", true)];
 
+/// Words of `missing`.
 pub(super) const MISSING: &[(&str, Missing)] = &[
     ("ip", Missing::Ip),
     ("deny", Missing::Deny),

@@ -32,7 +32,8 @@ there since 0.1.0 unless it says otherwise. `tidegate init --full` writes a file
 ";
 
 /// Where more is said about a section.
-const PAGES: [(&str, &str); 13] = [
+const PAGES: [(&str, &str); 14] = [
+    ("client_ip", "[Behind a CDN](howto/cdn.md)"),
     ("store", "[The store](store.md)"),
     ("tls", "[TLS with clients](tls.md)"),
     (
