@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs book image instructions
+.PHONY: run test ci fmt lint deny docs book image instructions fuzz
 .PHONY: bench bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
@@ -38,6 +38,11 @@ book:
 
 image:
 	docker build -t tidegate .
+
+# Each fuzz target for SECONDS with random inputs. With GUIDED=1 coverage guides them, what they find
+# goes into the corpora, and `cargo install cargo-bolero` has to have been run.
+fuzz:
+	./tests/fuzz/run.sh $(SECONDS) $(GUIDED)
 
 # What the pure parts of a request's path cost, in instructions, beside what was agreed on; with
 # ACCEPT=1 the new numbers are.

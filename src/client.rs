@@ -6,6 +6,8 @@
 //! with its own eyes, and nothing to its left is known to be true. It must never return an
 //! address that a client could have made up.
 
+pub mod proxy_header;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use http::{HeaderMap, HeaderName, header};

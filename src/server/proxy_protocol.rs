@@ -5,7 +5,7 @@
 //! the socket, since TLS may follow; the header is bounded in length and in time.
 
 use std::future::{Future, poll_fn};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -13,30 +13,13 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
 use super::drain::Drain;
+use crate::client::proxy_header::{Parsed, parse};
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;
 use crate::wire::Stream;
 
-const SIGNATURE_1: &[u8] = b"PROXY ";
-const SIGNATURE_2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
-/// Bytes of a header of version 1, and of one of version 2 with everything that comes with it.
-const MOST_1: usize = 107;
-const MOST_2: usize = 4096;
 /// Bytes looked at in one go.
 const LOOK_BYTES: usize = 512;
-
-/// What the first bytes of a connection are.
-#[derive(Debug, PartialEq, Eq)]
-enum Parsed {
-    /// A header of so many bytes, and whom it names; nobody if the peer speaks for itself.
-    Header(usize, Option<IpAddr>),
-    /// The beginning of what may be one.
-    Part,
-    /// None.
-    Other,
-    /// One that cannot be understood.
-    Broken,
-}
 
 /// How a connection began.
 #[derive(Debug, Default)]
@@ -45,89 +28,6 @@ pub(super) struct Began {
     pub(super) ip: Option<IpAddr>,
     /// What was read of it and is no header.
     pub(super) ahead: Vec<u8>,
-}
-
-fn parse(bytes: &[u8]) -> Parsed {
-    let begins = |signature: &[u8]| {
-        let common = bytes.len().min(signature.len());
-        bytes[..common] == signature[..common]
-    };
-    if begins(SIGNATURE_1) {
-        parse_1(bytes)
-    } else if begins(SIGNATURE_2) {
-        parse_2(bytes)
-    } else {
-        Parsed::Other
-    }
-}
-
-fn parse_1(bytes: &[u8]) -> Parsed {
-    let bounded = &bytes[..bytes.len().min(MOST_1)];
-    let Some(end) = bounded.windows(2).position(|pair| pair == b"\r\n") else {
-        return if bytes.len() < MOST_1 {
-            Parsed::Part
-        } else {
-            Parsed::Broken
-        };
-    };
-    let Ok(line) = std::str::from_utf8(&bounded[..end]) else {
-        return Parsed::Broken;
-    };
-    let is_port =
-        |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok();
-    let words: Vec<&str> = line.split(' ').collect();
-    match words.as_slice() {
-        ["PROXY", "UNKNOWN", ..] => Parsed::Header(end + 2, None),
-        ["PROXY", family, from, to, ports @ ..]
-            if ports.len() == 2 && ports.iter().all(|port| is_port(port)) =>
-        {
-            match (*family, from.parse(), to.parse()) {
-                ("TCP4", Ok(IpAddr::V4(from)), Ok(IpAddr::V4(_))) => {
-                    Parsed::Header(end + 2, Some(from.into()))
-                }
-                ("TCP6", Ok(IpAddr::V6(from)), Ok(IpAddr::V6(_))) => {
-                    Parsed::Header(end + 2, Some(from.into()))
-                }
-                _ => Parsed::Broken,
-            }
-        }
-        _ => Parsed::Broken,
-    }
-}
-
-fn parse_2(bytes: &[u8]) -> Parsed {
-    let Some(&[command, family, high, low]) = bytes.get(12..16) else {
-        return Parsed::Part;
-    };
-    let content = usize::from(high) << 8 | usize::from(low);
-    let length = 16 + content;
-    let least = match family {
-        0x11 => 12,
-        0x21 => 36,
-        0x31 => 216,
-        _ => 0,
-    };
-    if command >> 4 != 2 || length > MOST_2 || (command == 0x21 && content < least) {
-        return Parsed::Broken;
-    }
-    let Some(content) = bytes.get(16..length) else {
-        return Parsed::Part;
-    };
-    match (command & 15, family) {
-        // Of the peer itself, as when it looks whether we are well.
-        (0, _) => Parsed::Header(length, None),
-        (1, 0x11) => {
-            let from = content.first_chunk().map(|from: &[u8; 4]| (*from).into());
-            Parsed::Header(length, from.map(|from: Ipv4Addr| from.into()))
-        }
-        (1, 0x21) => {
-            let from = content.first_chunk().map(|from: &[u8; 16]| (*from).into());
-            Parsed::Header(length, from.map(|from: Ipv6Addr| from.into()))
-        }
-        // A unix socket, and what it does not know, have no address.
-        (1, 0x31 | 0x00) => Parsed::Header(length, None),
-        _ => Parsed::Broken,
-    }
 }
 
 /// Reads the header of a peer that is trusted. Nothing if there is none where one is required, if
@@ -188,83 +88,5 @@ async fn read_header(
             }
             Parsed::Other | Parsed::Broken => return None,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn two(command: u8, family: u8, content: &[u8]) -> Vec<u8> {
-        let length = u16::try_from(content.len()).unwrap().to_be_bytes();
-        [SIGNATURE_2, &[command, family], &length, content].concat()
-    }
-
-    /// What a header is, and that every shorter part of it is a part.
-    fn check(header: &[u8], ip: Option<&str>) {
-        let ip = ip.map(|ip| ip.parse().unwrap());
-        let more = [header, b"GET / HTTP/1.1\r\n"].concat();
-        assert_eq!(parse(&more), Parsed::Header(header.len(), ip));
-        for length in 0..header.len() {
-            assert_eq!(parse(&header[..length]), Parsed::Part, "{length}");
-        }
-    }
-
-    #[test]
-    fn headers_name_who_is_behind_the_peer() {
-        check(
-            b"PROXY TCP4 192.0.2.1 198.51.100.1 1000 80\r\n",
-            Some("192.0.2.1"),
-        );
-        check(
-            b"PROXY TCP6 2001:db8::1 ::1 1000 65535\r\n",
-            Some("2001:db8::1"),
-        );
-        check(b"PROXY UNKNOWN\r\n", None);
-        check(b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", None);
-        let four = [192, 0, 2, 1, 198, 51, 100, 1, 3, 232, 0, 80];
-        check(&two(0x21, 0x11, &four), Some("192.0.2.1"));
-        let with_more = [&four[..], &[4, 0, 3, 1, 2, 3]].concat();
-        check(&two(0x21, 0x11, &with_more), Some("192.0.2.1"));
-        let mut six = [0; 36];
-        six[..4].copy_from_slice(&[0x20, 0x01, 0x0d, 0xb8]);
-        check(&two(0x21, 0x21, &six), Some("2001:db8::"));
-        check(&two(0x21, 0x31, &[0; 216]), None);
-        check(&two(0x21, 0, &[]), None);
-        check(&two(0x20, 0x11, &four), None);
-        check(&two(0x20, 0, &[9; 40]), None);
-    }
-
-    #[test]
-    fn what_cannot_be_understood_is_broken() {
-        let long = format!("PROXY UNKNOWN {}\r\n", "x".repeat(100));
-        for line in [
-            "PROXY TCP4 192.0.2.1 198.51.100.1 1000\r\n",
-            "PROXY TCP4 192.0.2.1 198.51.100.1 1000 80 1\r\n",
-            "PROXY TCP4  192.0.2.1 198.51.100.1 1000 80\r\n",
-            "PROXY TCP4 2001:db8::1 ::1 1000 80\r\n",
-            "PROXY TCP6 192.0.2.1 198.51.100.1 1000 80\r\n",
-            "PROXY TCP4 192.0.2.1 198.51.100.1 +1 80\r\n",
-            "PROXY TCP4 192.0.2.1 198.51.100.1 1 65536\r\n",
-            "PROXY UDP4 192.0.2.1 198.51.100.1 1 2\r\n",
-            "PROXY TCP4 host 198.51.100.1 1 2\r\n",
-            "PROXY \r\n",
-            &long,
-        ] {
-            assert_eq!(parse(line.as_bytes()), Parsed::Broken, "{line}");
-        }
-        for header in [
-            two(0x11, 0x11, &[0; 12]),
-            two(0x22, 0x11, &[0; 12]),
-            two(0x21, 0x12, &[0; 12]),
-            two(0x21, 0x11, &[0; 11]),
-            two(0x21, 0x21, &[0; 35]),
-            two(0x21, 0x11, &[0; 5000]),
-        ] {
-            assert_eq!(parse(&header), Parsed::Broken, "{:?}", &header[..16]);
-        }
-        assert_eq!(parse(b"GET / HTTP/1.1"), Parsed::Other);
-        assert_eq!(parse(b"PRI * HTTP/2.0"), Parsed::Other);
-        assert_eq!(parse(b"\x16\x03\x01"), Parsed::Other);
     }
 }

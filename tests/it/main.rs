@@ -51,6 +51,7 @@ mod scripted;
 mod service;
 mod shares;
 mod slots;
+mod smuggling;
 mod spread;
 mod store;
 mod streaming;

@@ -257,3 +257,64 @@ proptest! {
         }
     }
 }
+
+/// Words of answers, for a recipe of bytes.
+const WORDS: [&str; 32] = [
+    "HTTP/1.1 200 OK\r\n",
+    "HTTP/1.0 200 \r\n",
+    "HTTP/1.1 100 Continue\r\n\r\n",
+    "HTTP/1.1 204 No\r\n",
+    "HTTP/1.1 304\r\n",
+    "HTTP/1.1 101 Switch\r\n",
+    "Content-Length: 3\r\n",
+    "Content-Length: 4\r\n",
+    "Content-Length: +3\r\n",
+    "Transfer-Encoding: chunked\r\n",
+    "Transfer-Encoding: chunked, identity\r\n",
+    "Connection: close\r\n",
+    "Upgrade: x\r\n",
+    "A: b\r\n",
+    " fold\r\n",
+    "\r\n",
+    "\r",
+    "\n",
+    "3\r\nabc\r\n",
+    "0\r\n\r\n",
+    "0\r\n",
+    "ffffffffffffffff\r\n",
+    "10000000000000003\r\n",
+    "3;x=y\r\n",
+    "+3\r\n",
+    "abc",
+    "HTTP/1.1",
+    " ",
+    "\t",
+    ":",
+    "\0",
+    "200",
+];
+
+/// Whatever a server sends, it is read alike however it comes, and no byte of it is made up.
+#[test]
+fn any_bytes_are_read_alike_however_they_come() {
+    bolero::check!(name = "answer")
+        .with_max_len(64)
+        .for_each(|input: &[u8]| {
+            let recipe = input.iter().map(|byte| WORDS[usize::from(byte % 32)]);
+            for bytes in [input, recipe.collect::<String>().as_bytes()] {
+                for (is_head, upgrade) in [(false, false), (true, false), (false, true)] {
+                    let asked = Asked {
+                        is_head,
+                        is_connect: false,
+                        upgrade,
+                    };
+                    let whole = ours(bytes, bytes.len().max(1), asked).ok();
+                    for at_once in [1, 7] {
+                        assert_eq!(ours(bytes, at_once, asked).ok(), whole, "{bytes:?}");
+                    }
+                    let body = whole.map_or(0, |answer| answer.body.len());
+                    assert!(body <= bytes.len());
+                }
+            }
+        });
+}
