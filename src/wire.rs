@@ -4,6 +4,8 @@
 //! It joins small writes: up to [`JOIN_BYTES`] a copy costs less than handing the kernel several
 //! pieces. Larger ones go out as they are, so that bodies are not copied.
 
+pub(crate) mod outflow;
+
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};

@@ -39,12 +39,13 @@ use super::body::{BodyError, RequestBody};
 use super::connection::{Deadline, Failure};
 use super::error::{HeadFault, ProtocolError, UpstreamError};
 use crate::wire::Stream;
+use crate::wire::outflow::MAX_PIECES;
 use content::{Content, Piece, Taken};
 pub(super) use crossing::Crossing;
 pub use fault::Http1Fault;
 use fault::{ended, of_io};
 use head::{Asked, MAX_HEAD_BYTES, Read};
-use outbox::{Framing, MAX_PIECES, Outbox};
+use outbox::{Framing, Outbox};
 pub use tunnel::Upgraded;
 use upload::{Upload, framing_of};
 

@@ -1,10 +1,9 @@
 //! A request on its way out over HTTP/1.1: its head and its content as bytes, framed by what is
 //! really sent, and how much of them has been written. Pure words.
 
-use std::collections::VecDeque;
 use std::io::{IoSlice, Write as _};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
     CONTENT_TYPE, HOST, HeaderMap, HeaderName, MAX_FORWARDS, SET_COOKIE, TE, TRAILER,
@@ -13,16 +12,7 @@ use http::header::{
 use http::{Request, Uri};
 
 use super::head::says_close;
-
-/// Bytes and pieces of content that wait to be written, at most; one more piece may come on top.
-const MAX_WAITING_BYTES: usize = 64 << 10;
-const MAX_WAITING: usize = 16;
-/// Bytes of heads and of what is between chunks, until all of it is written.
-const MAX_FLAT_BYTES: usize = 128 << 10;
-/// Room that an idle connection keeps for heads.
-const KEPT_BYTES: usize = 8 << 10;
-/// Pieces that are written at once at most, with what is between them.
-pub(super) const MAX_PIECES: usize = 2 * MAX_WAITING + 3;
+use crate::wire::outflow::{MAX_PIECES, Outflow};
 
 /// How a request's content is framed, and what of it is still to come.
 #[derive(Debug)]
@@ -37,24 +27,16 @@ pub(super) enum Framing {
 #[derive(Debug)]
 pub(super) struct WrongLength;
 
-/// Bytes that wait to be written: `flat` ones, between which pieces of content belong that are not
-/// copied.
+/// See the file's head.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
-    flat: Vec<u8>,
-    /// Of `flat`, what was written.
-    written: usize,
-    /// Pieces, each with where in `flat` it belongs.
-    pieces: VecDeque<(usize, Bytes)>,
-    waiting: usize,
-}
+pub(super) struct Outbox(Outflow);
 
 impl Outbox {
     /// Begins with a request's head. Whether the connection can be used again, for all that the
     /// request says.
     pub(super) fn begin<B>(&mut self, request: &Request<B>, framing: &Framing) -> bool {
-        self.clear();
-        let out = &mut self.flat;
+        self.0.clear();
+        let out = &mut self.0.flat;
         out.extend_from_slice(request.method().as_str().as_bytes());
         out.push(b' ');
         put_target(out, request.uri());
@@ -83,39 +65,28 @@ impl Outbox {
         !close
     }
 
-    /// Forgets everything.
-    fn clear(&mut self) {
-        self.flat.clear();
-        self.pieces.clear();
-        (self.written, self.waiting) = (0, 0);
-    }
-
     /// The connection becomes idle: what it keeps is bounded.
     pub(super) fn rest(&mut self) {
-        self.flat.truncate(KEPT_BYTES);
-        self.flat.shrink_to(KEPT_BYTES);
-        self.pieces = VecDeque::new();
+        self.0.rest();
     }
 
     /// The head of the last request, if it had no content.
     pub(super) fn head(&self) -> &[u8] {
-        &self.flat
+        &self.0.flat
     }
 
     /// Whether nothing of the request was written.
     pub(super) fn is_untouched(&self) -> bool {
-        self.written == 0
+        self.0.is_untouched()
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.written == self.flat.len() && self.pieces.is_empty()
+        self.0.is_empty()
     }
 
     /// Whether more content may be put in.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting < MAX_WAITING_BYTES
-            && self.pieces.len() < MAX_WAITING
-            && self.flat.len() < MAX_FLAT_BYTES
+        self.0.has_room()
     }
 
     /// Adds a piece of content; whether that is `last`, and what is `left` of it, the framing says.
@@ -131,7 +102,7 @@ impl Outbox {
             Framing::Nothing => {}
             Framing::Length(left) => {
                 *left = left.checked_sub(length as u64).ok_or(WrongLength)?;
-                self.push(data);
+                self.0.push(data);
                 if last && *left > 0 {
                     return Err(WrongLength);
                 }
@@ -139,12 +110,12 @@ impl Outbox {
             Framing::Chunks(_) => {
                 if length > 0 {
                     // Written to a vector: it cannot fail.
-                    let _ = write!(self.flat, "{length:X}\r\n");
-                    self.push(data);
-                    self.flat.extend_from_slice(b"\r\n");
+                    let _ = write!(self.0.flat, "{length:X}\r\n");
+                    self.0.push(data);
+                    self.0.flat.extend_from_slice(b"\r\n");
                 }
                 if last {
-                    self.flat.extend_from_slice(b"0\r\n\r\n");
+                    self.0.flat.extend_from_slice(b"0\r\n\r\n");
                 }
             }
         }
@@ -162,79 +133,39 @@ impl Outbox {
             Framing::Nothing | Framing::Length(0) => return Ok(()),
             Framing::Length(_) => return Err(WrongLength),
         };
-        self.flat.extend_from_slice(b"0\r\n");
+        self.0.flat.extend_from_slice(b"0\r\n");
         for (name, value) in trailers {
             if announced.contains(name) && may_trail(name) {
-                put_line(&mut self.flat, name, value.as_bytes());
+                put_line(&mut self.0.flat, name, value.as_bytes());
             }
         }
-        self.flat.extend_from_slice(b"\r\n");
+        self.0.flat.extend_from_slice(b"\r\n");
         Ok(())
-    }
-
-    fn push(&mut self, data: Bytes) {
-        if !data.is_empty() {
-            self.waiting += data.len();
-            self.pieces.push_back((self.flat.len(), data));
-        }
     }
 
     /// What is to be written next, in order.
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; MAX_PIECES]) -> usize {
-        let mut count = 0;
-        let mut add = |part: &'a [u8]| {
-            if !part.is_empty() && count < MAX_PIECES {
-                slices[count] = IoSlice::new(part);
-                count += 1;
-            }
-        };
-        let mut from = self.written;
-        for (at, piece) in &self.pieces {
-            add(&self.flat[from..*at]);
-            add(piece);
-            from = *at;
-        }
-        add(&self.flat[from..]);
-        count
+        self.0.slices(slices)
     }
 
     /// The same where it is one piece: a request without content.
     pub(super) fn flat(&self) -> Option<&[u8]> {
-        self.pieces.is_empty().then(|| &self.flat[self.written..])
+        self.0.one()
     }
 
     /// So many bytes were written.
-    pub(super) fn advance(&mut self, mut count: usize) {
-        while let Some((at, piece)) = self.pieces.front_mut() {
-            let before = *at - self.written;
-            if count < before {
-                break;
-            }
-            count -= before;
-            self.written = *at;
-            let of_piece = count.min(piece.len());
-            piece.advance(of_piece);
-            self.waiting -= of_piece;
-            count -= of_piece;
-            if !piece.is_empty() {
-                return;
-            }
-            self.pieces.pop_front();
-        }
-        self.written += count;
+    pub(super) fn advance(&mut self, count: usize) {
+        self.0.advance(count);
     }
 
     /// Everything was written, and is not needed again.
     pub(super) fn drop_written(&mut self) {
-        self.clear();
+        self.0.clear();
     }
 
     /// The pieces of content that wait, which is all of it that was read if nothing was written.
     pub(super) fn take_back(&mut self) -> Vec<Bytes> {
-        let pieces = self.pieces.drain(..).map(|(_, piece)| piece);
-        let pieces = pieces.collect();
-        self.clear();
-        pieces
+        self.0.take_back()
     }
 }
 
@@ -449,36 +380,6 @@ mod tests {
         assert!(put(&["hell"], false).is_err());
         let nothing = Outbox::default().put("x".into(), true, &mut Framing::Nothing);
         assert!(nothing.is_err());
-    }
-
-    #[test]
-    fn what_waits_and_what_is_kept_is_bounded() {
-        let (mut outbox, mut framing) = (Outbox::default(), Framing::Chunks(Vec::new()));
-        outbox.begin(&request(&[]), &framing);
-        let mut count = 0;
-        while outbox.has_room() {
-            outbox.put("x".into(), false, &mut framing).unwrap();
-            count += 1;
-        }
-        assert_eq!(count, MAX_WAITING);
-        let all = written(&mut outbox, 100);
-        assert_eq!(all.matches("1\r\nx\r\n").count(), MAX_WAITING);
-        // Pieces that leave one at a time do not let what is between them grow for ever.
-        for _ in 0..1_000_000 {
-            if !outbox.has_room() {
-                break;
-            }
-            outbox.put("x".into(), false, &mut framing).unwrap();
-            outbox.advance(5);
-        }
-        assert!(!outbox.has_room() && outbox.flat.len() <= MAX_FLAT_BYTES + 9);
-        outbox.rest();
-        assert!(outbox.flat.capacity() <= KEPT_BYTES);
-        outbox.begin(&request(&[]), &framing);
-        assert!(outbox.has_room() && outbox.is_untouched());
-        let long = Bytes::from(vec![b'x'; MAX_WAITING_BYTES]);
-        outbox.put(long, false, &mut framing).unwrap();
-        assert!(!outbox.has_room());
     }
 
     #[test]
