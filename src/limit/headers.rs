@@ -271,10 +271,13 @@ fn wait(verdict: &Verdict) -> u64 {
 
 /// Whether the upstream's own trio is kept because it leaves the client less.
 fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, verdict: &Verdict) -> bool {
+    if !settings.pass_upstream {
+        return false;
+    }
     let theirs = headers
         .get(X_REMAINING)
         .and_then(|value| value.to_str().ok()?.parse().ok());
-    settings.pass_upstream && theirs.is_some_and(|remaining: u64| remaining < verdict.remaining)
+    theirs.is_some_and(|remaining: u64| remaining < verdict.remaining)
 }
 
 /// `"login";q=5;w=60, `

@@ -17,15 +17,20 @@ const OWN_ID: usize = 16;
 /// See the file's head. Our own takes no heap.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum RequestId {
-    Made([u8; OWN_ID]),
+    Made(Digits),
     Taken(Box<str>),
 }
+
+/// Aligned, they are checked to be text a word at a time.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[repr(align(8))]
+pub(crate) struct Digits([u8; OWN_ID]);
 
 impl RequestId {
     /// Its text.
     pub(crate) fn as_str(&self) -> &str {
         match self {
-            RequestId::Made(digits) => str::from_utf8(digits).unwrap_or_default(),
+            RequestId::Made(Digits(digits)) => str::from_utf8(digits).unwrap_or_default(),
             RequestId::Taken(text) => text,
         }
     }
@@ -46,7 +51,7 @@ pub(super) fn made() -> RequestId {
         *digit = b"0123456789abcdef"[(left & 15) as usize];
         left >>= 4;
     }
-    RequestId::Made(digits)
+    RequestId::Made(Digits(digits))
 }
 
 /// The id that a request has already, or a new one.
