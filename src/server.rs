@@ -14,6 +14,7 @@ mod entrances;
 mod handover;
 mod http2;
 pub mod inherit;
+mod lean;
 mod lint;
 pub mod listen;
 mod neighbours;

@@ -19,6 +19,7 @@ use hyper_util::rt::TokioIo;
 
 use super::drain::Open;
 use super::http2;
+use super::lean::{self, End};
 use super::opening::{self, Version};
 use super::parked;
 use super::phase::{Phase, Stage};
@@ -168,7 +169,12 @@ async fn serve_http1(mut stream: Stream, mut read: Bytes, held: Arc<Held>) {
             };
             read = first;
         }
-        let Some(idle) = Box::pin(speak_http1((stream, read), &held)).await else {
+        let idle = match Box::pin(lean::speak((stream, read), &held.client, &held.phase)).await {
+            End::Closed => return,
+            End::Idle(stream) => Some((stream, Bytes::new())),
+            End::Odd(socket) => Box::pin(speak_http1(socket, &held)).await,
+        };
+        let Some(idle) = idle else {
             return;
         };
         (stream, read) = idle;
@@ -178,11 +184,10 @@ async fn serve_http1(mut stream: Stream, mut read: Bytes, held: Arc<Held>) {
 /// Serves until either side ends the connection, by what is configured as this begins, except for
 /// each request itself. Returns the connection if it has been idle for a while, and what was read
 /// of it and not used.
-async fn speak_http1(opened: (Stream, Bytes), held: &Arc<Held>) -> Option<(Stream, Bytes)> {
+async fn speak_http1(socket: Socket, held: &Arc<Held>) -> Option<(Stream, Bytes)> {
     let worker = &held.client.worker;
     let mut serving = {
         let now = worker.serving.load();
-        let socket = Socket::new(opened, Arc::clone(&held.phase), &now.settings);
         let held = Arc::clone(held);
         let service = service_fn(move |request: Request<Incoming>| {
             let held = Arc::clone(&held);

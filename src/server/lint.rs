@@ -1,9 +1,9 @@
 //! A look at the raw bytes of a request's head, for what hyper forgives and we do not.
 //!
 //! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It never decides
-//! where a head ends for anyone but itself. Heads that arrive pipelined behind another request in
-//! one read are not seen: what hyper makes of them is re-framed before it reaches an upstream, so
-//! what is lost there is the refusal, not the safety.
+//! where a head ends for anyone but itself. Heads that arrive pipelined behind a request that hyper
+//! serves, in one read with it, are not seen: what hyper makes of them is re-framed before it
+//! reaches an upstream, so what is lost there is the refusal, not the safety.
 
 use memchr::memchr_iter;
 

@@ -1,5 +1,5 @@
-//! A client's socket, as hyper reads and writes it: it knows which phase the connection is in, and
-//! holds every wait in that phase to its limit.
+//! A client's socket, as hyper or [`lean`](super::lean) reads and writes it: it knows which phase
+//! the connection is in, and holds every wait in that phase to its limit.
 //!
 //! hyper parses and frames; this file adds only what hyper cannot know or say:
 //! - one alarm per connection stands for all of its timeouts, moved by a store per [`Phase`];
@@ -50,6 +50,8 @@ pub(crate) struct Socket {
     ahead: Bytes,
     phase: Arc<Phase>,
     lint: Lint,
+    /// Whether heads are looked at by whoever reads them.
+    is_unlinted: bool,
     /// The client has sent its end of stream, and hyper has not been told yet.
     ended: bool,
     /// A write has found no room, and none has gone through since.
@@ -73,11 +75,20 @@ impl Socket {
             ahead,
             phase,
             lint: Lint::new(settings.max_header_bytes),
+            is_unlinted: false,
             ended: false,
             stalled: false,
             watched: false,
             refused: false,
             linger_left: None,
+        }
+    }
+
+    /// The same for whoever looks at heads more closely than hyper does.
+    pub(crate) fn unlinted(self) -> Socket {
+        Socket {
+            is_unlinted: true,
+            ..self
         }
     }
 
@@ -143,6 +154,9 @@ impl Socket {
                 if stage != Stage::Head {
                     self.phase.begin_head();
                     self.lint.restart();
+                }
+                if self.is_unlinted {
+                    return;
                 }
                 if let Some(flaw) = self.lint.look(bytes) {
                     self.phase.found(flaw);
@@ -328,6 +342,17 @@ impl Socket {
     /// Of a connection that is parked: nothing that was read is in it, and nothing to be written.
     pub(crate) fn into_stream(self) -> Stream {
         self.stream
+    }
+
+    /// Has `bytes`, which were read of it, read again before all others, by hyper.
+    pub(crate) fn unread(&mut self, bytes: Bytes) {
+        self.ahead = if self.ahead.is_empty() {
+            bytes
+        } else {
+            [bytes, std::mem::take(&mut self.ahead)].concat().into()
+        };
+        self.is_unlinted = false;
+        self.lint.restart();
     }
 
     /// Whether the client may still be sending what nobody will read.

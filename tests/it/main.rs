@@ -31,6 +31,7 @@ mod house;
 mod http2;
 mod keys;
 mod layer;
+mod lean;
 mod logs;
 mod look;
 mod names;
