@@ -1,7 +1,7 @@
 # The two commands of the README, and what CI adds to them.
 
 .PHONY: run test ci fmt lint deny docs book image instructions fuzz
-.PHONY: bench bench-words bench-decisions bench-growth bench-soak bench-streams
+.PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
 run:
@@ -64,6 +64,10 @@ bench:
 # Every limiter of docs/decisions.md beside ours, in under three minutes; the figures go there.
 bench-decisions:
 	cargo run --release --locked --example bench -- decisions --write
+
+# How full windows are, over time: the picture and the table of docs/algorithms.md, in seconds.
+bench-accuracy:
+	cargo run --locked --example bench -- accuracy --write
 
 # Calls, messages, very large bodies and many connections through the proxy, beside nginx where it
 # is installed; four minutes.

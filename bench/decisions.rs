@@ -6,10 +6,11 @@
 //! seconds, and its figures are worth little.
 
 #[path = "decisions/bench.rs"]
-mod bench;
+pub mod bench;
 
 use std::time::Duration;
 
+use crate::page;
 use crate::support::RedisServer;
 
 /// Nothing here takes as long unless something hangs.
@@ -53,5 +54,6 @@ fn machine(server: &RedisServer) -> String {
     let about = bench::cost::info(&mut connection, "server");
     let version = bench::cost::field(&about, "redis_version:").unwrap();
     let cores = std::thread::available_parallelism().unwrap();
-    format!("{cores} cores, Redis {version}, persistence off, everything on one machine")
+    let when = page::when();
+    format!("{cores} cores, Redis {version}, persistence off, everything on one machine, {when}")
 }

@@ -131,7 +131,9 @@ pub fn run(words: &[String]) {
         let took = begun.elapsed();
         let load = (process::machine_busy_us() - busy) / took.as_micros() as f64;
         let cores = process::cores().len();
-        let text = format!("{table}\n{load:.1} of {cores} cores were busy, whoever with.\n");
+        let when = page::when();
+        let text =
+            format!("{table}\n{when}; {load:.1} of {cores} cores were busy, whoever with.\n");
         println!("## {} ({:.0} s)\n\n{text}", curve.name, took.as_secs_f64());
         if has("--write") {
             let page = std::fs::read_to_string(PAGE).unwrap();

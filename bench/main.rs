@@ -10,6 +10,7 @@
     reason = "a measurement ends where something is wrong, and looks at the clock"
 )]
 
+mod accuracy;
 mod decisions;
 mod growth;
 mod numbers;
@@ -28,6 +29,7 @@ const USAGE: &str = "\
 usage: bench PART [OPTIONS]
 
   peers       beside nginx and HAProxy, plain and with limits   --rounds 1 --only c64 --write ...
+  accuracy    how full windows are, over time: docs/algorithms.md   --write
   decisions   the limiters of docs/decisions.md beside ours     --quick --write
   growth      curves: routes limits keys connections idle proxies workers   --quick --write
   soak        memory over a long run                            --seconds N
@@ -42,6 +44,7 @@ fn main() {
     };
     match part {
         "peers" => peers::run(words),
+        "accuracy" => accuracy::run(words),
         "decisions" => decisions::run(words),
         "growth" => growth::run(words),
         "soak" => soak::run(words),

@@ -1,5 +1,7 @@
 //! Tables, and the places in the documentation that they are written to: each between two comments.
 
+use std::process::Command;
+
 /// A table in Markdown that reads well as it is, too. Columns of figures are on the right.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let columns: Vec<Column> = (0..head.len())
@@ -47,6 +49,20 @@ impl Column {
             width: widths.max().unwrap_or(0).max(3),
             figures: place > 0 && cells().all(figure),
         }
+    }
+}
+
+/// Of which day and which commit figures are: `2026-11-22, commit ab16f39`.
+pub fn when() -> String {
+    let said = |program: &str, words: &[&str]| {
+        let said = Command::new(program).args(words).output();
+        let said = said.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        said.ok().filter(|text| !text.is_empty())
+    };
+    let day = said("date", &["-u", "+%F"]).unwrap_or_default();
+    match said("git", &["log", "-1", "--format=%h"]) {
+        Some(commit) => format!("{day}, commit {commit}"),
+        None => day,
     }
 }
 

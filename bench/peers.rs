@@ -391,8 +391,9 @@ fn machine(options: &Options) -> String {
     let kernel = read("/proc/sys/kernel/osrelease");
     let (proxy, other) = options.cores;
     format!(
-        "{model}, Linux {}, proxy on core {proxy}, all else on core {other}",
-        kernel.trim()
+        "{model}, Linux {}, proxy on core {proxy}, all else on core {other}, {}",
+        kernel.trim(),
+        page::when()
     )
 }
 

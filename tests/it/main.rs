@@ -42,6 +42,7 @@ mod pipelining;
 mod probe;
 mod proxy_protocol;
 mod queue;
+mod readme;
 mod recovery;
 mod redis_faults;
 mod reload;
