@@ -14,6 +14,7 @@ test:
 	cargo test --locked
 	./tests/clients/run.sh
 	./tests/admin/run.sh
+	./tests/otlp/run.sh
 	./tests/browser/run.sh
 	./tests/prometheus/run.sh
 

@@ -40,6 +40,7 @@ mod tests;
 mod tier;
 mod tls;
 mod tls_keys;
+mod traces;
 mod upstream;
 mod values;
 mod warnings;
@@ -74,6 +75,7 @@ pub use load::{
 pub use redis::{RedisAddress, RedisSettings, RedisTopology, Sentinels};
 pub use standalone::Limits;
 pub use tls::{ClientCertificates, IdentityFiles, PemFile, TlsSettings, TlsVersion};
+pub use traces::{Endpoint, OtlpProtocol, TracingSettings};
 pub use upstream::{
     Balance, Ejection, HealthCheck, HostHeader, Retries, RetryOn, ServerAddress, UpstreamServer,
     UpstreamSettings,
@@ -118,6 +120,8 @@ pub struct Config {
     pub server: ServerSettings,
     /// What is logged, and where.
     pub log: LogSettings,
+    /// Where traces are sent, if anywhere.
+    pub tracing: Option<Arc<TracingSettings>>,
     /// What all this was read from.
     pub written: Arc<Written>,
 }

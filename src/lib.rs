@@ -16,6 +16,8 @@ pub mod limit;
 
 pub mod route;
 
+pub mod trace;
+
 // -- blueprint
 
 pub mod config;
@@ -29,6 +31,8 @@ pub mod telemetry;
 pub mod tls;
 
 mod wire;
+
+pub mod otlp;
 
 pub mod store;
 

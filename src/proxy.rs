@@ -34,6 +34,7 @@ mod riders;
 mod secure;
 pub mod service;
 mod slots;
+mod traced;
 pub mod upgrade;
 
 use std::net::IpAddr;
@@ -42,12 +43,13 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 
 use crate::clock::Sweep;
-use crate::config::{Config, LogKeys};
+use crate::config::{Config, LogKeys, TracingSettings};
 use crate::route::{Route, Target};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
+use crate::telemetry::spans::Queue;
 use crate::upstream::body::RequestBody;
 use crate::upstream::{Upstreams, Vitals};
 use admit::{Asked, Asking};
@@ -60,6 +62,7 @@ use line::Line;
 use reject::Rejection;
 use secure::Secure;
 use slots::Slots;
+use traced::Tracer;
 use upgrade::Tunnel;
 
 /// One worker's proxy: what limits, and what forwards.
@@ -73,6 +76,8 @@ pub struct Proxy {
     secure: Secure,
     log: Buffer,
     show_keys: bool,
+    /// What traces are made by, if they are.
+    tracer: Option<Box<Tracer>>,
 }
 
 /// One client connection, as the proxy sees it.
@@ -125,7 +130,17 @@ impl Proxy {
             secure: Secure::new(config.tls.as_deref()),
             log: log.clone(),
             show_keys: config.log.keys == LogKeys::Hash,
+            tracer: None,
             limiter: Limiter::new(config, (store, local), meter),
+        }
+    }
+
+    /// The same with its requests traced: spans go into `queue`.
+    pub fn traced(self, settings: Option<&TracingSettings>, queue: &Arc<Queue>) -> Proxy {
+        let tracer = |settings| Box::new(Tracer::new(settings, Arc::clone(queue)));
+        Proxy {
+            tracer: settings.map(tracer),
+            ..self
         }
     }
 
@@ -187,6 +202,9 @@ impl Proxy {
                 let id = request_id::of(request.headers(), name, downstream.trusted);
                 line.request_id = Some(id);
             }
+            if let Some(tracer) = &self.tracer {
+                line.belongs(tracer.begin(&request, downstream), &request);
+            }
             let answered = match self.read(&request, downstream, flaw, &mut line) {
                 Ok((route, asked)) => {
                     self.serve(request, (downstream, route), asked, &mut line)
@@ -220,10 +238,16 @@ impl Proxy {
             let changes = Changes::of(with, &request, downstream, line)?;
             let changes = changes.as_deref();
             let affinity = asked.affinity;
+            if let Some(trace) = &mut line.trace {
+                trace.note_asked(route, &asked.charge);
+            }
             let admitted = match self.limiter.begin(&request, asked, line) {
                 Asking::Over(admitted) => admitted,
                 Asking::Waits(begun) => self.limiter.admit(&request, begun).await,
             };
+            if let Some(trace) = &mut line.trace {
+                trace.note_decided(&admitted);
+            }
             let mut admission = match admitted {
                 Ok(admission) => admission,
                 Err(refused) => {
@@ -239,7 +263,9 @@ impl Proxy {
             let answered = match &route.target {
                 Target::Upstream(upstream) => {
                     let to = (route, *upstream, affinity);
-                    self.forward(request, downstream, to, changes).await
+                    let trace = line.trace.as_deref_mut();
+                    self.forward(request, downstream, to, (changes, trace))
+                        .await
                 }
                 Target::Respond(answer) => Ok(changes::respond(answer, changes)),
                 Target::Redirect(answer) => Ok(changes::redirect(answer, changes)),

@@ -41,6 +41,7 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::config::{Config, LogFormat, LogSettings, LogTarget};
+use crate::otlp::Exports;
 use crate::proxy::limiter::Counts;
 use crate::telemetry::access::AccessLog;
 use crate::upstream::Vitals;
@@ -65,6 +66,8 @@ pub(crate) struct House {
     pub(crate) pulse: Arc<Pulse>,
     /// What is seen of it from outside.
     pub(crate) sight: Arc<Sight>,
+    /// Where traces go.
+    pub(crate) exports: Arc<Exports>,
     /// Where clients come over TLS.
     pub(crate) tls: Option<Arc<Tls>>,
 }
@@ -74,7 +77,10 @@ impl House {
         let most = config.server.max_connections;
         let (checks, vitals) = (Arc::<Checks>::default(), Arc::default());
         checks.follow(&config.upstreams, &vitals)?;
+        let exports = Arc::<Exports>::default();
+        exports.follow(config.tracing.as_ref())?;
         Ok(House {
+            exports,
             access: Arc::new(open_access_log(&config.log)?),
             counts: Arc::new(Counts::new(config)?),
             vitals,
@@ -112,7 +118,9 @@ impl House {
             (_, None) => None,
         };
         self.checks.follow(&config.upstreams, &self.vitals)?;
+        self.exports.follow(config.tracing.as_ref())?;
         Ok(House {
+            exports: Arc::clone(&self.exports),
             access,
             counts,
             vitals: Arc::clone(&self.vitals),
@@ -207,6 +215,7 @@ pub fn run(
                 })?,
         );
     }
+    let exports = Arc::clone(&house.exports);
     let reloader = Reloader::new(config, house, listeners, orders);
     let reloading = reloader.spawn(source, shutdown.clone())?;
     for worker in workers {
@@ -215,6 +224,7 @@ pub fn run(
             Err(_) => tracing::error!("a worker panicked"),
         }
     }
+    exports.finish();
     sight.close();
     // It has the last handles of the logs, which are to be written to their end.
     if reloading.join().is_err() {

@@ -10,6 +10,7 @@ pub mod decisions;
 pub mod denials;
 pub mod json;
 pub mod metrics;
+pub mod spans;
 pub mod stamp;
 pub mod trials;
 

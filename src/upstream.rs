@@ -32,9 +32,11 @@ mod server;
 mod shared;
 mod spare;
 mod tls;
+mod tries;
 mod vitals;
 mod watch;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
@@ -52,6 +54,7 @@ use pool::Upstream;
 pub use prober::check;
 pub use report::ServerReport;
 pub use server::Seat;
+pub use tries::{Tries, Try};
 pub use vitals::Vitals;
 
 /// Every upstream of one worker, with its connections.
@@ -67,6 +70,8 @@ pub struct Outgoing {
     pub affinity: Option<u64>,
     /// How long it may take as a whole, where that is bounded.
     pub within: Option<Duration>,
+    /// What becomes of each attempt, where somebody wants to know.
+    pub tries: Option<Arc<Tries>>,
 }
 
 impl From<Request<RequestBody>> for Outgoing {
@@ -75,6 +80,7 @@ impl From<Request<RequestBody>> for Outgoing {
             request,
             affinity: None,
             within: None,
+            tries: None,
         }
     }
 }

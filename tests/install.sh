@@ -46,6 +46,10 @@ want chromium chromium
 want prometheus prometheus
 want cc gcc libc6-dev
 want valgrind valgrind
+# What the collector of tests/otlp is linked to.
+if ! PATH=$PATH:/sbin ldconfig -p | grep -F libpython3.11.so >/dev/null; then
+  need+=(libpython3.11)
+fi
 if command -v python3 >/dev/null 2>&1 && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   need+=(python3-venv)
 fi

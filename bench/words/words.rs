@@ -309,6 +309,7 @@ fn log_line() -> Word {
             would_deny: &[],
             reason: None,
             request_id: None,
+            trace_id: None,
         }));
     })
 }

@@ -211,6 +211,17 @@ fn house(text: &mut Text, view: &View<'_>) {
     if let Some(dropped) = view.counts.log_dropped() {
         text.sample(&[("log", "decisions")], dropped);
     }
+    let help = "Spans of recorded traces, by what became of them.";
+    text.family(Kind::Counter, "tidegate_spans", help);
+    let fates = view.exports.fates();
+    for (outcome, count) in [
+        ("exported", fates.exported),
+        ("dropped", fates.dropped),
+        ("failed", fates.failed),
+        ("refused", fates.refused),
+    ] {
+        text.sample(&[("outcome", outcome)], count);
+    }
     let failed = view.reload.is_some_and(|last| last.outcome.is_err());
     let help = "Whether the configuration that was read last is the one that is served by.";
     text.family(Kind::Gauge, "tidegate_config_last_reload_successful", help);

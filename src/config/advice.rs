@@ -285,6 +285,17 @@ fn of_others(section: &str, key: &str) -> Option<&'static str> {
         ("", "cert" | "certificate" | "certificates" | "ssl") => {
             "TLS has a section: `[tls]` with `listen` and `certificates`"
         }
+        ("", "otel" | "opentelemetry" | "otlp" | "telemetry" | "trace" | "traces") => {
+            "traces have a section: `[tracing]` with `endpoint = \"http://127.0.0.1:4318\"`"
+        }
+        ("tracing", "url" | "exporter" | "collector" | "address") => "did you mean `endpoint`?",
+        ("tracing", "sampling" | "ratio" | "rate" | "sampler" | "sample_rate") => {
+            "did you mean `sample`? It is a share: `sample = 0.01`"
+        }
+        ("tracing", "headers" | "token" | "authorization") => {
+            "headers may be secrets: `headers_file = \"/run/secrets/otlp-headers\"`"
+        }
+        ("tracing", "interval") => "did you mean `every`?",
         ("", "workers" | "threads") => "it is a setting of `[server]`: `workers = 4`",
         ("store", "host" | "port" | "address" | "addr" | "redis") => {
             "where Redis is is one URL: `url = \"redis://HOST:6379\"`"

@@ -16,7 +16,7 @@ use super::tls_keys::RawTls;
 use super::upstream::RawUpstream;
 use super::{
     AcmeChallenge, AdminSettings, Balance, Bypass, Config, DenySettings, Listen, LogSettings,
-    ServerSettings, StoreSettings, TlsSettings, UpstreamSettings, address, routes,
+    ServerSettings, StoreSettings, TlsSettings, TracingSettings, UpstreamSettings, address, routes,
 };
 use crate::certificate::Validity;
 use crate::client::ClientIp;
@@ -50,6 +50,7 @@ pub(super) struct RawFile {
     pub(super) deny: DenySettings,
     pub(super) server: ServerSettings,
     pub(super) log: LogSettings,
+    pub(super) tracing: Option<TracingSettings>,
 }
 
 /// An upstream and where it came from.
@@ -148,6 +149,7 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         deny: raw.deny,
         server: raw.server,
         log: raw.log,
+        tracing: raw.tracing.map(Arc::new),
         written: Arc::default(),
     };
     let listen_spans = raw.listen.into_iter().map(|listen| listen.span).collect();

@@ -49,6 +49,7 @@ impl Config {
             deny: self.deny.clone(),
             server: self.server.clone(),
             log: self.log.clone(),
+            tracing: self.tracing.clone(),
             written: Arc::clone(&self.written),
             limits,
         }

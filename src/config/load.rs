@@ -20,7 +20,7 @@ use super::section::{At, Reader, Section, Surroundings};
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
     Config, Control, Limits, Listen, address, admin, auth, limits, raw, route, settings,
-    standalone, syntax, tier, tls_keys, upstream, warnings,
+    standalone, syntax, tier, tls_keys, traces, upstream, warnings,
 };
 
 /// Bytes of a configuration file, at most.
@@ -327,6 +327,7 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
         deny: settings::deny(top.section("deny")),
         server: settings::server(&mut top),
         log: settings::log(top.section("log")),
+        tracing: traces::read(top.section("tracing")),
     };
     top.finish();
     raw

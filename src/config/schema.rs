@@ -99,6 +99,12 @@ const KINDS: &[(&str, &str, Kind)] = &[
     ("log", "format", Kind::Words(&["text", "json", "combined"])),
     ("log", "silence", Kind::SomeWords(&super::FINDINGS)),
     ("log", "keys", Kind::Words(&["hash", "off"])),
+    ("tracing", "protocol", Kind::Words(&["http", "grpc"])),
+    (
+        "tracing",
+        "continue",
+        Kind::Words(&["trusted", "all", "never"]),
+    ),
 ];
 
 const ON_ERROR: &[&str] = &["local", "allow", "deny"];

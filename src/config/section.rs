@@ -90,7 +90,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Settings of later versions, so that a file written for one says why it is refused.
-pub(super) const PLANNED: &[(&str, &str)] = &[("", "otel"), ("store", "connections")];
+pub(super) const PLANNED: &[(&str, &str)] = &[("store", "connections")];
 
 /// One table of the file; one that the file does not have reads as empty.
 pub(super) struct Section<'r> {

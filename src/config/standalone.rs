@@ -21,7 +21,7 @@ impl Limits {
 pub(super) const INNER: usize = 0;
 
 /// Settings of the top of a file that only a proxy has.
-const SERVING: [&str; 5] = ["listen", "tls", "admin", "upstream", "server"];
+const SERVING: [&str; 6] = ["listen", "tls", "admin", "upstream", "server", "tracing"];
 /// Settings of `[log]` that concern the access log and the admin: the service in question has its
 /// own.
 const ACCESS: [&str; 5] = ["access", "format", "sample_allowed", "keys", "silence"];

@@ -287,6 +287,7 @@ impl Limiter {
                 charge,
                 decision,
                 form,
+                alone: matches!(by, Decider::Local),
             })));
         }
         admission.told = Some(Told {

@@ -8,6 +8,7 @@ use super::body::Body;
 use super::changes::Changes;
 use super::headers;
 use super::reject::Rejection;
+use super::traced::Trace;
 use super::upgrade::Tunnel;
 use super::{Downstream, Proxy};
 use crate::route::Route;
@@ -22,7 +23,7 @@ impl Proxy {
         mut request: Request<RequestBody>,
         downstream: &Downstream,
         (route, upstream, affinity): (&Route, usize, Option<u64>),
-        changes: Option<&Changes<'_>>,
+        (changes, trace): (Option<&Changes<'_>>, Option<&mut Trace>),
     ) -> impl Future<Output = Result<Response<Body>, Rejection>> + Send {
         async move {
             bound_body(&mut request, route.body_limit)?;
@@ -31,8 +32,10 @@ impl Proxy {
             if turn(&mut request, downstream, route, changes)? {
                 self.meter().forwarded_by_nobody();
             }
+            let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
             let outgoing = Outgoing {
                 request,
+                tries,
                 affinity,
                 within: route.timeout,
             };

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use super::grpc::is_grpc;
 use super::request_id::RequestId;
 use super::riders::Riders;
+use super::traced::Trace;
 use crate::clock;
 use crate::limit::headers::seconds_up;
 use crate::limit::{Charge, Decision, Retry, Tag};
@@ -41,6 +42,8 @@ pub(crate) struct Line {
     denied_by: SmallVec<[(Arc<str>, Option<Tag>); 1]>,
     /// Limits on trial, until their decisions are wanted.
     pub(super) riders: Option<Box<Riders>>,
+    /// Where it belongs, while requests are traced.
+    pub(super) trace: Option<Box<Trace>>,
     /// Whether it will be written.
     to_write: bool,
     bytes: u64,
@@ -55,6 +58,16 @@ struct Head {
     uri: Uri,
 }
 
+impl Head {
+    fn of<B>(request: &Request<B>) -> Head {
+        Head {
+            unix_us: clock::unix_us(),
+            method: request.method().clone(),
+            uri: request.uri().clone(),
+        }
+    }
+}
+
 impl Line {
     /// Begins at a request's arrival.
     pub(crate) fn begin<B>(
@@ -62,13 +75,8 @@ impl Line {
         client: IpAddr,
         (log, show_keys): (&Buffer, bool),
     ) -> Line {
-        let head = || Head {
-            unix_us: clock::unix_us(),
-            method: request.method().clone(),
-            uri: request.uri().clone(),
-        };
         Line {
-            head: (!log.is_off()).then(head),
+            head: (!log.is_off()).then(|| Head::of(request)),
             log: log.clone(),
             show_keys,
             began: clock::now(),
@@ -83,9 +91,34 @@ impl Line {
             grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
             denied_by: SmallVec::new(),
             riders: None,
+            trace: None,
             to_write: false,
             bytes: 0,
         }
+    }
+
+    /// The request belongs to a trace.
+    #[cold]
+    pub(super) fn belongs<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
+        if trace.is_recorded() && self.head.is_none() {
+            self.head = Some(Head::of(request));
+        }
+        self.trace = Some(trace);
+    }
+
+    /// Its path as it was sent, without the query.
+    pub(super) fn path(&self) -> Option<&str> {
+        self.head.as_ref().map(|head| head.uri.path())
+    }
+
+    /// Bytes of its answer's body so far.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether hashes of keys are shown.
+    pub(super) fn shows_keys(&self) -> bool {
+        self.show_keys
     }
 
     /// Decides whether it will be written, by what has become of the request so far. Once.
@@ -95,7 +128,8 @@ impl Line {
 
     /// Whether it is to be kept until the response has ended.
     pub(crate) fn is_wanted(&self) -> bool {
-        self.to_write || self.riders.is_some()
+        let traced = self.trace.as_ref();
+        self.to_write || self.riders.is_some() || traced.is_some_and(|trace| trace.is_recorded())
     }
 
     /// Notes that the request was let through, and whether a limit was asked.
@@ -156,16 +190,27 @@ impl Line {
     /// Looks at the riders' decisions, and writes it.
     pub(crate) fn write(mut self) {
         let riders = self.riders.take();
+        let trace = self.trace.take();
+        let mut trials = Vec::new();
         let would_deny = riders.map(|mut riders| {
             let names = riders.would_deny(self.log.trials());
             if !names.is_empty() {
                 riders.tell_denials(&self);
             }
+            if let Some(trace) = trace.as_ref().filter(|trace| trace.is_recorded()) {
+                trials = riders.spans(trace, self.show_keys);
+            }
             names
         });
-        let Some(head) = self.head.as_ref().filter(|_| self.to_write) else {
-            return;
-        };
+        if let Some(head) = self.head.as_ref().filter(|_| self.to_write) {
+            self.record(head, would_deny.as_deref(), trace.as_deref());
+        }
+        if let Some(trace) = trace {
+            trace.end(&self, trials);
+        }
+    }
+
+    fn record(&self, head: &Head, would_deny: Option<&[Arc<str>]>, trace: Option<&Trace>) {
         self.log.record(&Entry {
             unix_us: head.unix_us,
             duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),
@@ -177,9 +222,10 @@ impl Line {
             route: self.route.as_deref(),
             outcome: self.outcome,
             denied_by: &self.denied_by,
-            would_deny: would_deny.as_deref().unwrap_or_default(),
+            would_deny: would_deny.unwrap_or_default(),
             reason: self.reason,
             request_id: self.request_id.as_ref().map(RequestId::as_str),
+            trace_id: trace.map(Trace::id),
         });
     }
 }

@@ -11,8 +11,10 @@ use smallvec::SmallVec;
 use super::counts::see;
 use super::line::Line;
 use super::slots::{Slots, Stores, slots_of};
+use super::traced::Trace;
 use crate::limit::{Charge, Decision, Role};
 use crate::store::Observed;
+use crate::telemetry::spans::Span;
 use crate::telemetry::trials::Trials;
 
 /// The riders of one request. Dropped, they let go of what they hold.
@@ -116,6 +118,17 @@ impl Riders {
             names.extend(rider.name().filter(|_| !allowed));
         }
         names
+    }
+
+    /// What was decided of each, as parts of a trace.
+    #[cold]
+    pub(super) fn spans(&mut self, trace: &Trace, show_keys: bool) -> Vec<Span> {
+        let span = |rider: &mut Rider| {
+            rider.decision()?;
+            let decision = rider.decision.as_ref()?;
+            trace.on_trial(&rider.charge, decision, show_keys)
+        };
+        self.list.iter_mut().filter_map(span).collect()
     }
 
     /// What of them would have denied the request, for whoever watches.

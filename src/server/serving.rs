@@ -18,6 +18,7 @@ use crate::proxy::{Downstream, Proxy};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::access::{AccessLog, Buffer};
+use crate::telemetry::spans::Queue;
 
 /// Header lines that hyper reads at most unless it is told otherwise.
 const HYPER_HEADERS: usize = 100;
@@ -61,6 +62,8 @@ pub(super) struct Kept {
     counts: Arc<Counts>,
     stores: (Store, Arc<Memory>),
     access: Arc<AccessLog>,
+    /// Where this worker's spans wait.
+    spans: Arc<Queue>,
 }
 
 impl Kept {
@@ -71,6 +74,7 @@ impl Kept {
             stores: house.counts.open(),
             counts: Arc::clone(&house.counts),
             access: Arc::clone(&house.access),
+            spans: house.exports.queue(),
         };
         kept.store().settled().await;
         kept
@@ -85,7 +89,9 @@ impl Kept {
         let settings = config.server.clone();
         let log = house.access.buffer();
         let stores = self.stores.clone();
-        let proxy = Proxy::new(config, stores, (sweep, &house.vitals), &log);
+        let tracing = config.tracing.clone();
+        let proxy = Proxy::new(config, stores, (sweep, &house.vitals), &log)
+            .traced(tracing.as_deref(), &self.spans);
         Serving::new(proxy, settings, house, 0)
     }
 
@@ -112,7 +118,9 @@ impl Kept {
         let settings = config.server.clone();
         let stores = self.stores.clone();
         let servers = (sweep, &*house.vitals);
+        let tracing = config.tracing.clone();
         let proxy = old.proxy.renewed(config, stores, servers, &log);
+        let proxy = proxy.traced(tracing.as_deref(), &self.spans);
         Serving::new(proxy, settings, house, old.generation + 1)
     }
 }

@@ -14,6 +14,7 @@ use super::reload::Outcome;
 use super::serving::Serving;
 use crate::clock;
 use crate::config::Config;
+use crate::otlp::Exports;
 use crate::proxy::Proxy;
 use crate::proxy::limiter::Counts;
 use crate::telemetry::access::AccessLog;
@@ -41,6 +42,7 @@ struct Now {
     loaded_us: u64,
     counts: Arc<Counts>,
     access: Arc<AccessLog>,
+    exports: Arc<Exports>,
     connections: Arc<Semaphore>,
     max_connections: usize,
 }
@@ -64,6 +66,8 @@ pub struct View<'v> {
     pub(crate) counts: &'v Counts,
     /// Its access log.
     pub(crate) access: &'v AccessLog,
+    /// Where its traces go.
+    pub(crate) exports: &'v Exports,
     /// Client connections that are open.
     pub connections: usize,
     /// How the last reload went, if there was one.
@@ -112,6 +116,7 @@ impl Sight {
             loaded_us: now.loaded_us,
             counts: &now.counts,
             access: &now.access,
+            exports: &now.exports,
             connections: now.max_connections.saturating_sub(free),
             reload: inside.reload.as_ref(),
             reloads: inside.reloads,
@@ -131,6 +136,7 @@ impl Sight {
             loaded_us: clock::unix_us(),
             counts: Arc::clone(&house.counts),
             access: Arc::clone(&house.access),
+            exports: Arc::clone(&house.exports),
             connections: Arc::clone(&house.connections),
             max_connections: house.max_connections,
         });

@@ -14,7 +14,7 @@ use super::listen::Entrance;
 use super::reload::Order;
 use super::serving::{Kept, Serving, flush};
 use super::{Course, House, Shutdown};
-use crate::clock::Sweep;
+use crate::clock::{self, Sweep};
 use crate::config::{Config, ServerSettings};
 
 /// What every connection of a worker needs.
@@ -79,6 +79,7 @@ async fn serve(
     let course = *shutdown.borrow();
     entrances.end(course).await;
     let deadlines = deadlines(course, &worker.serving.load().settings);
+    house.exports.note_end(clock::now() + deadlines.all);
     let cut = worker.drain.finish(&worker.sweep, deadlines).await;
     kept.store().told().await;
     if cut > 0 {

@@ -18,6 +18,7 @@ use super::{FileId, json, stamp};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
 use crate::limit::Tag;
+use crate::trace::TraceId;
 
 /// Buffers that may wait for the writer.
 const QUEUE_BUFFERS: usize = 1024;
@@ -38,7 +39,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    fn word(self) -> &'static str {
+    /// As the log calls it.
+    pub fn word(self) -> &'static str {
         match self {
             Outcome::Allowed => "allowed",
             Outcome::Unlimited => "unlimited",
@@ -77,6 +79,8 @@ pub struct Entry<'a> {
     pub reason: Option<&'static str>,
     /// The id given to the client.
     pub request_id: Option<&'a str>,
+    /// The trace that it belongs to.
+    pub trace_id: Option<TraceId>,
 }
 
 /// The log of the whole process; dropping the last handle writes what is left.
@@ -279,6 +283,9 @@ fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
     for limit in entry.would_deny {
         let _ = write!(out, " would deny {limit}");
     }
+    if let Some(id) = entry.trace_id {
+        let _ = write!(out, " trace {id}");
+    }
     out.push(b'\n');
 }
 
@@ -357,6 +364,9 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
     if let Some(id) = entry.request_id {
         member(out, b",\"request_id\":", id);
     }
+    if let Some(id) = entry.trace_id {
+        let _ = write!(out, ",\"trace_id\":\"{id}\"");
+    }
     out.extend_from_slice(b"}\n");
 }
 
@@ -413,6 +423,7 @@ mod tests {
             would_deny: &["search".into()],
             reason: None,
             request_id: None,
+            trace_id: None,
         });
     }
 

@@ -18,9 +18,11 @@ use super::health::Trouble;
 use super::pool::Upstream;
 use super::retry::{Ended, is_repeatable, is_worth};
 use super::server::{Seat, Server};
+use super::tries::Tries;
 use super::{Outgoing, accept, frame};
 use crate::clock::Alarm;
 use crate::config::{Ejection, Retries};
+use crate::trace::TRACEPARENT;
 
 /// An attempt that did not end well.
 struct Missed {
@@ -53,6 +55,8 @@ struct Terms<'a> {
     lacks_host: bool,
     /// Rings when the whole has taken too long.
     whole: Option<&'a Alarm>,
+    /// Where attempts are noted, if anywhere.
+    tries: Option<&'a Tries>,
 }
 
 impl Upstream {
@@ -69,10 +73,17 @@ impl Upstream {
     ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send + 'a {
         let (mut request, affinity) = (outgoing.request, outgoing.affinity);
         let within = outgoing.within.filter(|_| whole.is_none());
+        let tries = outgoing.tries;
         async move {
             let this = upstream.ok_or(UpstreamError::NoServer)?;
             if let Some(within) = within {
-                return Box::pin(this.send_within((request, affinity), within)).await;
+                let outgoing = Outgoing {
+                    request,
+                    affinity,
+                    within: None,
+                    tries,
+                };
+                return Box::pin(this.send_within(outgoing, within)).await;
             }
             frame(&mut request);
             this.count_request();
@@ -88,6 +99,7 @@ impl Upstream {
                 // HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
                 lacks_host: !request.headers().contains_key(HOST),
                 whole,
+                tries: tries.as_deref(),
             };
             let asks_upgrade = prepare(&mut request, &seat, terms);
             let next = match seat.pooled(asks_upgrade) {
@@ -179,7 +191,7 @@ impl Upstream {
         let mut connection = match seat.connect(asks_upgrade).await {
             Ok(connection) => connection,
             Err(error) => {
-                let mut missed = self.miss(error, &seat, false);
+                let mut missed = self.miss(error, &seat, false, terms);
                 missed.request = Some(request);
                 return Err(missed);
             }
@@ -194,7 +206,7 @@ impl Upstream {
                 Err(self.miss_sent(error, (connection, seat, false), terms))
             }
             Err(Failure::Unsent(error)) => {
-                let mut missed = self.miss(error, &seat, false);
+                let mut missed = self.miss(error, &seat, false, terms);
                 (missed.ended, missed.request) = (Some(Ended::Unsent), Some(request));
                 Err(missed)
             }
@@ -210,6 +222,9 @@ impl Upstream {
     ) -> Result<Response<ResponseBody>, Box<Missed>> {
         seat.answered();
         let status = response.status();
+        if let Some(tries) = terms.tries {
+            tries.end(Ok(status.as_u16()));
+        }
         self.cells().codes.count(status.as_u16());
         seat.server().cells.requests.add(1);
         let settings = self.settings();
@@ -243,7 +258,7 @@ impl Upstream {
         (mut connection, seat, was_pooled): (Connection, Seat, bool),
         terms: Terms<'_>,
     ) -> Box<Missed> {
-        let mut missed = self.miss(error, &seat, was_pooled);
+        let mut missed = self.miss(error, &seat, was_pooled, terms);
         if terms.is_repeatable {
             missed.request = connection.take_spare();
         }
@@ -251,7 +266,16 @@ impl Upstream {
     }
 
     /// Nothing usable has come; the server is judged by that.
-    fn miss(&self, error: UpstreamError, seat: &Seat, was_pooled: bool) -> Box<Missed> {
+    fn miss(
+        &self,
+        error: UpstreamError,
+        seat: &Seat,
+        was_pooled: bool,
+        terms: Terms<'_>,
+    ) -> Box<Missed> {
+        if let Some(tries) = terms.tries {
+            tries.end(Err(error.label()));
+        }
         self.cells().failures.add(1);
         seat.server().cells.requests.add(1);
         seat.server().cells.failures.add(1);
@@ -301,6 +325,10 @@ fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
 fn prepare(request: &mut Request<RequestBody>, seat: &Seat, terms: Terms<'_>) -> bool {
     if seat.renames_host() || terms.lacks_host {
         request.headers_mut().insert(HOST, seat.host().clone());
+    }
+    if let Some(tries) = terms.tries {
+        let parent = tries.begin(&seat.server().place);
+        request.headers_mut().insert(TRACEPARENT, parent.value());
     }
     request.headers().contains_key(UPGRADE)
 }

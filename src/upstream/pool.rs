@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use http::{Request, Response};
+use http::Response;
 
 use super::Outgoing;
 use super::balance::Load;
-use super::body::{RequestBody, ResponseBody};
+use super::body::ResponseBody;
 use super::choice::Choice;
 use super::error::UpstreamError;
 use super::health::{Sent, Trouble};
@@ -342,16 +342,11 @@ impl Upstream {
     /// until it has become a tunnel.
     pub(super) async fn send_within(
         &self,
-        (request, affinity): (Request<RequestBody>, Option<u64>),
+        outgoing: Outgoing,
         within: Duration,
     ) -> Result<Response<ResponseBody>, UpstreamError> {
         let whole = self.terms.sweep.alarm();
         whole.arm(within);
-        let outgoing = Outgoing {
-            request,
-            affinity,
-            within: None,
-        };
         let mut sending = pin!(Upstream::send(Some(self), outgoing, Some(&whole)));
         let sent = poll_fn(|context| {
             if let Poll::Ready(sent) = sending.as_mut().poll(context) {

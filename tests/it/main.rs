@@ -61,6 +61,7 @@ mod support;
 mod tiers;
 mod tls;
 mod topologies;
+mod traces;
 mod trials;
 mod upgrade;
 mod upload;

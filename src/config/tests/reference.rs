@@ -25,6 +25,7 @@ pub(super) fn file(path: &Path, _: u64) -> std::io::Result<Vec<u8>> {
     let text: &[u8] = match path.file_name().and_then(|name| name.to_str()) {
         Some("jwks.json") => JWKS,
         Some("tiers" | "tiers.txt") => b"key pro",
+        Some("otlp-headers") => b"authorization: Bearer x",
         _ if named("pem") => PAIR.0.as_bytes(),
         _ if named("key") => PAIR.1.as_bytes(),
         _ => b"0123456789abcdef",
@@ -110,7 +111,7 @@ fn known(asked: &Asked) -> BTreeSet<(String, String)> {
     ];
     let tables = tables
         .into_iter()
-        .chain(["server", "log"])
+        .chain(["server", "log", "tracing"])
         .map(|key| (String::new(), key));
     let inner = [
         ("deny", "body"),
@@ -118,6 +119,7 @@ fn known(asked: &Asked) -> BTreeSet<(String, String)> {
         ("auth", "jwt"),
         ("tls", "certificates"),
         ("tls", "acme"),
+        ("tracing", "tls"),
     ];
     let parts = ["servers", "health", "eject", "retries", "tls"];
     let inner = inner
@@ -215,6 +217,8 @@ fn every_key_that_is_commented_out_can_be_used() {
     assert_eq!(config.limits[0].tiers.len(), 3);
     assert!(config.tier.is_some() && config.jwt.is_some());
     assert!(config.store.hash_key.is_some());
+    let tracing = config.tracing.unwrap();
+    assert_eq!((tracing.headers.len(), tracing.batch), (1, 512));
     let tls = config.tls.unwrap();
     assert!(tls.acme.is_some());
     assert!(tls.clients.is_some() && tls.hsts.is_some());

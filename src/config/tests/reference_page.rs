@@ -32,7 +32,8 @@ there since 0.1.0 unless it says otherwise. `tidegate init --full` writes a file
 ";
 
 /// Where more is said about a section.
-const PAGES: [(&str, &str); 14] = [
+const PAGES: [(&str, &str); 15] = [
+    ("tracing", "[Traces](tracing.md)"),
     ("client_ip", "[Behind a CDN](howto/cdn.md)"),
     ("store", "[The store](store.md)"),
     ("tls", "[TLS with clients](tls.md)"),

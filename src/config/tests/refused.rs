@@ -193,12 +193,12 @@ help: write `/files/{name}/x`
 #[test]
 fn keys_of_later_versions_are_refused_and_say_so() {
     check(
-        &format!("{BASE}[otel]\n"),
-        r#"error[T101]: unknown key `otel`
- --> proxy.toml:2:2
+        &format!("{BASE}[store]\nconnections = 2\n"),
+        r#"error[T101]: unknown key `connections` in `store`
+ --> proxy.toml:3:1
   |
-2 | [otel]
-  |  ^^^^ not a setting here
+3 | connections = 2
+  | ^^^^^^^^^^^ not a setting here
 note: planned; this version does not have it yet
 "#,
     );

@@ -27,6 +27,8 @@ pub(crate) struct Denial {
     pub(crate) decision: Decision,
     /// How the client wants to read it.
     pub(crate) form: Form,
+    /// Whether it was said here, without the store.
+    pub(crate) alone: bool,
 }
 
 /// How a client wants to read a denial; taken from its request only when it is denied.
@@ -61,6 +63,7 @@ impl Limiter {
             charge,
             decision,
             form,
+            ..
         } = denial;
         let wait = retry_after(decision);
         let violated: SmallVec<[&str; 4]> = charge

@@ -90,7 +90,7 @@ impl Rejection {
         }
     }
 
-    pub(super) fn reason(&self) -> Option<&'static str> {
+    pub(in crate::proxy) fn reason(&self) -> Option<&'static str> {
         match self {
             Rejection::Limited(_) => None,
             Rejection::Blocked(_) => Some("blocked"),

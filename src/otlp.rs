@@ -1,0 +1,313 @@
+//! Sends spans to an OpenTelemetry collector, in the background.
+//!
+//! One thread for the process, which is there once traces are wanted. It takes out of the workers'
+//! queues what has come together, and sends it by OTLP; what cannot be sent is tried a few times
+//! and given up, so that a collector which is slow or away costs spans, and never a request. Of an
+//! outage the log has two lines: one when it begins, one when it is over.
+//!
+//! ```text
+//! take       what waits, of all workers                                 telemetry::spans
+//! encode     as the protocol's messages                                 messages
+//! send       over a connection that is kept, within the timeout         collector
+//! again      after a rest that grows, a few times                       here
+//! ```
+
+mod collector;
+mod messages;
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use crate::clock;
+use crate::config::TracingSettings;
+use crate::telemetry::spans::{Depot, Fates, Queue, Span};
+use collector::{Collector, Sent, Trouble};
+
+/// How often a batch is sent at most.
+const ATTEMPTS: u32 = 5;
+/// The first rest after a failure; each further one is twice as long,
+const FIRST_REST: Duration = Duration::from_millis(500);
+/// up to this.
+const LONGEST_REST: Duration = Duration::from_secs(10);
+/// What the last spans have at the end, of the time for that: at least, and where the collector is
+/// known to be away,
+const LAST_LEAST: Duration = Duration::from_millis(500);
+/// and at most.
+const LAST_MOST: Duration = Duration::from_secs(5);
+
+type Settings = Option<Arc<TracingSettings>>;
+
+/// Who has spans exported. The thread ends when it is dropped.
+#[derive(Debug)]
+pub struct Exports {
+    depot: Arc<Depot>,
+    settings: watch::Sender<Settings>,
+    /// Until when everything has to be sent: set at the end.
+    end: watch::Sender<Option<Instant>>,
+    /// Until when the workers' own end takes.
+    drained_by: Mutex<Option<Instant>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Default for Exports {
+    fn default() -> Exports {
+        Exports {
+            depot: Arc::default(),
+            settings: watch::Sender::new(None),
+            end: watch::Sender::new(None),
+            drained_by: Mutex::default(),
+            thread: Mutex::default(),
+        }
+    }
+}
+
+impl Exports {
+    /// From now on exports as these settings say; without any, what waits is the last.
+    pub(crate) fn follow(&self, settings: Option<&Arc<TracingSettings>>) -> io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() && settings.is_some() {
+            *thread = Some(self.spawn()?);
+        }
+        let settings = settings.cloned();
+        self.settings.send_if_modified(|known| {
+            let changes = *known != settings;
+            *known = settings;
+            changes
+        });
+        Ok(())
+    }
+
+    /// A worker's end.
+    pub(crate) fn queue(&self) -> Arc<Queue> {
+        self.depot.queue()
+    }
+
+    /// What has become of all spans so far.
+    pub fn fates(&self) -> Fates {
+        self.depot.fates()
+    }
+
+    /// A worker is about to end, until then at the latest.
+    pub(crate) fn note_end(&self, by: Instant) {
+        let mut known = self
+            .drained_by
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *known = Some(known.map_or(by, |known| known.max(by)));
+    }
+
+    /// All workers have ended: sends what is left, in what is left of their time.
+    pub(crate) fn finish(&self) {
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(thread) = thread else { return };
+        let by = *self
+            .drained_by
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (least, most) = (clock::now() + LAST_LEAST, clock::now() + LAST_MOST);
+        self.end
+            .send_replace(Some(by.map_or(least, |by| by.min(most).max(least))));
+        if thread.join().is_err() {
+            tracing::error!("the thread that exports spans panicked");
+        }
+    }
+
+    fn spawn(&self) -> io::Result<JoinHandle<()>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let exporter = Exporter {
+            depot: Arc::clone(&self.depot),
+            follow: self.settings.subscribe(),
+            end: self.end.subscribe(),
+            failures: 0,
+            outage: None,
+        };
+        std::thread::Builder::new()
+            .name("otlp".to_owned())
+            .spawn(move || runtime.block_on(exporter.run()))
+    }
+}
+
+/// The thread's own.
+struct Exporter {
+    depot: Arc<Depot>,
+    follow: watch::Receiver<Settings>,
+    end: watch::Receiver<Option<Instant>>,
+    /// Attempts in a row that failed.
+    failures: u32,
+    /// Since when nothing is taken, and how many spans that has cost.
+    outage: Option<(Instant, u64)>,
+}
+
+impl Exporter {
+    async fn run(mut self) {
+        let mut collector: Option<Collector> = None;
+        loop {
+            let settings = self.follow.borrow_and_update().clone();
+            if let Some(mut old) = collector.take() {
+                // Told by the settings that it was recorded by.
+                self.export(&mut old).await;
+            }
+            collector = settings.map(Collector::new);
+            if self.serve(collector.as_mut()).await.is_break() {
+                break;
+            }
+        }
+        let by = (*self.end.borrow()).unwrap_or_else(clock::now);
+        if let Some(mut collector) = collector {
+            self.last(&mut collector, by).await;
+        }
+    }
+
+    /// Exports until the settings change; breaks at the end.
+    async fn serve(&mut self, collector: Option<&mut Collector>) -> std::ops::ControlFlow<()> {
+        use std::ops::ControlFlow::{Break, Continue};
+        let Some(collector) = collector else {
+            tokio::select! {
+                _ = self.end.wait_for(Option::is_some) => return Break(()),
+                changed = self.follow.changed() => {
+                    return if changed.is_ok() { Continue(()) } else { Break(()) };
+                }
+            }
+        };
+        loop {
+            tokio::select! {
+                _ = self.end.wait_for(Option::is_some) => return Break(()),
+                changed = self.follow.changed() => {
+                    return if changed.is_ok() { Continue(()) } else { Break(()) };
+                }
+                () = self.depot.filled() => {}
+                () = tokio::time::sleep(collector.settings.every) => {}
+            }
+            self.export(collector).await;
+        }
+    }
+
+    /// Sends what waits. Ends early where the process does: what is left is given back as failed.
+    async fn export(&mut self, collector: &mut Collector) {
+        let spans = self.depot.take();
+        for batch in spans.chunks(collector.settings.batch) {
+            self.send(collector, batch).await;
+        }
+    }
+
+    /// Sends a batch, a few times if need be.
+    async fn send(&mut self, collector: &mut Collector, batch: &[Span]) {
+        let body = messages::encode(batch, &collector.settings.service);
+        for attempt in 1..=ATTEMPTS {
+            let mut end = self.end.clone();
+            let sent = tokio::select! {
+                sent = collector.send(&body) => sent,
+                () = past(&mut end) => Err(Trouble::timed_out()),
+            };
+            let trouble = match sent {
+                Ok(sent) => return self.sent(collector, sent, batch.len() as u64),
+                Err(trouble) => trouble,
+            };
+            self.begin_outage(collector, &trouble);
+            let is_over = self.end.borrow().is_some();
+            if !trouble.may_pass || attempt == ATTEMPTS || is_over {
+                break;
+            }
+            let rest = trouble.rest.unwrap_or_else(|| rest_after(self.failures));
+            self.failures += 1;
+            tokio::select! {
+                () = tokio::time::sleep(rest.min(LONGEST_REST)) => {}
+                _ = self.end.wait_for(Option::is_some) => {}
+            }
+        }
+        self.depot.note_failed(batch.len() as u64);
+        if let Some((_, lost)) = &mut self.outage {
+            *lost += batch.len() as u64;
+        }
+    }
+
+    fn sent(&mut self, collector: &Collector, sent: Sent, spans: u64) {
+        self.failures = 0;
+        let refused = sent.refused.min(spans);
+        self.depot.note_exported(spans - refused, refused);
+        if let Some((since, lost)) = self.outage.take() {
+            let away = clock::now().saturating_duration_since(since);
+            tracing::info!(
+                collector = %collector.settings.endpoint,
+                seconds = away.as_secs(),
+                lost,
+                "tracing: the collector takes spans again"
+            );
+        }
+    }
+
+    fn begin_outage(&mut self, collector: &Collector, trouble: &Trouble) {
+        if self.outage.is_none() {
+            self.outage = Some((clock::now(), 0));
+            tracing::warn!(
+                collector = %collector.settings.endpoint,
+                why = %trouble.why,
+                "tracing: the collector takes no spans; requests do not wait for it"
+            );
+        }
+    }
+
+    /// The end: what is left gets one attempt, and all of it together until `by` at most.
+    async fn last(&mut self, collector: &mut Collector, by: Instant) {
+        let by = match self.outage {
+            Some(_) => by.min(clock::now() + LAST_LEAST),
+            None => by,
+        };
+        let spans = self.depot.take();
+        let mut batches = spans.chunks(collector.settings.batch);
+        for batch in batches.by_ref() {
+            let body = messages::encode(batch, &collector.settings.service);
+            let left = by.saturating_duration_since(clock::now());
+            let sent = tokio::time::timeout(left, collector.send(&body)).await;
+            match sent.unwrap_or_else(|_| Err(Trouble::timed_out())) {
+                Ok(sent) => self.sent(collector, sent, batch.len() as u64),
+                Err(trouble) => {
+                    self.begin_outage(collector, &trouble);
+                    self.depot.note_failed(batch.len() as u64);
+                    break;
+                }
+            }
+        }
+        let lost: usize = batches.map(<[Span]>::len).sum();
+        self.depot.note_failed(lost as u64);
+        let fates = self.depot.fates();
+        let lost = fates.failed + fates.dropped;
+        if lost > 0 {
+            tracing::warn!(lost, "tracing: spans that no collector has");
+        }
+    }
+}
+
+/// Waits until the end, and then until everything had to be sent.
+async fn past(end: &mut watch::Receiver<Option<Instant>>) {
+    let by = end.wait_for(Option::is_some).await.map(|by| *by);
+    let left = by.ok().flatten().map_or(Duration::ZERO, |by| {
+        by.saturating_duration_since(clock::now())
+    });
+    tokio::time::sleep(left).await;
+}
+
+fn rest_after(failures: u32) -> Duration {
+    (FIRST_REST * 2_u32.saturating_pow(failures.min(16))).min(LONGEST_REST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rests_grow_and_are_bounded() {
+        let rests: Vec<u128> = [0, 1, 4, 5, 60].map(|n| rest_after(n).as_millis()).to_vec();
+        assert_eq!(rests, [500, 1000, 8000, 10_000, 10_000]);
+    }
+}
