@@ -77,11 +77,11 @@ fn respond(seen: &Seen, stream: &mut TcpStream) -> bool {
         && goes_on
 }
 
-/// A proxy whose heads have to come within a second.
-fn start() -> (Tidegate, Upstream) {
+/// A proxy whose heads have to come within this time.
+fn start(header_timeout: &str) -> (Tidegate, Upstream) {
     let upstream = Upstream::start(respond);
     let proxy = Tidegate::start(&format!(
-        "[server]\nheader_timeout = \"1s\"\n[upstream.all]\nservers = [\"{}\"]\n\
+        "[server]\nheader_timeout = \"{header_timeout}\"\n[upstream.all]\nservers = [\"{}\"]\n\
          [[route]]\npath = \"/none-left\"\nlimits = [\"none\"]\nupstream = \"all\"\n\
          [[route]]\npath = \"/*\"\nlimits = []\nupstream = \"all\"\n\
          [limit.none]\nrate = \"1/day\"\nkey = \"global\"\n",
@@ -106,21 +106,36 @@ fn said(proxy: SocketAddr, first: &str, bytes: &[u8], pieces: &[usize]) -> Strin
     plain(&client.rest())
 }
 
-/// Bytes as text, but for what differs each time: dates, and the ids of requests.
+/// Bytes as text, but for what differs each time: dates, the ids of requests, and times to wait,
+/// which are long numbers here.
 fn plain(bytes: &[u8]) -> String {
     let mut text = bytes.escape_ascii().to_string();
     for (before, length) in [("date: ", 29), ("\"request_id\\\":\\\"", 16)] {
-        let parts: Vec<String> = text
-            .split(before)
-            .enumerate()
-            .map(|(at, part)| match part.get(length..) {
-                Some(rest) if at > 0 && !part.contains("2001") => rest.to_owned(),
-                _ => part.to_owned(),
-            })
-            .collect();
-        text = parts.join(before);
+        let varies = |part: &&str| {
+            part.get(..length)
+                .is_some_and(|part| !part.contains(" 2001 "))
+        };
+        let mut parts = text.split(before);
+        let first = parts.next().unwrap_or_default().to_owned();
+        text = parts.fold(first, |text, part| {
+            let skipped = if varies(&part) { length } else { 0 };
+            text + before + &part[skipped..]
+        });
     }
-    text.replace("\\r\\n", "\n")
+    let is_digit = |byte: &char| byte.is_ascii_digit();
+    let mut masked = String::new();
+    let mut left = text.as_str();
+    while let Some(first) = left.chars().next() {
+        let digits = left.chars().take_while(is_digit).count();
+        let (taken, mask) = match digits {
+            0 => (first.len_utf8(), None),
+            5.. => (digits, Some("#")),
+            _ => (digits, None),
+        };
+        masked += mask.unwrap_or(&left[..taken]);
+        left = &left[taken..];
+    }
+    masked.replace("\\r\\n", "\n")
 }
 
 fn get(target: &str, lines: &str) -> Vec<u8> {
@@ -256,7 +271,7 @@ const RAW: [&[u8]; 13] = [
 
 #[test]
 fn nobody_can_tell_who_speaks() {
-    let (proxy, _upstream) = start();
+    let (proxy, _upstream) = start("20s");
     // Both are denied from now on.
     proxy.get("/none-left");
     let address = proxy.address;
@@ -288,7 +303,7 @@ fn nobody_can_tell_who_speaks() {
 
 #[test]
 fn what_comes_late_is_cut_off_alike() {
-    let (proxy, _upstream) = start();
+    let (proxy, _upstream) = start("1s");
     let address = proxy.address;
     let rows = [
         &b"GET /length HTT"[..],
@@ -313,7 +328,7 @@ fn what_comes_late_is_cut_off_alike() {
 
 #[test]
 fn a_head_behind_a_plain_request_ends_its_lines_in_order() {
-    let (proxy, upstream) = start();
+    let (proxy, upstream) = start("20s");
     for odd in [
         &b"GET /odd HTTP/1.1\r\nHost: test\n\r\n"[..],
         RAW[2],
@@ -372,7 +387,10 @@ fn those_behind_one_another_are_answered_in_order_around_a_large_one() {
 fn a_drain_lets_plain_requests_end_and_says_that_it_is_the_last() {
     let (release, held) = std::sync::mpsc::channel();
     let upstream = slow_upstream(held);
-    let mut proxy = Tidegate::start(&format!("upstream = \"{}\"\n", upstream.url()));
+    let mut proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[server]\nworkers = 1\n",
+        upstream.url()
+    ));
     let mut idle = proxy.connect();
     assert_eq!(idle.ask(OURS).status, 200);
     let mut busy = proxy.connect();
