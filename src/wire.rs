@@ -5,6 +5,7 @@
 //! pieces. Larger ones go out as they are, so that bodies are not copied.
 
 pub(crate) mod outflow;
+pub(crate) mod spelling;
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;

@@ -5,14 +5,12 @@
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::header::{
-    ACCEPT, ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, COOKIE, HOST, HeaderMap, HeaderName,
-    HeaderValue, USER_AGENT,
-};
+use http::header::{HeaderMap, HeaderValue};
 use http::{Method, Request, Uri};
 use httparse::{ParserConfig, Status};
 
 use crate::upstream::body::RequestBody;
+use crate::wire::spelling;
 
 /// Lines in a head, at most.
 const MAX_LINES: usize = 100;
@@ -73,7 +71,7 @@ pub(super) fn read(read: &Bytes, room: &mut HeaderMap, bounds: Bounds) -> Option
             return None;
         }
         room.append(
-            named(line.name)?,
+            spelling::name(line.name.as_bytes())?,
             HeaderValue::from_maybe_shared(part(line.value)).ok()?,
         );
     }
@@ -89,20 +87,6 @@ pub(super) fn read(read: &Bytes, room: &mut HeaderMap, bounds: Bounds) -> Option
         },
         length,
     ))
-}
-
-/// The name of a line. Most are spelled in one way by most clients.
-fn named(name: &str) -> Option<HeaderName> {
-    Some(match name {
-        "Host" | "host" => HOST,
-        "User-Agent" | "user-agent" => USER_AGENT,
-        "Accept" | "accept" => ACCEPT,
-        "Accept-Encoding" | "accept-encoding" => ACCEPT_ENCODING,
-        "Connection" | "connection" => CONNECTION,
-        "Authorization" | "authorization" => AUTHORIZATION,
-        "Cookie" | "cookie" => COOKIE,
-        _ => HeaderName::from_bytes(name.as_bytes()).ok()?,
-    })
 }
 
 /// What the lines of a head say of its connection and of what is behind it.

@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use super::content::Content;
 use super::fault::Http1Fault;
 use crate::upstream::error::{HeadFault, ProtocolError, UpstreamError};
+use crate::wire::spelling;
 
 /// Bytes in the head of a response, or in its trailers.
 pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -262,8 +263,8 @@ fn line(
     head: &Bytes,
     (name, name_end, value, value_end): Place,
 ) -> Result<(HeaderName, HeaderValue), Http1Fault> {
-    let name = HeaderName::from_bytes(&head[name as usize..name_end as usize])
-        .map_err(|_| Http1Fault::Head(httparse::Error::HeaderName))?;
+    let name = spelling::name(&head[name as usize..name_end as usize])
+        .ok_or(Http1Fault::Head(httparse::Error::HeaderName))?;
     let value = HeaderValue::from_maybe_shared(head.slice(value as usize..value_end as usize))
         .map_err(|_| Http1Fault::Head(httparse::Error::HeaderValue))?;
     Ok((name, value))
