@@ -11,9 +11,10 @@ const TOLERANCE: f64 = 15.0;
 /// And instructions, for words of few.
 const SLACK: f64 = 6.0;
 
-/// Counts every word, and says whether all are what they were; `accept` makes them so.
-pub(super) fn hold(names: &[&str], times: usize, accept: bool) -> ExitCode {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/words/counts.txt");
+/// Counts every word, and says whether all are what `file` says; with `--accept`, which `accepting`
+/// is how to say, the file says so afterwards.
+pub(super) fn hold(names: &[&str], times: usize, (file, accepting): (&str, &str)) -> ExitCode {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let counted = match count(names, times) {
         Ok(counted) => counted,
         Err(trouble) => {
@@ -21,11 +22,12 @@ pub(super) fn hold(names: &[&str], times: usize, accept: bool) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if accept {
+    if std::env::args().any(|argument| argument == "--accept") {
         let lines = counted
             .iter()
             .map(|(name, count)| format!("{count:>8.0}  {name}\n"));
-        let text = format!("{HEAD}{}", lines.collect::<String>());
+        let head = format!("# Instructions for each word. Written by `{accepting}`.\n");
+        let text = head + &lines.collect::<String>();
         return match std::fs::write(&path, text) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
@@ -42,14 +44,12 @@ pub(super) fn hold(names: &[&str], times: usize, accept: bool) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     eprintln!(
-        "\n{off} of {} are not what bench/words/counts.txt says, within {TOLERANCE} %. If that is \
-         meant, `make instructions ACCEPT=1` writes the new counts there; the commit says why.",
+        "\n{off} of {} are not what {file} says, within {TOLERANCE} %. If that is meant, \
+         `{accepting}` writes the new counts there; the commit says why.",
         counted.len()
     );
     ExitCode::FAILURE
 }
-
-const HEAD: &str = "# Instructions for each word. Written by `make instructions ACCEPT=1`.\n";
 
 /// Runs this program again under valgrind, which writes a profile each time that the function is
 /// left in which a word is said.
@@ -62,7 +62,7 @@ fn count(names: &[&str], times: usize) -> Result<Vec<(String, f64)>, String> {
         .arg(format!("--callgrind-out-file={}", out.display()))
         // Two spellings of one name: of two options with the same, valgrind heeds one.
         .arg("--toggle-collect=*said_under_count*")
-        .arg("--dump-after=words::said_under_count*")
+        .arg("--dump-after=*words::said_under_count*")
         .arg(program)
         .arg("--say")
         .output()

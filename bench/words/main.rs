@@ -29,16 +29,13 @@ const ROUNDS: usize = 200;
 fn main() -> ExitCode {
     let says = |word: &str| std::env::args().any(|argument| argument == word);
     if says("--say") {
-        // Under valgrind: what is counted is `said_under_count`, once for each word.
-        for mut word in words::all(2 * TIMES) {
-            said(&mut word);
-            said_under_count(&mut word);
-        }
+        // Under valgrind.
+        words::say_all(TIMES);
         return ExitCode::SUCCESS;
     }
     if says("--time") {
         for mut word in words::all((ROUNDS + 1) * TIMES) {
-            said(&mut word);
+            words::said(&mut word, TIMES);
             let fastest = (0..ROUNDS).map(|_| time_of(&mut word)).min();
             let each = fastest.unwrap().as_secs_f64() * 1e9 / TIMES as f64;
             println!("{:<36} {each:>8.1} ns", word.name);
@@ -46,23 +43,12 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let names: Vec<&str> = words::all(0).iter().map(|word| word.name).collect();
-    counts::hold(&names, TIMES, says("--accept"))
-}
-
-fn said(word: &mut Word) {
-    for _ in 0..TIMES {
-        (word.say)();
-    }
-}
-
-/// The one function whose instructions are counted; `counts` names it to valgrind.
-#[inline(never)]
-fn said_under_count(word: &mut Word) {
-    said(word);
+    let file = ("bench/words/counts.txt", "make instructions ACCEPT=1");
+    counts::hold(&names, TIMES, file)
 }
 
 fn time_of(word: &mut Word) -> Duration {
     let start = Instant::now();
-    said(word);
+    words::said(word, TIMES);
     start.elapsed()
 }

@@ -32,6 +32,26 @@ fn word(name: &'static str, say: impl FnMut() + 'static) -> Word {
     Word { name, say }
 }
 
+/// Says each so many times, and as many times again to be counted.
+pub(super) fn say_all(times: usize) {
+    for mut word in all(2 * times) {
+        said(&mut word, times);
+        said_under_count(&mut word, times);
+    }
+}
+
+pub(super) fn said(word: &mut Word, times: usize) {
+    for _ in 0..times {
+        (word.say)();
+    }
+}
+
+/// The one function whose instructions are counted; `counts` names it to valgrind.
+#[inline(never)]
+fn said_under_count(word: &mut Word, times: usize) {
+    said(word, times);
+}
+
 /// All words, ready to be said so many times.
 pub(super) fn all(times: usize) -> Vec<Word> {
     let mut words = vec![
