@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
@@ -200,6 +201,17 @@ class Tidegate:
         threading.Thread(target=self.read, daemon=True).start()
         self.address, self.admin = found["listening"], found["dashboard"]
         self.client = http.client.HTTPConnection(self.address, timeout=10)
+        until = time.monotonic() + PATIENCE
+        while not self.is_ready():
+            assert time.monotonic() < until, "it never gets ready"
+            time.sleep(0.02)
+
+    def is_ready(self):
+        try:
+            with urllib.request.urlopen(f"http://{self.admin}/readyz", timeout=10) as answer:
+                return answer.status == 200
+        except urllib.error.HTTPError:
+            return False
 
     def read(self):
         for line in self.process.stderr:
