@@ -17,6 +17,7 @@ pub mod logs;
 pub mod meter;
 pub mod notes;
 pub mod outside;
+pub mod plain;
 pub mod plan;
 pub mod print;
 pub mod rates;

@@ -174,9 +174,10 @@ fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
     let mut logs = Logs::open(&args.logs, &forms)
         .map_err(|(path, error)| format!("cannot read `{}`: {error}", path.display()))?;
     let mut progress = progress::Progress::new(&args.logs, &logs);
-    logs.each(|entry| {
-        engine.take(entry);
+    logs.each(|line| {
+        let taken = engine.take_line(line);
         progress.tick(engine.totals.requests);
+        taken
     });
     progress.end();
     let failed = logs.found.iter().any(|log| log.error.is_some());

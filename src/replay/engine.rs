@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use super::course::Course;
 use super::entry::Entry;
 use super::held::{Held, Release};
+use super::logs::Line;
 use super::meter::{Ask, Entry as Keyed, Looked};
 pub use super::outside::Outside;
 use super::plan::Plan;
@@ -28,8 +29,10 @@ use crate::limit::key::{Derived, Facts};
 use crate::limit::{Algorithm, Window};
 use crate::route::{Ask as RouteAsk, Found};
 
+mod lane;
 mod reading;
 
+use lane::Lane;
 use reading::{Reading, parse};
 
 /// What a row has seen.
@@ -86,6 +89,12 @@ pub struct Engine {
     headers: HeaderMap,
     /// Where targets went that came before; nowhere if nothing is to be remembered.
     ways: Option<Ways>,
+    /// What plain requests ask on each route.
+    lanes: Vec<Option<Lane>>,
+    /// The path of one of those, where a key has it.
+    lane_path: String,
+    /// The time of the line before, as the log says it and as it was taken.
+    last_us: (u64, u64),
 }
 
 /// What one request asks of one window.
@@ -113,8 +122,12 @@ impl Engine {
             tiers: config.tier,
             host: host.to_owned(),
         };
+        let spaces = Spaces::new(&plan.spaces, &reading.api_key);
         Engine {
-            spaces: Spaces::new(&plan.spaces, &reading.api_key),
+            lanes: lane::all(&reading, &plan, &spaces),
+            lane_path: String::new(),
+            last_us: (u64::MAX, 0),
+            spaces,
             seen: vec![Seen::default(); rows],
             totals: Totals::default(),
             timeline: Timeline::new(2 + rows),
@@ -128,19 +141,52 @@ impl Engine {
         }
     }
 
+    /// Replays a line; false if it must be told in full.
+    pub fn take_line(&mut self, line: Line<'_, '_>) -> bool {
+        match line {
+            Line::Plain(plain) => self.take_plain(plain),
+            Line::Whole(entry) => {
+                self.take(entry);
+                true
+            }
+        }
+    }
+
     /// Replays one request.
     pub fn take(&mut self, entry: &Entry<'_>) {
-        let now_us = self.course.at(entry.at_us);
-        let (first_us, last_us) = self.totals.times.unwrap_or((now_us, now_us));
-        self.totals.times = Some((first_us.min(now_us), last_us.max(now_us)));
-        self.totals.requests += 1;
-        self.timeline.go(now_us);
-        self.timeline.note(0);
-        self.release(now_us);
+        let now_us = self.arrive(entry.at_us);
         self.note_headers(entry);
         if let Err(outside) = self.read(entry, now_us) {
             *self.totals.outside.entry(outside).or_default() += 1;
         }
+    }
+
+    /// A request comes; returns when.
+    fn arrive(&mut self, at_us: u64) -> u64 {
+        let (last_us, taken_us) = self.last_us;
+        let now_us = match at_us == last_us {
+            // Of the same second as the one before.
+            true => taken_us,
+            false => self.advance(at_us),
+        };
+        self.totals.requests += 1;
+        self.timeline.note(0);
+        self.release(now_us);
+        now_us
+    }
+
+    fn advance(&mut self, at_us: u64) -> u64 {
+        let now_us = self.course.at(at_us);
+        let (first_us, last_us) = self.totals.times.unwrap_or((now_us, now_us));
+        self.totals.times = Some((first_us.min(now_us), last_us.max(now_us)));
+        self.timeline.go(now_us);
+        // Lines that the clock does not follow are each looked at.
+        if now_us == at_us {
+            self.last_us = (at_us, now_us);
+        } else {
+            self.last_us = (u64::MAX, 0);
+        }
+        now_us
     }
 
     /// Headers that nobody asks about are left alone.

@@ -31,12 +31,49 @@ const PACKED: [(&[u8], &str); 4] = [
 /// The lines of one log.
 #[derive(Debug)]
 pub struct Lines {
-    chunks: Receiver<io::Result<Vec<u8>>>,
-    spent: SyncSender<Vec<u8>>,
-    chunk: Vec<u8>,
+    chunks: Receiver<io::Result<Chunk>>,
+    spent: SyncSender<Chunk>,
+    chunk: Chunk,
     at: usize,
     /// What stopped it before its end.
     pub error: Option<io::Error>,
+}
+
+/// A piece of a log. Its bytes keep their length from piece to piece, so that they are set to zero
+/// once and not for each.
+#[derive(Debug, Default)]
+struct Chunk {
+    bytes: Vec<u8>,
+    /// Bytes of it that say something.
+    len: usize,
+}
+
+impl Chunk {
+    fn said(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Begins anew with what was left over of the one before.
+    fn begin(&mut self, rest: &[u8]) {
+        if self.bytes.len() < rest.len() + CHUNK {
+            self.bytes.resize(rest.len() + CHUNK, 0);
+        }
+        self.bytes[..rest.len()].copy_from_slice(rest);
+        self.len = rest.len();
+    }
+
+    /// One read of a large piece, or as many small ones as fill it.
+    fn fill(&mut self, from: &mut dyn Read) -> io::Result<()> {
+        while self.len < self.bytes.len() {
+            match from.read(&mut self.bytes[self.len..]) {
+                Ok(0) => return Ok(()),
+                Ok(read) => self.len += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Opens a log: what it says, unpacked. `-` is standard input. `read` counts the bytes that come
@@ -98,7 +135,7 @@ impl Lines {
         Ok(Lines {
             chunks,
             spent,
-            chunk: Vec::new(),
+            chunk: Chunk::default(),
             at: 0,
             error: None,
         })
@@ -106,7 +143,7 @@ impl Lines {
 
     /// Where the next line is in [`Lines::bytes`], without its end; nothing after the last one.
     pub fn peek(&mut self) -> Option<Range<usize>> {
-        while self.at >= self.chunk.len() {
+        while self.at >= self.chunk.len {
             match self.chunks.recv() {
                 Ok(Ok(chunk)) => {
                     // If nobody takes it back, it is given up.
@@ -122,14 +159,14 @@ impl Lines {
                 Err(_) => return None,
             }
         }
-        let left = &self.chunk[self.at..];
+        let left = &self.chunk.said()[self.at..];
         let end = memchr(b'\n', left).unwrap_or(left.len());
         Some(self.at..self.at + end)
     }
 
     /// What ranges are of.
     pub fn bytes(&self) -> &[u8] {
-        &self.chunk
+        self.chunk.said()
     }
 
     /// Goes behind the line that ends there.
@@ -141,41 +178,44 @@ impl Lines {
 /// Sends chunks of whole lines until the end, an error, or nobody wants more.
 fn read_ahead(
     mut from: Box<dyn Read + Send>,
-    full: &SyncSender<io::Result<Vec<u8>>>,
-    empty: &Receiver<Vec<u8>>,
+    full: &SyncSender<io::Result<Chunk>>,
+    empty: &Receiver<Chunk>,
 ) {
     let mut rest = Vec::new();
     // Within a line that is too long.
     let mut lost = false;
     loop {
         let mut chunk = empty.try_recv().unwrap_or_default();
-        chunk.clear();
-        chunk.append(&mut rest);
-        let before = chunk.len();
-        // One read of a large piece, or as many small ones as fill it.
-        let read = from.by_ref().take(CHUNK as u64).read_to_end(&mut chunk);
-        if let Err(error) = read {
+        chunk.begin(&rest);
+        rest.clear();
+        let before = chunk.len;
+        if let Err(error) = chunk.fill(&mut from) {
             let _ = full.send(Ok(chunk)).and_then(|()| full.send(Err(error)));
             return;
         }
-        let is_end = chunk.len() == before;
+        let is_end = chunk.len == before;
         if lost {
-            match memchr(b'\n', &chunk) {
-                Some(end) => lost = chunk.drain(..=end).next().is_none(),
-                None => chunk.clear(),
-            }
+            let end = memchr(b'\n', chunk.said());
+            lost = end.is_none();
+            let said = end.map_or(chunk.len, |end| end + 1);
+            chunk.bytes.copy_within(said..chunk.len, 0);
+            chunk.len -= said;
         }
         if !is_end {
-            match memrchr(b'\n', &chunk) {
-                Some(end) => rest.extend(chunk.drain(end + 1..)),
-                None if chunk.len() < MAX_LINE => {
-                    rest = chunk;
+            match memrchr(b'\n', chunk.said()) {
+                Some(end) => {
+                    rest.extend_from_slice(&chunk.said()[end + 1..]);
+                    chunk.len = end + 1;
+                }
+                None if chunk.len < MAX_LINE => {
+                    rest.extend_from_slice(chunk.said());
                     continue;
                 }
                 None => {
                     lost = true;
-                    chunk.truncate(MAX_LINE);
-                    chunk.push(b'\n');
+                    chunk.bytes.resize(chunk.bytes.len().max(MAX_LINE + 1), 0);
+                    chunk.bytes[MAX_LINE] = b'\n';
+                    chunk.len = MAX_LINE + 1;
                 }
             }
         }

@@ -3,6 +3,7 @@
 //! Pure.
 
 use super::entry::{Entry, Fault, Format};
+use super::plain::{self, Plain};
 use super::structured::{self, HeaderFrom};
 use super::text::{self, Dates, Wanted};
 
@@ -27,6 +28,15 @@ impl Reader {
             from: from.to_vec(),
             dates: Dates::default(),
             wanted: Wanted::ALL,
+        }
+    }
+
+    /// What a line says that is plain; nothing where it must be read in full.
+    pub fn plain<'l>(&mut self, line: &'l [u8]) -> Option<Plain<'l>> {
+        let of_words = matches!(self.forced, None | Some(Format::Common | Format::Combined));
+        match of_words && line.len() < MAX_LINE {
+            true => plain::read(line.trim_ascii_end(), &mut self.dates, self.wanted),
+            false => None,
         }
     }
 

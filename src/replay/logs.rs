@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU64;
 use super::entry::{Entry, Fault, Format};
 use super::file::{self, Lines};
 use super::formats::Reader;
+use super::plain::Plain;
 use super::structured::HeaderFrom;
 use super::text::Wanted;
 
@@ -55,6 +56,15 @@ struct Active {
     reader: Reader,
     /// The time of its next line.
     head_us: u64,
+}
+
+/// A line, as it is told.
+#[derive(Clone, Copy, Debug)]
+pub enum Line<'e, 'l> {
+    /// It may be taken or not.
+    Plain(&'e Plain<'l>),
+    /// It is to be taken.
+    Whole(&'e Entry<'l>),
 }
 
 /// What was found in one log.
@@ -134,8 +144,9 @@ impl Logs {
         Ok(())
     }
 
-    /// Tells `take` every entry that can be read, in the order of their times.
-    pub fn each(&mut self, mut take: impl FnMut(&Entry<'_>)) {
+    /// Tells `take` every line that can be read, in the order of their times: plain ones as such,
+    /// and in full if it does not take them.
+    pub fn each(&mut self, mut take: impl FnMut(Line<'_, '_>) -> bool) {
         loop {
             let head_us = self.active.iter().map(|one| one.head_us).min();
             let next_us = self.waiting.last().map(|one| one.first_us);
@@ -166,10 +177,23 @@ impl Logs {
 
 impl Active {
     /// Reads lines up to this time; whether there are more.
-    fn run(&mut self, until_us: u64, found: &mut Found, take: &mut impl FnMut(&Entry<'_>)) -> bool {
+    fn run(
+        &mut self,
+        until_us: u64,
+        found: &mut Found,
+        take: &mut impl FnMut(Line<'_, '_>) -> bool,
+    ) -> bool {
         while let Some(range) = self.lines.peek() {
             let end = range.end;
             let line = &self.lines.bytes()[range];
+            if let Some(plain) = self.reader.plain(line)
+                && plain.at_us <= until_us
+                && take(Line::Plain(&plain))
+            {
+                found.has(plain.format);
+                self.lines.pass(end);
+                continue;
+            }
             if line.trim_ascii().is_empty() {
                 self.lines.pass(end);
                 continue;
@@ -180,11 +204,8 @@ impl Active {
                     return true;
                 }
                 Ok((entry, format)) => {
-                    found.lines += 1;
-                    if found.format != Some(format) {
-                        found.format = found.format.max(Some(format));
-                    }
-                    take(&entry);
+                    found.has(format);
+                    take(Line::Whole(&entry));
                 }
                 Err(fault) => found.note(fault, line),
             }
@@ -195,6 +216,14 @@ impl Active {
 }
 
 impl Found {
+    /// One more line that was read.
+    fn has(&mut self, format: Format) {
+        self.lines += 1;
+        if self.format != Some(format) {
+            self.format = self.format.max(Some(format));
+        }
+    }
+
     fn note(&mut self, fault: Fault, line: &[u8]) {
         self.lines += 1;
         let count = &mut self.unread[fault as usize];

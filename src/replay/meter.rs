@@ -10,6 +10,7 @@
 use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 use std::hash::BuildHasher;
+use std::net::Ipv4Addr;
 
 use super::rates::{RATES, Rates};
 use crate::limit::decide::{Count, Look};
@@ -27,7 +28,14 @@ pub struct Meter {
     entries: Vec<Entry>,
     places: HashTable<u32>,
     hasher: DefaultHashBuilder,
+    /// Where addresses are that came lately, each at a place of its own.
+    recent: Vec<(Ipv4Addr, u32)>,
 }
+
+/// Addresses whose places are remembered; a power of two.
+const RECENT: usize = 8192;
+/// No place.
+const NOWHERE: u32 = u32::MAX;
 
 /// One key.
 #[derive(Debug)]
@@ -88,6 +96,7 @@ impl Meter {
             entries: Vec::new(),
             places: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
+            recent: Vec::new(),
         }
     }
 
@@ -99,6 +108,22 @@ impl Meter {
     /// Every key.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
+    }
+
+    /// The place of the key that is this address alone, where it came lately.
+    pub fn recent(&self, ip: Ipv4Addr) -> Option<u32> {
+        let (known, place) = *self.recent.get(slot(ip))?;
+        (known == ip && place != NOWHERE).then_some(place)
+    }
+
+    /// The place of the key `name`, which is this address alone; made if there is none.
+    pub fn place_of(&mut self, ip: Ipv4Addr, name: &[u8]) -> u32 {
+        let place = self.place(name);
+        if self.recent.is_empty() {
+            self.recent = vec![(Ipv4Addr::UNSPECIFIED, NOWHERE); RECENT];
+        }
+        self.recent[slot(ip)] = (ip, place);
+        place
     }
 
     /// The place of a key, made if there is none.
@@ -233,6 +258,7 @@ impl Meter {
         mut each: impl FnMut(&Entry),
     ) -> Vec<Option<u32>> {
         let before = std::mem::take(&mut self.entries);
+        self.recent.clear();
         let mut places = Vec::with_capacity(before.len());
         for entry in before {
             if keep(&entry) {
@@ -254,7 +280,9 @@ impl Meter {
 
     /// Bytes that all counts take, about.
     pub fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>() + self.places.capacity() * 5
+        self.entries.capacity() * size_of::<Entry>()
+            + self.places.capacity() * 5
+            + self.recent.capacity() * 8
     }
 }
 
@@ -282,6 +310,11 @@ impl Entry {
         }
         stamps
     }
+}
+
+/// Where an address is remembered.
+fn slot(ip: Ipv4Addr) -> usize {
+    (ip.to_bits().wrapping_mul(0x9e37_79b1) >> 16) as usize % RECENT
 }
 
 fn of_units(rule: Rule, units: u64) -> Rule {

@@ -4,7 +4,7 @@
 //! Pure. A name is its parts one after the other, each with its kind and its lengths, so that no
 //! two keys have one name.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::limit::Missing;
 use crate::limit::key::{ApiKeySource, ApiKeySources, Derived, Facts, Key, Part};
@@ -92,6 +92,29 @@ impl Spaces {
         space.derived
     }
 
+    /// Whether a request without headers has its key from its address and its path alone.
+    pub fn is_bare(&self, space: usize) -> bool {
+        self.spaces[space].bare.is_some()
+    }
+
+    /// Whether it is then the address and nothing else.
+    pub fn is_by_ip(&self, space: usize) -> bool {
+        let bare = self.spaces[space].bare.as_deref();
+        matches!(bare, Some([(_, Part::Ip)]))
+    }
+
+    /// Notes a request without headers, where [`Spaces::is_bare`].
+    pub fn pass_bare(&mut self, space: usize) {
+        self.spaces[space].pass_bare();
+    }
+
+    /// The name of that request's key.
+    pub fn bare_name(&mut self, space: usize, ip: Ipv4Addr, path: &str) -> &[u8] {
+        let space = &mut self.spaces[space];
+        space.name_bare(ip.into(), path);
+        &space.name
+    }
+
     /// The name that was derived.
     pub fn name(&self, space: usize) -> &[u8] {
         &self.spaces[space].name
@@ -111,31 +134,40 @@ impl Spaces {
 }
 
 impl Space {
+    fn pass_bare(&mut self) {
+        for (place, _) in self.bare.iter().flatten() {
+            self.carried[*place] += 1;
+        }
+        self.asked += 1;
+    }
+
+    fn name_bare(&mut self, ip: IpAddr, path: &str) {
+        let name = &mut self.name;
+        name.clear();
+        for (_, part) in self.bare.iter().flatten() {
+            match (part, ip) {
+                (Part::Ip, IpAddr::V4(ip)) => add(name, Some(part), &ip.octets()),
+                (Part::Ip, IpAddr::V6(ip)) => add(name, Some(part), &ip.octets()),
+                _ => add(name, Some(part), path.as_bytes()),
+            }
+        }
+    }
+
     fn derive(&mut self, facts: &Facts<'_>) {
+        if self.bare.is_some() && facts.headers.is_empty() {
+            self.pass_bare();
+            self.name_bare(facts.ip, facts.path.as_str());
+            self.derived = Ok(());
+            return;
+        }
         let Space {
             key,
             name,
             carried,
             lacked,
-            bare,
             ..
         } = self;
         name.clear();
-        if let Some(bare) = bare
-            && facts.headers.is_empty()
-        {
-            for (place, part) in bare {
-                carried[*place] += 1;
-                match (&*part, facts.ip) {
-                    (Part::Ip, IpAddr::V4(ip)) => add(name, Some(part), &ip.octets()),
-                    (Part::Ip, IpAddr::V6(ip)) => add(name, Some(part), &ip.octets()),
-                    _ => add(name, Some(part), facts.path.as_str().as_bytes()),
-                }
-            }
-            self.asked += 1;
-            self.derived = Ok(());
-            return;
-        }
         let mut lacks = false;
         let derived = key.each_part(facts, self.missing, |part, value| {
             let taken = part.and_then(|part| key.all().position(|one| std::ptr::eq(one, part)));

@@ -5,7 +5,7 @@
 //! cannot end it.
 
 use std::borrow::Cow;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use memchr::{memchr, memchr_iter, memchr2};
 
@@ -152,17 +152,60 @@ struct Head<'l> {
     after: &'l [u8],
 }
 
-/// Of nearly every line: a plain address, nobody by name, and the second of the line before.
-fn quick<'l>(line: &'l [u8], dates: &Dates) -> Option<Head<'l>> {
-    const NOBODY: &[u8] = b" - - [";
-    let (peer, end) = leading_ipv4(line)?;
-    let open = end + NOBODY.len();
-    if line.get(end..open) != Some(NOBODY) {
+/// How nearly every line begins: a plain address, nobody by name, and a date, mostly that of the
+/// line before. Also where the date ends.
+pub fn beginning(line: &[u8], dates: &mut Dates) -> Option<(Ipv4Addr, u64, usize)> {
+    const NOBODY: &[u8; 6] = b" - - [";
+    let (mut bits, mut end) = (0, 0);
+    for dot in [true, true, true, false] {
+        let (number, digits) = octet(line.get(end..)?)?;
+        bits = bits << 8 | number;
+        end += digits;
+        if dot {
+            if line.get(end) != Some(&b'.') {
+                return None;
+            }
+            end += 1;
+        }
+    }
+    if line.get(end..)?.first_chunk() != Some(NOBODY) {
         return None;
     }
-    let (at_us, close) = dates.again(line, open)?;
+    let open = end + NOBODY.len();
+    let (at_us, close) = match dates.again(line, open) {
+        Some(again) => again,
+        None => {
+            let close = open + memchr(b']', line.get(open..)?)?;
+            (dates.common(&line[open..close])?, close)
+        }
+    };
+    Some((Ipv4Addr::from_bits(bits), at_us, close))
+}
+
+/// The number of an address that `text` begins with, and its digits; something stands behind it.
+#[inline]
+fn octet(text: &[u8]) -> Option<(u32, usize)> {
+    let [first, second, third, fourth] = text
+        .first_chunk::<4>()?
+        .map(|byte| u32::from(byte.wrapping_sub(b'0')));
+    if first > 9 {
+        return None;
+    }
+    if second > 9 {
+        return Some((first, 1));
+    }
+    let two = first * 10 + second;
+    if third > 9 {
+        return (first > 0).then_some((two, 2));
+    }
+    let three = two * 10 + third;
+    (first > 0 && three <= 255 && fourth > 9).then_some((three, 3))
+}
+
+fn quick<'l>(line: &'l [u8], dates: &mut Dates) -> Option<Head<'l>> {
+    let (peer, at_us, close) = beginning(line, dates)?;
     Some(Head {
-        peer,
+        peer: peer.into(),
         host: None,
         at_us,
         after: line[close + 1..].trim_ascii_start(),
@@ -219,30 +262,29 @@ fn ipv4(text: &[u8]) -> Option<IpAddr> {
 
 /// An address of four numbers that `text` begins with, and where a space or the end is behind it.
 fn leading_ipv4(text: &[u8]) -> Option<(IpAddr, usize)> {
-    let (mut octets, mut at, mut digits, mut number) = ([0; 4], 0, 0, 0_u16);
+    let (mut bits, mut dots, mut digits, mut number) = (0_u32, 0, 0, 0_u32);
     let mut end = text.len();
     for (place, &byte) in text.iter().enumerate() {
-        match byte {
-            b' ' => {
-                end = place;
-                break;
+        let digit = byte.wrapping_sub(b'0');
+        if digit < 10 {
+            number = number * 10 + u32::from(digit);
+            digits += 1;
+            // More digits than a number has, or one that begins with 0.
+            if digits > 1 && (number < 10 || number > 255) {
+                return None;
             }
-            b'0'..=b'9' if digits < 3 && !(digits > 0 && number == 0) => {
-                number = number * 10 + u16::from(byte - b'0');
-                digits += 1;
-            }
-            b'.' if digits > 0 && at < 3 => {
-                octets[at] = u8::try_from(number).ok()?;
-                (at, digits, number) = (at + 1, 0, 0);
-            }
-            _ => return None,
+        } else if byte == b'.' && digits > 0 && dots < 3 {
+            bits = bits << 8 | number;
+            (dots, digits, number) = (dots + 1, 0, 0);
+        } else if byte == b' ' {
+            end = place;
+            break;
+        } else {
+            return None;
         }
     }
-    if at != 3 || digits == 0 {
-        return None;
-    }
-    octets[3] = u8::try_from(number).ok()?;
-    Some((IpAddr::from(octets), end))
+    let is_whole = dots == 3 && digits > 0;
+    is_whole.then(|| (Ipv4Addr::from_bits(bits << 8 | number).into(), end))
 }
 
 /// Method and target of `GET /path HTTP/1.1`; without a version it is HTTP/0.9 or a client's own.
@@ -364,7 +406,7 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
 }
 
 /// The inside of a quoted field that `text` begins with, and what follows it.
-fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
+pub fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = text.trim_ascii_start().strip_prefix(b"\"")?;
     let mut from = 0;
     loop {

@@ -81,10 +81,27 @@ impl Default for Ways {
 impl Ways {
     /// What [`Ways::find`] and [`Ways::keep`] want to know.
     pub fn hash(&self, sent: &Sent<'_>) -> u64 {
-        let hash = self.hasher.hash_one(sent.path.as_bytes());
-        let method = sent.method.as_bytes().first().copied().unwrap_or(0);
-        let apart = (sent.host.len() as u64) << 8 | u64::from(method);
+        self.hash_of(sent.method, sent.host, sent.path.as_bytes())
+    }
+
+    /// The same of a path that is not known to be text.
+    pub fn hash_of(&self, method: &str, host: &str, path: &[u8]) -> u64 {
+        let hash = self.hasher.hash_one(path);
+        let method = method.as_bytes().first().copied().unwrap_or(0);
+        let apart = (host.len() as u64) << 8 | u64::from(method);
         hash ^ apart.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// The number of the route that a target went, and its canonical path.
+    pub fn route_of(
+        &self,
+        hash: u64,
+        (method, host): (&str, &str),
+        path: &[u8],
+    ) -> Option<(usize, &str)> {
+        let way = self.places[place(hash)].way.as_deref()?;
+        let is_it = way.path.as_bytes() == path && way.method == method && way.host == host;
+        is_it.then(|| (way.route, way.parsed.path.as_str()))
     }
 
     /// Where a target went, and what it was read as.
