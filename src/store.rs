@@ -29,7 +29,7 @@ use std::time::Instant;
 use crate::clock::Micros;
 use crate::config::{RedisTopology, StoreKind, StoreSettings};
 use crate::limit::{Charge, Decision};
-use crate::telemetry::decisions::DecisionLog;
+use crate::telemetry::decisions::{DecisionLog, Source};
 
 use crate::tls::TlsTrouble;
 use fleet::Fleet;
@@ -150,6 +150,16 @@ impl Store {
             Store::Memory(memory) => Ok(memory.charge(charge)),
             Store::Redis(redis) => redis.charge(charge, generation).await,
             Store::Cluster(cluster) => cluster.charge(charge, generation).await,
+        }
+    }
+
+    /// Who made the decision that [`Store::charge`] has just returned, where that was the store:
+    /// it itself, or this worker by what it knew of it. Asked once, and at once.
+    pub fn decided_by(&self) -> Source {
+        match self {
+            Store::Memory(_) => Source::Store,
+            Store::Redis(redis) => redis.decided_by(),
+            Store::Cluster(cluster) => cluster.decided_by(),
         }
     }
 

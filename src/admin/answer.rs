@@ -146,6 +146,7 @@ fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer 
             denials::Filter {
                 limit: parameter(query, "limit"),
                 route: parameter(query, "route"),
+                shadow: parameter(query, "shadow").as_deref() != Some("false"),
             },
         ),
         _ => Err(Refusal::nothing("there is nothing here")),

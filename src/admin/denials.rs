@@ -70,6 +70,8 @@ impl Default for Followed {
 pub(super) struct Filter {
     pub(super) limit: Option<String>,
     pub(super) route: Option<String>,
+    /// Whether those of limits on trial are told too.
+    pub(super) shadow: bool,
 }
 
 impl Filter {
@@ -77,7 +79,8 @@ impl Filter {
         let is = |wanted: &Option<String>, found: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted == found)
         };
-        is(&self.limit, &told.limit) && is(&self.route, &told.route)
+        let is_real = told.json["shadow"] != Value::Bool(true);
+        is(&self.limit, &told.limit) && is(&self.route, &told.route) && (self.shadow || is_real)
     }
 }
 

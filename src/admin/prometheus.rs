@@ -12,7 +12,7 @@ use crate::store::StoreError;
 use crate::telemetry::metrics::text::{Form, Kind, Text};
 use crate::telemetry::metrics::{
     CODES, DECISION_BOUNDS, LimitSum, METHODS, NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum,
-    SOURCES, Sum, UpstreamSum, Verdict,
+    SOURCES, Sum, Unanswered, UpstreamSum, Verdict,
 };
 
 use super::process::process;
@@ -64,6 +64,15 @@ fn requests(text: &mut Text, view: &View<'_>, sum: &Sum) {
                 }
             }
         }
+    }
+    let help = "Requests that got no answer of a route.";
+    text.family(Kind::Counter, "tidegate_http_requests_unanswered", help);
+    let mut unanswered = [0; Unanswered::WORDS.len()];
+    for counted in view.proxies().map(|proxy| proxy.meter().all_unanswered()) {
+        unanswered = std::array::from_fn(|why| unanswered[why] + counted[why]);
+    }
+    for (why, count) in Unanswered::WORDS.iter().zip(unanswered) {
+        text.sample(&[("reason", why)], count);
     }
     let help = "From a request's head until its answer's, seconds.";
     text.family(

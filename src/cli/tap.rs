@@ -177,7 +177,10 @@ fn path(args: &TapArgs) -> String {
     let words = named
         .iter()
         .filter_map(|(name, value)| Some(format!("{name}={}", encoded(value.as_ref()?))));
-    let words: Vec<String> = words.collect();
+    let mut words: Vec<String> = words.collect();
+    if args.denied {
+        words.push("shadow=false".to_owned());
+    }
     match words.is_empty() {
         true => "/api/v1/denials/stream".to_owned(),
         false => format!("/api/v1/denials/stream?{}", words.join("&")),

@@ -196,6 +196,9 @@ fn section(name: &str) -> Value {
     if let Some(part) = part.filter(|part| !part.about.is_empty()) {
         object["description"] = json!(part.about);
     }
+    if name == "limit.NAME" {
+        object["oneOf"] = json!([{"required": ["rate"]}, {"required": ["concurrent"]}]);
+    }
     object
 }
 

@@ -59,7 +59,7 @@ impl Limiter {
     /// A decision has been made.
     pub(super) fn count_decision(&self, charge: &Charge, decision: &Decision, by: &Decider) {
         let source = match by {
-            Decider::Store { .. } => Source::Store,
+            Decider::Store { .. } => self.store.decided_by(),
             Decider::Local => Source::Local,
         };
         let mut last = usize::MAX;

@@ -270,7 +270,7 @@ fn leading_ipv4(text: &[u8]) -> Option<(IpAddr, usize)> {
             number = number * 10 + u32::from(digit);
             digits += 1;
             // More digits than a number has, or one that begins with 0.
-            if digits > 1 && (number < 10 || number > 255) {
+            if digits > 1 && !(10..=255).contains(&number) {
                 return None;
             }
         } else if byte == b'.' && digits > 0 && dots < 3 {

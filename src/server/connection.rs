@@ -30,6 +30,7 @@ use crate::proxy::body::Body;
 use crate::proxy::flaw::Flaw;
 use crate::proxy::upgrade::Tunnel;
 use crate::proxy::{Arrival, Downstream};
+use crate::telemetry::metrics::{Meter, Unanswered};
 use crate::upstream::body::RequestBody;
 use crate::wire::Stream;
 
@@ -67,11 +68,25 @@ impl Client {
             }
             let another = serving.another(&self.downstream, self.generation);
             let downstream = another.as_deref().unwrap_or(&self.downstream);
+            let mut awaited = Awaited(serving.proxy.meter(), true);
             let handling = serving.proxy.handle(request, downstream, flaw);
-            AssertUnwindSafe(handling)
-                .catch_unwind()
-                .await
-                .unwrap_or_else(|_| crate::proxy::reject::panicked().map(Body::made))
+            let answered = AssertUnwindSafe(handling).catch_unwind().await;
+            awaited.1 = false;
+            answered.unwrap_or_else(|_| {
+                serving.proxy.meter().unanswered(Unanswered::Panic);
+                crate::proxy::reject::panicked().map(Body::made)
+            })
+        }
+    }
+}
+
+/// Counts a request whose client leaves before its answer is there: what was under way is dropped.
+struct Awaited<'m>(&'m Meter, bool);
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if self.1 {
+            self.0.unanswered(Unanswered::ClientLeft);
         }
     }
 }
@@ -212,7 +227,13 @@ async fn speak_http1(socket: Socket, held: &Arc<Held>) -> Option<(Stream, Bytes)
         }
         // A connection that broke is no news: its request, if there was one, has its log line.
         match Pin::new(&mut serving).poll(context) {
-            Poll::Ready(_) => Poll::Ready(false),
+            Poll::Ready(ended) => {
+                if ended.is_err_and(|error| error.is_parse()) {
+                    let now = worker.serving.load();
+                    now.proxy.meter().unanswered(Unanswered::Unreadable);
+                }
+                Poll::Ready(false)
+            }
             Poll::Pending if held.phase.stage() == Stage::Parked => Poll::Ready(true),
             Poll::Pending => Poll::Pending,
         }

@@ -1,6 +1,7 @@
 //! What a worker can answer without asking the store: denials that still hold, and units that were
 //! taken ahead.
 
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::limit::{Charge, Decision};
@@ -12,7 +13,11 @@ use super::lease::Leases;
 /// One worker's; locked for a moment by whoever asks and by its connection's task, which run on the
 /// same thread.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known(Arc<Mutex<Inner>>);
+pub(crate) struct Known {
+    inner: Arc<Mutex<Inner>>,
+    /// Who decided the request that was just answered without asking; 0 for nobody.
+    early: Arc<AtomicU8>,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct Inner {
@@ -51,6 +56,25 @@ impl Known {
         Some((Source::Lease, decision))
     }
 
+    /// Notes who decided a request that is answered at once.
+    pub(crate) fn note(&self, source: Source) {
+        self.early.store(source as u8, Ordering::Relaxed);
+    }
+
+    /// Whom [`Known::note`] was told, once; else the store. To be asked as soon as the decision is
+    /// there: nothing else runs on this worker in between.
+    pub(crate) fn noted(&self) -> Source {
+        let noted = self.early.load(Ordering::Relaxed);
+        if noted == 0 {
+            return Source::Store;
+        }
+        self.early.store(0, Ordering::Relaxed);
+        match noted == Source::Lease as u8 {
+            true => Source::Lease,
+            false => Source::Cache,
+        }
+    }
+
     /// Forgets what was denied; units that were taken ahead stay.
     pub(crate) fn forget_denials(&self) {
         self.lock().denied.clear();
@@ -62,6 +86,6 @@ impl Known {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

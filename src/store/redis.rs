@@ -44,7 +44,7 @@ use super::{Observed, StoreError};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::{Charge, Decision};
-use crate::telemetry::decisions::DecisionLog;
+use crate::telemetry::decisions::{DecisionLog, Source};
 
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
 const QUEUE: usize = 4096;
@@ -157,13 +157,18 @@ impl Shared {
     }
 
     /// The decision on a request, where a worker knows it without asking.
-    fn find_known(&self, known: &Known, charge: &Charge, arrived: Instant) -> Option<Decision> {
+    fn find_known(
+        &self,
+        known: &Known,
+        charge: &Charge,
+        arrived: Instant,
+    ) -> Option<(Source, Decision)> {
         let times = (self.clock.at_us(arrived), self.roll.epoch());
         let (source, decision) = known.find(charge, times, self.log.is_some())?;
         if let Some(log) = &self.log {
             log.record(source, charge, &decision);
         }
-        Some(decision)
+        Some((source, decision))
     }
 
     /// Remembers what was admitted without the store.
@@ -255,7 +260,10 @@ impl Redis {
         }
         let arrived = clock::now();
         match self.shared.find_known(&self.known, charge, arrived) {
-            Some(decision) => Ok(decision),
+            Some((source, decision)) => {
+                self.known.note(source);
+                Ok(decision)
+            }
             None => self.begin(charge, generation, arrived)?.take().await,
         }
     }
@@ -291,13 +299,18 @@ impl Redis {
             })
     }
 
+    /// See [`super::Store::decided_by`].
+    pub fn decided_by(&self) -> Source {
+        self.known.noted()
+    }
+
     /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`].
     pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
         if !self.shared.is_current(generation) {
             return Observed::nothing();
         }
         let arrived = clock::now();
-        if let Some(decision) = self.shared.find_known(&self.known, charge, arrived) {
+        if let Some((_, decision)) = self.shared.find_known(&self.known, charge, arrived) {
             return Observed::decided(decision);
         }
         self.begin(charge, generation, arrived)

@@ -47,6 +47,22 @@ pub struct Meter {
     watched: Option<Box<Watched>>,
 }
 
+/// Why a request got no answer of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// Its head could not be read.
+    Unreadable,
+    /// Its client left before the answer was there.
+    ClientLeft,
+    /// Something of ours broke.
+    Panic,
+}
+
+impl Unanswered {
+    /// What labels call them.
+    pub const WORDS: [&str; 3] = ["unreadable", "client_left", "panic"];
+}
+
 /// What somebody who watches takes out many times a second.
 #[derive(Debug, Default)]
 struct Watched {
@@ -61,6 +77,8 @@ struct Kept {
     errors: Count,
     /// Requests of peers that spoke for others and may not.
     forwarded: Count,
+    /// Requests that got no answer, by why.
+    unanswered: [Count; Unanswered::WORDS.len()],
     decisions: [Histogram; SOURCES.len()],
     /// Decisions that might have been timed.
     turns: Count,
@@ -144,6 +162,16 @@ impl Meter {
     /// One more request whose peer spoke for others and may not.
     pub fn forwarded_by_nobody(&self) {
         self.kept.forwarded.add(1);
+    }
+
+    /// One more request that got no answer of a route.
+    pub fn unanswered(&self, why: Unanswered) {
+        self.kept.unanswered[why as usize].add(1);
+    }
+
+    /// How many of those there were, in the order of [`Unanswered::WORDS`].
+    pub fn all_unanswered(&self) -> [u64; Unanswered::WORDS.len()] {
+        self.kept.unanswered.each_ref().map(Count::get)
     }
 
     /// How many of those there were.

@@ -93,7 +93,8 @@ def read_schema():
     validator = jsonschema_rs.Draft7Validator(schema)
     for name in ["proxy.toml", "proxy.reference.toml"]:
         validator.validate(tomllib.loads((root / name).read_text()))
-    for wrong in ['lisen = ":8080"', "[limit.a]\nrate = 100", '[limit.a]\nrate = "1/s"\nkye = "ip"']:
+    for wrong in ['lisen = ":8080"', "[limit.a]\nrate = 100", '[limit.a]\nkey = "ip"',
+                  '[limit.a]\nrate = "1/s"\nkye = "ip"']:
         assert not validator.is_valid(tomllib.loads(wrong)), wrong
     print("schema: proxy.toml and the reference fit it")
 

@@ -37,11 +37,8 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
             "maximum" => value
                 .as_f64()
                 .is_none_or(|number| number <= rule.as_f64().unwrap()),
-            "anyOf" => rule.as_array().unwrap().iter().any(|one| {
-                let mut inner = Vec::new();
-                faults(one, value, at, &mut inner);
-                inner.is_empty()
-            }),
+            "anyOf" => fitting(rule, value, at) > 0,
+            "oneOf" => fitting(rule, value, at) == 1,
             "items" => {
                 for one in value.as_array().into_iter().flatten() {
                     faults(rule, one, at, found);
@@ -81,6 +78,16 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
             found.push(format!("{at}: {word} {rule}, and it is {value}"));
         }
     }
+}
+
+/// How many of these schemas have nothing against it.
+fn fitting(rules: &Value, value: &Value, at: &str) -> usize {
+    let fits = rules.as_array().unwrap().iter().filter(|one| {
+        let mut inner = Vec::new();
+        faults(one, value, at, &mut inner);
+        inner.is_empty()
+    });
+    fits.count()
 }
 
 fn is_a(kind: &Value, value: &Value) -> bool {
@@ -181,6 +188,7 @@ fn without_required(mut schema: Value) -> Value {
     match &mut schema {
         Value::Object(table) => {
             table.remove("required");
+            table.remove("oneOf");
             table
                 .values_mut()
                 .for_each(|one| *one = without_required(one.take()));
@@ -244,10 +252,13 @@ fn mistakes_do_not_fit_it() {
         "[upstream.a]\nservers = [{ url = \"http://a\", wieght = 2 }]",
         "[server]\nhttp2 = \"yes\"",
         "[limit.a]\nrate = \"1/s\"\ntiers = { pro = 5 }",
+        "[limit.a]\nkey = \"ip\"",
+        "[limit.a]\nrate = \"1/s\"\nconcurrent = 5",
     ] {
         assert_ne!(faults_of(text, &schema()), [""; 0], "{text}");
     }
     for text in [
+        "[limit.a]\nconcurrent = 5",
         "x-note = 1\n[limit.a]\nrate = \"1/s\"\nx-owner = { team = \"a\" }",
         "[limit.a]\nrate = \"1/s\"\non_error = \"${ON_ERROR:-deny}\"",
         "[upstream.a]\nservers = [\"http://a\", { url = \"http://b\", weight = 2 }]\nretries = 2",

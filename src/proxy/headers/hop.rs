@@ -5,7 +5,7 @@
 
 use http::StatusCode;
 use http::header::{
-    CONNECTION, COOKIE, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
+    CONNECTION, COOKIE, EXPECT, FORWARDED, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use smallvec::SmallVec;
@@ -40,6 +40,8 @@ impl Seen {
                     seen.names.push(TE);
                 }
                 UPGRADE if upgrade => {}
+                // Ours takes its place.
+                FORWARDED => seen.forged |= !trusted,
                 UPGRADE | TRANSFER_ENCODING | EXPECT | PROXY_AUTHORIZATION => {
                     seen.names.push(name.clone())
                 }

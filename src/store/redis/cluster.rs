@@ -160,7 +160,9 @@ impl Cluster {
             return Err(StoreError::Away);
         }
         let arrived = clock::now();
-        if let Some(decision) = self.shared.redis.find_known(&self.known, charge, arrived) {
+        if let Some((source, decision)) = self.shared.redis.find_known(&self.known, charge, arrived)
+        {
+            self.known.note(source);
             return Ok(decision);
         }
         let asking = Asking {
@@ -287,11 +289,16 @@ impl Cluster {
         {
             return Observed::nothing();
         }
-        if let Some(decision) = self.shared.redis.find_known(&self.known, charge, arrived) {
+        if let Some((_, decision)) = self.shared.redis.find_known(&self.known, charge, arrived) {
             return Observed::decided(decision);
         }
         self.begin(slot, charge, (generation, arrived))
             .map_or_else(|_| Observed::nothing(), Observed::awaited)
+    }
+
+    /// See [`crate::store::Store::decided_by`].
+    pub fn decided_by(&self) -> Source {
+        self.known.noted()
     }
 
     /// See [`crate::store::Store::release`].

@@ -24,8 +24,7 @@ fn metric(looked: &Looked, id: &str) -> String {
 }
 
 /// One request of a proxy that is not known.
-fn forwarded(looked: &Looked) {
-    let line = "X-Forwarded-For: 203.0.113.7\r\n";
+fn forwarded(looked: &Looked, line: &str) {
     looked.tidegate.get_with("/login", line);
 }
 
@@ -35,7 +34,7 @@ fn a_proxy_that_is_not_known_is_found() {
     let looked = Looked::start(&limited(&upstream));
     looked.tidegate.get("/login");
     assert_eq!(metric(&looked, "untrusted-forwarded"), "0");
-    forwarded(&looked);
+    forwarded(&looked, "Forwarded: for=203.0.113.7\r\n");
     looked.wait_until("it is found", |looked| !findings(looked).is_empty());
     let found = &findings(&looked)[0];
     assert_eq!(
@@ -57,7 +56,7 @@ fn what_is_silenced_is_not_told() {
     let upstream = Upstream::ok();
     let silence = "[log]\nsilence = [\"untrusted-forwarded\"]\n";
     let looked = Looked::start(&format!("{}{silence}", limited(&upstream)));
-    forwarded(&looked);
+    forwarded(&looked, "X-Forwarded-For: 203.0.113.7\r\n");
     let looks = |looked: &Looked| looked.json("/api/v1/traffic")["second"].to_string();
     let before = looks(&looked);
     looked.wait_until("it has looked again", |looked| looks(looked) != before);

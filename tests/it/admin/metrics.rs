@@ -2,6 +2,7 @@
 
 use super::{Looked, limited};
 use crate::house::Upstream;
+use crate::support::RedisServer;
 
 /// The value of a sample, by all that stands before it.
 fn sample(text: &str, name: &str) -> Option<f64> {
@@ -49,6 +50,66 @@ fn every_series_is_there_from_the_start_and_counts() {
     }
     let grown = read().lines().count() - lines;
     assert!(grown <= 2, "{grown} more lines");
+}
+
+/// Denials that a worker knows to hold still are told apart from those that the store was asked.
+#[test]
+fn who_decided_is_told() {
+    let (backend, redis) = (Upstream::ok(), RedisServer::start());
+    let store = format!(
+        "url = \"redis://127.0.0.1:{}\"\ntimeout = \"2s\"",
+        redis.port()
+    );
+    let looked = Looked::start(&format!("{}\n[store]\n{store}\n", limited(&backend)));
+    let count = |decision: &str, source: &str| {
+        let name = format!(
+            "tidegate_decisions_total{{limit=\"login\",decision=\"{decision}\",source=\"{source}\"}}"
+        );
+        sample(&looked.get("/metrics").text(), &name)
+    };
+    assert_eq!(count("denied", "cache"), Some(0.0));
+    assert_eq!(count("allowed", "lease"), Some(0.0));
+    // One connection has one worker.
+    let mut client = looked.tidegate.connect();
+    for expected in [200, 200, 429, 429, 429] {
+        let answer = client.ask("GET /login HTTP/1.1\r\nHost: test\r\n\r\n");
+        assert_eq!(answer.status, expected);
+    }
+    assert_eq!(count("allowed", "store"), Some(2.0));
+    assert_eq!(
+        (count("denied", "store"), count("denied", "cache")),
+        (Some(1.0), Some(2.0))
+    );
+}
+
+#[test]
+fn requests_without_an_answer_are_counted() {
+    // It never answers.
+    let backend = Upstream::start(|_, _| {
+        std::thread::park_timeout(crate::house::PATIENCE);
+        false
+    });
+    let looked = Looked::start(&limited(&backend));
+    let count = |looked: &Looked, reason: &str| {
+        let name = format!("tidegate_http_requests_unanswered_total{{reason=\"{reason}\"}}");
+        sample(&looked.get("/metrics").text(), &name)
+    };
+    for reason in ["unreadable", "client_left", "panic"] {
+        assert_eq!(count(&looked, reason), Some(0.0), "{reason}");
+    }
+    let mut client = looked.tidegate.connect();
+    assert_eq!(client.ask("GET /\x01 HTTP/1.1\r\n\r\n").status, 400);
+    looked.wait_until("it is counted", |looked| {
+        count(looked, "unreadable") == Some(1.0)
+    });
+    let mut client = looked.tidegate.connect();
+    client.send("GET /login HTTP/1.1\r\nHost: test\r\n\r\n");
+    looked.wait_until("it is there", |_| backend.connections() > 0);
+    drop(client);
+    looked.wait_until("it has left", |looked| {
+        count(looked, "client_left") == Some(1.0)
+    });
+    assert_eq!(count(&looked, "panic"), Some(0.0));
 }
 
 #[test]
