@@ -154,6 +154,10 @@ fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer 
 }
 
 async fn write(desk: &Arc<Desk>, place: &Place, request: Request<Incoming>) -> Answer {
+    if *place == Place::Secrets {
+        // Nothing is told it but the token.
+        return config::secrets(desk, request.headers());
+    }
     let body = Limited::new(request.into_body(), MOST_BODY).collect();
     let body = timeout(BODY_TIMEOUT, body).await;
     let late = || Refusal::new(StatusCode::REQUEST_TIMEOUT, "the body did not come in time");

@@ -2,10 +2,24 @@
 //! TOML, or JSON for whoever asks for that.
 
 use http::{HeaderMap, StatusCode, header};
+use serde_json::json;
 
 use super::Desk;
 use super::answer::{Answer, json_of, seen, with_type};
 use crate::config::{effective, environment};
+
+/// `POST /api/v1/config/secrets`: what stands for each secret, for whoever has the token.
+pub(super) fn secrets(desk: &Desk, headers: &HeaderMap) -> Answer {
+    let text = desk
+        .grounds
+        .sight
+        .look(|view| view.config.written.text.clone());
+    let shown = headers.get(header::AUTHORIZATION);
+    let token = shown.and_then(|shown| shown.as_bytes().get(7..));
+    let token = token.unwrap_or_default().trim_ascii();
+    let marks = effective::marks(&seen(text)?, &environment, token);
+    Ok(json_of(&json!({ "secrets": marks })))
+}
 
 pub(super) fn config(desk: &Desk, headers: &HeaderMap) -> Answer {
     let text = desk

@@ -24,6 +24,8 @@ pub(super) enum Place {
     Reload,
     /// What is served by.
     Config,
+    /// What stands for the secrets in it.
+    Secrets,
     /// What would become of a request.
     Explain,
     /// Every override and block in force.
@@ -58,6 +60,7 @@ impl Place {
             ["denials"] => Place::Denials,
             ["denials", "stream"] => Place::DenialStream,
             ["config"] => Place::Config,
+            ["config", "secrets"] => Place::Secrets,
             ["reload"] => Place::Reload,
             ["explain"] => Place::Explain,
             ["overrides"] => Place::Overrides,
@@ -80,7 +83,7 @@ impl Place {
         match self {
             Place::Healthz | Place::Readyz | Place::Metrics => Deed::Glance,
             Place::OpenApi | Place::Page(_) => Deed::Glance,
-            Place::Reload | Place::Change(..) => Deed::Write,
+            Place::Reload | Place::Secrets | Place::Change(..) => Deed::Write,
             _ => Deed::Read,
         }
     }

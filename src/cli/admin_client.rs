@@ -142,6 +142,11 @@ impl AdminClient {
         }
     }
 
+    /// What is shown by whoever may change something.
+    pub(super) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
     /// What is there now.
     pub(super) async fn get(&self, path: &str) -> Result<Value, Failed> {
         value(self.ask(Method::GET, path, None).await?).await

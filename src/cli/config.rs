@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
+use serde_json::{Value, json};
 
 use super::admin_client::{AdminArgs, AdminClient, runtime};
 use super::run::accept;
@@ -35,7 +36,7 @@ pub(super) fn config(args: &ConfigArgs) -> u8 {
     };
     let own = effective::effective(&config.written.text, &environment);
     if args.diff {
-        return match differences(args, &own) {
+        return match differences(args, (&config.written.text, &own)) {
             Ok(lines) => tell(&lines, args.json),
             Err(trouble) => {
                 trouble.say();
@@ -50,11 +51,24 @@ pub(super) fn config(args: &ConfigArgs) -> u8 {
     0
 }
 
-fn differences(args: &ConfigArgs, own: &serde_json::Value) -> Result<Vec<String>, Trouble> {
+fn differences(args: &ConfigArgs, (text, own): (&str, &Value)) -> Result<Vec<String>, Trouble> {
     let client = AdminClient::of(&args.admin)?;
-    let running = runtime()?.block_on(client.get("/api/v1/config"));
+    let runtime = runtime()?;
+    let running = runtime.block_on(client.get("/api/v1/config"));
     let running = running.map_err(|failed| client.trouble(&failed))?;
-    Ok(effective::differences(&running, own))
+    let mut lines = effective::differences(&running, own);
+    // Who has no token is not told whether secrets are the same.
+    if let Some(token) = client.token() {
+        let told = runtime.block_on(client.post("/api/v1/config/secrets", &json!({})));
+        let told = told.unwrap_or_default();
+        let marks = effective::marks(text, &environment, token.as_bytes());
+        let other = |(place, mark): (&String, &String)| {
+            let theirs = told["secrets"][place].as_str()?;
+            (theirs != mark).then(|| format!("{place}: another secret"))
+        };
+        lines.extend(marks.iter().filter_map(other));
+    }
+    Ok(lines)
 }
 
 fn tell(lines: &[String], json: bool) -> u8 {

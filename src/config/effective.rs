@@ -2,6 +2,7 @@
 //! in it that is secret. As TOML it is a file that means the same.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
@@ -24,6 +25,55 @@ const SHORT: [(&str, &str, &str); 2] = [
 
 /// The whole of a text that has been accepted before.
 pub fn effective(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
+    let mut top = open(text, env);
+    if let Value::Object(top) = &mut top {
+        hide(top);
+    }
+    top
+}
+
+/// What stands for each secret of it, by its place: who does not know `token` learns nothing from
+/// that, and the same secrets have the same.
+pub fn marks(
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+    token: &[u8],
+) -> BTreeMap<String, String> {
+    let key = blake3::derive_key("tidegate: marks of secrets", token);
+    let mut marks = BTreeMap::new();
+    mark(
+        (&open(text, env), &effective(text, env)),
+        "",
+        &mut |place, secret| {
+            let hash = blake3::keyed_hash(&key, format!("{place}\n{secret}").as_bytes());
+            marks.insert(place.to_owned(), hash.to_hex()[..16].to_owned());
+        },
+    );
+    marks
+}
+
+/// Tells `each` where the two differ: by a secret.
+fn mark((open, hidden): (&Value, &Value), at: &str, each: &mut dyn FnMut(&str, &str)) {
+    match (open, hidden) {
+        (Value::Object(open), Value::Object(hidden)) => {
+            for (key, value) in open {
+                let dot = if at.is_empty() { "" } else { "." };
+                if let Some(hidden) = hidden.get(key) {
+                    mark((value, hidden), &format!("{at}{dot}{key}"), each);
+                }
+            }
+        }
+        (Value::Array(open), Value::Array(hidden)) => {
+            for (nth, pair) in open.iter().zip(hidden).enumerate() {
+                mark(pair, &format!("{at}[{nth}]"), each);
+            }
+        }
+        (Value::String(secret), Value::String(hidden)) if secret != hidden => each(at, secret),
+        _ => {}
+    }
+}
+
+fn open(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let (document, _) = DeTable::parse_recoverable(text);
     let mut top = as_json(&DeValue::Table(document.into_inner()));
@@ -31,7 +81,6 @@ pub fn effective(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Value {
     if let Value::Object(top) = &mut top {
         complete("", top);
         inherit(top);
-        hide(top);
     }
     top
 }

@@ -65,6 +65,17 @@ fn a_file_is_held_against_what_runs() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!((code, &json["same"]), (Some(1), &false.into()));
     assert_eq!(json["changes"][0], changed.trim_end());
+    // That a secret is another one is told, and neither of the two.
+    std::fs::write(&file, text.replace("hush-hush", "other")).unwrap();
+    let token = looked.tidegate.directory.path().join("control.token");
+    let token = token.to_str().unwrap();
+    assert_eq!(
+        said(&looked, &[&diff[..], &["--token-file", token]].concat()),
+        (Some(1), "bypass[0].value: another secret\n".to_owned())
+    );
+    let marks = looked.post("/api/v1/config/secrets", &serde_json::json!({}));
+    assert_eq!(marks.status, 200);
+    assert!(marks.text().contains("bypass[0].value") && !marks.text().contains("hush"));
     // A proxy that cannot be asked, and a file that is wrong.
     let nobody = crate::support::free_port();
     let nobody = format!("127.0.0.1:{nobody}");
