@@ -10,6 +10,8 @@ mod config;
 mod demo;
 mod explain;
 mod figures;
+mod health;
+mod import;
 mod init;
 mod ink;
 mod limits;
@@ -71,6 +73,8 @@ enum Command {
     Reload(reload::ReloadArgs),
     /// Show how the running proxy is: store, limits, upstream servers, what was reloaded.
     Status(status::StatusArgs),
+    /// Ask whether the running proxy is well: exit code 0 if so, for health checks of containers.
+    Health(health::HealthArgs),
     /// Watch the running proxy, once a second, on a terminal.
     Top(top::TopArgs),
     /// Show denials as they happen.
@@ -83,6 +87,8 @@ enum Command {
     Try(attempt::TryArgs),
     /// Write a commented proxy.toml to begin with.
     Init(init::InitArgs),
+    /// Turn a configuration of nginx or Traefik into a proxy.toml, and list what is lost.
+    Import(import::ImportArgs),
     /// Print the JSON Schema of proxy.toml, with which an editor completes and checks it.
     Schema,
     /// Print what a shell needs to complete commands.
@@ -194,12 +200,14 @@ pub fn main() -> ExitCode {
         Some(Command::Explain(args)) => explain::run(&args),
         Some(Command::Reload(args)) => reload::reload(&args),
         Some(Command::Status(args)) => status::status(&args),
+        Some(Command::Health(args)) => health::health(&args),
         Some(Command::Top(args)) => top::top(&args),
         Some(Command::Tap(args)) => tap::tap(&args),
         Some(Command::Limits(args)) => limits::limits(&args),
         Some(Command::Replay(args)) => replay::replay(args),
         Some(Command::Try(args)) => attempt::run(&args),
         Some(Command::Init(args)) => init::init(&args),
+        Some(Command::Import(args)) => import::import(&args),
         Some(Command::Schema) => schema::print(),
         Some(Command::Completions(args)) => manual::completions(&args),
         Some(Command::Man(args)) => manual::man(&args),

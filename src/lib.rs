@@ -52,6 +52,8 @@ pub mod replay;
 
 pub mod whom;
 
+pub mod import;
+
 // -- the house
 
 pub mod server;

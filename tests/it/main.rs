@@ -29,6 +29,7 @@ mod framing_upstream;
 mod headers;
 mod house;
 mod http2;
+mod import;
 mod keys;
 mod layer;
 mod lean;
