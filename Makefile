@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs book image instructions fuzz
+.PHONY: run test ci fmt lint deny docs book image deb deb-check instructions fuzz
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
@@ -17,6 +17,7 @@ test:
 	./tests/otlp/run.sh
 	./tests/browser/run.sh
 	./tests/prometheus/run.sh
+	./tests/deploy/run.sh
 
 ci: fmt lint test deny docs book
 
@@ -39,6 +40,14 @@ book:
 
 image:
 	docker build -t tidegate .
+
+# The Debian package, in target/debian. PROFILE=dev packages the debug build.
+deb:
+	./deploy/debian/build.sh
+
+# Builds it, and as root installs, starts, upgrades, removes and purges it on this machine.
+deb-check: deb
+	./tests/deploy/deb.sh
 
 # Each fuzz target for SECONDS with random inputs. With GUIDED=1 coverage guides them, what they find
 # goes into the corpora, and `cargo install cargo-bolero` has to have been run.

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# What deploy/ ships, checked as far as a machine without containers and clusters can: the units by
+# systemd, manifests and the compose file by their schemas, every configuration in them by the proxy
+# itself, and the image's configuration by a proxy that may write nowhere. Some seconds.
+#
+# TIDEGATE is the binary to try; without it the debug build is made. Needs python3 with venv and
+# systemd-analyze (tests/install.sh). `make deb-check` and `make image-check` do the long parts.
+set -euo pipefail
+cd "$(dirname "$0")"
+here=$PWD
+root=$(cd ../.. && pwd)
+
+target=${CARGO_TARGET_DIR:-target}
+case $target in /*) ;; *) target=$root/$target ;; esac
+if [ -z "${TIDEGATE:-}" ]; then
+  (cd "$root" && cargo build --locked --bin tidegate)
+  TIDEGATE=$target/debug/tidegate
+fi
+export TIDEGATE
+venv=$target/clients/deploy
+if ! cmp -s requirements.txt "$venv/stamp"; then
+  echo "installing the schemas under $venv" >&2
+  rm -rf "$venv"
+  mkdir -p "$target/clients"
+  python3 -m venv "$venv"
+  timeout 300 "$venv/bin/pip" --disable-pip-version-check install --quiet --no-deps \
+    -r requirements.txt
+  cp requirements.txt "$venv/stamp"
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# Units: what systemd says of them, and how much of the machine they leave open. The binary need not be
+# where they say.
+sed "s|/usr/local/bin/tidegate|$TIDEGATE|" "$root/deploy/systemd/tidegate.service" \
+  >"$work/tidegate.service"
+cp "$root/deploy/systemd/tidegate.socket" "$work"
+said=$(systemd-analyze verify "$work/tidegate.service" "$work/tidegate.socket" 2>&1) || true
+if [ -n "$said" ]; then
+  echo "systemd-analyze verify: $said" >&2
+  exit 1
+fi
+# Tenths: 10 is 1.0, "OK"; a unit without any of it is at 9.6.
+systemd-analyze security --offline=true --threshold=17 --no-pager "$work/tidegate.service" \
+  >"$work/security" || { grep -v '✓' "$work/security" >&2; exit 1; }
+# Units have to leave the proxy more time than it takes to drain.
+grep -q '^TimeoutStopSec=40s$' "$root/deploy/systemd/tidegate.service"
+
+"$venv/bin/kubernetes-validate" --strict --quiet "$root"/deploy/kubernetes/*.yaml
+if command -v docker >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
+  docker compose -f "$root/deploy/compose.yaml" config --quiet
+fi
+export PYTHONDONTWRITEBYTECODE=1
+exec timeout -k 5 120 "$venv/bin/python" "$here/shipped.py" "$root"
