@@ -214,6 +214,9 @@ pub struct ServerSettings {
     pub workers: usize,
     /// Client connections at once, over all workers.
     pub max_connections: usize,
+    /// Of them, those of one address (IPv6: of one /64) that does not speak for others; `None` for
+    /// no bound.
+    pub max_connections_per_ip: Option<usize>,
     /// From a request's first byte until its head is whole.
     pub header_timeout: Duration,
     /// How long a connection may wait between requests (and before its first byte).

@@ -26,6 +26,7 @@ pub mod pid_file;
 mod proxy_protocol;
 pub mod pulse;
 pub mod reload;
+mod seats;
 mod serving;
 pub mod sight;
 mod socket;
@@ -50,6 +51,7 @@ use crew::Crew;
 use listen::Listeners;
 use pulse::Pulse;
 use reload::{Reload, Reloader, Requests};
+use seats::Seats;
 use sight::Sight;
 use tls::Tls;
 
@@ -63,6 +65,8 @@ pub(crate) struct House {
     pub(crate) connections: Arc<Semaphore>,
     /// How many connections there may be: what the semaphore has, in use or not.
     max_connections: usize,
+    /// Who has how many of them.
+    seats: Arc<Seats>,
     pub(crate) pulse: Arc<Pulse>,
     /// What is seen of it from outside.
     pub(crate) sight: Arc<Sight>,
@@ -87,6 +91,7 @@ impl House {
             checks,
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,
+            seats: Arc::default(),
             pulse,
             sight,
             tls: config
@@ -127,6 +132,7 @@ impl House {
             checks: Arc::clone(&self.checks),
             connections: Arc::clone(&self.connections),
             max_connections: self.bound(config.server.max_connections),
+            seats: Arc::clone(&self.seats),
             pulse: Arc::clone(&self.pulse),
             sight: Arc::clone(&self.sight),
             tls,

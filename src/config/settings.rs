@@ -274,10 +274,12 @@ pub(super) fn server(top: &mut Section<'_>) -> ServerSettings {
     let place = "a socket's path, or `off`";
     let control_at = section.parsed("control", (Code::BadAddress, place), control);
     let head_size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let of_one = section.integer("max_connections_per_ip", 1..=10_000_000);
     let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let settings = ServerSettings {
         workers: if workers == 0 { cores() } else { workers },
         max_connections: section.count("max_connections", 1..=10_000_000, 20_000),
+        max_connections_per_ip: of_one.and_then(|most| usize::try_from(most.value).ok()),
         header_timeout: section.duration("header_timeout", some_time(), 10 * SECOND),
         idle_timeout: section.duration("idle_timeout", some_time(), 60 * SECOND),
         body_timeout: section.duration("body_timeout", some_time(), 30 * SECOND),

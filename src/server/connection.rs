@@ -140,7 +140,7 @@ async fn opening(
     mut stream: Stream,
     mut arrival: Arrival,
     worker: Arc<Worker>,
-    open: Open,
+    mut open: Open,
 ) -> Option<Opened> {
     let began = worker.serving.load_full();
     let phase = Phase::new(worker.sweep.alarm(), &began.settings);
@@ -148,7 +148,11 @@ async fn opening(
     let mut ahead = Vec::new();
     if arrival.tls.is_none() && began.settings.proxy_protocol != ProxyProtocol::Off {
         let asked = (&*began, &*worker.drain);
+        let peer = arrival.ip;
         ahead = opening::announced(&mut stream, &mut arrival, asked, &phase.alarm).await?;
+        if arrival.ip != peer && !worker.seat(&mut open, arrival.ip) {
+            return None;
+        }
     }
     drop(began);
     let (version, read) = match stream.agreed_http2() {

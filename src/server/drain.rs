@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use super::seats::Seat;
 use crate::clock::Sweep;
 
 /// What a worker's connections and its end tell each other.
@@ -37,6 +38,8 @@ pub(crate) struct Deadlines {
 pub(crate) struct Open {
     drain: Arc<Drain>,
     _permit: OwnedSemaphorePermit,
+    /// Boxed: mostly there is none, and a parked connection should take little.
+    seat: Option<Box<Seat>>,
 }
 
 impl Drain {
@@ -45,6 +48,7 @@ impl Drain {
         Open {
             drain: Arc::clone(self),
             _permit: permit,
+            seat: None,
         }
     }
 
@@ -98,6 +102,11 @@ impl Drain {
 }
 
 impl Open {
+    /// Its place among the connections of its address, where those are counted.
+    pub(super) fn sit(&mut self, seat: Option<Seat>) {
+        self.seat = seat.map(Box::new);
+    }
+
     /// Another worker has the connection from now on.
     pub(crate) fn move_to(&mut self, other: &Arc<Drain>) {
         other.open.fetch_add(1, Ordering::SeqCst);

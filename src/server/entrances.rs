@@ -127,8 +127,10 @@ async fn accept_tcp(listener: TcpListener, worker: Arc<Worker>, secure: bool) {
             Ok((stream, address)) => {
                 // Without it an answer in two writes waits for the client's delayed ACK.
                 let _ = stream.set_nodelay(true);
-                let open = worker.drain.open(permit);
-                place(&worker, (stream, address.ip().to_canonical()), secure, open);
+                let (mut open, ip) = (worker.drain.open(permit), address.ip().to_canonical());
+                if worker.seat(&mut open, ip) {
+                    place(&worker, (stream, ip), secure, open);
+                }
             }
             Err(error) => rest(&error).await,
         }

@@ -145,12 +145,15 @@ pub(super) async fn serve(
     (stream, ip): (Stream, IpAddr),
     tls: Arc<Tls>,
     worker: Arc<Worker>,
-    open: Open,
+    mut open: Open,
 ) {
     // Boxed, so that nothing of it is left where the connection is parked.
     let Some((stream, arrival)) = Box::pin(begin((stream, ip), tls, &worker)).await else {
         return;
     };
+    if arrival.ip != ip && !worker.seat(&mut open, arrival.ip) {
+        return;
+    }
     connection::serve(stream, arrival, worker, open).await;
 }
 

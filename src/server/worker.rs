@@ -2,16 +2,18 @@
 //! connections that the kernel gave to it.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::crew::Crew;
-use super::drain::{Deadlines, Drain};
+use super::drain::{Deadlines, Drain, Open};
 use super::entrances::{self, Entrances};
 use super::listen::Entrance;
 use super::reload::Order;
+use super::seats::Seats;
 use super::serving::{Kept, Serving, flush};
 use super::{Course, House, Shutdown};
 use crate::clock::{self, Sweep};
@@ -23,6 +25,7 @@ pub(super) struct Worker {
     pub(super) sweep: Sweep,
     pub(super) drain: Arc<Drain>,
     pub(super) connections: Arc<Semaphore>,
+    pub(super) seats: Arc<Seats>,
     /// All workers, and which of them this one is.
     pub(super) place: (Arc<Crew>, usize),
 }
@@ -59,6 +62,7 @@ async fn serve(
         sweep,
         drain,
         connections: Arc::clone(&house.connections),
+        seats: Arc::clone(&house.seats),
         place,
     });
     house.sight.add(&worker.serving);
@@ -89,6 +93,25 @@ async fn serve(
 }
 
 impl Worker {
+    /// Finds a connection its place among those of its address, where that has so many at most.
+    /// Whether there is one. A peer that speaks for others has as many as it likes.
+    pub(super) fn seat(&self, open: &mut Open, ip: IpAddr) -> bool {
+        let serving = self.serving.load();
+        let Some(most) = serving.settings.max_connections_per_ip else {
+            return true;
+        };
+        if serving.proxy.trusts(ip) {
+            return true;
+        }
+        let seat = self.seats.take(ip, most);
+        let has_one = seat.is_some();
+        if !has_one {
+            tracing::debug!(%ip, "as many connections as one address may have");
+        }
+        open.sit(seat);
+        has_one
+    }
+
     /// Serves by another configuration from the next request on.
     async fn renew(&self, order: Order, kept: &mut Kept, entrances: &mut Entrances) {
         let old = self.serving.load_full();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::house::{Tidegate, Upstream};
+use crate::house::{Client, Tidegate, Upstream};
 use crate::probe::{AFTER, Observed, Pace, Probe, eventually, statuses};
 
 /// More than any bound in these tests, less than any default: what took longer was not bounded.
@@ -462,4 +462,46 @@ fn connections_beyond_the_bound_wait_their_turn() {
     assert_eq!(proxy.get("/").status, 200);
     drop(silent);
     assert_eq!(proxy.get("/").status, 200);
+}
+
+/// A connection from this address, on which a request is answered; or not.
+fn is_served(proxy: &Tidegate, from: [u8; 4], before: &str) -> Option<Client> {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let bound = std::net::SocketAddr::from((from, 0));
+    socket.bind(&bound.into()).unwrap();
+    socket.connect(&proxy.address.into()).unwrap();
+    let mut client = Client::over(socket.into());
+    client.send(format!("{before}GET / HTTP/1.1\r\nHost: test\r\n\r\n"));
+    client.try_answer(false).map(|answer| {
+        assert_eq!(answer.status, 200);
+        client
+    })
+}
+
+#[test]
+fn one_address_has_so_many_connections_and_no_more() {
+    let upstream = Upstream::ok();
+    let rules = "[server]\nmax_connections_per_ip = 3\n[limit.default]\nrate = \"1000/s\"\n";
+    let proxy = Tidegate::start(&format!("upstream = \"{}\"\n{rules}", upstream.url()));
+    let (greedy, other) = ([127, 0, 0, 2], [127, 0, 0, 3]);
+    let kept: Vec<_> = (0..3).map(|_| is_served(&proxy, greedy, "")).collect();
+    assert!(kept.iter().all(Option::is_some));
+    assert!(is_served(&proxy, greedy, "").is_none(), "a fourth");
+    assert!(is_served(&proxy, other, "").is_some(), "another address");
+    drop(kept);
+    crate::probe::eventually("there is room again", || {
+        is_served(&proxy, greedy, "").is_some()
+    });
+    // Whom a balancer speaks for is bounded, and the balancer is not.
+    let proxy = Tidegate::start(&format!(
+        "proxy_protocol = \"required\"\ntrusted_proxies = [\"127.0.0.2\"]\nupstream = \"{}\"\n{rules}",
+        upstream.url()
+    ));
+    let of = |client: &str| {
+        let header = format!("PROXY TCP4 {client} 198.51.100.1 1 2\r\n");
+        is_served(&proxy, greedy, &header)
+    };
+    let kept: Vec<_> = (0..3).map(|_| of("192.0.2.1")).collect();
+    assert!(kept.iter().all(Option::is_some) && of("192.0.2.1").is_none());
+    assert!(of("192.0.2.2").is_some());
 }
