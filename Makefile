@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs book image deb deb-check instructions fuzz
+.PHONY: run test ci fmt lint deny docs book image deb deb-check instructions fuzz faults
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
@@ -48,6 +48,12 @@ deb:
 # Builds it, and as root installs, starts, upgrades, removes and purges it on this machine.
 deb-check: deb
 	./tests/deploy/deb.sh
+
+# Every fault of docs/faults.md, for two seconds each, on a quiet machine; the figures go there.
+faults:
+	cargo build --release --locked
+	TIDEGATE_PROGRAM=$(CURDIR)/target/release/tidegate TIDEGATE_FAULTS=2 TIDEGATE_FAULTS_WRITE=1 \
+	  cargo test --locked --test it -- matrix::whatever --nocapture
 
 # Each fuzz target for SECONDS with random inputs. With GUIDED=1 coverage guides them, what they find
 # goes into the corpora, and `cargo install cargo-bolero` has to have been run.

@@ -287,3 +287,30 @@ fn raw_toml_stays_in_the_configuration() {
         assert!(!uses || may, "src/{file} reads TOML");
     }
 }
+
+/// Every test that docs/threats.md names is there: a defence whose test is gone is none.
+#[test]
+fn the_tests_of_the_threats_are_there() {
+    let page = fs::read_to_string(root().join("docs/threats.md")).unwrap();
+    let names = page.split('`').skip(1).step_by(2);
+    let named: Vec<&str> = names
+        .filter(|name| name.contains("::") && !name.ends_with("::"))
+        .collect();
+    assert!(named.len() > 100, "{named:?}");
+    for name in named {
+        let (module, test) = name.rsplit_once("::").unwrap();
+        let module = match module.strip_prefix("fuzz::") {
+            Some(target) => format!("tests/fuzz/{target}.rs"),
+            None => format!("tests/it/{}.rs", module.replace("::", "/")),
+        };
+        let text = fs::read_to_string(root().join(&module)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        let is_it =
+            |pair: &[&str]| pair[0].ends_with("test]") && pair[1].contains(&format!("fn {test}("));
+        let is_there = lines.windows(2).any(is_it);
+        assert!(
+            is_there,
+            "docs/threats.md names {name}, and {module} has no such test"
+        );
+    }
+}

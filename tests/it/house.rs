@@ -81,6 +81,21 @@ impl Tidegate {
         )
     }
 
+    /// With a disk of its own at `folder`, which has room for 64 KiB.
+    pub fn start_on_small_disk(folder: &str, config: &str) -> Tidegate {
+        let mount = format!(
+            "mkdir '{folder}' && mount -t tmpfs -o size=64k none '{folder}' && exec \"$0\" \"$@\""
+        );
+        let prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", &mount];
+        Self::launch(
+            tempfile::tempdir().unwrap(),
+            "127.0.0.1:0",
+            config,
+            &[],
+            &prefix.map(str::to_owned),
+        )
+    }
+
     fn launch(
         directory: TempDir,
         listen: &str,
@@ -95,7 +110,9 @@ impl Tidegate {
         };
         let text = format!("listen = {listen}\n{config}");
         std::fs::write(directory.path().join("proxy.toml"), text).unwrap();
-        let program = env!("CARGO_BIN_EXE_tidegate").to_owned();
+        // TIDEGATE_PROGRAM: the same with another build.
+        let program = std::env::var("TIDEGATE_PROGRAM").ok();
+        let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_tidegate").to_owned());
         let words = [prefix, &[program]].concat();
         let mut child = mortal(&words[0])
             .args(&words[1..])

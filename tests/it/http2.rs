@@ -4,7 +4,7 @@ pub mod client;
 mod floods;
 mod framing;
 mod limits;
-mod raw;
+pub mod raw;
 
 use std::process::Command;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use crate::house::Tidegate;
 use crate::probe::eventually;
 
 /// A server on this address that answers with the last number of it.
-fn serve(number: u8, port: u16) -> u16 {
+pub fn serve(number: u8, port: u16) -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::new(127, 0, 0, number), port)).unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -39,7 +39,7 @@ fn start(hosts: &Path, port: u16) -> Tidegate {
     )
 }
 
-fn write(hosts: &Path, numbers: &[u8]) {
+pub fn write(hosts: &Path, numbers: &[u8]) {
     let line = |number: &u8| format!("127.0.0.{number} app.test\n");
     std::fs::write(hosts, numbers.iter().map(line).collect::<String>()).unwrap();
 }

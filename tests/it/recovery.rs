@@ -1,7 +1,7 @@
 //! Servers that fail and come back: killed, frozen, resetting, slow, flapping; and what their
 //! clients notice of it.
 
-mod backend;
+pub mod backend;
 mod ejection;
 mod health;
 mod outage;

@@ -2,7 +2,7 @@
 //! every request is answered in time, nobody is let through beyond what `on_error` says, and the
 //! store is used again soon after it is back.
 
-mod clock;
+pub mod clock;
 mod hiccups;
 mod wire;
 

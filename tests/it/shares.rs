@@ -186,3 +186,19 @@ fn a_leased_key_holds_its_limit_and_needs_few_calls() {
     assert!(calls < asked, "{calls} calls for {asked} requests");
     assert!(passed.len() > 2000, "{}", passed.len());
 }
+
+#[test]
+fn proxies_with_different_files_share_what_has_one_name() {
+    let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+    let [tight, wide] = ["10/min", "20/min"]
+        .map(|rate| proxy(&upstream, &redis, ALONE, &format!("rate = \"{rate}\"")));
+    assert_eq!(pass(&tight, "k", 15), 10);
+    // The same count, by another rate.
+    assert_eq!(pass(&wide, "k", 15), 10);
+    assert_eq!(pass(&tight, "k", 5), 0);
+    assert_eq!(
+        pass(&tight, "other", 15),
+        10,
+        "nobody else is denied for it"
+    );
+}

@@ -13,8 +13,8 @@ use crate::weather::{Watched, Weather};
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
 
-/// A Redis whose clock is set by [`step`].
-fn start() -> Weather {
+/// A Redis whose clock is set by [`set`].
+pub fn redis() -> RedisServer {
     let mut redis = RedisServer::down();
     let (library, offset) = (
         redis.directory().join("clock.so"),
@@ -33,14 +33,19 @@ fn start() -> Weather {
     let (library, offset) = (library.to_str().unwrap(), offset.to_str().unwrap());
     redis.will_have(&[], &[("LD_PRELOAD", library), ("CLOCK_OFFSET", offset)]);
     redis.restart();
-    Weather::patient(redis)
+    redis
+}
+
+/// Sets its clock so many seconds off; it is when it is next asked.
+pub fn set(redis: &RedisServer, offset: i64) {
+    let path: &Path = redis.directory();
+    std::fs::write(path.join("next"), format!("{offset:+}")).unwrap();
+    std::fs::rename(path.join("next"), path.join("offset")).unwrap();
 }
 
 /// Sets the clock so many seconds off, and waits until it is.
 fn step(weather: &mut Weather, offset: i64) {
-    let path: &Path = weather.redis.directory();
-    std::fs::write(path.join("next"), format!("{offset:+}")).unwrap();
-    std::fs::rename(path.join("next"), path.join("offset")).unwrap();
+    set(&weather.redis, offset);
     let now = || tidegate::clock::unix_us() as i64 / 1_000_000;
     eventually("the clock is set", || {
         let time = weather.order("TIME");
@@ -71,7 +76,7 @@ fn pass(one: &Watched, path: &str, count: usize) -> usize {
 
 #[test]
 fn a_clock_that_steps_forgives_nothing_that_has_not_aged() {
-    let mut weather = start();
+    let mut weather = Weather::patient(redis());
     let alone = weather.stirs("clock steps", |weather| {
         for path in ["/tight", "/count"] {
             for one in &weather.all {
