@@ -28,6 +28,8 @@ mod tables;
 mod tap;
 mod top;
 mod trouble;
+#[cfg(test)]
+mod written;
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -28,6 +28,7 @@ mod framing;
 mod framing_upstream;
 mod headers;
 mod house;
+mod howto;
 mod http2;
 mod import;
 mod keys;
