@@ -22,6 +22,7 @@ mod interpolate;
 mod known;
 mod limits;
 mod load;
+mod mask;
 pub(crate) mod pem;
 mod raw;
 mod redis;

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
 use super::diagnostic::{Diagnostic, Diagnostics, Severity, Source};
+use super::mask::masked;
 
 /// For people: file, line, column, the source line, what is wrong, what to write. `colour` adds
 /// terminal colours.
@@ -16,11 +17,16 @@ pub fn human(found: &Diagnostics, colour: bool) -> String {
         Renderer::plain()
     };
     let mut out = String::new();
+    // Lines of the file are shown, and this may be read in a journal.
+    let source = Source {
+        name: found.source.name.clone(),
+        text: masked(&found.source.text),
+    };
     for diagnostic in &found.list {
         if !out.is_empty() {
             out.push('\n');
         }
-        one(&mut out, &renderer, &found.source, diagnostic);
+        one(&mut out, &renderer, &source, diagnostic);
     }
     out
 }

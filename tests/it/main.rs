@@ -43,6 +43,7 @@ mod pace;
 mod parked;
 mod people;
 mod pipelining;
+mod private;
 mod probe;
 mod proxy_protocol;
 mod queue;
