@@ -65,6 +65,7 @@ dpkg -r tidegate >/dev/null 2>&1
 [ -e /etc/tidegate/proxy.toml ] || fail "removing has taken the configuration away"
 dpkg --purge tidegate >/dev/null 2>&1
 places >/tmp/deb-after.$$
-diff /tmp/deb-before.$$ /tmp/deb-after.$$ || fail "the purge has left something behind"
+left=$(comm -13 /tmp/deb-before.$$ /tmp/deb-after.$$)
+[ -z "$left" ] || fail "the purge has left $left"
 ! getent passwd tidegate >/dev/null || fail "the user is still there"
 echo "deb: installs, runs, upgrades, goes"
