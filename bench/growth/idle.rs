@@ -22,7 +22,8 @@ use crate::{page, process, upstream};
 /// Those of the first step are there when counting begins: what the first connections make the
 /// process keep is no connection's.
 const STEPS: (usize, usize) = (500, 5000);
-const SETTLE: Duration = Duration::from_millis(1500);
+/// Until connections are parked, and what they let go of is back with the system.
+const SETTLE: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
@@ -59,7 +60,7 @@ fn bytes(setting: &Setting, backend: SocketAddr, kind: Kind) -> String {
              [server]\nworkers = 1\nmax_connections = 30000\nidle_timeout = \"300s\"\n\
              [tls]\nlisten = \"{secure}\"\n\
              [[tls.certificates]]\ncert = \"{folder}/cert.pem\"\nkey = \"{folder}/key.pem\"\n\
-             [[route]]\npath = \"/*\"\nlimits = [\"1000/s\"]\n",
+             [[route]]\npath = \"/*\"\nlimits = [\"100000/s\"]\n",
             folder = folder.display(),
         ),
     );
