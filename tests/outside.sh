@@ -19,14 +19,15 @@ export PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$root/tests
 # What is installed carries a stamp, a copy of what was asked for, written last: half an installation
 # is made again.
 
-# python_modules VENV: the requirements.txt of this folder.
+# python_modules VENV [OPTION...]: the requirements.txt of this folder, with options of pip.
 python_modules() {
   cmp -s requirements.txt "$1/stamp" && return
   echo "installing Python modules under $1" >&2
   rm -rf "$1"
   mkdir -p "$(dirname "$1")"
   python3 -m venv "$1"
-  timeout 300 "$1/bin/pip" --disable-pip-version-check install --quiet --no-deps -r requirements.txt
+  timeout 300 "$1/bin/pip" --disable-pip-version-check install --quiet --no-deps \
+    "${@:2}" -r requirements.txt
   cp requirements.txt "$1/stamp"
 }
 

@@ -4,29 +4,14 @@
 # itself, and the image's configuration by a proxy that may write nowhere. Some seconds.
 #
 # TIDEGATE is the binary to try; without it the debug build is made. Needs python3 with venv and
-# systemd-analyze (tests/install.sh). `make deb-check` and `make image-check` do the long parts.
+# systemd-analyze (tests/install.sh). `make deb-check` and `make image` do the long parts.
 set -euo pipefail
 cd "$(dirname "$0")"
 here=$PWD
-root=$(cd ../.. && pwd)
+source ../outside.sh
 
-target=${CARGO_TARGET_DIR:-target}
-case $target in /*) ;; *) target=$root/$target ;; esac
-if [ -z "${TIDEGATE:-}" ]; then
-  (cd "$root" && cargo build --locked --bin tidegate)
-  TIDEGATE=$target/debug/tidegate
-fi
-export TIDEGATE
 venv=$target/clients/deploy
-if ! cmp -s requirements.txt "$venv/stamp"; then
-  echo "installing the schemas under $venv" >&2
-  rm -rf "$venv"
-  mkdir -p "$target/clients"
-  python3 -m venv "$venv"
-  timeout 300 "$venv/bin/pip" --disable-pip-version-check install --quiet --no-deps \
-    -r requirements.txt
-  cp requirements.txt "$venv/stamp"
-fi
+python_modules "$venv"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
