@@ -203,7 +203,7 @@ fn whatever_fails_nobody_hangs_and_nobody_passes_who_should_not() {
     if variable("TIDEGATE_FAULTS_WRITE").is_some() {
         writeln!(
             page,
-            "\nEach lasted {} s. Among the attacks, *{}* cost honest clients most: their p99 grew by {:.1}. \
+            "\nEach lasted {} s. Among the attacks, *{}* cost honest clients most:\ntheir p99 grew to {:.1} times. \
              Attackers, clients, upstream and proxy shared the machine's two cores.",
             lasts.as_secs_f64(),
             worst.1,
