@@ -2,20 +2,8 @@
 //!
 //! Pure.
 
+pub(super) use crate::replay::notes::grouped as count;
 use crate::telemetry::stamp;
-
-/// `1,234,567`
-pub(super) fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
 
 /// `12 %`
 pub(super) fn share(part: f64) -> String {

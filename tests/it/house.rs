@@ -71,14 +71,7 @@ impl Tidegate {
             "mount --bind '{}' /etc/hosts && exec \"$0\" \"$@\"",
             hosts.display()
         );
-        let prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", &swap];
-        Self::launch(
-            tempfile::tempdir().unwrap(),
-            "127.0.0.1:0",
-            config,
-            &[],
-            &prefix.map(str::to_owned),
-        )
+        Self::start_after(&swap, config)
     }
 
     /// With a disk of its own at `folder`, which has room for 64 KiB.
@@ -86,7 +79,12 @@ impl Tidegate {
         let mount = format!(
             "mkdir '{folder}' && mount -t tmpfs -o size=64k none '{folder}' && exec \"$0\" \"$@\""
         );
-        let prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", &mount];
+        Self::start_after(&mount, config)
+    }
+
+    /// With mounts of its own, which `script` makes before it turns into the proxy.
+    fn start_after(script: &str, config: &str) -> Tidegate {
+        let prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", script];
         Self::launch(
             tempfile::tempdir().unwrap(),
             "127.0.0.1:0",
