@@ -427,6 +427,26 @@ mod tests {
         assert!(fit(&[&long, &long]) && !fit(&[&long, &long, &long]));
     }
 
+    proptest::proptest! {
+        #[test]
+        fn what_is_taken_of_a_damaged_header_means_the_same_when_it_is_written(
+            changes in proptest::collection::vec((0..PARENT.len() + 2, 0_u8..255), 0..4)
+        ) {
+            let mut text = PARENT.as_bytes().to_vec();
+            for (at, byte) in changes {
+                match text.get_mut(at) {
+                    Some(old) => *old = byte,
+                    None => text.push(byte),
+                }
+            }
+            if let Some(read) = Context::parse(&text) {
+                let written = read.value();
+                proptest::prop_assert_eq!(Context::parse(written.as_bytes()), Some(read));
+                proptest::prop_assert_eq!(&written.as_bytes()[3..52], &text[3..52]);
+            }
+        }
+    }
+
     #[test]
     fn no_two_are_alike() {
         let spans: std::collections::HashSet<_> = (0..1000).map(|_| SpanId::made()).collect();
