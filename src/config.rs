@@ -326,6 +326,8 @@ pub enum LogTarget {
 pub enum LogKeys {
     /// A prefix of the keyed hash.
     Hash,
+    /// As they are, which is only done where it is asked for.
+    Plain,
     /// Not at all.
     Off,
 }

@@ -12,11 +12,11 @@ pub mod certificate;
 
 pub mod path;
 
+pub mod trace;
+
 pub mod limit;
 
 pub mod route;
-
-pub mod trace;
 
 // -- blueprint
 

@@ -3,6 +3,7 @@
 //! Pure data and pure decisions. Time comes in as integer microseconds of one clock; nothing here
 //! reads a clock, allocates per decision beyond its small vectors, or does IO.
 
+mod asker;
 #[cfg(test)]
 mod bounds;
 pub mod counter;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+pub use asker::{Asker, Shown};
 pub use exempt::Exempt;
 pub use key::{Key, Tag};
 pub use rate::Rate;
@@ -166,6 +168,8 @@ pub struct Item {
     pub tag: Tag,
     /// Units asked for; 0 peeks.
     pub cost: u64,
+    /// What logs tell of who asks, beyond the tag.
+    pub asker: Option<Arc<Asker>>,
 }
 
 /// What an item is to its request.

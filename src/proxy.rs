@@ -25,6 +25,7 @@ pub mod headers;
 pub mod layer;
 pub mod limiter;
 mod line;
+mod logged;
 mod people;
 pub mod problem;
 pub mod rehearsal;
@@ -129,7 +130,7 @@ impl Proxy {
             upstreams,
             secure: Secure::new(config.tls.as_deref()),
             log: log.clone(),
-            show_keys: config.log.keys == LogKeys::Hash,
+            show_keys: config.log.keys != LogKeys::Off,
             tracer: None,
             limiter: Limiter::new(config, (store, local), meter),
         }

@@ -132,6 +132,7 @@ impl Store {
             window: Arc::clone(&self.limit.windows[0]),
             tag: Tag(mixed.to_le_bytes()),
             cost: 1,
+            asker: None,
         };
         let charge: Charge = [item].into_iter().collect();
         self.memory.charge(&charge);

@@ -198,6 +198,7 @@ fn charge(algorithm: Algorithm, units: u64, limits: u8) -> Charge {
             limit: Arc::new(limit),
             tag: Tag([number; 16]),
             cost: 1,
+            asker: None,
         }
     };
     (0..limits).map(item).collect()

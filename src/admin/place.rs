@@ -130,6 +130,9 @@ fn decoded(text: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::key::{Derived, Facts, HashKey};
+    use crate::path::CanonicalPath;
+    use crate::whom::Eyes;
 
     #[test]
     fn paths_are_read() {
@@ -153,6 +156,58 @@ mod tests {
         );
         assert_eq!(key("a/b"), None);
         assert_eq!(Place::of("/api/v1/limits/%4/clients"), None);
+    }
+
+    proptest::proptest! {
+        /// Logs spell a client so that an operator can ask for it.
+        #[test]
+        fn a_key_as_logs_spell_it_names_whoever_has_it(
+            user in proptest::collection::vec(0x20_u8..=255, 0..20),
+            ip: [u8; 16],
+            is_v4: bool,
+            path in "(/[a-z&=%?#. ]{0,5}){1,3}",
+        ) {
+            const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+            let text = "upstream = \"http://127.0.0.1:1\"\n[limit.login]\nrate = \"5/min\"\n\
+                key = [\"header:x-user or ip\", \"path\"]\n";
+            let (config, _) = crate::config::parse("proxy.toml", text, &|_| None).unwrap();
+            let limit = &config.limits[0];
+            let ip = match is_v4 {
+                true => std::net::IpAddr::from([ip[0], ip[1], ip[2], ip[3]]),
+                false => std::net::IpAddr::from(ip).to_canonical(),
+            };
+            let mut headers = http::HeaderMap::new();
+            // Nobody can name a value that is no text.
+            if let (Ok(value), Ok(_)) =
+                (http::HeaderValue::from_bytes(&user), std::str::from_utf8(&user))
+            {
+                headers.append("x-user", value);
+            }
+            let Ok(path) = CanonicalPath::parse(&path) else { return Ok(()) };
+            let facts = Facts {
+                ip: config.client_ip.group(ip),
+                api_key: &config.api_key,
+                method: &http::Method::GET,
+                host: "a.test",
+                path: &path,
+                query: None,
+                headers: &headers,
+                route: "r",
+                params: &[],
+                claims: None,
+                tier: None,
+                certificate: None,
+            };
+            let spelled = limit.key.spell(&facts, limit.missing).unwrap();
+            proptest::prop_assert!(spelled.bytes().all(|byte| byte.is_ascii_graphic()));
+            let place = Place::of(&format!("/api/v1/limits/login/keys/{spelled}"));
+            let Some(Place::Key(_, words)) = place else { panic!("{spelled}: {place:?}") };
+            let eyes = Eyes { client_ip: &config.client_ip, hash_key: &SECRET, records: &[] };
+            let whom = eyes.of_limit(&words, limit);
+            let tag = whom.map(|whom| Derived::Tag(whom.tag));
+            let derived = limit.key.derive(&facts, limit.missing, &SECRET);
+            proptest::prop_assert_eq!(tag, Ok(derived), "{}", spelled);
+        }
     }
 
     #[test]

@@ -98,7 +98,7 @@ const KINDS: &[(&str, &str, Kind)] = &[
     ("server", "max_body", Kind::Size),
     ("log", "format", Kind::Words(&["text", "json", "combined"])),
     ("log", "silence", Kind::SomeWords(&super::FINDINGS)),
-    ("log", "keys", Kind::Words(&["hash", "off"])),
+    ("log", "keys", Kind::Words(&["hash", "plain", "off"])),
     ("tracing", "protocol", Kind::Words(&["http", "grpc"])),
     (
         "tracing",

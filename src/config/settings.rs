@@ -325,7 +325,11 @@ pub(super) fn log(mut section: Section<'_>) -> LogSettings {
         ("json", LogFormat::Json),
         ("combined", LogFormat::Combined),
     ];
-    let keys = [("hash", LogKeys::Hash), ("off", LogKeys::Off)];
+    let keys = [
+        ("hash", LogKeys::Hash),
+        ("plain", LogKeys::Plain),
+        ("off", LogKeys::Off),
+    ];
     let target = |text: &str| match text {
         "off" => Ok(LogTarget::Off),
         "stdout" => Ok(LogTarget::Stdout),

@@ -341,6 +341,7 @@ mod tests {
             limit: Arc::new(limit),
             tag: Tag([0; 16]),
             cost: 1,
+            asker: None,
         }
     }
 

@@ -10,6 +10,7 @@ mod given;
 mod identity;
 pub mod jwt;
 mod parse;
+mod spelled;
 mod told;
 mod value;
 

@@ -19,9 +19,10 @@ use super::slots::{Slots, slots_of};
 use crate::clock;
 use crate::limit::headers;
 use crate::limit::key::{Derived, Facts, HashKey};
-use crate::limit::{Charge, Decision, Item, Limit, Missing, OnError, Tag, Window};
+use crate::limit::{Asker, Charge, Decision, Item, Limit, Missing, OnError, Tag, Window};
 use crate::route::{Found, Route, is_preflight};
 use crate::store::StoreError;
+use crate::trace::TraceId;
 
 /// What a request asks of the store: its items, and the generation of the hash key that their
 /// tags were made with.
@@ -38,12 +39,18 @@ pub(super) struct Asked {
 
 impl Asked {
     /// Adds what one limit asks: these windows, and those of its candidate beside them.
-    fn add(&mut self, (limit, windows): (&Arc<Limit>, &[Arc<Window>]), tag: Tag, cost: u64) {
+    fn add(
+        &mut self,
+        (limit, windows): (&Arc<Limit>, &[Arc<Window>]),
+        (tag, asker): (Tag, Option<Arc<Asker>>),
+        cost: u64,
+    ) {
         let item = |window: &Arc<Window>| Item {
             limit: Arc::clone(limit),
             window: Arc::clone(window),
             tag,
             cost,
+            asker: asker.clone(),
         };
         let enforced = windows.iter().map(item);
         if limit.shadow && !windows.is_empty() {
@@ -137,7 +144,7 @@ impl Limiter {
         request: &Request<B>,
         (found, said): (&Found<'_, '_>, Option<&Said>),
         facts: &Facts<'_>,
-        (caller, client): (Caller<'_>, IpAddr),
+        (caller, client, trace): (Caller<'_>, IpAddr, Option<TraceId>),
     ) -> Result<Asked, Rejection> {
         let key = self.store.hash_key();
         let mut asked = Asked {
@@ -153,7 +160,7 @@ impl Limiter {
             return Ok(asked);
         }
         if let Some(said) = said {
-            said.admits(facts, &key.key)?;
+            said.admits(facts, (&key.key, self.logged))?;
         }
         if free {
             self.count_bypassed(&found.route.limits);
@@ -167,13 +174,17 @@ impl Limiter {
                 Derived::Tag(tag) => {
                     let mut windows = limit.windows_of(facts.tier);
                     if let Some(said) = said {
-                        said.admits_tag(tag, facts)?;
+                        said.admits_tag(tag, facts).map_err(|refused| {
+                            let spell = || limit.key.spell(facts, limit.missing);
+                            self.logged.named(refused, spell)
+                        })?;
                         windows = said.windows(limit, tag).unwrap_or(windows);
                     }
                     if exempt {
                         self.count_bypassed(std::slice::from_ref(limit));
                     } else {
-                        asked.add((limit, windows), tag, limit.units(cost));
+                        let asker = self.logged.asker(limit, facts, trace);
+                        asked.add((limit, windows), (tag, asker), limit.units(cost));
                     }
                 }
                 Derived::Skip => {}

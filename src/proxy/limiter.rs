@@ -11,6 +11,7 @@ use super::admit::Asked;
 use super::claims::Tokens;
 use super::headers::check_framing;
 use super::line::Line;
+use super::logged::Logged;
 use super::people::Said;
 use super::reject::Rejection;
 use super::slots::Stores;
@@ -107,6 +108,7 @@ pub struct Limiter {
     api_key: ApiKeySources,
     tokens: Option<Tokens>,
     tiers: Option<Tiers>,
+    pub(super) logged: Logged,
     pub(super) headers: HeaderSettings,
     pub(super) deny: DenySettings,
     pub(super) docs_link: Option<HeaderValue>,
@@ -152,6 +154,7 @@ impl Limiter {
             meter: Arc::clone(&meter),
         };
         Limiter {
+            logged: Logged::new(&config),
             routes: config.routes,
             bypass: config.bypass,
             client_ip: config.client_ip,
@@ -203,9 +206,11 @@ impl Limiter {
         caller: Caller<'_>,
         line: &mut Line,
     ) -> Result<(&Route, Asked), Rejection> {
+        let trace = self.logged.trace(line);
         let (route, asked) = self.look(request, caller, line, |found, facts, client| {
             let said = Said::of(&self.store);
-            self.ask(request, (found, said.as_ref()), facts, (caller, client))
+            let whose = (caller, client, trace);
+            self.ask(request, (found, said.as_ref()), facts, whose)
         })?;
         Ok((route, asked?))
     }

@@ -13,7 +13,7 @@ use super::riders::Riders;
 use super::traced::Trace;
 use crate::clock;
 use crate::limit::headers::seconds_up;
-use crate::limit::{Charge, Decision, Retry, Tag};
+use crate::limit::{Charge, Decision, Retry, Shown, Tag};
 use crate::telemetry::access::{Buffer, Entry, Outcome};
 use crate::telemetry::denials::{Denial, short};
 use crate::telemetry::metrics::method_of;
@@ -39,7 +39,7 @@ pub(crate) struct Line {
     pub(crate) request_id: Option<RequestId>,
     /// Whether its client speaks gRPC, which nobody does below HTTP/2.
     pub(crate) grpc: bool,
-    denied_by: SmallVec<[(Arc<str>, Option<Tag>); 1]>,
+    denied_by: SmallVec<[(Arc<str>, Option<Shown>); 1]>,
     /// Limits on trial, until their decisions are wanted.
     pub(super) riders: Option<Box<Riders>>,
     /// Where it belongs, while requests are traced.
@@ -145,15 +145,20 @@ impl Line {
     pub(crate) fn note_denial(&mut self, charge: &Charge, decision: &Decision) {
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             if verdict.retry != Retry::Now {
-                self.note_denier(&item.limit.name, item.tag);
+                let asker = item.asker.as_ref();
+                let plain = asker.and_then(|asker| asker.key.as_ref());
+                self.note_denier(&item.limit.name, (item.tag, plain));
             }
         }
     }
 
-    /// Notes who denied, and whom.
-    pub(crate) fn note_denier(&mut self, name: &Arc<str>, tag: Tag) {
+    /// Notes who denied, and whom: by the key as it is where it is known.
+    pub(crate) fn note_denier(&mut self, name: &Arc<str>, (tag, plain): (Tag, Option<&Arc<str>>)) {
         if self.head.is_some() {
-            let key = self.show_keys.then_some(tag);
+            let key = self.show_keys.then(|| match plain {
+                Some(plain) => Shown::Plain(Arc::clone(plain)),
+                None => Shown::Hash(tag),
+            });
             self.denied_by.push((Arc::clone(name), key));
         }
     }

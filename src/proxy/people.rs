@@ -7,10 +7,11 @@ use http::header::RETRY_AFTER;
 use http::{HeaderMap, Response};
 
 use super::limiter::Limiter;
+use super::logged::Logged;
 use super::problem::{Detail, Problem, QUOTA_EXCEEDED};
 use super::reject::{Form, Rejection};
 use crate::limit::headers::{seconds_up, seconds_value};
-use crate::limit::key::{Derived, Facts, HashKey};
+use crate::limit::key::{Derived, Facts, HashKey, Part};
 use crate::limit::people::{People, Until};
 use crate::limit::{Limit, Tag, Window};
 use crate::store::Store;
@@ -30,6 +31,8 @@ pub(super) struct Said {
 pub(crate) struct Blocked {
     /// Its key.
     pub(crate) tag: Tag,
+    /// The same before it was hashed, where logs tell that.
+    pub(super) plain: Option<Arc<str>>,
     /// How long still, microseconds; `None` if nobody knows.
     left_us: Option<u64>,
     form: Form,
@@ -52,13 +55,20 @@ impl Said {
     }
 
     /// Refuses whoever has a blocked address or API key, also where limits count by others.
-    pub(super) fn admits(&self, facts: &Facts<'_>, key: &HashKey) -> Result<(), Rejection> {
+    pub(super) fn admits(
+        &self,
+        facts: &Facts<'_>,
+        (key, logged): (&HashKey, Logged),
+    ) -> Result<(), Rejection> {
         if !self.people.has_blocks() {
             return Ok(());
         }
-        self.admits_tag(facts.ip_tag(key), facts)?;
+        self.admits_tag(facts.ip_tag(key), facts)
+            .map_err(|refused| logged.named(refused, || Part::Ip.spell(facts)))?;
         match facts.api_key_tag(key) {
-            Derived::Tag(tag) => self.admits_tag(tag, facts),
+            Derived::Tag(tag) => self
+                .admits_tag(tag, facts)
+                .map_err(|refused| logged.named(refused, || Part::ApiKey.spell(facts))),
             // One of them could be blocked and hide behind the others.
             Derived::Ambiguous => Err(Rejection::AmbiguousKey(POLICY.into())),
             Derived::Skip | Derived::Denied => Ok(()),
@@ -69,6 +79,7 @@ impl Said {
     pub(super) fn admits_tag(&self, tag: Tag, facts: &Facts<'_>) -> Result<(), Rejection> {
         let blocked = |until: Until| Blocked {
             tag,
+            plain: None,
             left_us: until.left_us(self.now_us),
             form: Form::of(facts.method, facts.headers),
         };

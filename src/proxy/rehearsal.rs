@@ -172,7 +172,9 @@ impl Rehearsal {
             self.limiter
                 .look(request, caller, line, |found, facts, client| {
                     let with = (found, said.as_ref());
-                    let asked = self.limiter.ask(request, with, facts, (caller, client));
+                    let asked = self
+                        .limiter
+                        .ask(request, with, facts, (caller, client, None));
                     let charge = asked.as_ref().ok();
                     let scene = Scene {
                         found,

@@ -99,7 +99,7 @@ impl Limiter {
                 self.denial(denial, id, room)
             }
             Rejection::Blocked(blocked) => {
-                line.note_denier(&POLICY.into(), blocked.tag);
+                line.note_denier(&POLICY.into(), (blocked.tag, blocked.plain.as_ref()));
                 self.keep_out(blocked, id, room)
             }
             Rejection::StoreAway { limits, .. } => {

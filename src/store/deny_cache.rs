@@ -267,6 +267,7 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             tag: Tag([1; 16]),
             cost,
+            asker: None,
         };
         [item].into_iter().collect()
     }

@@ -2,15 +2,16 @@
 //!
 //! Sans-IO: what is sent where, and when, is up to the connection's task.
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
 
 use super::StoreError;
 use super::batch::{Deed, Group, Outcome};
 use super::known::Known;
-use crate::limit::{Charge, Decision};
+use crate::limit::{Asker, Charge, Decision};
 
 /// What an asker gets.
 pub(crate) type Answer = Result<Decision, StoreError>;
@@ -48,8 +49,16 @@ pub(crate) struct Bundle {
     pub(crate) deed: Deed,
     pub(crate) extra: SmallVec<[u64; 2]>,
     /// In order of arrival: that is the order in which grants are given out.
-    answers: SmallVec<[Option<oneshot::Sender<Answer>>; 1]>,
+    answers: SmallVec<[Listener; 1]>,
     print: u64,
+}
+
+/// Who waits for a bundle's decision.
+#[derive(Debug)]
+struct Listener {
+    answer: Option<oneshot::Sender<Answer>>,
+    /// What logs tell of it, where that is not what they tell of the one before.
+    asker: Option<Arc<Asker>>,
 }
 
 /// Bundles to be sent in one call.
@@ -63,7 +72,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Adds one; it is returned where the batch would have more than `most_items` items by it.
-    pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
+    pub(crate) fn add(&mut self, mut waiting: Waiting, most_items: usize) -> Option<Waiting> {
         let print = print(&waiting.charge);
         if let Deed::Charge(count) = waiting.deed {
             let same = self
@@ -72,7 +81,11 @@ impl Batch {
                 .find(|bundle| bundle.print == print && bundle.takes(&waiting, count));
             if let Some(bundle) = same {
                 bundle.deed = Deed::Charge(bundle.count() + count);
-                bundle.answers.push(waiting.answer);
+                let first = waiting.charge.first_mut();
+                bundle.answers.push(Listener {
+                    answer: waiting.answer,
+                    asker: first.and_then(|item| item.asker.take()),
+                });
                 return None;
             }
         }
@@ -85,7 +98,10 @@ impl Batch {
             charge: waiting.charge,
             deed: waiting.deed,
             extra: waiting.extra,
-            answers: [waiting.answer].into_iter().collect(),
+            answers: smallvec![Listener {
+                answer: waiting.answer,
+                asker: None,
+            }],
             print,
         });
         None
@@ -146,9 +162,16 @@ impl Bundle {
 
     /// Gives everyone who asked their decision; `seen` is shown each one first. How many were
     /// granted what they no longer want.
-    pub(crate) fn answer(self, outcome: &Outcome, mut seen: impl FnMut(&Charge, &Decision)) -> u16 {
+    pub(crate) fn answer(
+        mut self,
+        outcome: &Outcome,
+        mut seen: impl FnMut(&Charge, &Decision),
+    ) -> u16 {
         let mut unwanted = 0;
-        for (index, answer) in (0..).zip(self.answers) {
+        for (index, Listener { answer, asker }) in (0..).zip(self.answers) {
+            if let (Some(_), Some(first)) = (&asker, self.charge.first_mut()) {
+                first.asker = asker;
+            }
             let decision = outcome.decision(index, &self.charge);
             let decision = decision.ok_or(StoreError::Garbled);
             let mut granted = false;
@@ -165,7 +188,7 @@ impl Bundle {
     pub(crate) fn fail(self, kind: StoreError) {
         self.answers
             .into_iter()
-            .for_each(|answer| _ = tell(answer, Err(kind)));
+            .for_each(|listener| _ = tell(listener.answer, Err(kind)));
     }
 
     /// Whether one more request asks the same.
@@ -203,6 +226,7 @@ mod tests {
 
     use super::*;
     use crate::limit::{Algorithm, Item, Key, Limit, Retry, Rule, Tag, Verdict};
+    use crate::trace::TraceId;
 
     fn waiting(who: u8, cost: u64) -> (Waiting, oneshot::Receiver<Answer>) {
         let rule = Rule {
@@ -217,6 +241,7 @@ mod tests {
             limit: Arc::new(limit),
             tag: Tag([who; 16]),
             cost,
+            asker: None,
         };
         let (answer, answered) = oneshot::channel();
         let waiting = Waiting {
@@ -271,6 +296,29 @@ mod tests {
         assert_eq!((second.allowed, second.verdicts[0].used), (true, 9));
         assert_eq!((second.verdicts[0].remaining, third.allowed), (0, false));
         assert_eq!(seen, 3);
+    }
+
+    #[test]
+    fn each_of_several_that_ask_the_same_is_logged_with_its_own_trace() {
+        let mut batch = Batch::default();
+        for number in 1..4 {
+            let (mut waiting, _) = waiting(1, 1);
+            let trace = Some(TraceId([number; 16]));
+            waiting.charge[0].asker = Some(Arc::new(Asker { key: None, trace }));
+            assert!(batch.add(waiting, 64).is_none());
+        }
+        let outcome = Outcome {
+            granted: 3,
+            allowed: Some(decision(true, 1)),
+            denied: None,
+        };
+        let mut seen = Vec::new();
+        let bundle = batch.bundles.remove(0);
+        bundle.answer(&outcome, |charge, _| {
+            let asker = charge[0].asker.as_ref().unwrap();
+            seen.push(asker.trace.unwrap().0[0]);
+        });
+        assert_eq!(seen, [1, 2, 3]);
     }
 
     #[test]

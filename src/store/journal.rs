@@ -146,6 +146,7 @@ mod tests {
             limit: Arc::new(limit),
             tag,
             cost,
+            asker: None,
         };
         [item].into_iter().collect()
     }

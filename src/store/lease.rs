@@ -187,6 +187,7 @@ mod tests {
             limit: Arc::new(limit),
             tag: Tag([1; 16]),
             cost: 1,
+            asker: None,
         };
         [item].into_iter().collect()
     }

@@ -315,6 +315,7 @@ mod tests {
             limit,
             tag: Tag([0; 16]),
             cost,
+            asker: None,
         }
     }
 

@@ -210,6 +210,7 @@ fn charge(units: u64, lease_us: u64) -> Charge {
         limit: Arc::new(limit),
         tag: Tag([1; 16]),
         cost: 1,
+        asker: None,
     };
     [item].into_iter().collect()
 }

@@ -17,7 +17,7 @@ use super::trials::Trials;
 use super::{FileId, json, stamp};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
-use crate::limit::Tag;
+use crate::limit::Shown;
 use crate::trace::TraceId;
 
 /// Buffers that may wait for the writer.
@@ -71,8 +71,8 @@ pub struct Entry<'a> {
     pub route: Option<&'a str>,
     /// What became of it.
     pub outcome: Outcome,
-    /// The limits that denied it, each with the hash of its key where that is shown.
-    pub denied_by: &'a [(Arc<str>, Option<Tag>)],
+    /// The limits that denied it, each with its key where that is shown.
+    pub denied_by: &'a [(Arc<str>, Option<Shown>)],
     /// The limits on trial that would have denied it.
     pub would_deny: &'a [Arc<str>],
     /// Why the proxy answered itself.
@@ -273,7 +273,7 @@ fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
         let _ = write!(out, " by {limit}");
         if let Some(key) = key {
             out.extend_from_slice(b" (key ");
-            out.extend_from_slice(&key.text()[..KEY_CHARACTERS]);
+            shown(out, key);
             out.push(b')');
         }
     }
@@ -287,6 +287,14 @@ fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
         let _ = write!(out, " trace {id}");
     }
     out.push(b'\n');
+}
+
+/// A key. One that is spelled out has nothing in it that could end a word.
+fn shown(out: &mut Vec<u8>, key: &Shown) {
+    match key {
+        Shown::Hash(tag) => out.extend_from_slice(&tag.text()[..KEY_CHARACTERS]),
+        Shown::Plain(text) => out.extend_from_slice(text.as_bytes()),
+    }
 }
 
 /// An address, most of which are four numbers.
@@ -343,7 +351,7 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
             json::string(out, limit);
             if let Some(key) = key {
                 out.extend_from_slice(b",\"key\":\"");
-                out.extend_from_slice(&key.text()[..KEY_CHARACTERS]);
+                shown(out, key);
                 out.push(b'"');
             }
             out.push(b'}');
@@ -406,6 +414,7 @@ fn write_buffers(buffers: &Receiver<Vec<u8>>, out: &mut dyn Write) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Tag;
 
     /// Hands an entry to whoever writes it.
     fn with_entry(write: impl FnOnce(&Entry<'_>)) {
@@ -419,7 +428,7 @@ mod tests {
             bytes: 7,
             route: Some("login"),
             outcome: Outcome::Denied,
-            denied_by: &[("per_ip".into(), Some(Tag([0xfb; 16])))],
+            denied_by: &[("per_ip".into(), Some(Shown::Hash(Tag([0xfb; 16]))))],
             would_deny: &["search".into()],
             reason: None,
             request_id: None,

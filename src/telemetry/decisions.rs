@@ -24,6 +24,7 @@ use super::json;
 use crate::clock;
 use crate::config::LogTarget;
 use crate::limit::{Charge, Decision, Item, Retry, Role};
+use crate::trace::TraceId;
 
 /// How long a line waits for an earlier decision to arrive.
 pub const HOLD: Duration = Duration::from_millis(200);
@@ -138,12 +139,19 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         out.extend_from_slice(b",\"role\":");
         json::string(&mut out, role.word());
     }
+    if let Some(trace) = trace_of(charge) {
+        // Writing into a Vec cannot fail.
+        let _ = write!(out, ",\"trace_id\":\"{trace}\"");
+    }
     out.extend_from_slice(b",\"items\":[");
     for (index, item) in charge.iter().enumerate() {
         out.extend_from_slice(if index == 0 { b"[" } else { b",[" });
         json::string(&mut out, &item.window.policy);
         out.push(b',');
-        json::string(&mut out, &item.tag.to_string());
+        match item.asker.as_ref().and_then(|asker| asker.key.as_ref()) {
+            Some(plain) => json::string(&mut out, plain),
+            None => json::string(&mut out, &item.tag.to_string()),
+        }
         out.push(b',');
         json::number(&mut out, item.cost);
         out.push(b']');
@@ -173,6 +181,11 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     }
     out.extend_from_slice(b"}}\n");
     out
+}
+
+/// The trace of whoever asks: that of all items is one.
+fn trace_of(charge: &Charge) -> Option<TraceId> {
+    charge.first()?.asker.as_ref()?.trace
 }
 
 /// Writes lines in order until the log is dropped; then what is left, at once.
@@ -233,7 +246,8 @@ mod tests {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag: Tag([0; 16]),
-            cost: 2
+            cost: 2,
+            asker: None
         }]
     }
 

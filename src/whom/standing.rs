@@ -77,6 +77,7 @@ pub fn items(limit: &Arc<Limit>, windows: &[Arc<Window>], tag: Tag) -> impl Iter
         window: Arc::clone(window),
         tag,
         cost: limit.cost,
+        asker: None,
     })
 }
 

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::house::{PATIENCE, Tidegate, Upstream};
+use crate::house::{Client, PATIENCE, Tidegate, Upstream};
+use crate::look::command;
+use crate::support::RedisServer;
 
 /// Waits until `found` says that the log holds what the test looks for.
 fn eventually(read: impl Fn() -> String, found: impl Fn(&str) -> bool) -> String {
@@ -53,6 +55,86 @@ fn every_denial_has_a_line_and_no_line_has_a_key() {
         !log.contains("tell-nobody") && !log.contains("secret"),
         "{log}"
     );
+}
+
+#[test]
+fn keys_are_plain_in_the_logs_where_that_is_asked_for_and_nowhere_else() {
+    let redis = RedisServer::start();
+    let upstream = Upstream::ok();
+    let text = format!(
+        "upstream = \"{}\"\nadmin = \"127.0.0.1:0\"\n\
+         [store]\nurl = \"redis://127.0.0.1:{}\"\n\
+         [log]\naccess = \"stdout\"\ndecisions = \"decisions.jsonl\"\nkeys = \"plain\"\n\
+         [tracing]\nendpoint = \"http://127.0.0.1:9\"\nsample = 0.0\n\
+         [limit.default]\nrate = \"1/h\"\nkey = [\"api_key or ip\", \"path\"]\n",
+        upstream.url(),
+        redis.port()
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let mut proxy = Tidegate::start_in(folder, &text, &[("RUST_LOG", "debug")]);
+    let dashboard = proxy.wait_for_line("dashboard  http://");
+    let admin = dashboard.split('/').nth(2).unwrap().parse().unwrap();
+    let key = "X-Api-Key: shown \"once\"\r\n";
+    assert_eq!(proxy.get_with("/a/b", key).status, 200);
+    assert_eq!(proxy.get_with("/a/b", key).status, 429);
+    // Too long to be shown.
+    let long = format!("X-Api-Key: {}\r\n", "long".repeat(200));
+    assert_eq!(proxy.get_with("/c", &long).status, 200);
+    assert_eq!(proxy.get_with("/c", &long).status, 429);
+    let spelled = "api_key=shown%20%22once%22&path=%2Fa%2Fb";
+    let mut client = Client::to(admin);
+    let ask = |what: &str| format!("GET /api/v1/{what} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let standing = client.ask(ask(&format!("limits/default/keys/{spelled}")));
+    assert!(standing.text().contains("\"used\":1"), "{standing:?}");
+    for what in ["denials", "limits/default/clients", "limits", "status"] {
+        let said = client.ask(ask(what)).text();
+        assert!(!said.contains("shown"), "{what}: {said}");
+    }
+    let block = ["limits", "block", "ip=127.0.0.1"];
+    assert!(command(proxy.directory.path(), &block).status.success());
+    eventually(
+        || proxy.get_with("/d", key).text(),
+        |text| text.contains("blocked"),
+    );
+    proxy.signal("TERM");
+    assert!(proxy.wait().success());
+    let denied = |of: &str| format!("\"denied_by\":[{{\"limit\":{of}}}]");
+    let log = proxy.stdout();
+    for of in [
+        format!("\"default\",\"key\":\"{spelled}\""),
+        "\"block\",\"key\":\"ip=127.0.0.1\"".to_owned(),
+    ] {
+        assert!(log.contains(&denied(&of)), "{of}: {log}");
+    }
+    has_plain_keys_and_traces(&proxy, spelled, &log);
+    let said = proxy.said();
+    assert!(!said.iter().any(|line| line.contains("shown")), "{said:?}");
+}
+
+/// What the decision log has of two requests that are shown, of two that are not, and of others.
+fn has_plain_keys_and_traces(proxy: &Tidegate, spelled: &str, log: &str) {
+    let path = proxy.directory.path().join("decisions.jsonl");
+    let decisions = std::fs::read_to_string(path).unwrap();
+    let lines: Vec<serde_json::Value> = decisions
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let keys: Vec<_> = lines[..4]
+        .iter()
+        .map(|line| line["items"][0][1].as_str().unwrap())
+        .collect();
+    assert_eq!(keys[..2], [spelled, spelled]);
+    assert!(keys[2].len() == 22 && keys[2] == keys[3], "{keys:?}");
+    let mut traces: Vec<_> = lines
+        .iter()
+        .map(|line| line["trace_id"].as_str().unwrap())
+        .collect();
+    // The access log has those that were denied: all but the first of each path.
+    let logged = traces.iter().filter(|id| log.contains(**id)).count();
+    assert_eq!(logged, lines.len() - 3, "{decisions}");
+    traces.sort_unstable();
+    traces.dedup();
+    assert_eq!(traces.len(), lines.len(), "{decisions}");
 }
 
 #[test]

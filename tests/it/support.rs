@@ -284,6 +284,7 @@ pub fn item(limit: &Arc<Limit>, who: u64, cost: u64) -> Item {
         window: Arc::clone(&limit.windows[0]),
         tag,
         cost,
+        asker: None,
     }
 }
 

@@ -177,6 +177,7 @@ impl Model {
                 window: Arc::clone(window),
                 tag,
                 cost: limit.cost,
+                asker: None,
             };
             let windows = limit.windows_of(facts.tier).iter().map(item);
             match limit.shadow {
@@ -371,6 +372,7 @@ impl Plain {
             window: Arc::clone(&self.limit.windows[0]),
             tag: crate::limit::Tag([1; 16]),
             cost: self.limit.cost,
+            asker: None,
         };
         self.memory.charge(&[item].into_iter().collect()).allowed
     }

@@ -69,6 +69,7 @@ impl Bench {
             window: Arc::clone(&self.limit.windows[0]),
             tag: Tag((mixed ^ mixed >> 64).to_le_bytes()),
             cost: 1,
+            asker: None,
         };
         [item].into_iter().collect()
     }

@@ -270,6 +270,7 @@ mod tests {
             limit: Arc::new(limit),
             tag: Tag([who; 16]),
             cost: 1,
+            asker: None,
         };
         [item].into_iter().collect()
     }
