@@ -15,11 +15,13 @@ mod admin;
 mod certificate;
 mod config;
 mod headers;
+mod import;
 mod keys;
 mod logs;
 mod path;
 mod proxy_header;
 mod rates;
+mod tokens;
 
 #[allow(
     dead_code,
