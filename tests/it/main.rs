@@ -27,6 +27,7 @@ mod flow;
 mod framing;
 mod framing_upstream;
 mod headers;
+mod health;
 mod house;
 mod howto;
 mod http2;
