@@ -10,6 +10,7 @@ mod socket;
 mod stream;
 
 use std::convert::Infallible;
+use std::error::Error as _;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use super::connection::Client;
 use super::serving::Serving;
 use crate::clock::{Alarm, Sweep};
 use crate::config::ServerSettings;
+use crate::telemetry::metrics::Unanswered;
 use crate::wire::Stream;
 use frames::Allowance;
 use socket::Socket;
@@ -125,7 +127,7 @@ pub(super) async fn serve(
     let mut serving = pin!(http.serve_connection(TokioIo::new(socket), service));
     let mut told = false;
     // A connection that broke is no news: its requests, if there were any, have their log lines.
-    let _ = poll_fn(|context| {
+    let ended = poll_fn(|context| {
         let rung = flow.idle.poll(context).is_ready() && flow.is_idle();
         if rung && told {
             return Poll::Ready(Ok(()));
@@ -140,4 +142,18 @@ pub(super) async fn serve(
         serving.as_mut().poll(context)
     })
     .await;
+    if ended.is_err_and(|error| is_unreadable(&error)) {
+        let now = worker.serving.load();
+        now.proxy.meter().unanswered(Unanswered::Unreadable);
+    }
+}
+
+/// Whether a connection was ended by us because what came on it is no HTTP/2. Streams that are
+/// refused alone, and whoever sends too much, are not told of here.
+fn is_unreadable(error: &hyper::Error) -> bool {
+    let cause = error.source().and_then(|cause| cause.downcast_ref());
+    cause.is_some_and(|cause: &h2::Error| {
+        let is_ours = cause.is_go_away() && cause.is_library();
+        is_ours && cause.reason() != Some(h2::Reason::ENHANCE_YOUR_CALM)
+    })
 }

@@ -4,6 +4,8 @@ use super::client::{self, Http2, get};
 use super::raw::{
     DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, REQUEST, RST_STREAM, Raw, block, frame,
 };
+use crate::admin::Looked;
+use crate::house::Upstream;
 use crate::probe::{Probe, try_all};
 
 /// The lines of a request, with one put in place of `name`, or added at the end.
@@ -196,4 +198,55 @@ fn tunnels_are_refused_and_the_connection_lives() {
     });
     assert_eq!(observed.seen.len(), 1);
     assert_eq!(observed.charged, 1);
+}
+
+#[test]
+fn a_connection_that_had_to_be_ended_for_its_frames_is_counted_and_nothing_else_is() {
+    const CONTINUED: u8 = END_STREAM;
+    let upstream = Upstream::ok();
+    let looked = Looked::start(&format!("upstream = \"{}\"\n", upstream.url()));
+    let name = "tidegate_http_requests_unanswered_total{reason=\"unreadable\"} ";
+    let count = |looked: &Looked| {
+        let text = looked.get("/metrics").text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().parse::<u32>().unwrap()
+    };
+    let address = looked.tidegate.address;
+    // A stream that is refused alone, whoever goes, and whoever says why.
+    let mut raw = Raw::to(address, &[]);
+    raw.ask(1, &with("connection", "close"));
+    assert_eq!(raw.until(&[RST_STREAM]).unwrap().stream, 1);
+    drop(raw);
+    let mut raw = Raw::to(address, &[]);
+    raw.send(&frame(GOAWAY, 0, 0, &[0, 0, 0, 0, 0, 0, 0, 1]));
+    raw.goodbye();
+    for (number, (what, bytes)) in (1..).zip([
+        (
+            "what cannot be decompressed",
+            frame(HEADERS, END_STREAM | END_HEADERS, 1, &[0x80]),
+        ),
+        (
+            "a stream of the server's",
+            frame(HEADERS, END_STREAM | END_HEADERS, 2, &block(&REQUEST)),
+        ),
+        (
+            "a head that goes on elsewhere",
+            [
+                frame(HEADERS, CONTINUED, 1, &block(&REQUEST)),
+                frame(DATA, END_STREAM, 1, b""),
+            ]
+            .concat(),
+        ),
+        (
+            "a frame that is too large",
+            frame(DATA, 0, 1, &[0; 32 << 10]),
+        ),
+    ]) {
+        let mut raw = Raw::to(address, &[]);
+        raw.send(&bytes);
+        assert_ne!(raw.goodbye(), Some(0), "{what}");
+        looked.wait_until(what, |looked| count(looked) >= number);
+        assert_eq!(count(&looked), number, "{what}");
+    }
+    assert_eq!(upstream.seen().len(), 0);
 }
