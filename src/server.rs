@@ -31,11 +31,14 @@ mod serving;
 pub mod sight;
 mod socket;
 mod tls;
+#[cfg(test)]
+mod trap;
 pub mod upgrade;
 mod watcher;
 mod worker;
 
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -192,8 +195,8 @@ pub type Shutdown = watch::Receiver<Course>;
 /// and `sight` shows what they do.
 ///
 /// # Errors
-/// A log that cannot be opened or a thread that cannot be started. Once it serves, it does not
-/// fail.
+/// A log that cannot be opened or a thread that cannot be started. Once it serves, a worker that
+/// ends though nobody told it to: `pulse` tells so, and whoever runs it then ends all others.
 pub fn run(
     config: Config,
     listeners: Arc<Listeners>,
@@ -215,28 +218,33 @@ pub fn run(
             std::thread::Builder::new()
                 .name(format!("worker-{index}"))
                 .spawn(move || {
-                    let result = worker::run(config, sockets, &house, told, place);
-                    house.pulse.end(index);
-                    result
+                    let work = || worker::run(config, sockets, &house, told, place);
+                    let ended = std::panic::catch_unwind(AssertUnwindSafe(work));
+                    let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
+                    match ended {
+                        Ok(()) => house.pulse.end(index),
+                        Err(_) => house.pulse.fall(index),
+                    }
+                    ended.map_err(|why| io::Error::other(format!("worker {index}: {why}")))
                 })?,
         );
     }
     let exports = Arc::clone(&house.exports);
     let reloader = Reloader::new(config, house, listeners, orders);
     let reloading = reloader.spawn(source, shutdown.clone())?;
-    for worker in workers {
-        match worker.join() {
-            Ok(result) => result?,
-            Err(_) => tracing::error!("a worker panicked"),
-        }
-    }
+    let ended = workers.into_iter().map(|worker| {
+        let joined = worker.join();
+        joined.unwrap_or_else(|_| Err(io::Error::other("a worker panicked as it ended")))
+    });
+    // All are waited for, whatever became of the first.
+    let ended: Vec<io::Result<()>> = ended.collect();
     exports.finish();
     sight.close();
     // It has the last handles of the logs, which are to be written to their end.
     if reloading.join().is_err() {
         tracing::error!("the reload thread panicked");
     }
-    Ok(())
+    ended.into_iter().collect()
 }
 
 fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {

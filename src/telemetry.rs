@@ -10,6 +10,7 @@ pub mod decisions;
 pub mod denials;
 pub mod json;
 pub mod metrics;
+pub mod panics;
 pub mod spans;
 pub mod stamp;
 pub mod trials;
@@ -22,8 +23,8 @@ use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::config::LogTarget;
 
-/// Sends diagnostics to standard error: text on a terminal, JSON otherwise. `filter` is in the
-/// form of `RUST_LOG`, for example `info` or `tidegate::store=debug`.
+/// Sends diagnostics to standard error: text on a terminal, JSON otherwise; panics too. `filter` is
+/// in the form of `RUST_LOG`, for example `info` or `tidegate::store=debug`.
 pub fn init(filter: Option<&str>) {
     let filter = filter
         .and_then(|text| EnvFilter::try_new(text).ok())
@@ -33,6 +34,9 @@ pub fn init(filter: Option<&str>) {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_span_events(FmtSpan::NONE)
+        // What cannot be written is lost. Told on the same standard error, it would panic, and end
+        // the thread that had something to say.
+        .log_internal_errors(false)
         .with_target(false);
     // A second start in one process (tests) keeps the first subscriber.
     let _ = if terminal {
@@ -40,6 +44,7 @@ pub fn init(filter: Option<&str>) {
     } else {
         builder.json().try_init()
     };
+    panics::tell();
 }
 
 /// Which file a path led to: another one once it has been moved away and made anew.

@@ -299,9 +299,11 @@ fn the_tests_of_the_threats_are_there() {
     assert!(named.len() > 100, "{named:?}");
     for name in named {
         let (module, test) = name.rsplit_once("::").unwrap();
-        let module = match module.strip_prefix("fuzz::") {
-            Some(target) => format!("tests/fuzz/{target}.rs"),
-            None => format!("tests/it/{}.rs", module.replace("::", "/")),
+        let path = module.replace("::", "/");
+        let module = match path.split_once('/') {
+            Some(("fuzz", target)) => format!("tests/fuzz/{target}.rs"),
+            Some(("unit", file)) => format!("src/{file}.rs"),
+            _ => format!("tests/it/{path}.rs"),
         };
         let text = fs::read_to_string(root().join(&module)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();

@@ -14,6 +14,7 @@ use crate::telemetry::metrics::{
     CODES, DECISION_BOUNDS, LimitSum, METHODS, NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum,
     SOURCES, Sum, Unanswered, UpstreamSum, Verdict,
 };
+use crate::telemetry::panics::panics;
 
 use super::process::process;
 use super::status::{seconds, store_kind};
@@ -214,6 +215,9 @@ fn house(text: &mut Text, view: &View<'_>) {
     let help = "Connections of clients that are open.";
     text.family(Kind::Gauge, "tidegate_connections", help);
     text.sample(&[], view.connections);
+    let help = "Panics, each of them a bug of this program, whatever part it ended.";
+    text.family(Kind::Counter, "tidegate_panics", help);
+    text.sample(&[], panics());
     let help = "Lines that a log could not take in time.";
     text.family(Kind::Counter, "tidegate_log_dropped", help);
     text.sample(&[("log", "access")], view.access.dropped());

@@ -6,6 +6,9 @@
 //! | SIGTERM, SIGINT | an orderly end; a second one ends at once |
 //! | SIGHUP | a reload: the configuration is read again |
 //! | SIGUSR2 | an upgrade: the binary at the same path takes this process's place |
+//!
+//! A worker that is lost ends the process in the same order: half of one is worse than none, and
+//! whoever manages it starts another.
 
 use std::io;
 use std::path::PathBuf;
@@ -64,6 +67,7 @@ enum Event {
     Reload,
     Upgrade,
     Upgraded(Result<Successor, UpgradeError>),
+    Fallen,
     Watchdog,
 }
 
@@ -115,6 +119,11 @@ impl Watch {
                 Event::Reload => self.door.reload.ask_and_leave(),
                 Event::Upgrade => self.upgrade(),
                 Event::Upgraded(outcome) => self.upgraded(outcome),
+                Event::Fallen if *self.door.course.borrow() == Course::Serve => {
+                    tracing::error!("a worker is lost: this process ends");
+                    self.stop().await;
+                }
+                Event::Fallen => {}
                 Event::Watchdog => {
                     if self.door.pulse.all_beat_since(&mut self.seen) {
                         notify::alive();
@@ -144,6 +153,7 @@ impl Watch {
             _ = signals.user2.recv() => Event::Upgrade,
             () = self.door.pulse.all_serve(), if !self.serves => Event::Serving,
             outcome = upgraded => Event::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned))),
+            () = self.door.pulse.one_falls() => Event::Fallen,
             _ = watchdog => Event::Watchdog,
         }
     }

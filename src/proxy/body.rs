@@ -20,6 +20,9 @@ pub struct Body {
     line: Option<Box<Line>>,
     /// What the request holds until here.
     slots: Option<Box<Slots>>,
+    /// Whoever looks into it panics.
+    #[cfg(test)]
+    pub(crate) trapped: bool,
 }
 
 #[derive(Debug)]
@@ -30,31 +33,29 @@ enum Source {
 }
 
 impl Body {
-    /// Nothing.
-    pub(crate) fn empty() -> Body {
+    fn of(source: Source) -> Body {
         Body {
-            source: Source::Empty,
+            source,
             line: None,
             slots: None,
+            #[cfg(test)]
+            trapped: false,
         }
+    }
+
+    /// Nothing.
+    pub(crate) fn empty() -> Body {
+        Body::of(Source::Empty)
     }
 
     /// Bytes that the proxy wrote itself.
     pub(crate) fn made(bytes: Bytes) -> Body {
-        Body {
-            source: Source::Made(bytes),
-            line: None,
-            slots: None,
-        }
+        Body::of(Source::Made(bytes))
     }
 
     /// What the upstream sends, as it sends it.
     pub(crate) fn upstream(body: ResponseBody) -> Body {
-        Body {
-            source: Source::Upstream(body),
-            line: None,
-            slots: None,
-        }
+        Body::of(Source::Upstream(body))
     }
 
     /// Whether the proxy made it itself.
@@ -97,6 +98,8 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
+        #[cfg(test)]
+        assert!(!self.trapped, "a trap in a body: key=secret");
         let polled = match &mut self.source {
             Source::Upstream(body) => Pin::new(body).poll_frame(context),
             Source::Made(bytes) if !bytes.is_empty() => {

@@ -3,11 +3,15 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 
 use crate::config::UpstreamSettings;
 use crate::upstream::{self, Vitals};
+
+/// After checks that ended by themselves, as they do in a panic.
+const REST: Duration = Duration::from_secs(1);
 
 /// Who has servers checked. The thread ends when it is dropped.
 #[derive(Debug, Default)]
@@ -45,7 +49,7 @@ fn spawn(
         loop {
             let settings = follow.borrow_and_update().clone();
             tokio::select! {
-                () = upstream::check(&settings, &vitals) => {}
+                () = upstream::check(&settings, &vitals) => tokio::time::sleep(REST).await,
                 changed = follow.changed() => if changed.is_err() { return },
             }
         }

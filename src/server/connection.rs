@@ -69,7 +69,11 @@ impl Client {
             let another = serving.another(&self.downstream, self.generation);
             let downstream = another.as_deref().unwrap_or(&self.downstream);
             let mut awaited = Awaited(serving.proxy.meter(), true);
+            #[cfg(test)]
+            let mine = super::trap::Trap::for_request(&request);
             let handling = serving.proxy.handle(request, downstream, flaw);
+            #[cfg(test)]
+            let handling = mine.around(handling);
             let answered = AssertUnwindSafe(handling).catch_unwind().await;
             awaited.1 = false;
             answered.unwrap_or_else(|_| {
@@ -110,6 +114,8 @@ struct Opened {
 /// Serves the client at the other end of `stream`, who came as `arrival` says, until either side
 /// ends it.
 pub(super) async fn serve(stream: Stream, arrival: Arrival, worker: Arc<Worker>, open: Open) {
+    #[cfg(test)]
+    super::trap::on_a_connection(arrival.ip);
     // Boxed, as is whatever else is not there while a connection is parked: that is most of the
     // time, for most of them.
     let Some(opened) = Box::pin(opening(stream, arrival, worker, open)).await else {

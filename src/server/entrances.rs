@@ -13,7 +13,9 @@ use tokio::task::JoinHandle;
 use super::crew::Guest;
 use super::drain::Open;
 use super::listen::{BACKLOG, Entrance, Listener};
-use super::worker::Worker;
+#[cfg(test)]
+use super::trap;
+use super::worker::{Worker, endure};
 use super::{Course, connection, neighbours, tls};
 use crate::proxy::Arrival;
 use crate::wire::Stream;
@@ -59,12 +61,12 @@ impl Entrances {
         let (worker, secure) = (Arc::clone(&self.worker), entrance.secure);
         let accepting = match entrance.try_clone()?.listener {
             Listener::Tcp(socket) => {
-                let socket = TcpListener::from_std(socket)?;
-                tokio::spawn(accept_tcp(socket, worker, secure))
+                let socket = Arc::new(TcpListener::from_std(socket)?);
+                endure(move || accept_tcp(Arc::clone(&socket), Arc::clone(&worker), secure))
             }
             Listener::Unix(socket) => {
-                let socket = UnixListener::from_std(socket)?;
-                tokio::spawn(accept_unix(socket, worker, secure))
+                let socket = Arc::new(UnixListener::from_std(socket)?);
+                endure(move || accept_unix(Arc::clone(&socket), Arc::clone(&worker), secure))
             }
         };
         self.all.push(Attended {
@@ -117,7 +119,7 @@ fn greet(worker: &Arc<Worker>, (stream, ip): (Stream, IpAddr), secure: bool, ope
     }
 }
 
-async fn accept_tcp(listener: TcpListener, worker: Arc<Worker>, secure: bool) {
+async fn accept_tcp(listener: Arc<TcpListener>, worker: Arc<Worker>, secure: bool) {
     loop {
         let permit = Arc::clone(&worker.connections).acquire_owned().await;
         let (Ok(permit), accepted) = (permit, listener.accept().await) else {
@@ -128,6 +130,8 @@ async fn accept_tcp(listener: TcpListener, worker: Arc<Worker>, secure: bool) {
                 // Without it an answer in two writes waits for the client's delayed ACK.
                 let _ = stream.set_nodelay(true);
                 let (mut open, ip) = (worker.drain.open(permit), address.ip().to_canonical());
+                #[cfg(test)]
+                trap::at_the_door(ip);
                 if worker.seat(&mut open, ip) {
                     place(&worker, (stream, ip), secure, open);
                 }
@@ -172,7 +176,7 @@ pub(super) async fn receive(mut guests: UnboundedReceiver<Guest>, worker: Arc<Wo
     }
 }
 
-async fn accept_unix(listener: UnixListener, worker: Arc<Worker>, secure: bool) {
+async fn accept_unix(listener: Arc<UnixListener>, worker: Arc<Worker>, secure: bool) {
     loop {
         let permit = Arc::clone(&worker.connections).acquire_owned().await;
         let (Ok(permit), accepted) = (permit, listener.accept().await) else {

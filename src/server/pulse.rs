@@ -1,6 +1,6 @@
 //! The workers' signs of life: each beats a few times a second from the moment it accepts
-//! connections. Whoever started the house learns from it when all serve, and whether any stands
-//! still.
+//! connections. Whoever started the house learns from it when all serve, whether any stands still,
+//! and whether one has ended that should not have.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +13,7 @@ const ENDED: u64 = u64::MAX;
 pub struct Pulse {
     beats: Vec<AtomicU64>,
     first: Notify,
+    fallen: Notify,
 }
 
 impl Pulse {
@@ -21,6 +22,7 @@ impl Pulse {
         Pulse {
             beats: (0..workers).map(|_| AtomicU64::new(0)).collect(),
             first: Notify::new(),
+            fallen: Notify::new(),
         }
     }
 
@@ -34,6 +36,18 @@ impl Pulse {
     /// A worker has ended, as it should: it is not missed.
     pub(crate) fn end(&self, worker: usize) {
         self.beats[worker].store(ENDED, Ordering::Relaxed);
+    }
+
+    /// A worker has ended though nobody told it to.
+    pub(crate) fn fall(&self, worker: usize) {
+        self.end(worker);
+        self.fallen.notify_one();
+    }
+
+    /// Returns once a worker has ended though nobody told it to; whoever waits is told once. Its
+    /// clients are lost, and those that its sockets still get would wait for ever.
+    pub async fn one_falls(&self) {
+        self.fallen.notified().await;
     }
 
     /// Whether all workers serve.

@@ -15,11 +15,13 @@
 
 use std::fmt;
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
@@ -202,7 +204,12 @@ impl Reloader {
                 asked.push(more);
             }
             let before = self.house.tls.clone();
-            let outcome = Arc::new(self.reload(path.as_deref()).await);
+            let reload = AssertUnwindSafe(self.reload(path.as_deref()));
+            let outcome = reload.catch_unwind().await;
+            let outcome = Arc::new(outcome.unwrap_or_else(|_| {
+                let why = io::Error::other("something of ours broke, which the log has told");
+                Err(ReloadError::Unusable(why))
+            }));
             let after = self.house.tls.as_ref();
             if before.as_ref().map(Arc::as_ptr) != after.map(Arc::as_ptr) {
                 certificates.abort_all();

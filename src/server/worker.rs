@@ -3,10 +3,14 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::FutureExt as _;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
 
 use super::crew::Crew;
 use super::drain::{Deadlines, Drain, Open};
@@ -18,6 +22,9 @@ use super::serving::{Kept, Serving, flush};
 use super::{Course, House, Shutdown};
 use crate::clock::{self, Sweep};
 use crate::config::{Config, ServerSettings};
+
+/// After a panic in a part of a worker: one that fails at once, again and again, takes no core.
+const PART_REST: Duration = Duration::from_millis(50);
 
 /// What every connection of a worker needs.
 pub(super) struct Worker {
@@ -54,7 +61,8 @@ async fn serve(
     let index = place.1;
     let drain = place.0.drain(index);
     let sweep = Sweep::new();
-    tokio::spawn(sweep.clone().run());
+    let sweeping = sweep.clone();
+    endure(move || sweeping.clone().run());
     let mut kept = Kept::open(house).await;
     let first = kept.begin(config, (house, &sweep));
     let worker = Arc::new(Worker {
@@ -72,7 +80,10 @@ async fn serve(
     }
     let pulse = Arc::clone(&house.pulse);
     let serving = Arc::clone(&worker.serving);
-    tokio::spawn(flush(serving, move || pulse.beat(index)));
+    endure(move || {
+        let pulse = Arc::clone(&pulse);
+        flush(Arc::clone(&serving), move || pulse.beat(index))
+    });
     loop {
         tokio::select! {
             // A dropped sender means the same as a stop.
@@ -90,6 +101,19 @@ async fn serve(
         tracing::warn!(connections = cut, "cut at the drain deadline");
     }
     Ok(())
+}
+
+/// Runs a part of this worker as long as the worker lives, until it ends by itself: a panic in it
+/// is told, and it begins anew.
+pub(super) fn endure<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    tokio::spawn(async move {
+        while AssertUnwindSafe(part()).catch_unwind().await.is_err() {
+            tokio::time::sleep(PART_REST).await;
+        }
+    })
 }
 
 impl Worker {
@@ -114,6 +138,8 @@ impl Worker {
 
     /// Serves by another configuration from the next request on.
     async fn renew(&self, order: Order, kept: &mut Kept, entrances: &mut Entrances) {
+        #[cfg(test)]
+        super::trap::at_a_reload(&order.config);
         let old = self.serving.load_full();
         let house = (&*order.house, &self.sweep);
         let next = kept.renew(&old, *order.config, house).await;

@@ -68,7 +68,8 @@ pub async fn check(settings: &[UpstreamSettings], vitals: &Vitals) {
             }
         }
     }
-    while tasks.join_next().await.is_some() {}
+    // Servers that nobody checks any more would stay as they are for ever.
+    while let Some(Ok(())) = tasks.join_next().await {}
 }
 
 /// Checks the servers of one upstream, all of them in each round.

@@ -16,6 +16,12 @@ use crate::support::mortal;
 /// More than anything here should ever take; a test that waits so long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// What is tested: this build, or the one that TIDEGATE_PROGRAM names.
+pub fn program() -> String {
+    let other = std::env::var("TIDEGATE_PROGRAM").ok();
+    other.unwrap_or_else(|| env!("CARGO_BIN_EXE_tidegate").to_owned())
+}
+
 /// A running tidegate.
 pub struct Tidegate {
     child: Child,
@@ -108,10 +114,7 @@ impl Tidegate {
         };
         let text = format!("listen = {listen}\n{config}");
         std::fs::write(directory.path().join("proxy.toml"), text).unwrap();
-        // TIDEGATE_PROGRAM: the same with another build.
-        let program = std::env::var("TIDEGATE_PROGRAM").ok();
-        let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_tidegate").to_owned());
-        let words = [prefix, &[program]].concat();
+        let words = [prefix, &[program()]].concat();
         let mut child = mortal(&words[0])
             .args(&words[1..])
             .args(["run", "-c", "proxy.toml"])

@@ -41,6 +41,7 @@ mod matrix;
 mod names;
 mod outage_sim;
 mod pace;
+mod panics;
 mod parked;
 mod people;
 mod pipelining;

@@ -1,0 +1,76 @@
+//! What is told of a panic: each is a mistake of ours. It never ends more than what it happened in;
+//! that is held by whoever runs it.
+//!
+//! Of its message only what we wrote ourselves is told: what follows is the value that something
+//! was wrong with, which may be a client's key.
+
+use std::any::Any;
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::panic;
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Since the process was started.
+static PANICS: AtomicU64 = AtomicU64::new(0);
+
+/// How many there were in this process.
+pub fn panics() -> u64 {
+    PANICS.load(Ordering::Relaxed)
+}
+
+/// From now on tells each in the diagnostics, and counts it. What had the stack written does so in
+/// the same line (`RUST_BACKTRACE`).
+pub(super) fn tell() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        panic::set_hook(Box::new(|info| {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+            let thread = std::thread::current();
+            let thread = thread.name().unwrap_or("(none)");
+            let place = info.location().map(ToString::to_string);
+            let place = place.unwrap_or_default();
+            let message = harmless(text(info.payload()));
+            let backtrace = Backtrace::capture();
+            let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
+            let backtrace = backtrace.as_ref().map(tracing::field::display);
+            let mistake = format!("a panic, which is our mistake: {message}");
+            tracing::error!(thread, place, backtrace, "{mistake}");
+        }));
+    });
+}
+
+fn text(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or_default()
+}
+
+/// Values stand behind a colon or between quotation marks.
+fn harmless(message: &str) -> &str {
+    let end = message.find([':', '\'', '"', '`', '\n']);
+    message[..end.unwrap_or(message.len())].trim_end()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_not_told() {
+        for (message, told) in [
+            ("the table has it", "the table has it"),
+            (
+                "range end index 9 out of range for slice of length 5",
+                "range end index 9 out of range for slice of length 5",
+            ),
+            ("it is whole: Utf8Error { key: 5 }", "it is whole"),
+            (
+                "start byte index 1 is not a char boundary; it is inside 'é' of `sé`",
+                "start byte index 1 is not a char boundary; it is inside",
+            ),
+            ("`secret` is odd", ""),
+        ] {
+            assert_eq!(harmless(message), told);
+        }
+    }
+}
