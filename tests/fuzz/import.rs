@@ -205,6 +205,8 @@ fn any_file_of_traefik_is_imported_or_refused() {
 }
 
 fn check(from: From, path: &Path, text: &[u8]) {
+    // A file that is written over is put on the disk at once; a new one is not.
+    let _ = std::fs::remove_file(path);
     std::fs::write(path, text).unwrap();
     let told = || String::from_utf8_lossy(text).into_owned();
     let began = Instant::now();
