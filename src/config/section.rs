@@ -183,13 +183,26 @@ impl<'r> Section<'r> {
         Some(format!("write for example `{key} = {}`", known.value))
     }
 
-    /// Something necessary that the section does not say.
+    /// Something necessary that the section does not say; a slip in its name is told as that only.
     pub(super) fn missing(&self, key: &str, example: &str) {
+        if self.has_slip_of(key) {
+            return;
+        }
         let message = format!("`{}` has no `{key}`", self.name);
         let diagnostic = Diagnostic::new(Code::MissingKey, message)
             .at(&self.span, "")
             .help(format!("write for example `{example}`"));
         self.reader.report(diagnostic);
+    }
+
+    /// Whether a key of the section that is none of its settings was meant to be this one.
+    fn has_slip_of(&self, key: &str) -> bool {
+        let is_slip = |name: &str| {
+            let is_unknown = !name.starts_with("x-") && known::of(&self.pattern, name).is_none();
+            is_unknown && nearest(name, [key]).is_some()
+        };
+        let mut names = self.table.iter().flat_map(|table| table.keys());
+        names.any(|name| is_slip(name.get_ref()))
     }
 
     /// A table within this one.
