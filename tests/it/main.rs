@@ -58,6 +58,7 @@ mod replay;
 mod rewriting;
 mod scripted;
 mod service;
+mod sessions;
 mod shares;
 mod slots;
 mod smuggling;
