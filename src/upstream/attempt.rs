@@ -284,6 +284,8 @@ impl Upstream {
             | UpstreamError::ConnectTimedOut
             | UpstreamError::Tls(_)
             | UpstreamError::NoHttp2(_) => (Some(Ended::Unsent), Some(Trouble::Unreachable)),
+            // To another server there may be a port.
+            UpstreamError::OutOfSockets(_) => (Some(Ended::Unsent), None),
             UpstreamError::TimedOut => (Some(Ended::TimedOut), Some(Trouble::Failed)),
             // Servers close what is idle, perhaps just as we use it.
             UpstreamError::Closed(_) if was_pooled => (Some(Ended::Closed), None),

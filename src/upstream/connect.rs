@@ -1,7 +1,7 @@
 //! Connecting to one server, over TCP or a unix socket. It must never outlast its time.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -55,9 +55,10 @@ impl ConnectError {
     pub(super) fn again(&self) -> ConnectError {
         match self {
             ConnectError::TimedOut => ConnectError::TimedOut,
-            ConnectError::Failed(error) => {
-                ConnectError::Failed(io::Error::new(error.kind(), error.to_string()))
-            }
+            ConnectError::Failed(error) => ConnectError::Failed(match error.raw_os_error() {
+                Some(code) => io::Error::from_raw_os_error(code),
+                None => io::Error::new(error.kind(), error.to_string()),
+            }),
             ConnectError::Tls(trouble) => ConnectError::Tls(*trouble),
             ConnectError::NoHttp2(error) => {
                 ConnectError::NoHttp2(error.reason().unwrap_or(h2::Reason::PROTOCOL_ERROR).into())
@@ -139,11 +140,28 @@ async fn any_of(addresses: &[SocketAddr], within: Duration) -> io::Result<Stream
 }
 
 async fn tcp(address: SocketAddr) -> io::Result<Stream> {
-    let stream = TcpStream::connect(address).await?;
+    let stream = TcpStream::connect(address).await;
+    let stream = stream.map_err(|error| match error.kind() {
+        // There are ports enough, and no way: IPv6 where the machine has none, for example.
+        io::ErrorKind::AddrNotAvailable if !has_way(address) => {
+            io::Error::new(io::ErrorKind::HostUnreachable, error)
+        }
+        _ => error,
+    })?;
     // A request in two writes would wait for the server's delayed ACK.
     stream.set_nodelay(true)?;
     SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
     Ok(Stream::Tcp(stream))
+}
+
+/// Whether this machine has an address from which that one could be reached. Sends nothing.
+#[cold]
+fn has_way(address: SocketAddr) -> bool {
+    let any = match address {
+        SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect(address).is_ok())
 }
 
 /// Whether a server takes connections, found out within `within` for each of its addresses. It

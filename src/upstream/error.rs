@@ -6,6 +6,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use http::StatusCode;
+use rustix::io::Errno;
 
 use super::body::BodyError;
 use super::connect::ConnectError;
@@ -26,6 +27,8 @@ pub enum UpstreamError {
     QueuedTooLong,
     /// No server could be connected to.
     Unreachable(io::Error),
+    /// This machine has no port, descriptor or memory for another connection. No server's fault.
+    OutOfSockets(io::Error),
     /// No connection stood within `connect_timeout`.
     ConnectTimedOut,
     /// No head came within `timeout` of the request's last byte, or no more of a body within
@@ -77,7 +80,8 @@ impl UpstreamError {
             UpstreamError::NoServer
             | UpstreamError::NoneLeft(_)
             | UpstreamError::TooManyConnections
-            | UpstreamError::QueuedTooLong => StatusCode::SERVICE_UNAVAILABLE,
+            | UpstreamError::QueuedTooLong
+            | UpstreamError::OutOfSockets(_) => StatusCode::SERVICE_UNAVAILABLE,
             UpstreamError::ConnectTimedOut | UpstreamError::TimedOut => StatusCode::GATEWAY_TIMEOUT,
             UpstreamError::Unreachable(_)
             | UpstreamError::Tls(_)
@@ -96,7 +100,9 @@ impl UpstreamError {
     pub fn retry_after(&self) -> Option<u64> {
         match self {
             UpstreamError::NoneLeft(time) => Some(time.as_millis().div_ceil(1000).max(1) as u64),
-            UpstreamError::TooManyConnections | UpstreamError::QueuedTooLong => Some(1),
+            UpstreamError::TooManyConnections
+            | UpstreamError::QueuedTooLong
+            | UpstreamError::OutOfSockets(_) => Some(1),
             _ => None,
         }
     }
@@ -109,6 +115,7 @@ impl UpstreamError {
             UpstreamError::TooManyConnections => "upstream_busy",
             UpstreamError::QueuedTooLong => "upstream_queue_timeout",
             UpstreamError::Unreachable(_) => "upstream_unreachable",
+            UpstreamError::OutOfSockets(_) => "out_of_sockets",
             UpstreamError::ConnectTimedOut => "upstream_connect_timeout",
             UpstreamError::TimedOut => "upstream_timeout",
             UpstreamError::Tls(trouble) | UpstreamError::TlsEnded(trouble) => tls_label(*trouble),
@@ -131,6 +138,7 @@ impl UpstreamError {
                 | UpstreamError::TooManyConnections
                 | UpstreamError::QueuedTooLong
                 | UpstreamError::Unreachable(_)
+                | UpstreamError::OutOfSockets(_)
                 | UpstreamError::ConnectTimedOut
                 | UpstreamError::Tls(_)
                 | UpstreamError::NoHttp2(_)
@@ -177,11 +185,26 @@ impl From<ConnectError> for UpstreamError {
     fn from(error: ConnectError) -> UpstreamError {
         match error {
             ConnectError::TimedOut => UpstreamError::ConnectTimedOut,
+            ConnectError::Failed(error) if is_out_of_sockets(&error) => {
+                UpstreamError::OutOfSockets(error)
+            }
             ConnectError::Failed(error) => UpstreamError::Unreachable(error),
             ConnectError::Tls(trouble) => UpstreamError::Tls(trouble),
             ConnectError::NoHttp2(error) => UpstreamError::NoHttp2(error),
         }
     }
+}
+
+/// Whether it is this machine that lacks something, whoever was to be connected to.
+fn is_out_of_sockets(error: &io::Error) -> bool {
+    let lacks = [
+        Errno::ADDRNOTAVAIL,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOBUFS,
+        Errno::NOMEM,
+    ];
+    Errno::from_io_error(error).is_some_and(|errno| lacks.contains(&errno))
 }
 
 impl fmt::Display for UpstreamError {
@@ -192,6 +215,9 @@ impl fmt::Display for UpstreamError {
             UpstreamError::TooManyConnections => "the upstream has too many requests under way",
             UpstreamError::QueuedTooLong => "no server of the upstream had room in time",
             UpstreamError::Unreachable(_) => "the upstream cannot be reached",
+            UpstreamError::OutOfSockets(_) => {
+                "this machine has nothing left to reach the upstream with"
+            }
             UpstreamError::ConnectTimedOut => "connecting to the upstream took too long",
             UpstreamError::TimedOut => "the upstream took too long to answer",
             UpstreamError::Tls(_) => "there is no TLS with the upstream",
@@ -218,7 +244,7 @@ impl UpstreamError {
 impl Error for UpstreamError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            UpstreamError::Unreachable(error) => Some(error),
+            UpstreamError::Unreachable(error) | UpstreamError::OutOfSockets(error) => Some(error),
             UpstreamError::Tls(trouble) | UpstreamError::TlsEnded(trouble) => Some(trouble),
             UpstreamError::NoHttp2(error) => Some(error),
             UpstreamError::Closed(error) | UpstreamError::Garbage(error) => Some(error),

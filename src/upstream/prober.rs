@@ -99,6 +99,8 @@ async fn check_one(server: Arc<Server>, rules: Arc<HealthCheck>) {
     let unwell = match asked {
         Ok(Ok(status)) if rules.status.contains(status) => None,
         Ok(Ok(status)) => Some(Unwell::Status(status)),
+        // Which says nothing of the server.
+        Ok(Err(UpstreamError::OutOfSockets(_))) => return,
         Ok(Err(error)) => Some(Unwell::Failed(error)),
         Err(_) => Some(Unwell::Late(rules.timeout)),
     };

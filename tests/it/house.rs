@@ -88,6 +88,13 @@ impl Tidegate {
         Self::start_after(&mount, config)
     }
 
+    /// On a network of its own, in which `script` turns into the proxy.
+    pub fn start_on_a_network(script: &str, listen: &str, config: &str) -> Tidegate {
+        let prefix = ["unshare", "--map-root-user", "--net", "sh", "-c", script];
+        let directory = tempfile::tempdir().unwrap();
+        Self::launch(directory, listen, config, &[], &prefix.map(str::to_owned))
+    }
+
     /// With mounts of its own, which `script` makes before it turns into the proxy.
     fn start_after(script: &str, config: &str) -> Tidegate {
         let prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", script];

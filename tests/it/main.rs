@@ -45,6 +45,7 @@ mod panics;
 mod parked;
 mod people;
 mod pipelining;
+mod ports;
 mod private;
 mod probe;
 mod proxy_protocol;
