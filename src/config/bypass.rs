@@ -6,6 +6,7 @@ use http::HeaderName;
 use ipnet::IpNet;
 
 use crate::limit::key::{Facts, same_secret};
+use crate::path::CanonicalPath;
 use crate::route::PathPattern;
 
 /// A rule under which a request is forwarded without being charged. Every condition that is given
@@ -25,11 +26,6 @@ pub struct Bypass {
 impl Bypass {
     /// Whether every condition holds for a request of this client (its address not grouped).
     pub fn covers(&self, facts: &Facts<'_>, client: IpAddr) -> bool {
-        let ip = || self.ip.is_empty() || self.ip.iter().any(|net| net.contains(&client));
-        let path = || {
-            let pattern = self.path.as_ref();
-            pattern.is_none_or(|pattern| pattern.matches(facts.path))
-        };
         let header = || {
             self.header.as_ref().is_none_or(|(name, secret)| {
                 let value = facts.headers.get(name);
@@ -40,6 +36,13 @@ impl Bypass {
             let secret = self.key.as_ref();
             secret.is_none_or(|secret| facts.carries_api_key(secret))
         };
-        ip() && path() && header() && key()
+        self.fits(facts.path, client) && header() && key()
+    }
+
+    /// Whether the conditions on path and address hold.
+    pub fn fits(&self, path: &CanonicalPath<'_>, client: IpAddr) -> bool {
+        let ip = self.ip.is_empty() || self.ip.iter().any(|net| net.contains(&client));
+        let pattern = self.path.as_ref().filter(|_| ip);
+        ip && pattern.is_none_or(|pattern| pattern.matches(path))
     }
 }

@@ -82,6 +82,20 @@ impl Limit {
 }
 
 impl Tiers {
+    /// Whether more than headers and a certificate may say the tier. `in_query` is whether API keys
+    /// may be in a query.
+    pub fn may_be_in_target(&self, in_query: bool) -> bool {
+        let elsewhere = |part: &Part| match part {
+            Part::Header(_) | Part::Cookie(_) | Part::Jwt(_) | Part::Tls(_) => false,
+            Part::ApiKey => in_query,
+            _ => true,
+        };
+        match &self.from {
+            TierSource::Part(parts) => parts.0.iter().any(elsewhere),
+            TierSource::Keys(_) => in_query,
+        }
+    }
+
     /// Whether a token may say the tier.
     pub fn asks_claims(&self) -> bool {
         match &self.from {

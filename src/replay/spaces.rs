@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::limit::Missing;
-use crate::limit::key::{ApiKeySource, ApiKeySources, Derived, Facts, Key, Part};
+use crate::limit::key::{ApiKeySources, Derived, Facts, Key, Part};
 
 /// Every way in which requests are told apart.
 #[derive(Debug)]
@@ -186,8 +186,7 @@ impl Space {
 /// The parts of a key that a request without headers has. Nothing where they are not always the
 /// same ones, or others than its address and its path.
 fn bare(key: &Key, sources: &ApiKeySources) -> Option<Vec<(usize, Part)>> {
-    let in_query = |source: &ApiKeySource| matches!(source, ApiKeySource::Query(_));
-    let in_query = sources.0.iter().any(in_query);
+    let in_query = sources.reads_query();
     let is_absent = |part: &Part| match part {
         Part::Header(_) | Part::Cookie(_) => true,
         Part::ApiKey => !in_query,

@@ -98,10 +98,10 @@ impl Ways {
         hash: u64,
         (method, host): (&str, &str),
         path: &[u8],
-    ) -> Option<(usize, &str)> {
+    ) -> Option<(usize, &CanonicalPath<'static>)> {
         let way = self.places[place(hash)].way.as_deref()?;
         let is_it = way.path.as_bytes() == path && way.method == method && way.host == host;
-        is_it.then(|| (way.route, way.parsed.path.as_str()))
+        is_it.then_some((way.route, &way.parsed.path))
     }
 
     /// Where a target went, and what it was read as.

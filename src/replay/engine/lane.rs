@@ -1,10 +1,12 @@
 //! The short way of plain lines: what a route asks is worked out once, where nothing but a client's
-//! address and the path can change it. Everything else goes the long way, which says the same.
+//! address and the path can change it. Everything else goes the long way, which says the same; so
+//! does whoever is never charged, or exempt.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use http::{HeaderMap, StatusCode};
+use ipnet::IpNet;
 use memchr::memchr2;
 use smallvec::SmallVec;
 
@@ -26,6 +28,8 @@ pub(super) struct Lane {
     spaces: Vec<usize>,
     /// Whether some key has the path in it.
     by_path: bool,
+    /// Clients whom some limit does not concern.
+    exempt: Vec<IpNet>,
     refunds: bool,
 }
 
@@ -43,29 +47,41 @@ struct Asked {
 
 /// The lanes of all routes, by their numbers; nowhere if every request goes the long way.
 pub(super) fn all(reading: &Reading, plan: &Plan, spaces: &Spaces) -> Vec<Option<Lane>> {
-    if reading.tiers.is_some() || !reading.bypass.is_empty() {
+    let in_query = reading.api_key.reads_query();
+    let tier = match &reading.tiers {
+        Some(tiers) if tiers.may_be_in_target(in_query) => return Vec::new(),
+        Some(tiers) => tiers.default.as_deref(),
+        None => None,
+    };
+    if in_query && reading.bypass.iter().any(|rule| rule.key.is_some()) {
         return Vec::new();
     }
-    let lane = |route| Lane::of(route, plan, spaces);
+    let lane = |route| Lane::of(route, (plan, spaces), (tier, in_query));
     reading.routes.iter().map(lane).collect()
 }
 
 impl Lane {
-    fn of(route: &Route, plan: &Plan, spaces: &Spaces) -> Option<Lane> {
+    fn of(
+        route: &Route,
+        (plan, spaces): (&Plan, &Spaces),
+        (tier, in_query): (Option<&str>, bool),
+    ) -> Option<Lane> {
         let mut lane = Lane {
             sets: vec![Vec::new()],
             spaces: Vec::new(),
             by_path: false,
+            exempt: Vec::new(),
             refunds: !route.refund.is_empty(),
         };
         let cost = route.cost.units(&HeaderMap::new(), false);
         for (nth, limit) in route.limits.iter().enumerate() {
             let place = plan.find(route, nth);
             let space = plan.limits[place].space;
-            let is_bare = spaces.is_bare(space);
-            if !is_bare || !limit.exempt.nets.is_empty() || !limit.exempt.keys.is_empty() {
+            // A key that is exempt is in no header here, and may be in a query.
+            if !spaces.is_bare(space) || in_query && !limit.exempt.keys.is_empty() {
                 return None;
             }
+            lane.exempt.extend(&limit.exempt.nets);
             if !lane.spaces.contains(&space) {
                 lane.spaces.push(space);
             }
@@ -79,11 +95,11 @@ impl Lane {
                     meter: known.meter,
                     space,
                     by_ip,
-                    cost: cost.saturating_mul(limit.cost),
+                    cost: limit.units(cost),
                     units: known.units,
                 })
             };
-            let own: Option<Vec<Asked>> = limit.windows_of(None).iter().map(asked).collect();
+            let own: Option<Vec<Asked>> = limit.windows_of(tier).iter().map(asked).collect();
             match limit.shadow {
                 true => lane.sets.push(own?),
                 false => lane.sets[0].extend(own?),
@@ -112,11 +128,15 @@ impl Engine {
         if meters.any(|keys| keys >= self.max_keys) {
             return false;
         }
-        let trusted = &self.reading.client_ip.trusted;
-        if !trusted.is_empty() && self.reading.client_ip.trusts(plain.peer.into()) {
+        let peer = IpAddr::from(plain.peer);
+        if lane.exempt.iter().any(|net| net.contains(&peer)) {
             return false;
         }
-        let ip = match self.reading.client_ip.group(plain.peer.into()) {
+        let trusted = &self.reading.client_ip.trusted;
+        if !trusted.is_empty() && self.reading.client_ip.trusts(peer) {
+            return false;
+        }
+        let ip = match self.reading.client_ip.group(peer) {
             IpAddr::V4(ip) => ip,
             IpAddr::V6(_) => return false,
         };
@@ -163,8 +183,8 @@ impl Engine {
         true
     }
 
-    /// The number of the route that a plain request takes; its path is in `lane_path` where it
-    /// matters.
+    /// The number of the route that a plain request takes, unless it is never charged; its path is
+    /// in `lane_path` where it matters.
     fn lane_of(&mut self, plain: &Plain<'_>) -> Option<usize> {
         let ways = self.ways.as_mut().filter(|_| !self.lanes.is_empty())?;
         let reading = &self.reading;
@@ -176,9 +196,12 @@ impl Engine {
             lane.is_some_and(|lane| lane.by_path)
         };
         if let Some((number, path)) = ways.route_of(hash, (plain.method, &reading.host), path) {
+            if reading.spares(path, plain.peer.into()) {
+                return None;
+            }
             if by_path(number) {
                 self.lane_path.clear();
-                self.lane_path.push_str(path);
+                self.lane_path.push_str(path.as_str());
             }
             return Some(number);
         }
@@ -197,6 +220,9 @@ impl Engine {
         })?;
         let number = found.route.number;
         ways.keep(hash, &sent, &parsed, &found);
+        if reading.spares(&parsed.path, plain.peer.into()) {
+            return None;
+        }
         if by_path(number) {
             self.lane_path.clear();
             self.lane_path.push_str(parsed.path.as_str());

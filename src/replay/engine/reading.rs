@@ -45,6 +45,13 @@ impl Reading {
         (client, trusted)
     }
 
+    /// Whether a request without headers and without an API key is never charged.
+    pub(super) fn spares(&self, path: &CanonicalPath<'_>, client: IpAddr) -> bool {
+        let asks_no_more = |rule: &&Bypass| rule.header.is_none() && rule.key.is_none();
+        let mut rules = self.bypass.iter().filter(asks_no_more);
+        rules.any(|rule| rule.fits(path, client))
+    }
+
     /// What is known of a request but for its client.
     pub(super) fn facts<'r>(
         &'r self,

@@ -15,15 +15,18 @@ const LIMITS: &str = "upstream = \"http://127.0.0.1:9\"\n\
     [limit.twice]\nrate = [\"2/s\", \"3/2s\"]\nkey = \"ip\"\ncost = 2\n\
     [limit.place]\nrate = \"2/s\"\nkey = [\"ip\", \"path\"]\nshadow = true\n\
     [limit.rough]\nrate = \"4/5s\"\nkey = \"ip\"\nalgorithm = \"counter\"\n\
-    [limit.spared]\nrate = \"1/s\"\nkey = \"ip\"\nexempt = [\"192.0.2.3\"]\n\
+    [limit.spared]\nrate = \"1/s\"\nkey = \"ip\"\nexempt = [\"192.0.2.3\", \"secret-key\"]\n\
+    tiers = { free = \"2/s\", staff = \"unlimited\" }\n\
+    [limit.each]\nrate = \"3/2s\"\nkey = \"ip\"\ncounts = \"requests\"\n\
     [[route]]\npath = \"/a\"\nlimits = [\"known\", \"twice\"]\n\
     [[route]]\npath = \"/a\"\nmethods = [\"POST\"]\nlimits = [\"rough\", \"known\"]\n\
     refund = [\"5xx\"]\n\
     [[route]]\npath = \"/b/{id}\"\nlimits = [\"place\", \"rough\"]\n\
     [[route]]\npath = \"/c\"\nlimits = [\"spared\", \"known\"]\n\
-    [[route]]\npath = \"/d/*\"\nlimits = []\n";
+    [[route]]\npath = \"/d/*\"\nlimits = []\n\
+    [[route]]\npath = \"/e\"\nlimits = [\"each\", \"rough\"]\ncost = 2\n";
 
-const TARGETS: [&str; 10] = [
+const TARGETS: [&str; 13] = [
     "/a",
     "/a?q=1",
     "/b/1",
@@ -33,7 +36,28 @@ const TARGETS: [&str; 10] = [
     "//a/",
     "/c",
     "/d/1",
+    "/e",
+    "/c?key=secret-key",
+    "/a?key=k",
     "/none",
+];
+
+const TIERED: &str = "tiers = { free = \"2/s\", staff = \"unlimited\" }\n";
+
+/// What says a client's tier, of which a line may have some.
+const TIERS: [&str; 4] = [
+    "",
+    "[tier]\nfrom = \"header:x-tier\"\ndefault = \"free\"\n",
+    "[tier]\nfrom = \"header:x-tier\"\ndefault = \"staff\"\n",
+    "[tier]\nfrom = \"header:x-tier\"\n",
+];
+
+/// What a file may have beside its limits.
+const MORE: [&str; 4] = [
+    "[[bypass]]\npath = \"/b/{id}\"\n",
+    "[[bypass]]\nip = [\"192.0.2.2/31\"]\npath = \"/a\"\n",
+    "[[bypass]]\nip = [\"192.0.2.5\"]\n",
+    "[api_key]\nfrom = [\"query:key\"]\n",
 ];
 
 fn config_of(text: &str) -> Config {
@@ -85,7 +109,9 @@ fn counted(engine: &Engine) -> String {
     let mut text = format!("{:?}\n", (engine.totals.requests, engine.totals.denied));
     let mut outside: Vec<_> = engine.totals.outside.iter().collect();
     outside.sort_unstable();
-    let _ = writeln!(text, "{outside:?} {:?}", engine.totals.times);
+    let mut exempt: Vec<_> = engine.totals.exempt.iter().collect();
+    exempt.sort_unstable();
+    let _ = writeln!(text, "{outside:?} {exempt:?} {:?}", engine.totals.times);
     for seen in &engine.seen {
         let _ = writeln!(
             text,
@@ -116,12 +142,16 @@ proptest! {
         trace in prop::collection::vec(made(), 1..150),
         trusted in any::<bool>(),
         keys in prop::sample::select(vec![1_000_000, 1]),
+        more in prop::sample::subsequence(MORE.to_vec(), 0..=MORE.len()),
+        tier in prop::sample::select(TIERS.to_vec()),
     ) {
         let mut text = String::new();
         if trusted {
             text += "trusted_proxies = \"192.0.2.4/31\"\n";
         }
-        text += LIMITS;
+        text += &LIMITS.replace(if tier.is_empty() { TIERED } else { "nothing" }, "");
+        text += tier;
+        text += &more.concat();
         let new = || Engine::new(config_of(&text), "", keys);
         let (mut quick, mut slow) = (new(), new());
         slow.ways = None;
