@@ -13,6 +13,7 @@
 
 mod adjust;
 pub mod admit;
+pub(crate) mod again;
 mod arrival;
 pub mod body;
 mod changes;
@@ -54,6 +55,7 @@ use crate::telemetry::spans::Queue;
 use crate::upstream::body::RequestBody;
 use crate::upstream::{Upstreams, Vitals};
 use admit::{Asked, Asking};
+use again::Heads;
 pub use arrival::{Arrival, Secured};
 use body::Body;
 use changes::Changes;
@@ -77,6 +79,8 @@ pub struct Proxy {
     secure: Secure,
     log: Buffer,
     show_keys: bool,
+    /// Heads that were denied.
+    heads: Heads,
     /// What traces are made by, if they are.
     tracer: Option<Box<Tracer>>,
 }
@@ -131,6 +135,7 @@ impl Proxy {
             secure: Secure::new(config.tls.as_deref()),
             log: log.clone(),
             show_keys: config.log.keys != LogKeys::Off,
+            heads: Heads::default(),
             tracer: None,
             limiter: Limiter::new(config, (store, local), meter),
         }
@@ -255,8 +260,14 @@ impl Proxy {
                     // The answer's head takes the place of the request's.
                     let mut room = std::mem::take(request.headers_mut());
                     room.clear();
-                    let response = self.refuse(&refused, changes, line, room);
-                    self.limiter.note_denial(&refused, &request, line);
+                    let mut response = self.refuse(&refused, changes, line, room);
+                    if let Rejection::Limited(mut denial) = refused {
+                        let asked = (request.method(), request.uri());
+                        let said = (&denial.charge, &denial.decision);
+                        self.limiter.note_denial(said, asked, line);
+                        self.note_meaning(&mut denial, (asked, route), downstream, line);
+                        response.body_mut().denied(denial);
+                    }
                     return Ok(response);
                 }
             };

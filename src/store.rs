@@ -140,6 +140,16 @@ impl Store {
         }
     }
 
+    /// The denial of one request, where it is known without waiting that it is denied now. Charges
+    /// nothing.
+    pub fn denial(&self, charge: &Charge, generation: u64) -> Option<Decision> {
+        match self {
+            Store::Memory(memory) => memory.denial(charge),
+            Store::Redis(redis) => redis.denial(charge, generation),
+            Store::Cluster(cluster) => cluster.denial(charge, generation),
+        }
+    }
+
     /// Decides one request and charges it if every limit allows it. `generation` is that of the
     /// key with which the items' tags were derived ([`Store::hash_key`]).
     ///

@@ -16,6 +16,11 @@ pub struct Exempt {
 }
 
 impl Exempt {
+    /// Whether it concerns everybody.
+    pub fn is_empty(&self) -> bool {
+        self.nets.is_empty() && self.keys.is_empty()
+    }
+
     /// Whether a client is among them: by its address (not grouped), or by the value that the limit
     /// counts it by; by its API key where the limit counts by nothing that names a client.
     ///

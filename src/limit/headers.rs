@@ -6,12 +6,15 @@
 //! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters: only this file
 //! spells them.
 
+mod lines;
+
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
 };
 
 use super::{Charge, Decision, Item, Retry, Verdict};
+pub use lines::{put_line, put_lines};
 
 /// `x-ratelimit-limit`: the tightest limit's units.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -191,11 +194,7 @@ impl Texts {
 
     fn states(&mut self, charge: &Charge, decision: &Decision) -> Text {
         let start = self.0.len();
-        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
-            if verdict.retry != Retry::Unasked {
-                write_state(&mut self.0, item, verdict);
-            }
-        }
+        write_states(&mut self.0, charge, decision);
         self.list_from(start)
     }
 
@@ -286,6 +285,14 @@ fn write_policy(room: &mut Vec<u8>, item: &Item) {
     room.extend_from_slice(b", ");
 }
 
+fn write_states(room: &mut Vec<u8>, charge: &Charge, decision: &Decision) {
+    for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+        if verdict.retry != Retry::Unasked {
+            write_state(room, item, verdict);
+        }
+    }
+}
+
 /// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
 fn write_state(room: &mut Vec<u8>, item: &Item, verdict: &Verdict) {
     // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
@@ -320,7 +327,7 @@ mod tests {
         }
     }
 
-    const ALL: HeaderSettings = HeaderSettings {
+    pub(super) const ALL: HeaderSettings = HeaderSettings {
         x_ratelimit: true,
         ietf: true,
         reset: ResetForm::Epoch,
@@ -356,7 +363,7 @@ mod tests {
         }
     }
 
-    fn denied() -> (Charge, Decision) {
+    pub(super) fn denied() -> (Charge, Decision) {
         let charge = smallvec![
             item("login", 5, 60_000_000),
             item("per_client", 600, 60_000_000)

@@ -299,6 +299,8 @@ impl Limiter {
                 decision,
                 form,
                 alone: matches!(by, Decider::Local),
+                generation,
+                question: None,
             })));
         }
         admission.told = Some(Told {

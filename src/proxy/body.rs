@@ -9,6 +9,7 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Bytes;
 
 use super::line::Line;
+use super::reject::Denial;
 use super::slots::Slots;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::ResponseBody;
@@ -20,6 +21,8 @@ pub struct Body {
     line: Option<Box<Line>>,
     /// What the request holds until here.
     slots: Option<Box<Slots>>,
+    /// The denial that it is the answer to.
+    denial: Option<Box<Denial>>,
     /// Whoever looks into it panics.
     #[cfg(test)]
     pub(crate) trapped: bool,
@@ -38,6 +41,7 @@ impl Body {
             source,
             line: None,
             slots: None,
+            denial: None,
             #[cfg(test)]
             trapped: false,
         }
@@ -74,6 +78,16 @@ impl Body {
     /// Holds `slots` until this body has ended or was given up.
     pub(crate) fn hold(&mut self, slots: Box<Slots>) {
         self.slots = Some(slots);
+    }
+
+    /// It is the answer to `denial`.
+    pub(super) fn denied(&mut self, denial: Box<Denial>) {
+        self.denial = Some(denial);
+    }
+
+    /// The denial that it is the answer to; once.
+    pub(crate) fn take_denial(&mut self) -> Option<Box<Denial>> {
+        self.denial.take()
     }
 
     /// Has `line` written when this body has ended or was given up.

@@ -6,12 +6,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::Request;
+use http::{Method, Uri};
 
 use super::admit::Decider;
 use super::limiter::Limiter;
 use super::line::Line;
-use super::reject::Rejection;
 use super::request_id::RequestId;
 use crate::clock;
 use crate::limit::headers::seconds_up;
@@ -44,6 +43,17 @@ impl Limiter {
     pub(super) fn decide_here(&self, charge: &Charge) -> Option<Decision> {
         let since = self.meter.is_turn().then(clock::now);
         let decision = self.store.charge_here(charge);
+        if let Some(since) = since.filter(|_| decision.is_some()) {
+            self.note_time(since);
+        }
+        decision
+    }
+
+    /// The same for a request that was denied before: a decision only if it is denied now, and
+    /// nothing charged.
+    pub(super) fn deny_here(&self, charge: &Charge, generation: u64) -> Option<Decision> {
+        let since = self.meter.is_turn().then(clock::now);
+        let decision = self.store.denial(charge, generation);
         if let Some(since) = since.filter(|_| decision.is_some()) {
             self.note_time(since);
         }
@@ -84,11 +94,16 @@ impl Limiter {
     }
 
     /// A denial, for whoever watches.
-    pub(super) fn note_denial<B>(&self, refused: &Rejection, request: &Request<B>, line: &Line) {
-        let (Some(denials), Rejection::Limited(denial)) = (self.meter.denials(), refused) else {
+    pub(super) fn note_denial(
+        &self,
+        (charge, decision): (&Charge, &Decision),
+        asked: (&Method, &Uri),
+        line: &Line,
+    ) {
+        let Some(denials) = self.meter.denials() else {
             return;
         };
-        let mut items = denial.charge.iter().zip(&denial.decision.verdicts);
+        let mut items = charge.iter().zip(&decision.verdicts);
         let Some((item, verdict)) = items.find(|(_, verdict)| verdict.retry.denies()) else {
             return;
         };
@@ -97,8 +112,8 @@ impl Limiter {
                 at_us: clock::unix_us(),
                 limit: item.limit.name.to_string(),
                 route: line.route.as_deref().unwrap_or_default().to_owned(),
-                method: request.method().clone(),
-                path: short(request.uri().path()),
+                method: asked.0.clone(),
+                path: short(asked.1.path()),
                 client: line.client,
                 tag: item.tag,
                 retry_after: match verdict.retry {

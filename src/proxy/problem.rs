@@ -133,31 +133,42 @@ fn quality_of(kind: BodyKind, headers: &HeaderMap) -> f32 {
 /// Writes `problem` in the form `kind`, from the operator's template where there is one. There is
 /// room behind it for what else is to be written for the same answer.
 pub fn render(problem: &Problem<'_>, kind: BodyKind, template: Option<&str>) -> Vec<u8> {
-    let text = match (template, kind) {
-        (Some(template), _) => fill(template, problem, kind),
-        (None, BodyKind::Json) => return render_json(problem),
-        (None, BodyKind::Html) => fill(HTML, problem, kind),
-        (None, BodyKind::Text) => fill(TEXT, problem, kind),
+    let mut out = Vec::with_capacity(512);
+    render_into(&mut out, problem, kind, template);
+    out
+}
+
+/// The same behind what is in `out`.
+pub fn render_into(
+    out: &mut Vec<u8>,
+    problem: &Problem<'_>,
+    kind: BodyKind,
+    template: Option<&str>,
+) {
+    let template = match (template, kind) {
+        (Some(template), _) => template,
+        (None, BodyKind::Json) => return put_json(out, problem),
+        (None, BodyKind::Html) => HTML,
+        (None, BodyKind::Text) => TEXT,
     };
-    text.into()
+    out.extend_from_slice(fill(template, problem, kind).as_bytes());
 }
 
 const HTML: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>\
     <h1>{title}</h1><p>{detail}</p><p><small>{request_id}</small></p></html>\n";
 const TEXT: &str = "{title}\n{detail}\n{request_id}\n";
 
-fn render_json(problem: &Problem<'_>) -> Vec<u8> {
-    let mut out = Vec::with_capacity(512);
+fn put_json(out: &mut Vec<u8>, problem: &Problem<'_>) {
     // Kinds, titles and ids are ours, or checked: nothing in them needs an escape.
     out.extend_from_slice(b"{\"type\":\"");
     out.extend_from_slice(problem.kind.as_bytes());
     out.extend_from_slice(b"\",\"title\":\"");
     out.extend_from_slice(problem.title.as_bytes());
     out.extend_from_slice(b"\",\"status\":");
-    json::number(&mut out, problem.status);
+    json::number(out, problem.status);
     out.extend_from_slice(b",\"detail\":\"");
     match problem.detail {
-        Detail::Text(text) => json::escaped(&mut out, text),
+        Detail::Text(text) => json::escaped(out, text),
         Detail::Wait {
             allows_json,
             seconds,
@@ -165,7 +176,7 @@ fn render_json(problem: &Problem<'_>) -> Vec<u8> {
         } => {
             out.extend_from_slice(allows_json.as_bytes());
             out.extend_from_slice(b"; retry in ");
-            json::number(&mut out, seconds);
+            json::number(out, seconds);
             out.extend_from_slice(b" s");
         }
     }
@@ -176,22 +187,21 @@ fn render_json(problem: &Problem<'_>) -> Vec<u8> {
             if index > 0 {
                 out.push(b',');
             }
-            json::string(&mut out, name);
+            json::string(out, name);
         }
         out.push(b']');
     }
     if let Some(seconds) = problem.retry_after {
         out.extend_from_slice(b",\"retry_after\":");
-        json::number(&mut out, seconds);
+        json::number(out, seconds);
     }
     if let Some(url) = problem.docs_url {
         out.extend_from_slice(b",\"docs\":");
-        json::string(&mut out, url);
+        json::string(out, url);
     }
     out.extend_from_slice(b",\"request_id\":\"");
     out.extend_from_slice(problem.request_id.as_bytes());
     out.extend_from_slice(b"\"}\n");
-    out
 }
 
 /// Replaces the placeholders of a template, each value escaped for the form it goes into.

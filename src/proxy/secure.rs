@@ -54,11 +54,14 @@ impl Secure {
         }
     }
 
+    /// Whether the browsers of this client are told.
+    pub(super) fn marks(&self, downstream: &Downstream) -> bool {
+        self.hsts.is_some() && downstream.arrival.tls.is_some()
+    }
+
     /// Tells the browser, unless the upstream has.
     pub(super) fn mark<B>(&self, response: &mut Response<B>, downstream: &Downstream) {
-        if let Some(hsts) = &self.hsts
-            && downstream.arrival.tls.is_some()
-        {
+        if let Some(hsts) = self.hsts.as_ref().filter(|_| self.marks(downstream)) {
             let headers = response.headers_mut();
             headers
                 .entry(STRICT_TRANSPORT_SECURITY)

@@ -26,8 +26,10 @@ use super::phase::{Phase, Stage};
 use super::socket::Socket;
 use super::worker::Worker;
 use crate::config::ProxyProtocol;
+use crate::proxy::again::{Again, Room};
 use crate::proxy::body::Body;
 use crate::proxy::flaw::Flaw;
+use crate::proxy::reject::Denial;
 use crate::proxy::upgrade::Tunnel;
 use crate::proxy::{Arrival, Downstream};
 use crate::telemetry::metrics::{Meter, Unanswered};
@@ -81,6 +83,24 @@ impl Client {
                 crate::proxy::reject::panicked().map(Body::made)
             })
         }
+    }
+}
+
+impl Client {
+    /// What is known of the request whose head is at the front of `read`, without reading it.
+    pub(super) fn deny_again(&self, read: &[u8], room: &mut Room) -> Again {
+        let serving = self.worker.serving.load();
+        let another = serving.another(&self.downstream, self.generation);
+        let downstream = another.as_deref().unwrap_or(&self.downstream);
+        serving.proxy.deny_again(read, downstream, room)
+    }
+
+    /// Remembers a head that was denied.
+    pub(super) fn remember(&self, head: &[u8], denial: Denial) {
+        let serving = self.worker.serving.load();
+        let another = serving.another(&self.downstream, self.generation);
+        let downstream = another.as_deref().unwrap_or(&self.downstream);
+        serving.proxy.remember(head, downstream, denial);
     }
 }
 

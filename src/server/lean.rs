@@ -36,6 +36,7 @@ use super::drain::Drain;
 use super::phase::{Phase, Stage};
 use super::socket::Socket;
 use crate::clock::Sweep;
+use crate::proxy::again::{Again, Room};
 use crate::proxy::body::Body;
 use crate::wire::Stream;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
@@ -66,6 +67,8 @@ pub(super) enum End {
 )]
 enum Next {
     Request(Head),
+    /// A request that is denied as it was before: its answer is to be written.
+    Denied,
     Odd,
     Idle,
     /// Nothing: either side ends it.
@@ -86,6 +89,7 @@ impl From<io::Error> for Cut {
 struct Speaker<'c> {
     socket: Socket,
     phase: &'c Phase,
+    client: &'c Client,
     drain: &'c Drain,
     sweep: &'c Sweep,
     /// Room to read into.
@@ -98,6 +102,15 @@ struct Speaker<'c> {
     bounds: Bounds,
     /// Requests since it last waited for one.
     in_a_row: usize,
+    /// Whether the last request was denied, and its like may be without being read: the next one
+    /// may be one of those.
+    denied: bool,
+    /// Whether the next one came before.
+    seen: bool,
+    /// The head of the one that is served, if it did.
+    head: Bytes,
+    /// Room for such denials.
+    denials: Room,
 }
 
 /// Serves until either side ends the connection, it is idle, or something comes that is not plain;
@@ -105,33 +118,36 @@ struct Speaker<'c> {
 pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<Phase>) -> End {
     let mut speaker = Speaker::new(opened, client, phase);
     loop {
-        let head = match poll_fn(|context| speaker.poll_next(context)).await {
-            Next::Request(head) => head,
+        let answered = match poll_fn(|context| speaker.poll_next(context)).await {
+            Next::Request(head) => {
+                let asked = Asked {
+                    is_head: head.request.method() == Method::HEAD,
+                    may_follow: head.may_follow,
+                };
+                let answer = {
+                    let mut handling = pin!(client.handle(head.request, None));
+                    poll_fn(|context| match handling.as_mut().poll(context) {
+                        Poll::Ready(answer) => Poll::Ready(Ok(answer)),
+                        // So a client's end is seen.
+                        Poll::Pending => match speaker.socket_flushed(context) {
+                            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                            _ => Poll::Pending,
+                        },
+                    })
+                    .await
+                };
+                let Ok(answer) = answer else {
+                    return End::Closed;
+                };
+                speaker.answer(answer, asked).await
+            }
+            Next::Denied => speaker.write_out().await.map(|()| true),
             Next::Odd => return End::Odd(speaker.give_back()),
             Next::Idle => return End::Idle(speaker.socket.into_stream()),
             Next::Nothing => return speaker.close().await,
             Next::Broken => return End::Closed,
         };
-        let asked = Asked {
-            is_head: head.request.method() == Method::HEAD,
-            may_follow: head.may_follow,
-        };
-        let answer = {
-            let mut handling = pin!(client.handle(head.request, None));
-            poll_fn(|context| match handling.as_mut().poll(context) {
-                Poll::Ready(answer) => Poll::Ready(Ok(answer)),
-                // So a client's end is seen.
-                Poll::Pending => match speaker.socket_flushed(context) {
-                    Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-                    _ => Poll::Pending,
-                },
-            })
-            .await
-        };
-        let Ok(answer) = answer else {
-            return End::Closed;
-        };
-        let Ok(may_follow) = speaker.answer(answer, asked).await else {
+        let Ok(may_follow) = answered else {
             return End::Closed;
         };
         if !may_follow {
@@ -152,6 +168,7 @@ impl Speaker<'_> {
         Speaker {
             socket: Socket::new(opened, Arc::clone(phase), settings).unlinted(),
             phase,
+            client,
             drain: &client.worker.drain,
             sweep: &client.worker.sweep,
             read: BytesMut::new(),
@@ -163,6 +180,10 @@ impl Speaker<'_> {
                 bytes: settings.max_header_bytes,
             },
             in_a_row: 0,
+            denied: false,
+            seen: false,
+            head: Bytes::new(),
+            denials: Room::default(),
         }
     }
 
@@ -205,7 +226,47 @@ impl Speaker<'_> {
                 }
             }
         }
+        if self.denied && self.deny_again() {
+            return Poll::Ready(Next::Denied);
+        }
         Poll::Ready(self.take().map_or(Next::Odd, Next::Request))
+    }
+
+    /// Puts the answer to the request at the front of what was read where it is to be written, if
+    /// it is one that was denied before and is now.
+    fn deny_again(&mut self) -> bool {
+        let room = &mut self.denials;
+        room.lines.clear();
+        room.body.clear();
+        // Who is sent away is told in the answer's head, which this one does not say.
+        if self.drain.is_draining() {
+            return false;
+        }
+        let (status, length) = match self.client.deny_again(&self.ahead, room) {
+            Again::Denied(status, length) => (status, length),
+            Again::Seen => {
+                self.seen = true;
+                return false;
+            }
+            Again::New => return false,
+        };
+        self.phase.begin_request(false);
+        self.outflow.clear();
+        let parts = (room.lines.as_slice(), room.body.as_slice());
+        let now = self.sweep.elapsed();
+        answer::put_whole(&mut self.outflow.flat, status, parts, now);
+        self.skip(length);
+        self.phase.end_response();
+        true
+    }
+
+    /// So many bytes of what was read belong to a request.
+    fn skip(&mut self, length: usize) {
+        self.ahead.advance(length);
+        if self.ahead.is_empty() {
+            // Its memory is to be had again once the request is gone.
+            self.ahead = Bytes::new();
+        }
     }
 
     /// The request at the front of what was read, if it is plain.
@@ -214,17 +275,22 @@ impl Speaker<'_> {
             self.room.clear();
             return None;
         };
-        self.ahead.advance(length);
-        if self.ahead.is_empty() {
-            // Its memory is to be had again once the request is gone.
-            self.ahead = Bytes::new();
+        if std::mem::take(&mut self.seen) {
+            self.head = self.ahead.slice(..length);
         }
+        self.skip(length);
         self.phase.begin_request(false);
         Some(head)
     }
 
     /// Writes an answer. Tells whether another may follow.
     async fn answer(&mut self, mut answer: Response<Body>, asked: Asked) -> Result<bool, Cut> {
+        let denial = answer.body_mut().take_denial();
+        self.denied = asked.may_follow && denial.as_ref().is_some_and(|denial| denial.is_plain());
+        let head = std::mem::take(&mut self.head);
+        if let Some(denial) = denial.filter(|_| self.denied && !head.is_empty()) {
+            self.client.remember(&head, *denial);
+        }
         if self.drain.is_draining() {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
@@ -239,6 +305,12 @@ impl Speaker<'_> {
         let mut body = Some(answer.into_body());
         poll_fn(|context| self.poll_content(&mut body, &mut framing, context)).await?;
         Ok(may_follow)
+    }
+
+    /// Writes what waits.
+    async fn write_out(&mut self) -> Result<(), Cut> {
+        let mut framing = Framing::Length(0);
+        poll_fn(|context| self.poll_content(&mut None, &mut framing, context)).await
     }
 
     /// Writes what waits and what is still to come of an answer.

@@ -43,17 +43,32 @@ impl Known {
         (now_us, epoch): (u64, u64),
         exact: bool,
     ) -> Option<(Source, Decision)> {
-        let mut known = self.lock();
-        if known.epoch != epoch {
-            known.clear();
-            known.epoch = epoch;
-        }
+        let mut known = self.lock_in(epoch);
         if let Some(decision) = known.denied.find(charge, now_us, exact) {
             return Some((Source::Cache, decision));
         }
         let leased = charge.iter().any(|item| item.limit.lease_us > 0);
         let decision = leased.then(|| known.leases.spend(charge, now_us))??;
         Some((Source::Lease, decision))
+    }
+
+    /// The same where it is a denial.
+    pub(crate) fn find_denial(
+        &self,
+        charge: &Charge,
+        (now_us, epoch): (u64, u64),
+        exact: bool,
+    ) -> Option<Decision> {
+        self.lock_in(epoch).denied.find(charge, now_us, exact)
+    }
+
+    fn lock_in(&self, epoch: u64) -> MutexGuard<'_, Inner> {
+        let mut known = self.lock();
+        if known.epoch != epoch {
+            known.clear();
+            known.epoch = epoch;
+        }
+        known
     }
 
     /// Notes who decided a request that is answered at once.

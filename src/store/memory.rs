@@ -32,7 +32,7 @@ use super::people::Record;
 use super::redis::{Change, CurrentPeople, Done, Said};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
-use crate::limit::{Algorithm, Charge, Decision, Item, Retry};
+use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Verdict};
 use crate::telemetry::decisions::{DecisionLog, Source};
 use shard::{Asked, KEY_BYTES, SWEEP, Shard};
 
@@ -149,6 +149,26 @@ impl Memory {
         self.decide(charge, true)
     }
 
+    /// The denial of one request, if it is denied now. Charges nothing.
+    pub fn denial(&self, charge: &Charge) -> Option<Decision> {
+        let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
+        let mut guards = self.lock(&ids);
+        let now_us = self.clock.now_us();
+        let asked = self.look(&guards, (charge, &ids), true, now_us);
+        if asked.iter().all(|asked| asked.look.retry == Retry::Now) {
+            return None;
+        }
+        let decision = Decision {
+            allowed: false,
+            at_us: now_us,
+            verdicts: self.settle(&mut guards, &asked, false),
+        };
+        if let Some((source, log)) = &self.log {
+            log.record(*source, charge, &decision);
+        }
+        Some(decision)
+    }
+
     /// Charges one request that another store admitted, as far as the share allows it, so that
     /// this store knows recent history when it must stand in. Not a decision, and not logged; what
     /// it says serves to give the units back. Slots are not among them: see [`Memory::hold`].
@@ -247,25 +267,9 @@ impl Memory {
             shard.sweep(SWEEP, now_us, &self.bounds);
         }
 
-        let mut asked: SmallVec<[Asked; 4]> = SmallVec::new();
-        for (item, id) in charge.iter().zip(&ids) {
-            let rule = self.fleet.share(item.window.rule);
-            let guard = self.guard_of(&guards, *id);
-            // To keep warm is not to hold: who admitted it says so by `hold`.
-            let passes = !record && rule.algorithm == Algorithm::Slots;
-            let cost = if passes { 0 } else { item.cost };
-            let mut one = guards[guard].1.look(*id, rule, cost, now_us);
-            if passes {
-                one.look.retry = Retry::Now;
-            }
-            asked.push(one);
-        }
+        let asked = self.look(&guards, (charge, &ids), record, now_us);
         let allowed = asked.iter().all(|asked| asked.look.retry == Retry::Now);
-        let mut verdicts = SmallVec::new();
-        for asked in &asked {
-            let guard = self.guard_of(&guards, asked.id);
-            verdicts.push(guards[guard].1.settle(asked, allowed, &self.bounds));
-        }
+        let verdicts = self.settle(&mut guards, &asked, allowed);
         self.bounds.enforce(&mut guards, &ids, now_us);
 
         let decision = Decision {
@@ -278,6 +282,44 @@ impl Memory {
             log.record(*source, charge, &decision);
         }
         decision
+    }
+
+    /// First pass: how each item stands.
+    fn look(
+        &self,
+        guards: &Guards<'_>,
+        (charge, ids): (&Charge, &[[u64; 2]]),
+        record: bool,
+        now_us: u64,
+    ) -> SmallVec<[Asked; 4]> {
+        let mut asked = SmallVec::new();
+        for (item, id) in charge.iter().zip(ids) {
+            let rule = self.fleet.share(item.window.rule);
+            let guard = self.guard_of(guards, *id);
+            // To keep warm is not to hold: who admitted it says so by `hold`.
+            let passes = !record && rule.algorithm == Algorithm::Slots;
+            let cost = if passes { 0 } else { item.cost };
+            let mut one: Asked = guards[guard].1.look(*id, rule, cost, now_us);
+            if passes {
+                one.look.retry = Retry::Now;
+            }
+            asked.push(one);
+        }
+        asked
+    }
+
+    /// Second pass: what becomes of each.
+    fn settle(
+        &self,
+        guards: &mut Guards<'_>,
+        asked: &[Asked],
+        allowed: bool,
+    ) -> SmallVec<[Verdict; 2]> {
+        let settle = |asked: &Asked| {
+            let guard = self.guard_of(guards, asked.id);
+            guards[guard].1.settle(asked, allowed, &self.bounds)
+        };
+        asked.iter().map(settle).collect()
     }
 
     /// Locks the shards of all items, each once, in ascending order.

@@ -171,6 +171,20 @@ impl Shared {
         Some((source, decision))
     }
 
+    /// The denial of a request, where a worker knows it without asking.
+    fn find_denial(&self, known: &Known, charge: &Charge, generation: u64) -> Option<Decision> {
+        if !self.is_current(generation) {
+            return None;
+        }
+        let times = (self.clock.now_us(), self.roll.epoch());
+        let decision = known.find_denial(charge, times, self.log.is_some())?;
+        if let Some(log) = &self.log {
+            log.record(Source::Cache, charge, &decision);
+        }
+        known.note(Source::Cache);
+        Some(decision)
+    }
+
     /// Remembers what was admitted without the store.
     fn owe(&self, charge: &Charge, generation: u64) {
         // Tags that only this process knows name nothing in the store.
@@ -243,6 +257,11 @@ impl Redis {
             settled,
             holder,
         }
+    }
+
+    /// See [`super::Store::denial`].
+    pub fn denial(&self, charge: &Charge, generation: u64) -> Option<Decision> {
+        self.shared.find_denial(&self.known, charge, generation)
     }
 
     /// Decides and charges one request; see [`super::Store::charge`].

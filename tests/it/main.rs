@@ -10,6 +10,7 @@
 
 mod adjust;
 mod admin;
+mod again;
 mod audit;
 mod backend;
 mod balance;

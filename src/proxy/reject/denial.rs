@@ -9,13 +9,14 @@ use http::header::{
 use http::{Method, Response};
 use smallvec::SmallVec;
 
+use super::super::again::{Question, Room};
 use super::super::grpc;
 use super::super::limiter::Limiter;
 use super::super::problem::{self, Detail, Problem, QUOTA_EXCEEDED};
 use super::insert_static;
 use crate::clock;
 use crate::config::BodyKind;
-use crate::limit::headers::{expose_to_scripts, retry_after, write_behind};
+use crate::limit::headers::{expose_to_scripts, put_line, put_lines, retry_after, write_behind};
 use crate::limit::{Charge, Decision, Item, Rate, Retry};
 
 /// A denial, with what its answer tells.
@@ -29,6 +30,17 @@ pub(crate) struct Denial {
     pub(crate) form: Form,
     /// Whether it was said here, without the store.
     pub(crate) alone: bool,
+    /// Of the key that the tags of `charge` were made with.
+    pub(crate) generation: u64,
+    /// Who asked what, where the same head will mean the same.
+    pub(crate) question: Option<Question>,
+}
+
+impl Denial {
+    /// Whether what its head means is known.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.question.is_some()
+    }
 }
 
 /// How a client wants to read a denial; taken from its request only when it is denied.
@@ -41,6 +53,11 @@ pub(crate) struct Form {
 }
 
 impl Form {
+    /// Whether the answer has a body, and no headers but those of every denial.
+    pub(in crate::proxy) fn is_plain(&self) -> bool {
+        !self.head && self.grpc.is_none() && self.origin.is_none()
+    }
+
     /// What the request's head says.
     pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Form {
         Form {
@@ -65,6 +82,52 @@ impl Limiter {
             form,
             ..
         } = denial;
+        let told = (charge, decision);
+        self.with_problem(told, id, |problem| {
+            let retry_us = problem.retry_after.map(|_| longest_retry_us(decision));
+            let (mut response, body) = self.refusal(problem, (form, retry_us), room);
+            let headers = response.headers_mut();
+            // One buffer has the body and the values of the headers.
+            let length = body.len();
+            let times = (clock::unix_us(), problem.retry_after);
+            let written = write_behind(headers, self.headers, told, times, body);
+            self.open_to_scripts(headers, form);
+            *response.body_mut() = written.slice(..length);
+            response
+        })
+    }
+
+    /// The same in parts, for a form that is plain: the lines of the head that tell of it, and the
+    /// body.
+    pub(in crate::proxy) fn put_denial(
+        &self,
+        (charge, decision, form): (&Charge, &Decision, &Form),
+        id: &str,
+        room: &mut Room,
+    ) {
+        let told = (charge, decision);
+        let Room { lines, body } = room;
+        self.with_problem(told, id, |problem| {
+            let template = self.template(form.kind);
+            problem::render_into(body, problem, form.kind, template);
+            let content_type = problem::media_type(form.kind);
+            put_line(lines, &CONTENT_TYPE, content_type.as_bytes());
+            put_line(lines, &CACHE_CONTROL, b"no-store");
+            if let Some(link) = &self.docs_link {
+                put_line(lines, &LINK, link.as_bytes());
+            }
+            let times = (clock::unix_us(), problem.retry_after);
+            put_lines(lines, self.headers, told, times);
+        });
+    }
+
+    /// Words a denial.
+    fn with_problem<R>(
+        &self,
+        (charge, decision): (&Charge, &Decision),
+        id: &str,
+        then: impl FnOnce(&Problem<'_>) -> R,
+    ) -> R {
         let wait = retry_after(decision);
         let violated: SmallVec<[&str; 4]> = charge
             .iter()
@@ -99,17 +162,14 @@ impl Limiter {
             docs_url: self.deny.docs_url.as_deref(),
             request_id: id,
         };
-        let retry_us = wait.map(|_| longest_retry_us(decision));
-        let (mut response, body) = self.refusal(&problem, (form, retry_us), room);
-        let headers = response.headers_mut();
-        // One buffer has the body and the values of the headers.
-        let length = body.len();
-        let told = (charge, decision);
-        let times = (clock::unix_us(), wait);
-        let written = write_behind(headers, self.headers, told, times, body);
-        self.open_to_scripts(headers, form);
-        *response.body_mut() = written.slice(..length);
-        response
+        then(&problem)
+    }
+
+    /// What the operator has written for bodies of this kind.
+    fn template(&self, kind: BodyKind) -> Option<&str> {
+        let mut templates = self.deny.body.iter();
+        let found = templates.find(|(of, _)| *of == kind);
+        found.map(|(_, text)| text.as_str())
     }
 
     /// A denial in the form that its client reads, and its body, which it does not have yet;
@@ -130,14 +190,8 @@ impl Limiter {
             grpc::write_denial(response.headers_mut(), &problem.detail.text(), retry_us);
         } else {
             *response.status_mut() = self.deny.status;
-            let template = self
-                .deny
-                .body
-                .iter()
-                .find(|(kind, _)| *kind == form.kind)
-                .map(|(_, text)| text);
             if !form.head {
-                body = problem::render(problem, form.kind, template.map(String::as_str));
+                body = problem::render(problem, form.kind, self.template(form.kind));
             }
             insert_static(&mut response, CONTENT_TYPE, problem::media_type(form.kind));
         }

@@ -15,6 +15,7 @@ use http::{Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use super::date;
+use crate::limit::headers::put_line;
 use crate::wire::outflow::Outflow;
 
 /// Up to so many bytes that wait, content is copied: the kernel is handed one piece.
@@ -73,7 +74,7 @@ pub(super) fn put_head<B>(
     }
     let headers = answer.headers();
     out.reserve((headers.len() + 2) * LINE_BYTES);
-    put_status(out, answer);
+    put_status(out, status, answer.extensions().get());
     let has_content =
         !asked.is_head && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     let mut lines = Lines {
@@ -103,9 +104,30 @@ pub(super) fn put_head<B>(
     Ok(lines.end((length, at), status, has_content))
 }
 
-fn put_status<B>(out: &mut Vec<u8>, answer: &Response<B>) {
-    let status = answer.status();
-    let reason = answer.extensions().get::<ReasonPhrase>();
+/// Writes a whole answer that is made of these lines and this body, at `at` by the worker's coarse
+/// clock; another may follow.
+pub(super) fn put_whole(
+    out: &mut Vec<u8>,
+    status: StatusCode,
+    (lines, body): (&[u8], &[u8]),
+    at: Duration,
+) {
+    put_status(out, status, None);
+    out.extend_from_slice(lines);
+    let mut digits = itoa::Buffer::new();
+    put_line(out, &CONTENT_LENGTH, digits.format(body.len()).as_bytes());
+    put_date(out, at);
+    out.extend_from_slice(b"\r\n");
+    out.extend_from_slice(body);
+}
+
+fn put_date(out: &mut Vec<u8>, at: Duration) {
+    out.extend_from_slice(b"date: ");
+    date::put(out, at);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn put_status(out: &mut Vec<u8>, status: StatusCode, reason: Option<&ReasonPhrase>) {
     if status == StatusCode::OK && reason.is_none() {
         return out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
     }
@@ -221,9 +243,7 @@ impl Lines<'_> {
             }
         });
         if !self.has_date {
-            out.extend_from_slice(b"date: ");
-            date::put(out, at);
-            out.extend_from_slice(b"\r\n");
+            put_date(out, at);
         }
         out.extend_from_slice(b"\r\n");
         let framing = if has_content {
@@ -240,15 +260,6 @@ fn says_close(value: &HeaderValue) -> bool {
     let options = value.to_str().unwrap_or_default();
     let mut options = options.split(',');
     options.any(|option| option.trim().eq_ignore_ascii_case("close"))
-}
-
-#[inline]
-fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
-    let name = name.as_str().as_bytes();
-    out.extend_from_slice(name);
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
 }
 
 impl Framing {

@@ -146,6 +146,12 @@ impl Cluster {
         }
     }
 
+    /// See [`crate::store::Store::denial`].
+    pub fn denial(&self, charge: &Charge, generation: u64) -> Option<Decision> {
+        let redis = &self.shared.redis;
+        redis.find_denial(&self.known, charge, generation)
+    }
+
     /// Decides and charges one request; see [`crate::store::Store::charge`].
     pub async fn charge(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
         let result = self.ask(charge, generation).await;

@@ -1,0 +1,362 @@
+//! Heads that were denied, and what they mean: the same bytes from the same client mean the same
+//! until the configuration changes, so who asks again and again is not read again and again.
+//!
+//! Only the reading is remembered, which is pure: the route, and what its limits ask. Whether the
+//! request is denied is decided anew each time, by what is counted; where it is not, it is read as
+//! any other. What depends on more than the head and the configuration is not remembered: tokens,
+//! which expire, certificates, and whatever operators say of single keys.
+//!
+//! Bounded: two generations of at most `GENERATION` heads of at most `HEAD_BYTES`; when the young
+//! one is full, the old one is forgotten. A head is remembered when it comes a second time. Only a
+//! connection whose last request was denied has its heads looked up or remembered, so that nobody
+//! else pays for it.
+
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+use http::{Method, StatusCode, Uri};
+use memchr::memmem;
+
+use super::admit::Decider;
+use super::line::Line;
+use super::reject::{Denial, Form};
+use super::request_id::{self, RequestId};
+use super::{Downstream, Proxy};
+use crate::limit::Charge;
+use crate::limit::headers::put_line;
+use crate::route::Route;
+
+/// Heads in one generation.
+const GENERATION: usize = 2048;
+/// Bytes of a head that is remembered, at most.
+const HEAD_BYTES: usize = 1024;
+/// Heads that came once, of which a mark is kept: who never sends the same twice has none copied.
+const SIGHTS: usize = 4096;
+/// The end of a head.
+const END: &[u8] = b"\r\n\r\n";
+/// What the path of a certificate authority's questions begins with: those are answered before
+/// anything is limited, from one moment to the next.
+const CHALLENGES: &str = "/.well-known/acme-challenge/";
+
+/// The heads of one worker.
+#[derive(Debug)]
+pub(super) struct Heads {
+    /// Of the configuration that they mean something by; a process never has two of one number.
+    configuration: u64,
+    known: Mutex<Generations>,
+}
+
+impl Default for Heads {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Heads {
+            configuration: NEXT.fetch_add(1, Ordering::Relaxed),
+            known: Mutex::default(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Generations {
+    young: HashTable<Known>,
+    old: HashTable<Known>,
+    /// Marks of heads that came and are not known, by their hashes.
+    sights: Box<[u32]>,
+    /// Its secret keeps heads from being made that all lie in one place.
+    hasher: DefaultHashBuilder,
+}
+
+/// A head, and what it means.
+#[derive(Debug)]
+struct Known {
+    peer: Peer,
+    head: Box<[u8]>,
+    meaning: Meaning,
+}
+
+/// What is asked of a connection before its heads are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Peer {
+    ip: IpAddr,
+    trusted: bool,
+    tls: bool,
+}
+
+/// What a head means.
+#[derive(Debug)]
+struct Meaning {
+    charge: Charge,
+    /// Of the key that its tags were made with.
+    generation: u64,
+    form: Form,
+    question: Question,
+}
+
+/// Who was denied, and what it was that he asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Question {
+    pub(super) client: IpAddr,
+    pub(super) method: Method,
+    pub(super) uri: Uri,
+    pub(super) route: Option<Arc<str>>,
+    /// The method and the route, as they are counted.
+    pub(super) numbers: (u8, usize),
+    configuration: u64,
+}
+
+/// Room for an answer in two parts: the lines of its head that tell of the denial, and its body.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    pub(crate) lines: Vec<u8>,
+    pub(crate) body: Vec<u8>,
+}
+
+/// What is known of a head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Again {
+    /// It is denied: its answer's status, and how long the head is, bytes.
+    Denied(StatusCode, usize),
+    /// It came before, and is worth to be remembered if it is denied.
+    Seen,
+    /// Nothing.
+    New,
+}
+
+impl Peer {
+    fn of(downstream: &Downstream) -> Peer {
+        Peer {
+            ip: downstream.arrival.ip,
+            trusted: downstream.trusted,
+            tls: downstream.arrival.tls.is_some(),
+        }
+    }
+}
+
+impl Proxy {
+    /// Notes in `denial` what its head means, where that depends on the head alone.
+    pub(super) fn note_meaning(
+        &self,
+        denial: &mut Denial,
+        ((method, uri), route): ((&Method, &Uri), &Route),
+        downstream: &Downstream,
+        line: &Line,
+    ) {
+        let plain = !denial.alone
+            && denial.form.is_plain()
+            && line.trace.is_none()
+            && line.riders.is_none()
+            && !matches!(line.request_id, Some(RequestId::Taken(_)))
+            && downstream.arrival.certificate().is_none()
+            && !self.secure.marks(downstream)
+            && !self.limiter.asks_tokens(route)
+            && route.headers_down.is_empty()
+            && route.limits.iter().all(|limit| limit.exempt.is_empty())
+            && self.limiter.store.people().is_none()
+            && !uri.path().starts_with(CHALLENGES);
+        if plain {
+            denial.question = Some(Question {
+                client: line.client,
+                method: method.clone(),
+                uri: uri.clone(),
+                route: line.route.clone(),
+                numbers: (line.method, line.route_number),
+                configuration: self.heads.configuration,
+            });
+        }
+    }
+
+    /// Remembers what a head meant that was denied.
+    pub(crate) fn remember(&self, head: &[u8], downstream: &Downstream, denial: Denial) {
+        // By now the configuration may be another.
+        let is_ours = |question: &Question| question.configuration == self.heads.configuration;
+        let Some(mut question) = denial.question.filter(is_ours) else {
+            return;
+        };
+        // Of its own: the head's parts are those of a buffer that is needed elsewhere.
+        let Ok(uri) = question.uri.to_string().parse() else {
+            return;
+        };
+        question.uri = uri;
+        let meaning = Meaning {
+            charge: denial.charge,
+            generation: denial.generation,
+            form: denial.form,
+            question,
+        };
+        self.heads.lock().insert(Known {
+            peer: Peer::of(downstream),
+            head: head.into(),
+            meaning,
+        });
+    }
+
+    /// What is known of the request whose head is at the front of `read`. If it was denied before
+    /// and is now, its answer is put into `room`, which is empty, and it is counted and logged.
+    pub(crate) fn deny_again(
+        &self,
+        read: &[u8],
+        downstream: &Downstream,
+        room: &mut Room,
+    ) -> Again {
+        let Some(end) = memmem::find(read, END).filter(|end| *end <= HEAD_BYTES) else {
+            return Again::New;
+        };
+        let length = end + END.len();
+        let mut heads = self.heads.lock();
+        let hash = heads.hash(Peer::of(downstream), &read[..length]);
+        let Some(meaning) = heads.find(hash, Peer::of(downstream), &read[..length]) else {
+            return heads.see(hash);
+        };
+        let status = self.deny_as(meaning, room);
+        status.map_or(Again::New, |status| Again::Denied(status, length))
+    }
+
+    /// Denies a request that means this, if it is to be denied.
+    fn deny_as(&self, meaning: &Meaning, room: &mut Room) -> Option<StatusCode> {
+        if self.limiter.store.people().is_some() {
+            return None;
+        }
+        let limiter = &self.limiter;
+        let mut line = Line::again(&meaning.question, (&self.log, self.show_keys));
+        let charge = &meaning.charge;
+        let decision = limiter.deny_here(charge, meaning.generation)?;
+        limiter.count_decision(charge, &decision, &Decider::Store { warm: None });
+        let id = line.request_id.insert(request_id::made()).as_str();
+        limiter.put_denial((charge, &decision, &meaning.form), id, room);
+        if let Some(name) = &self.request_id {
+            put_line(&mut room.lines, name, id.as_bytes());
+        }
+        let status = limiter.deny.status;
+        line.status = status.as_u16();
+        let asked = (&meaning.question.method, &meaning.question.uri);
+        limiter.note_denial((charge, &decision), asked, &line);
+        limiter.count_answer(&line);
+        line.decide();
+        if line.is_wanted() {
+            line.note_denial(charge, &decision);
+            line.add_bytes(room.body.len());
+            line.write();
+        }
+        Some(status)
+    }
+}
+
+impl Heads {
+    fn lock(&self) -> MutexGuard<'_, Generations> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Generations {
+    fn hash(&self, peer: Peer, head: &[u8]) -> u64 {
+        self.hasher.hash_one((peer, head))
+    }
+
+    /// Notes that a head came of which nothing is known; tells whether it did before.
+    fn see(&mut self, hash: u64) -> Again {
+        if self.sights.is_empty() {
+            self.sights = vec![0; SIGHTS].into();
+        }
+        let (place, mark) = (hash as usize % SIGHTS, (hash >> 32) as u32 | 1);
+        match std::mem::replace(&mut self.sights[place], mark) == mark {
+            true => Again::Seen,
+            false => Again::New,
+        }
+    }
+
+    fn find(&self, hash: u64, peer: Peer, head: &[u8]) -> Option<&Meaning> {
+        let is_it = |known: &Known| known.peer == peer && *known.head == *head;
+        let young = self.young.find(hash, is_it);
+        let known = young.or_else(|| self.old.find(hash, is_it));
+        known.map(|known| &known.meaning)
+    }
+
+    fn insert(&mut self, known: Known) {
+        let hash = self.hash(known.peer, &known.head);
+        if self.find(hash, known.peer, &known.head).is_some() {
+            return;
+        }
+        if self.young.len() >= GENERATION {
+            self.old = std::mem::take(&mut self.young);
+        }
+        let hasher = &self.hasher;
+        let rehash = |known: &Known| hasher.hash_one((known.peer, &*known.head));
+        self.young.insert_unique(hash, known, rehash);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use http::HeaderMap;
+
+    use super::*;
+
+    fn peer(last: u8) -> Peer {
+        Peer {
+            ip: Ipv4Addr::new(192, 0, 2, last).into(),
+            trusted: false,
+            tls: false,
+        }
+    }
+
+    fn known(head: String) -> Known {
+        let question = Question {
+            client: peer(1).ip,
+            method: Method::GET,
+            uri: Uri::default(),
+            route: None,
+            numbers: (0, 0),
+            configuration: 0,
+        };
+        let meaning = Meaning {
+            charge: Charge::new(),
+            generation: 0,
+            form: Form::of(&Method::GET, &HeaderMap::new()),
+            question,
+        };
+        Known {
+            peer: peer(1),
+            head: head.into_bytes().into(),
+            meaning,
+        }
+    }
+
+    #[test]
+    fn heads_are_bounded_and_the_oldest_are_forgotten_first() {
+        let mut heads = Generations::default();
+        let head = |number: usize| format!("GET /{number} HTTP/1.1\r\n\r\n");
+        for number in 0..5 * GENERATION {
+            heads.insert(known(head(number)));
+            heads.insert(known(head(number)));
+        }
+        assert_eq!(heads.young.len() + heads.old.len(), 2 * GENERATION);
+        let finds = |peer: Peer, head: &str| {
+            let head = head.as_bytes();
+            heads.find(heads.hash(peer, head), peer, head).is_some()
+        };
+        for number in 0..5 * GENERATION {
+            assert_eq!(finds(peer(1), &head(number)), number >= 3 * GENERATION);
+        }
+        let last = head(5 * GENERATION - 1);
+        assert!(!finds(peer(2), &last), "another's");
+        let trusted = Peer {
+            trusted: true,
+            ..peer(1)
+        };
+        assert!(!finds(trusted, &last), "one that may speak for others");
+        assert!(!finds(peer(1), &last[..last.len() - 1]));
+    }
+
+    #[test]
+    fn a_head_is_worth_to_be_remembered_the_second_time() {
+        let mut heads = Generations::default();
+        assert!(matches!(heads.see(7), Again::New));
+        assert!(matches!(heads.see(7), Again::Seen));
+        assert!(matches!(heads.see(8 | 1 << 40), Again::New));
+    }
+}

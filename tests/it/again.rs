@@ -1,0 +1,205 @@
+//! A request that is denied as it was before: its head is not read again, and that is not to be
+//! seen. The first denial on a connection is always made the long way; the next ones are not.
+
+use crate::admin::Looked;
+use crate::house::{Client, Tidegate, Upstream};
+use crate::reload::Gate;
+use crate::support::RedisServer;
+
+/// Denials that are compared with the first one.
+const MORE: usize = 5;
+
+const HEAD: &str = "GET /a?b=c HTTP/1.1\r\nHost: test\r\nX-User: jo\r\n\r\n";
+
+fn file(settings: &str, limit: &str) -> String {
+    format!("{settings}\n[[route]]\npath = \"/*\"\nupstream = \"$UPSTREAM\"\n{limit}\n")
+}
+
+/// One limit for each user.
+fn limit(rate: &str) -> String {
+    format!("limits = [\"users\"]\n[limit.users]\nrate = \"{rate}\"\nkey = \"header:x-user\"")
+}
+
+/// A whole answer, without what differs each time: digits of times, of ids, and the date.
+fn masked(client: &mut Client) -> String {
+    let answer = client.answer();
+    let text = format!("{}\n{}", answer.head, answer.text());
+    let ids = ["\"request_id\":\"", "<small>"];
+    let parts = ids.iter().find_map(|before| text.split_once(before));
+    let (before, id) = parts.unwrap_or((&text, ""));
+    let text = format!("{before}{}", id.get(16..).unwrap_or_default());
+    let known = |line: &&str| !line.starts_with("date: ") && !line.starts_with("x-request-id: ");
+    let lines: Vec<&str> = text.lines().filter(known).collect();
+    let mut masked = lines.join("\n");
+    masked.retain(|letter| !letter.is_ascii_digit());
+    masked
+}
+
+/// Uses a limit up, and asserts that every further answer is the first denial's.
+fn assert_alike(proxy: &Tidegate, head: &str, allowed: usize) -> String {
+    let mut client = proxy.connect();
+    for _ in 0..allowed {
+        client.send(head);
+        assert!(masked(&mut client).contains(" OK\n"));
+    }
+    client.send(head);
+    let first = masked(&mut client);
+    assert!(!first.contains(" OK\n"), "{first}");
+    for _ in 0..MORE {
+        client.send(head);
+        assert_eq!(masked(&mut client), first);
+    }
+    // At once, and in pieces.
+    client.send(head.repeat(MORE));
+    (0..MORE).for_each(|_| assert_eq!(masked(&mut client), first));
+    client.send(&head[..20]);
+    client.send(&head[20..]);
+    assert_eq!(masked(&mut client), first);
+    first
+}
+
+#[test]
+fn every_denial_is_as_the_first_one_whatever_is_told() {
+    let two = "limits = [\"users\", \"all\"]\n[limit.users]\nrate = \"2/day\"\n\
+               key = \"header:x-user\"\n[limit.all]\nrate = [\"5/day\", \"9/2days\"]\nkey = \"global\"";
+    let page = "GET / HTTP/1.1\r\nHost: test\r\nX-User: jo\r\nAccept: text/html\r\n\r\n";
+    let last = "GET / HTTP/1.1\r\nHost: test\r\nX-User: jo\r\nConnection: keep-alive\r\n\r\n";
+    let rows = [
+        ("", limit("2/day"), HEAD, 2),
+        ("", two.to_owned(), HEAD, 2),
+        ("", limit("1/day"), page, 1),
+        ("", limit("1/day"), last, 1),
+        (
+            "[headers]\nietf = false\nreset = \"delta\"",
+            limit("1/day"),
+            HEAD,
+            1,
+        ),
+        (
+            "[headers]\nx_ratelimit = false\nrequest_id = \"x-request-id\"",
+            limit("1/day"),
+            HEAD,
+            1,
+        ),
+        (
+            "[deny]\nstatus = 503\ndocs_url = \"https://test/limits\"\n\
+             body.json = '{\"own\": \"{limit} {retry_after}\"}'",
+            limit("1/day"),
+            HEAD,
+            1,
+        ),
+    ];
+    let upstream = Upstream::ok();
+    for (settings, limit, head, allowed) in rows {
+        let text = file(settings, &limit).replace("$UPSTREAM", &upstream.url());
+        let first = assert_alike(&Tidegate::start(&text), head, allowed);
+        assert!(first.contains("content-length: \n"), "{first}");
+    }
+}
+
+#[test]
+fn each_is_logged_and_counted_as_the_first_one() {
+    let upstream = Upstream::ok();
+    let log = "[log]\naccess = \"stdout\"\nformat = \"json\"";
+    let text = file(log, &limit("1/day")).replace("$UPSTREAM", &upstream.url());
+    let mut looked = Looked::start(&text.replace("[[route]]", "[[route]]\nname = \"one\""));
+    assert_alike(&looked.tidegate, HEAD, 1);
+    let metrics = looked.get("/metrics").text();
+    let denials = MORE * 2 + 2;
+    for name in [
+        "tidegate_http_requests_total{route=\"one\",method=\"GET\",code=\"429\"}",
+        "tidegate_decisions_total{limit=\"users\",decision=\"denied\",source=\"store\"}",
+    ] {
+        assert!(
+            metrics.contains(&format!("{name} {denials}\n")),
+            "{metrics}"
+        );
+    }
+    let proxy = &mut looked.tidegate;
+    proxy.signal("TERM");
+    proxy.wait();
+    let said = proxy.stdout();
+    let mut lines: Vec<&str> = said
+        .lines()
+        .filter(|line| line.contains("denied"))
+        .collect();
+    assert_eq!(lines.len(), denials, "{said}");
+    let keys = |line: &str| {
+        let fields: serde_json::Map<_, _> = serde_json::from_str(line).unwrap();
+        let varies = ["time", "duration_us", "duration_ms", "request_id"];
+        let told = fields
+            .into_iter()
+            .filter(|(name, _)| !varies.contains(&name.as_str()));
+        told.collect::<Vec<_>>()
+    };
+    let first = keys(lines.remove(0));
+    assert!(lines.into_iter().all(|line| keys(line) == first), "{said}");
+}
+
+#[test]
+fn what_may_pass_passes_at_once() {
+    let upstream = Upstream::ok();
+    let text = file("", &limit("2/300ms")).replace("$UPSTREAM", &upstream.url());
+    let proxy = Tidegate::start(&text);
+    let mut client = proxy.connect();
+    let began = std::time::Instant::now();
+    let mut statuses = Vec::new();
+    while began.elapsed().as_millis() < 1000 {
+        client.send(HEAD);
+        statuses.push(client.answer().status);
+    }
+    let passed = statuses.iter().filter(|status| **status == 200).count();
+    // At 0, 300, 600 and 900 ms at the earliest.
+    assert!((6..=8).contains(&passed), "{passed}");
+    assert!(statuses.len() > 50, "{}", statuses.len());
+    assert_eq!(upstream.seen().len(), passed);
+}
+
+#[test]
+fn another_configuration_means_something_else() {
+    let gate = Gate::start(&file("", &limit("1/day")));
+    let mut client = gate.proxy.connect();
+    let mut ask = || {
+        client.send(HEAD);
+        client.answer().status
+    };
+    assert_eq!([(); 5].map(|()| ask()), [200, 429, 429, 429, 429]);
+    gate.reload(&file("", &limit("3/day")));
+    assert_eq!([(); 4].map(|()| ask()), [200, 200, 429, 429]);
+    gate.reload(&file("", "limits = []"));
+    assert_eq!([(); 2].map(|()| ask()), [200, 200]);
+}
+
+#[test]
+fn heads_of_others_are_others() {
+    let upstream = Upstream::ok();
+    let text = file("trusted_proxies = [\"127.0.0.1\"]", &limit("1/day"))
+        .replace("header:x-user", "ip")
+        .replace("$UPSTREAM", &upstream.url());
+    let proxy = Tidegate::start(&text);
+    let head = |ip: &str| format!("GET / HTTP/1.1\r\nHost: test\r\nX-Forwarded-For: {ip}\r\n\r\n");
+    let mut client = proxy.connect();
+    let mut ask = |ip: &str| {
+        client.send(head(ip));
+        client.answer().status
+    };
+    assert_eq!([(); 4].map(|()| ask("192.0.2.1")), [200, 429, 429, 429]);
+    assert_eq!([(); 4].map(|()| ask("192.0.2.2")), [200, 429, 429, 429]);
+    assert_eq!(["192.0.2.1", "192.0.2.2"].map(ask), [429, 429]);
+}
+
+#[test]
+fn denials_that_redis_made_are_known_and_forgotten_with_it() {
+    let redis = RedisServer::start();
+    let store = format!("[store]\nurl = \"redis://127.0.0.1:{}\"", redis.port());
+    let gate = Gate::start(&file(&store, &limit("1/day")));
+    assert_alike(&gate.proxy, HEAD, 1);
+    let mut client = gate.proxy.connect();
+    let mut ask = || {
+        client.send(HEAD);
+        client.answer().status
+    };
+    assert_eq!([(); 4].map(|()| ask()), [429; 4]);
+    gate.reload(&file(&store, &limit("2/day")));
+    assert_eq!([(); 3].map(|()| ask()), [200, 429, 429]);
+}
