@@ -15,6 +15,7 @@ test:
 	./tests/clients/run.sh
 	./tests/admin/run.sh
 	./tests/otlp/run.sh
+	./tests/traefik/run.sh
 	./tests/browser/run.sh
 	./tests/prometheus/run.sh
 	./tests/deploy/run.sh

@@ -37,7 +37,7 @@ mod standalone;
 mod store_url;
 mod syntax;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tier;
 mod tls;
 mod tls_keys;

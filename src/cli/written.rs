@@ -1,21 +1,9 @@
 //! Commands that the documentation writes are commands that there are, with flags that they have.
 
-use std::path::{Path, PathBuf};
-
 use clap::{Command, CommandFactory};
 
 use super::Cli;
-
-fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            pages(&path, found);
-        } else if path.extension().is_some_and(|ending| ending == "md") {
-            found.push(path);
-        }
-    }
-}
+use crate::config::tests::pages::pages;
 
 /// The words of a line of a shell that runs `tidegate`, up to where something else begins.
 fn words(line: &str) -> Option<Vec<&str>> {
@@ -72,11 +60,8 @@ fn fault(words: &[&str]) -> Option<String> {
 
 #[test]
 fn commands_of_the_documentation_exist() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut all = vec![root.join("README.md"), root.join("SECURITY.md")];
-    pages(&root.join("docs"), &mut all);
     let (mut wrong, mut commands) = (Vec::new(), 0);
-    for page in all {
+    for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         let mut code = false;
         for (number, line) in text.lines().enumerate() {

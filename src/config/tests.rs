@@ -8,7 +8,7 @@ mod effective;
 mod explained;
 mod flags;
 mod limits;
-mod pages;
+pub(crate) mod pages;
 mod passing;
 mod people;
 mod recovery;

@@ -37,11 +37,20 @@ impl Example {
     }
 }
 
-fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+/// Every page of the documentation, in their order.
+pub(crate) fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = vec![root.join("README.md"), root.join("SECURITY.md")];
+    walk(&root.join("docs"), &mut all);
+    all.sort();
+    all
+}
+
+fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            pages(&path, found);
+            walk(&path, found);
         } else if path.extension().is_some_and(|ending| ending == "md") {
             found.push(path);
         }
@@ -50,10 +59,8 @@ fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
 
 pub(super) fn examples() -> Vec<Example> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut all = vec![root.join("README.md"), root.join("SECURITY.md")];
-    pages(&root.join("docs"), &mut all);
+    let mut all = pages();
     all.retain(|page| !page.ends_with(MISTAKES));
-    all.sort();
     let mut found = Vec::new();
     for page in all {
         let text = std::fs::read_to_string(&page).unwrap();
