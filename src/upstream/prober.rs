@@ -10,6 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use http::header::{ACCEPT, HOST, USER_AGENT};
 use http::{HeaderValue, Request, StatusCode};
 use tokio::task::JoinSet;
@@ -59,7 +60,7 @@ pub async fn check(settings: &[UpstreamSettings], vitals: &Vitals) {
         let upstream = Upstream::new(settings, sweep.clone(), vitals);
         match &settings.health {
             Some(rules) => {
-                tasks.spawn(watch_over(upstream, Arc::new(rules.clone())));
+                tasks.spawn(watch_over(upstream, rules.clone()));
             }
             None => {
                 for server in &upstream.choice().servers {
@@ -73,15 +74,14 @@ pub async fn check(settings: &[UpstreamSettings], vitals: &Vitals) {
 }
 
 /// Checks the servers of one upstream, all of them in each round.
-async fn watch_over(upstream: Upstream, rules: Arc<HealthCheck>) {
+async fn watch_over(upstream: Upstream, rules: HealthCheck) {
     let chance = RandomState::new();
     for round in 0_u64.. {
         let began = clock::now();
-        let mut checks = JoinSet::new();
-        for server in &upstream.choice().servers {
-            checks.spawn(check_one(Arc::clone(server), Arc::clone(&rules)));
-        }
-        while checks.join_next().await.is_some() {}
+        // Within this task: one that is ended with it must not say anything afterwards, when nobody
+        // may be left to say otherwise.
+        let servers = upstream.choice().servers.clone();
+        join_all(servers.iter().map(|server| check_one(server, &rules))).await;
         // A little more or less, so that several proxies do not ask at the same moment for ever.
         let part = 0.9 + 0.2 * (chance.hash_one(round) >> 11) as f64 / (1_u64 << 53) as f64;
         sleep(
@@ -94,8 +94,8 @@ async fn watch_over(upstream: Upstream, rules: Arc<HealthCheck>) {
     }
 }
 
-async fn check_one(server: Arc<Server>, rules: Arc<HealthCheck>) {
-    let asked = timeout(rules.timeout, ask(&server, &rules)).await;
+async fn check_one(server: &Arc<Server>, rules: &HealthCheck) {
+    let asked = timeout(rules.timeout, ask(server, rules)).await;
     let unwell = match asked {
         Ok(Ok(status)) if rules.status.contains(status) => None,
         Ok(Ok(status)) => Some(Unwell::Status(status)),
@@ -105,7 +105,7 @@ async fn check_one(server: Arc<Server>, rules: Arc<HealthCheck>) {
         Err(_) => Some(Unwell::Late(rules.timeout)),
     };
     let failure = unwell.as_ref().map(|unwell| unwell as &dyn fmt::Display);
-    server.vital.watch.checked(failure, &rules);
+    server.vital.watch.checked(failure, rules);
 }
 
 /// The status of the answer to one check.
@@ -141,5 +141,65 @@ async fn take_some(mut content: Connection) {
             return;
         };
         left = rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+
+    use tokio::net::UnixStream;
+
+    use super::*;
+    use crate::config;
+    use crate::upstream::health::Standing;
+
+    /// Both become ready while the runtime rests, so that the end comes first of what runs then,
+    /// and the answer to a check is taken up after it, if anybody is left to take it up.
+    #[test]
+    fn a_check_that_was_ended_says_nothing_more() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let upstreams = |health: &str| {
+            let text =
+                format!("[upstream.api]\nservers = [\"http://127.0.0.1:{port}\"]\n{health}\n");
+            let text = format!("{text}[[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n");
+            let (config, _) = config::parse("proxy.toml", &text, &|_| None).unwrap();
+            config.upstreams
+        };
+        let checked = upstreams("health = { path = \"/\" }");
+        let unchecked = upstreams("");
+        let vitals = Vitals::default();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.unwrap().block_on(async {
+            let upstream = Upstream::new(&unchecked[0], Sweep::new(), &vitals);
+            let standing = || upstream.choice().servers[0].vital.watch.standing();
+            let mut checks = Box::pin(check(&checked, &vitals));
+            tokio::select! {
+                () = &mut checks => {}
+                () = sleep(Duration::from_millis(50)) => {}
+            }
+            let (mut asked, _) = listener.accept().unwrap();
+            let mut request = [0; 1024];
+            assert!(asked.read(&mut request).unwrap() > 0);
+            let (mut end, ended) = std::os::unix::net::UnixStream::pair().unwrap();
+            ended.set_nonblocking(true).unwrap();
+            let ended = UnixStream::from_std(ended).unwrap();
+            asked
+                .write_all(b"HTTP/1.1 500 No\r\ncontent-length: 0\r\n\r\n")
+                .unwrap();
+            end.write_all(b"x").unwrap();
+            ended.readable().await.unwrap();
+            assert_eq!(standing(), Standing::InOrder, "the end comes first");
+            drop(checks);
+            tokio::select! {
+                () = check(&unchecked, &vitals) => {}
+                () = sleep(Duration::from_millis(50)) => {}
+            }
+            assert_eq!(standing(), Standing::InOrder);
+        });
     }
 }
