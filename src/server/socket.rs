@@ -35,6 +35,9 @@ pub(crate) const HALF_CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// How long, and for how many bytes, a client is listened to after our last word.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 16 << 20;
+/// Bytes that are thrown away at once, and how often in a row while other connections wait.
+const LINGER_READ_BYTES: usize = 64 << 10;
+const LINGER_READS: usize = 8;
 
 /// Bytes of a next request that are read while one is served, at most.
 const AHEAD_BYTES: usize = 4096;
@@ -364,9 +367,9 @@ impl Socket {
     /// connection that is closed with unread bytes is reset, and the reset can overtake the answer
     /// (RFC 9112 section 9.6).
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut scratch = [0; 4096];
-        loop {
-            let mut buf = ReadBuf::new(&mut scratch);
+        let mut scratch = [MaybeUninit::uninit(); LINGER_READ_BYTES];
+        for _ in 0..LINGER_READS {
+            let mut buf = ReadBuf::uninit(&mut scratch);
             match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
                 Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
                     let left = self
@@ -382,6 +385,9 @@ impl Socket {
                 Poll::Pending => return self.phase.alarm.poll(cx),
             }
         }
+        // Others wait.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 
     /// A reader that takes nothing is waited for as long as a body may stand still.

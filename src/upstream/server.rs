@@ -8,6 +8,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::HeaderValue;
@@ -339,6 +340,8 @@ impl Seat {
     /// A new connection to this server, or a place on one that came to stand meanwhile.
     pub(super) async fn connect(&self, asks_upgrade: bool) -> Result<Connection, UpstreamError> {
         let (server, settings) = (&self.server, self.settings());
+        // A stream that was reset as soon as it had begun ends here, before it costs a connection.
+        step_aside().await;
         if let Some(shared) = &server.shared {
             return self.join(shared, asks_upgrade).await;
         }
@@ -362,6 +365,19 @@ impl Seat {
     pub(super) fn keep(&self, connection: Box<Http1>) {
         self.server.keep(connection);
     }
+}
+
+/// Has whoever polls this look around, once, before it goes on.
+async fn step_aside() {
+    let mut stepped = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut stepped, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }
 
 impl Drop for Seat {

@@ -106,6 +106,27 @@ fn streams_that_are_reset_as_soon_as_they_begin() {
 }
 
 #[test]
+fn streams_that_are_reset_as_soon_as_they_begin_cost_no_connections() {
+    const STREAMS: u32 = 60;
+    let upstream = Upstream::ok();
+    let proxy = proxy(&upstream, "");
+    let before = upstream.connections();
+    let mut raw = Raw::to(proxy.address, &[]);
+    let both = |turn: u32| {
+        let flags = END_STREAM | END_HEADERS;
+        let head = frame(HEADERS, flags, odd(turn), &block(&REQUEST));
+        let reset = frame(RST_STREAM, 0, odd(turn), &8u32.to_be_bytes());
+        [head, reset].concat()
+    };
+    assert!(raw.send(&(0..STREAMS).flat_map(both).collect::<Vec<u8>>()));
+    assert!(raw.ask(odd(STREAMS), &REQUEST));
+    assert_eq!(raw.until(&[HEADERS]).unwrap().stream, odd(STREAMS));
+    let made = upstream.connections() - before;
+    // A few: what comes in several pieces may come between the two.
+    assert!(made <= 10, "{made} connections");
+}
+
+#[test]
 fn streams_that_we_are_made_to_reset() {
     check("made you reset", |turn| {
         let head = frame(

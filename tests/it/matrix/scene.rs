@@ -32,6 +32,8 @@ pub struct Scene {
     pub redis: Option<RedisServer>,
     pub backends: Vec<Backend>,
     pub held: Vec<Box<dyn Any>>,
+    /// Who is attacked in its place.
+    pub aside: Option<Box<Scene>>,
     stop: Arc<AtomicBool>,
     attackers: Vec<JoinHandle<()>>,
 }
@@ -45,6 +47,7 @@ impl Scene {
             redis,
             backends: Vec::new(),
             held: Vec::new(),
+            aside: None,
             stop: Arc::default(),
             attackers: Vec::new(),
         }
@@ -158,8 +161,10 @@ impl Scene {
 
     /// Has so many threads do something until the fault ends.
     pub fn attack(&mut self, threads: usize, with: fn(SocketAddr, &AtomicBool)) {
+        let attacked = self.aside.as_ref().map_or(&self.proxy, |it| &it.proxy);
+        let address = attacked.address;
         for _ in 0..threads {
-            let (address, stop) = (self.proxy.address, Arc::clone(&self.stop));
+            let stop = Arc::clone(&self.stop);
             self.attackers
                 .push(std::thread::spawn(move || with(address, &stop)));
         }
