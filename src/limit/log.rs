@@ -100,8 +100,8 @@ impl Log {
             base: self.base,
         };
         // Live if stamp > tick - span; in this form nothing can go below zero.
-        let tick = aged.own_us / rule.precision_us;
-        let span = rule.window_us / rule.precision_us;
+        let tick = ticks(aged.own_us, rule);
+        let span = ticks(rule.window_us, rule);
         if self.count == 0 || self.newest + span <= tick {
             aged.skip = self.count;
             return aged;
@@ -128,7 +128,10 @@ impl Log {
 
     /// Admits `cost` units (at least 1) at the instant of `aged`; the log as it stands then.
     pub fn charge(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
-        let mut stamp = aged.own_us.div_ceil(rule.precision_us);
+        let mut stamp = match rule.precision_us {
+            1 => aged.own_us,
+            precision_us => aged.own_us.div_ceil(precision_us),
+        };
         self.total = self
             .total
             .wrapping_add(u32::try_from(cost).unwrap_or(u32::MAX));
@@ -141,7 +144,7 @@ impl Log {
         self.head = if live == 0 {
             0
         } else {
-            (self.head + aged.skip) % capacity
+            wrapped(self.head, aged.skip, capacity)
         };
         self.base = aged.base;
         if live == 0 {
@@ -211,7 +214,7 @@ impl Log {
 
     /// What has expired is given up: its entries, and its units in the running totals.
     fn forget_expired(&mut self, aged: &Aged, rule: &Rule) {
-        self.head = (self.head + aged.skip) % self.capacity(rule);
+        self.head = wrapped(self.head, aged.skip, self.capacity(rule));
         self.count -= aged.skip;
         self.base = aged.base;
         self.shift_us = aged.shift_us;
@@ -242,7 +245,12 @@ impl Log {
     }
 
     fn capacity(&self, rule: &Rule) -> u32 {
-        let entries = self.ring.words().len() / words(rule);
+        let words_in_ring = self.ring.words().len();
+        // By a number that the compiler knows: a division by another takes many times as long.
+        let entries = match words(rule) {
+            2 => words_in_ring / 2,
+            _ => words_in_ring / 3,
+        };
         u32::try_from(entries).unwrap_or(u32::MAX)
     }
 
@@ -272,8 +280,7 @@ impl Log {
     }
 
     fn place(&self, rule: &Rule, i: u32) -> usize {
-        let entry = (u64::from(self.head) + u64::from(i)) % u64::from(self.capacity(rule));
-        entry as usize * words(rule)
+        wrapped(self.head, i, self.capacity(rule)) as usize * words(rule)
     }
 
     /// The first entry from `from` on for which `past` holds. It holds for the last one, and for
@@ -321,9 +328,29 @@ pub fn modulus(rule: &Rule) -> u64 {
     if words(rule) == 2 { 1 << 32 } else { STAMPS }
 }
 
+/// The place `by` after `head` in a ring. Most do not go round, and a division is dear.
+fn wrapped(head: u32, by: u32, capacity: u32) -> u32 {
+    let (past, capacity) = (u64::from(head) + u64::from(by), u64::from(capacity));
+    let place = if past < capacity {
+        past
+    } else {
+        past % capacity
+    };
+    place as u32
+}
+
+/// So many microseconds in units of the precision, which for most rules is 1.
+fn ticks(us: u64, rule: &Rule) -> u64 {
+    match rule.precision_us {
+        1 => us,
+        precision_us => us / precision_us,
+    }
+}
+
 /// Words in an entry.
 fn words(rule: &Rule) -> usize {
-    if rule.window_us / rule.precision_us < WIDE {
+    // That is, W / q < WIDE; and a window that is below any product too large is below it too.
+    if rule.window_us < rule.precision_us.saturating_mul(WIDE) {
         2
     } else {
         3

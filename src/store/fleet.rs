@@ -64,6 +64,9 @@ impl Fleet {
     /// its place is among the first; at least 1, so that nobody is shut out.
     pub fn share(&self, rule: Rule) -> Rule {
         let size = u64::from(self.size());
+        if size == 1 {
+            return rule;
+        }
         let place = self.place.load(Ordering::Relaxed);
         let rest = u64::from(u64::from(place) < rule.units % size);
         Rule {

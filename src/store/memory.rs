@@ -260,6 +260,37 @@ impl Memory {
     }
 
     fn decide(&self, charge: &Charge, record: bool) -> Decision {
+        match charge.as_slice() {
+            [item] => self.decide_one(charge, item, record),
+            _ => self.decide_all(charge, record),
+        }
+    }
+
+    /// What [`Memory::decide_all`] does, where most requests have one item: no shards to put in order,
+    /// and nothing to wait for between the passes.
+    fn decide_one(&self, charge: &Charge, item: &Item, record: bool) -> Decision {
+        let id = id(item);
+        let shard = self.shards[self.shard_of(id)].lock();
+        let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
+        let now_us = self.clock.now_us();
+        shard.sweep(SWEEP, now_us, &self.bounds);
+        let asked = self.look_at(&shard, (item, id), record, now_us);
+        let allowed = asked.look.retry == Retry::Now;
+        let verdict = shard.settle(&asked, allowed, &self.bounds);
+        if self.bounds.passed() {
+            self.bounds.enforce(&mut [&mut *shard], &[id], now_us);
+        }
+        let mut decision = Decision {
+            allowed,
+            at_us: now_us,
+            verdicts: SmallVec::new(),
+        };
+        decision.verdicts.push(verdict);
+        self.record(charge, &decision, record);
+        decision
+    }
+
+    fn decide_all(&self, charge: &Charge, record: bool) -> Decision {
         let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
         let mut guards = self.lock(&ids);
         let now_us = self.clock.now_us();
@@ -270,17 +301,17 @@ impl Memory {
         let asked = self.look(&guards, (charge, &ids), record, now_us);
         let allowed = asked.iter().all(|asked| asked.look.retry == Retry::Now);
         let verdicts = self.settle(&mut guards, &asked, allowed);
-        self.bounds.enforce(&mut guards, &ids, now_us);
-
+        if self.bounds.passed() {
+            let mut shards: SmallVec<[&mut Shard; 4]> =
+                guards.iter_mut().map(|(_, shard)| &mut **shard).collect();
+            self.bounds.enforce(&mut shards, &ids, now_us);
+        }
         let decision = Decision {
             allowed,
             at_us: now_us,
             verdicts,
         };
-        if let Some((source, log)) = self.log.as_ref().filter(|_| record) {
-            // Under the locks: the log's order is the store's.
-            log.record(*source, charge, &decision);
-        }
+        self.record(charge, &decision, record);
         decision
     }
 
@@ -292,20 +323,30 @@ impl Memory {
         record: bool,
         now_us: u64,
     ) -> SmallVec<[Asked; 4]> {
-        let mut asked = SmallVec::new();
-        for (item, id) in charge.iter().zip(ids) {
-            let rule = self.fleet.share(item.window.rule);
+        let look = |(item, id): (&Item, &[u64; 2])| {
             let guard = self.guard_of(guards, *id);
-            // To keep warm is not to hold: who admitted it says so by `hold`.
-            let passes = !record && rule.algorithm == Algorithm::Slots;
-            let cost = if passes { 0 } else { item.cost };
-            let mut one: Asked = guards[guard].1.look(*id, rule, cost, now_us);
-            if passes {
-                one.look.retry = Retry::Now;
-            }
-            asked.push(one);
+            self.look_at(&guards[guard].1, (item, *id), record, now_us)
+        };
+        charge.iter().zip(ids).map(look).collect()
+    }
+
+    /// The same for one item.
+    fn look_at(
+        &self,
+        shard: &Shard,
+        (item, id): (&Item, [u64; 2]),
+        record: bool,
+        now_us: u64,
+    ) -> Asked {
+        let rule = self.fleet.share(item.window.rule);
+        // To keep warm is not to hold: who admitted it says so by `hold`.
+        let passes = !record && rule.algorithm == Algorithm::Slots;
+        let cost = if passes { 0 } else { item.cost };
+        let mut one = shard.look(id, rule, cost, now_us);
+        if passes {
+            one.look.retry = Retry::Now;
         }
-        asked
+        one
     }
 
     /// Second pass: what becomes of each.
@@ -320,6 +361,13 @@ impl Memory {
             guards[guard].1.settle(asked, allowed, &self.bounds)
         };
         asked.iter().map(settle).collect()
+    }
+
+    /// Under the locks: the log's order is the store's.
+    fn record(&self, charge: &Charge, decision: &Decision, record: bool) {
+        if let Some((source, log)) = self.log.as_ref().filter(|_| record) {
+            log.record(*source, charge, decision);
+        }
     }
 
     /// Locks the shards of all items, each once, in ascending order.
@@ -364,12 +412,12 @@ impl Bounds {
     }
 
     /// Evicts from the locked shards until the bounds hold or nothing is left to evict.
-    fn enforce(&self, guards: &mut Guards<'_>, keep: &[[u64; 2]], now_us: u64) {
+    fn enforce(&self, shards: &mut [&mut Shard], keep: &[[u64; 2]], now_us: u64) {
         let mut evicted = 0;
         while evicted < EVICT && self.passed() {
-            let any = guards
+            let any = shards
                 .iter_mut()
-                .any(|(_, shard)| shard.evict(keep, now_us, self));
+                .any(|shard| shard.evict(keep, now_us, self));
             if !any {
                 return;
             }

@@ -1,8 +1,11 @@
 //! How identities become tags.
 
-use smallvec::SmallVec;
-
 use super::{HashKey, Part, Tag};
+
+/// Bytes of an identity that need nothing of the heap: most are much shorter.
+const USUAL: usize = 192;
+/// Bytes before a part's name and value.
+const HEAD: usize = 17;
 
 /// The parts of an identity on their way into its hash: for each part its kind, and the lengths
 /// and bytes of its name and value, so that parts cannot run into each other.
@@ -11,13 +14,20 @@ use super::{HashKey, Part, Tag};
 /// two thousand bytes to set up.
 pub(super) struct Identity<'h> {
     hash_key: &'h HashKey,
-    parts: SmallVec<[u8; 192]>,
+    length: usize,
+    usual: [u8; USUAL],
+    /// All of it, once it is longer than usual.
+    long: Vec<u8>,
 }
 
 impl<'h> Identity<'h> {
     pub(super) fn new(hash_key: &'h HashKey) -> Self {
-        let parts = SmallVec::new();
-        Self { hash_key, parts }
+        Self {
+            hash_key,
+            length: 0,
+            usual: [0; USUAL],
+            long: Vec::new(),
+        }
     }
 
     pub(super) fn add(&mut self, part: &Part, value: &[u8]) {
@@ -37,16 +47,34 @@ impl<'h> Identity<'h> {
     }
 
     fn add_kind(&mut self, kind: u8, name: &[u8], value: &[u8]) {
-        let mut head = [kind; 17];
+        let needed = HEAD + name.len() + value.len();
+        let (at, end) = (self.length, self.length + needed);
+        self.length = end;
+        if end > USUAL {
+            if self.long.is_empty() {
+                self.long.extend_from_slice(&self.usual[..at]);
+            }
+            self.long.resize(end, 0);
+        }
+        let room = match end > USUAL {
+            true => &mut self.long[at..],
+            false => &mut self.usual[at..end],
+        };
+        let (head, rest) = room.split_at_mut(HEAD);
+        head[0] = kind;
         head[1..9].copy_from_slice(&(name.len() as u64).to_le_bytes());
         head[9..].copy_from_slice(&(value.len() as u64).to_le_bytes());
-        self.parts.extend_from_slice(&head);
-        self.parts.extend_from_slice(name);
-        self.parts.extend_from_slice(value);
+        let (names, values) = rest.split_at_mut(name.len());
+        names.copy_from_slice(name);
+        values.copy_from_slice(value);
     }
 
     pub(super) fn tag(&self) -> Tag {
-        let hash = blake3::keyed_hash(&self.hash_key.0, &self.parts);
+        let parts = match self.length > USUAL {
+            true => &self.long[..],
+            false => &self.usual[..self.length],
+        };
+        let hash = blake3::keyed_hash(&self.hash_key.0, parts);
         let (tag, _) = hash.as_bytes().split_at(16);
         Tag(tag.try_into().unwrap_or_default())
     }
