@@ -14,16 +14,17 @@ use super::proxy::Proxy;
 const REQUESTS: (u64, u64) = (300, 2300);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Instructions of the proxy for one request; nothing where valgrind is not installed.
+/// Instructions of the proxy for one request; nothing where valgrind is not installed. Before those
+/// that are counted come `first`, so that what is made once for a key or a route is there.
 pub fn per_request(
     setting: &Setting,
-    config: &str,
+    (config, first): (&str, u64),
     request: impl Fn(&mut Vec<u8>, u64) + Clone + Send + 'static,
 ) -> Option<f64> {
     Command::new("valgrind").arg("--version").output().ok()?;
     // Whatever disturbs a run adds to it.
     let least = |requests| {
-        let count = || total(setting, config, requests, request.clone());
+        let count = || total(setting, config, first + requests, request.clone());
         Some(count()?.min(count()?))
     };
     Some((least(REQUESTS.1)? - least(REQUESTS.0)?) / (REQUESTS.1 - REQUESTS.0) as f64)

@@ -45,7 +45,7 @@ pub fn measure(setting: &Setting) -> String {
     let mut rows = Vec::new();
     for (limits, found) in LIMITS.iter().zip(&found) {
         let text = config(*limits, "memory:", &upstream);
-        let counted = callgrind::per_request(setting, &text, |out, turn| {
+        let counted = callgrind::per_request(setting, (&text, KEYS), |out, turn| {
             proxy::get(out, "/", turn % KEYS);
         });
         let mut row = vec![limits.to_string()];

@@ -13,6 +13,8 @@ use crate::{page, stage, upstream};
 const ROUTES: [usize; 4] = [10, 100, 1000, 10_000];
 const ROUNDS: usize = 3;
 const CONNECTIONS: usize = 32;
+/// Clients, and requests until each has come and each route has been asked for.
+const KEYS: u64 = 10_000;
 /// Reloads during which a request's wait is measured, at so many requests a second.
 const RELOADS: u32 = 20;
 const RATE: f64 = 1000.0;
@@ -40,7 +42,7 @@ pub fn measure(setting: &Setting) -> String {
     drop(proxies);
     let mut rows = Vec::new();
     for ((routes, begun), costs) in ROUTES.iter().zip(begun).zip(&mut costs) {
-        let counted = callgrind::per_request(setting, &config(*routes), {
+        let counted = callgrind::per_request(setting, (&config(*routes), KEYS), {
             let routes = *routes;
             move |out, turn| get(out, turn, routes)
         });
@@ -83,7 +85,7 @@ fn get(out: &mut Vec<u8>, turn: u64, routes: usize) {
     let route = turn % routes as u64;
     let path = format!("/api/v1/service-{route}/items/{}", turn % 100);
     // As many budgets in use whatever the number of routes.
-    proxy::get(out, &path, turn % 10_000);
+    proxy::get(out, &path, turn % KEYS);
 }
 
 /// Reloads of a file in which one limit has changed, while requests come: how long one takes,

@@ -1,12 +1,12 @@
 //! The table: all routes, ready to be found.
 //!
-//! Per host a trie of path segments, each node a hash map: the work for a request grows with the
+//! Per host a trie of path segments, with a hash table where many follow: the work for a request grows with the
 //! segments of its path, not with the number of routes. Precedence is fixed when the table is
 //! built, so that the order of the file never matters.
 
 use smallvec::SmallVec;
 
-use super::trie::{Texts, Trie};
+use super::trie::{Node, Texts, Trie};
 use super::{Ask, Found, HostPattern, Route};
 
 /// Two routes that the same request fits equally well, by their index in the given list.
@@ -47,17 +47,14 @@ impl RouteTable {
                 HostPattern::Exact(host) => table.exact.entry(host.clone()).or_default(),
                 HostPattern::Below(host) => table.below.entry(host.clone()).or_default(),
             };
-            let slot = trie.slot(&route.path);
-            if let Some(first) = slot
-                .iter()
-                .find(|other| table.routes[**other].rivals(route))
-            {
+            let before = trie.add(&route.path, u32::try_from(index).unwrap_or(u32::MAX));
+            let rival = |other: &&u32| table.routes[**other as usize].rivals(route);
+            if let Some(first) = before.iter().find(rival) {
                 conflicts.push(Conflict {
-                    first: *first,
+                    first: *first as usize,
                     second: index,
                 });
             }
-            slot.push(index);
         }
         if !conflicts.is_empty() {
             return Err(conflicts);
@@ -114,7 +111,7 @@ impl RouteTable {
                 ask,
                 values: SmallVec::new(),
             };
-            let route = walk.from(0, segments)?;
+            let route = walk.from(trie.root(), segments)?;
             let params = route.path.params().zip(walk.values).collect();
             Some(Found { route, params })
         })
@@ -147,35 +144,38 @@ struct Walk<'t, 'a, 'p> {
 impl<'t, 'p> Walk<'t, '_, 'p> {
     /// The best route at or below a node for what is left of the path. No deeper than a pattern
     /// can be, and at no node twice.
-    fn from(&mut self, node: usize, left: &'p str) -> Option<&'t Route> {
-        let node = self.trie.node(node);
+    fn from(&mut self, node: &'t Node, left: &'p str) -> Option<&'t Route> {
+        let trie = self.trie;
         if left.is_empty() {
-            return self.best(&node.here).or_else(|| self.best(&node.rest));
+            let here = self.best(trie.here(node));
+            return here.or_else(|| self.best(trie.rest(node)));
         }
         // Segments are short: a loop finds their end before a search has begun.
         let end = left.bytes().position(|byte| byte == b'/');
         let (segment, left) = end.map_or((left, ""), |end| (&left[..end], &left[end + 1..]));
-        if let Some(child) = node.literals.get(segment)
-            && let Some(route) = self.from(*child, left)
+        if let Some(child) = trie.literal(node, segment)
+            && let Some(route) = self.from(trie.node(child), left)
         {
             return Some(route);
         }
         if let Some(child) = node.param {
             self.values.push(segment);
-            if let Some(route) = self.from(child, left) {
+            if let Some(route) = self.from(trie.node(child), left) {
                 return Some(route);
             }
             self.values.pop();
         }
-        self.best(&node.rest)
+        self.best(trie.rest(node))
     }
 
     /// Of routes with the same path, the best that the request fits; of equals the first.
-    fn best(&self, routes: &[usize]) -> Option<&'t Route> {
+    fn best(&self, routes: &[u32]) -> Option<&'t Route> {
         let Ask {
             method, headers, ..
         } = *self.ask;
-        let routes = routes.iter().map(|index| &self.table.routes[*index]);
+        let routes = routes
+            .iter()
+            .map(|index| &self.table.routes[*index as usize]);
         let fitting = routes.filter(|route| route.takes_headers(headers));
         let ranked = fitting.filter_map(|route| Some((route.method_rank(method)?, route)));
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, route)| route)
