@@ -117,11 +117,22 @@ impl fmt::Display for TraceId {
     }
 }
 
+/// Two digits for each byte.
+const PAIRS: [[u8; 2]; 256] = {
+    let digits = b"0123456789abcdef";
+    let mut pairs = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        pairs[byte] = [digits[byte >> 4], digits[byte & 15]];
+        byte += 1;
+    }
+    pairs
+};
+
 fn write_hex(bytes: &[u8], digits: &mut [u8]) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for (byte, pair) in bytes.iter().zip(digits.chunks_exact_mut(2)) {
-        pair[0] = DIGITS[usize::from(byte >> 4)];
-        pair[1] = DIGITS[usize::from(byte & 15)];
+    let (places, _) = digits.as_chunks_mut();
+    for (byte, place) in bytes.iter().zip(places) {
+        *place = PAIRS[usize::from(*byte)];
     }
 }
 
