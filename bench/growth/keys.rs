@@ -1,6 +1,9 @@
 //! Keys in the embedded store: what each takes, and the longest that one decision takes while they
 //! come, while they expire, and when there are too many. Each size in a process of its own, with
 //! nothing else in memory.
+//!
+//! A loop that decides nothing takes turns with the decisions and has as much time as they: what
+//! the machine does to it, it does to them.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -25,6 +28,8 @@ const FULL: [(u64, u64); 4] = [(3, 200_000), (10, 200_000), (100, 100_000), (100
 const WINDOW_US: u64 = 60_000_000;
 /// A decision's work is well under it; what is over is counted.
 const PAUSE_NS: i64 = 1_000_000;
+/// Decisions until the loop that decides nothing has its turn.
+const SLICE: u64 = 1024;
 
 pub fn measure(setting: &Setting) -> String {
     let sizes = &SIZES[..setting.or_quick(SIZES.len(), 3)];
@@ -146,11 +151,13 @@ impl Store {
 fn grow(keys: u64) {
     let before = resident_bytes();
     let store = Store::new(Algorithm::Log, 100, keys);
-    let mut over = 0;
+    let mut all = Longest::default();
+    let mut nothing = Longest::default();
     let mut round = |keys: std::ops::Range<u64>| {
-        let (longest_us, pauses, each_ns) = longest(keys, |who| store.charge(who));
-        over += pauses;
-        (longest_us, each_ns)
+        let (found, beside) = turns(keys, |who| store.charge(who));
+        all.pauses += found.pauses;
+        nothing.add(&beside);
+        (found.ns / 1000, found.each_ns())
     };
     let (fresh, _) = round(0..keys);
     let resident = (resident_bytes() - before) / keys;
@@ -161,10 +168,11 @@ fn grow(keys: u64) {
     // Half a million more than there may be, or as many as there are.
     let flood = keys.min(500_000) + store.memory.figures().keys as u64;
     let (above, _) = round(2 * keys..2 * keys + flood.min(1_500_000));
-    let (nothing, noise, _) = longest(0..keys.max(1_000_000), |_| {});
     println!(
-        "{keys} {resident} {accounted} {each_ns} {fresh} {again} {expired} {above} {nothing} \
-         {over}({noise})"
+        "{keys} {resident} {accounted} {each_ns} {fresh} {again} {expired} {above} {} {}({})",
+        nothing.ns / 1000,
+        all.pauses,
+        nothing.pauses,
     );
 }
 
@@ -177,25 +185,58 @@ fn fill(algorithm: Algorithm, units: u64, keys: u64) {
     println!("{}", (resident_bytes() - before) / keys);
 }
 
-/// Runs it for each; the longest one in microseconds, how many were over [`PAUSE_NS`], and
-/// nanoseconds for each. Time is the thread's CPU time: what other processes take away is not this
+/// Times of one loop. They are the thread's CPU time: what other processes take away is not this
 /// store's doing.
-fn longest(all: std::ops::Range<u64>, mut run: impl FnMut(u64)) -> (i64, u64, i64) {
-    let many = i64::try_from(all.end - all.start).unwrap();
-    let (begun, mut longest, mut pauses) = (cpu_ns(), 0, 0);
-    let mut at = begun;
-    for one in all {
-        run(one);
-        let now = cpu_ns();
-        longest = longest.max(now - at);
-        pauses += u64::from(now - at > PAUSE_NS);
-        at = now;
+#[derive(Default)]
+struct Longest {
+    /// The longest turn.
+    ns: i64,
+    /// Turns over [`PAUSE_NS`].
+    pauses: u64,
+    turns: i64,
+    total_ns: i64,
+}
+
+impl Longest {
+    fn note(&mut self, ns: i64) {
+        self.ns = self.ns.max(ns);
+        self.pauses += u64::from(ns > PAUSE_NS);
+        self.turns += 1;
+        self.total_ns += ns;
     }
-    let took = at - begun;
-    let from = cpu_ns();
-    (0..many.min(100_000)).for_each(|_| _ = cpu_ns());
-    let looking = (cpu_ns() - from) / many.min(100_000);
-    (longest / 1000, pauses, took / many - looking)
+
+    fn add(&mut self, other: &Longest) {
+        self.ns = self.ns.max(other.ns);
+        self.pauses += other.pauses;
+    }
+
+    /// What a turn takes without the look at the clock.
+    fn each_ns(&self) -> i64 {
+        let many = 100_000;
+        let from = cpu_ns();
+        (0..many).for_each(|_| _ = cpu_ns());
+        self.total_ns / self.turns - (cpu_ns() - from) / many
+    }
+}
+
+/// Runs it for each, and for as long a loop that does nothing but look at the clock.
+fn turns(all: std::ops::Range<u64>, mut run: impl FnMut(u64)) -> (Longest, Longest) {
+    let (mut found, mut nothing) = (Longest::default(), Longest::default());
+    let mut at = cpu_ns();
+    for who in all.clone() {
+        run(who);
+        let now = cpu_ns();
+        found.note(now - at);
+        at = now;
+        if who % SLICE == 0 || who + 1 == all.end {
+            while nothing.total_ns < found.total_ns {
+                let now = cpu_ns();
+                nothing.note(now - at);
+                at = now;
+            }
+        }
+    }
+    (found, nothing)
 }
 
 fn cpu_ns() -> i64 {
