@@ -27,8 +27,8 @@ mod upstream;
 
 use tikv_jemalloc_ctl::{Access, AsName, background_thread};
 
-/// As shipped, with `give_back` of `src/main.rs`: what keys of the embedded store take, and how long
-/// their memory keeps a decision waiting, is the allocator's doing too.
+/// As shipped, with `give_back` of `src/main.rs`: what keys of the embedded store take, and how
+/// long their memory keeps a decision waiting, is the allocator's doing too.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

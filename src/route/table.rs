@@ -1,8 +1,8 @@
 //! The table: all routes, ready to be found.
 //!
-//! Per host a trie of path segments, with a hash table where many follow: the work for a request grows with the
-//! segments of its path, not with the number of routes. Precedence is fixed when the table is
-//! built, so that the order of the file never matters.
+//! Per host a trie of path segments, with a hash table where many follow: the work for a request
+//! grows with the segments of its path, not with the number of routes. Precedence is fixed when the
+//! table is built, so that the order of the file never matters.
 
 use smallvec::SmallVec;
 

@@ -1,7 +1,7 @@
 //! A trie of path segments that holds the routes of one host pattern, by their index.
 //!
-//! A table of many routes is seldom in the caches, so what a walk costs is the lines of them that it
-//! touches: a node is one line with the text that leads to it, and the nodes of a route stand
+//! A table of many routes is seldom in the caches, so what a walk costs is the lines of them that
+//! it touches: a node is one line with the text that leads to it, and the nodes of a route stand
 //! beside each other.
 
 use std::collections::HashMap;
@@ -138,8 +138,8 @@ impl Default for Trie {
 }
 
 impl Trie {
-    /// Adds a route, and returns those of the same pattern that were there. Names of parameters make
-    /// no difference.
+    /// Adds a route, and returns those of the same pattern that were there. Names of parameters
+    /// make no difference.
     pub(super) fn add(&mut self, pattern: &PathPattern, route: u32) -> &[u32] {
         let mut at = 0;
         for segment in pattern.segments() {

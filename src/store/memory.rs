@@ -266,8 +266,8 @@ impl Memory {
         }
     }
 
-    /// What [`Memory::decide_all`] does, where most requests have one item: no shards to put in order,
-    /// and nothing to wait for between the passes.
+    /// What [`Memory::decide_all`] does for one item, which is what most requests have: no shards
+    /// to put in order, and no other item to ask between the passes.
     fn decide_one(&self, charge: &Charge, item: &Item, record: bool) -> Decision {
         let id = id(item);
         let shard = self.shards[self.shard_of(id)].lock();

@@ -59,8 +59,8 @@ pub const DECISION_BOUNDS: [u64; 14] = [
     1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 100_000,
 ];
 
-/// Durations in classes; which bounds they have is the reader's to know. What each one adds to comes
-/// first, on one cache line with the classes of nearly all.
+/// Durations in classes; which bounds they have is the reader's to know. What each one adds to
+/// comes first, on one cache line with the classes of nearly all.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Histogram {
