@@ -18,16 +18,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use http::{Method, StatusCode, Uri};
-use memchr::memmem;
 
 use super::admit::Decider;
+use super::counts::Asked;
 use super::line::Line;
 use super::reject::{Denial, Form};
 use super::request_id::{self, RequestId};
 use super::{Downstream, Proxy};
+use crate::clock;
 use crate::limit::Charge;
 use crate::limit::headers::put_line;
 use crate::route::Route;
+use crate::telemetry::access::Outcome;
 
 /// Heads in one generation.
 const GENERATION: usize = 2048;
@@ -35,8 +37,6 @@ const GENERATION: usize = 2048;
 const HEAD_BYTES: usize = 1024;
 /// Heads that came once, of which a mark is kept: who never sends the same twice has none copied.
 const SIGHTS: usize = 4096;
-/// The end of a head.
-const END: &[u8] = b"\r\n\r\n";
 /// What the path of a certificate authority's questions begins with: those are answered before
 /// anything is limited, from one moment to the next.
 const CHALLENGES: &str = "/.well-known/acme-challenge/";
@@ -201,10 +201,9 @@ impl Proxy {
         downstream: &Downstream,
         room: &mut Room,
     ) -> Again {
-        let Some(end) = memmem::find(read, END).filter(|end| *end <= HEAD_BYTES) else {
+        let Some(length) = head_length(read).filter(|length| *length <= HEAD_BYTES) else {
             return Again::New;
         };
-        let length = end + END.len();
         let mut heads = self.heads.lock();
         let hash = heads.hash(Peer::of(downstream), &read[..length]);
         let Some(meaning) = heads.find(hash, Peer::of(downstream), &read[..length]) else {
@@ -219,29 +218,48 @@ impl Proxy {
         if self.limiter.store.people().is_some() {
             return None;
         }
-        let limiter = &self.limiter;
-        let mut line = Line::again(&meaning.question, (&self.log, self.show_keys));
+        let (limiter, question) = (&self.limiter, &meaning.question);
+        let began = clock::now();
         let charge = &meaning.charge;
         let decision = limiter.deny_here(charge, meaning.generation)?;
         limiter.count_decision(charge, &decision, &Decider::Store { warm: None });
-        let id = line.request_id.insert(request_id::made()).as_str();
+        let made = request_id::made();
+        let id = made.as_str();
         limiter.put_denial((charge, &decision, &meaning.form), id, room);
         if let Some(name) = &self.request_id {
             put_line(&mut room.lines, name, id.as_bytes());
         }
         let status = limiter.deny.status;
-        line.status = status.as_u16();
-        let asked = (&meaning.question.method, &meaning.question.uri);
-        limiter.note_denial((charge, &decision), asked, &line);
-        limiter.count_answer(&line);
-        line.decide();
-        if line.is_wanted() {
+        let asked = Asked {
+            client: question.client,
+            method: &question.method,
+            path: question.uri.path(),
+            route: question.route.as_deref(),
+            id,
+        };
+        limiter.note_denial((charge, &decision), &asked);
+        let ended = (status.as_u16(), Outcome::Denied);
+        limiter.count_outcome(question.numbers, ended, began);
+        if self.log.wants(Outcome::Denied) {
+            let mut line = Line::again(question, (&self.log, self.show_keys));
+            line.status = status.as_u16();
+            line.request_id = Some(made);
             line.note_denial(charge, &decision);
             line.add_bytes(room.body.len());
+            line.decide();
             line.write();
         }
         Some(status)
     }
+}
+
+/// How long the head at the front of `read` is, whose lines end in order. Heads are short: this
+/// is quicker than a search that is prepared first.
+fn head_length(read: &[u8]) -> Option<usize> {
+    let ends = memchr::memchr_iter(b'\n', read).map(|at| at + 1);
+    ends.map_while(|end| Some((end, read.get(end..end + 2)?)))
+        .find(|(_, next)| *next == b"\r\n")
+        .map(|(end, _)| end + 2)
 }
 
 impl Heads {

@@ -3,31 +3,51 @@
 //! A limit with several rates is counted once for a request, and of a denial only the limits that
 //! deny: the others were not charged.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{Method, Uri};
+use http::Method;
 
 use super::admit::Decider;
 use super::limiter::Limiter;
 use super::line::Line;
-use super::request_id::RequestId;
 use crate::clock;
 use crate::limit::headers::seconds_up;
 use crate::limit::{Charge, Decision, Item, Limit, OnError, Retry};
 use crate::store::StoreError;
+use crate::telemetry::access::Outcome;
 use crate::telemetry::decisions::Source;
 use crate::telemetry::denials::{Denial, short};
 use crate::telemetry::metrics::trail::Seen;
 use crate::telemetry::metrics::{Meter, Verdict};
 
+/// What was asked by whoever was denied.
+pub(super) struct Asked<'r> {
+    pub(super) client: IpAddr,
+    pub(super) method: &'r Method,
+    pub(super) path: &'r str,
+    pub(super) route: Option<&'r str>,
+    pub(super) id: &'r str,
+}
+
 impl Limiter {
     /// One more request has the head of its answer.
     pub(super) fn count_answer(&self, line: &Line) {
-        let took = clock::now().saturating_duration_since(line.began);
-        let answer = (line.method, line.status);
-        self.meter.answered(line.route_number, answer, took);
-        self.meter.ended(line.outcome);
+        let numbers = (line.method, line.route_number);
+        self.count_outcome(numbers, (line.status, line.outcome), line.began);
+    }
+
+    /// The same of a request of this method and route that began then.
+    pub(super) fn count_outcome(
+        &self,
+        (method, route): (u8, usize),
+        (status, outcome): (u16, Outcome),
+        began: Instant,
+    ) {
+        let took = clock::now().saturating_duration_since(began);
+        self.meter.answered(route, (method, status), took);
+        self.meter.ended(outcome);
     }
 
     /// Limits that a request is not counted by.
@@ -94,12 +114,7 @@ impl Limiter {
     }
 
     /// A denial, for whoever watches.
-    pub(super) fn note_denial(
-        &self,
-        (charge, decision): (&Charge, &Decision),
-        asked: (&Method, &Uri),
-        line: &Line,
-    ) {
+    pub(super) fn note_denial(&self, (charge, decision): (&Charge, &Decision), asked: &Asked<'_>) {
         let Some(denials) = self.meter.denials() else {
             return;
         };
@@ -111,20 +126,16 @@ impl Limiter {
             Some(Denial {
                 at_us: clock::unix_us(),
                 limit: item.limit.name.to_string(),
-                route: line.route.as_deref().unwrap_or_default().to_owned(),
-                method: asked.0.clone(),
-                path: short(asked.1.path()),
-                client: line.client,
+                route: asked.route.unwrap_or_default().to_owned(),
+                method: asked.method.clone(),
+                path: short(asked.path),
+                client: asked.client,
                 tag: item.tag,
                 retry_after: match verdict.retry {
                     Retry::After(us) => Some(seconds_up(us).max(1)),
                     _ => None,
                 },
-                request_id: line
-                    .request_id
-                    .as_ref()
-                    .map_or("", RequestId::as_str)
-                    .to_owned(),
+                request_id: asked.id.to_owned(),
                 shadow: false,
             })
         });

@@ -8,6 +8,7 @@ use http::{Method, Request, Uri, Version};
 use smallvec::SmallVec;
 
 use super::again::Question;
+use super::counts::Asked;
 use super::grpc::is_grpc;
 use super::request_id::RequestId;
 use super::riders::Riders;
@@ -179,6 +180,17 @@ impl Line {
                 let plain = asker.and_then(|asker| asker.key.as_ref());
                 self.note_denier(&item.limit.name, (item.tag, plain));
             }
+        }
+    }
+
+    /// What was asked, for whoever watches denials.
+    pub(super) fn asked<'r>(&'r self, (method, uri): (&'r Method, &'r Uri)) -> Asked<'r> {
+        Asked {
+            client: self.client,
+            method,
+            path: uri.path(),
+            route: self.route.as_deref(),
+            id: self.request_id.as_ref().map_or("", RequestId::as_str),
         }
     }
 
