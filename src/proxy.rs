@@ -193,13 +193,15 @@ impl Proxy {
         &self.log
     }
 
-    /// Answers one request: routes it, asks its limits, forwards it, or says why not.
+    /// Answers one request: routes it, asks its limits, forwards it, or says why not. Where
+    /// `lines` are given, what tells of its limits may be written there, as lines of a head of
+    /// HTTP/1.1, and is not among the response's headers then.
     #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
     pub fn handle(
         &self,
         request: Request<RequestBody>,
         downstream: &Downstream,
-        flaw: Option<Flaw>,
+        (flaw, lines): (Option<Flaw>, Option<&mut Vec<u8>>),
     ) -> impl Future<Output = Response<Body>> + Send {
         async move {
             let mut line =
@@ -213,7 +215,8 @@ impl Proxy {
             }
             let answered = match self.read(&request, downstream, flaw, &mut line) {
                 Ok((route, asked)) => {
-                    self.serve(request, (downstream, route), asked, &mut line)
+                    let line = &mut line;
+                    self.serve(request, (downstream, route), asked, (line, lines))
                         .await
                 }
                 Err(rejection) => Err(rejection),
@@ -237,7 +240,7 @@ impl Proxy {
         mut request: Request<RequestBody>,
         (downstream, route): (&Downstream, &Route),
         asked: Asked,
-        line: &mut Line,
+        (line, lines): (&mut Line, Option<&mut Vec<u8>>),
     ) -> impl Future<Output = Result<Response<Body>, Rejection>> + Send {
         async move {
             let with = (route, self.request_id.as_ref());
@@ -286,7 +289,7 @@ impl Proxy {
                 .unwrap_or_else(|refused| self.refuse(&refused, changes, line, HeaderMap::new()));
             self.limiter.adjust(route, &admission, &mut response, line);
             hold(&mut response, admission.slots.take(), line);
-            Ok(self.limiter.mark(&admission, response))
+            Ok(self.limiter.mark(&admission, response, lines))
         }
     }
 

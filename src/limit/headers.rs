@@ -14,7 +14,7 @@ use http::header::{
 };
 
 use super::{Charge, Decision, Item, Retry, Verdict};
-pub use lines::{put_line, put_lines};
+pub use lines::{put_line, put_lines, take_out};
 
 /// `x-ratelimit-limit`: the tightest limit's units.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");

@@ -120,20 +120,30 @@ impl Admission {
 }
 
 impl Limiter {
-    /// Writes the rate-limit headers of the decision that let the request pass.
-    pub(super) fn mark<B>(&self, admission: &Admission, mut response: Response<B>) -> Response<B> {
-        if let Some(told) = &admission.told {
-            let (charge, decision) = (&told.charge, &told.decision);
-            headers::write(
-                response.headers_mut(),
-                self.headers,
-                charge,
-                decision,
-                told.unix_us,
-            );
-            if admission.cors {
-                headers::expose_to_scripts(response.headers_mut());
+    /// Writes the rate-limit headers of the decision that let the request pass: as lines into
+    /// `lines` where those are wanted and nothing of the upstream's is kept, else into the
+    /// response's own.
+    pub(super) fn mark<B>(
+        &self,
+        admission: &Admission,
+        mut response: Response<B>,
+        lines: Option<&mut Vec<u8>>,
+    ) -> Response<B> {
+        let Some(told) = &admission.told else {
+            return response;
+        };
+        let (charge, decision) = (&told.charge, &told.decision);
+        let map = response.headers_mut();
+        match lines.filter(|_| !self.headers.pass_upstream) {
+            Some(lines) => {
+                headers::take_out(map);
+                let times = (told.unix_us, None);
+                headers::put_lines(lines, self.headers, (charge, decision), times);
             }
+            None => headers::write(map, self.headers, charge, decision, told.unix_us),
+        }
+        if admission.cors {
+            headers::expose_to_scripts(map);
         }
         response
     }

@@ -41,6 +41,6 @@ impl tower::Service<Request<RequestBody>> for Client {
 
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
         let Client { proxy, downstream } = self.clone();
-        Box::pin(async move { Ok(proxy.handle(request, &downstream, None).await) })
+        Box::pin(async move { Ok(proxy.handle(request, &downstream, (None, None)).await) })
     }
 }

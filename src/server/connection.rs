@@ -58,7 +58,7 @@ impl Client {
     pub(super) fn handle(
         &self,
         request: Request<RequestBody>,
-        flaw: Option<Flaw>,
+        more: (Option<Flaw>, Option<&mut Vec<u8>>),
     ) -> impl Future<Output = Response<Body>> + Send {
         async move {
             let serving = self.worker.serving.load_full();
@@ -73,7 +73,7 @@ impl Client {
             let mut awaited = Awaited(serving.proxy.meter(), true);
             #[cfg(test)]
             let mine = super::trap::Trap::for_request(&request);
-            let handling = serving.proxy.handle(request, downstream, flaw);
+            let handling = serving.proxy.handle(request, downstream, more);
             #[cfg(test)]
             let handling = mine.around(handling);
             let answered = AssertUnwindSafe(handling).catch_unwind().await;
@@ -291,7 +291,7 @@ fn answer(
     }
     async move {
         let discardable = request.body().is_discardable();
-        let mut response = held.client.handle(request, flaw).await;
+        let mut response = held.client.handle(request, (flaw, None)).await;
         // The rest of the request will not be read, so nothing after it can be.
         let unread = !discardable && !held.phase.body.has_ended() && response.body().is_made_here();
         let draining = held.client.worker.drain.is_draining();

@@ -98,7 +98,7 @@ struct Speaker<'c> {
     ahead: Bytes,
     outflow: Outflow,
     /// Room for the lines of a head.
-    room: HeaderMap,
+    headers: HeaderMap,
     bounds: Bounds,
     /// Requests since it last waited for one.
     in_a_row: usize,
@@ -109,8 +109,8 @@ struct Speaker<'c> {
     seen: bool,
     /// The head of the one that is served, if it did.
     head: Bytes,
-    /// Room for such denials.
-    denials: Room,
+    /// Room for what tells of limits.
+    room: Room,
 }
 
 /// Serves until either side ends the connection, it is idle, or something comes that is not plain;
@@ -125,11 +125,14 @@ pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<
                     may_follow: head.may_follow,
                 };
                 let answer = {
-                    let mut handling = pin!(client.handle(head.request, None));
+                    let Speaker { room, socket, .. } = &mut speaker;
+                    room.lines.clear();
+                    let lines = Some(&mut room.lines);
+                    let mut handling = pin!(client.handle(head.request, (None, lines)));
                     poll_fn(|context| match handling.as_mut().poll(context) {
                         Poll::Ready(answer) => Poll::Ready(Ok(answer)),
                         // So a client's end is seen.
-                        Poll::Pending => match speaker.socket_flushed(context) {
+                        Poll::Pending => match Pin::new(&mut *socket).poll_flush(context) {
                             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
                             _ => Poll::Pending,
                         },
@@ -174,7 +177,7 @@ impl Speaker<'_> {
             read: BytesMut::new(),
             ahead: Bytes::new(),
             outflow: Outflow::default(),
-            room: HeaderMap::new(),
+            headers: HeaderMap::new(),
             bounds: Bounds {
                 lines: settings.max_headers,
                 bytes: settings.max_header_bytes,
@@ -183,7 +186,7 @@ impl Speaker<'_> {
             denied: false,
             seen: false,
             head: Bytes::new(),
-            denials: Room::default(),
+            room: Room::default(),
         }
     }
 
@@ -235,7 +238,7 @@ impl Speaker<'_> {
     /// Puts the answer to the request at the front of what was read where it is to be written, if
     /// it is one that was denied before and is now.
     fn deny_again(&mut self) -> bool {
-        let room = &mut self.denials;
+        let room = &mut self.room;
         room.lines.clear();
         room.body.clear();
         // Who is sent away is told in the answer's head, which this one does not say.
@@ -271,8 +274,8 @@ impl Speaker<'_> {
 
     /// The request at the front of what was read, if it is plain.
     fn take(&mut self) -> Option<Head> {
-        let Some((head, length)) = head::read(&self.ahead, &mut self.room, self.bounds) else {
-            self.room.clear();
+        let Some((head, length)) = head::read(&self.ahead, &mut self.headers, self.bounds) else {
+            self.headers.clear();
             return None;
         };
         if std::mem::take(&mut self.seen) {
@@ -297,11 +300,17 @@ impl Speaker<'_> {
         }
         let told = (Length::of(answer.body()), self.sweep.elapsed());
         self.outflow.clear();
-        let begun = answer::put_head(&mut self.outflow.flat, &answer, told, asked);
+        let begun = answer::put_head(
+            &mut self.outflow.flat,
+            &answer,
+            &self.room.lines,
+            told,
+            asked,
+        );
         let (mut framing, may_follow) = begun.map_err(|_| Cut)?;
         // Its room is for the next request, and what its lines are parts of is free.
-        self.room = std::mem::take(answer.headers_mut());
-        self.room.clear();
+        self.headers = std::mem::take(answer.headers_mut());
+        self.headers.clear();
         let mut body = Some(answer.into_body());
         poll_fn(|context| self.poll_content(&mut body, &mut framing, context)).await?;
         Ok(may_follow)

@@ -151,22 +151,31 @@ impl Memory {
 
     /// The denial of one request, if it is denied now. Charges nothing.
     pub fn denial(&self, charge: &Charge) -> Option<Decision> {
+        let denied = |verdicts, at_us| {
+            let decision = Decision {
+                allowed: false,
+                at_us,
+                verdicts,
+            };
+            self.record(charge, &decision, true);
+            decision
+        };
+        if let [item] = charge.as_slice() {
+            let id = id(item);
+            let shard = self.shards[self.shard_of(id)].lock();
+            let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
+            let now_us = self.clock.now_us();
+            let asked = self.look_at(&shard, (item, id), true, now_us);
+            let denies = asked.look.retry != Retry::Now;
+            let settle = || SmallVec::from_iter([shard.settle(&asked, false, &self.bounds)]);
+            return denies.then(settle).map(|verdicts| denied(verdicts, now_us));
+        }
         let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
         let mut guards = self.lock(&ids);
         let now_us = self.clock.now_us();
         let asked = self.look(&guards, (charge, &ids), true, now_us);
-        if asked.iter().all(|asked| asked.look.retry == Retry::Now) {
-            return None;
-        }
-        let decision = Decision {
-            allowed: false,
-            at_us: now_us,
-            verdicts: self.settle(&mut guards, &asked, false),
-        };
-        if let Some((source, log)) = &self.log {
-            log.record(*source, charge, &decision);
-        }
-        Some(decision)
+        let denies = asked.iter().any(|asked| asked.look.retry != Retry::Now);
+        denies.then(|| denied(self.settle(&mut guards, &asked, false), now_us))
     }
 
     /// Charges one request that another store admitted, as far as the share allows it, so that

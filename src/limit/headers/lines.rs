@@ -1,6 +1,7 @@
-//! The same headers as they stand in a head of HTTP/1.1, for answers that nothing else is put into.
+//! The same headers as they stand in a head of HTTP/1.1, for answers that nothing else is put into:
+//! a map of them costs several times as much to make as its lines.
 
-use http::header::{HeaderName, RETRY_AFTER};
+use http::header::{HeaderMap, HeaderName, RETRY_AFTER};
 
 use super::{
     Charge, Decision, HeaderSettings, RATELIMIT, RATELIMIT_POLICY, ResetForm, X_LIMIT, X_REMAINING,
@@ -44,6 +45,21 @@ pub fn put_lines(
     }
 }
 
+/// Takes out of a response what the upstream says under the names of these lines.
+pub fn take_out(headers: &mut HeaderMap) {
+    const OURS: [HeaderName; 5] = [X_LIMIT, X_REMAINING, X_RESET, RATELIMIT, RATELIMIT_POLICY];
+    // Hardly any upstream says one of them.
+    let likely = |name: &HeaderName| {
+        let name = name.as_str();
+        name.starts_with("x-ratelimit-") || name.starts_with("ratelimit")
+    };
+    if headers.keys().any(likely) {
+        for name in OURS {
+            headers.remove(name);
+        }
+    }
+}
+
 /// Writes one line.
 #[inline]
 pub fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
@@ -67,8 +83,6 @@ fn end_list(out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderMap;
-
     use super::super::tests::{ALL, denied};
     use super::super::write_behind;
     use super::*;

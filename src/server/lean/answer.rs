@@ -60,11 +60,12 @@ impl Length {
 #[derive(Debug)]
 pub(super) struct Unframed;
 
-/// Writes the head of an answer that is made at `at` by the worker's coarse clock. Tells how its
-/// content is framed, and whether another may follow.
+/// Writes the head of an answer that is made at `at` by the worker's coarse clock, with `more`
+/// lines behind its own. Tells how its content is framed, and whether another may follow.
 pub(super) fn put_head<B>(
     out: &mut Vec<u8>,
     answer: &Response<B>,
+    more: &[u8],
     (length, at): (Length, Duration),
     asked: Asked,
 ) -> Result<(Framing, bool), Unframed> {
@@ -73,7 +74,7 @@ pub(super) fn put_head<B>(
         return Err(Unframed);
     }
     let headers = answer.headers();
-    out.reserve((headers.len() + 2) * LINE_BYTES);
+    out.reserve((headers.len() + 2) * LINE_BYTES + more.len());
     put_status(out, status, answer.extensions().get());
     let has_content =
         !asked.is_head && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -101,6 +102,7 @@ pub(super) fn put_head<B>(
             }
         }
     }
+    lines.out.extend_from_slice(more);
     Ok(lines.end((length, at), status, has_content))
 }
 
