@@ -56,8 +56,8 @@ faults:
 	TIDEGATE_PROGRAM=$(CURDIR)/target/release/tidegate TIDEGATE_FAULTS=2 TIDEGATE_FAULTS_WRITE=1 \
 	  cargo test --locked --test it -- matrix::whatever --nocapture
 
-# Each fuzz target for SECONDS with random inputs. With GUIDED=1 coverage guides them, what they find
-# goes into the corpora, and `cargo install cargo-bolero` has to have been run.
+# Each fuzz target for SECONDS with random inputs. With GUIDED=1 coverage guides them (libFuzzer, which
+# needs a C++ compiler); what they find is kept in target/guided, what breaks something in `broke` there.
 fuzz:
 	./tests/fuzz/run.sh $(SECONDS) $(GUIDED)
 

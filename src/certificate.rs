@@ -128,11 +128,13 @@ impl AltName {
     }
 }
 
+/// A name that it is for. One with control characters is none: others would read it up to there.
 fn alt_name(name: &GeneralName) -> Option<AltName> {
+    let plain = |text: &str| (!text.contains(char::is_control)).then(|| text.to_owned());
     Some(match name {
-        GeneralName::DnsName(name) => AltName::Dns(name.as_str().to_ascii_lowercase()),
-        GeneralName::UniformResourceIdentifier(uri) => AltName::Uri(uri.as_str().to_owned()),
-        GeneralName::Rfc822Name(mail) => AltName::Email(mail.as_str().to_owned()),
+        GeneralName::DnsName(name) => AltName::Dns(plain(name.as_str())?.to_ascii_lowercase()),
+        GeneralName::UniformResourceIdentifier(uri) => AltName::Uri(plain(uri.as_str())?),
+        GeneralName::Rfc822Name(mail) => AltName::Email(plain(mail.as_str())?),
         GeneralName::IpAddress(bytes) => match bytes.as_bytes() {
             bytes if bytes.len() == 4 => {
                 AltName::Ip(IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?))
