@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(code, 78);
         assert!(out.contains("did you mean `rate`?"), "{out}");
         assert!(
-            out.ends_with("proxy.toml: 2 errors. What one means: tidegate help T104\n"),
+            out.ends_with("proxy.toml: 1 error. What one means: tidegate help T101\n"),
             "{out}"
         );
     }
