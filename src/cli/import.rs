@@ -1,11 +1,11 @@
 //! `tidegate import`: another program's configuration as a `proxy.toml`, and what is lost.
 
-use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::init::written;
 use super::run::say;
 use super::{BAD_CONFIGURATION, DID_NOT_WORK, WRONG_USE};
 use crate::import::{self, Grade, ImportError, Imported};
@@ -54,7 +54,7 @@ pub(super) fn import(args: &ImportArgs) -> u8 {
         }
     };
     let written = match &args.output {
-        Some(path) => write(path, &imported.text, args.force),
+        Some(path) => written(path, &imported.text, args.force),
         None => io::stdout().write_all(imported.text.as_bytes()),
     };
     match (written, &args.output) {
@@ -96,14 +96,4 @@ fn told(imported: &Imported) -> usize {
         count(Grade::Needless)
     ));
     lost
-}
-
-fn write(path: &Path, text: &str, force: bool) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).truncate(force);
-    match force {
-        true => options.create(true),
-        false => options.create_new(true),
-    };
-    options.open(path)?.write_all(text.as_bytes())
 }

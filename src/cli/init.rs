@@ -74,7 +74,8 @@ pub(super) fn init(args: &InitArgs) -> u8 {
     }
 }
 
-fn written(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
+/// Writes a file, which must be a new one unless it is forced.
+pub(super) fn written(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).truncate(force);
     match force {
