@@ -238,6 +238,13 @@ class Tidegate:
         found = re.findall(r'^tidegate_spans_total\{outcome="(\w+)"\} (\d+)', text, re.M)
         return {outcome: int(count) for outcome, count in found}
 
+    def wait_for_exported(self, count):
+        """Spans count once the collector has answered, which is after it handed them on."""
+        until = time.monotonic() + PATIENCE
+        while (fates := self.fates())["exported"] < count and time.monotonic() < until:
+            time.sleep(0.02)
+        assert fates == {"exported": count, "dropped": 0, "failed": 0, "refused": 0}, fates
+
     def stop(self):
         self.process.terminate()
         return self.process.wait(PATIENCE)
@@ -341,7 +348,7 @@ def check_traffic(program, directory, protocol):
             check_decisions(decisions)
         check_attempts([attempts for _, _, attempts in allowed], one.seen + other.seen)
         check_denied(*next(read_requests(spans, 429)))
-        assert proxy.fates()["exported"] == 12, proxy.fates()
+        proxy.wait_for_exported(12)
         # What has not been exported yet is, before the end.
         proxy.get("/elsewhere")
         assert proxy.stop() == 0
