@@ -194,10 +194,14 @@ impl<'a> Run<'a> {
     /// What all of it takes if nothing is measured again.
     fn planned(&self) -> Duration {
         let each = |scenario: &Scenario| {
-            let count = self.those_of(*scenario).len() as u32;
+            let count = self.those_of(*scenario).len();
             match scenario.load() {
-                Load::Idle => MEMORY * count,
-                _ => self.one(*scenario) * count * self.options.rounds as u32,
+                Load::Idle => MEMORY * count as u32,
+                _ => {
+                    let (those, more) = self.more(*scenario);
+                    let times = count * self.options.rounds + those.len() * more;
+                    self.one(*scenario) * times as u32
+                }
             }
         };
         self.options.scenarios.iter().map(each).sum()
@@ -215,6 +219,14 @@ impl<'a> Run<'a> {
     fn those_of(&self, scenario: Scenario) -> Vec<Peer> {
         let peers = scenario.peers().iter().copied();
         peers.filter(|peer| self.peers.contains(peer)).collect()
+    }
+
+    /// Whom another number of rounds measures again, after all.
+    fn more(&self, scenario: Scenario) -> (Vec<Peer>, usize) {
+        let (those, times) = scenario.oftener().unwrap_or((&[], 1));
+        let mut those = those.to_vec();
+        those.retain(|peer| self.peers.contains(peer));
+        (those, self.options.rounds * (times - 1))
     }
 
     fn all(&mut self) {
@@ -246,7 +258,13 @@ impl<'a> Run<'a> {
                 } else {
                     &lets
                 };
-                self.round(round, *scenario, actors);
+                self.round(round, *scenario, &self.those_of(*scenario), actors);
+            }
+        }
+        for scenario in &loads {
+            let (those, rounds) = self.more(*scenario);
+            for round in 0..rounds {
+                self.round(self.options.rounds + round, *scenario, &those, &lets);
             }
         }
     }
@@ -263,8 +281,7 @@ impl<'a> Run<'a> {
     }
 
     /// All rows of a scenario, one after another; each round another one is first.
-    fn round(&mut self, round: usize, scenario: Scenario, actors: &[Actor]) {
-        let wanted = self.those_of(scenario);
+    fn round(&mut self, round: usize, scenario: Scenario, wanted: &[Peer], actors: &[Actor]) {
         let mut actors: Vec<&Actor> = actors
             .iter()
             .filter(|actor| wanted.contains(&actor.peer))
@@ -280,9 +297,8 @@ impl<'a> Run<'a> {
                 Err("there was no time left".to_owned())
             };
             let what = format!(
-                "round {}/{}  {:<15} {:<24}",
+                "round {}  {:<15} {:<24}",
                 round + 1,
-                self.options.rounds,
                 scenario.title(),
                 actor.peer.name()
             );

@@ -17,6 +17,7 @@ pub struct Findings {
     pub versions: Vec<(&'static str, String)>,
     pub missing: Vec<&'static str>,
     pub took_s: f64,
+    /// Of all; some are measured more often.
     pub rounds: usize,
     /// For each round one, if it could be measured.
     pub samples: BTreeMap<(Scenario, Peer), Vec<Option<Sample>>>,
@@ -27,6 +28,11 @@ pub struct Findings {
 }
 
 impl Findings {
+    /// How often it was measured, or tried to.
+    pub fn rounds_of(&self, scenario: Scenario, peer: Peer) -> usize {
+        self.samples.get(&(scenario, peer)).map_or(0, Vec::len)
+    }
+
     /// What one round found.
     pub fn sample(&self, scenario: Scenario, peer: Peer, round: usize) -> Option<&Sample> {
         self.samples.get(&(scenario, peer))?.get(round)?.as_ref()
@@ -39,7 +45,7 @@ impl Findings {
         peer: Peer,
         of: impl Fn(&Sample) -> f64,
     ) -> Option<Spread> {
-        let rounds = 0..self.rounds;
+        let rounds = 0..self.rounds_of(scenario, peer);
         let samples = rounds.filter_map(|round| self.sample(scenario, peer, round));
         Spread::of(samples.map(of))
     }

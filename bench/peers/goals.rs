@@ -134,7 +134,7 @@ impl Goal {
                     let of = |peer| Some(figure.of(findings.sample(scenario, peer, round)?));
                     Some(of(ours)? / of(theirs)?)
                 };
-                Spread::of((0..findings.rounds).filter_map(ratio))
+                Spread::of((0..findings.rounds_of(scenario, ours)).filter_map(ratio))
             }
         }
     }
@@ -169,10 +169,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_one_round_each() {
-        let mut findings = Findings {
-            rounds: 3,
-            ..Findings::default()
-        };
+        let mut findings = Findings::default();
         let ours = vec![Some(sample(10.0)), Some(sample(30.0)), Some(sample(6.0))];
         let theirs = vec![Some(sample(10.0)), Some(sample(20.0)), None];
         findings.samples.insert((Many, Tidegate), ours);

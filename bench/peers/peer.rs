@@ -36,6 +36,9 @@ pub const LIMITED: [Peer; 5] = [
     Peer::HaproxyTable,
 ];
 
+/// Those whose clients are counted in Redis.
+pub const BY_REDIS: [Peer; 2] = [Peer::TidegateRedis, Peer::NginxLua];
+
 impl Peer {
     pub fn name(self) -> &'static str {
         match self {
