@@ -31,6 +31,14 @@ systemd-analyze security --offline=true --threshold=17 --no-pager "$work/tidegat
 # Units have to leave the proxy more time than it takes to drain.
 grep -q '^TimeoutStopSec=40s$' "$root/deploy/systemd/tidegate.service"
 
+# What the image is built from is enough to build it: the context that .dockerignore leaves.
+context=$work/context
+mkdir "$context"
+sed -n 's/^!//p' "$root/.dockerignore" | while read -r kept; do
+  (cd "$root" && cp -r --parents $kept "$context")
+done
+(cd "$context" && CARGO_TARGET_DIR=$target cargo check --quiet --locked --bin tidegate)
+
 "$venv/bin/kubernetes-validate" --strict --quiet "$root"/deploy/kubernetes/*.yaml
 if command -v docker >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; then
   docker compose -f "$root/deploy/compose.yaml" config --quiet
