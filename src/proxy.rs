@@ -345,6 +345,11 @@ impl Proxy {
 }
 
 impl Downstream {
+    /// It asks for nothing for a while.
+    pub(crate) fn rest(&self) {
+        self.peer.rest();
+    }
+
     /// Who is at its other end.
     fn caller(&self) -> Caller<'_> {
         Caller {

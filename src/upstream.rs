@@ -13,6 +13,7 @@
 
 mod attempt;
 mod balance;
+mod beside;
 pub mod body;
 mod choice;
 mod connect;
@@ -45,6 +46,7 @@ use http_body::Body as _;
 
 use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
+pub use beside::Beside;
 use body::{RequestBody, ResponseBody};
 pub use connect::look;
 use connection::{Connection, Lease};
@@ -66,6 +68,8 @@ pub struct Upstreams(Vec<Upstream>);
 pub struct Outgoing {
     /// In origin form.
     pub request: Request<RequestBody>,
+    /// Lines of its head that are not in its map.
+    pub beside: Option<Beside>,
     /// Requests with the same number go to the same server, where the upstream is told to do so.
     pub affinity: Option<u64>,
     /// How long it may take as a whole, where that is bounded.
@@ -78,6 +82,7 @@ impl From<Request<RequestBody>> for Outgoing {
     fn from(request: Request<RequestBody>) -> Outgoing {
         Outgoing {
             request,
+            beside: None,
             affinity: None,
             within: None,
             tries: None,

@@ -87,7 +87,8 @@ pub(super) enum Asking {
 #[derive(Debug)]
 pub(super) struct Begun {
     charge: Charge,
-    admission: Admission,
+    generation: u64,
+    cors: bool,
 }
 
 /// A decision, and the wall clock's time at it, microseconds: the reset that clients are told
@@ -110,6 +111,40 @@ pub(super) enum Decider {
     },
     /// This process alone.
     Local,
+}
+
+impl Begun {
+    /// It may pass.
+    fn admitted(self, slots: Option<Box<Slots>>, by: Option<(Decision, Decider)>) -> Admission {
+        let Begun {
+            charge,
+            generation,
+            cors,
+        } = self;
+        Admission {
+            told: by.map(|(decision, by)| Told {
+                charge,
+                decision,
+                by,
+                unix_us: clock::unix_us(),
+            }),
+            slots,
+            generation,
+            cors,
+        }
+    }
+
+    /// It may not.
+    fn denied<B>(self, request: &Request<B>, (decision, by): (Decision, &Decider)) -> Rejection {
+        Rejection::Limited(Box::new(Denial {
+            charge: self.charge,
+            decision,
+            form: Form::of(request.method(), request.headers()),
+            alone: matches!(by, Decider::Local),
+            generation: self.generation,
+            question: None,
+        }))
+    }
 }
 
 impl Admission {
@@ -216,24 +251,22 @@ impl Limiter {
     /// or the counts in this process. What waits is a future of its own: who need not wait does
     /// not carry it.
     pub(super) fn begin<B>(&self, request: &Request<B>, asked: Asked, line: &mut Line) -> Asking {
-        let generation = asked.generation;
-        line.riders = Riders::ask(&self.stores, asked.riders, generation);
-        let admission = Admission {
-            told: None,
-            slots: None,
-            generation,
-            cors: self.headers.cors_expose && request.headers().contains_key(ORIGIN),
-        };
-        if asked.charge.is_empty() {
-            return Asking::Over(Ok(admission));
+        line.riders = Riders::ask(&self.stores, asked.riders, asked.generation);
+        let begun = self.begun(request, asked.charge, asked.generation);
+        if begun.charge.is_empty() {
+            return Asking::Over(Ok(begun.admitted(None, None)));
         }
-        let begun = Begun {
-            charge: asked.charge,
-            admission,
-        };
         match self.decide_here(&begun.charge) {
             Some(decision) => Asking::Over(self.conclude(request, begun, Ok(decision))),
             None => Asking::Waits(begun),
+        }
+    }
+
+    fn begun<B>(&self, request: &Request<B>, charge: Charge, generation: u64) -> Begun {
+        Begun {
+            charge,
+            generation,
+            cors: self.headers.cors_expose && request.headers().contains_key(ORIGIN),
         }
     }
 
@@ -243,9 +276,8 @@ impl Limiter {
         request: &Request<B>,
         begun: Begun,
     ) -> Result<Admission, Rejection> {
-        let generation = begun.admission.generation;
         let since = clock::now();
-        let answered = self.store.charge(&begun.charge, generation).await;
+        let answered = self.store.charge(&begun.charge, begun.generation).await;
         self.note_time(since);
         self.conclude(request, begun, answered)
     }
@@ -257,13 +289,7 @@ impl Limiter {
         charge: Charge,
         decision: Decision,
     ) -> Result<Admission, Rejection> {
-        let admission = Admission {
-            told: None,
-            slots: None,
-            generation: 0,
-            cors: self.headers.cors_expose && request.headers().contains_key(ORIGIN),
-        };
-        self.conclude(request, Begun { charge, admission }, Ok(decision))
+        self.conclude(request, self.begun(request, charge, 0), Ok(decision))
     }
 
     fn conclude<B>(
@@ -272,54 +298,49 @@ impl Limiter {
         begun: Begun,
         answered: Result<Decision, StoreError>,
     ) -> Result<Admission, Rejection> {
-        let Begun {
-            charge,
-            mut admission,
-        } = begun;
-        let generation = admission.generation;
-        let (charge, decision, by) = match answered {
+        match answered {
             Ok(decision) if decision.allowed => {
                 // Nothing may wait between the grant and its guard.
-                admission.slots = self.hold(&charge);
-                let warm = self.remember(&charge);
-                (charge, decision, Decider::Store { warm })
+                let slots = self.hold(&begun.charge);
+                let warm = self.remember(&begun.charge);
+                let by = Decider::Store { warm };
+                self.count_decision(&begun.charge, &decision, &by);
+                Ok(begun.admitted(slots, Some((decision, by))))
             }
-            Ok(decision) => (charge, decision, Decider::Store { warm: None }),
-            Err(error) => {
-                self.count_away(&charge, &error);
-                let slots = slots_of(&charge);
-                let decided = self.decide_alone((charge, generation), &error)?;
-                if decided
-                    .as_ref()
-                    .is_none_or(|(_, decision)| decision.allowed)
-                {
-                    admission.slots = self.hold_alone(slots, generation);
-                }
-                let Some((charge, decision)) = decided else {
-                    return Ok(admission);
-                };
-                (charge, decision, Decider::Local)
+            Ok(decision) => {
+                let by = Decider::Store { warm: None };
+                self.count_decision(&begun.charge, &decision, &by);
+                Err(begun.denied(request, (decision, &by)))
             }
-        };
-        self.count_decision(&charge, &decision, &by);
-        if !decision.allowed {
-            let form = Form::of(request.method(), request.headers());
-            return Err(Rejection::Limited(Box::new(Denial {
-                charge,
-                decision,
-                form,
-                alone: matches!(by, Decider::Local),
-                generation,
-                question: None,
-            })));
+            Err(error) => self.conclude_alone(request, begun, &error),
         }
-        admission.told = Some(Told {
-            charge,
-            decision,
-            by,
-            unix_us: clock::unix_us(),
-        });
-        Ok(admission)
+    }
+
+    /// The same where the store has not answered.
+    #[cold]
+    fn conclude_alone<B>(
+        &self,
+        request: &Request<B>,
+        mut begun: Begun,
+        error: &StoreError,
+    ) -> Result<Admission, Rejection> {
+        self.count_away(&begun.charge, error);
+        let (slots, generation) = (slots_of(&begun.charge), begun.generation);
+        let decision = self.decide_alone(&mut begun.charge, generation, error)?;
+        let is_denied = decision.as_ref().is_some_and(|decision| !decision.allowed);
+        let held = match is_denied {
+            false => self.hold_alone(slots, generation),
+            true => None,
+        };
+        let Some(decision) = decision else {
+            return Ok(begun.admitted(held, None));
+        };
+        let by = Decider::Local;
+        self.count_decision(&begun.charge, &decision, &by);
+        if is_denied {
+            return Err(begun.denied(request, (decision, &by)));
+        }
+        Ok(begun.admitted(held, Some((decision, by))))
     }
 
     /// What the shared store admitted here is also counted here, so that this process knows recent
@@ -335,13 +356,14 @@ impl Limiter {
         gives_back.then(|| Box::new(warm))
     }
 
-    /// The store did not answer: each limit's `on_error` says what that means. `None` where no
-    /// limit is left to ask.
+    /// The store did not answer: each limit's `on_error` says what that means, and leaves those in
+    /// `charge` that are asked here. `None` where there are none.
     fn decide_alone(
         &self,
-        (mut charge, generation): (Charge, u64),
+        charge: &mut Charge,
+        generation: u64,
         error: &StoreError,
-    ) -> Result<Option<(Charge, Decision)>, Rejection> {
+    ) -> Result<Option<Decision>, Rejection> {
         let policy = |item: &Item| item.limit.on_error;
         if charge.iter().any(|item| policy(item) == OnError::Deny) {
             let denied = charge.iter().filter(|item| policy(item) == OnError::Deny);
@@ -355,11 +377,11 @@ impl Limiter {
         if charge.is_empty() {
             return Ok(None);
         }
-        let decision = self.local.charge(&charge);
+        let decision = self.local.charge(charge);
         if decision.allowed {
-            self.store.owe(&charge, generation);
+            self.store.owe(charge, generation);
         }
-        Ok(Some((charge, decision)))
+        Ok(Some(decision))
     }
 }
 

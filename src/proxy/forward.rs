@@ -6,7 +6,7 @@ use hyper::upgrade::OnUpgrade;
 
 use super::body::Body;
 use super::changes::Changes;
-use super::headers;
+use super::headers::{self, Turned};
 use super::reject::Rejection;
 use super::traced::Trace;
 use super::upgrade::Tunnel;
@@ -29,12 +29,14 @@ impl Proxy {
             bound_body(&mut request, route.body_limit)?;
             let upgrade =
                 headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-            if turn(&mut request, downstream, route, changes)? {
+            let turned = turn(&mut request, downstream, route, changes)?;
+            if turned.forged {
                 self.meter().forwarded_by_nobody();
             }
             let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
             let outgoing = Outgoing {
                 request,
+                beside: turned.beside,
                 tries,
                 affinity,
                 within: route.timeout,
@@ -58,23 +60,23 @@ impl Proxy {
     }
 }
 
-/// Makes of a client's request the one that its upstream gets. Returns whether it spoke for others,
-/// which its peer may not.
+/// Makes of a client's request the one that its upstream gets.
 #[inline]
 pub(super) fn turn<B>(
     request: &mut Request<B>,
     downstream: &Downstream,
     route: &Route,
     changes: Option<&Changes<'_>>,
-) -> Result<bool, Rejection> {
-    let forged = headers::to_upstream(request, &downstream.peer)?;
+) -> Result<Turned, Rejection> {
+    // What the route changes are fields.
+    let turned = headers::to_upstream(request, &downstream.peer, changes.is_none())?;
     if let Some(prefix) = &route.strip_prefix {
         headers::strip(request, prefix, &downstream.peer)?;
     }
     if let Some(changes) = changes {
         changes.upwards(request.headers_mut());
     }
-    Ok(forged)
+    Ok(turned)
 }
 
 /// Refuses a body that says itself that it is too long; one that does not say is cut off on its

@@ -6,16 +6,14 @@
 
 mod check;
 mod hop;
+mod naming;
 mod peer;
 mod prefix;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue, TE,
-    UPGRADE, VIA,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, HeaderMap, HeaderValue, TE, UPGRADE, VIA};
 use http::uri::{PathAndQuery, Uri};
 use http::{Request, Response, StatusCode, Version};
 use memchr::memmem;
@@ -23,13 +21,12 @@ use memchr::memmem;
 pub use check::{RequestFault, check_framing};
 pub(super) use hop::are_twins;
 use hop::{Seen, has_option};
+pub use naming::scheme;
+use naming::{append, name_client, told};
 pub use peer::{Peer, Scheme};
 pub use prefix::strip;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+use crate::upstream::Beside;
 
 /// Headers that [`to_upstream`] adds at most.
 const ADDED: usize = 8;
@@ -66,10 +63,23 @@ fn passes(headers: &HeaderMap) -> usize {
     headers.get_all(VIA).iter().map(ours).sum()
 }
 
+/// What a client's request became.
+#[derive(Debug)]
+pub struct Turned {
+    /// Whether it spoke for others, which its peer may not.
+    pub forged: bool,
+    /// What names its client, where that is not among its fields.
+    pub beside: Option<Beside>,
+}
+
 /// Makes of a client's request the one that its upstream gets: in origin form and HTTP/1.1,
-/// without what concerned the client's connection only, and with what we know of the client.
-/// Returns whether it spoke for others, which this peer may not.
-pub fn to_upstream<B>(request: &mut Request<B>, peer: &Peer) -> Result<bool, RequestFault> {
+/// without what concerned the client's connection only, and with what we know of the client. That
+/// is worded `beside` the fields if it may, and if nobody before us has begun to say it.
+pub fn to_upstream<B>(
+    request: &mut Request<B>,
+    peer: &Peer,
+    beside: bool,
+) -> Result<Turned, RequestFault> {
     let upgrade = wants_upgrade(request);
     let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
     to_origin_form(request);
@@ -77,21 +87,31 @@ pub fn to_upstream<B>(request: &mut Request<B>, peer: &Peer) -> Result<bool, Req
     if version == Version::HTTP_2 {
         hop::join_cookies(headers);
     }
-    if passes(headers) >= MAX_PASSES {
+    let came_by_others = headers.contains_key(VIA);
+    if came_by_others && passes(headers) >= MAX_PASSES {
         return Err(RequestFault::Loop);
     }
     let seen = Seen::in_request(headers, upgrade, peer.trusted);
     seen.remove(headers)?;
-    headers.reserve(ADDED);
     if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     } else if seen.te_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
-    name_client(headers, peer);
-    headers.append(VIA, via_of(version));
-    Ok(seen.forged)
+    let host = headers.get(HOST);
+    let beside = host.filter(|_| beside && !peer.trusted && !came_by_others);
+    let beside =
+        beside.map(|host| peer.lines((version, host), |said| told(version, peer, (host, said))));
+    if beside.is_none() {
+        headers.reserve(ADDED);
+        name_client(headers, peer);
+        headers.append(VIA, via_of(version));
+    }
+    Ok(Turned {
+        forged: seen.forged,
+        beside,
+    })
 }
 
 /// Makes of an upstream's response the one that the client gets.
@@ -156,62 +176,10 @@ fn to_origin_form<B>(request: &mut Request<B>) {
     *request.uri_mut() = Uri::from(path);
 }
 
-/// How the client came to whoever received its request first: a trusted proxy says it.
-pub fn scheme(headers: &HeaderMap, peer: &Peer) -> &'static str {
-    let said = headers.get(X_FORWARDED_PROTO).filter(|_| peer.trusted);
-    match said.map(|said| said.as_bytes().to_ascii_lowercase()) {
-        Some(said) if said == b"https" => Scheme::Https.as_str(),
-        Some(said) if said == b"http" => Scheme::Http.as_str(),
-        _ => peer.scheme.as_str(),
-    }
-}
-
-/// Says who the client is: instead of what it says itself, or after what a trusted proxy says.
-fn name_client(headers: &mut HeaderMap, peer: &Peer) {
-    let host = headers.get(HOST).cloned();
-    let forwarded = peer.forwarded(host.as_ref());
-    let address = peer.address.clone();
-    let proto = HeaderValue::from_static(peer.scheme.as_str());
-    if peer.trusted {
-        append(headers, X_FORWARDED_FOR, address);
-        append(headers, FORWARDED, forwarded);
-        headers.entry(X_FORWARDED_PROTO).or_insert(proto);
-        if let Some(host) = host {
-            headers.entry(X_FORWARDED_HOST).or_insert(host);
-        }
-        return;
-    }
-    headers.insert(X_REAL_IP, address.clone());
-    headers.insert(X_FORWARDED_FOR, address);
-    headers.insert(FORWARDED, forwarded);
-    headers.insert(X_FORWARDED_PROTO, proto);
-    match host {
-        Some(host) => headers.insert(X_FORWARDED_HOST, host),
-        None => headers.remove(X_FORWARDED_HOST),
-    };
-}
-
-/// Appends to a list, in one line: not every reader looks for a second.
-fn append(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue) {
-    match headers.entry(name) {
-        Entry::Vacant(entry) => {
-            entry.insert(value);
-        }
-        Entry::Occupied(mut entry) => {
-            let mut line = Vec::new();
-            for known in entry.iter() {
-                line.extend_from_slice(known.as_bytes());
-                line.extend_from_slice(b", ");
-            }
-            line.extend_from_slice(value.as_bytes());
-            // Valid values, joined by valid characters, are a valid value.
-            entry.insert(HeaderValue::try_from(line).unwrap_or(value));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
+
     use super::*;
 
     const CLIENT: &str = "192.0.2.7";
@@ -224,14 +192,24 @@ mod tests {
         request.body(()).unwrap()
     }
 
+    /// What is sent of it: the same, whether what names the client is among the fields or not.
     fn sent(trusted: bool, lines: &[(&str, &str)]) -> HeaderMap {
-        let mut request = request(lines);
-        to_upstream(
-            &mut request,
-            &Peer::new(CLIENT.parse().unwrap(), trusted, Scheme::Http),
-        )
-        .unwrap();
-        request.headers().clone()
+        let peer = Peer::new(CLIENT.parse().unwrap(), trusted, Scheme::Http);
+        let fields = |aside| {
+            let mut request = request(lines);
+            let turned = to_upstream(&mut request, &peer, aside).unwrap();
+            if let Some(beside) = turned.beside {
+                let before = request.headers().len();
+                beside.join(request.headers_mut());
+                // Each of them only there.
+                assert_eq!(request.headers().len(), before + 6);
+            }
+            request.headers().clone()
+        };
+        let all = fields(false);
+        assert_eq!(fields(true), all);
+        assert_eq!(fields(true), all);
+        all
     }
 
     fn all<'a>(headers: &'a HeaderMap, name: &str) -> Vec<&'a str> {
@@ -362,7 +340,7 @@ mod tests {
         let mut request = request(&[("host", "a"), ("connection", &many)]);
         let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
         assert_eq!(
-            to_upstream(&mut request, &peer),
+            to_upstream(&mut request, &peer, true).map(|_| ()),
             Err(RequestFault::ConnectionOptions)
         );
     }
@@ -408,11 +386,8 @@ mod tests {
         ] {
             let mut request = request(&[]);
             *request.uri_mut() = target.parse().unwrap();
-            to_upstream(
-                &mut request,
-                &Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http),
-            )
-            .unwrap();
+            let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
+            to_upstream(&mut request, &peer, true).unwrap();
             assert_eq!(request.uri().to_string(), want);
             assert_eq!(request.headers()["host"], "a.example");
         }
@@ -423,9 +398,10 @@ mod tests {
         let peer = Peer::new(CLIENT.parse().unwrap(), false, Scheme::Http);
         let mut request = request(&[("host", "a"), ("via", "1.1 tidegate-0, 1.1 other")]);
         for _ in 0..MAX_PASSES {
-            to_upstream(&mut request, &peer).unwrap();
+            to_upstream(&mut request, &peer, true).unwrap();
         }
-        assert_eq!(to_upstream(&mut request, &peer), Err(RequestFault::Loop));
+        let looped = to_upstream(&mut request, &peer, true);
+        assert_eq!(looped.map(|_| ()), Err(RequestFault::Loop));
     }
 
     fn answered(status: u16, lines: &[(&str, &str)]) -> HeaderMap {

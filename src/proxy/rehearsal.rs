@@ -281,7 +281,9 @@ impl Rehearsal {
                     return Err(Rejection::BodyTooLarge);
                 }
                 let upgrade = wants_upgrade(request);
-                turn(request, downstream, route, changes)?;
+                if let Some(beside) = turn(request, downstream, route, changes)?.beside {
+                    beside.join(request.headers_mut());
+                }
                 rehearsed.sent = Some(std::mem::take(request));
                 rehearsed.ending = Ending::Forwarded { upgrade };
                 let mut response = Response::new(Bytes::new());

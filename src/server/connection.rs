@@ -216,7 +216,10 @@ async fn serve_http1(mut stream: Stream, mut read: Bytes, held: Arc<Held>) {
         }
         let idle = match Box::pin(lean::speak((stream, read), &held.client, &held.phase)).await {
             End::Closed => return,
-            End::Idle(stream) => Some((stream, Bytes::new())),
+            End::Idle(stream) => {
+                held.client.downstream.rest();
+                Some((stream, Bytes::new()))
+            }
             End::Odd(socket) => Box::pin(speak_http1(socket, &held)).await,
         };
         let Some(idle) = idle else {

@@ -11,6 +11,7 @@ use http::{Request, Response};
 use http_body::Body as _;
 use smallvec::SmallVec;
 
+use super::beside::Beside;
 use super::body::{RequestBody, ResponseBody};
 use super::connection::{Connection, Failure};
 use super::error::UpstreamError;
@@ -73,12 +74,13 @@ impl Upstream {
     ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send + 'a {
         let (mut request, affinity) = (outgoing.request, outgoing.affinity);
         let within = outgoing.within.filter(|_| whole.is_none());
-        let tries = outgoing.tries;
+        let (beside, tries) = (outgoing.beside, outgoing.tries);
         async move {
             let this = upstream.ok_or(UpstreamError::NoServer)?;
             if let Some(within) = within {
                 let outgoing = Outgoing {
                     request,
+                    beside,
                     affinity,
                     within: None,
                     tries,
@@ -103,11 +105,11 @@ impl Upstream {
             };
             let asks_upgrade = prepare(&mut request, &seat, terms);
             let next = match seat.pooled(asks_upgrade) {
-                None => Next::Attempt(seat, request),
+                None => Next::Attempt(seat, joined(request, beside.as_ref())),
                 Some(mut connection) => {
                     let blame = Blame::of(this, &seat, &request, whole);
-                    let exchanged = connection.exchange(&mut request, terms.is_repeatable);
-                    let exchanged = exchanged.await;
+                    let with = (beside.as_ref(), terms.is_repeatable);
+                    let exchanged = connection.exchange(&mut request, with).await;
                     std::mem::forget(blame);
                     let taken = match exchanged {
                         Ok(response) => this.take(response, (connection, seat), terms),
@@ -115,6 +117,7 @@ impl Upstream {
                             Err(this.miss_sent(error, (connection, seat, true), terms))
                         }
                         Err(Failure::Unsent(_)) => {
+                            let request = joined(request, beside.as_ref());
                             let next = Next::Attempt(seat, request);
                             return Box::pin(this.go_on(next, terms)).await;
                         }
@@ -177,7 +180,7 @@ impl Upstream {
         let asks_upgrade = prepare(&mut request, &seat, terms);
         if let Some(mut connection) = seat.pooled(asks_upgrade) {
             let blame = Blame::of(self, &seat, &request, terms.whole);
-            let exchanged = connection.exchange(&mut request, terms.is_repeatable);
+            let exchanged = connection.exchange(&mut request, (None, terms.is_repeatable));
             let exchanged = exchanged.await;
             std::mem::forget(blame);
             match exchanged {
@@ -197,7 +200,7 @@ impl Upstream {
             }
         };
         let blame = Blame::of(self, &seat, &request, terms.whole);
-        let exchanged = connection.exchange(&mut request, terms.is_repeatable);
+        let exchanged = connection.exchange(&mut request, (None, terms.is_repeatable));
         let exchanged = exchanged.await;
         std::mem::forget(blame);
         match exchanged {
@@ -313,6 +316,14 @@ impl Upstream {
             was_pooled,
         })
     }
+}
+
+/// A request that may be sent more than once has all its lines in its map.
+fn joined(mut request: Request<RequestBody>, beside: Option<&Beside>) -> Request<RequestBody> {
+    if let Some(beside) = beside {
+        beside.join(request.headers_mut());
+    }
+    request
 }
 
 /// Whether a request that its server may have seen could be sent again.

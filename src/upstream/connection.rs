@@ -15,6 +15,7 @@ use http::{Request, Response};
 use http_body::{Frame, SizeHint};
 use tokio::task::{AbortHandle, JoinHandle};
 
+use super::beside::Beside;
 use super::body::RequestBody;
 use super::error::UpstreamError;
 use super::http1::{Crossing, Http1, Upgraded};
@@ -70,17 +71,20 @@ pub(super) enum Failure {
 }
 
 impl Connection {
-    /// Sends the request and waits for the head of its response. One that has no body can be kept,
-    /// so that it could be sent again.
+    /// Sends the request, with the lines `beside` it, and waits for the head of its response. One
+    /// that has no body can be kept, so that it could be sent again.
     pub(super) async fn exchange(
         &mut self,
         request: &mut Request<RequestBody>,
-        keep: bool,
+        (beside, keep): (Option<&Beside>, bool),
     ) -> Result<Response<()>, Failure> {
         match self {
-            Connection::Http1(connection) => connection.exchange(request).await,
+            Connection::Http1(connection) => connection.exchange(request, beside).await,
             // Boxed, so that what waits for HTTP/1.1 is no larger for it.
             Connection::Http2(stream) => {
+                if let Some(beside) = beside {
+                    beside.join(request.headers_mut());
+                }
                 stream.spare = keep.then(|| spare::copy(request));
                 Box::pin(stream.exchange(request)).await
             }

@@ -35,6 +35,7 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
+use super::beside::Beside;
 use super::body::{BodyError, RequestBody};
 use super::connection::{Deadline, Failure};
 use super::error::{HeadFault, ProtocolError, UpstreamError};
@@ -45,6 +46,7 @@ pub(super) use crossing::Crossing;
 pub use fault::Http1Fault;
 use fault::{ended, of_io};
 use head::{Asked, MAX_HEAD_BYTES, Read};
+pub(super) use outbox::put_line;
 use outbox::{Framing, Outbox};
 pub use tunnel::Upgraded;
 use upload::{Upload, framing_of};
@@ -173,18 +175,19 @@ impl Http1 {
     pub(super) async fn exchange(
         &mut self,
         request: &mut Request<RequestBody>,
+        beside: Option<&Beside>,
     ) -> Result<Response<()>, Failure> {
-        self.begin(request);
+        self.begin(request, beside);
         self.deadline.await_head();
         let answered = poll_fn(|context| self.poll_exchange(request, context)).await;
         self.deadline.end_head();
         answered
     }
 
-    fn begin(&mut self, request: &mut Request<RequestBody>) {
+    fn begin(&mut self, request: &mut Request<RequestBody>, beside: Option<&Beside>) {
         let framing = framing_of(request);
         self.asked = Asked::of(request);
-        self.may_follow = self.outbox.begin(request, &framing);
+        self.may_follow = self.outbox.begin(request, beside, &framing);
         (self.seen, self.is_sending) = (0, true);
         self.upload = match framing {
             Framing::Nothing => None,

@@ -142,9 +142,17 @@ fn check(stage: &Stage, text: &[u8]) {
 fn check_upstream(mut request: Request<()>, trusted: bool) {
     let sent = request.headers().clone();
     let peer = Peer::new("192.0.2.9".parse().unwrap(), trusted, Scheme::Http);
-    if to_upstream(&mut request, &peer).is_err() {
+    let mut aside = request.clone();
+    let Ok(turned) = to_upstream(&mut request, &peer, false) else {
         return;
+    };
+    assert!(turned.beside.is_none());
+    // What names the client may be worded beside the fields, and is the same.
+    let turned = to_upstream(&mut aside, &peer, true).unwrap();
+    if let Some(beside) = turned.beside {
+        beside.join(aside.headers_mut());
     }
+    assert_eq!(aside.headers(), request.headers(), "{sent:?}");
     let headers = request.headers();
     let lines = |name: &str| {
         let all = headers.get_all(name).iter();

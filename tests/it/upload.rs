@@ -77,6 +77,7 @@ async fn forward(
     headers::to_upstream(
         &mut request,
         &Peer::new([192, 0, 2, 7].into(), false, Scheme::Http),
+        false,
     )
     .unwrap();
     let mut response = match upstreams.send(0, request.into()).await {

@@ -40,8 +40,10 @@ impl Seen {
                     seen.names.push(TE);
                 }
                 UPGRADE if upgrade => {}
-                // Ours takes its place.
-                FORWARDED => seen.forged |= !trusted,
+                FORWARDED if !trusted => {
+                    seen.forged = true;
+                    seen.names.push(FORWARDED);
+                }
                 UPGRADE | TRANSFER_ENCODING | EXPECT | PROXY_AUTHORIZATION => {
                     seen.names.push(name.clone())
                 }

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue, Version};
+
+use crate::upstream::Beside;
 
 /// What a client's connection speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +44,18 @@ pub struct Peer {
     pub(super) address: HeaderValue,
     /// The same as RFC 7239 writes it: `for="[2001:db8::1]"`.
     node: String,
-    /// The host asked for last and the `Forwarded` element for it: nearly always the next one too.
-    last: Mutex<Option<(HeaderValue, HeaderValue)>>,
+    /// What was said last: nearly always the next request is told the same.
+    last: Mutex<Option<Last>>,
+}
+
+/// What a client's requests to one host are told of it.
+#[derive(Debug)]
+struct Last {
+    host: HeaderValue,
+    /// The element of `Forwarded`.
+    element: HeaderValue,
+    /// All lines that name the client, for requests of this version.
+    lines: Option<(Version, Beside)>,
 }
 
 impl Peer {
@@ -69,17 +81,43 @@ impl Peer {
         let Some(host) = host else {
             return value(format!("{};proto={}", self.node, self.scheme.as_str()));
         };
+        self.at(host, |last| last.element.clone())
+    }
+
+    /// The lines that name the client in a request to `host`; `make` has them worded where they
+    /// are not what they were in the last one.
+    pub(super) fn lines(
+        &self,
+        (version, host): (Version, &HeaderValue),
+        make: impl FnOnce(&HeaderValue) -> HeaderMap,
+    ) -> Beside {
+        self.at(host, |last| match &last.lines {
+            Some((known, lines)) if *known == version => lines.clone(),
+            _ => {
+                let lines = Beside::of(&make(&last.element));
+                last.lines = Some((version, lines.clone()));
+                lines
+            }
+        })
+    }
+
+    /// The connection asks for nothing: only what cannot be had again is kept.
+    pub fn rest(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// What is said to `host`.
+    fn at<R>(&self, host: &HeaderValue, see: impl FnOnce(&mut Last) -> R) -> R {
         // One request at a time: the lock is never contended.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*last {
-            Some((known, element)) if known == host => element.clone(),
-            _ => {
-                let element = self.element(host);
+        match &mut *last {
+            Some(last) if last.host == host => see(last),
+            other => see(other.insert(Last {
                 // A copy: the request's own would keep all that was read with it.
-                let host = HeaderValue::from_bytes(host.as_bytes());
-                *last = host.ok().map(|host| (host, element.clone()));
-                element
-            }
+                host: HeaderValue::from_bytes(host.as_bytes()).unwrap_or_else(|_| host.clone()),
+                element: self.element(host),
+                lines: None,
+            })),
         }
     }
 

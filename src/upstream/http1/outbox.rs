@@ -12,6 +12,7 @@ use http::header::{
 use http::{Request, Uri};
 
 use super::head::says_close;
+use crate::upstream::beside::Beside;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
 
 /// How a request's content is framed, and what of it is still to come.
@@ -34,7 +35,12 @@ pub(super) struct Outbox(Outflow);
 impl Outbox {
     /// Begins with a request's head. Whether the connection can be used again, for all that the
     /// request says.
-    pub(super) fn begin<B>(&mut self, request: &Request<B>, framing: &Framing) -> bool {
+    pub(super) fn begin<B>(
+        &mut self,
+        request: &Request<B>,
+        beside: Option<&Beside>,
+        framing: &Framing,
+    ) -> bool {
         self.0.clear();
         let out = &mut self.0.flat;
         out.extend_from_slice(request.method().as_str().as_bytes());
@@ -60,6 +66,9 @@ impl Outbox {
         }
         if !framed && !matches!(framing, Framing::Nothing) {
             put_framing(out, framing);
+        }
+        if let Some(beside) = beside {
+            out.extend_from_slice(beside.as_bytes());
         }
         out.extend_from_slice(b"\r\n");
         !close
@@ -169,7 +178,8 @@ impl Outbox {
     }
 }
 
-fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
+/// Writes one line of a head.
+pub(in crate::upstream) fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
     let name = name.as_str().as_bytes();
     out.reserve(name.len() + value.len() + 4);
     out.extend_from_slice(name);
@@ -300,7 +310,7 @@ mod tests {
             ),
         ] {
             let mut outbox = Outbox::default();
-            assert!(outbox.begin(&request(lines), &framing));
+            assert!(outbox.begin(&request(lines), None, &framing));
             assert_eq!(
                 written(&mut outbox, 999),
                 format!("{GET}{want}\r\n"),
@@ -313,7 +323,7 @@ mod tests {
     fn a_request_that_says_close_is_the_last() {
         for (value, may_follow) in [("close", false), ("te, Close", false), ("te", true)] {
             let request = request(&[("connection", value)]);
-            let begun = Outbox::default().begin(&request, &Framing::Nothing);
+            let begun = Outbox::default().begin(&request, None, &Framing::Nothing);
             assert_eq!(begun, may_follow, "{value}");
         }
     }
@@ -341,7 +351,7 @@ mod tests {
             let request = request(&[("trailer", "x-sum, host")]);
             let mut framing = Framing::Chunks(announced_trailers(request.headers()));
             let mut outbox = Outbox::default();
-            outbox.begin(&request, &framing);
+            outbox.begin(&request, None, &framing);
             for piece in ["hello", "", ", you over there"] {
                 outbox.put(piece.into(), false, &mut framing).unwrap();
             }
@@ -354,7 +364,7 @@ mod tests {
         }
         for at_once in [1, 8, 999] {
             let (mut outbox, mut framing) = (Outbox::default(), Framing::Length(10));
-            outbox.begin(&request(&[]), &framing);
+            outbox.begin(&request(&[]), None, &framing);
             outbox.put("hello".into(), false, &mut framing).unwrap();
             outbox.put("world".into(), true, &mut framing).unwrap();
             let want = format!("{GET}content-length: 10\r\n\r\nhelloworld");
@@ -385,11 +395,11 @@ mod tests {
     #[test]
     fn a_head_without_content_stays_and_content_comes_back() {
         let mut outbox = Outbox::default();
-        outbox.begin(&request(&[]), &Framing::Nothing);
+        outbox.begin(&request(&[]), None, &Framing::Nothing);
         let head = written(&mut outbox, 9);
         assert_eq!(outbox.head(), head.as_bytes());
         let mut framing = Framing::Length(5);
-        outbox.begin(&request(&[]), &framing);
+        outbox.begin(&request(&[]), None, &framing);
         outbox.put("hel".into(), false, &mut framing).unwrap();
         assert_eq!(outbox.take_back(), ["hel"]);
         assert!(outbox.is_empty());
