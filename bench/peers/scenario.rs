@@ -116,8 +116,8 @@ impl Scenario {
     }
 
     /// Those that are measured more often than all, and how many times as often. Redis shares its
-    /// core with the load, so those that ask it differ more from round to round; and the p99 of a few
-    /// seconds is mostly about who waits for a core.
+    /// core with the load, so those that ask it differ more from round to round; and the p99 of a
+    /// few seconds is mostly about who waits for a core.
     pub fn oftener(self) -> Option<(&'static [Peer], usize)> {
         match self {
             Scenario::Many | Scenario::Few => Some((&BY_REDIS, 2)),
