@@ -426,7 +426,7 @@ impl Client {
     }
 }
 
-fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
+pub fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
     bytes.windows(part.len()).position(|window| window == part)
 }
 

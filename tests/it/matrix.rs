@@ -4,6 +4,7 @@
 //! Short here. `make faults` takes longer over each and writes `docs/faults.md`.
 
 mod cases;
+mod guise;
 mod load;
 mod scene;
 mod soak;
@@ -12,7 +13,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use cases::{CASES, Case, Owed};
-use load::{Load, Said, Sample};
+use load::{KEPT, Load, Said, Sample};
 use scene::TIGHT;
 
 use crate::pace::Pace;
@@ -21,6 +22,8 @@ use crate::pace::Pace;
 const SHORT: Duration = Duration::from_millis(300);
 /// After which a proxy must be as it was.
 const RECOVERY: Duration = Duration::from_secs(6);
+/// The same where nothing has to be started anew.
+const PROMPT: Duration = Duration::from_secs(1);
 /// Good answers in a row that say that it is.
 const STEADY: usize = 40;
 /// Below this nobody can tell the machine from the proxy.
@@ -31,6 +34,8 @@ struct Row {
     case: &'static Case,
     during: Vec<Sample>,
     all: Vec<Sample>,
+    /// From when to when it was done, wholly.
+    done: [Instant; 2],
     before_p99: Duration,
     during_p99: Duration,
     passed: usize,
@@ -108,7 +113,9 @@ fn run(case: &'static Case, lasts: Duration, aside: bool) -> Row {
     std::thread::sleep(lasts);
     let began = Instant::now();
     (case.begin)(&mut scene);
+    let done = Instant::now();
     std::thread::sleep(lasts);
+    wait_for_failure(case.owed, &load, done);
     let asked_last = Instant::now();
     (case.end)(&mut scene);
     let ended = Instant::now();
@@ -136,8 +143,22 @@ fn run(case: &'static Case, lasts: Duration, aside: bool) -> Row {
         during_p99: p99(&during),
         passed: all.iter().filter(passed).count(),
         during,
+        done: [done, asked_last],
         recovery,
         all,
+    }
+}
+
+/// Whether somebody must fail meanwhile: where nobody does, nothing was tried.
+fn fails(owed: Owed) -> bool {
+    matches!(owed, Owed::Refusal | Owed::Distrust | Owed::Stop)
+}
+
+/// A busy machine may have had no time for a single request.
+fn wait_for_failure(owed: Owed, load: &Load, since: Instant) {
+    let failed = |sample: &Sample| sample.at >= since && !sample.is_good();
+    while fails(owed) && !load.samples().iter().any(failed) && since.elapsed() < 2 * load::HUNG {
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -154,9 +175,24 @@ fn check(row: &Row, pace: Pace) {
     let odd: Vec<Said> = odd.map(|sample| sample.said).collect();
     let may_be = |said: &Said| match owed {
         Owed::Refusal => matches!(said, Said::Status(502..=504)),
+        Owed::Distrust => *said == Said::Status(502),
+        Owed::Stop => *said == Said::Cut,
         Owed::Service | Owed::Pace | Owed::Patience => false,
     };
     assert!(odd.iter().all(may_be), "{odd:?}: {name}");
+    assert!(!fails(*owed) || !odd.is_empty(), "nothing failed: {name}");
+    let wholly = |one: &&Sample| one.at >= row.done[0] && one.at + one.took <= row.done[1];
+    let wholly = row.during.iter().filter(wholly);
+    let passed = wholly.filter(|sample| sample.said == Said::Status(200));
+    let may_pass = match owed {
+        Owed::Distrust => 0,
+        Owed::Stop => KEPT,
+        _ => usize::MAX,
+    };
+    assert!(passed.count() <= may_pass, "{name}");
+    if matches!(owed, Owed::Distrust | Owed::Stop) {
+        assert!(row.recovery < PROMPT + grant, "{name}");
+    }
     if *owed == Owed::Pace {
         let bound = (3 * row.before_p99).max(NOISE) + grant;
         assert!(row.during_p99 < bound, "{name}");

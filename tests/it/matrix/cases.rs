@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use super::guise::Guise;
 use super::scene::Scene;
 use crate::house::Client;
 use crate::http2::raw::{END_HEADERS, END_STREAM, HEADERS, REQUEST, RST_STREAM, Raw, block, frame};
@@ -20,8 +21,12 @@ pub enum Owed {
     Service,
     /// The same, and the latency of honest clients is held to its bound: this is an attack.
     Pace,
-    /// 502, 503 or 504.
+    /// 502, 503 or 504, and some are.
     Refusal,
+    /// 502 to everybody whom the upstream has to answer, and at once as it was when it is over.
+    Distrust,
+    /// No new connection is of use; whoever has one is served on it.
+    Stop,
     /// No new connection; whoever has one is served.
     Patience,
 }
@@ -59,7 +64,7 @@ const fn case(part: &'static str, fault: &'static str, owed: Owed, does: Does) -
 
 type Does = (fn() -> Scene, fn(&mut Scene), fn(&mut Scene));
 
-pub const CASES: [Case; 27] = [
+pub const CASES: [Case; 31] = [
     attack("slow heads, 300", Scene::usual, |it| {
         it.attack(1, slow_heads)
     }),
@@ -232,6 +237,49 @@ pub const CASES: [Case; 27] = [
                 it.kept::<Authority>()
                     .write(folder, "one", &["one.test"], 2999);
             },
+        ),
+    ),
+    case(
+        "certificates",
+        "the upstream's has expired, then a good one",
+        Owed::Distrust,
+        (
+            Scene::before_guise,
+            |it| it.kept::<Guise>().show("expired"),
+            |it| it.show_good("upstream_tls_expired"),
+        ),
+    ),
+    case(
+        "certificates",
+        "the upstream's is of another name, then a good one",
+        Owed::Distrust,
+        (
+            Scene::before_guise,
+            |it| it.kept::<Guise>().show("other"),
+            |it| it.show_good("upstream_tls_other_name"),
+        ),
+    ),
+    case(
+        "certificates",
+        "the upstream's is a stranger's, then a good one",
+        Owed::Distrust,
+        (
+            Scene::before_guise,
+            |it| it.kept::<Guise>().show("stranger"),
+            |it| it.show_good("upstream_tls_unknown_ca"),
+        ),
+    ),
+    case(
+        "certificates",
+        "clients' authority is another, then theirs",
+        Owed::Stop,
+        (
+            Scene::knowing_clients,
+            |it| {
+                it.believe("stranger");
+                it.wait_for_strangers();
+            },
+            |it| it.believe("ca"),
         ),
     ),
     case(

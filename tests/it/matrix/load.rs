@@ -15,6 +15,10 @@ use crate::tls::stage::connect;
 pub const HUNG: Duration = Duration::from_secs(8);
 /// Those who ask for what is hardly limited, on connections that they keep and on new ones.
 const OPEN: usize = 3;
+/// Requests of each client on one connection.
+const TURNS: u64 = 4;
+/// What all of them may still ask on connections that they have.
+pub const KEPT: usize = (OPEN + 1) * TURNS as usize;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// What became of a request.
@@ -111,8 +115,7 @@ fn ask_on(way: &Way, number: usize, stop: &AtomicBool, samples: &Mutex<Vec<Sampl
     let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nX-Key: {number}\r\n\r\n");
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
-        // Every fourth on a connection of its own.
-        if turn.is_multiple_of(4) {
+        if turn.is_multiple_of(TURNS) {
             kept = None;
         }
         let at = Instant::now();

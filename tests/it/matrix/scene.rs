@@ -1,7 +1,7 @@
 //! What faults are done to: a proxy with everything around it that can fail.
 
 use std::any::Any;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,11 +9,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use rustls::ClientConfig;
+
+use super::guise::{GOOD, Guise};
 use super::load::Way;
 use crate::house::{Tidegate, Upstream};
+use crate::probe::eventually;
 use crate::recovery::backend::Backend;
 use crate::support::RedisServer;
-use crate::tls::stage::Stage;
+use crate::tls::stage::{Stage, connect};
 
 /// Units of the tight limit, for a day: whatever is done, nobody gets more.
 pub const TIGHT: usize = 40;
@@ -99,16 +103,72 @@ impl Scene {
 
     /// Whose clients speak TLS.
     pub fn secure() -> Scene {
-        // There is one upstream, which no route has to name.
-        let (rest, _) = RULES.split_once("[[route]]\npath = \"/dead\"").unwrap();
-        let stage = Stage::start("", &rest.replace("upstream = \"api\"\n", ""));
+        let stage = secured("");
         let config = stage.client(&[&rustls::version::TLS13]);
+        Scene::of(stage, config)
+    }
+
+    /// Whose clients show certificates, which have to be signed by whoever `clients.pem` says; and
+    /// with one whom it does not say, `Stranger`.
+    pub fn knowing_clients() -> Scene {
+        let stage = secured("client_ca = \"clients.pem\"");
+        let nobody = stage.client(&[&rustls::version::TLS13]);
+        let (ann, eve) = ["ann", "eve"]
+            .map(|name| stage.client_as(name, &nobody))
+            .into();
+        let mut scene = Scene::of(stage, ann);
+        scene.held.push(Box::new(Stranger(eve)));
+        scene
+    }
+
+    fn of(stage: Stage, clients: Arc<ClientConfig>) -> Scene {
         let secure = stage.secure;
         let mut scene = Scene::around(stage.proxy, None);
-        scene.way = Way::Tls(secure, config);
+        scene.way = Way::Tls(secure, clients);
         scene.held.push(Box::new(stage.upstream));
         scene.held.push(Box::new(stage.ca));
         scene
+    }
+
+    /// Believes clients whom that authority has signed.
+    pub fn believe(&self, authority: &str) {
+        let folder = self.proxy.directory.path();
+        let from = folder.join(format!("{authority}.pem"));
+        std::fs::copy(from, folder.join("clients.pem")).unwrap();
+        self.proxy.signal("HUP");
+    }
+
+    /// Until the authority of strangers is the one that is believed, by all workers.
+    pub fn wait_for_strangers(&self) {
+        let Way::Tls(address, _) = &self.way else {
+            panic!("its clients speak TLS");
+        };
+        eventually("strangers are believed", || {
+            let mut stream = connect(&self.kept::<Stranger>().0, *address, "one.test");
+            let asked = stream.write_all(b"GET /open HTTP/1.1\r\nHost: test\r\nX-Key: e\r\n\r\n");
+            asked.is_ok() && matches!(stream.read(&mut [0; 64]), Ok(1..))
+        });
+    }
+
+    /// Before an upstream that speaks TLS, and shows what it is told to.
+    pub fn before_guise() -> Scene {
+        let guise = Guise::start();
+        let (port, ca) = (guise.port, guise.ca());
+        let api = format!(
+            "servers = [\"https://localhost:{port}\"]\nhttp2 = false\n\
+             tls = {{ ca = {ca:?} }}\n[log]\naccess = \"stdout\"\n"
+        );
+        let mut scene = Scene::around(Tidegate::start(&file("", "", &api)), None);
+        scene.held.push(Box::new(guise));
+        scene
+    }
+
+    /// Shows the good one again. Nobody has been misled meanwhile, and the log says why.
+    pub fn show_good(&self, reason: &str) {
+        eventually(reason, || self.proxy.stdout().contains(reason));
+        let guise = self.kept::<Guise>();
+        guise.show(GOOD);
+        assert_eq!(guise.misled(), 0, "{reason}");
     }
 
     /// With its log on a disk of its own, which is small.
@@ -189,6 +249,16 @@ impl Drop for Scene {
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
+}
+
+/// A client whom nobody believes at first.
+struct Stranger(Arc<ClientConfig>);
+
+/// A proxy whose clients speak TLS, with our limits.
+fn secured(tls: &str) -> Stage {
+    // There is one upstream, which no route has to name.
+    let (rest, _) = RULES.split_once("[[route]]\npath = \"/dead\"").unwrap();
+    Stage::start(tls, &rest.replace("upstream = \"api\"\n", ""))
 }
 
 /// `/big` is long; all else is short.
