@@ -9,6 +9,7 @@ pub mod access;
 pub mod decisions;
 pub mod denials;
 pub mod json;
+mod lines;
 pub mod metrics;
 pub mod panics;
 pub mod spans;

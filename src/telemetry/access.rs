@@ -8,13 +8,14 @@
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::lines::Lines;
 use super::trials::Trials;
-use super::{FileId, json, stamp};
+use super::{FileId, json, lines, stamp};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
 use crate::limit::Shown;
@@ -92,7 +93,7 @@ pub struct AccessLog {
     format: LogFormat,
     sample_allowed: f64,
     queue: Option<SyncSender<Vec<u8>>>,
-    dropped: AtomicU64,
+    dropped: Arc<AtomicU64>,
     trials: Trials,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
@@ -106,20 +107,28 @@ impl AccessLog {
             format,
             sample_allowed,
             queue: None,
-            dropped: AtomicU64::new(0),
+            dropped: Arc::default(),
             trials: Trials::default(),
             writer: Mutex::new(None),
         };
-        if let Some(mut out) = super::open(target)? {
-            let (queue, buffers) = sync_channel(QUEUE_BUFFERS);
-            let writer = std::thread::Builder::new()
-                .name("access-log".to_owned())
-                .spawn(move || write_buffers(&buffers, &mut *out))?;
+        if let Some(out) = super::open(target)? {
             log.file = FileId::of(target);
-            log.queue = Some(queue);
-            log.writer = Mutex::new(Some(writer));
+            log.write_to(out)?;
         }
         Ok(log)
+    }
+
+    /// Starts its writer.
+    fn write_to(&mut self, out: Box<dyn Write + Send>) -> io::Result<()> {
+        let (queue, buffers) = sync_channel::<Vec<u8>>(QUEUE_BUFFERS);
+        let mut lines = Lines::new(out, "access log", &self.dropped);
+        let writing = move || lines::endure(|| buffers.iter().for_each(|text| lines.write(&text)));
+        let writer = std::thread::Builder::new()
+            .name("access-log".to_owned())
+            .spawn(writing)?;
+        self.queue = Some(queue);
+        self.writer = Mutex::new(Some(writer));
+        Ok(())
     }
 
     /// Whether opening it anew with these settings would change anything: false also where its file
@@ -145,8 +154,9 @@ impl AccessLog {
 
     fn send(&self, bytes: Vec<u8>) {
         let Some(queue) = &self.queue else { return };
-        if let Err(TrySendError::Full(bytes)) = queue.try_send(bytes) {
-            let lines = bytes.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        let refused = queue.try_send(bytes);
+        if let Err(TrySendError::Full(bytes) | TrySendError::Disconnected(bytes)) = refused {
+            let lines = lines::count(&bytes);
             let before = self.dropped.fetch_add(lines, Ordering::Relaxed);
             if before / 100_000 != (before + lines) / 100_000 || before == 0 {
                 tracing::warn!(dropped = before + lines, "the access log drops lines");
@@ -400,21 +410,11 @@ fn printable(out: &mut Vec<u8>, path: &str) {
     }));
 }
 
-fn write_buffers(buffers: &Receiver<Vec<u8>>, out: &mut dyn Write) {
-    let mut failed = false;
-    for bytes in buffers {
-        let result = out.write_all(&bytes).and_then(|()| out.flush());
-        if let (Err(error), false) = (&result, failed) {
-            tracing::error!(%error, "the access log cannot be written");
-        }
-        failed = result.is_err();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::limit::Tag;
+    use crate::telemetry::lines::tests::Faulty;
 
     /// Hands an entry to whoever writes it.
     fn with_entry(write: impl FnOnce(&Entry<'_>)) {
@@ -474,6 +474,20 @@ mod tests {
     }
 
     #[test]
+    fn lines_that_are_not_written_count_as_dropped() {
+        let mut log = AccessLog::open(&LogTarget::Off, LogFormat::Text, 0.0).unwrap();
+        let file = Faulty::with_room(1000);
+        log.write_to(Box::new(file.clone())).unwrap();
+        for text in ["one\n", "trap\n", "two\n"] {
+            log.send(text.as_bytes().to_vec());
+        }
+        let dropped = Arc::clone(&log.dropped);
+        drop(log);
+        assert_eq!(file.text(), "one\ntwo\n");
+        assert_eq!(dropped.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
     fn what_is_buffered_is_written_when_the_log_ends() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let target = LogTarget::File(file.path().to_owned());
@@ -481,12 +495,6 @@ mod tests {
         let buffer = log.buffer();
         with_entry(|entry| buffer.record(entry));
         drop((buffer, log));
-        assert_eq!(
-            std::fs::read_to_string(file.path())
-                .unwrap()
-                .lines()
-                .count(),
-            1
-        );
+        assert_eq!(lines::count(&std::fs::read(file.path()).unwrap()), 1);
     }
 }

@@ -13,14 +13,16 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::json;
+use super::lines::Lines;
+use super::{json, lines};
 use crate::clock;
 use crate::config::LogTarget;
 use crate::limit::{Charge, Decision, Item, Retry, Role};
@@ -34,6 +36,9 @@ const GATHER: Duration = Duration::from_millis(5);
 
 /// Lines that may wait to be written; more are dropped and counted.
 const QUEUE_LINES: usize = 65_536;
+
+/// Written at once.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Who decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,22 +67,30 @@ struct Line {
 pub struct DecisionLog {
     queue: Option<SyncSender<Placed>>,
     arrivals: AtomicU64,
-    dropped: AtomicU64,
+    dropped: Arc<AtomicU64>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl DecisionLog {
     /// Opens the file for appending and starts its writer.
     pub fn open(path: &Path) -> io::Result<DecisionLog> {
-        let file = super::open(&LogTarget::File(path.to_owned()))?.unwrap_or(Box::new(io::sink()));
-        let (queue, lines) = sync_channel(QUEUE_LINES);
+        let file = super::open(&LogTarget::File(path.to_owned()))?;
+        DecisionLog::over(file.unwrap_or(Box::new(io::sink())))
+    }
+
+    fn over(file: Box<dyn Write + Send>) -> io::Result<DecisionLog> {
+        let (queue, placed) = sync_channel(QUEUE_LINES);
+        let dropped = Arc::default();
+        let mut file = Lines::new(file, "decision log", &dropped);
+        let mut waiting = BinaryHeap::new();
+        let writing = move || lines::endure(|| write_lines(&placed, &mut waiting, &mut file));
         let writer = std::thread::Builder::new()
             .name("decision-log".to_owned())
-            .spawn(move || write_lines(&lines, &mut BufWriter::with_capacity(1 << 16, file)))?;
+            .spawn(writing)?;
         Ok(DecisionLog {
             queue: Some(queue),
             arrivals: AtomicU64::new(0),
-            dropped: AtomicU64::new(0),
+            dropped,
             writer: Some(writer),
         })
     }
@@ -189,9 +202,7 @@ fn trace_of(charge: &Charge) -> Option<TraceId> {
 }
 
 /// Writes lines in order until the log is dropped; then what is left, at once.
-fn write_lines(lines: &Receiver<Placed>, file: &mut dyn Write) {
-    let mut waiting: BinaryHeap<Placed> = BinaryHeap::new();
-    let mut failed = false;
+fn write_lines(lines: &Receiver<Placed>, waiting: &mut BinaryHeap<Placed>, file: &mut Lines) {
     let mut open = true;
     while open || !waiting.is_empty() {
         match lines.recv_timeout(HOLD / 10) {
@@ -204,35 +215,37 @@ fn write_lines(lines: &Receiver<Placed>, file: &mut dyn Write) {
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => open = false,
         }
-        let result = write_due(&mut waiting, file, open);
-        if let (Err(error), false) = (&result, failed) {
-            tracing::error!(%error, "the decision log cannot be written");
-        }
-        failed = result.is_err();
+        write_due(waiting, file, open);
     }
 }
 
-fn write_due(waiting: &mut BinaryHeap<Placed>, file: &mut dyn Write, open: bool) -> io::Result<()> {
-    let now = clock::now();
+/// Those that have waited for long enough leave, also where nothing can be written.
+fn write_due(waiting: &mut BinaryHeap<Placed>, file: &mut Lines, open: bool) {
+    let (now, mut text) = (clock::now(), Vec::new());
     while let Some(Reverse((_, _, line))) = waiting.peek() {
         if open && now.duration_since(line.arrived) < HOLD {
             break;
         }
         if let Some(Reverse((_, _, line))) = waiting.pop() {
-            file.write_all(&line.text)?;
+            text.extend(line.text);
+        }
+        if text.len() >= PIECE_BYTES {
+            file.write(&text);
+            text.clear();
         }
     }
-    file.flush()
+    if !text.is_empty() {
+        file.write(&text);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use smallvec::smallvec;
 
     use super::*;
     use crate::limit::{Algorithm, Item, Key, Limit, Rule, Tag, Verdict};
+    use crate::telemetry::lines::tests::Faulty;
 
     fn charge() -> Charge {
         let rule = Rule {
@@ -286,5 +299,20 @@ mod tests {
         );
         assert!(lines[1].starts_with("{\"t\":20,"));
         assert!(lines[2].starts_with("{\"t\":30,\"source\":\"local\","));
+    }
+    #[test]
+    fn lines_that_cannot_be_written_wait_for_nothing_and_are_counted() {
+        let file = Faulty::with_room(0);
+        let log = DecisionLog::over(Box::new(file.clone())).unwrap();
+        for at_us in 0..2000 {
+            log.record(Source::Store, &charge(), &decision(at_us));
+        }
+        let began = clock::now();
+        while log.dropped() < 2000 {
+            assert!(began.elapsed() < 100 * HOLD, "{} dropped", log.dropped());
+            std::thread::sleep(GATHER);
+        }
+        drop(log);
+        assert_eq!(file.text(), "");
     }
 }
