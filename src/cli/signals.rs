@@ -8,13 +8,17 @@
 //! | SIGUSR2 | an upgrade: the binary at the same path takes this process's place |
 //!
 //! A worker that is lost ends the process in the same order: half of one is worse than none, and
-//! whoever manages it starts another.
+//! whoever manages it starts another. A panic here loses the signal that it happened at, and none
+//! after it.
 
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -27,6 +31,9 @@ use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
 use crate::server::upgrade::{self, Program, Successor, UpgradeError};
 use crate::server::{Course, notify, pid_file};
+
+/// What this thread rests after a panic: one that comes again and again must not take a processor.
+const REST: Duration = Duration::from_millis(100);
 
 /// What signals act on.
 pub(super) struct Door {
@@ -54,6 +61,9 @@ struct Watch {
     abandon: Arc<AtomicBool>,
     upgrading: Option<JoinHandle<Result<Successor, UpgradeError>>>,
     serves: bool,
+    /// Whoever waited for that has been told.
+    announced: bool,
+    ends: bool,
     /// An upgrade was asked for before.
     wanted: bool,
     /// The watchdog's period, and what was seen of the workers last.
@@ -94,6 +104,8 @@ pub(super) fn spawn(door: Door) -> io::Result<()> {
         abandon: Arc::default(),
         upgrading: None,
         serves: false,
+        announced: false,
+        ends: false,
         wanted: false,
         watchdog: None,
         seen: Vec::new(),
@@ -108,8 +120,35 @@ impl Watch {
     async fn run(mut self, mut signals: Signals) {
         // Twice as often as it must be.
         self.watchdog = notify::watchdog().map(|time| interval(time / 2));
+        while AssertUnwindSafe(self.listen(&mut signals))
+            .catch_unwind()
+            .await
+            .is_err()
+        {
+            self.panicked();
+            tokio::time::sleep(REST).await;
+        }
+    }
+
+    /// What was under way is not tried again; but an end that was asked for comes.
+    fn panicked(&mut self) {
+        if self.serves && !self.announced {
+            tracing::error!("nobody knows that this process serves: it ends");
+            std::process::exit(i32::from(DID_NOT_WORK));
+        }
+        if self.ends && *self.door.course.borrow() == Course::Serve {
+            self.door.listeners.close();
+            let yields = false;
+            self.door.course.send_replace(Course::Stop { yields });
+        }
+    }
+
+    async fn listen(&mut self, signals: &mut Signals) {
         loop {
-            match self.next(&mut signals).await {
+            let event = self.next(signals).await;
+            #[cfg(test)]
+            trap::spring(&event);
+            match event {
                 Event::Serving => self.announce(),
                 Event::Stop if *self.door.course.borrow() == Course::Serve => self.stop().await,
                 Event::Stop => {
@@ -175,13 +214,17 @@ impl Watch {
             drop(predecessor);
         }
         notify::ready("serving");
+        self.announced = true;
         if std::mem::take(&mut self.wanted) {
             self.upgrade();
         }
     }
 
     async fn stop(&mut self) {
+        self.ends = true;
         tracing::info!("draining");
+        #[cfg(test)]
+        trap::spring(&Event::Serving);
         notify::stopping("draining");
         self.abandon.store(true, Ordering::Relaxed);
         if let Some(upgrading) = self.upgrading.take() {
@@ -248,3 +291,6 @@ impl Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod trap;

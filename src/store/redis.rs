@@ -15,6 +15,8 @@ mod reply;
 mod sentinel;
 mod task;
 mod tls;
+#[cfg(test)]
+mod trap;
 mod upkeep;
 
 use std::fmt;
@@ -73,6 +75,8 @@ pub struct Shared {
     /// What was admitted here while the store was away.
     journal: Journal,
     roll: people::Roll,
+    #[cfg(test)]
+    traps: trap::Traps,
 }
 
 /// Trouble is told once when the first worker has it, and once when the last one has not.
@@ -118,6 +122,8 @@ impl Shared {
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
             roll: people::Roll::default(),
+            #[cfg(test)]
+            traps: trap::Traps::default(),
         })
     }
 

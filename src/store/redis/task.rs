@@ -4,11 +4,13 @@ mod answer;
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use redis::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
@@ -86,18 +88,29 @@ impl Task {
     pub(super) async fn run(mut self) {
         let mut link = None;
         loop {
-            let step = match link.take() {
-                None => self.connect().await,
-                Some(live) => self.serve(live).await,
+            let step = async {
+                match link.take() {
+                    None => self.connect().await,
+                    Some(live) => self.serve(live).await,
+                }
             };
-            match step {
-                ControlFlow::Continue(next) => link = next,
-                ControlFlow::Break(()) => break,
+            match AssertUnwindSafe(step).catch_unwind().await {
+                Ok(ControlFlow::Continue(next)) => link = next,
+                Ok(ControlFlow::Break(())) => break,
+                Err(_) => self.panicked(),
             }
         }
         if self.trouble.is_some() {
             self.shared.trouble_ends(clock::now());
         }
+    }
+
+    /// A panic has taken the connection with it. Another is made as after one that could not be:
+    /// who waited is answered, who comes is sent away, and each next pause is longer.
+    fn panicked(&mut self) {
+        self.guard.connect_failed(clock::now());
+        self.failed(StoreError::Lost);
+        self.settle.send_replace(true);
     }
 
     /// Tries to connect once, after the pause if the breaker is open. Meanwhile whoever waits is
@@ -108,6 +121,8 @@ impl Task {
         {
             return ControlFlow::Break(());
         }
+        #[cfg(test)]
+        self.shared.traps.spring(super::trap::Place::Connecting);
         let shared = Arc::clone(&self.shared);
         let deadline = clock::now() + PROBE_TIMEOUT;
         let mut attempt = Box::pin(async {
@@ -251,6 +266,8 @@ impl Task {
 
     /// One call. An error means that the connection must go; the batch has been answered.
     async fn call(&mut self, link: &mut Link, batch: Batch) -> Result<(), StoreError> {
+        #[cfg(test)]
+        self.shared.traps.spring(super::trap::Place::Calling);
         let sent = clock::now();
         self.epoch = self.shared.roll.epoch();
         // Its oldest decides how long all may wait; what is only told waits as if it were new.

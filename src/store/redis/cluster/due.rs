@@ -11,6 +11,8 @@ use super::task::{ASSERT_EVERY, Event, LOOK_AFTER_MOVE, LOOK_EVERY, Task};
 use super::{Placed, topology};
 use crate::clock;
 use crate::store::redis::link::{PROBE_TIMEOUT, learn_key};
+#[cfg(test)]
+use crate::store::redis::trap::Place;
 use crate::store::redis::{people, upkeep};
 use crate::store::{ServerTrouble, StoreError};
 
@@ -43,6 +45,8 @@ impl Task {
         }
         for (id, node) in &mut self.nodes {
             if node.wants_connection(now) {
+                #[cfg(test)]
+                self.shared.redis.traps.spring(Place::Connecting);
                 node.opening = true;
                 let opening = topology::open(Arc::clone(&self.shared), node.address.clone());
                 let id = *id;

@@ -6,11 +6,13 @@
 //! not run and follows, within its deadline; one that was not answered is never sent again.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{mpsc, watch};
@@ -26,9 +28,12 @@ use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::Charge;
 use crate::store::gather::{Batch, Waiting};
+use crate::store::guard::PAUSE_MIN;
 use crate::store::known::Known;
 use crate::store::redis::holder::Holder;
 use crate::store::redis::link::{Link, PROBE_TIMEOUT};
+#[cfg(test)]
+use crate::store::redis::trap::Place;
 use crate::store::{ServerTrouble, StoreError};
 
 /// Items in one call: blocks the server for about 0.3 ms at most.
@@ -129,6 +134,41 @@ impl Task {
     /// Runs until every handle is gone.
     pub(super) async fn run(mut self) {
         let gives_up = clock::now() + PROBE_TIMEOUT + ASSERT_EVERY / 5;
+        while AssertUnwindSafe(self.serve(gives_up))
+            .catch_unwind()
+            .await
+            .is_err()
+        {
+            self.panicked(clock::now());
+            sleep(PAUSE_MIN).await;
+        }
+        let now = clock::now();
+        for node in self.nodes.values_mut() {
+            node.end_trouble(&self.shared, now);
+        }
+        if let Some(seed) = self.shared.seeds.first().filter(|_| self.lost) {
+            self.shared.trouble_ends(seed, now);
+        }
+    }
+
+    /// A panic has taken every connection with it, and whoever waited. Each is made anew as after
+    /// one that could not be; until then its node is away.
+    fn panicked(&mut self, now: Instant) {
+        self.lanes.clear();
+        self.ready.clear();
+        self.waiting = 0;
+        self.work.clear();
+        (self.looking, self.look_at) = (false, now);
+        (self.learning, self.learn_at) = (false, now);
+        for id in self.nodes.keys().copied().collect::<Vec<_>>() {
+            if let Some(node) = self.nodes.get_mut(&id) {
+                node.calls = 0;
+            }
+            self.not_opened(id, StoreError::Lost, now);
+        }
+    }
+
+    async fn serve(&mut self, gives_up: Instant) {
         loop {
             let now = clock::now();
             self.tick(now);
@@ -140,7 +180,7 @@ impl Task {
             self.sleep.as_mut().reset(wake_at.into());
             tokio::select! {
                 placed = self.queue.recv(), if self.waiting < QUEUE => {
-                    let Some(placed) = placed else { break };
+                    let Some(placed) = placed else { return };
                     self.take(placed);
                     while self.waiting < QUEUE && let Ok(placed) = self.queue.try_recv() {
                         self.take(placed);
@@ -150,13 +190,6 @@ impl Task {
                 () = self.holder.is_woken() => {}
                 () = &mut self.sleep => {}
             }
-        }
-        let now = clock::now();
-        for node in self.nodes.values_mut() {
-            node.end_trouble(&self.shared, now);
-        }
-        if let Some(seed) = self.shared.seeds.first().filter(|_| self.lost) {
-            self.shared.trouble_ends(seed, now);
         }
     }
 
@@ -233,6 +266,8 @@ impl Task {
 
     /// A new call.
     fn begin(&mut self, owner: Option<NodeId>, call: Call, now: Instant) {
+        #[cfg(test)]
+        self.shared.redis.traps.spring(Place::Calling);
         if call.batch.bundles.is_empty() {
             return;
         }
