@@ -3,6 +3,9 @@
 .PHONY: run test ci fmt lint deny docs book image deb deb-check instructions fuzz faults
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
+# What is fetched is asked for again where a registry does not answer.
+export CARGO_NET_RETRY ?= 10
+
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
 run:
 	cargo build --release --locked

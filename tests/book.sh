@@ -3,12 +3,13 @@
 # once when it is not installed; --locked, and without what only serves and watches.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/again.sh
 
 mdbook=$(command -v mdbook || true)
 if [ -z "$mdbook" ]; then
   tools=target/tools
   [ -x "$tools/bin/mdbook" ] ||
-    cargo install mdbook --version 0.5.4 --locked --quiet --debug --no-default-features \
+    again mdBook cargo install mdbook --version 0.5.4 --locked --quiet --debug --no-default-features \
       --features search --root "$tools" --target-dir target/tools-build
   mdbook=$tools/bin/mdbook
 fi

@@ -3,12 +3,14 @@
 # database can be fetched. cargo-deny is built once when it is not installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/again.sh
 
 deny=$(command -v cargo-deny || true)
 if [ -z "$deny" ]; then
   tools=target/tools
   [ -x "$tools/bin/cargo-deny" ] ||
-    cargo install cargo-deny --locked --quiet --debug --root "$tools" --target-dir target/tools-build
+    again cargo-deny cargo install cargo-deny --version 0.20.2 --locked --quiet --debug \
+      --root "$tools" --target-dir target/tools-build
   deny=$tools/bin/cargo-deny
 fi
 "$deny" --log-level error --locked check licenses bans sources

