@@ -1,8 +1,10 @@
 """A tidegate that runs, before an upstream that answers: for the tests that are Python scripts."""
 
 import http.server
+import itertools
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +24,21 @@ class Upstream(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+# Below those that the kernel hands out by itself, from a place of this process's own.
+_TURNS = itertools.count(os.getpid() * 97)
+
+
+def free_port():
+    """A port that nobody has, and that nobody gets who asks the kernel for any."""
+    for turn in _TURNS:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port := 10_240 + turn % (32_000 - 10_240)))
+            except OSError:
+                continue
+            return port
 
 
 def start(directory, config, **places):

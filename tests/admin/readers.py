@@ -121,7 +121,7 @@ def main():
                  "--exclude-path", "/api/v1/denials/stream", "--max-examples", "30",
                  "--header", f"Authorization: Bearer {token}", "--seed", "1",
                  "--request-timeout", "10", "--phases", "examples,coverage,fuzzing"],
-                check=True, timeout=150, cwd=directory)
+                check=True, timeout=500, cwd=directory)
         finally:
             process.terminate()
             assert process.wait(20) == 0

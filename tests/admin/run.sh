@@ -11,4 +11,4 @@ source ../outside.sh
 
 venv=$target/clients/admin
 python_modules "$venv"
-exec timeout -k 5 180 "$venv/bin/python" readers.py "$venv/bin/schemathesis"
+exec timeout -k 5 600 "$venv/bin/python" readers.py "$venv/bin/schemathesis"

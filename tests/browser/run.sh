@@ -17,4 +17,4 @@ fi
 export CHROMIUM
 
 # timeout ends the whole process group, browser and servers of a test that hangs included.
-exec timeout -k 5 240 node --test --test-reporter=spec "$@" ./*.test.mjs
+exec timeout -k 5 600 node --test --test-reporter=spec "$@" ./*.test.mjs

@@ -127,6 +127,8 @@ export async function start(config) {
     admin_token_file = "${join(folder, 'token')}"
     [store]
     url = "redis://127.0.0.1:${redis.port}"
+    # A browser that takes all of a machine is no outage.
+    timeout = "2s"
     [server]
     workers = 2
     [log]

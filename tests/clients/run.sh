@@ -16,8 +16,8 @@ node_modules "$CLIENT_MODULES"
 
 # Both halves mostly wait, so they run together. timeout ends the whole process group, the proxies
 # and upstreams of a test that hangs included.
-python=(timeout -k 5 120 "$clients/venv/bin/python" python/run.py)
-node=(timeout -k 5 100 node node/run.mjs)
+python=(timeout -k 5 600 "$clients/venv/bin/python" python/run.py)
+node=(timeout -k 5 600 node node/run.mjs)
 if [ $# -gt 0 ]; then
   exec "${python[@]}" "$@"
 fi

@@ -44,4 +44,4 @@ if command -v docker >/dev/null 2>&1 && docker compose version >/dev/null 2>&1; 
   docker compose -f "$root/deploy/compose.yaml" config --quiet
 fi
 export PYTHONDONTWRITEBYTECODE=1
-exec timeout -k 5 120 "$venv/bin/python" "$here/shipped.py" "$root"
+exec timeout -k 5 600 "$venv/bin/python" "$here/shipped.py" "$root"

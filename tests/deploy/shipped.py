@@ -7,7 +7,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,8 @@ import urllib.request
 
 import compose_spec
 import yaml
+
+from running import free_port
 
 ROOT = pathlib.Path(sys.argv[1])
 TIDEGATE = os.environ["TIDEGATE"]
@@ -121,12 +122,6 @@ class Upstream(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def nobody():
     """Words that take every right to write and every capability from a command."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
@@ -151,7 +146,7 @@ def image():
         os.chmod(folder, 0o555)
         env = {
             "TIDEGATE_UPSTREAM": f"http://127.0.0.1:{upstream.server_port}",
-            "TIDEGATE_RATE": "3/min",
+            "TIDEGATE_RATE": "3/h",
             "PATH": os.environ["PATH"],
         }
         options = {"cwd": folder, "env": env}
@@ -162,7 +157,7 @@ def image():
         proxy = subprocess.Popen([*words, "run", "-c", "proxy.toml"], **options,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
-            patience = time.monotonic() + 30
+            patience = time.monotonic() + 60
             while subprocess.run(health, capture_output=True, **options).returncode != 0:
                 assert proxy.poll() is None, proxy.stderr.read()
                 assert time.monotonic() < patience, "the health check does not pass"
@@ -172,7 +167,7 @@ def image():
             seen = []
             for _ in range(5):
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{public}/") as answer:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{public}/", timeout=20) as answer:
                         seen.append(answer.status)
                 except urllib.error.HTTPError as error:
                     seen.append(error.code)

@@ -15,4 +15,4 @@ python_modules "$venv" --only-binary=:all: --implementation cp --python-version 
 chmod +x "$venv/packages/rotel/rotel-agent"
 
 export PYTHONPATH=$venv/packages:$PYTHONPATH
-exec timeout -k 5 150 "$venv/bin/python" spans.py "$venv/packages/rotel/rotel-agent"
+exec timeout -k 5 600 "$venv/bin/python" spans.py "$venv/packages/rotel/rotel-agent"

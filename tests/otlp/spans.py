@@ -6,7 +6,6 @@ import http.client
 import http.server
 import os
 import pathlib
-import random
 import re
 import socket
 import subprocess
@@ -19,6 +18,8 @@ import urllib.request
 
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
+
+from running import free_port
 
 PATIENCE = 20.0
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -72,18 +73,6 @@ sample_allowed = 1.0
 workers = 2
 control = "off"
 """
-
-
-def free_port():
-    """One that nobody has, below those that the kernel gives to clients."""
-    while True:
-        port = random.randrange(15_000, 31_000)
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):

@@ -24,6 +24,8 @@ upstream = "{upstream}"
 
 [store]
 url = "redis://127.0.0.1:{redis}"
+# A machine that does much else is no outage.
+timeout = "2s"
 
 [limit.api]
 rate = "5/min"
@@ -42,13 +44,6 @@ access = "off"
 [server]
 control = "{control}"
 """
-
-
-def free_port():
-    """A port that nobody has now; whoever is started on it tries again if that has changed."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -135,7 +130,7 @@ def main(deploy):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         directory = pathlib.Path(name)
-        redis = free_port()
+        redis = running.free_port()
         store = stack.enter_context(ended(subprocess.Popen(
             ["redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", ""],
             cwd=directory, **quiet)))
@@ -143,7 +138,7 @@ def main(deploy):
         proxy, listening, admin = running.start(directory, CONFIG, redis=redis)
         stack.enter_context(ended(proxy))
         scraping(directory, deploy, admin)
-        at = f"127.0.0.1:{free_port()}"
+        at = f"127.0.0.1:{running.free_port()}"
         stack.enter_context(ended(subprocess.Popen(
             ["prometheus", "--config.file=prometheus.yml", f"--web.listen-address={at}",
              f"--storage.tsdb.path={directory}/data"], cwd=directory, **quiet)))

@@ -10,4 +10,4 @@ source ../outside.sh
 
 promtool check config "$root/deploy/prometheus/prometheus.yml"
 promtool test rules "$root/deploy/prometheus/tidegate.rules.test.yml"
-exec timeout -k 5 150 python3 queries.py "$root/deploy"
+exec timeout -k 5 600 python3 queries.py "$root/deploy"

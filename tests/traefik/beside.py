@@ -6,12 +6,13 @@ import http.server
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+
+from running import free_port
 
 # Of a request and of an answer, what both must agree on.
 UP = ("host", "x-edge", "x-drop", "x-kept")
@@ -57,12 +58,6 @@ class Echo(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def ask(port, method, host, path, headers):
     """Status, what the upstream was asked, and the headers of the answer that count."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -79,7 +74,7 @@ def ask(port, method, host, path, headers):
 
 
 def wait_for(port, process):
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while time.monotonic() < until:
         if process.poll() is not None:
             sys.exit(f"{process.args[0]} ended")
@@ -114,14 +109,14 @@ def beside(folder, text):
                  "--global.checkNewVersion=false", "--global.sendAnonymousUsage=false"],
         ours: [tidegate, "run", "-c", "proxy.toml"],
     }
-    running = [subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL,
+    processes = [subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL) for command in commands.values()]
     try:
-        for port, process in zip(commands, running):
+        for port, process in zip(commands, processes):
             wait_for(port, process)
         wrong = compare(theirs, ours)
     finally:
-        for process in running:
+        for process in processes:
             process.kill()
             process.wait()
     if wrong:

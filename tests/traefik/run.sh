@@ -10,4 +10,4 @@ source ../outside.sh
 
 venv=$target/clients/traefik
 python_modules "$venv" --only-binary=:all:
-exec timeout -k 5 100 "$venv/bin/python" beside.py "$venv/bin/traefik"
+exec timeout -k 5 600 "$venv/bin/python" beside.py "$venv/bin/traefik"

@@ -12,7 +12,7 @@ import { LARGE_BYTES, SOON, eventually, flatMemory, load, remaining, retryAfter,
   from './stage.mjs';
 
 const undici = await load('undici');
-const limited = await start('[limit.default]\nrate = "3/2s"\nkey = "api_key"');
+const limited = await start('[limit.default]\nrate = "3/4s"\nkey = "api_key"');
 const open = await start('[limit.default]\nrate = "1000/s"');
 
 const reader = (answer) => (name) => answer.headers.get(name);
@@ -100,7 +100,7 @@ test("undici's RetryAgent waits as told and gets through", SOON, async () => {
   for (let sent = 0; sent < 3; sent += 1) await (await ask()).body.dump();
   const [seconds, answer] = await timed(ask);
   assert.equal(answer.statusCode, 200);
-  assert.ok(seconds >= 1 && seconds < 5, `${seconds} s`);
+  assert.ok(seconds >= 1 && seconds < 12, `${seconds} s`);
   await answer.body.dump();
   await agent.close();
 });
@@ -150,7 +150,7 @@ test('undici: an aborted request ends the work upstream', SOON, async () => {
 });
 
 test('EventSource: events come as they are sent', SOON, async () => {
-  const source = new undici.EventSource(`${open.url}/events/4?every=250`);
+  const source = new undici.EventSource(`${open.url}/events/4?every=1000`);
   const lags = [];
   await new Promise((resolve, reject) => {
     source.onmessage = (event) => {
@@ -160,7 +160,7 @@ test('EventSource: events come as they are sent', SOON, async () => {
     source.onerror = () => reject(new Error('the stream broke'));
   });
   source.close();
-  assert.ok(Math.max(...lags) < 0.25, `lags ${lags}`);
+  assert.ok(Math.max(...lags) < 1, `after their successors were sent: ${lags}`);
 });
 
 test('fetch: cookies, queries and credentials pass untouched', SOON, async () => {

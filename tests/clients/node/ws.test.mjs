@@ -9,13 +9,13 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { SOON, eventually, load, remaining, retryAfter, start } from './stage.mjs';
 
 const { default: WebSocket } = await load('ws');
-const limited = await start('[limit.default]\nrate = "2/2s"\nkey = "api_key"');
+const limited = await start('[limit.default]\nrate = "2/6s"\nkey = "api_key"');
 const open = await start('[limit.default]\nrate = "1000/s"');
 
 async function connect(at, key, target = '/ws', protocols = []) {
   const socket = new WebSocket(at.websocket + target, protocols, {
     headers: { 'x-api-key': key },
-    handshakeTimeout: 5000,
+    handshakeTimeout: 20_000,
   });
   let answer;
   socket.once('upgrade', (response) => {

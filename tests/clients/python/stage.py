@@ -21,8 +21,11 @@ import time
 import unittest
 import urllib.request
 
-TEST_SECONDS = 20
-START_SECONDS = 10
+# Long for a machine that does much else; nothing takes so long where all is well.
+TEST_SECONDS = 60
+START_SECONDS = 30
+# What such a machine may add to a time that is measured.
+BUSY_SECONDS = 4
 LARGE_BYTES = 64 << 20
 # How much more memory the proxy may take while LARGE_BYTES go through it.
 FLAT_KIB = 8 << 10
@@ -158,14 +161,14 @@ class Case(unittest.TestCase):
 
     @contextlib.contextmanager
     def assert_seconds(self, least, most):
-        """The block takes at least and at most so long."""
+        """The block takes at least and at most so long; the machine may add its part."""
         started = time.monotonic()
         yield
         took = time.monotonic() - started
         self.assertGreaterEqual(took, least)
-        self.assertLessEqual(took, most)
+        self.assertLessEqual(took, most + BUSY_SECONDS)
 
-    def eventually(self, true, seconds=3):
+    def eventually(self, true, seconds=20):
         """Waits until `true()` is."""
         deadline = time.monotonic() + seconds
         while not true():

@@ -84,7 +84,7 @@ class Page:
 
 
 class Cors(Case):
-    config = '[limit.default]\nrate = "3/min"\nkey = "api_key"'
+    config = '[limit.default]\nrate = "3/h"\nkey = "api_key"'
 
     def setUp(self):
         super().setUp()

@@ -29,13 +29,13 @@ class Answer:
         return json.loads(self.body)
 
 
-TIMEOUT = 18
+TIMEOUT = 45
 
 
 class CurlCase(Case):
     def command(self, *arguments):
         """curl without its user's configuration."""
-        return ["curl", "-q", "-sS", "--max-time", "15", "-H", f"X-Api-Key: {self.key}", *arguments]
+        return ["curl", "-q", "-sS", "--max-time", "40", "-H", f"X-Api-Key: {self.key}", *arguments]
 
     def start_curl(self, *arguments, **more):
         process = subprocess.Popen(self.command(*arguments), stdout=subprocess.PIPE, **more)
@@ -70,7 +70,8 @@ class CurlCase(Case):
 
 
 class Limits(CurlCase):
-    config = '[limit.default]\nrate = "3/2s"\nkey = "api_key"'
+    # Nothing comes back while curl is started so often.
+    config = '[limit.default]\nrate = "3/h"\nkey = "api_key"'
 
     def spend(self, units=3):
         for _ in range(units):
@@ -94,16 +95,6 @@ class Limits(CurlCase):
         answer = Answer(self.curl("-I", f"{self.url}/bytes/5000"))
         self.assertEqual((answer.status, answer.body), (429, b""))
         self.assertGreaterEqual(int(answer.headers["Retry-After"]), 1)
-
-    def test_retry_waits_as_long_as_retry_after_says(self):
-        self.spend()
-        # A file, which curl empties before it tries again.
-        with tempfile.NamedTemporaryFile() as file, self.assert_seconds(1, 5):
-            status = self.curl(
-                "--retry", "1", "-o", file.name, "-w", "%{http_code}", f"{self.url}/echo"
-            )
-            self.assertEqual(json.loads(file.read())["target"], "/echo")
-        self.assertEqual(status, b"200")
 
     def test_fail_makes_a_denial_an_error(self):
         self.spend()
@@ -154,6 +145,20 @@ class Limits(CurlCase):
         self.assertEqual(answer.status, 429)
         self.assertNotIn("Transfer-Encoding", answer.headers)
         self.assertEqual(len(answer.body), int(answer.headers["Content-Length"]))
+
+
+class Waits(CurlCase):
+    config = '[limit.default]\nrate = "1/3s"\nkey = "api_key"'
+
+    def test_retry_waits_as_long_as_retry_after_says(self):
+        self.curl(f"{self.url}/echo")
+        # A file, which curl empties before it tries again.
+        with tempfile.NamedTemporaryFile() as file, self.assert_seconds(1, 6):
+            status = self.curl(
+                "--retry", "1", "-o", file.name, "-w", "%{http_code}", f"{self.url}/echo"
+            )
+            self.assertEqual(json.loads(file.read())["target"], "/echo")
+        self.assertEqual(status, b"200")
 
 
 class Forwarding(CurlCase):
@@ -265,20 +270,20 @@ class Forwarding(CurlCase):
             ]
             with self.proxy.flat_memory(self):
                 started = [self.start_curl(*command) for command in commands]
-                uploaded, downloaded = [one.communicate(timeout=15)[0] for one in started]
+                uploaded, downloaded = [one.communicate(timeout=40)[0] for one in started]
         self.assertEqual(json.loads(uploaded)["sha256"], body.sha256)
         self.assertEqual(hashlib.sha256(downloaded).hexdigest(), large_sha256())
 
     def test_events_are_seen_as_they_come(self):
-        process = self.start_curl("-N", f"{self.url}/events/4?every=250")
+        process = self.start_curl("-N", f"{self.url}/events/4?every=1000")
         lags = []
         for line in process.stdout:
             sent = re.match(rb"data: ([\d.]+)", line)
             if sent:
                 lags.append(time.time() - float(sent[1]))
-        self.assertEqual(process.wait(5), 0)
+        self.assertEqual(process.wait(20), 0)
         self.assertEqual(len(lags), 4)
-        self.assertLess(max(lags), 0.25)
+        self.assertLess(max(lags), 1, "one came after its successor was sent")
 
 
 class OwnAnswers(CurlCase):

@@ -64,7 +64,7 @@ class Server:
             done.set()
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "not – like this")
         if message == b"wait":
-            threading.Event().wait(5)
+            threading.Event().wait(10)
         done.set()
         return message
 
@@ -149,7 +149,7 @@ class Calls:
 
         def messages():
             for number in range(50):
-                self.assertTrue(answered.acquire(timeout=5))
+                self.assertTrue(answered.acquire(timeout=20))
                 yield b"%d" % number
 
         call = self.both(messages(), metadata=self.told, timeout=10)
@@ -175,10 +175,10 @@ class Calls:
         self.assertEqual(failed.exception.code(), grpc.StatusCode.UNIMPLEMENTED)
 
     def test_a_deadline_is_told_and_held(self):
-        with self.assert_seconds(0.4, 3), self.assertRaises(grpc.RpcError) as failed:
-            self.unary(b"wait", metadata=self.told, timeout=0.5)
+        with self.assert_seconds(1.9, 4), self.assertRaises(grpc.RpcError) as failed:
+            self.unary(b"wait", metadata=self.told, timeout=2)
         self.assertEqual(failed.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
-        self.assertLess(self.server.remaining[self.id()], 0.6)
+        self.assertLess(self.server.remaining[self.id()], 2.1)
         self.assertTrue(self.server.was_cancelled(self.id()))
 
     def test_a_call_that_is_cancelled_ends_at_the_server(self):
@@ -240,14 +240,14 @@ class Refused(Case):
     def test_a_limit_is_a_status(self):
         server = Server()
         self.addCleanup(server.stop)
-        limit = '[limit.default]\nrate = "2/min"\nkey = "global"\n'
+        limit = '[limit.default]\nrate = "2/h"\nkey = "global"\n'
         proxy = Proxy(limit, to=f"h2c://127.0.0.1:{server.port}")
         self.addCleanup(proxy.stop)
         with grpc.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
             unary = channel.unary_unary("/test.Echo/Unary")
-            self.assertEqual([unary(b"a", timeout=5), unary(b"b", timeout=5)], [b"a", b"b"])
+            self.assertEqual([unary(b"a", timeout=20), unary(b"b", timeout=20)], [b"a", b"b"])
             with self.assertRaises(grpc.RpcError) as failed:
-                unary(b"c", timeout=5)
+                unary(b"c", timeout=20)
             self.assertEqual(failed.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
             pushback = dict(failed.exception.trailing_metadata())["grpc-retry-pushback-ms"]
             self.assertGreater(int(pushback), 0)
@@ -257,5 +257,5 @@ class Refused(Case):
         self.addCleanup(proxy.stop)
         with grpc.insecure_channel(f"127.0.0.1:{proxy.port}") as channel:
             with self.assertRaises(grpc.RpcError) as failed:
-                channel.unary_unary("/test.Echo/Unary")(b"", timeout=5)
+                channel.unary_unary("/test.Echo/Unary")(b"", timeout=20)
             self.assertEqual(failed.exception.code(), grpc.StatusCode.UNAVAILABLE)

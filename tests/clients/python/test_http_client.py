@@ -8,11 +8,11 @@ from stage import Case
 
 
 class Pieces(Case):
-    config = '[limit.default]\nrate = "2/2s"\nkey = "api_key"'
+    config = '[limit.default]\nrate = "2/4s"\nkey = "api_key"'
 
     def setUp(self):
         super().setUp()
-        self.connection = http.client.HTTPConnection("127.0.0.1", self.proxy.port, timeout=5)
+        self.connection = http.client.HTTPConnection("127.0.0.1", self.proxy.port, timeout=20)
         # A connection that was closed unannounced shows as an error, not as a new connection.
         self.connection.connect()
         self.connection.auto_open = False

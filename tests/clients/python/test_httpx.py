@@ -10,7 +10,7 @@ from stage import LARGE_BYTES, Case, LargeBody, large_sha256, upstream
 
 
 class Limits(Case):
-    config = '[limit.default]\nrate = "5/2s"\nkey = "api_key"'
+    config = '[limit.default]\nrate = "5/4s"\nkey = "api_key"'
 
     def test_a_crowd_gets_exactly_the_limit_and_the_rest_after_the_wait(self):
         asyncio.run(self._crowd())
@@ -144,14 +144,14 @@ class Framing(Case):
             for piece in body:
                 yield piece
 
-        async with httpx.AsyncClient(timeout=15) as client:
+        async with httpx.AsyncClient(timeout=40) as client:
             answer = await client.put(f"{self.url}/upload", content=pieces())
             return answer.json(), body
 
 
 class Events(Case):
     config = '[limit.default]\nrate = "1000/s"'
-    every = 0.25
+    every = 1
 
     def lags(self, lines):
         """How long each event took to get here: its text is when it was sent."""
@@ -165,7 +165,7 @@ class Events(Case):
 
     def test_events_arrive_as_they_are_sent(self):
         target = f"{self.url}/events/5?every={self.every * 1000:.0f}"
-        with httpx.stream("GET", target, timeout=5) as answer:
+        with httpx.stream("GET", target, timeout=20) as answer:
             self.assertEqual(answer.headers["Content-Type"], "text/event-stream")
             Quota(answer.headers)
             self.check(list(self.lags(answer.iter_lines())))
@@ -183,17 +183,17 @@ class Events(Case):
                     found.extend(self.lags([line]))
             return found
 
-        async with httpx.AsyncClient(timeout=5) as client:
+        async with httpx.AsyncClient(timeout=20) as client:
             for found in await asyncio.gather(*(listen(client) for _ in range(20))):
                 self.check(found)
 
     def test_a_listener_that_leaves_ends_the_upstreams_work(self):
         target = f"{self.url}/events/50?every=100&id={self.key}"
-        with httpx.stream("GET", target, timeout=5) as answer:
+        with httpx.stream("GET", target, timeout=20) as answer:
             next(answer.iter_lines())
         self.eventually(lambda: upstream().seen(self.key)["aborted"] == 1)
 
     def test_a_client_that_gives_up_waiting_ends_the_upstreams_work(self):
         with self.assertRaises(httpx.ReadTimeout):
-            httpx.get(f"{self.url}/slow/9000?never&id={self.key}", timeout=0.3)
+            httpx.get(f"{self.url}/slow/9000?never&id={self.key}", timeout=2)
         self.eventually(lambda: upstream().seen(self.key)["aborted"] == 1)

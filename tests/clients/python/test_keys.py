@@ -21,7 +21,7 @@ class KeyCase(Case):
 class ByKeyOrAddress(KeyCase):
     config = """
         [limit.default]
-        rate = "3/min"
+        rate = "3/h"
         key = "api_key or ip"
         """
 
@@ -44,7 +44,7 @@ class ByKeyOrAddress(KeyCase):
 
 
 class ByAddress(KeyCase):
-    config = '[limit.default]\nrate = "3/min"\nkey = "ip"'
+    config = '[limit.default]\nrate = "3/h"\nkey = "ip"'
 
     def test_no_header_of_a_client_makes_it_another_client(self):
         for left in (2, 1, 0):
@@ -66,7 +66,7 @@ class ByAddress(KeyCase):
 class ByPath(KeyCase):
     config = """
         [limit.default]
-        rate = "3/min"
+        rate = "3/h"
         key = ["ip", "path"]
         """
 
@@ -88,7 +88,7 @@ class ByTrustedPeer(KeyCase):
     config = """
         trusted_proxies = ["127.0.0.0/8"]
         [limit.default]
-        rate = "3/min"
+        rate = "3/h"
         key = "ip"
         """
 
@@ -109,10 +109,10 @@ class ByTrustedPeer(KeyCase):
 class SeveralLimits(KeyCase):
     config = """
         [limit.login]
-        rate = "2/2s"
+        rate = "2/30s"
         key = "ip"
         [limit.per_client]
-        rate = "4/min"
+        rate = "4/h"
         key = "api_key"
         missing = "deny"
         [[route]]
@@ -166,7 +166,7 @@ class SeveralLimits(KeyCase):
 
 
 class UpstreamsOwn(KeyCase):
-    config = '[limit.default]\nrate = "3/min"'
+    config = '[limit.default]\nrate = "3/h"'
 
     def test_the_upstreams_rate_limit_headers_are_replaced(self):
         answer = self.get("/limits")
@@ -178,7 +178,7 @@ class Costs(KeyCase):
     config = """
         trusted_proxies = ["127.0.0.1"]
         [limit.default]
-        rate = "10/2s"
+        rate = "10/30s"
         key = "api_key"
         [[route]]
         path = "/*"

@@ -68,7 +68,7 @@ class Upstreams(Case):
         self.check(url, 502)
         with socket.create_server(("127.0.0.1", port)) as server:
             threading.Thread(target=self._answer_once, args=(server,), daemon=True).start()
-            self.assertEqual(requests.get(url, timeout=5).text, "back")
+            self.assertEqual(requests.get(url, timeout=20).text, "back")
 
     def _answer_once(self, server):
         connection, _ = server.accept()
@@ -131,7 +131,7 @@ class Upstreams(Case):
             url = self.start(leaving)
             with requests.Session() as session:
                 for _ in range(10):
-                    answer = session.get(url, timeout=5)
+                    answer = session.get(url, timeout=20)
                     self.assertEqual((answer.status_code, answer.text), (200, "ok"))
                     time.sleep(0.1)
 
@@ -146,7 +146,7 @@ class Upstreams(Case):
 
         with listener(refuse) as strict:
             url = self.start(strict)
-            answer = requests.put(url, data=b"z" * (8 << 20), timeout=5)
+            answer = requests.put(url, data=b"z" * (8 << 20), timeout=20)
             self.assertEqual((answer.status_code, answer.text), (403, "no"))
 
 
@@ -170,23 +170,25 @@ class Ending(Case):
         thread.start()
         return thread, answers
 
-    def assert_refused(self, port):
-        with self.assertRaises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=2).close()
+    def refuses(self, port):
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=20).close()
+        except ConnectionRefusedError:
+            return True
+        return False
 
     def test_requests_under_way_are_answered_and_new_connections_refused(self):
         proxy = self.start("8s")
-        thread, answers = self.fetch_later(f"{proxy.url}/slow/1500?id={self.key}")
+        thread, answers = self.fetch_later(f"{proxy.url}/slow/4000?id={self.key}")
         self.eventually(lambda: upstream().seen(self.key)["requests"] == 1)
         proxy.terminate()
-        time.sleep(0.5)
-        self.assert_refused(proxy.port)
+        self.eventually(lambda: self.refuses(proxy.port))
         self.assertIsNone(proxy.process.poll(), "it left before its request was answered")
-        thread.join(5)
+        thread.join(20)
         self.assertEqual((answers[0].status, answers[0].data), (200, b"at last"))
         self.assertEqual(answers[0].headers["Connection"], "close", "the client was not told")
         with self.assert_seconds(0, 2):
-            self.assertEqual(proxy.process.wait(5), 0)
+            self.assertEqual(proxy.process.wait(20), 0)
 
     def test_a_body_under_way_is_finished(self):
         proxy = self.start("8s")
@@ -194,18 +196,18 @@ class Ending(Case):
         thread, answers = self.fetch_later(target)
         self.eventually(lambda: upstream().seen(self.key)["requests"] == 1)
         proxy.terminate()
-        thread.join(6)
+        thread.join(20)
         self.assertEqual(answers[0].data.count(b"data: "), 6)
-        self.assertEqual(proxy.process.wait(5), 0)
+        self.assertEqual(proxy.process.wait(20), 0)
 
     def test_idle_connections_do_not_hold_it_up(self):
         proxy = self.start("8s")
         with requests.Session() as session:
-            self.assertEqual(session.get(f"{proxy.url}/echo", timeout=5).status_code, 200)
+            self.assertEqual(session.get(f"{proxy.url}/echo", timeout=20).status_code, 200)
             with socket.create_connection(("127.0.0.1", proxy.port)):
                 proxy.terminate()
                 with self.assert_seconds(0, 2):
-                    self.assertEqual(proxy.process.wait(5), 0)
+                    self.assertEqual(proxy.process.wait(20), 0)
 
     def test_what_takes_longer_than_the_deadline_is_cut(self):
         proxy = self.start("1s")
@@ -213,17 +215,17 @@ class Ending(Case):
         self.eventually(lambda: upstream().seen(self.key)["requests"] == 1)
         proxy.terminate()
         with self.assert_seconds(0.8, 3):
-            proxy.process.wait(5)
-        thread.join(2)
+            proxy.process.wait(20)
+        thread.join(20)
         self.assertIsInstance(answers[0], urllib3.exceptions.HTTPError)
 
     def test_a_websocket_does_not_outlive_the_deadline(self):
         proxy = self.start("1s")
         with connect(f"{proxy.websocket_url}/ws", proxy=None, close_timeout=1) as client:
             client.send("hello")
-            self.assertEqual(client.recv(timeout=5), "hello")
+            self.assertEqual(client.recv(timeout=20), "hello")
             proxy.terminate()
             with self.assert_seconds(0, 3):
-                proxy.process.wait(5)
+                proxy.process.wait(20)
             with self.assertRaises(ConnectionClosed):
-                client.recv(timeout=2)
+                client.recv(timeout=20)

@@ -69,8 +69,8 @@ class WebSocketCase(Case):
         return connect(
             f"{self.url}/chat?room=1",
             additional_headers=headers,
-            open_timeout=5,
-            close_timeout=5,
+            open_timeout=20,
+            close_timeout=20,
             max_size=4 << 20,
             proxy=None,
             **more,
@@ -83,7 +83,7 @@ class Messages(WebSocketCase):
             texts = ("hello", "grüß dich, 世界 🌊", "", "x" * 65_536)
             for message in (*texts, b"", bytes(range(256))):
                 client.send(message)
-                self.assertEqual(client.recv(timeout=5), message)
+                self.assertEqual(client.recv(timeout=20), message)
 
     def test_a_mebibyte_comes_back_with_and_without_compression(self):
         message = os.urandom(1 << 20)
@@ -99,13 +99,13 @@ class Messages(WebSocketCase):
 
     def test_pings_are_answered_from_the_other_side(self):
         with self.connect() as client:
-            self.assertTrue(client.ping().wait(timeout=5))
+            self.assertTrue(client.ping().wait(timeout=20))
 
     def test_many_small_messages_keep_their_order(self):
         with self.connect() as client:
             for number in range(500):
                 client.send(str(number))
-            self.assertEqual([client.recv(timeout=5) for _ in range(500)], [*map(str, range(500))])
+            self.assertEqual([client.recv(timeout=20) for _ in range(500)], [*map(str, range(500))])
 
     def test_a_subprotocol_is_agreed_on_end_to_end(self):
         with self.connect(subprotocols=["other", "tide.v1"]) as client:
@@ -115,14 +115,14 @@ class Messages(WebSocketCase):
         with self.connect() as client:
             time.sleep(2.5)
             client.send("still there")
-            self.assertEqual(client.recv(timeout=5), "still there")
+            self.assertEqual(client.recv(timeout=20), "still there")
 
     def test_the_servers_close_code_arrives(self):
         for code, reason in ((4001, "go away"), (1000, "done"), (1011, "mine")):
             with self.subTest(code), self.connect() as client:
                 client.send(f"close {code} {reason}")
                 with self.assertRaises(ConnectionClosed) as closed:
-                    client.recv(timeout=5)
+                    client.recv(timeout=20)
                 self.assertEqual((closed.exception.rcvd.code, closed.exception.rcvd.reason),
                                  (code, reason))  # fmt: skip
 
@@ -137,7 +137,7 @@ class Messages(WebSocketCase):
         before = self.echo.closes.count((1006, ""))
         client = self.connect()
         client.send("hello")
-        client.recv(timeout=5)
+        client.recv(timeout=20)
         client.socket.shutdown(socket.SHUT_RDWR)
         self.eventually(lambda: self.echo.closes.count((1006, "")) == before + 1)
 
@@ -158,11 +158,11 @@ class Resets(Case):
         """A tunnel: `self.client` and `self.server` are its ends."""
         super().setUp()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            listener.settimeout(5)
+            listener.settimeout(20)
             port = listener.getsockname()[1]
             proxy = Proxy(CONFIG.format(rate="100/s"), to=f"http://127.0.0.1:{port}")
             self.addCleanup(proxy.stop)
-            self.client = socket.create_connection(("127.0.0.1", proxy.port), timeout=3)
+            self.client = socket.create_connection(("127.0.0.1", proxy.port), timeout=20)
             self.addCleanup(self.client.close)
             self.client.sendall(self.UPGRADE)
             asked = b""
@@ -170,7 +170,7 @@ class Resets(Case):
             while not asked:
                 self.server, _ = listener.accept()
                 self.addCleanup(self.server.close)
-                self.server.settimeout(3)
+                self.server.settimeout(20)
                 asked = self.server.recv(4096)
         self.server.sendall(self.AGREED)
         self.assertIn(b"101 Switching", self.client.recv(4096))
@@ -209,7 +209,7 @@ class Resets(Case):
 
 
 class Limits(WebSocketCase):
-    rate = "2/2s"
+    rate = "2/4s"
 
     def test_an_upgrade_is_one_request_and_messages_are_none(self):
         with self.connect() as first:
@@ -218,7 +218,7 @@ class Limits(WebSocketCase):
             self.assertEqual((quota.limit, quota.remaining), (2, 1))
             for _ in range(20):
                 first.send("not counted")
-                first.recv(timeout=5)
+                first.recv(timeout=20)
             with self.connect() as second:
                 self.assertEqual(Quota(second.response.headers).remaining, 0)
 
@@ -233,4 +233,4 @@ class Limits(WebSocketCase):
         time.sleep(denial.retry_after)
         with self.connect() as client:
             client.send("again")
-            self.assertEqual(client.recv(timeout=5), "again")
+            self.assertEqual(client.recv(timeout=20), "again")
