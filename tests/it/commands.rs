@@ -121,7 +121,7 @@ fn try_shows_where_a_client_is_denied() {
 #[test]
 fn try_waits_as_it_is_told() {
     let upstream = Upstream::ok();
-    let limit = "[limit.default]\nrate = \"2/2s\"\nkey = \"global\"\n";
+    let limit = "[limit.default]\nrate = \"2/4s\"\nkey = \"global\"\n";
     let proxy = Tidegate::start(&format!("upstream = \"{}\"\n{limit}", upstream.url()));
     let url = format!("http://{}/", proxy.address);
     let output = run(proxy.directory.path(), &["try", &url, "-n", "3", "--wait"]);

@@ -316,7 +316,7 @@ fn live_counts_are_those_of_the_proxy_and_stay_as_they_are() {
     let redis = RedisServer::start();
     let upstream = Upstream::ok();
     let config = format!(
-        "upstream = \"{}\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"1s\"\n\
+        "upstream = \"{}\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"5s\"\n\
          [limit.default]\nrate = \"3/day\"\nkey = \"header:x-user\"\n",
         upstream.url(),
         redis.port()

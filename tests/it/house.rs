@@ -7,6 +7,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -28,6 +29,8 @@ pub struct Tidegate {
     pub address: SocketAddr,
     pub directory: TempDir,
     lines: Receiver<String>,
+    /// Who reads its diagnostics, to their end.
+    reading: JoinHandle<()>,
 }
 
 impl Tidegate {
@@ -134,7 +137,7 @@ impl Tidegate {
             .unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let (line, lines) = channel();
-        std::thread::spawn(move || {
+        let reading = std::thread::spawn(move || {
             for text in stderr.lines().map_while(Result::ok) {
                 if line.send(text).is_err() {
                     break;
@@ -157,6 +160,7 @@ impl Tidegate {
             address,
             directory,
             lines,
+            reading,
         }
     }
 
@@ -212,11 +216,12 @@ impl Tidegate {
         assert!(status.success());
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and until all that it has said can be looked at.
     pub fn wait(&mut self) -> std::process::ExitStatus {
         let until = Instant::now() + PATIENCE;
         loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
+            let status = self.child.try_wait().unwrap();
+            if let Some(status) = status.filter(|_| self.reading.is_finished()) {
                 return status;
             }
             assert!(Instant::now() < until, "tidegate does not end");

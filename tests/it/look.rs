@@ -81,8 +81,9 @@ fn status_finds_the_admin_by_the_file_and_tells_of_the_store() {
     let directory = proxy.directory.path();
     let ready = || command(directory, &["status"]);
     crate::probe::eventually("ready", || ready().status.code() == Some(0));
-    let page = text(&ready().stdout);
-    assert!(page.contains("store        redis: up"), "{page}");
+    crate::probe::eventually("the store is up", || {
+        text(&ready().stdout).contains("store        redis: up")
+    });
     redis.kill();
     // Somebody has to ask the store for its being away to be noticed.
     crate::probe::eventually("away", || {

@@ -1,10 +1,13 @@
 //! What is told of single clients: who asks most, how many use how much, and each denial as it is
 //! made.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
 use serde_json::Value;
 
 use super::{Looked, limited};
-use crate::house::{Client, Upstream};
+use crate::house::{Client, PATIENCE, Upstream};
 
 /// A request whose client has this address.
 fn ask(looked: &Looked, client: &str) -> u16 {
@@ -106,14 +109,23 @@ fn a_flood_of_denials_is_told_in_part_and_counted() {
     following.head().unwrap();
     let mut client = looked.tidegate.connect();
     let request = "GET /login HTTP/1.1\r\nHost: test\r\n\r\n";
-    for _ in 0..3 {
-        client.send(request.repeat(500));
-        (0..500).for_each(|_| drop(client.answer()));
-    }
-    let mut text = String::new();
-    while !text.contains("event: dropped") {
-        text.push_str(&following.some());
-    }
+    // More at once than are kept until somebody looks, for as long as that takes.
+    let is_told = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_told.load(Ordering::Relaxed) {
+                client.send(request.repeat(500));
+                (0..500).for_each(|_| drop(client.answer()));
+            }
+        });
+        let until = Instant::now() + PATIENCE;
+        let mut text = String::new();
+        while !text.contains("event: dropped") && Instant::now() < until {
+            text.push_str(&following.some());
+        }
+        is_told.store(true, Ordering::Relaxed);
+        assert!(text.contains("event: dropped"), "{text}");
+    });
     let listed = looked.json("/api/v1/denials");
     assert!(listed["denials"].as_array().unwrap().len() <= 200);
 }
