@@ -168,7 +168,7 @@ fn running_proxies_share_their_counts_and_say_once_that_a_master_is_gone() {
     let upstream = Upstream::ok();
     let proxy = || {
         Tidegate::start(&format!(
-            "upstream = \"{}\"\n[store]\nurl = \"{}\"\ntimeout = \"250ms\"\n[log]\naccess = \"off\"\n\
+            "upstream = \"{}\"\n[store]\nurl = \"{}\"\ntimeout = \"5s\"\n[log]\naccess = \"off\"\n\
              [limit.all]\nrate = \"90/day\"\nkey = \"global\"\n\
              [limit.each]\nrate = \"20/day\"\nkey = \"header:x-key\"\n\
              [[route]]\npath = \"/both\"\nlimits = [\"all\", \"each\"]\n\

@@ -68,7 +68,8 @@ fn a_layer_and_a_proxy_count_together_in_redis() {
     let redis = RedisServer::start();
     let upstream = Upstream::ok();
     let shared = format!(
-        "[store]\nurl = \"redis://127.0.0.1:{}\"\n[limit.default]\nrate = \"4/h\"\n",
+        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"5s\"\n\
+         [limit.default]\nrate = \"4/h\"\n",
         redis.port()
     );
     let top = format!("upstream = \"{}\"\n", upstream.url());
@@ -97,7 +98,7 @@ fn a_layer_and_a_proxy_count_together_in_redis() {
 fn threads_share_one_limit_exactly() {
     let redis = RedisServer::start();
     let text = format!(
-        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"2s\"\n\
+        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"10s\"\n\
          [limit.default]\nrate = \"50/h\"\n",
         redis.port()
     );
@@ -127,7 +128,7 @@ fn threads_share_one_limit_exactly() {
 fn who_goes_away_was_charged_once() {
     let redis = RedisServer::start();
     let text = format!(
-        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"2s\"\n\
+        "[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"10s\"\n\
          [limit.default]\nrate = \"5/h\"\n",
         redis.port()
     );

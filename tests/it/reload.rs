@@ -104,7 +104,7 @@ fn another_upstream_and_another_route() {
 
 #[test]
 fn a_file_with_mistakes_changes_nothing_and_says_why() {
-    let gate = Gate::start("upstream = \"$UPSTREAM\"\n[limit.default]\nrate = \"5/min\"\n");
+    let gate = Gate::start("upstream = \"$UPSTREAM\"\n[limit.default]\nrate = \"5/h\"\n");
     assert_eq!(gate.proxy.get("/").status, 200);
     let good = std::fs::read(gate.file()).unwrap();
     let mistakes: [(&[u8], &str); 6] = [

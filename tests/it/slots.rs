@@ -205,13 +205,13 @@ fn a_websocket_holds_its_slot_until_it_is_closed() {
 #[test]
 fn a_killed_proxy_s_slots_come_back_after_its_lease_and_no_sooner() {
     let (redis, gate) = (RedisServer::start(), Gate::start());
-    let limit = "concurrent = 3\nhold = \"1s\"";
+    let limit = "concurrent = 3\nhold = \"2s\"";
     let mut killed = gate.proxy(limit, Some(&redis));
     let other = gate.proxy(limit, Some(&redis));
     let clients: Vec<Client> = (0..3).map(|_| begin(&killed, "/wait")).collect();
     wait_for("three", || gate.upstream.seen().len() == 3);
     // Longer than a lease: what is held is renewed.
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(2500));
     assert_eq!(other.get("/").status, 429);
     killed.signal("KILL");
     killed.wait();

@@ -10,10 +10,12 @@ use tidegate::store::{Backing, ServerTrouble, StoreError};
 
 use super::nodes::{self, RedisCluster, eventually, info};
 use super::{MINUTE, SECOND, ask, open, slot_of, spread, use_up_on};
+use crate::house::PATIENCE;
+use crate::pace::Pace;
 use crate::support::{item, limit, log_rule, on_a_worker};
 
-/// What a loaded machine may add to a deadline.
-const MARGIN: Duration = SECOND;
+/// The most rounds that a slot is moved in, until all has happened that can happen.
+const MOST_ROUNDS: usize = 20;
 
 /// Asks all the time whether each of `charges` passes, until told to stop; the answers with when
 /// they were asked for and how long they took.
@@ -73,14 +75,19 @@ fn a_slot_that_moves_under_load_is_neither_wrong_nor_late() {
     let charges: Vec<Charge> = (0..48).map(both).collect();
     let slot = slot_of(&charges[0][0]);
     let stop = AtomicBool::new(false);
-    let settings = cluster.settings(Duration::from_millis(500));
+    // None fails, so that what is late is the machine.
+    let settings = cluster.settings(10 * SECOND);
+    let provoked = || ["MOVED", "ASK", "TRYAGAIN"].map(|kind| cluster.errors(kind));
     let samples: Vec<Sample> = std::thread::scope(|scope| {
         let loads: Vec<_> = (0..2)
             .map(|_| scope.spawn(|| load(&settings, &charges, &stop)))
             .collect();
         std::thread::sleep(Duration::from_millis(200));
-        for round in 0..2 {
+        for round in 0..MOST_ROUNDS {
             move_slot(&cluster, slot, (cluster.master_of(slot) + round) % 3);
+            if round > 0 && provoked().iter().all(|count| *count > 0) {
+                break;
+            }
         }
         std::thread::sleep(Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
@@ -107,7 +114,7 @@ fn a_slot_that_moves_under_load_is_neither_wrong_nor_late() {
         assert_eq!(passed.count(), 20, "{who}");
     }
     let longest = samples.iter().map(|sample| sample.took).max().unwrap();
-    let provoked = ["MOVED", "ASK", "TRYAGAIN"].map(|kind| cluster.errors(kind));
+    let provoked = provoked();
     println!(
         "{} requests, longest {longest:?}; MOVED, ASK, TRYAGAIN: {provoked:?}",
         samples.len()
@@ -157,6 +164,7 @@ fn a_master_that_dies_is_replaced_and_the_others_go_on() {
     let (scarce, _) = spread(&cluster, "scarce", (3, 24));
     use_up(&cluster, &scarce);
     let (settings, stop) = (cluster.settings(timeout), AtomicBool::new(false));
+    let pace = Pace::begin();
     let (samples, died) = std::thread::scope(|scope| {
         let loading = scope.spawn(|| load(&settings, &charges, &stop));
         std::thread::sleep(Duration::from_millis(700));
@@ -180,9 +188,9 @@ fn a_master_that_dies_is_replaced_and_the_others_go_on() {
         elsewhere.len()
     );
     // A loaded machine misses a deadline of 50 ms now and then.
-    assert!(longest < timeout + MARGIN, "{longest:?}");
+    assert!(longest < timeout + pace.grants(), "{longest:?}");
     assert!(
-        failed * 4 <= elsewhere.len(),
+        failed * 4 <= elsewhere.len() || !pace.is_steady(SECOND),
         "{failed} of {}",
         elsewhere.len()
     );
@@ -223,6 +231,7 @@ fn a_frozen_master_costs_others_nothing_and_its_own_a_few_deadlines() {
     let (charges, masters) = spread(&cluster, "spread", (1_000_000, 48));
     let timeout = Duration::from_millis(50);
     let (settings, stop) = (cluster.settings(timeout), AtomicBool::new(false));
+    let pace = Pace::begin();
     let (samples, froze, thawed) = std::thread::scope(|scope| {
         let loading = scope.spawn(|| load(&settings, &charges, &stop));
         std::thread::sleep(Duration::from_millis(300));
@@ -257,11 +266,11 @@ fn a_frozen_master_costs_others_nothing_and_its_own_a_few_deadlines() {
     );
     assert!(sent_away.len() > waited.len());
     assert!(
-        failed * 4 <= elsewhere.len(),
+        failed * 4 <= elsewhere.len() || !pace.is_steady(SECOND),
         "{failed} of {}",
         elsewhere.len()
     );
-    assert!(recovered < Duration::from_millis(1500), "{recovered:?}");
+    assert!(recovered < SECOND + pace.grants(), "{recovered:?}");
 }
 
 #[test]
@@ -278,11 +287,12 @@ fn a_cluster_that_is_down_says_so_at_once_and_is_used_again_when_it_is_up() {
             left.iter()
                 .all(|node| info(node, "cluster_state") == "fail")
         });
+        let pace = Pace::begin();
         for _ in 0..5 {
             for charge in &charges {
                 let asked = Instant::now();
                 let refused = ask(&store, charge).await.unwrap_err();
-                assert!(asked.elapsed() < Duration::from_millis(250) + MARGIN);
+                assert!(asked.elapsed() < Duration::from_millis(250) + pace.grants());
                 let known = [
                     StoreError::Server(ServerTrouble::Cluster),
                     StoreError::Away,
@@ -296,7 +306,7 @@ fn a_cluster_that_is_down_says_so_at_once_and_is_used_again_when_it_is_up() {
         let up = Instant::now();
         let mut back = Duration::ZERO;
         while up.elapsed() < SECOND || back > up.elapsed() - SECOND / 2 {
-            assert!(up.elapsed() < 5 * SECOND, "not used again");
+            assert!(up.elapsed() < PATIENCE, "not used again");
             for charge in &charges {
                 if ask(&store, charge).await.is_err() {
                     back = up.elapsed();

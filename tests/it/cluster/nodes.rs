@@ -18,7 +18,8 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Three masters, and as many replicas if `replicated`; `arguments` for each node.
+    /// Three masters, and as many replicas if `replicated`; `arguments` for each node. Who is silent
+    /// for a second is down.
     pub fn start(replicated: bool, arguments: &[&str]) -> RedisCluster {
         RedisCluster::build(replicated, arguments, Vec::new())
     }
@@ -42,7 +43,7 @@ impl RedisCluster {
             let mut words = vec!["--cluster-enabled", "yes", "--cluster-port", &bus];
             words.extend([
                 "--cluster-node-timeout",
-                "500",
+                "1000",
                 "--repl-diskless-sync-delay",
                 "0",
             ]);

@@ -22,8 +22,8 @@ fn tls_and_the_least_rights_of_a_user() {
         format!(
             "upstream = \"{}\"\n[log]\naccess = \"off\"\n[store]\nurl = \"{}\"\n\
              username = \"tidegate\"\npassword_file = \"{}\"\nfleet = \"auto\"\n\
-             timeout = \"250ms\"\non_error = \"deny\"\n[store.tls]\nca = \"{}\"\n\
-             [limit.default]\nrate = \"2/min\"\nkey = \"header:x-key\"\n",
+             timeout = \"5s\"\non_error = \"deny\"\n[store.tls]\nca = \"{}\"\n\
+             [limit.default]\nrate = \"2/h\"\nkey = \"header:x-key\"\n",
             upstream.url(),
             cluster.url(),
             certificates.path("password").display(),

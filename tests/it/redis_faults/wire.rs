@@ -133,7 +133,7 @@ fn nobody_waits_longer_because_the_hash_key_is_being_read() {
         upstream.url(),
         relay(redis.port(), &manner)
     ));
-    let took = (0..5).map(|_| {
+    let took = (0..8).map(|_| {
         manner.store(WHOLE, Ordering::Relaxed);
         eventually("the store decides", || proxy.get("/").status == 200);
         manner.store(UNTIL_THE_KEY, Ordering::Relaxed);

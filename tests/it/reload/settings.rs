@@ -164,7 +164,7 @@ fn counts_in_redis_and_what_is_known_of_them() {
     let config = |rate: &str, more: &str| {
         format!(
             "upstream = \"$UPSTREAM\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\n{more}\n\
-             timeout = \"500ms\"\n[limit.default]\nrate = \"{rate}\"\nkey = \"global\"\n",
+             timeout = \"5s\"\n[limit.default]\nrate = \"{rate}\"\nkey = \"global\"\n",
             redis.port()
         )
     };
@@ -194,7 +194,7 @@ fn from_counts_in_this_process_to_redis_and_back() {
     let redis = RedisServer::start();
     let config = |url: String| {
         format!(
-            "upstream = \"$UPSTREAM\"\n[store]\nurl = \"{url}\"\ntimeout = \"500ms\"\n\
+            "upstream = \"$UPSTREAM\"\n[store]\nurl = \"{url}\"\ntimeout = \"5s\"\n\
              [limit.default]\nrate = \"2/h\"\nkey = \"global\"\n"
         )
     };

@@ -19,7 +19,7 @@ const TIMEOUT: Duration = Duration::from_millis(250);
 /// What a busy machine may add to any answer.
 const MARGIN: Duration = Duration::from_secs(4);
 /// A second, and what a busy machine may add.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(5);
 /// Units of the limit that the glutton eats from.
 const LIMIT: usize = 200;
 

@@ -14,7 +14,7 @@ use crate::support::{RedisServer, free_port};
 /// What sentinels call the master.
 pub const NAME: &str = "main";
 /// A server that is silent for so long is down for a sentinel.
-const DOWN_AFTER_MS: u64 = 400;
+const DOWN_AFTER_MS: u64 = 1_000;
 
 /// A redis-server in sentinel mode; killed when it is dropped.
 pub struct Sentinel {
