@@ -12,7 +12,7 @@ use crate::house::{Client, PATIENCE, Upstream};
 use crate::probe::eventually;
 
 fn impatient() -> Stage {
-    let server = "[server]\nheader_timeout = \"300ms\"\nidle_timeout = \"2s\"\n";
+    let server = "[server]\nheader_timeout = \"1s\"\nidle_timeout = \"30s\"\n";
     Stage::start("", &format!("{WIDE}{server}"))
 }
 
@@ -33,8 +33,8 @@ fn silence_is_heard_for_as_long_as_a_head_may_take() {
     let begun = Instant::now();
     assert!(last_words(TcpStream::connect(stage.secure).unwrap()).is_empty());
     let took = begun.elapsed();
-    assert!(took >= Duration::from_millis(300), "{took:?}");
-    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert!(took >= Duration::from_secs(1), "{took:?}");
+    assert!(took < Duration::from_secs(15), "{took:?}");
     // The beginning of a record, and no more.
     let mut stream = TcpStream::connect(stage.secure).unwrap();
     stream.write_all(b"\x16\x03\x01\x02\x00\x01").unwrap();
@@ -78,7 +78,7 @@ fn plain_http_is_told_where_it_is() {
 
 #[test]
 fn handshakes_count_as_connections_and_are_given_back() {
-    let server = "[server]\nheader_timeout = \"300ms\"\nmax_connections = 6\nworkers = 1\n";
+    let server = "[server]\nheader_timeout = \"1s\"\nmax_connections = 6\nworkers = 1\n";
     let stage = Stage::start("", &format!("{WIDE}{server}"));
     let silent: Vec<_> = (0..6)
         .map(|_| TcpStream::connect(stage.secure).unwrap())

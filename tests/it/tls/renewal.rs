@@ -76,9 +76,9 @@ fn a_pair_is_swapped_under_load_without_a_failed_request() {
                 new
             });
         }
+        eventually("many have asked", || asked.load(Ordering::Relaxed) > 100);
         stop.store(true, Ordering::Relaxed);
     });
-    assert!(asked.load(Ordering::Relaxed) > 100);
     stage
         .proxy
         .wait_for_line("a new certificate for one.test, localhost");
@@ -89,11 +89,16 @@ fn a_pair_that_is_not_right_is_not_used_and_the_log_says_why() {
     let stage = Stage::start("", WIDE);
     let first = shown(&stage);
     let (pem, key) = stage.ca.sign("one", &["one.test"], 2999);
-    std::fs::write(stage.file("one.pem"), &pem).unwrap();
+    // Whole, since half a file is another mistake.
+    let replace = |text: &str| {
+        std::fs::write(stage.file("next.pem"), text).unwrap();
+        std::fs::rename(stage.file("next.pem"), stage.file("one.pem")).unwrap();
+    };
+    replace(&pem);
     let line = stage.proxy.wait_for_line("what was in use is kept");
     assert!(line.contains("not the key of `cert`"), "{line}");
     assert_eq!(shown(&stage), first);
-    std::fs::write(stage.file("one.pem"), &pem[..pem.len() / 2]).unwrap();
+    replace(&pem[..pem.len() / 2]);
     stage.proxy.wait_for_line("what was in use is kept");
     std::fs::remove_file(stage.file("one.pem")).unwrap();
     let line = stage.proxy.wait_for_line("what was in use is kept");

@@ -132,7 +132,7 @@ impl Stage {
                 "-i",
                 "--http1.1",
                 "--max-time",
-                "10",
+                "20",
                 "--cacert",
                 "ca.pem",
             ])
@@ -159,7 +159,7 @@ impl Stage {
             host => format!("-servername {host}"),
         };
         let connect = format!(
-            "{ask} | timeout 10 openssl s_client -ign_eof -connect {} {asked} \
+            "{ask} | timeout 20 openssl s_client -ign_eof -connect {} {asked} \
              -CAfile ca.pem {} 2>&1",
             self.secure,
             more.join(" ")
