@@ -92,7 +92,7 @@ mod tests {
                 let nothing: Empty<Bytes> = Empty::new();
                 Ok::<_, Infallible>(Response::new(nothing))
             });
-            let serving = tokio::spawn(speak(stream, service, Duration::from_millis(50)));
+            let serving = tokio::spawn(speak(stream, service, Duration::from_millis(500)));
             // Whoever has been answered has as long for the next one.
             client
                 .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")

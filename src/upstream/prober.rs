@@ -147,7 +147,7 @@ async fn take_some(mut content: Connection) {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use tokio::net::UnixStream;
 
@@ -178,13 +178,23 @@ mod tests {
             let upstream = Upstream::new(&unchecked[0], Sweep::new(), &vitals);
             let standing = || upstream.choice().servers[0].vital.watch.standing();
             let mut checks = Box::pin(check(&checked, &vitals));
-            tokio::select! {
-                () = &mut checks => {}
-                () = sleep(Duration::from_millis(50)) => {}
-            }
-            let (mut asked, _) = listener.accept().unwrap();
-            let mut request = [0; 1024];
-            assert!(asked.read(&mut request).unwrap() > 0);
+            // Until the check has come, and has been written.
+            listener.set_nonblocking(true).unwrap();
+            let (mut asked, mut request) = (None, [0; 1024]);
+            let mut asked = loop {
+                tokio::select! {
+                    () = &mut checks => {}
+                    () = sleep(Duration::from_millis(10)) => {}
+                }
+                asked = asked.or_else(|| Some(listener.accept().ok()?.0));
+                let heard = asked.as_ref().map(|mut stream: &TcpStream| {
+                    stream.set_nonblocking(true).unwrap();
+                    stream.read(&mut request).unwrap_or(0)
+                });
+                if let (Some(asked), Some(1..)) = (asked.take_if(|_| heard > Some(0)), heard) {
+                    break asked;
+                }
+            };
             let (mut end, ended) = std::os::unix::net::UnixStream::pair().unwrap();
             ended.set_nonblocking(true).unwrap();
             let ended = UnixStream::from_std(ended).unwrap();

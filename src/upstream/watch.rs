@@ -277,7 +277,7 @@ mod tests {
     #[test]
     fn what_one_finds_out_all_know_and_one_alone_may_try() {
         let rules = Ejection {
-            rest: Duration::from_millis(100),
+            rest: Duration::from_millis(500),
             ..Ejection::default()
         };
         let all = watches(3);

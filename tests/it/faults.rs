@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -106,11 +107,14 @@ fn a_backlog_that_is_full_is_given_up_in_time() {
 fn a_body_that_breaks_off_is_never_complete() {
     for framing in ["Content-Length: 100000", "Transfer-Encoding: chunked"] {
         for resets in [false, true] {
+            let (arrived, breaks) = channel::<()>();
+            let breaks = Mutex::new(breaks);
             let upstream = Upstream::start(move |_, stream| {
                 let head = format!("HTTP/1.1 200 OK\r\n{framing}\r\n\r\n3e8\r\n");
                 let _ = stream.write_all(head.as_bytes());
                 let _ = stream.write_all(&[b'x'; 500]);
-                pause(100);
+                // A reset takes back what nobody has read yet.
+                let _ = breaks.lock().unwrap().recv_timeout(PATIENCE);
                 if resets {
                     reset(stream);
                 }
@@ -120,7 +124,12 @@ fn a_body_that_breaks_off_is_never_complete() {
             let mut client = proxy.connect();
             client.send("GET / HTTP/1.1\r\nHost: test\r\n\r\nGET / HTTP/1.1\r\nHost: test\r\n\r\n");
             assert!(client.head().unwrap().starts_with("HTTP/1.1 200"));
-            let rest = client.rest();
+            let mut rest = Vec::new();
+            while rest.len() < 500 {
+                rest.extend(client.some().into_bytes());
+            }
+            arrived.send(()).unwrap();
+            rest.extend(client.rest());
             assert!(
                 rest.len() < 1000,
                 "{framing}: more came than was sent: {}",
@@ -333,9 +342,11 @@ fn a_client_that_leaves_ends_the_work_upstream() {
 
 #[test]
 fn sigterm_lets_requests_under_way_finish() {
-    let upstream = Upstream::start(|seen, stream| {
+    let (drains, slow) = channel::<()>();
+    let slow = Mutex::new(slow);
+    let upstream = Upstream::start(move |seen, stream| {
         if seen.is_for("/slow") {
-            pause(1500);
+            let _ = slow.lock().unwrap().recv_timeout(PATIENCE);
         }
         stream.write_all(OK).is_ok()
     });
@@ -351,6 +362,7 @@ fn sigterm_lets_requests_under_way_finish() {
     eventually("nobody is let in", || {
         TcpStream::connect(proxy.address).is_err()
     });
+    drains.send(()).unwrap();
     let answer = slow.answer();
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("connection").as_deref(), Some("close"));

@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use crate::house::{Client, Tidegate, Upstream};
+use crate::house::{Client, PATIENCE, Tidegate, Upstream};
 use crate::probe::eventually;
 
 /// A body that no buffer on the way could hold.
@@ -93,8 +93,7 @@ fn each_event_arrives_before_the_next_is_sent() {
                 };
                 stream.write_all(text.as_bytes()).unwrap();
                 // Held back, the event would never be confirmed.
-                let patience = Duration::from_secs(5);
-                next.lock().unwrap().recv_timeout(patience).unwrap();
+                next.lock().unwrap().recv_timeout(PATIENCE).unwrap();
             }
             if chunked {
                 stream.write_all(b"0\r\n\r\n").unwrap();

@@ -284,7 +284,7 @@ fn a_session_of_tls_is_parked_too() {
     let stage = Stage::before(
         echo(),
         "",
-        "[server]\nidle_timeout = \"6s\"\n[limit.default]\nrate = \"1_000_000/day\"\n",
+        "[server]\nidle_timeout = \"10s\"\n[limit.default]\nrate = \"1_000_000/day\"\n",
     );
     let mut clients = Vec::new();
     for version in [&TLS12, &TLS13] {

@@ -24,7 +24,7 @@ fn two(command: u8, family: u8, content: &[u8]) -> Vec<u8> {
 fn proxy(upstream: &Upstream, mode: &str, trusted: &str) -> Tidegate {
     Tidegate::start(&format!(
         "proxy_protocol = \"{mode}\"\ntrusted_proxies = [\"{trusted}\"]\nupstream = \"{}\"\n\
-         [server]\nheader_timeout = \"500ms\"\n",
+         [server]\nheader_timeout = \"1s\"\n",
         upstream.url()
     ))
 }

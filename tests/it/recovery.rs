@@ -8,6 +8,7 @@ mod outage;
 mod retries;
 mod whole;
 
+use std::io::Write;
 use std::net::TcpStream;
 
 use socket2::SockRef;
@@ -31,7 +32,10 @@ fn named(name: &'static str) -> Upstream {
 
 /// Answers with a status and a text.
 fn answer(stream: &mut TcpStream, status: u16, text: &str) -> bool {
-    use std::io::Write;
+    answer_on(stream, status, text)
+}
+
+fn answer_on(stream: &mut impl Write, status: u16, text: &str) -> bool {
     let length = text.len();
     let head = format!("HTTP/1.1 {status} Said\r\ncontent-length: {length}\r\n\r\n{text}");
     stream.write_all(head.as_bytes()).is_ok()

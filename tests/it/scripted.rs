@@ -8,6 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
+use crate::house::PATIENCE;
+
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(40);
@@ -93,7 +95,7 @@ impl Upstream {
                 change.await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), waiting)
+        tokio::time::timeout(PATIENCE, waiting)
             .await
             .expect("never came");
     }

@@ -107,7 +107,7 @@ fn a_final_answer_may_come_before_the_body() {
                 let _ = stream.write_all(
                     b"HTTP/1.1 403 Forbidden\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno",
                 );
-                std::thread::sleep(Duration::from_millis(1000));
+                std::thread::sleep(crate::house::PATIENCE);
             });
         }
     });

@@ -24,6 +24,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::scripted::Step::{Hold, Reset, Send, Stay, Until};
 use super::scripted::{HEAD, TIMEOUT, Upstream, settings};
+use crate::house::PATIENCE;
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
@@ -149,7 +150,7 @@ impl Client {
                 }
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), reading)
+        tokio::time::timeout(PATIENCE, reading)
             .await
             .expect("never came");
         read

@@ -114,9 +114,9 @@ fn half_of_the_servers_are_killed_and_come_back() {
 #[test]
 fn half_of_the_servers_freeze_and_thaw() {
     let backends = four();
-    let api = "timeout = \"300ms\"\neject = { failures = 2, for = \"1s\" }\n\
+    let api = "timeout = \"1s\"\neject = { failures = 2, for = \"1s\" }\n\
                retries = { on = [\"closed\", \"timeout\"] }\n\
-               health = { path = \"/\", every = \"100ms\", timeout = \"300ms\" }";
+               health = { path = \"/\", every = \"100ms\", timeout = \"1s\" }";
     let proxy = before(&backends, api);
     let load = Load::on(&proxy);
     load.more(500);

@@ -108,7 +108,7 @@ fn statuses_and_timeouts_are_retried_where_the_file_says_so() {
 
     let frozen = Backend::start("frozen");
     frozen.freeze();
-    let api = "timeout = \"150ms\"\nretries = { on = [\"timeout\"] }\neject = false";
+    let api = "timeout = \"600ms\"\nretries = { on = [\"timeout\"] }\neject = false";
     let proxy = before(&[frozen.url(), good.url()], api, "");
     for _ in 0..8 {
         assert_eq!(proxy.get("/").text(), "good");

@@ -7,7 +7,7 @@ use super::before;
 use crate::house::Upstream;
 use crate::probe::eventually;
 
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = Duration::from_secs(10);
 
 #[test]
 fn an_answer_that_does_not_begin_in_time_is_504() {
@@ -66,11 +66,11 @@ fn tunnels_are_not_bounded() {
         }
         false
     });
-    let proxy = before(&[echo.url()], "", "timeout = \"150ms\"");
+    let proxy = before(&[echo.url()], "", "timeout = \"700ms\"");
     let mut client = proxy.connect();
     client.send("GET / HTTP/1.1\r\nHost: test\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n");
     assert!(client.head().unwrap().starts_with("HTTP/1.1 101"));
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_secs(1));
     client.send("still here");
     let mut heard = [0; 10];
     client.stream.read_exact(&mut heard).unwrap();

@@ -13,6 +13,7 @@ use http::Response;
 use super::{LIMIT, ask_at_once, echo, polite, proxy};
 use crate::backend::{Backend, Call, send_all};
 use crate::house::{Client, Tidegate, Upstream};
+use crate::pace::Pace;
 use crate::probe::eventually;
 
 #[test]
@@ -139,9 +140,9 @@ fn slow_readers_hold_what_fits_a_window_and_stop_nobody() {
     // The kernel's buffers towards the client are not ours: some megabytes for each.
     let each = last / slow.len();
     assert!(each < 8 << 20, "{each} bytes for each slow reader");
-    let start = Instant::now();
+    let (start, pace) = (Instant::now(), Pace::begin());
     assert_eq!(proxy.get("/quick").text(), "quick");
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(start.elapsed() < Duration::from_secs(2) + pace.grants());
     assert_eq!(backend.connections(), 1);
     let mut read = vec![0; 1 << 20];
     slow[0].stream.read_exact(&mut read).unwrap();
@@ -177,7 +178,7 @@ fn who_does_not_speak_http_2_is_found_out_before_a_request_is_sent() {
     let config = |url: &str| {
         format!(
             "[log]\naccess = \"stdout\"\n{LIMIT}[[route]]\npath = \"/*\"\nupstream = \"api\"\n\
-             [upstream.api]\nservers = [\"{url}\"]\nconnect_timeout = \"300ms\"\n"
+             [upstream.api]\nservers = [\"{url}\"]\nconnect_timeout = \"1s\"\n"
         )
     };
     let proxy = Tidegate::start(&config(&url));
@@ -188,13 +189,13 @@ fn who_does_not_speak_http_2_is_found_out_before_a_request_is_sent() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("h2c://{}", silent.local_addr().unwrap());
     let proxy = Tidegate::start(&config(&url));
-    let start = Instant::now();
+    let (start, pace) = (Instant::now(), Pace::begin());
     let answers = ask_at_once(&proxy, 10, 1, "GET / HTTP/1.1\r\nHost: test\r\n\r\n");
     for answer in answers {
         answer.assert_problem(504);
     }
     assert!(
-        start.elapsed() < Duration::from_secs(3),
+        start.elapsed() < Duration::from_secs(5) + pace.grants(),
         "they failed together"
     );
 }
@@ -211,7 +212,7 @@ fn a_silent_stream_times_out_and_a_silent_connection_is_left() {
             _ => call.say("ok"),
         }
     });
-    let proxy = proxy(&backend, "timeout = \"300ms\"\nbody_timeout = \"300ms\"");
+    let proxy = proxy(&backend, "timeout = \"1s\"\nbody_timeout = \"1s\"");
     proxy.get("/never").assert_problem(504);
     assert_eq!(proxy.get("/").text(), "ok");
     assert_eq!(backend.connections(), 2, "the first was silent");
@@ -229,7 +230,7 @@ fn a_silent_stream_times_out_and_a_silent_connection_is_left() {
 #[test]
 fn unused_connections_are_closed_in_time() {
     let backend = Backend::h2c(polite(), echo);
-    let proxy = proxy(&backend, "idle_timeout = \"200ms\"");
+    let proxy = proxy(&backend, "idle_timeout = \"2s\"");
     assert_eq!(proxy.get("/").status, 200);
     assert_eq!(backend.open(), 1);
     eventually("it is closed", || backend.open() == 0);
