@@ -18,8 +18,8 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Three masters, and as many replicas if `replicated`; `arguments` for each node. Who is silent
-    /// for a second is down.
+    /// Three masters, and as many replicas if `replicated`; `arguments` for each node. Who is
+    /// silent for a second is down.
     pub fn start(replicated: bool, arguments: &[&str]) -> RedisCluster {
         RedisCluster::build(replicated, arguments, Vec::new())
     }

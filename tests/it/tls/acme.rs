@@ -40,8 +40,8 @@ impl Pebble {
             let child = mortal(words[0])
                 .args(&words[1..])
                 .env("PEBBLE_VA_NOSLEEP", "1")
-                // Of a hundred. A request is made three times, and an order takes a dozen of them: with
-                // 20 every tenth order would fail for this alone, and wait before the next.
+                // Of a hundred. A request is made three times, and an order takes a dozen: with 20
+                // every tenth order would fail for this alone, and wait before the next.
                 .env("PEBBLE_WFE_NONCEREJECT", "5")
                 .current_dir(folder)
                 .stdout(Stdio::null())
