@@ -145,14 +145,20 @@ fn upstream() -> SocketAddr {
     address
 }
 
+/// A port that nobody has, below those that the kernel hands out by itself.
+fn free_port() -> u16 {
+    let first = (std::process::id() * 97 % 20_000) as u16;
+    let mut ports = (0..20_000).map(|turn| 10_240 + (first + turn) % 20_000);
+    let free = ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    free.expect("a free port")
+}
+
 /// A real redis-server, killed at the end.
 struct Redis(Child, u16);
 
 impl Redis {
     fn start() -> Redis {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        drop(listener);
+        let port = free_port();
         let child = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "redis-server", "--bind", "127.0.0.1"])
             .args(["--save", "", "--appendonly", "no", "--port"])

@@ -41,17 +41,21 @@ def free_port():
             return port
 
 
+def upstream(handler=Upstream):
+    """A server in a thread of its own; its URL."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
 def start(directory, config, **places):
     """A running tidegate: the process, its address and its admin's, both HOST:PORT.
 
     `config` is a proxy.toml with an admin, in which {upstream} and {control} stand for what is made
     here and `places` for the rest.
     """
-    upstream = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
-    threading.Thread(target=upstream.serve_forever, daemon=True).start()
     text = config.format(
-        upstream=f"http://127.0.0.1:{upstream.server_address[1]}",
-        control=directory / "control.sock", **places)
+        upstream=upstream(), control=directory / "control.sock", **places)
     (directory / "proxy.toml").write_text(text)
     process = subprocess.Popen(
         [os.environ["TIDEGATE"], "run", "-c", "proxy.toml"], cwd=directory,

@@ -1,6 +1,5 @@
 """The manifests, the compose file and the configurations that are shipped with them."""
 
-import http.server
 import json
 import os
 import pathlib
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,7 +16,7 @@ import urllib.request
 import compose_spec
 import yaml
 
-from running import free_port
+from running import free_port, upstream
 
 ROOT = pathlib.Path(sys.argv[1])
 TIDEGATE = os.environ["TIDEGATE"]
@@ -111,17 +109,6 @@ def kubernetes():
     return config
 
 
-class Upstream(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"ok")
-
-    def log_message(self, *_):
-        pass
-
-
 def nobody():
     """Words that take every right to write and every capability from a command."""
     if os.geteuid() != 0 or not shutil.which("setpriv"):
@@ -132,8 +119,6 @@ def nobody():
 
 def image():
     """The image's configuration, run as the image runs it: no right to write anywhere."""
-    upstream = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
-    threading.Thread(target=upstream.serve_forever, daemon=True).start()
     text = (ROOT / "deploy/docker/proxy.toml").read_text()
     check("image", text)
     public, admin = free_port(), free_port()
@@ -145,7 +130,7 @@ def image():
         pathlib.Path(folder, "proxy.toml").write_text(text)
         os.chmod(folder, 0o555)
         env = {
-            "TIDEGATE_UPSTREAM": f"http://127.0.0.1:{upstream.server_port}",
+            "TIDEGATE_UPSTREAM": upstream(),
             "TIDEGATE_RATE": "3/h",
             "PATH": os.environ["PATH"],
         }

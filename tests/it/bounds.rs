@@ -87,7 +87,7 @@ fn silent_connections_are_closed() {
 
 #[test]
 fn a_slow_body_is_cut_off_and_a_steady_one_is_not() {
-    let probe = Probe::start("[server]\nbody_timeout = \"600ms\"");
+    let probe = Probe::start("[server]\nbody_timeout = \"1500ms\"");
     for head in ["Content-Length: 10", "Transfer-Encoding: chunked"] {
         let began = Instant::now();
         let observed = probe.observe(|proxy| {

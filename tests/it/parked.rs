@@ -160,10 +160,10 @@ fn a_head_has_its_time_from_its_first_byte() {
 #[test]
 fn the_idle_timeout_stays_what_it_is() {
     let idle = Duration::from_millis(1500);
-    for settings in ["idle_timeout = \"1500ms\"", "idle_timeout = \"300ms\""] {
+    for settings in ["idle_timeout = \"1500ms\"", "idle_timeout = \"750ms\""] {
         let proxy = start(&echo(), settings);
-        let idle = if settings.contains("300") {
-            idle / 5
+        let idle = if settings.contains("750") {
+            idle / 2
         } else {
             idle
         };

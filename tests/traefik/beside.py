@@ -9,10 +9,9 @@ import pathlib
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
-from running import free_port
+from running import free_port, upstream
 
 # Of a request and of an answer, what both must agree on.
 UP = ("host", "x-edge", "x-drop", "x-kept")
@@ -86,10 +85,8 @@ def wait_for(port, process):
 
 
 def main():
-    upstream = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=upstream.serve_forever, daemon=True).start()
     text = (pathlib.Path(__file__).parent / "dynamic.yml").read_text()
-    text = text.replace("UPSTREAM", f"http://127.0.0.1:{upstream.server_address[1]}")
+    text = text.replace("UPSTREAM", upstream(Echo))
     with tempfile.TemporaryDirectory() as made:
         beside(pathlib.Path(made), text)
 

@@ -13,7 +13,7 @@ use crate::house::{Tidegate, Upstream};
 use crate::probe::eventually;
 
 /// Short enough for a test.
-const SHORT: &str = "header_timeout = \"300ms\"\nidle_timeout = \"600ms\"\n\
+const SHORT: &str = "header_timeout = \"800ms\"\nidle_timeout = \"1s\"\n\
                      body_timeout = \"500ms\"";
 
 fn proxy(upstream: &Upstream, settings: &str) -> Tidegate {
