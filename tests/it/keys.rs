@@ -1,8 +1,11 @@
 //! Whose budget a request is counted against: copies, spellings and the want of a key, and what
 //! clients and proxies say of addresses.
 
+use std::collections::HashSet;
+
 use crate::bypass::guarded;
-use crate::house::Upstream;
+use crate::house::{Tidegate, Upstream};
+use crate::support::RedisServer;
 
 /// Asks with each set of headers; what came of it, in order.
 fn asked(rules: &str, headers: &[&str]) -> Vec<u16> {
@@ -71,6 +74,59 @@ fn copies_and_spellings_of_a_key_are_one_key() {
         "parts never run into each other"
     );
     assert_eq!(both[3], 429);
+}
+
+/// What clients write chooses neither the length nor the slot of a name in Redis, and no name stays.
+#[test]
+fn names_in_redis_are_of_one_form_and_expire() {
+    let (upstream, redis) = (Upstream::ok(), RedisServer::start());
+    let limit = |name: &str, more: &str| {
+        format!("[limit.{name}]\nrate = \"5/min\"\nkey = \"header:x-key\"\n{more}\n")
+    };
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"5s\"\n{}{}",
+        upstream.url(),
+        redis.port(),
+        limit("exact", ""),
+        limit("roughly", "algorithm = \"counter\"")
+            + "[[route]]\npath = \"/*\"\nlimits = [\"exact\", \"roughly\"]\n",
+    ));
+    let long = "k".repeat(4000);
+    let odd = [
+        "{slot}1",
+        "{slot}2",
+        "{slot}",
+        "{}",
+        "}{",
+        "a}.exact.{b",
+        "a:b",
+        "a.b",
+        "*",
+        "k",
+        &long,
+    ];
+    for key in odd {
+        let answer = proxy.get_with("/", &format!("X-Key: {key}\r\n"));
+        assert_eq!(answer.status, 200, "{key}");
+    }
+    let mut connection = redis.connect();
+    for limit in ["exact", "roughly"] {
+        let found = redis::cmd("KEYS")
+            .arg(format!("*}}{limit}.*"))
+            .query(&mut connection);
+        let found: Vec<String> = found.unwrap();
+        assert_eq!(found.len(), odd.len(), "{found:?}");
+        let mut slots = HashSet::new();
+        for name in &found {
+            assert_eq!(name.len(), found[0].len(), "{found:?}");
+            let (_, rest) = name.split_once('{').unwrap();
+            let (slot, rest) = rest.split_once('}').unwrap();
+            assert!(!rest.contains(['{', '}']) && slot.len() == 22, "{name}");
+            assert!(slots.insert(slot), "{found:?}");
+            let left_ms = redis::cmd("PTTL").arg(name).query::<i64>(&mut connection);
+            assert!((1..=600_000).contains(&left_ms.unwrap()), "{name} stays");
+        }
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! must print what stands below it. Addresses are the test's own; what differs from run to run is
 //! named by the test; `..` on a page is any number of lines.
 
+mod situations;
+
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -189,7 +191,8 @@ impl Drop for Going {
     }
 }
 
-/// The commands of all `console` blocks. One that ends in `\` goes on in the next line.
+/// The commands of all `console` blocks. One that ends in `\` goes on in the next line, and so does
+/// what is shown before a line that begins with a name of JSON.
 fn steps(text: &str) -> VecDeque<Step> {
     let mut steps: VecDeque<Step> = VecDeque::new();
     let blocks = text.split("```console\n").skip(1);
@@ -205,6 +208,9 @@ fn steps(text: &str) -> VecDeque<Step> {
             match last.command.strip_suffix('\\') {
                 Some(begun) if last.shown.is_empty() => {
                     last.command = format!("{begun}{}", line.trim());
+                }
+                _ if line.starts_with('"') && !last.shown.is_empty() => {
+                    last.shown.iter_mut().next_back().unwrap().push_str(line);
                 }
                 _ => last.shown.push(line.to_owned()),
             }
