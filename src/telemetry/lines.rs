@@ -17,6 +17,8 @@ pub(super) struct Lines {
     lost: Arc<AtomicU64>,
     /// The last could not be written: told once.
     failed: bool,
+    /// What was written ends within a line, which the next one must not go on with.
+    torn: bool,
 }
 
 impl Lines {
@@ -31,13 +33,20 @@ impl Lines {
             log,
             lost: Arc::clone(lost),
             failed: false,
+            torn: false,
         }
     }
 
     /// Writes `text`, which is lines.
     pub(super) fn write(&mut self, text: &[u8]) {
-        let lost = &self.lost;
-        let result = Unwritten { text, lost }.write_to(&mut *self.out);
+        let Lines {
+            out, lost, torn, ..
+        } = self;
+        let mut left = Unwritten { text, lost };
+        let result = end_line(&mut **out, torn).and_then(|()| left.write_to(&mut **out));
+        let written = &text[..text.len() - left.text.len()];
+        *torn = written.last().map_or(*torn, |&byte| byte != b'\n');
+        drop(left);
         if let (Err(error), false) = (&result, self.failed) {
             tracing::error!(%error, "the {} cannot be written", self.log);
         }
@@ -52,7 +61,7 @@ struct Unwritten<'t> {
 }
 
 impl Unwritten<'_> {
-    fn write_to(mut self, out: &mut dyn Write) -> io::Result<()> {
+    fn write_to(&mut self, out: &mut dyn Write) -> io::Result<()> {
         while !self.text.is_empty() {
             match out.write(self.text) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -69,6 +78,14 @@ impl Drop for Unwritten<'_> {
     fn drop(&mut self) {
         self.lost.fetch_add(count(self.text), Ordering::Relaxed);
     }
+}
+
+fn end_line(out: &mut dyn Write, torn: &mut bool) -> io::Result<()> {
+    if *torn {
+        out.write_all(b"\n")?;
+        *torn = false;
+    }
+    Ok(())
 }
 
 /// How many lines end in it.
@@ -136,6 +153,24 @@ pub(super) mod tests {
         lines.write(b"1234\n");
         assert_eq!(lost.load(Ordering::Relaxed), 3);
         assert_eq!(file.text(), "1234\n6789\n1234\n6789\n");
+    }
+
+    #[test]
+    fn a_line_that_was_cut_spoils_no_other() {
+        let (mut file, lost) = (Faulty::with_room(7), Arc::default());
+        let mut lines = Lines::new(Box::new(file.clone()), "log", &lost);
+        lines.write(b"1234\n6789\n");
+        lines.write(b"none\n");
+        assert_eq!(
+            (file.text().as_str(), lost.load(Ordering::Relaxed)),
+            ("1234\n67", 2)
+        );
+        file.room = 100;
+        lines.out = Box::new(file.clone());
+        lines.write(b"abcd\n");
+        lines.write(b"efgh\n");
+        assert_eq!(file.text(), "1234\n67\nabcd\nefgh\n");
+        assert_eq!(lost.load(Ordering::Relaxed), 2);
     }
 
     #[test]
