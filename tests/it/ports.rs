@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::house::{PATIENCE, Tidegate};
 use crate::probe::eventually;
 
+/// Where the upstream listens, in a network of its own.
+const PORT: u16 = 9000;
 const PORTS: usize = 8;
 const ASKED: usize = 20;
 const NARROW: &str = "ip link set lo up && echo '30000 30007' > \
@@ -45,10 +47,13 @@ fn without_a_port_some_are_refused_at_once_and_no_server_is_blamed() {
         return;
     }
     let backend = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/recovery/backend.py");
-    // It ends with the process that this script becomes.
+    // It ends with the process that this script becomes, which begins once it listens: whoever is
+    // asked before would be left alone for a while, and the log would say when it is back.
     let script = format!(
-        "{NARROW} && {{ setpriv --pdeathsig KILL python3 '{backend}' 9000 ok & \
-         echo $! > backend.pid; exec \"$0\" \"$@\"; }}"
+        "{NARROW} && {{ setpriv --pdeathsig KILL python3 '{backend}' {PORT} ok & \
+         echo $! > backend.pid; \
+         until grep -q ':{PORT:X} [0-9A-F:]* 0A' /proc/self/net/tcp; do sleep 0.05; done; \
+         exec \"$0\" \"$@\"; }}"
     );
     let proxy = Tidegate::start_on_a_network(
         &script,

@@ -125,14 +125,7 @@ fn one(name: &str, router: &Item, http: &Item, points: &[Point], file: &mut File
         .to_owned();
     let alternatives = match rule::read(&rule) {
         Ok(found) => found,
-        Err(why) => {
-            file.lost(
-                router,
-                &format!("{what}: {rule}"),
-                format!("{why}; it is left out"),
-            );
-            return;
-        }
+        Err(why) => return leave_out(router, (&what, &rule), &why, file),
     };
     let goal = goal(&what, router, &effect, http, file);
     for all in alternatives {
@@ -203,6 +196,12 @@ fn wanted(all: &All) -> Result<Wanted, String> {
     }
 }
 
+/// Leaves a rule out, or one of its alternatives, and says so.
+fn leave_out(router: &Item, (what, rule): (&str, &str), why: &str, file: &mut File<'_>) {
+    let why = format!("{why}; it is left out");
+    file.lost(router, &format!("{what}: {rule}"), why);
+}
+
 fn add(
     what: &str,
     router: &Item,
@@ -212,14 +211,7 @@ fn add(
 ) {
     let wanted = match wanted(all) {
         Ok(wanted) => wanted,
-        Err(why) => {
-            file.lost(
-                router,
-                &format!("{what}: {rule}"),
-                format!("{why}; it is left out"),
-            );
-            return;
-        }
+        Err(why) => return leave_out(router, (what, rule), &why, file),
     };
     if let Some(why) = wanted.differs {
         file.differs(router, what, why);
