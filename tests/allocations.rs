@@ -282,7 +282,7 @@ fn cases(redis: u16, log: &str) -> Vec<Case> {
             format!("{to}{quiet}{store}{open}"),
             get(""),
             b"200",
-            most(8, 2_500),
+            most(2, 1_500),
         ),
         case(
             "denied, embedded store",

@@ -17,10 +17,8 @@ pub const SCRIPT: &str = concat!(
     include_str!("../../lua/decide.lua"),
 );
 
-/// The packed argument: of a usual call it lies on the stack, and so does each of its keys.
+/// The packed argument: of a usual call it lies on the stack.
 type Packed = SmallVec<[u8; 512]>;
-/// A key's name, as it is made.
-pub type KeyName = SmallVec<[u8; 128]>;
 /// Bytes of one verdict in the reply, and of a log's head, which may stand for one.
 const VERDICT_BYTES: usize = 6 + 7 + 7 + 7 + 6;
 const HEAD_BYTES: usize = 57;
@@ -77,22 +75,77 @@ impl<'c> Group<'c> {
     }
 }
 
-/// The command that does `groups`; the server's clock is used unless `now_us` is given. `holder`
-/// names who asks: the worker that holds slots.
+/// What a command is written to, one argument after the other.
+pub trait Arguments {
+    /// So many will come, with so many bytes in all, or about that.
+    fn begin(&mut self, many: usize, bytes: usize);
+    /// One more, in pieces.
+    fn add<const N: usize>(&mut self, pieces: [&[u8]; N]);
+}
+
+impl Arguments for Cmd {
+    fn begin(&mut self, many: usize, bytes: usize) {
+        *self = Cmd::with_capacity(many, bytes);
+    }
+
+    fn add<const N: usize>(&mut self, pieces: [&[u8]; N]) {
+        self.arg(pieces.concat());
+    }
+}
+
+/// As the server reads it.
+impl Arguments for Vec<u8> {
+    fn begin(&mut self, many: usize, bytes: usize) {
+        self.clear();
+        self.reserve(bytes + many * 10);
+        head(self, b'*', many);
+    }
+
+    fn add<const N: usize>(&mut self, pieces: [&[u8]; N]) {
+        head(self, b'$', pieces.iter().map(|piece| piece.len()).sum());
+        for piece in pieces {
+            self.extend_from_slice(piece);
+        }
+        self.extend_from_slice(b"\r\n");
+    }
+}
+
+fn head(out: &mut Vec<u8>, kind: u8, number: usize) {
+    out.push(kind);
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+/// The command that does `groups`; see [`write()`].
 pub fn encode<'c>(
     call: Call<'_>,
-    (prefix, holder): (&str, u64),
+    asker: (&str, u64),
     groups: impl Iterator<Item = Group<'c>> + Clone,
     now_us: Option<u64>,
 ) -> Cmd {
+    let mut cmd = Cmd::new();
+    write(&mut cmd, call, asker, (groups, now_us));
+    cmd
+}
+
+/// Writes the command that does `groups`; the server's clock is used unless `now_us` is given.
+/// `holder` names who asks: the worker that holds slots.
+pub fn write<'c>(
+    cmd: &mut impl Arguments,
+    call: Call<'_>,
+    (prefix, holder): (&str, u64),
+    (groups, now_us): (impl Iterator<Item = Group<'c>> + Clone, Option<u64>),
+) {
     let items: usize = groups.clone().map(|group| group.charge.len()).sum();
     let (verb, script) = match call {
         Call::Known(hash) => ("EVALSHA", hash),
         Call::Whole => ("EVAL", SCRIPT),
     };
-    let mut cmd = Cmd::with_capacity(items + 6, script.len() + items * 96 + 80);
-    cmd.arg(verb).arg(script).arg(items);
-    let (mut key, mut packed) = (KeyName::new(), Packed::new());
+    cmd.begin(items + 6, script.len() + items * 96 + 80);
+    cmd.add([verb.as_bytes()]);
+    cmd.add([script.as_bytes()]);
+    cmd.add([itoa::Buffer::new().format(items).as_bytes()]);
+    let mut packed = Packed::new();
     let rules = rules_of(groups.clone());
     let how_many = u16::try_from(rules.len()).unwrap_or(u16::MAX);
     packed.extend_from_slice(&how_many.to_le_bytes());
@@ -104,45 +157,43 @@ pub fn encode<'c>(
             Deed::GiveBack => (1, 0),
             Deed::Settle => (2, 0),
         };
-        packed.extend_from_slice(&[deed, u8::try_from(group.charge.len()).unwrap_or(u8::MAX)]);
-        packed.extend_from_slice(&count.to_le_bytes());
+        let many = u8::try_from(group.charge.len()).unwrap_or(u8::MAX);
+        let [low, high] = count.to_le_bytes();
+        packed.extend_from_slice(&[deed, many, low, high]);
         for (index, item) in group.charge.iter().enumerate() {
-            store_key(&mut key, prefix, item);
-            cmd.arg(&key[..]);
+            cmd.add(key_of(prefix, item, &item.tag.text()));
             let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);
-            packed.extend_from_slice(&rule.to_le_bytes());
+            let [low, high] = rule.to_le_bytes();
             let extra = group.extra.get(index).copied().unwrap_or(0);
-            if (item.cost, extra) == (1, 0) {
-                packed.push(0);
-            } else {
-                packed.push(1);
+            let is_usual = (item.cost, extra) == (1, 0);
+            packed.extend_from_slice(&[low, high, u8::from(!is_usual)]);
+            if !is_usual {
                 pack_u48(&mut packed, item.cost);
                 pack_u48(&mut packed, extra);
             }
         }
     }
     match now_us {
-        Some(now_us) => cmd.arg(now_us),
-        None => cmd.arg(""),
-    };
-    cmd.arg(&holder.to_le_bytes()[..]).arg(&packed[..]);
-    cmd
+        Some(now_us) => cmd.add([itoa::Buffer::new().format(now_us).as_bytes()]),
+        None => cmd.add([]),
+    }
+    cmd.add([&holder.to_le_bytes()[..]]);
+    cmd.add([&packed[..]]);
+}
+
+/// The name of an item's key.
+pub fn store_key(prefix: &str, item: &Item) -> Vec<u8> {
+    key_of(prefix, item, &item.tag.text()).concat()
 }
 
 /// `<prefix>{<tag>}<limit>.<fp>`: the braces keep one identity's limits in one slot of a cluster;
-/// or, where the limit names the slot, `<prefix>{<slot>}<limit>.<fp>.<tag>`.
-pub fn store_key(key: &mut KeyName, prefix: &str, item: &Item) {
-    let tag = item.tag.text();
-    let slot = item.limit.slot.as_ref();
-    key.clear();
-    key.extend_from_slice(prefix.as_bytes());
-    key.push(b'{');
-    key.extend_from_slice(slot.map_or(&tag[..], |slot| slot.as_bytes()));
-    key.push(b'}');
-    key.extend_from_slice(item.window.store_suffix.as_bytes());
-    if slot.is_some() {
-        key.push(b'.');
-        key.extend_from_slice(&tag);
+/// or, where the limit names the slot, `<prefix>{<slot>}<limit>.<fp>.<tag>`. In pieces.
+fn key_of<'k>(prefix: &'k str, item: &'k Item, tag: &'k [u8]) -> [&'k [u8]; 7] {
+    let suffix = item.window.store_suffix.as_bytes();
+    let prefix = prefix.as_bytes();
+    match &item.limit.slot {
+        None => [prefix, b"{", tag, b"}", suffix, b"", b""],
+        Some(slot) => [prefix, b"{", slot.as_bytes(), b"}", suffix, b".", tag],
     }
 }
 
@@ -204,6 +255,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
+    /// The decision on the group's first request, which is its only one.
+    pub fn take(&mut self) -> Option<Decision> {
+        match self.granted {
+            0 => self.denied.take(),
+            _ => self.allowed.take(),
+        }
+    }
+
     /// The decision on the `index`th of the group's requests, from 0. Each granted one found what
     /// those before it had left.
     pub fn decision(&self, index: u16, charge: &Charge) -> Option<Decision> {

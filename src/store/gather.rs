@@ -164,15 +164,18 @@ impl Bundle {
     /// granted what they no longer want.
     pub(crate) fn answer(
         mut self,
-        outcome: &Outcome,
+        mut outcome: Outcome,
         mut seen: impl FnMut(&Charge, &Decision),
     ) -> u16 {
-        let mut unwanted = 0;
+        let (mut unwanted, alone) = (0, self.answers.len() == 1);
         for (index, Listener { answer, asker }) in (0..).zip(self.answers) {
             if let (Some(_), Some(first)) = (&asker, self.charge.first_mut()) {
                 first.asker = asker;
             }
-            let decision = outcome.decision(index, &self.charge);
+            let decision = match alone {
+                true => outcome.take(),
+                false => outcome.decision(index, &self.charge),
+            };
             let decision = decision.ok_or(StoreError::Garbled);
             let mut granted = false;
             if let Ok(decision) = &decision {
@@ -289,7 +292,7 @@ mod tests {
         };
         let mut seen = 0;
         let bundle = batch.bundles.remove(0);
-        bundle.answer(&outcome, |_, _| seen += 1);
+        bundle.answer(outcome, |_, _| seen += 1);
         let mut of = |which: usize| answers[which].try_recv().unwrap().unwrap();
         let (first, second, third) = (of(0), of(2), of(4));
         assert_eq!((first.allowed, first.verdicts[0].used), (true, 8));
@@ -314,7 +317,7 @@ mod tests {
         };
         let mut seen = Vec::new();
         let bundle = batch.bundles.remove(0);
-        bundle.answer(&outcome, |charge, _| {
+        bundle.answer(outcome, |charge, _| {
             let asker = charge[0].asker.as_ref().unwrap();
             seen.push(asker.trace.unwrap().0[0]);
         });

@@ -9,6 +9,7 @@ pub mod cluster;
 mod desk;
 mod held;
 mod holder;
+mod line;
 mod link;
 mod people;
 mod reply;

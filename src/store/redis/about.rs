@@ -40,18 +40,18 @@ pub async fn about(server: &RedisSettings, within: Duration) -> Result<About, St
         let mut link = access.open().await?;
         let asked = clock::now();
         redis::cmd("PING")
-            .query_async::<()>(&mut link.connection)
+            .query_async::<()>(link.connection())
             .await
             .map_err(|error| kind_of(&error))?;
         let round_trip = clock::now().saturating_duration_since(asked);
         // An ACL that leaves these out is no mistake.
         let before_us = clock::unix_us();
         let time = redis::cmd("TIME")
-            .query_async::<(u64, u64)>(&mut link.connection)
+            .query_async::<(u64, u64)>(link.connection())
             .await;
         let between = (before_us, clock::unix_us());
         let info = redis::cmd("INFO")
-            .query_async::<String>(&mut link.connection)
+            .query_async::<String>(link.connection())
             .await;
         Ok(About {
             round_trip: Some(round_trip),

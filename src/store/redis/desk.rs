@@ -124,7 +124,7 @@ impl Desk {
                 Some(link) => link,
                 None => connect(&shared).await?,
             };
-            learn_key(&mut link.connection, &shared).await?;
+            learn_key(link.connection(), &shared).await?;
             Ok(link)
         });
         let link = link?;
@@ -152,7 +152,7 @@ impl Desk {
     /// Every override and block in force.
     pub fn said(&mut self) -> Result<Said, DeskError> {
         self.turn_to(slot_of_tag(RECORDS_TAG))?;
-        let reading = people::read_all(&mut self.link.connection, &self.shared);
+        let reading = people::read_all(self.link.connection(), &self.shared);
         let read = patiently(&self.runtime, told(reading))?.read();
         let now_us = read.times_us.0;
         let mut records = read.records;
@@ -164,7 +164,7 @@ impl Desk {
     /// The last changes, newest first.
     pub fn changes(&mut self) -> Result<Vec<Record>, DeskError> {
         self.turn_to(slot_of_tag(RECORDS_TAG))?;
-        let reading = people::changes(&mut self.link.connection, &self.shared, MAX_CHANGES);
+        let reading = people::changes(self.link.connection(), &self.shared, MAX_CHANGES);
         patiently(&self.runtime, told(reading))
     }
 
@@ -184,7 +184,7 @@ impl Desk {
         command.arg("").arg(deed).arg(change.subject.to_string());
         command.arg(change.lasts_us).arg(change.words.lines());
         command.arg(MAX_RECORDS).arg(MAX_CHANGES);
-        let asking = command.query_async(&mut self.link.connection);
+        let asking = command.query_async(self.link.connection());
         let (done, until_us, _): (i64, u64, u64) = patiently(&self.runtime, told(asking))?;
         Ok(match done {
             1 => Done::Made(until_us),
@@ -222,7 +222,7 @@ impl Desk {
         let groups = [Group::one(&asked)];
         let prefix = (self.shared.prefix.as_str(), 0);
         let command = batch::encode(Call::Whole, prefix, groups.into_iter(), None);
-        let sending = self.link.connection.send_packed_command(&command);
+        let sending = self.link.connection().send_packed_command(&command);
         let value = patiently(&self.runtime, told(sending))?;
         let Value::BulkString(bytes) = value else {
             return Err(match value.extract_error() {
@@ -239,13 +239,13 @@ impl Desk {
 
     /// Deletes the items' counts; returns how many there were.
     pub fn forget(&mut self, items: &[Item]) -> Result<u64, DeskError> {
-        let (mut name, mut gone) = (batch::KeyName::new(), 0);
+        let mut gone = 0;
         for item in items {
             self.turn_to(slot_of(item))?;
-            batch::store_key(&mut name, &self.shared.prefix, item);
+            let name = batch::store_key(&self.shared.prefix, item);
             let mut command = redis::cmd("DEL");
-            command.arg(&name[..]);
-            let deleting = command.query_async::<u64>(&mut self.link.connection);
+            command.arg(name);
+            let deleting = command.query_async::<u64>(self.link.connection());
             gone += patiently(&self.runtime, told(deleting))?;
         }
         Ok(gone)

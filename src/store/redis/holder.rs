@@ -132,7 +132,7 @@ impl Holder {
     pub(super) fn answer(
         &self,
         bundle: Bundle,
-        outcome: &Outcome,
+        outcome: Outcome,
         seen: impl FnMut(&Charge, &Decision),
     ) {
         let slots = slots_of(&bundle.charge);
@@ -238,6 +238,10 @@ impl Drop for Awaited {
 
 /// The items of `charge` that are held rather than spent.
 fn slots_of(charge: &Charge) -> Charge {
+    // Most have none, and this is asked twice for each request.
+    if !has_slots(charge) {
+        return Charge::new();
+    }
     charge
         .iter()
         .filter(|item| is_slots(item))

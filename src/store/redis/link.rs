@@ -11,18 +11,19 @@ use redis::{
     Value,
 };
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::Shared;
+use super::line::{self, Line};
 use super::sentinel::{Moves, Sentinels};
 use super::tls;
 use crate::clock;
 use crate::config::{RedisAddress, RedisSettings, RedisTopology};
 use crate::store::{ServerTrouble, StoreError};
 use crate::tls::Tls;
+use crate::wire::Stream;
 
 /// How long a connection and its probe may take while nobody waits for it.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
@@ -119,7 +120,12 @@ fn login(username: Option<&str>, password: Option<&str>, database: i64) -> Redis
 
 /// A connection, and the news of its end.
 pub(super) struct Link {
-    pub(super) connection: MultiplexedConnection,
+    /// For all that is not a decision; [`Link::connection`] gives it.
+    connection: MultiplexedConnection,
+    /// For decisions.
+    line: Line,
+    /// Held by whoever asks through the crate while decisions are asked for.
+    beside: Arc<()>,
     ended: mpsc::UnboundedReceiver<PushInfo>,
     /// Where the server may change.
     pub(super) moves: Option<Moves>,
@@ -136,7 +142,8 @@ impl Link {
         match (address, tls) {
             (RedisAddress::Unix(path), _) => {
                 let stream = UnixStream::connect(path).await;
-                Link::over(stream.map_err(|error| unreached(&error))?, login).await
+                let stream = stream.map_err(|error| unreached(&error))?;
+                Link::over(Stream::Unix(stream), login).await
             }
             (RedisAddress::Tcp(host, port), None) => {
                 Link::over(reach(host, *port).await?, login).await
@@ -148,40 +155,79 @@ impl Link {
         }
     }
 
-    async fn over<S>(stream: S, login: &RedisConnectionInfo) -> Result<Link, StoreError>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
+    async fn over(stream: Stream, login: &RedisConnectionInfo) -> Result<Link, StoreError> {
         let (news, ended) = mpsc::unbounded_channel();
+        let (line, lent) = line::shared(stream);
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_push_sender(news);
-        let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
+        let opened = MultiplexedConnection::new_with_config(login, lent, config).await;
         let (connection, driver) = opened.map_err(|error| kind_of(&error))?;
         Ok(Link {
             connection,
+            line,
+            beside: Arc::default(),
             ended,
             moves: None,
             _driver: Driver::of(driver),
         })
     }
 
+    /// The redis crate's connection.
+    pub(super) fn connection(&mut self) -> &mut MultiplexedConnection {
+        self.line.give_back();
+        &mut self.connection
+    }
+
+    /// To be held by whoever asks through the crate's connection beside the decisions, until all
+    /// its answers have come.
+    pub(super) fn beside(&self) -> Arc<()> {
+        Arc::clone(&self.beside)
+    }
+
+    /// Whether somebody does, so that decisions must go through the crate too: only it knows whose
+    /// an answer is.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.beside) > 1
+    }
+
+    /// Sends one command through the crate; its reply is to be a string.
+    pub(super) async fn ask_beside(&mut self, command: &redis::Cmd) -> Result<&[u8], Failure> {
+        let replied = self.connection().send_packed_command(command).await;
+        match replied.and_then(Value::extract_error) {
+            Ok(Value::BulkString(bytes)) => Ok(self.line.keep(bytes)),
+            Ok(_) => Err(Failure(StoreError::Garbled, false)),
+            Err(error) => Err(Failure::of(&error)),
+        }
+    }
+
+    /// Sends one packed command, whose reply is to be a string. Dropped before the reply has come,
+    /// the connection is of no more use. Not while it is shared.
+    pub(super) async fn ask(&mut self, command: &[u8]) -> Result<&[u8], Failure> {
+        let reply = self.line.ask(command).await;
+        reply.map_err(|error| Failure::of(&error))
+    }
+
     /// Resolves when the connection has ended, or should.
     pub(super) async fn end(&mut self) {
         let ended = &mut self.ended;
-        let ended = async {
+        let told = async {
             while let Some(news) = ended.recv().await {
                 if news.kind == PushKind::Disconnection {
                     return;
                 }
             }
         };
-        let Some(moves) = &mut self.moves else {
-            return ended.await;
+        let moves = async {
+            match &mut self.moves {
+                Some(moves) => moves.due().await,
+                None => std::future::pending().await,
+            }
         };
         tokio::select! {
-            () = ended => {}
-            () = moves.due() => {}
+            () = self.line.end() => {}
+            () = told => {}
+            () = moves => {}
         }
     }
 
@@ -207,7 +253,7 @@ impl Drop for Driver {
 }
 
 /// A socket connected to the host, at whichever of its addresses answers first.
-async fn reach(host: &str, port: u16) -> Result<TcpStream, StoreError> {
+async fn reach(host: &str, port: u16) -> Result<Stream, StoreError> {
     let addresses = lookup_host((host, port)).await;
     let addresses = addresses.map_err(|_| StoreError::Refused)?;
     let attempts: Vec<_> = addresses
@@ -229,7 +275,7 @@ async fn reach(host: &str, port: u16) -> Result<TcpStream, StoreError> {
         .and_then(|()| socket.set_tcp_keepalive(&keepalive))
         .and_then(|()| socket.set_tcp_user_timeout(Some(Duration::from_secs(5))))
         .map_err(|error| unreached(&error))?;
-    Ok(stream)
+    Ok(Stream::Tcp(stream))
 }
 
 fn unreached(error: &io::Error) -> StoreError {
@@ -272,7 +318,7 @@ pub(super) fn kind_of(error: &RedisError) -> StoreError {
 /// A connection whose server answers, with the hash key learned.
 pub(super) async fn connect(shared: &Shared) -> Result<Link, StoreError> {
     let mut link = shared.access.open().await?;
-    learn_key(&mut link.connection, shared).await?;
+    learn_key(link.connection(), shared).await?;
     Ok(link)
 }
 
@@ -344,7 +390,7 @@ pub fn look(server: &RedisSettings, within: Duration) -> Result<Duration, StoreE
         let mut link = access.open().await?;
         let start = clock::now();
         redis::cmd("PING")
-            .query_async::<()>(&mut link.connection)
+            .query_async::<()>(link.connection())
             .await
             .map_err(|error| kind_of(&error))?;
         Ok(clock::now() - start)

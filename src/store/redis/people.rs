@@ -5,6 +5,7 @@
 //! and swaps the table that all workers look at. While Redis is away the last table holds.
 
 use std::collections::HashMap;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -138,11 +139,12 @@ impl Drop for Reader {
     }
 }
 
-/// Looks whether anything has changed or ended, and has it read if so.
-pub(super) async fn refresh<C>(connection: &C, shared: &Arc<Shared>) -> Result<(), StoreError>
-where
-    C: ConnectionLike + Clone + Send + 'static,
-{
+/// Has what changed or ended read, by a task that keeps `beside` until all its answers have come.
+pub(super) async fn refresh(
+    connection: &(impl ConnectionLike + Clone + Send + 'static),
+    shared: &Arc<Shared>,
+    beside: impl Send + 'static,
+) -> Result<(), StoreError> {
     let roll = &shared.roll;
     let version = match version(&mut connection.clone(), shared).await {
         Ok(version) => version,
@@ -175,11 +177,13 @@ where
         return Ok(());
     }
     let mut connection = connection.clone();
+    let beside = ManuallyDrop::new(beside);
     tokio::spawn(async move {
         let shared = &reader.0;
-        let read = tokio::time::timeout(READ_WITHIN, read(&mut connection, shared)).await;
-        if let Ok(Err(error)) = read {
-            refused(shared, &error);
+        if let Ok(read) = tokio::time::timeout(READ_WITHIN, read(&mut connection, shared)).await {
+            // After a timeout never: an answer is still to come.
+            drop(ManuallyDrop::into_inner(beside));
+            let _ = read.map_err(|error| refused(shared, &error));
         }
         shared.roll.has_read.send_replace(true);
     });
@@ -188,11 +192,12 @@ where
 
 /// The same on a connection just made; waits a little for the first table, so that a proxy does
 /// not open its doors to someone who is kept out.
-pub(super) async fn learn<C>(connection: &C, shared: &Arc<Shared>) -> Result<(), StoreError>
-where
-    C: ConnectionLike + Clone + Send + 'static,
-{
-    refresh(connection, shared).await?;
+pub(super) async fn learn(
+    connection: &(impl ConnectionLike + Clone + Send + 'static),
+    shared: &Arc<Shared>,
+    beside: impl Send + 'static,
+) -> Result<(), StoreError> {
+    refresh(connection, shared, beside).await?;
     let mut has_read = shared.roll.has_read.subscribe();
     if !shared.roll.refused.load(Ordering::Relaxed) {
         let _ = tokio::time::timeout(FIRST_WITHIN, has_read.wait_for(|read| *read)).await;

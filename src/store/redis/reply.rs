@@ -92,7 +92,7 @@ pub(super) fn hand_out(
                 let costs = bundle.charge.iter().any(|item| item.cost > 0);
                 told.wrote |= outcome.granted > 0 && costs;
                 keep(&bundle, &outcome);
-                holder.answer(bundle, &outcome, &seen);
+                holder.answer(bundle, outcome, &seen);
             }
             Ok(Some(_)) => holder.said(&bundle),
             Ok(None) => refused.push(bundle),

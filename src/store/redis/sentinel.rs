@@ -158,7 +158,7 @@ impl Sentinels {
                 .arg(&self.name);
             type Answer = (HashMap<String, String>, Option<(String, u16)>);
             let (state, address): Answer =
-                both.query_async(&mut link.connection)
+                both.query_async(link.connection())
                     .await
                     .map_err(|error| match error.code() {
                         // `ERR No such master with that name`
@@ -223,7 +223,7 @@ impl Access {
     async fn open_master(&self, named: Named) -> Result<(Link, Named), StoreError> {
         let mut link = self.open_server(&named.address).await?;
         let role: Vec<redis::Value> = redis::cmd("ROLE")
-            .query_async(&mut link.connection)
+            .query_async(link.connection())
             .await
             .map_err(|error| kind_of(&error))?;
         match role.first() {

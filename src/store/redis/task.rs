@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use redis::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
@@ -51,6 +50,8 @@ pub(super) struct Task {
     lead: Option<Lead>,
     /// What operators had said when the last call was sent.
     epoch: u64,
+    /// The command under way.
+    command: Vec<u8>,
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
     upkeep_at: Instant,
@@ -79,6 +80,7 @@ impl Task {
             trouble: None,
             lead: None,
             epoch: 0,
+            command: Vec::new(),
             sleep: Box::pin(sleep_until(now.into())),
             upkeep_at: now,
         }
@@ -275,43 +277,43 @@ impl Task {
         let deadline = (oldest + self.shared.timeout).max(sent + self.shared.timeout / 4);
         self.sleep.as_mut().reset(deadline.into());
         let shared = Arc::clone(&self.shared);
-        let groups = batch.bundles.iter().map(Bundle::group);
         let known = Call::Known(&shared.script_hash);
-        let command = batch::encode(
-            known,
-            (&shared.prefix, self.holder.name()),
-            groups.clone(),
-            None,
-        );
-        let mut result = self.send(link, &command).await;
+        let mut result = self.send(link, known, &batch).await;
         if result.as_ref().is_err_and(Failure::is_no_script) {
             // Nothing has run: the one error after which the same charge may be sent again.
-            let command = batch::encode(
-                Call::Whole,
-                (&shared.prefix, self.holder.name()),
-                groups,
-                None,
-            );
-            result = self.send(link, &command).await;
+            result = self.send(link, Call::Whole, &batch).await;
         }
         let span = Span {
             sent_us: shared.clock.at_us(sent),
             came_us: shared.clock.now_us(),
         };
         match result {
-            Ok(Value::BulkString(bytes)) => self.answer(batch, &bytes, span),
-            Ok(_) => self.fail(batch, StoreError::Garbled),
+            Ok(bytes) => self.answer(batch, bytes, span),
             Err(failure) => self.fail(batch, failure.0),
         }
     }
 
     /// Sends one command and waits for its reply, until the timer rings.
-    async fn send(&mut self, link: &mut Link, command: &redis::Cmd) -> Result<Value, Failure> {
+    async fn send<'l>(
+        &mut self,
+        link: &'l mut Link,
+        script: Call<'_>,
+        batch: &Batch,
+    ) -> Result<&'l [u8], Failure> {
+        let asker = (self.shared.prefix.as_str(), self.holder.name());
+        let groups = batch.bundles.iter().map(Bundle::group);
+        let command = &mut self.command;
+        let asking = async {
+            if link.is_shared() {
+                let command = batch::encode(script, asker, groups, None);
+                return link.ask_beside(&command).await;
+            }
+            batch::write(command, script, asker, (groups, None));
+            link.ask(command).await
+        };
         tokio::select! {
             biased;
-            result = link.connection.send_packed_command(command) => {
-                result.and_then(Value::extract_error).map_err(|error| Failure::of(&error))
-            }
+            result = asking => result,
             () = &mut self.sleep => Err(Failure(StoreError::Timeout, false)),
         }
     }

@@ -5,12 +5,12 @@ use std::io;
 use std::sync::Arc;
 
 use redis::RedisError;
-use tokio::net::TcpStream;
-use tokio_rustls::client::TlsStream;
+use tokio_rustls::TlsStream;
 
 use crate::config::ClientTls;
 use crate::store::StoreError;
 use crate::tls::{Tls, TlsTrouble};
+use crate::wire::Stream;
 
 /// What makes connections; one for all workers, so that sessions are resumed.
 pub(super) fn new(settings: &ClientTls) -> Result<Tls, StoreError> {
@@ -18,15 +18,12 @@ pub(super) fn new(settings: &ClientTls) -> Result<Tls, StoreError> {
 }
 
 /// Shakes hands with the server at `host`.
-pub(super) async fn over(
-    tls: &Tls,
-    stream: TcpStream,
-    host: &str,
-) -> Result<TlsStream<TcpStream>, StoreError> {
-    tls.over(stream, host).await.map_err(|error| {
+pub(super) async fn over(tls: &Tls, stream: Stream, host: &str) -> Result<Stream, StoreError> {
+    let secure = tls.over(stream, host).await.map_err(|error| {
         tracing::debug!(%error, host, "redis: no TLS");
         TlsTrouble::within(&error).map_or(StoreError::Lost, StoreError::Tls)
-    })
+    })?;
+    Ok(Stream::Tls(Box::new(TlsStream::Client(secure))))
 }
 
 /// What is wrong with TLS, if that is what became of a server's refusal after the handshake.

@@ -27,10 +27,11 @@ const BEAT_LASTS_US: u64 = 5_000_000;
 /// What a new connection must do before requests are let at the store: whoever may read may yet be
 /// unable to decide, and no client should be the one to find out.
 pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), StoreError> {
-    learn_key(&mut link.connection, shared).await?;
+    learn_key(link.connection(), shared).await?;
     try_script(link, shared).await?;
-    people::learn(&link.connection, shared).await?;
-    beat(&mut link.connection, shared).await?;
+    let beside = link.beside();
+    people::learn(link.connection(), shared, beside).await?;
+    beat(link.connection(), shared).await?;
     pay_back(link, shared, OWED_CALLS_FIRST).await.map(|_| ())
 }
 
@@ -45,9 +46,10 @@ pub(super) struct Kept {
 
 /// Asks for what all proxies of the store share, and charges what is owed.
 pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kept, StoreError> {
-    let was_there = learn_key(&mut link.connection, shared).await?;
-    people::refresh(&link.connection, shared).await?;
-    beat(&mut link.connection, shared).await?;
+    let was_there = learn_key(link.connection(), shared).await?;
+    let beside = link.beside();
+    people::refresh(link.connection(), shared, beside).await?;
+    beat(link.connection(), shared).await?;
     let owes = pay_back(link, shared, OWED_CALLS).await?;
     Ok(Kept { was_there, owes })
 }
@@ -149,7 +151,7 @@ async fn run<'c>(
 }
 
 async fn send(link: &mut Link, command: &redis::Cmd) -> Result<Value, Failure> {
-    let result = link.connection.send_packed_command(command).await;
+    let result = link.connection().send_packed_command(command).await;
     result
         .and_then(Value::extract_error)
         .map_err(|error| Failure::of(&error))

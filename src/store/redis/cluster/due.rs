@@ -112,7 +112,7 @@ impl Task {
         self.work.push(Box::pin(async move {
             let learning = async {
                 if let Some(people) = people {
-                    people::refresh(&people, &shared.redis).await?;
+                    people::refresh(&people, &shared.redis, ()).await?;
                 }
                 if let Some(mut beats) = beats {
                     upkeep::beat(&mut beats, &shared.redis).await?;

@@ -26,7 +26,7 @@ impl Task {
             return;
         };
         node.opening = false;
-        let (epoch, let_go) = node.connected(link.connection.clone());
+        let (epoch, let_go) = node.connected(link.connection().clone());
         node.probed(&self.shared, now);
         let parked = std::mem::take(&mut node.parked);
         // Before anyone is let at it again.

@@ -39,8 +39,8 @@ async fn ask_seeds(access: &Access, seeds: &[RedisAddress]) -> Result<Vec<Range>
 }
 
 async fn ask_seed(access: &Access, seed: &RedisAddress) -> Result<Vec<Range>, StoreError> {
-    let link = access.open_server(seed).await?;
-    slots(link.connection.clone(), seed).await
+    let mut link = access.open_server(seed).await?;
+    slots(link.connection().clone(), seed).await
 }
 
 async fn slots(
@@ -64,7 +64,7 @@ pub(super) async fn open(shared: Arc<Shared>, address: RedisAddress) -> Result<L
         let mut command = redis::cmd("CLUSTER");
         command.arg("INFO");
         let info: String = command
-            .query_async(&mut link.connection)
+            .query_async(link.connection())
             .await
             .map_err(wrong)?;
         if info.contains("cluster_state:ok") {
