@@ -49,6 +49,8 @@ const READ_BYTES: usize = 8 << 10;
 const MIN_READ_BYTES: usize = 4 << 10;
 /// Requests that are served one after the other while other connections wait.
 const IN_A_ROW: usize = 16;
+/// Bytes of an answer that are written before others have their turn: a tenth of a millisecond.
+const TURN_BYTES: usize = 256 << 10;
 
 /// How it ended.
 pub(super) enum End {
@@ -322,17 +324,19 @@ impl Speaker<'_> {
         poll_fn(|context| self.poll_content(&mut None, &mut framing, context)).await
     }
 
-    /// Writes what waits and what is still to come of an answer.
+    /// Writes what waits and what is still to come of an answer. What comes as fast as it leaves is
+    /// stopped now and then, or everybody else would wait for it.
     fn poll_content(
         &mut self,
         body: &mut Option<Body>,
         framing: &mut Framing,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Cut>> {
+        let mut turn = 0;
         loop {
             let waits = self.fill(body, framing, context)?.is_pending();
             while !self.outflow.is_empty() {
-                ready!(self.poll_write(context))?;
+                turn += ready!(self.poll_write(context))?;
             }
             self.outflow.clear();
             if waits || body.is_none() {
@@ -342,6 +346,11 @@ impl Speaker<'_> {
                 } else {
                     flushed.map(Ok)
                 };
+            }
+            if turn >= TURN_BYTES {
+                // Until those have had their turn who were ready before, or have become so.
+                let _ = pin!(tokio::task::yield_now()).poll(context);
+                return Poll::Pending;
             }
         }
     }
@@ -382,8 +391,8 @@ impl Speaker<'_> {
         Ok(Poll::Ready(()))
     }
 
-    /// Writes what waits, once.
-    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Writes what waits, once; so many bytes of it.
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let socket = Pin::new(&mut self.socket);
         let written = match self.outflow.one() {
             Some(one) => socket.poll_write(context, one),
@@ -397,7 +406,7 @@ impl Speaker<'_> {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             count => {
                 self.outflow.advance(count);
-                Poll::Ready(Ok(()))
+                Poll::Ready(Ok(count))
             }
         }
     }
