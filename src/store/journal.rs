@@ -75,6 +75,12 @@ impl Journal {
         fits
     }
 
+    /// Whether anything is owed.
+    pub(crate) fn owes(&self) -> bool {
+        let owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        !owed.is_empty()
+    }
+
     /// Takes out up to `keys` of those that are `due`. What has left its window by `now_us` is not
     /// owed.
     pub(crate) fn take(&self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Debts<'_> {

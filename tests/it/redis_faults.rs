@@ -294,6 +294,36 @@ fn a_full_redis_still_denies() {
 }
 
 #[test]
+fn what_a_full_redis_does_not_count_is_charged_to_it_before_anybody_asks_it_again() {
+    let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n\
+         [store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"10s\"\non_error = \"local\"\n\
+         [limit.tight]\nrate = \"40/day\"\nkey = \"header:x-key\"\n\
+         [[route]]\npath = \"/*\"\nlimits = [\"tight\"]\n\
+         [server]\nworkers = 1\n",
+        upstream.url(),
+        redis.port()
+    ));
+    let mut client = proxy.connect();
+    for key in 0..5 {
+        let head = format!("GET / HTTP/1.1\r\nHost: test\r\nX-Key: {key}\r\n\r\n");
+        let mut passed = |count| {
+            let asked = (0..count).filter(|_| {
+                client.send(&head);
+                client.answer().status == 200
+            });
+            asked.count()
+        };
+        let before = passed(10);
+        redis.run("CONFIG SET maxmemory 1mb");
+        let meanwhile = passed(20);
+        redis.run("CONFIG SET maxmemory 0");
+        assert_eq!((before, meanwhile, passed(60)), (10, 20, 10));
+    }
+}
+
+#[test]
 fn a_password_may_be_rotated_and_back() {
     // The proxies know a password; the server's changes and comes back.
     let mut weather = Weather::before(RedisServer::start());

@@ -97,7 +97,11 @@ pub(super) async fn beat(
 
 /// Charges what was admitted here while the store was away, as much of it as fits. Returns whether
 /// it should go on with it soon.
-async fn pay_back(link: &mut Link, shared: &Shared, calls: usize) -> Result<bool, StoreError> {
+pub(super) async fn pay_back(
+    link: &mut Link,
+    shared: &Shared,
+    calls: usize,
+) -> Result<bool, StoreError> {
     for _ in 0..calls {
         let now_us = shared.clock.now_us();
         let debts = shared.journal.take(OWED_KEYS, now_us, |_| true);
