@@ -64,6 +64,8 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(head_timeout)
         .max_buf_size(MOST_HEAD)
+        // Whoever says all at once, and that this was all, is answered. No answer is without an end.
+        .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
     // Whoever asked may go at any time.
     let _ = serving.await;
@@ -80,6 +82,27 @@ mod tests {
 
     /// More than it should ever take.
     const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn who_has_said_all_is_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        client.write_all(head).await.unwrap();
+        client.shutdown().await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = service_fn(|_| async {
+            tokio::task::yield_now().await;
+            let nothing: Empty<Bytes> = Empty::new();
+            Ok::<_, Infallible>(Response::new(nothing))
+        });
+        let serving = tokio::spawn(speak(stream, service, PATIENCE));
+        let mut said = String::new();
+        client.read_to_string(&mut said).await.unwrap();
+        assert!(said.starts_with("HTTP/1.1 200 OK\r\n"), "{said}");
+        serving.await.unwrap();
+    }
 
     #[tokio::test]
     async fn a_head_that_does_not_come_in_time_ends_the_connection() {
