@@ -64,7 +64,7 @@ where
         .timer(TokioTimer::new())
         .header_read_timeout(head_timeout)
         .max_buf_size(MOST_HEAD)
-        // Whoever says all at once, and that this was all, is answered. No answer is without an end.
+        // Whoever says all at once, and that it was all, is answered. No answer is without an end.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
     // Whoever asked may go at any time.
