@@ -195,102 +195,124 @@ impl Proxy {
 
     /// Answers one request: routes it, asks its limits, forwards it, or says why not. Where
     /// `lines` are given, what tells of its limits may be written there, as lines of a head of
-    /// HTTP/1.1, and is not among the response's headers then.
-    #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
-    pub fn handle(
+    /// HTTP/1.1, and is not among the response's headers then. What is left in `request` has no
+    /// meaning.
+    pub async fn handle(
         &self,
-        request: Request<RequestBody>,
+        request: &mut Request<RequestBody>,
         downstream: &Downstream,
         (flaw, lines): (Option<Flaw>, Option<&mut Vec<u8>>),
-    ) -> impl Future<Output = Response<Body>> + Send {
-        async move {
-            let mut line =
-                Line::begin(&request, downstream.arrival.ip, (&self.log, self.show_keys));
-            if let Some(name) = &self.request_id {
-                let id = request_id::of(request.headers(), name, downstream.trusted);
-                line.request_id = Some(id);
-            }
-            if let Some(tracer) = &self.tracer {
-                line.belongs(tracer.begin(&request, downstream), &request);
-            }
-            let answered = match self.read(&request, downstream, flaw, &mut line) {
-                Ok((route, asked)) => {
-                    let line = &mut line;
-                    self.serve(request, (downstream, route), asked, (line, lines))
-                        .await
-                }
-                Err(rejection) => Err(rejection),
-            };
-            let mut response = answered
-                .unwrap_or_else(|refused| self.answer(&refused, &mut line, HeaderMap::new()));
-            if let (Some(name), Some(id)) = (&self.request_id, &line.request_id)
-                && let Ok(id) = HeaderValue::from_str(id.as_str())
-            {
-                response.headers_mut().insert(name, id);
-            }
-            self.secure.mark(&mut response, downstream);
-            self.finish(response, line)
+    ) -> Response<Body> {
+        let mut line = Line::begin(request, downstream.arrival.ip, (&self.log, self.show_keys));
+        if let Some(name) = &self.request_id {
+            let id = request_id::of(request.headers(), name, downstream.trusted);
+            line.request_id = Some(id);
         }
+        if let Some(tracer) = &self.tracer {
+            line.belongs(tracer.begin(request, downstream), request);
+        }
+        let mut response = match self.read(request, downstream, flaw, &mut line) {
+            Ok((route, asked)) => {
+                let line = &mut line;
+                self.serve(request, (downstream, route), asked, (line, lines))
+                    .await
+            }
+            Err(refused) => self.answer(&refused, &mut line, HeaderMap::new()),
+        };
+        if let (Some(name), Some(id)) = (&self.request_id, &line.request_id)
+            && let Ok(id) = HeaderValue::from_str(id.as_str())
+        {
+            response.headers_mut().insert(name, id);
+        }
+        self.secure.mark(&mut response, downstream);
+        self.count(&response, &mut line);
+        // Written when the response's body has ended.
+        if line.is_wanted() {
+            response.body_mut().log(Box::new(line));
+        }
+        response
     }
 
-    /// The part of the path that waits.
-    #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
+    /// The part of the path that waits. Nothing large is moved on it that can stay where it is.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "that would keep what is asked twice"
+    )]
     fn serve(
         &self,
-        mut request: Request<RequestBody>,
+        request: &mut Request<RequestBody>,
         (downstream, route): (&Downstream, &Route),
         asked: Asked,
         (line, lines): (&mut Line, Option<&mut Vec<u8>>),
-    ) -> impl Future<Output = Result<Response<Body>, Rejection>> + Send {
+    ) -> impl Future<Output = Response<Body>> + Send {
         async move {
             let with = (route, self.request_id.as_ref());
-            let changes = Changes::of(with, &request, downstream, line)?;
+            let changes = match Changes::of(with, request, downstream, line) {
+                Ok(changes) => changes,
+                Err(refused) => return self.answer(&refused, line, HeaderMap::new()),
+            };
             let changes = changes.as_deref();
             let affinity = asked.affinity;
             if let Some(trace) = &mut line.trace {
                 trace.note_asked(route, &asked.charge);
             }
-            let admitted = match self.limiter.begin(&request, asked, line) {
+            let mut admitted = match self.limiter.begin(request, asked, line) {
                 Asking::Over(admitted) => admitted,
-                Asking::Waits(begun) => self.limiter.admit(&request, begun).await,
+                Asking::Waits(begun) => self.limiter.admit(request, begun).await,
             };
             if let Some(trace) = &mut line.trace {
                 trace.note_decided(&admitted);
             }
-            let mut admission = match admitted {
-                Ok(admission) => admission,
+            let admission = match admitted {
+                Ok(ref mut admission) => admission,
                 Err(refused) => {
-                    // The answer's head takes the place of the request's.
-                    let mut room = std::mem::take(request.headers_mut());
-                    room.clear();
-                    let mut response = self.refuse(&refused, changes, line, room);
-                    if let Rejection::Limited(mut denial) = refused {
-                        let asked = (request.method(), request.uri());
-                        let said = (&denial.charge, &denial.decision);
-                        self.limiter.note_denial(said, &line.asked(asked));
-                        self.note_meaning(&mut denial, (asked, route), downstream, line);
-                        response.body_mut().denied(denial);
-                    }
-                    return Ok(response);
+                    let with = (changes, line);
+                    return self.deny(refused, request, (downstream, route), with);
                 }
             };
             line.note_admission(admission.is_limited());
-            let answered = match &route.target {
+            let mut response = match &route.target {
                 Target::Upstream(upstream) => {
                     let to = (route, *upstream, affinity);
                     let trace = line.trace.as_deref_mut();
-                    self.forward(request, downstream, to, (changes, trace))
+                    match self
+                        .forward(request, downstream, to, (changes, trace))
                         .await
+                    {
+                        Ok(response) => response,
+                        Err(refused) => self.refuse(&refused, changes, line, HeaderMap::new()),
+                    }
                 }
-                Target::Respond(answer) => Ok(changes::respond(answer, changes)),
-                Target::Redirect(answer) => Ok(changes::redirect(answer, changes)),
+                Target::Respond(answer) => changes::respond(answer, changes),
+                Target::Redirect(answer) => changes::redirect(answer, changes),
             };
-            let mut response = answered
-                .unwrap_or_else(|refused| self.refuse(&refused, changes, line, HeaderMap::new()));
-            self.limiter.adjust(route, &admission, &mut response, line);
+            self.limiter.adjust(route, admission, &mut response, line);
             hold(&mut response, admission.slots.take(), line);
-            Ok(self.limiter.mark(&admission, response, lines))
+            self.limiter.mark(admission, &mut response, lines);
+            response
         }
+    }
+
+    /// The answer to a request that its limits do not let pass.
+    fn deny(
+        &self,
+        refused: Rejection,
+        request: &mut Request<RequestBody>,
+        (downstream, route): (&Downstream, &Route),
+        (changes, line): (Option<&Changes<'_>>, &mut Line),
+    ) -> Response<Body> {
+        // The answer's head takes the place of the request's.
+        let mut room = std::mem::take(request.headers_mut());
+        room.clear();
+        let mut response = self.refuse(&refused, changes, line, room);
+        if let Rejection::Limited(mut denial) = refused {
+            let asked = (request.method(), request.uri());
+            let said = (&denial.charge, &denial.decision);
+            self.limiter.note_denial(said, &line.asked(asked));
+            self.note_meaning(&mut denial, (asked, route), downstream, line);
+            response.body_mut().denied(denial);
+        }
+        response
     }
 
     /// What a request is: its route, and what that route's limits ask of it.
@@ -326,16 +348,11 @@ impl Proxy {
         response
     }
 
-    /// Counts the request, and has its line written when the response's body has ended, if it is
-    /// wanted at all.
-    fn finish(&self, mut response: Response<Body>, mut line: Line) -> Response<Body> {
+    /// Counts the request, and decides whether its line is to be written.
+    fn count(&self, response: &Response<Body>, line: &mut Line) {
         line.status = response.status().as_u16();
-        self.limiter.count_answer(&line);
+        self.limiter.count_answer(line);
         line.decide();
-        if line.is_wanted() {
-            response.body_mut().log(Box::new(line));
-        }
-        response
     }
 
     /// The answer to a request that is refused, and what the log says of it.

@@ -65,9 +65,9 @@ pub struct Upstreams(Vec<Upstream>);
 
 /// A request on its way to an upstream.
 #[derive(Debug)]
-pub struct Outgoing {
-    /// In origin form.
-    pub request: Request<RequestBody>,
+pub struct Outgoing<'r> {
+    /// In origin form. What of it is sent, and what is kept to be sent again, is taken out.
+    pub request: &'r mut Request<RequestBody>,
     /// Lines of its head that are not in its map.
     pub beside: Option<Beside>,
     /// Requests with the same number go to the same server, where the upstream is told to do so.
@@ -78,8 +78,8 @@ pub struct Outgoing {
     pub tries: Option<Arc<Tries>>,
 }
 
-impl From<Request<RequestBody>> for Outgoing {
-    fn from(request: Request<RequestBody>) -> Outgoing {
+impl<'r> From<&'r mut Request<RequestBody>> for Outgoing<'r> {
+    fn from(request: &'r mut Request<RequestBody>) -> Outgoing<'r> {
         Outgoing {
             request,
             beside: None,
@@ -117,11 +117,11 @@ impl Upstreams {
     /// Sends a request to one of the servers of the upstream with this index, and waits for the
     /// head of the response. Dropping the future or the body cancels the request.
     // Not `async` itself: that would keep the request a second time.
-    pub fn send(
-        &self,
+    pub fn send<'a>(
+        &'a self,
         upstream: usize,
-        outgoing: Outgoing,
-    ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send {
+        outgoing: Outgoing<'a>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send + 'a {
         Upstream::send(self.0.get(upstream), outgoing, None)
     }
 }

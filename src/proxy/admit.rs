@@ -161,11 +161,11 @@ impl Limiter {
     pub(super) fn mark<B>(
         &self,
         admission: &Admission,
-        mut response: Response<B>,
+        response: &mut Response<B>,
         lines: Option<&mut Vec<u8>>,
-    ) -> Response<B> {
+    ) {
         let Some(told) = &admission.told else {
-            return response;
+            return;
         };
         let (charge, decision) = (&told.charge, &told.decision);
         let map = response.headers_mut();
@@ -180,7 +180,6 @@ impl Limiter {
         if admission.cors {
             headers::expose_to_scripts(map);
         }
-        response
     }
 
     /// What the limits of the route that was found ask of this request.

@@ -17,45 +17,41 @@ use crate::upstream::body::{RequestBody, ResponseBody};
 
 impl Proxy {
     /// Sends the request to its route's upstream and waits for the head of the answer.
-    #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
-    pub(super) fn forward(
+    pub(super) async fn forward(
         &self,
-        mut request: Request<RequestBody>,
+        request: &mut Request<RequestBody>,
         downstream: &Downstream,
         (route, upstream, affinity): (&Route, usize, Option<u64>),
         (changes, trace): (Option<&Changes<'_>>, Option<&mut Trace>),
-    ) -> impl Future<Output = Result<Response<Body>, Rejection>> + Send {
-        async move {
-            bound_body(&mut request, route.body_limit)?;
-            let upgrade =
-                headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-            let turned = turn(&mut request, downstream, route, changes)?;
-            if turned.forged {
-                self.meter().forwarded_by_nobody();
+    ) -> Result<Response<Body>, Rejection> {
+        bound_body(request, route.body_limit)?;
+        let upgrade = headers::wants_upgrade(request).then(|| hyper::upgrade::on(&mut *request));
+        let turned = turn(request, downstream, route, changes)?;
+        if turned.forged {
+            self.meter().forwarded_by_nobody();
+        }
+        let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
+        let outgoing = Outgoing {
+            request,
+            beside: turned.beside,
+            tries,
+            affinity,
+            within: route.timeout,
+        };
+        let mut response = self.upstreams.send(upstream, outgoing).await?;
+        headers::to_downstream(&mut response);
+        if let Some(changes) = changes {
+            changes.downwards(response.headers_mut());
+        }
+        match upgrade {
+            Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                Ok(tunnelled(response, client))
             }
-            let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
-            let outgoing = Outgoing {
-                request,
-                beside: turned.beside,
-                tries,
-                affinity,
-                within: route.timeout,
-            };
-            let mut response = self.upstreams.send(upstream, outgoing).await?;
-            headers::to_downstream(&mut response);
-            if let Some(changes) = changes {
-                changes.downwards(response.headers_mut());
+            Some(_) => {
+                headers::close_after(&mut response);
+                Ok(response.map(Body::upstream))
             }
-            match upgrade {
-                Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                    Ok(tunnelled(response, client))
-                }
-                Some(_) => {
-                    headers::close_after(&mut response);
-                    Ok(response.map(Body::upstream))
-                }
-                None => Ok(response.map(Body::upstream)),
-            }
+            None => Ok(response.map(Body::upstream)),
         }
     }
 }

@@ -107,7 +107,7 @@ impl LimitLayer {
         self.limiter
             .adjust(route, &admission, &mut response, &mut line);
         let slots = admission.slots.take();
-        let response = self.limiter.mark(&admission, response, None);
+        self.limiter.mark(&admission, &mut response, None);
         Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, line, &self.log)))
     }
 

@@ -196,7 +196,7 @@ impl Rehearsal {
         let answered = decided.and_then(|admission| {
             let mut response = self.answer(request, (downstream, route), changes, rehearsed)?;
             if let Some(admission) = &admission {
-                response = self.limiter.mark(admission, response, None);
+                self.limiter.mark(admission, &mut response, None);
             }
             Ok(response)
         });

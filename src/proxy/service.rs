@@ -39,8 +39,8 @@ impl tower::Service<Request<RequestBody>> for Client {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
+    fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
         let Client { proxy, downstream } = self.clone();
-        Box::pin(async move { Ok(proxy.handle(request, &downstream, (None, None)).await) })
+        Box::pin(async move { Ok(proxy.handle(&mut request, &downstream, (None, None)).await) })
     }
 }

@@ -54,35 +54,32 @@ impl fmt::Debug for Client {
 impl Client {
     /// The proxy's sentence about one request, by the configuration of now. A panic ends this
     /// request with 500, not the process.
-    #[expect(clippy::manual_async_fn, reason = "that would keep the request twice")]
-    pub(super) fn handle(
+    pub(super) async fn handle(
         &self,
-        request: Request<RequestBody>,
+        request: &mut Request<RequestBody>,
         more: (Option<Flaw>, Option<&mut Vec<u8>>),
-    ) -> impl Future<Output = Response<Body>> + Send {
-        async move {
-            let serving = self.worker.serving.load_full();
-            if let Some(tls) = &serving.tls
-                && let Some(proof) = tls.challenges.answer_at(request.uri().path())
-            {
-                // An authority asks, which nobody is charged for.
-                return Response::new(Body::made(Bytes::from(proof)));
-            }
-            let another = serving.another(&self.downstream, self.generation);
-            let downstream = another.as_deref().unwrap_or(&self.downstream);
-            let mut awaited = Awaited(serving.proxy.meter(), true);
-            #[cfg(test)]
-            let mine = super::trap::Trap::for_request(&request);
-            let handling = serving.proxy.handle(request, downstream, more);
-            #[cfg(test)]
-            let handling = mine.around(handling);
-            let answered = AssertUnwindSafe(handling).catch_unwind().await;
-            awaited.1 = false;
-            answered.unwrap_or_else(|_| {
-                serving.proxy.meter().unanswered(Unanswered::Panic);
-                crate::proxy::reject::panicked().map(Body::made)
-            })
+    ) -> Response<Body> {
+        let serving = self.worker.serving.load_full();
+        if let Some(tls) = &serving.tls
+            && let Some(proof) = tls.challenges.answer_at(request.uri().path())
+        {
+            // An authority asks, which nobody is charged for.
+            return Response::new(Body::made(Bytes::from(proof)));
         }
+        let another = serving.another(&self.downstream, self.generation);
+        let downstream = another.as_deref().unwrap_or(&self.downstream);
+        let mut awaited = Awaited(serving.proxy.meter(), true);
+        #[cfg(test)]
+        let mine = super::trap::Trap::for_request(request);
+        let handling = serving.proxy.handle(request, downstream, more);
+        #[cfg(test)]
+        let handling = mine.around(handling);
+        let answered = AssertUnwindSafe(handling).catch_unwind().await;
+        awaited.1 = false;
+        answered.unwrap_or_else(|_| {
+            serving.proxy.meter().unanswered(Unanswered::Panic);
+            crate::proxy::reject::panicked().map(Body::made)
+        })
     }
 }
 
@@ -294,7 +291,8 @@ fn answer(
     }
     async move {
         let discardable = request.body().is_discardable();
-        let mut response = held.client.handle(request, (flaw, None)).await;
+        let mut response = held.client.handle(&mut request, (flaw, None)).await;
+        drop(request);
         // The rest of the request will not be read, so nothing after it can be.
         let unread = !discardable && !held.phase.body.has_ended() && response.body().is_made_here();
         let draining = held.client.worker.drain.is_draining();

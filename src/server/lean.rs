@@ -26,8 +26,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::header::{CONNECTION, HeaderMap, HeaderValue};
-use http::{Method, Response};
+use http::header::{CONNECTION, HeaderValue};
+use http::{Method, Request, Response};
 use http_body::Body as _;
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
@@ -38,10 +38,11 @@ use super::socket::Socket;
 use crate::clock::Sweep;
 use crate::proxy::again::{Again, Room};
 use crate::proxy::body::Body;
+use crate::upstream::body::RequestBody;
 use crate::wire::Stream;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
 use answer::{Asked, Framing, Length};
-use head::{Bounds, Head};
+use head::Bounds;
 
 /// Bytes that are read at once.
 const READ_BYTES: usize = 8 << 10;
@@ -63,12 +64,8 @@ pub(super) enum End {
 }
 
 /// What comes next on a connection.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly always it is the large one"
-)]
 enum Next {
-    Request(Head),
+    Request(Asked),
     /// A request that is denied as it was before: its answer is to be written.
     Denied,
     Odd,
@@ -99,8 +96,8 @@ struct Speaker<'c> {
     /// What was read and belongs to nobody yet.
     ahead: Bytes,
     outflow: Outflow,
-    /// Room for the lines of a head.
-    headers: HeaderMap,
+    /// The request that is served, or room for the next one: a large thing, which stays in place.
+    request: Request<RequestBody>,
     bounds: Bounds,
     /// Requests since it last waited for one.
     in_a_row: usize,
@@ -121,18 +118,23 @@ pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<
     let mut speaker = Speaker::new(opened, client, phase);
     loop {
         let answered = match poll_fn(|context| speaker.poll_next(context)).await {
-            Next::Request(head) => {
-                let asked = Asked {
-                    is_head: head.request.method() == Method::HEAD,
-                    may_follow: head.may_follow,
-                };
-                let answer = {
-                    let Speaker { room, socket, .. } = &mut speaker;
+            Next::Request(asked) => {
+                let mut answer = None;
+                let handled = {
+                    let Speaker {
+                        request,
+                        room,
+                        socket,
+                        ..
+                    } = &mut speaker;
                     room.lines.clear();
                     let lines = Some(&mut room.lines);
-                    let mut handling = pin!(client.handle(head.request, (None, lines)));
+                    let mut handling = pin!(client.handle(request, (None, lines)));
                     poll_fn(|context| match handling.as_mut().poll(context) {
-                        Poll::Ready(answer) => Poll::Ready(Ok(answer)),
+                        Poll::Ready(made) => {
+                            answer = Some(made);
+                            Poll::Ready(Ok(()))
+                        }
                         // So a client's end is seen.
                         Poll::Pending => match Pin::new(&mut *socket).poll_flush(context) {
                             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -141,7 +143,7 @@ pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<
                     })
                     .await
                 };
-                let Ok(answer) = answer else {
+                let (Ok(()), Some(answer)) = (handled, &mut answer) else {
                     return End::Closed;
                 };
                 speaker.answer(answer, asked).await
@@ -179,7 +181,7 @@ impl Speaker<'_> {
             read: BytesMut::new(),
             ahead: Bytes::new(),
             outflow: Outflow::default(),
-            headers: HeaderMap::new(),
+            request: Request::default(),
             bounds: Bounds {
                 lines: settings.max_headers,
                 bytes: settings.max_header_bytes,
@@ -212,7 +214,8 @@ impl Speaker<'_> {
     /// Waits for the next head.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Next> {
         if self.ahead.is_empty() {
-            if self.read.capacity() < MIN_READ_BYTES {
+            // As a rule nobody holds what was read before: its memory is still in the caches.
+            if !self.read.try_reclaim(READ_BYTES) && self.read.capacity() < MIN_READ_BYTES {
                 self.read.reserve(READ_BYTES);
             }
             let reading = pin!(self.socket.read_buf(&mut self.read));
@@ -275,21 +278,24 @@ impl Speaker<'_> {
     }
 
     /// The request at the front of what was read, if it is plain.
-    fn take(&mut self) -> Option<Head> {
-        let Some((head, length)) = head::read(&self.ahead, &mut self.headers, self.bounds) else {
-            self.headers.clear();
+    fn take(&mut self) -> Option<Asked> {
+        let Some(head) = head::read(&self.ahead, &mut self.request, self.bounds) else {
+            head::blank(&mut self.request);
             return None;
         };
         if std::mem::take(&mut self.seen) {
-            self.head = self.ahead.slice(..length);
+            self.head = self.ahead.slice(..head.length);
         }
-        self.skip(length);
+        self.skip(head.length);
         self.phase.begin_request(false);
-        Some(head)
+        Some(Asked {
+            is_head: self.request.method() == Method::HEAD,
+            may_follow: head.may_follow,
+        })
     }
 
     /// Writes an answer. Tells whether another may follow.
-    async fn answer(&mut self, mut answer: Response<Body>, asked: Asked) -> Result<bool, Cut> {
+    async fn answer(&mut self, answer: &mut Response<Body>, asked: Asked) -> Result<bool, Cut> {
         let denial = answer.body_mut().take_denial();
         self.denied = asked.may_follow && denial.as_ref().is_some_and(|denial| denial.is_plain());
         let head = std::mem::take(&mut self.head);
@@ -304,16 +310,16 @@ impl Speaker<'_> {
         self.outflow.clear();
         let begun = answer::put_head(
             &mut self.outflow.flat,
-            &answer,
+            answer,
             &self.room.lines,
             told,
             asked,
         );
         let (mut framing, may_follow) = begun.map_err(|_| Cut)?;
         // Its room is for the next request, and what its lines are parts of is free.
-        self.headers = std::mem::take(answer.headers_mut());
-        self.headers.clear();
-        let mut body = Some(answer.into_body());
+        std::mem::swap(self.request.headers_mut(), answer.headers_mut());
+        head::blank(&mut self.request);
+        let mut body = Some(answer.body_mut());
         poll_fn(|context| self.poll_content(&mut body, &mut framing, context)).await?;
         Ok(may_follow)
     }
@@ -328,7 +334,7 @@ impl Speaker<'_> {
     /// stopped now and then, or everybody else would wait for it.
     fn poll_content(
         &mut self,
-        body: &mut Option<Body>,
+        body: &mut Option<&mut Body>,
         framing: &mut Framing,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Cut>> {
@@ -359,7 +365,7 @@ impl Speaker<'_> {
     /// has come.
     fn fill(
         &mut self,
-        body: &mut Option<Body>,
+        body: &mut Option<&mut Body>,
         framing: &mut Framing,
         context: &mut Context<'_>,
     ) -> Result<Poll<()>, Cut> {
@@ -368,7 +374,7 @@ impl Speaker<'_> {
         {
             let mut ended = framing.has_ended() || content.is_end_stream();
             if !ended {
-                match Pin::new(&mut *content).poll_frame(context) {
+                match Pin::new(&mut **content).poll_frame(context) {
                     Poll::Pending => return Ok(Poll::Pending),
                     Poll::Ready(Some(Err(_))) => return Err(Cut),
                     Poll::Ready(None) => ended = true,
@@ -384,6 +390,8 @@ impl Speaker<'_> {
             }
             if ended {
                 framing.end(&mut self.outflow).map_err(|_| Cut)?;
+                // What waits for its end is told now.
+                **content = Body::empty();
                 *body = None;
                 self.phase.end_response();
             }

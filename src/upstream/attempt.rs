@@ -69,10 +69,10 @@ impl Upstream {
     // Not an `async fn`: that would keep the request twice.
     pub(super) fn send<'a>(
         upstream: Option<&'a Upstream>,
-        outgoing: Outgoing,
+        outgoing: Outgoing<'a>,
         whole: Option<&'a Alarm>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send + 'a {
-        let (mut request, affinity) = (outgoing.request, outgoing.affinity);
+        let (request, affinity) = (outgoing.request, outgoing.affinity);
         let within = outgoing.within.filter(|_| whole.is_none());
         let (beside, tries) = (outgoing.beside, outgoing.tries);
         async move {
@@ -87,7 +87,7 @@ impl Upstream {
                 };
                 return Box::pin(this.send_within(outgoing, within)).await;
             }
-            frame(&mut request);
+            frame(request);
             this.count_request();
             let seat = match this.seat(affinity) {
                 Err(UpstreamError::TooManyConnections) if this.settings().queue > 0 => {
@@ -97,32 +97,32 @@ impl Upstream {
             };
             let terms = Terms {
                 affinity,
-                is_repeatable: may_repeat(&request, &this.settings().retries),
+                is_repeatable: may_repeat(request, &this.settings().retries),
                 // HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
                 lacks_host: !request.headers().contains_key(HOST),
                 whole,
                 tries: tries.as_deref(),
             };
-            let asks_upgrade = prepare(&mut request, &seat, terms);
+            let asks_upgrade = prepare(request, &seat, terms);
             let next = match seat.pooled(asks_upgrade) {
-                None => Next::Attempt(seat, joined(request, beside.as_ref())),
+                None => Next::Attempt(seat, taken(request, beside.as_ref())),
                 Some(mut connection) => {
-                    let blame = Blame::of(this, &seat, &request, whole);
+                    let blame = Blame::of(this, &seat, request, whole);
                     let with = (beside.as_ref(), terms.is_repeatable);
-                    let exchanged = connection.exchange(&mut request, with).await;
+                    let exchanged = connection.exchange(request, with).await;
                     std::mem::forget(blame);
-                    let taken = match exchanged {
+                    let answered = match exchanged {
                         Ok(response) => this.take(response, (connection, seat), terms),
                         Err(Failure::Sent(error)) => {
                             Err(this.miss_sent(error, (connection, seat, true), terms))
                         }
                         Err(Failure::Unsent(_)) => {
-                            let request = joined(request, beside.as_ref());
+                            let request = taken(request, beside.as_ref());
                             let next = Next::Attempt(seat, request);
                             return Box::pin(this.go_on(next, terms)).await;
                         }
                     };
-                    match taken {
+                    match answered {
                         Ok(response) => return Ok(response),
                         Err(missed) => Next::Missed(missed),
                     }
@@ -318,8 +318,10 @@ impl Upstream {
     }
 }
 
-/// A request that may be sent more than once has all its lines in its map.
-fn joined(mut request: Request<RequestBody>, beside: Option<&Beside>) -> Request<RequestBody> {
+/// A request that may be sent more than once belongs to its attempts, and has all its lines in its
+/// map.
+fn taken(request: &mut Request<RequestBody>, beside: Option<&Beside>) -> Request<RequestBody> {
+    let mut request = std::mem::take(request);
     if let Some(beside) = beside {
         beside.join(request.headers_mut());
     }

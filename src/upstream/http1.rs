@@ -188,6 +188,8 @@ impl Http1 {
         let framing = framing_of(request);
         self.asked = Asked::of(request);
         self.may_follow = self.outbox.begin(request, beside, &framing);
+        // As a rule nobody holds the last answer any more: its memory is still in the caches.
+        let _ = self.read.try_reclaim(READ_BYTES);
         (self.seen, self.is_sending) = (0, true);
         self.upload = match framing {
             Framing::Nothing => None,

@@ -342,7 +342,7 @@ impl Upstream {
     /// until it has become a tunnel.
     pub(super) async fn send_within(
         &self,
-        outgoing: Outgoing,
+        outgoing: Outgoing<'_>,
         within: Duration,
     ) -> Result<Response<ResponseBody>, UpstreamError> {
         let whole = self.terms.sweep.alarm();

@@ -42,8 +42,8 @@ impl Worker {
 
     async fn ask(&self, upstream: usize) -> Result<Response<ResponseBody>, UpstreamError> {
         let request = Request::get("/").header("host", "a.example");
-        let request = request.body(RequestBody::empty()).unwrap();
-        self.upstreams.send(upstream, request.into()).await
+        let mut request = request.body(RequestBody::empty()).unwrap();
+        self.upstreams.send(upstream, (&mut request).into()).await
     }
 
     async fn is_ok(&self, upstream: usize) {

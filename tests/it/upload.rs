@@ -81,7 +81,7 @@ async fn forward(
         false,
     )
     .unwrap();
-    let mut response = match upstreams.send(0, request.into()).await {
+    let mut response = match upstreams.send(0, (&mut request).into()).await {
         Ok(response) => response,
         Err(error) => {
             let mut response = Response::new(Answer(None));

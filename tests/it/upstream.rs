@@ -45,6 +45,11 @@ fn get() -> Request<RequestBody> {
 
 type Answer = Result<Response<ResponseBody>, UpstreamError>;
 
+/// The answer to a GET.
+async fn sent(upstreams: &Upstreams) -> Answer {
+    upstreams.send(0, (&mut get()).into()).await
+}
+
 async fn body(answer: Answer) -> Result<Collected<Bytes>, UpstreamError> {
     answer.unwrap().into_body().collect().await
 }
@@ -57,12 +62,12 @@ async fn text(answer: Answer) -> String {
 async fn after(scripts: &[&[Step]]) -> (Result<String, UpstreamError>, usize) {
     let upstream = Upstream::start(scripts).await;
     let (upstreams, _) = to(&upstream);
-    let first = match upstreams.send(0, get().into()).await {
+    let first = match sent(&upstreams).await {
         Ok(response) => response.into_body().collect().await,
         Err(error) => Err(error),
     };
     let first = first.map(|body| String::from_utf8(body.to_bytes().to_vec()).unwrap());
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     (first, upstream.accepted())
 }
 
@@ -86,7 +91,7 @@ async fn a_connection_in_order_is_used_again() {
 async fn the_upstream_hears_the_request_as_it_is() {
     let upstream = Upstream::start(&[GOOD]).await;
     let (upstreams, _) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     assert_eq!(
         upstream.heard(),
         "GET /x?y HTTP/1.1\r\nhost: a.example\r\n\r\n"
@@ -100,7 +105,7 @@ async fn a_request_without_host_gets_the_server_s() {
     let mut request = get();
     *request.version_mut() = http::Version::HTTP_10;
     request.headers_mut().clear();
-    text(upstreams.send(0, request.into()).await).await;
+    text(upstreams.send(0, (&mut request).into()).await).await;
     let want = format!(
         "GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:{}\r\n\r\n",
         upstream.port
@@ -208,10 +213,7 @@ async fn contradicting_lengths_are_no_answer() {
 async fn a_server_that_closes_at_once_is_not_asked_twice() {
     let upstream = Upstream::start(&[&[]]).await;
     let (upstreams, _) = to(&upstream);
-    is!(
-        upstreams.send(0, get().into()).await,
-        Err(UpstreamError::Closed(_))
-    );
+    is!(sent(&upstreams).await, Err(UpstreamError::Closed(_)));
     assert_eq!(upstream.accepted(), 1);
 }
 
@@ -219,7 +221,7 @@ async fn a_server_that_closes_at_once_is_not_asked_twice() {
 async fn a_reset_before_the_head_is_an_error_and_is_not_tried_again() {
     let upstream = Upstream::start(&[&[HEAD, Reset]]).await;
     let (upstreams, _) = to(&upstream);
-    let error = upstreams.send(0, get().into()).await.unwrap_err();
+    let error = sent(&upstreams).await.unwrap_err();
     is!(&error, UpstreamError::Closed(_));
     assert!(error.may_have_been_sent());
     assert_eq!(error.status(), StatusCode::BAD_GATEWAY);
@@ -231,7 +233,7 @@ async fn a_reset_in_a_body_without_length_is_an_error_and_no_end() {
     let upstream =
         Upstream::start(&[&[HEAD, Send("HTTP/1.1 200 OK\r\n\r\nok"), Hold, Reset]]).await;
     let (upstreams, _) = to(&upstream);
-    let mut response = upstreams.send(0, get().into()).await.unwrap();
+    let mut response = sent(&upstreams).await.unwrap();
     let frame = response.body_mut().frame().await.unwrap().unwrap();
     assert_eq!(frame.into_data().unwrap(), "ok");
     upstream.go_on();
@@ -310,10 +312,10 @@ async fn answers_without_content_leave_the_connection_in_order() {
         let upstream = Upstream::start(&[&script]).await;
         let (upstreams, _) = to(&upstream);
         assert_eq!(
-            text(upstreams.send(0, request(method).into()).await).await,
+            text(upstreams.send(0, (&mut request(method)).into()).await).await,
             ""
         );
-        assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+        assert_eq!(text(sent(&upstreams).await).await, "ok");
         assert_eq!(upstream.accepted(), 1, "{answer}");
     }
 }
@@ -338,7 +340,7 @@ async fn trailers_pass() {
     ]])
     .await;
     let (upstreams, _) = to(&upstream);
-    let collected = body(upstreams.send(0, get().into()).await).await.unwrap();
+    let collected = body(sent(&upstreams).await).await.unwrap();
     assert_eq!(
         collected
             .trailers()
@@ -346,7 +348,7 @@ async fn trailers_pass() {
             .unwrap(),
         "7"
     );
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     assert_eq!(upstream.accepted(), 1);
 }
 
@@ -354,7 +356,7 @@ async fn trailers_pass() {
 async fn a_server_that_never_answers_times_out_and_hears_no_more() {
     let upstream = Upstream::start(&[&[HEAD, Stay]]).await;
     let (upstreams, sweep) = to(&upstream);
-    let (answer, ()) = tokio::join!(upstreams.send(0, get().into()), async {
+    let (answer, ()) = tokio::join!(sent(&upstreams), async {
         upstream.wait_for("\r\n\r\n").await;
         sweep.advance(TIMEOUT + Duration::from_secs(1));
     });
@@ -373,7 +375,7 @@ async fn a_body_that_stands_still_is_cut() {
     ]])
     .await;
     let (upstreams, sweep) = to(&upstream);
-    let mut response = upstreams.send(0, get().into()).await.unwrap();
+    let mut response = sent(&upstreams).await.unwrap();
     response.body_mut().frame().await.unwrap().unwrap();
     // Nobody waits for the rest: no time passes for the upstream.
     sweep.advance(BODY_TIMEOUT * 2);
@@ -389,9 +391,9 @@ async fn a_body_that_stands_still_is_cut() {
 async fn a_stale_connection_is_replaced_when_nothing_was_sent() {
     let upstream = Upstream::start(&[&[HEAD, Send(OK)], GOOD]).await;
     let (upstreams, _) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     upstream.wait_closed(1).await;
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     assert_eq!(upstream.accepted(), 2);
 }
 
@@ -400,7 +402,7 @@ async fn a_connection_lost_after_the_request_was_sent_is_replaced_if_that_is_saf
     let upstream = Upstream::start(&[&[HEAD, Send(OK), HEAD], GOOD]).await;
     let (upstreams, _) = to(&upstream);
     for _ in 0..2 {
-        assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+        assert_eq!(text(sent(&upstreams).await).await, "ok");
     }
     assert_eq!(upstream.accepted(), 2);
 }
@@ -409,9 +411,9 @@ async fn a_connection_lost_after_the_request_was_sent_is_replaced_if_that_is_saf
 async fn a_connection_lost_after_the_request_was_sent_is_not_replaced_if_it_is_not() {
     let upstream = Upstream::start(&[&[HEAD, Send(OK), HEAD], GOOD]).await;
     let (upstreams, _) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     is!(
-        upstreams.send(0, request(Method::POST).into()).await,
+        upstreams.send(0, (&mut request(Method::POST)).into()).await,
         Err(UpstreamError::Closed(_))
     );
     assert_eq!(upstream.accepted(), 1);
@@ -421,11 +423,11 @@ async fn a_connection_lost_after_the_request_was_sent_is_not_replaced_if_it_is_n
 async fn idle_connections_are_closed_in_time() {
     let upstream = Upstream::start(&[GOOD]).await;
     let (upstreams, sweep) = to(&upstream);
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     tokio::task::yield_now().await;
     sweep.advance(IDLE_TIMEOUT + Duration::from_secs(1));
     upstream.wait_closed(1).await;
-    assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+    assert_eq!(text(sent(&upstreams).await).await, "ok");
     assert_eq!(upstream.accepted(), 2);
 }
 
@@ -435,12 +437,9 @@ async fn connections_in_use_and_idle_are_bounded() {
     let mut settings = settings(&[upstream.port]);
     (settings.max_connections, settings.max_idle) = (2, 1);
     let upstreams = Upstreams::new(&[settings], Sweep::new(), &Vitals::default());
-    let (one, two) = tokio::join!(
-        upstreams.send(0, get().into()),
-        upstreams.send(0, get().into())
-    );
+    let (one, two) = tokio::join!(sent(&upstreams), sent(&upstreams));
     // The bodies have not been read: both are in use.
-    let third = upstreams.send(0, get().into()).await.unwrap_err();
+    let third = sent(&upstreams).await.unwrap_err();
     is!(&third, UpstreamError::TooManyConnections);
     assert!(!third.may_have_been_sent());
     assert_eq!(
@@ -455,7 +454,7 @@ async fn a_client_that_leaves_cancels_the_work() {
     let upstream = Upstream::start(&[&[HEAD, Stay]]).await;
     let (upstreams, _) = to(&upstream);
     tokio::select! {
-        _ = upstreams.send(0, get().into()) => panic!("an answer"),
+        _ = sent(&upstreams) => panic!("an answer"),
         () = upstream.wait_for("\r\n\r\n") => {}
     }
     upstream.wait_closed(1).await;
@@ -470,7 +469,7 @@ async fn a_body_that_nobody_wants_any_more_cancels_the_work() {
     ]])
     .await;
     let (upstreams, _) = to(&upstream);
-    drop(upstreams.send(0, get().into()).await.unwrap());
+    drop(sent(&upstreams).await.unwrap());
     upstream.wait_closed(1).await;
 }
 
@@ -485,10 +484,10 @@ async fn a_server_that_is_down_gives_way_to_another_and_is_left_in_peace() {
         &Vitals::default(),
     );
     for _ in 0..3 {
-        assert_eq!(text(upstreams.send(0, get().into()).await).await, "ok");
+        assert_eq!(text(sent(&upstreams).await).await, "ok");
     }
     let alone = Upstreams::new(&[settings(&[down])], Sweep::new(), &Vitals::default());
-    let error = alone.send(0, get().into()).await.unwrap_err();
+    let error = alone.send(0, (&mut get()).into()).await.unwrap_err();
     is!(&error, UpstreamError::Unreachable(_));
     assert!(!error.may_have_been_sent());
 }
@@ -501,7 +500,7 @@ async fn a_unix_socket_is_an_upstream_too() {
     let mut settings = settings(&[]);
     settings.servers = vec![ServerAddress::Unix(path).into()];
     let upstreams = Upstreams::new(&[settings], Sweep::new(), &Vitals::default());
-    let (answer, mut stream) = tokio::join!(upstreams.send(0, get().into()), async {
+    let (answer, mut stream) = tokio::join!(sent(&upstreams), async {
         let (mut stream, _) = listener.accept().await.unwrap();
         stream.write_all(OK.as_bytes()).await.unwrap();
         stream
@@ -515,12 +514,9 @@ async fn a_unix_socket_is_an_upstream_too() {
 #[tokio::test]
 async fn an_index_without_upstream_is_an_error() {
     let upstreams = Upstreams::new(&[settings(&[])], Sweep::new(), &Vitals::default());
+    is!(sent(&upstreams).await, Err(UpstreamError::NoServer));
     is!(
-        upstreams.send(0, get().into()).await,
-        Err(UpstreamError::NoServer)
-    );
-    is!(
-        upstreams.send(1, get().into()).await,
+        upstreams.send(1, (&mut get()).into()).await,
         Err(UpstreamError::NoServer)
     );
 }

@@ -30,8 +30,8 @@ async fn ask(upstreams: &Upstreams, method: Method) -> String {
         .method(method)
         .uri("/")
         .header("host", "a");
-    let request = request.body(RequestBody::empty()).unwrap();
-    let response = upstreams.send(0, request.into()).await.unwrap();
+    let mut request = request.body(RequestBody::empty()).unwrap();
+    let response = upstreams.send(0, (&mut request).into()).await.unwrap();
     let body = response.into_body().collect().await.unwrap();
     String::from_utf8(body.to_bytes().to_vec()).unwrap()
 }

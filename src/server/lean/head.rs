@@ -5,7 +5,7 @@
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::header::{HeaderMap, HeaderValue};
+use http::header::HeaderValue;
 use http::{Method, Request, Uri};
 use httparse::{ParserConfig, Status};
 
@@ -17,9 +17,12 @@ const MAX_LINES: usize = 100;
 /// Bytes of a target, at most.
 const MAX_TARGET_BYTES: usize = u16::MAX as usize - 1;
 
-/// A request without content, and whether another may follow on its connection.
+/// A head that was read.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
-    pub(super) request: Request<RequestBody>,
+    /// Bytes of it.
+    pub(super) length: usize,
+    /// Whether another request may follow on its connection.
     pub(super) may_follow: bool,
 }
 
@@ -30,9 +33,13 @@ pub(super) struct Bounds {
     pub(super) bytes: usize,
 }
 
-/// Reads the head at the front of `read`, if it is whole and plain. Tells how long it is. Its
-/// lines are put into `room`, which is empty.
-pub(super) fn read(read: &Bytes, room: &mut HeaderMap, bounds: Bounds) -> Option<(Head, usize)> {
+/// Reads the head at the front of `read` into `request`, which is a new one or [`blank`], if it is
+/// whole and plain. What it has put there where it is not has no meaning.
+pub(super) fn read(
+    read: &Bytes,
+    request: &mut Request<RequestBody>,
+    bounds: Bounds,
+) -> Option<Head> {
     let mut lines = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; MAX_LINES];
     let lines = &mut lines[..bounds.lines.min(MAX_LINES)];
     let mut parsed = httparse::Request::new(&mut []);
@@ -64,29 +71,33 @@ pub(super) fn read(read: &Bytes, room: &mut HeaderMap, bounds: Bounds) -> Option
         return None;
     }
     let mut said = Said::default();
-    room.reserve(parsed.headers.len());
+    let headers = request.headers_mut();
+    headers.reserve(parsed.headers.len());
     for line in parsed.headers.iter() {
         said.look(line.name.as_bytes(), line.value)?;
         if !ends_well(line.value, 0) {
             return None;
         }
-        room.append(
+        headers.append(
             spelling::name(line.name.as_bytes())?,
             HeaderValue::from_maybe_shared(part(line.value)).ok()?,
         );
     }
-    let mut request = Request::new(RequestBody::empty());
     *request.method_mut() = method;
     *request.uri_mut() = Uri::from_maybe_shared(part(target.as_bytes())).ok()?;
-    *request.headers_mut() = std::mem::take(room);
-    let may_follow = !said.close;
-    Some((
-        Head {
-            request,
-            may_follow,
-        },
+    Some(Head {
         length,
-    ))
+        may_follow: !said.close,
+    })
+}
+
+/// Makes of a request one that is as good as new: nothing of it holds what was read, and the room
+/// for its lines is left.
+pub(super) fn blank(request: &mut Request<RequestBody>) {
+    request.headers_mut().clear();
+    request.extensions_mut().clear();
+    *request.uri_mut() = Uri::default();
+    *request.body_mut() = RequestBody::empty();
 }
 
 /// What the lines of a head say of its connection and of what is behind it.

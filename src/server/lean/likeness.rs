@@ -51,9 +51,10 @@ impl Head {
 /// As we read it, where it is plain: with whether another may follow, and its length.
 fn ours(bytes: &[u8]) -> Option<(Head, bool, usize)> {
     let read = Bytes::copy_from_slice(bytes);
-    let (head, length) = head::read(&read, &mut HeaderMap::new(), BOUNDS)?;
-    assert_eq!(head.request.version(), Version::HTTP_11);
-    Some((Head::of(&head.request), head.may_follow, length))
+    let mut request = Request::default();
+    let head = head::read(&read, &mut request, BOUNDS)?;
+    assert_eq!(request.version(), Version::HTTP_11);
+    Some((Head::of(&request), head.may_follow, head.length))
 }
 
 /// What hyper makes of `bytes`, after which nothing comes: the requests it sees, those with
