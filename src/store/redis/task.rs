@@ -30,6 +30,8 @@ use crate::store::known::Known;
 const MAX_BATCH: usize = 64;
 /// Requests in one call: equal ones cost nothing, but someone has to hand out the answers.
 const MAX_GATHER: usize = 1024;
+/// Calls for debts before requests are let at the store again, at most.
+const OWED_CALLS_FIRST: usize = 128;
 /// How often debts are paid while there are any: requests go between.
 const OWED_EVERY: Duration = Duration::from_millis(5);
 /// How often the store is asked for what all its proxies share.
@@ -115,8 +117,7 @@ impl Task {
         self.settle.send_replace(true);
     }
 
-    /// Tries to connect once, after the pause if the breaker is open. Meanwhile whoever waits is
-    /// answered: at once while open, else when the timeout is over.
+    /// Tries to connect once, after the pause if the breaker is open.
     async fn connect(&mut self) -> ControlFlow<(), Option<Link>> {
         if let Some(at) = self.guard.probe_at()
             && self.wait_until(at).await.is_break()
@@ -126,35 +127,14 @@ impl Task {
         #[cfg(test)]
         self.shared.traps.spring(super::trap::Place::Connecting);
         let shared = Arc::clone(&self.shared);
-        let deadline = clock::now() + PROBE_TIMEOUT;
-        let mut attempt = Box::pin(async {
+        let attempt = async {
             let mut link = connect(&shared).await?;
             upkeep::begin(&mut link, &shared).await?;
             Ok(link)
-        });
-        let result = loop {
-            let until = self.next_deadline().unwrap_or(deadline).min(deadline);
-            self.sleep.as_mut().reset(until.into());
-            tokio::select! {
-                result = &mut attempt => break result,
-                () = &mut self.sleep => {
-                    let now = clock::now();
-                    self.expire(now);
-                    if now >= deadline {
-                        break Err(StoreError::Timeout);
-                    }
-                    if !self.guard.is_open() {
-                        // Someone has waited in vain: from here on nobody should.
-                        self.guard.connect_failed(now);
-                        self.failed(StoreError::Timeout);
-                    }
-                }
-                waiting = self.queue.recv(), if self.held.len() < QUEUE => match waiting {
-                    None => return ControlFlow::Break(()),
-                    Some(waiting) if self.guard.is_open() => waiting.fail(StoreError::Away),
-                    Some(waiting) => self.held.push_back(waiting),
-                },
-            }
+        };
+        let result = match self.probe(attempt).await? {
+            Ok(link) => self.pay_first(link).await?,
+            Err(kind) => Err(kind),
         };
         let now = clock::now();
         let link = match result {
@@ -176,6 +156,56 @@ impl Task {
         };
         self.settle.send_replace(true);
         ControlFlow::Continue(link)
+    }
+
+    /// Charges what was admitted meanwhile, before requests are let at the store again. A call that
+    /// is cut off is owed again, although the store may have run it: so each has the whole time of
+    /// a probe, however long the connection took, and none begins when as much is over.
+    async fn pay_first(&mut self, mut link: Link) -> ControlFlow<(), Result<Link, StoreError>> {
+        let shared = Arc::clone(&self.shared);
+        let until = clock::now() + PROBE_TIMEOUT;
+        for _ in 0..OWED_CALLS_FIRST {
+            match self.probe(upkeep::pay_back(&mut link, &shared, 1)).await? {
+                Ok(true) if clock::now() < until => {}
+                Ok(_) => break,
+                Err(kind) => return ControlFlow::Continue(Err(kind)),
+            }
+        }
+        ControlFlow::Continue(Ok(link))
+    }
+
+    /// Waits for something that a new connection needs. Meanwhile whoever waits is answered: at
+    /// once while open, else when the timeout is over.
+    async fn probe<T>(
+        &mut self,
+        attempt: impl Future<Output = Result<T, StoreError>>,
+    ) -> ControlFlow<(), Result<T, StoreError>> {
+        let deadline = clock::now() + PROBE_TIMEOUT;
+        let mut attempt = Box::pin(attempt);
+        loop {
+            let until = self.next_deadline().unwrap_or(deadline).min(deadline);
+            self.sleep.as_mut().reset(until.into());
+            tokio::select! {
+                result = &mut attempt => return ControlFlow::Continue(result),
+                () = &mut self.sleep => {
+                    let now = clock::now();
+                    self.expire(now);
+                    if now >= deadline {
+                        return ControlFlow::Continue(Err(StoreError::Timeout));
+                    }
+                    if !self.guard.is_open() {
+                        // Someone has waited in vain: from here on nobody should.
+                        self.guard.connect_failed(now);
+                        self.failed(StoreError::Timeout);
+                    }
+                }
+                waiting = self.queue.recv(), if self.held.len() < QUEUE => match waiting {
+                    None => return ControlFlow::Break(()),
+                    Some(waiting) if self.guard.is_open() => waiting.fail(StoreError::Away),
+                    Some(waiting) => self.held.push_back(waiting),
+                },
+            }
+        }
     }
 
     /// Waits while the breaker is open; whoever comes is sent away at once.

@@ -16,8 +16,7 @@ use crate::store::{ServerTrouble, StoreError};
 
 /// Keys charged in one call for what was admitted meanwhile.
 const OWED_KEYS: usize = 64;
-/// Such calls before requests are let at the store again; and between requests, which wait for it.
-const OWED_CALLS_FIRST: usize = 128;
+/// Such calls between requests, which wait for it.
 const OWED_CALLS: usize = 2;
 /// How often a process says that it is there, microseconds.
 const BEAT_EVERY_US: u64 = 1_000_000;
@@ -31,8 +30,7 @@ pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), S
     try_script(link, shared).await?;
     let beside = link.beside();
     people::learn(link.connection(), shared, beside).await?;
-    beat(link.connection(), shared).await?;
-    pay_back(link, shared, OWED_CALLS_FIRST).await.map(|_| ())
+    beat(link.connection(), shared).await
 }
 
 /// What the upkeep found.

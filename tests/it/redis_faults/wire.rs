@@ -19,9 +19,15 @@ const KEPT: u8 = 2;
 const CUT: u8 = 3;
 /// As it should be until someone reads the hash key; from then on replies are kept.
 const UNTIL_THE_KEY: u8 = 4;
+/// So slow that a connection and its first charge take longer than the making of one may.
+const FAR: u8 = 5;
 
 /// Longer than a decision may take.
 const DELAY: Duration = Duration::from_millis(300);
+
+/// On a way that is [`FAR`], for a charge, and each time that the hash key is read, which is twice
+/// for a connection.
+const FAR_DELAY: Duration = Duration::from_millis(150);
 
 /// What is done to replies.
 type Manner = Arc<AtomicU8>;
@@ -50,7 +56,13 @@ fn call(mut from: TcpStream, mut to: TcpStream, manner: &Manner) {
     let _ = to.set_nodelay(true);
     while let Ok(length @ 1..) = from.read(&mut buffer) {
         let bytes = &buffer[..length];
-        let of_the_key = bytes.windows(8).any(|part| part == b"hash-key");
+        let has = |word: &[u8]| bytes.windows(word.len()).any(|part| part == word);
+        let of_the_key = has(b"hash-key");
+        let of_a_charge = has(b"EVALSHA") && has(b"paid:{");
+        if (of_the_key || of_a_charge) && manner.load(Ordering::Relaxed) == FAR {
+            // It is run however late it comes.
+            std::thread::sleep(FAR_DELAY);
+        }
         if of_the_key && manner.load(Ordering::Relaxed) == UNTIL_THE_KEY {
             manner.store(KEPT, Ordering::Relaxed);
         }
@@ -146,4 +158,44 @@ fn nobody_waits_longer_because_the_hash_key_is_being_read() {
     // A busy machine may delay some, the reading of the key delayed all.
     let best = took.iter().min().unwrap();
     assert!(*best < Duration::from_millis(50), "{took:?}");
+}
+
+#[test]
+fn what_is_owed_is_charged_once_however_long_connecting_takes() {
+    let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+    let manner = Manner::default();
+    let proxy = Tidegate::start(&format!(
+        "upstream = \"{}\"\n[server]\nworkers = 1\n\
+         [store]\nurl = \"redis://127.0.0.1:{}\"\nprefix = \"paid:\"\non_error = \"local\"\n\
+         [limit.default]\nrate = \"1000/day\"\n[log]\ndecisions = \"decisions.jsonl\"\n",
+        upstream.url(),
+        relay(redis.port(), &manner)
+    ));
+    let used = || {
+        let answer = proxy.get("/");
+        let remaining = answer.header("x-ratelimit-remaining").unwrap();
+        999 - remaining.parse::<usize>().unwrap()
+    };
+    eventually("the store decides", || {
+        used();
+        redis.run("KEYS paid:{*") != redis::Value::Array(Vec::new())
+    });
+    let before = used();
+    manner.store(KEPT, Ordering::Relaxed);
+    (0..50).for_each(|_| assert_eq!(proxy.get("/").status, 200));
+    proxy.wait_for_line("on_error");
+    manner.store(FAR, Ordering::Relaxed);
+    std::thread::sleep(Duration::from_secs(3));
+    manner.store(WHOLE, Ordering::Relaxed);
+    let mut asked = 0;
+    eventually("the store decides again", || {
+        used();
+        asked += 1;
+        proxy.said().iter().any(|line| line.contains("redis: back"))
+    });
+    let after = used();
+    eprintln!("{before} used before, {after} after 50 more and {asked}");
+    // And a few that the store ran without being heard, in the beginning.
+    let most = before + 50 + asked + 10;
+    assert!((before + 50..=most).contains(&after), "{after}");
 }
