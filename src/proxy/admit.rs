@@ -262,10 +262,11 @@ impl Limiter {
     }
 
     fn begun<B>(&self, request: &Request<B>, charge: Charge, generation: u64) -> Begun {
+        let is_told = !charge.is_empty() && self.headers.cors_expose;
         Begun {
             charge,
             generation,
-            cors: self.headers.cors_expose && request.headers().contains_key(ORIGIN),
+            cors: is_told && request.headers().contains_key(ORIGIN),
         }
     }
 

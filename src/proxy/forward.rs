@@ -25,8 +25,8 @@ impl Proxy {
         (changes, trace): (Option<&Changes<'_>>, Option<&mut Trace>),
     ) -> Result<Response<Body>, Rejection> {
         bound_body(request, route.body_limit)?;
-        let upgrade = headers::wants_upgrade(request).then(|| hyper::upgrade::on(&mut *request));
         let turned = turn(request, downstream, route, changes)?;
+        let upgrade = turned.upgrade.then(|| hyper::upgrade::on(&mut *request));
         if turned.forged {
             self.meter().forwarded_by_nobody();
         }

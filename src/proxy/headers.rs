@@ -66,6 +66,8 @@ fn passes(headers: &HeaderMap) -> usize {
 /// What a client's request became.
 #[derive(Debug)]
 pub struct Turned {
+    /// Whether it asks for a tunnel that it may have.
+    pub upgrade: bool,
     /// Whether it spoke for others, which its peer may not.
     pub forged: bool,
     /// What names its client, where that is not among its fields.
@@ -109,6 +111,7 @@ pub fn to_upstream<B>(
         headers.append(VIA, via_of(version));
     }
     Ok(Turned {
+        upgrade,
         forged: seen.forged,
         beside,
     })

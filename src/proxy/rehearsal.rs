@@ -14,7 +14,7 @@ use super::admit::{Admission, Asked, Asking};
 use super::changes::{self, Changes};
 use super::flaw::Flaw;
 use super::forward::turn;
-use super::headers::{Peer, Scheme, wants_upgrade};
+use super::headers::{Peer, Scheme};
 use super::limiter::{Counts, Limiter};
 use super::line::Line;
 use super::people::Said;
@@ -280,12 +280,14 @@ impl Rehearsal {
                 {
                     return Err(Rejection::BodyTooLarge);
                 }
-                let upgrade = wants_upgrade(request);
-                if let Some(beside) = turn(request, downstream, route, changes)?.beside {
+                let turned = turn(request, downstream, route, changes)?;
+                if let Some(beside) = turned.beside {
                     beside.join(request.headers_mut());
                 }
                 rehearsed.sent = Some(std::mem::take(request));
-                rehearsed.ending = Ending::Forwarded { upgrade };
+                rehearsed.ending = Ending::Forwarded {
+                    upgrade: turned.upgrade,
+                };
                 let mut response = Response::new(Bytes::new());
                 if let Some(changes) = changes {
                     changes.downwards(response.headers_mut());

@@ -108,7 +108,7 @@ impl Upstream {
                 None => Next::Attempt(seat, taken(request, beside.as_ref())),
                 Some(mut connection) => {
                     let blame = Blame::of(this, &seat, request, whole);
-                    let with = (beside.as_ref(), terms.is_repeatable);
+                    let with = (beside.as_ref(), terms.is_repeatable, asks_upgrade);
                     let exchanged = connection.exchange(request, with).await;
                     std::mem::forget(blame);
                     let answered = match exchanged {
@@ -180,7 +180,8 @@ impl Upstream {
         let asks_upgrade = prepare(&mut request, &seat, terms);
         if let Some(mut connection) = seat.pooled(asks_upgrade) {
             let blame = Blame::of(self, &seat, &request, terms.whole);
-            let exchanged = connection.exchange(&mut request, (None, terms.is_repeatable));
+            let exchanged =
+                connection.exchange(&mut request, (None, terms.is_repeatable, asks_upgrade));
             let exchanged = exchanged.await;
             std::mem::forget(blame);
             match exchanged {
@@ -200,7 +201,8 @@ impl Upstream {
             }
         };
         let blame = Blame::of(self, &seat, &request, terms.whole);
-        let exchanged = connection.exchange(&mut request, (None, terms.is_repeatable));
+        let exchanged =
+            connection.exchange(&mut request, (None, terms.is_repeatable, asks_upgrade));
         let exchanged = exchanged.await;
         std::mem::forget(blame);
         match exchanged {

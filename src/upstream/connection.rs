@@ -72,14 +72,15 @@ pub(super) enum Failure {
 
 impl Connection {
     /// Sends the request, with the lines `beside` it, and waits for the head of its response. One
-    /// that has no body can be kept, so that it could be sent again.
+    /// that has no body can be kept, so that it could be sent again. `upgrade` says whether it asks
+    /// for a tunnel.
     pub(super) async fn exchange(
         &mut self,
         request: &mut Request<RequestBody>,
-        (beside, keep): (Option<&Beside>, bool),
+        (beside, keep, upgrade): (Option<&Beside>, bool, bool),
     ) -> Result<Response<()>, Failure> {
         match self {
-            Connection::Http1(connection) => connection.exchange(request, beside).await,
+            Connection::Http1(connection) => connection.exchange(request, beside, upgrade).await,
             // Boxed, so that what waits for HTTP/1.1 is no larger for it.
             Connection::Http2(stream) => {
                 if let Some(beside) = beside {

@@ -176,17 +176,23 @@ impl Http1 {
         &mut self,
         request: &mut Request<RequestBody>,
         beside: Option<&Beside>,
+        upgrade: bool,
     ) -> Result<Response<()>, Failure> {
-        self.begin(request, beside);
+        self.begin(request, beside, upgrade);
         self.deadline.await_head();
         let answered = poll_fn(|context| self.poll_exchange(request, context)).await;
         self.deadline.end_head();
         answered
     }
 
-    fn begin(&mut self, request: &mut Request<RequestBody>, beside: Option<&Beside>) {
+    fn begin(
+        &mut self,
+        request: &mut Request<RequestBody>,
+        beside: Option<&Beside>,
+        upgrade: bool,
+    ) {
         let framing = framing_of(request);
-        self.asked = Asked::of(request);
+        self.asked = Asked::of(request, upgrade);
         self.may_follow = self.outbox.begin(request, beside, &framing);
         // As a rule nobody holds the last answer any more: its memory is still in the caches.
         let _ = self.read.try_reclaim(READ_BYTES);

@@ -119,7 +119,10 @@ async fn ask(server: &Arc<Server>, rules: &HealthCheck) -> Result<StatusCode, Up
     headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
     let mut connection = seat.connect(false).await?;
-    match connection.exchange(&mut request, (None, false)).await {
+    match connection
+        .exchange(&mut request, (None, false, false))
+        .await
+    {
         Ok(response) => {
             let status = response.status();
             take_some(connection).await;

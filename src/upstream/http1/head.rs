@@ -6,8 +6,9 @@
 use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue};
-use http::header::{TRANSFER_ENCODING, UPGRADE};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
 use http::{Method, Request, Response, StatusCode, Version};
 use httparse::{ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
@@ -35,11 +36,12 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    pub(super) fn of<B>(request: &Request<B>) -> Asked {
+    /// `upgrade` says whether it asks for a tunnel.
+    pub(super) fn of<B>(request: &Request<B>, upgrade: bool) -> Asked {
         Asked {
             is_head: request.method() == Method::HEAD,
             is_connect: request.method() == Method::CONNECT,
-            upgrade: request.headers().contains_key(UPGRADE),
+            upgrade,
         }
     }
 }
