@@ -250,21 +250,20 @@ impl<'a> Run<'a> {
                 rejects.extend(self.started(peer, STRICT));
             }
         }
+        let of = |scenario| match scenario {
+            Scenario::Rejected => &rejects,
+            _ => &lets,
+        };
         for round in 0..self.options.rounds {
             self.spare += self.spare_of_round;
             for scenario in &loads {
-                let actors = if *scenario == Scenario::Rejected {
-                    &rejects
-                } else {
-                    &lets
-                };
-                self.round(round, *scenario, &self.those_of(*scenario), actors);
+                self.round(round, *scenario, &self.those_of(*scenario), of(*scenario));
             }
         }
         for scenario in &loads {
             let (those, rounds) = self.more(*scenario);
             for round in 0..rounds {
-                self.round(self.options.rounds + round, *scenario, &those, &lets);
+                self.round(self.options.rounds + round, *scenario, &those, of(*scenario));
             }
         }
     }

@@ -38,6 +38,20 @@ pub const LIMITED: [Peer; 5] = [
 
 /// Those whose clients are counted in Redis.
 pub const BY_REDIS: [Peer; 2] = [Peer::TidegateRedis, Peer::NginxLua];
+/// Those, and what proxies cost without a limit.
+pub const CLOSE: [Peer; 5] = [
+    Peer::Tidegate,
+    Peer::TidegateRedis,
+    Peer::Nginx,
+    Peer::NginxLua,
+    Peer::Haproxy,
+];
+/// Those that reject without asking anybody.
+pub const REJECTING: [Peer; 3] = [
+    Peer::TidegateEmbedded,
+    Peer::TidegateRedis,
+    Peer::NginxLimit,
+];
 
 impl Peer {
     pub fn name(self) -> &'static str {
