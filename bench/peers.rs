@@ -263,7 +263,12 @@ impl<'a> Run<'a> {
         for scenario in &loads {
             let (those, rounds) = self.more(*scenario);
             for round in 0..rounds {
-                self.round(self.options.rounds + round, *scenario, &those, of(*scenario));
+                self.round(
+                    self.options.rounds + round,
+                    *scenario,
+                    &those,
+                    of(*scenario),
+                );
             }
         }
     }
