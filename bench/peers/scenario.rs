@@ -115,11 +115,11 @@ impl Scenario {
         }
     }
 
-    /// Those that are measured more often than all, and how many times as often: where the middle of
-    /// three rounds says too little. Redis shares its core with the load, so those that ask it differ
-    /// more from round to round; plain proxies, and those that reject by themselves, differ less from
-    /// each other than from round to round; and the p99 of a few seconds is mostly about who waits
-    /// for a core.
+    /// Those that are measured more often than all, and how many times as often: where the middle
+    /// of three rounds says too little. Redis shares its core with the load, so those that ask it
+    /// differ more from round to round; plain proxies, and those that reject by themselves, differ
+    /// less from each other than from round to round; and the p99 of a few seconds is mostly about
+    /// who waits for a core.
     pub fn oftener(self) -> Option<(&'static [Peer], usize)> {
         match self {
             Scenario::Many => Some((&CLOSE, 2)),
