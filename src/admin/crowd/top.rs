@@ -54,10 +54,11 @@ impl Sketch {
         } else {
             let all = self.clients.iter().enumerate();
             let least = all.min_by_key(|(_, client)| client.requests);
-            least.map_or(0, |(place, _)| place)
+            let place = least.map_or(0, |(place, _)| place);
+            self.places.remove(&self.clients[place].tag);
+            place
         };
         let before = self.clients[place];
-        self.places.remove(&before.tag);
         self.places.insert(tag, place);
         self.clients[place] = Client {
             tag,
@@ -153,6 +154,17 @@ mod tests {
                 prop_assert!(found || requests <= all / ROOM as u64);
             }
         }
+    }
+
+    #[test]
+    fn whoever_comes_takes_no_place_from_the_client_whose_tag_is_zero() {
+        let mut top = Top::default();
+        for tag in [0, 7, 0] {
+            top.see(tag, false, 1000);
+        }
+        // What stands twice adds up as it is read, until one of the two is forgotten.
+        let clients = &top.now.clients;
+        assert_eq!((clients.len(), clients[0].requests), (2, 2));
     }
 
     #[test]
