@@ -11,7 +11,7 @@
 //! It reads what the workers count and never makes one of them wait. What it keeps itself (the
 //! history of the last minutes) is bounded, and gone with the process. It listens from before the
 //! first request until all connections of clients have ended; after an upgrade the new process has
-//! the address.
+//! the address. A panic costs a request or one look, and nothing else of it.
 
 mod answer;
 mod bind;
@@ -37,6 +37,8 @@ mod reload;
 mod status;
 pub mod token;
 mod traffic;
+#[cfg(test)]
+mod trap;
 mod upstreams;
 
 use std::io;
@@ -48,7 +50,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::AdminSettings;
@@ -57,6 +59,8 @@ use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
 use crate::server::sight::Sight;
 use crate::server::{Course, Shutdown};
+use crate::telemetry::panics::contained;
+use connection::Connections;
 use crowd::Crowd;
 use denials::Followed;
 use findings::Findings;
@@ -170,33 +174,68 @@ impl Admin {
     }
 }
 
-async fn serve(desk: Arc<Desk>, listener: std::net::TcpListener, mut end: oneshot::Receiver<()>) {
-    let mut listener = TcpListener::from_std(listener)
+async fn serve(desk: Arc<Desk>, listener: std::net::TcpListener, end: oneshot::Receiver<()>) {
+    let listener = TcpListener::from_std(listener)
         .inspect_err(|error| tracing::error!(%error, "admin: cannot listen"))
         .ok();
-    let connections = connection::Connections::default();
-    let mut ticks = interval(TICK);
+    let mut door = Door {
+        listener,
+        connections: Connections::default(),
+        changes: desk.grounds.sight.changes(),
+        shutdown: desk.grounds.shutdown.clone(),
+    };
+    let attending = async { while contained(door.attend(&desk)).await.is_none() {} };
+    let parts = async {
+        tokio::join!(
+            attending,
+            every(TICK, || desk.tick()),
+            every(DRAIN_EVERY, || desk.drain()),
+            every(ASK_EVERY, || findings::ask_store(&desk)),
+        )
+    };
+    tokio::select! {
+        _ = end => {}
+        _ = parts => {}
+    }
+}
+
+/// Does something at once, and then so often; a panic costs one time.
+async fn every(period: Duration, act: impl Fn()) {
+    let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut drains = interval(DRAIN_EVERY);
-    drains.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut asks = interval(ASK_EVERY);
-    asks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut changes = desk.grounds.sight.changes();
-    let mut shutdown = desk.grounds.shutdown.clone();
     loop {
-        tokio::select! {
-            stream = accept(listener.as_ref()) => connections.serve(stream, &desk),
-            _ = ticks.tick() => desk.tick(),
-            _ = drains.tick() => desk.drain(),
-            _ = asks.tick() => findings::ask_store(&desk),
-            Ok(()) = changes.changed() => {
-                desk.renew(&mut listener);
-                findings::ask_store(&desk);
+        ticks.tick().await;
+        contained(async { act() }).await;
+    }
+}
+
+/// Where operators come in.
+struct Door {
+    /// Nothing once another process has the address, or nobody is to come.
+    listener: Option<TcpListener>,
+    connections: Connections,
+    changes: watch::Receiver<u64>,
+    shutdown: Shutdown,
+}
+
+impl Door {
+    async fn attend(&mut self, desk: &Arc<Desk>) {
+        let Door {
+            listener, shutdown, ..
+        } = self;
+        loop {
+            tokio::select! {
+                stream = accept(listener.as_ref()) => self.connections.serve(stream, desk),
+                Ok(()) = self.changes.changed() => {
+                    #[cfg(test)]
+                    trap::at_a_look(desk);
+                    desk.renew(listener);
+                    findings::ask_store(desk);
+                }
+                // The next process has the address.
+                Ok(_) = shutdown.wait_for(|course| *course == Course::HandOver),
+                    if listener.is_some() => *listener = None,
             }
-            // The next process has the address.
-            Ok(_) = shutdown.wait_for(|course| *course == Course::HandOver),
-                if listener.is_some() => listener = None,
-            _ = &mut end => break,
         }
     }
 }

@@ -3,7 +3,8 @@
 //! One thread for the process, which is there once traces are wanted. It takes out of the workers'
 //! queues what has come together, and sends it by OTLP; what cannot be sent is tried a few times
 //! and given up, so that a collector which is slow or away costs spans, and never a request. Of an
-//! outage the log has two lines: one when it begins, one when it is over.
+//! outage the log has two lines: one when it begins, one when it is over. A panic costs what was
+//! being sent, which is counted, and the connection.
 //!
 //! ```text
 //! take       what waits, of all workers                                 telemetry::spans
@@ -14,6 +15,8 @@
 
 mod collector;
 mod messages;
+#[cfg(test)]
+mod trap;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,6 +27,7 @@ use tokio::sync::watch;
 
 use crate::clock;
 use crate::config::TracingSettings;
+use crate::telemetry::panics::contained;
 use crate::telemetry::spans::{Depot, Fates, Queue, Span};
 use collector::{Collector, Sent, Trouble};
 
@@ -128,6 +132,7 @@ impl Exports {
             depot: Arc::clone(&self.depot),
             follow: self.settings.subscribe(),
             end: self.end.subscribe(),
+            collector: None,
             failures: 0,
             outage: None,
         };
@@ -142,14 +147,76 @@ struct Exporter {
     depot: Arc<Depot>,
     follow: watch::Receiver<Settings>,
     end: watch::Receiver<Option<Instant>>,
+    /// Where the last spans go, once no others do.
+    collector: Option<Collector>,
     /// Attempts in a row that failed.
     failures: u32,
     /// Since when nothing is taken, and how many spans that has cost.
     outage: Option<(Instant, u64)>,
 }
 
+/// Spans that nobody else has. What is left of them when it is dropped is lost, and counted.
+struct Taken {
+    depot: Arc<Depot>,
+    spans: Vec<Span>,
+    /// How many of them are no longer its business.
+    settled: usize,
+}
+
+impl Taken {
+    fn new(depot: &Arc<Depot>) -> Taken {
+        Taken {
+            depot: Arc::clone(depot),
+            spans: depot.take(),
+            settled: 0,
+        }
+    }
+
+    fn left(&self) -> &[Span] {
+        &self.spans[self.settled..]
+    }
+
+    /// The next batch as a message, and how many it is.
+    fn next(&self, settings: &TracingSettings) -> (Vec<u8>, usize) {
+        let count = settings.batch.min(self.left().len());
+        let body = messages::encode(&self.left()[..count], &settings.service);
+        (body, count)
+    }
+
+    /// The collector has had so many more, and may not have wanted all of them.
+    fn sent(&mut self, count: usize, sent: &Sent) {
+        self.settled += count;
+        let count = count as u64;
+        let refused = sent.refused.min(count);
+        self.depot.note_exported(count - refused, refused);
+    }
+
+    /// So many more are given up.
+    fn lost(&mut self, count: usize) {
+        self.settled += count;
+        self.depot.note_failed(count as u64);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.lost(self.left().len());
+    }
+}
+
 impl Exporter {
     async fn run(mut self) {
+        while contained(self.export_on()).await.is_none() && self.end.borrow().is_none() {}
+        contained(self.last()).await;
+        let fates = self.depot.fates();
+        let lost = fates.failed + fates.dropped;
+        if lost > 0 && self.follow.borrow().is_some() {
+            tracing::warn!(lost, "tracing: spans that no collector has");
+        }
+    }
+
+    /// Exports until the end, always as the settings say.
+    async fn export_on(&mut self) {
         let mut collector: Option<Collector> = None;
         loop {
             let settings = self.follow.borrow_and_update().clone();
@@ -162,10 +229,7 @@ impl Exporter {
                 break;
             }
         }
-        let by = (*self.end.borrow()).unwrap_or_else(clock::now);
-        if let Some(mut collector) = collector {
-            self.last(&mut collector, by).await;
-        }
+        self.collector = collector;
     }
 
     /// Exports until the settings change; breaks at the end.
@@ -194,15 +258,15 @@ impl Exporter {
 
     /// Sends what waits. Ends early where the process does: what is left is given back as failed.
     async fn export(&mut self, collector: &mut Collector) {
-        let spans = self.depot.take();
-        for batch in spans.chunks(collector.settings.batch) {
-            self.send(collector, batch).await;
+        let mut taken = Taken::new(&self.depot);
+        while !taken.left().is_empty() {
+            self.send(collector, &mut taken).await;
         }
     }
 
     /// Sends a batch, a few times if need be.
-    async fn send(&mut self, collector: &mut Collector, batch: &[Span]) {
-        let body = messages::encode(batch, &collector.settings.service);
+    async fn send(&mut self, collector: &mut Collector, taken: &mut Taken) {
+        let (body, count) = taken.next(&collector.settings);
         for attempt in 1..=ATTEMPTS {
             let mut end = self.end.clone();
             let sent = tokio::select! {
@@ -210,7 +274,10 @@ impl Exporter {
                 () = past(&mut end) => Err(Trouble::timed_out()),
             };
             let trouble = match sent {
-                Ok(sent) => return self.sent(collector, sent, batch.len() as u64),
+                Ok(sent) => {
+                    taken.sent(count, &sent);
+                    return self.end_outage(collector);
+                }
                 Err(trouble) => trouble,
             };
             self.begin_outage(collector, &trouble);
@@ -225,16 +292,14 @@ impl Exporter {
                 _ = self.end.wait_for(Option::is_some) => {}
             }
         }
-        self.depot.note_failed(batch.len() as u64);
+        taken.lost(count);
         if let Some((_, lost)) = &mut self.outage {
-            *lost += batch.len() as u64;
+            *lost += count as u64;
         }
     }
 
-    fn sent(&mut self, collector: &Collector, sent: Sent, spans: u64) {
+    fn end_outage(&mut self, collector: &Collector) {
         self.failures = 0;
-        let refused = sent.refused.min(spans);
-        self.depot.note_exported(spans - refused, refused);
         if let Some((since, lost)) = self.outage.take() {
             let away = clock::now().saturating_duration_since(since);
             tracing::info!(
@@ -257,33 +322,31 @@ impl Exporter {
         }
     }
 
-    /// The end: what is left gets one attempt, and all of it together until `by` at most.
-    async fn last(&mut self, collector: &mut Collector, by: Instant) {
+    /// The end: what is left gets one attempt, and all of it together the time that there is.
+    async fn last(&mut self) {
+        let settings = self.follow.borrow().clone();
+        // A panic may have cost the one there was.
+        let known = self.collector.take();
+        let Some(mut collector) = known.or_else(|| settings.map(Collector::new)) else {
+            return;
+        };
+        let by = (*self.end.borrow()).unwrap_or_else(clock::now);
         let by = match self.outage {
             Some(_) => by.min(clock::now() + LAST_LEAST),
             None => by,
         };
-        let spans = self.depot.take();
-        let mut batches = spans.chunks(collector.settings.batch);
-        for batch in batches.by_ref() {
-            let body = messages::encode(batch, &collector.settings.service);
+        let mut taken = Taken::new(&self.depot);
+        while !taken.left().is_empty() {
+            let (body, count) = taken.next(&collector.settings);
             let left = by.saturating_duration_since(clock::now());
             let sent = tokio::time::timeout(left, collector.send(&body)).await;
             match sent.unwrap_or_else(|_| Err(Trouble::timed_out())) {
-                Ok(sent) => self.sent(collector, sent, batch.len() as u64),
-                Err(trouble) => {
-                    self.begin_outage(collector, &trouble);
-                    self.depot.note_failed(batch.len() as u64);
-                    break;
+                Ok(sent) => {
+                    taken.sent(count, &sent);
+                    self.end_outage(&collector);
                 }
+                Err(trouble) => return self.begin_outage(&collector, &trouble),
             }
-        }
-        let lost: usize = batches.map(<[Span]>::len).sum();
-        self.depot.note_failed(lost as u64);
-        let fates = self.depot.fates();
-        let lost = fates.failed + fates.dropped;
-        if lost > 0 {
-            tracing::warn!(lost, "tracing: spans that no collector has");
         }
     }
 }

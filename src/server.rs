@@ -32,7 +32,7 @@ pub mod sight;
 mod socket;
 mod tls;
 #[cfg(test)]
-mod trap;
+pub(crate) mod trap;
 pub mod upgrade;
 mod watcher;
 mod worker;

@@ -23,6 +23,7 @@ use super::{
     status, traffic,
 };
 use crate::telemetry::metrics::text::Form;
+use crate::telemetry::panics::contained;
 
 /// Bytes of a request's body.
 const MOST_BODY: usize = 64 << 10;
@@ -60,22 +61,13 @@ impl Refusal {
 /// An answer, or why there is none.
 pub(super) type Answer = Result<Response<Body>, Refusal>;
 
-/// Answers one request.
+/// Answers one request, whatever becomes of it.
 pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Response<Body> {
-    let answered = match admit(desk, &request) {
-        Ok(place) if place.is_told_something() => write(desk, &place, request).await,
-        Ok(Place::Overrides) => people::overrides(desk).await,
-        Ok(Place::Changes) => people::changes(desk).await,
-        Ok(Place::Key(limit, words)) => {
-            let words = match parameter(request.uri().query(), "by").as_deref() {
-                Some("id") => vec![format!("tag={}", words.join("&"))],
-                _ => words,
-            };
-            keys::show(desk, &limit, words).await
-        }
-        Ok(place) => read(desk, &place, &request),
-        Err(refusal) => Err(refusal),
-    };
+    let answered = contained(find(desk, request)).await;
+    let answered = answered.unwrap_or_else(|| {
+        let why = "something of ours broke, which the log has told";
+        Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, why))
+    });
     let mut response = answered.unwrap_or_else(|refusal| problem(&refusal));
     let headers = response.headers_mut();
     let mut insert =
@@ -94,6 +86,25 @@ pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Resp
         "same-origin",
     );
     response
+}
+
+async fn find(desk: &Arc<Desk>, request: Request<Incoming>) -> Answer {
+    let place = admit(desk, &request)?;
+    #[cfg(test)]
+    super::trap::at_a_request(&request);
+    match place {
+        place if place.is_told_something() => write(desk, &place, request).await,
+        Place::Overrides => people::overrides(desk).await,
+        Place::Changes => people::changes(desk).await,
+        Place::Key(limit, words) => {
+            let words = match parameter(request.uri().query(), "by").as_deref() {
+                Some("id") => vec![format!("tag={}", words.join("&"))],
+                _ => words,
+            };
+            keys::show(desk, &limit, words).await
+        }
+        place => read(desk, &place, &request),
+    }
 }
 
 /// What a request asks for, if it may.

@@ -24,6 +24,8 @@ impl Desk {
     /// Looks at what has been counted since the last time.
     pub(super) fn tick(&self) {
         self.look_at_beats();
+        #[cfg(test)]
+        super::trap::at_a_look(self);
         self.look_for_findings();
         let seen = self.grounds.sight.look(|view| {
             let degraded = view.counts.backing().away_since().is_some();

@@ -12,13 +12,10 @@
 //! after it.
 
 use std::io;
-use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -31,9 +28,7 @@ use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
 use crate::server::upgrade::{self, Program, Successor, UpgradeError};
 use crate::server::{Course, notify, pid_file};
-
-/// What this thread rests after a panic: one that comes again and again must not take a processor.
-const REST: Duration = Duration::from_millis(100);
+use crate::telemetry::panics::contained;
 
 /// What signals act on.
 pub(super) struct Door {
@@ -120,13 +115,8 @@ impl Watch {
     async fn run(mut self, mut signals: Signals) {
         // Twice as often as it must be.
         self.watchdog = notify::watchdog().map(|time| interval(time / 2));
-        while AssertUnwindSafe(self.listen(&mut signals))
-            .catch_unwind()
-            .await
-            .is_err()
-        {
+        while contained(self.listen(&mut signals)).await.is_none() {
             self.panicked();
-            tokio::time::sleep(REST).await;
         }
     }
 

@@ -98,6 +98,8 @@ impl Trouble {
 
 impl Collector {
     pub(super) fn new(settings: Arc<TracingSettings>) -> Collector {
+        #[cfg(test)]
+        super::trap::at_settings(&settings);
         let protocol: &[u8] = match settings.protocol {
             OtlpProtocol::Http => b"http/1.1",
             OtlpProtocol::Grpc => b"h2",

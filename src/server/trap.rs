@@ -58,138 +58,15 @@ impl Trap {
     }
 }
 
+pub(crate) mod stage;
+
 mod tests {
     use std::io::{Read as _, Write as _};
-    use std::net::{SocketAddr, TcpStream};
-    use std::path::PathBuf;
-    use std::process::{Command, Output};
-    use std::sync::Arc;
-    use std::thread::JoinHandle;
-    use std::time::Duration;
+    use std::net::TcpStream;
 
-    use socket2::{Domain, Socket, Type};
-    use tokio::sync::watch;
-
+    use super::stage::{Stage, on_a_runtime, plain, staged, told};
     use super::*;
-    use crate::server::listen::Listeners;
-    use crate::server::pulse::Pulse;
-    use crate::server::reload::Reload;
-    use crate::server::sight::Sight;
-    use crate::server::{Course, Source, reload};
-    use crate::telemetry::metrics::Unanswered;
-    use crate::{config, server, telemetry};
-
-    const PATIENCE: Duration = Duration::from_secs(20);
-    /// Says that this process is the one that panics.
-    const STAGED: &str = "TIDEGATE_TEST_TRAPS";
-    /// One worker, which a panic would take from all; few connections and a single slot, which
-    /// panics would use up if they kept them.
-    const FILE: &str = r#"
-        listen = "127.0.0.1:0"
-        [server]
-        workers = 1
-        max_connections = 6
-        [limit.one]
-        concurrent = 1
-        key = "global"
-        [[route]]
-        path = "/*"
-        limits = ["one"]
-        respond = { body = "ok" }
-    "#;
-
-    /// A house in this process.
-    struct Stage {
-        address: SocketAddr,
-        file: PathBuf,
-        course: watch::Sender<Course>,
-        reload: Reload,
-        pulse: Arc<Pulse>,
-        sight: Arc<Sight>,
-        listeners: Arc<Listeners>,
-        serving: JoinHandle<std::io::Result<()>>,
-        _directory: tempfile::TempDir,
-    }
-
-    impl Stage {
-        fn open() -> Stage {
-            let directory = tempfile::tempdir().unwrap();
-            let file = directory.path().join("proxy.toml");
-            std::fs::write(&file, FILE).unwrap();
-            let (config, _) = config::load(&file).unwrap();
-            let listeners = (config.listen.as_slice(), &[][..]);
-            let listeners = Listeners::open(listeners, 1, &mut Vec::new()).unwrap();
-            let listeners = Arc::new(listeners);
-            let address = listeners.addresses()[0];
-            let (course, shutdown) = watch::channel(Course::Serve);
-            let (reload, requests) = reload::channel();
-            let (pulse, sight) = (Arc::new(Pulse::new(1)), Arc::<Sight>::default());
-            let source = Source {
-                path: Some(file.clone()),
-                reload: reload.clone(),
-                requests,
-                watch: false,
-            };
-            let seen = (Arc::clone(&pulse), Arc::clone(&sight));
-            let sockets = Arc::clone(&listeners);
-            let serving =
-                std::thread::spawn(move || server::run(config, sockets, (&shutdown, source), seen));
-            Stage {
-                address,
-                file,
-                course,
-                reload,
-                pulse,
-                sight,
-                listeners,
-                serving,
-                _directory: directory,
-            }
-        }
-
-        fn connect_from(&self, ip: Ipv4Addr) -> TcpStream {
-            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-            socket.bind(&SocketAddr::from((ip, 0)).into()).unwrap();
-            socket.connect(&self.address.into()).unwrap();
-            let stream = TcpStream::from(socket);
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            stream
-        }
-
-        /// Whatever comes until the connection ends.
-        fn ask(&self, ip: Ipv4Addr, request: &str) -> String {
-            let mut stream = self.connect_from(ip);
-            let mut answer = Vec::new();
-            // A connection that is lost may be reset.
-            let _ = stream.write_all(request.as_bytes());
-            match stream.read_to_end(&mut answer) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    panic!("hung: {request}")
-                }
-                _ => String::from_utf8(answer).unwrap(),
-            }
-        }
-
-        fn is_well(&self) {
-            let answer = self.ask(Ipv4Addr::LOCALHOST, &plain("/"));
-            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        }
-
-        /// Requests that were answered with 500 for a panic.
-        fn counted(&self) -> u64 {
-            let panic = Unanswered::Panic as usize;
-            let count = self.sight.look(|view| {
-                let all = view.proxies().map(|proxy| proxy.meter().all_unanswered());
-                all.map(|counted| counted[panic]).sum()
-            });
-            count.unwrap()
-        }
-    }
-
-    /// What is served without hyper.
-    fn plain(path: &str) -> String {
-        format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
-    }
+    use crate::telemetry;
 
     /// What is not.
     fn odd(path: &str) -> String {
@@ -224,37 +101,6 @@ mod tests {
         statuses
     }
 
-    fn on_a_runtime<T>(body: impl Future<Output = T>) -> T {
-        let bounded = async { tokio::time::timeout(PATIENCE, body).await.unwrap() };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime.unwrap().block_on(bounded)
-    }
-
-    /// This test in a process of its own, where panics are told as in the program.
-    fn staged(name: &str) -> Option<Output> {
-        if std::env::var_os(STAGED).is_some() {
-            telemetry::init(None);
-            return None;
-        }
-        let output = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", name])
-            .env(STAGED, "1")
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{output:?}");
-        Some(output)
-    }
-
-    /// The panics that the diagnostics tell.
-    fn told(output: &Output) -> Vec<String> {
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(!text.contains("secret"), "{text}");
-        let is_told = |line: &&str| line.contains("a panic, which is our mistake: a trap");
-        text.lines().filter(is_told).map(str::to_owned).collect()
-    }
-
     const TIMES: usize = 20;
 
     #[test]
@@ -267,7 +113,7 @@ mod tests {
             assert!(told[0].contains("worker-0") && told[0].contains("trap.rs"));
             return;
         }
-        let stage = Stage::open();
+        let stage = Stage::open("");
         stage.is_well();
         let local = Ipv4Addr::LOCALHOST;
         let mut other = stage.connect_from(local);
@@ -295,8 +141,7 @@ mod tests {
         let mut answer = String::new();
         other.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        stage.course.send_replace(Course::Stop { yields: false });
-        stage.serving.join().unwrap().unwrap();
+        stage.close().unwrap();
     }
 
     #[test]
@@ -307,7 +152,7 @@ mod tests {
             assert_eq!(told(&output).len(), 2 * TIMES);
             return;
         }
-        let stage = Stage::open();
+        let stage = Stage::open("");
         for _ in 0..TIMES {
             for ip in [ON_A_CONNECTION, AT_THE_DOOR] {
                 assert_eq!(stage.ask(ip, &plain("/")), "");
@@ -315,8 +160,7 @@ mod tests {
         }
         stage.is_well();
         assert_eq!(stage.counted(), 0);
-        stage.course.send_replace(Course::Stop { yields: false });
-        stage.serving.join().unwrap().unwrap();
+        stage.close().unwrap();
     }
 
     #[test]
@@ -325,16 +169,10 @@ mod tests {
             assert_eq!(told(&output).len(), 1);
             return;
         }
-        let stage = Stage::open();
+        let stage = Stage::open("");
         stage.is_well();
-        std::fs::write(&stage.file, format!("{FILE}{AT_A_RELOAD}\n")).unwrap();
-        on_a_runtime(async {
-            let (_, ()) = tokio::join!(stage.reload.ask(), stage.pulse.one_falls());
-        });
-        // As the thread does that listens for signals.
-        stage.listeners.close();
-        stage.course.send_replace(Course::Stop { yields: false });
-        let ended = stage.serving.join().unwrap();
-        assert_eq!(ended.unwrap_err().to_string(), "worker 0: a panic");
+        stage.reload(AT_A_RELOAD);
+        on_a_runtime(stage.pulse.one_falls());
+        assert_eq!(stage.close().unwrap_err().to_string(), "worker 0: a panic");
     }
 }

@@ -3,12 +3,9 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use futures_util::FutureExt as _;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
@@ -22,9 +19,7 @@ use super::serving::{Kept, Serving, flush};
 use super::{Course, House, Shutdown};
 use crate::clock::{self, Sweep};
 use crate::config::{Config, ServerSettings};
-
-/// After a panic in a part of a worker: one that fails at once, again and again, takes no core.
-const PART_REST: Duration = Duration::from_millis(50);
+use crate::telemetry::panics::contained;
 
 /// What every connection of a worker needs.
 pub(super) struct Worker {
@@ -109,11 +104,7 @@ pub(super) fn endure<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    tokio::spawn(async move {
-        while AssertUnwindSafe(part()).catch_unwind().await.is_err() {
-            tokio::time::sleep(PART_REST).await;
-        }
-    })
+    tokio::spawn(async move { while contained(part()).await.is_none() {} })
 }
 
 impl Worker {

@@ -5,10 +5,8 @@ use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-/// What a writer rests after a panic: one that comes again and again must not take a processor.
-const REST: Duration = Duration::from_millis(100);
+use super::panics::REST;
 
 /// Where the lines of one log go.
 pub(super) struct Lines {

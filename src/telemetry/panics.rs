@@ -1,14 +1,20 @@
 //! What is told of a panic: each is a mistake of ours. It never ends more than what it happened in;
-//! that is held by whoever runs it.
+//! that is held by whoever runs it, who begins anew what has to go on (`contained`).
 //!
 //! Of its message only what we wrote ourselves is told: what follows is the value that something
 //! was wrong with, which may be a client's key.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::panic;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+
+/// What is rested after a panic: one that comes again and again must not take a processor.
+pub(crate) const REST: Duration = Duration::from_millis(50);
 
 /// Since the process was started.
 static PANICS: AtomicU64 = AtomicU64::new(0);
@@ -16,6 +22,16 @@ static PANICS: AtomicU64 = AtomicU64::new(0);
 /// How many there were in this process.
 pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
+}
+
+/// What comes of a part of the program. Nothing where it panics, after a rest: whoever runs it may
+/// then begin it anew, as often as it takes.
+pub(crate) async fn contained<T>(part: impl Future<Output = T>) -> Option<T> {
+    let came = AssertUnwindSafe(part).catch_unwind().await.ok();
+    if came.is_none() {
+        tokio::time::sleep(REST).await;
+    }
+    came
 }
 
 /// From now on tells each in the diagnostics, and counts it. What had the stack written does so in
@@ -54,6 +70,24 @@ fn harmless(message: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock;
+
+    #[tokio::test]
+    async fn what_panics_again_and_again_takes_its_time() {
+        let (began, mut times) = (clock::now(), 0);
+        let mut part = async || {
+            times += 1;
+            assert!(times > 4, "a trap");
+            times
+        };
+        let came = loop {
+            if let Some(came) = contained(part()).await {
+                break came;
+            }
+        };
+        assert_eq!(came, 5);
+        assert!(began.elapsed() >= 4 * REST);
+    }
 
     #[test]
     fn values_are_not_told() {

@@ -101,7 +101,7 @@ pub struct Fates {
     pub exported: u64,
     /// There was no room for them.
     pub dropped: u64,
-    /// The collector could not be reached, or did not answer as it should.
+    /// The collector could not be reached, or did not answer as it should; or we panicked.
     pub failed: u64,
     /// The collector said that it does not want them.
     pub refused: u64,

@@ -1,0 +1,183 @@
+//! A house in a test's own process, with one worker. Whoever panics there is seen from outside,
+//! and so is what is told of it: the test is run once more, in a process of its own.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+use tokio::sync::watch;
+
+use crate::server::listen::Listeners;
+use crate::server::pulse::Pulse;
+use crate::server::reload::Reload;
+use crate::server::sight::Sight;
+use crate::server::{Course, Source, reload};
+use crate::telemetry::metrics::Unanswered;
+use crate::{config, server, telemetry};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Says that this process is the one that panics.
+const STAGED: &str = "TIDEGATE_TEST_TRAPS";
+/// One worker, which a panic would take from all; few connections and a single slot, which
+/// panics would use up if they kept them.
+const FILE: &str = r#"
+    listen = "127.0.0.1:0"
+    [server]
+    workers = 1
+    max_connections = 6
+    [limit.one]
+    concurrent = 1
+    key = "global"
+    [[route]]
+    path = "/*"
+    limits = ["one"]
+    respond = { body = "ok" }
+"#;
+
+/// See the file's head.
+pub(crate) struct Stage {
+    pub(crate) address: SocketAddr,
+    pub(crate) file: PathBuf,
+    pub(crate) course: watch::Sender<Course>,
+    pub(crate) reload: Reload,
+    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) sight: Arc<Sight>,
+    pub(crate) listeners: Arc<Listeners>,
+    pub(crate) serving: JoinHandle<std::io::Result<()>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Stage {
+    /// With `more` at the head of its file.
+    pub(crate) fn open(more: &str) -> Stage {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("proxy.toml");
+        std::fs::write(&file, format!("{more}\n{FILE}")).unwrap();
+        let (config, _) = config::load(&file).unwrap();
+        let listeners = (config.listen.as_slice(), &[][..]);
+        let listeners = Listeners::open(listeners, 1, &mut Vec::new()).unwrap();
+        let listeners = Arc::new(listeners);
+        let address = listeners.addresses()[0];
+        let (course, shutdown) = watch::channel(Course::Serve);
+        let (reload, requests) = reload::channel();
+        let (pulse, sight) = (Arc::new(Pulse::new(1)), Arc::<Sight>::default());
+        let source = Source {
+            path: Some(file.clone()),
+            reload: reload.clone(),
+            requests,
+            watch: false,
+        };
+        let seen = (Arc::clone(&pulse), Arc::clone(&sight));
+        let sockets = Arc::clone(&listeners);
+        let serving =
+            std::thread::spawn(move || server::run(config, sockets, (&shutdown, source), seen));
+        Stage {
+            address,
+            file,
+            course,
+            reload,
+            pulse,
+            sight,
+            listeners,
+            serving,
+            _directory: directory,
+        }
+    }
+
+    /// Has `more` at the head of its file instead, and has it read.
+    pub(crate) fn reload(&self, more: &str) {
+        std::fs::write(&self.file, format!("{more}\n{FILE}")).unwrap();
+        on_a_runtime(async { drop(self.reload.ask().await) });
+    }
+
+    /// Ends it, as the thread does that listens for signals.
+    pub(crate) fn close(self) -> std::io::Result<()> {
+        self.listeners.close();
+        self.course.send_replace(Course::Stop { yields: false });
+        self.serving.join().unwrap()
+    }
+
+    pub(crate) fn connect_from(&self, ip: Ipv4Addr) -> TcpStream {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((ip, 0)).into()).unwrap();
+        socket.connect(&self.address.into()).unwrap();
+        let stream = TcpStream::from(socket);
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Whatever comes until the connection ends.
+    pub(crate) fn ask(&self, ip: Ipv4Addr, request: &str) -> String {
+        exchange(self.connect_from(ip), request)
+    }
+
+    pub(crate) fn is_well(&self) {
+        let answer = self.ask(Ipv4Addr::LOCALHOST, &plain("/"));
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    }
+
+    /// Requests that were answered with 500 for a panic.
+    pub(crate) fn counted(&self) -> u64 {
+        let panic = Unanswered::Panic as usize;
+        let count = self.sight.look(|view| {
+            let all = view.proxies().map(|proxy| proxy.meter().all_unanswered());
+            all.map(|counted| counted[panic]).sum()
+        });
+        count.unwrap()
+    }
+}
+
+/// Whatever comes on a connection until it ends.
+pub(crate) fn exchange(mut stream: TcpStream, request: &str) -> String {
+    let mut answer = Vec::new();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    // A connection that is lost may be reset.
+    let _ = stream.write_all(request.as_bytes());
+    match stream.read_to_end(&mut answer) {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+            panic!("hung: {request}")
+        }
+        _ => String::from_utf8(answer).unwrap(),
+    }
+}
+
+/// What is served without hyper.
+pub(crate) fn plain(path: &str) -> String {
+    format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
+}
+
+pub(crate) fn on_a_runtime<T>(body: impl Future<Output = T>) -> T {
+    let bounded = async { tokio::time::timeout(PATIENCE, body).await.unwrap() };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(bounded)
+}
+
+/// This test in a process of its own, where panics are told as in the program.
+pub(crate) fn staged(name: &str) -> Option<Output> {
+    if std::env::var_os(STAGED).is_some() {
+        telemetry::init(None);
+        return None;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", name])
+        .env(STAGED, "1")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    Some(output)
+}
+
+/// The panics that the diagnostics tell.
+pub(crate) fn told(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!text.contains("secret"), "{text}");
+    let is_told = |line: &&str| line.contains("a panic, which is our mistake: a trap");
+    text.lines().filter(is_told).map(str::to_owned).collect()
+}
