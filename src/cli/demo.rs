@@ -1,9 +1,10 @@
 //! `tidegate demo`: the routes and limits of a `proxy.toml`, in front of a built-in echo server,
-//! with the embedded store. Nothing to install, nothing to configure first.
+//! with the embedded store. Nothing to install, nothing to configure first. Nobody else listens
+//! there: of two proxies that share a port each would count a part of the requests.
 
 use std::path::Path;
 
-use super::run::{accept, say, serve};
+use super::run::{Start, accept, say, serve};
 use super::{DID_NOT_WORK, DemoArgs};
 use crate::config::{self, ServerAddress, StoreKind};
 use crate::server::echo;
@@ -14,7 +15,8 @@ const BUILT_IN: &str = include_str!("../../proxy.toml");
 /// Runs until stopped. Returns the exit code.
 pub(super) fn demo(args: &DemoArgs) -> u8 {
     let file = args.config.as_deref().unwrap_or(Path::new("proxy.toml"));
-    let loaded = if args.config.is_some() || file.exists() {
+    let has_file = args.config.is_some() || file.exists();
+    let loaded = if has_file {
         config::load(file)
     } else {
         config::parse("proxy.toml", BUILT_IN, &|_| None)
@@ -35,7 +37,18 @@ pub(super) fn demo(args: &DemoArgs) -> u8 {
         let server = ServerAddress::Http(upstream.ip().to_string(), upstream.port());
         settings.servers = vec![server.into()];
     }
-    serve(config, (None, false), |address| {
+    let start = Start {
+        path: None,
+        watch: false,
+        alone: Some(match has_file {
+            true => format!("end it, or change `listen` in {}", file.display()),
+            false => {
+                "end it, or have `tidegate init` write a proxy.toml, and change `listen` there"
+                    .to_owned()
+            }
+        }),
+    };
+    serve(config, start, |address| {
         let port = address.port();
         say("");
         say("Try it, until it says 429:");

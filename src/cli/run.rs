@@ -1,6 +1,6 @@
 //! `tidegate run`: load, bind, say what is up, serve until told to stop.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use super::signals::{self, Door};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
 use crate::admin::{self, Admin, Grounds};
 use crate::config::diagnostic::{Code, Diagnostics};
-use crate::config::{Config, FlagConfig, StoreKind, UpstreamServer, render};
-use crate::server::inherit::{Inherited, Predecessor};
-use crate::server::listen::Listeners;
+use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer, render};
+use crate::server::inherit::{Given, Inherited, Predecessor};
+use crate::server::listen::{Listeners, bind_alone};
 use crate::server::pulse::Pulse;
 use crate::server::sight::Sight;
 use crate::server::{Course, Source, pid_file, reload};
@@ -20,6 +20,17 @@ use crate::{config, server, store, telemetry, upstream};
 
 /// How long the opening lines wait for a store or an upstream that does not answer.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// What else there is to know of a start.
+pub(super) struct Start {
+    /// The file that is read again when that is asked for,
+    pub(super) path: Option<PathBuf>,
+    /// or also when it changes.
+    pub(super) watch: bool,
+    /// Where no other process may listen, which would have a part of the requests and counts of its
+    /// own: what to do about one that does.
+    pub(super) alone: Option<String>,
+}
 
 /// Runs until a signal ends it (`signals.rs`). Returns the exit code.
 pub(super) fn run(args: &RunArgs) -> u8 {
@@ -36,7 +47,15 @@ pub(super) fn run(args: &RunArgs) -> u8 {
         None => config::load(path.as_deref().unwrap_or("proxy.toml".as_ref())),
     };
     match accept(loaded) {
-        Ok(config) => serve(config, (path, args.watch), |_| {}),
+        Ok(config) => {
+            let watch = args.watch;
+            let start = Start {
+                path,
+                watch,
+                alone: None,
+            };
+            serve(config, start, |_| {})
+        }
         Err(code) => code,
     }
 }
@@ -63,16 +82,11 @@ pub(super) fn accept(loaded: Result<(Config, Diagnostics), Diagnostics>) -> Resu
     }
 }
 
-/// Binds and serves; what is served is read again from a file, if there is one, when that is asked
-/// for, or also when it changes. `opened` is told the first address once it listens.
-pub(super) fn serve(
-    config: Config,
-    file: (Option<PathBuf>, bool),
-    opened: impl FnOnce(SocketAddr),
-) -> u8 {
+/// Binds and serves. `opened` is told the first address once it listens.
+pub(super) fn serve(config: Config, start: Start, opened: impl FnOnce(SocketAddr)) -> u8 {
     telemetry::init(config::environment("RUST_LOG").as_deref());
     raise_descriptor_limit();
-    match serve_until_stopped(config, file, opened) {
+    match serve_until_stopped(config, start, opened) {
         Ok(()) => 0,
         Err(error) => fail(&error),
     }
@@ -80,11 +94,12 @@ pub(super) fn serve(
 
 fn serve_until_stopped(
     config: Config,
-    (path, watch): (Option<PathBuf>, bool),
+    start: Start,
     opened: impl FnOnce(SocketAddr),
 ) -> std::io::Result<()> {
     let workers = config.server.workers;
-    let (listeners, predecessor) = listen(&config)?;
+    let (listeners, predecessor) = listen(&config, start.alone.as_deref())?;
+    let Start { path, watch, .. } = start;
     let pid_file = config.server.pid_file.clone();
     if let (Some(path), None) = (&pid_file, &predecessor) {
         pid_file::write(path)?;
@@ -150,13 +165,19 @@ fn look_in(config: &Config, grounds: Grounds, replaces: bool) -> std::io::Result
 }
 
 /// Opens all sockets: those that this process was started with, and others.
-fn listen(config: &Config) -> std::io::Result<(Listeners, Option<Predecessor>)> {
+fn listen(
+    config: &Config,
+    alone: Option<&str>,
+) -> std::io::Result<(Listeners, Option<Predecessor>)> {
     let Inherited {
         mut sockets,
         predecessor,
     } = Inherited::take()?;
     let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
     let all = (config.listen.as_slice(), secure);
+    if let Some(advice) = alone {
+        listen_alone(all.0.iter().chain(all.1), advice, &mut sockets)?;
+    }
     let listeners = Listeners::open(all, config.server.workers, &mut sockets)?;
     // What an older process of ours listened on and `listen` no longer names is closed. What a
     // service manager holds would take connections that nobody serves.
@@ -166,6 +187,27 @@ fn listen(config: &Config) -> std::io::Result<(Listeners, Option<Predecessor>)> 
         ))),
         None => Ok((listeners, predecessor)),
     }
+}
+
+/// Opens those of which there is none yet, where nobody else listens; where somebody does,
+/// `advice` says what to do.
+fn listen_alone<'l>(
+    lines: impl Iterator<Item = &'l Listen>,
+    advice: &str,
+    sockets: &mut Vec<Given>,
+) -> std::io::Result<()> {
+    let mut opened = Vec::new();
+    for line in lines.filter(|line| !sockets.iter().any(|one| one.is_for(line))) {
+        opened.extend(bind_alone(line).map_err(|error| match error.kind() {
+            ErrorKind::AddrInUse => {
+                let text = format!("another process listens on {line} already: {advice}");
+                std::io::Error::new(ErrorKind::AddrInUse, text)
+            }
+            _ => error,
+        })?);
+    }
+    sockets.append(&mut opened);
+    Ok(())
 }
 
 fn fail(error: &std::io::Error) -> u8 {

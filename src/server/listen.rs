@@ -220,7 +220,7 @@ impl Bound {
 
     fn add_tcp(&mut self) -> io::Result<()> {
         if let Listen::Tcp(address) = self.place {
-            let listener = bind_tcp(address)?;
+            let listener = bind_tcp(address, true)?;
             self.place = Listen::Tcp(listener.local_addr()?);
             self.sockets.push(Listener::Tcp(listener));
         }
@@ -349,12 +349,30 @@ fn flatten(part: io::Result<Vec<Entrance>>) -> Vec<io::Result<Entrance>> {
     }
 }
 
-fn bind_tcp(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+/// A socket on an address that no other process shares, now or later: for all workers together. A
+/// unix socket never has two processes, and none is bound here.
+///
+/// # Errors
+/// It cannot be bound; [`io::ErrorKind::AddrInUse`] where somebody listens there.
+pub fn bind_alone(wanted: &Listen) -> io::Result<Option<Given>> {
+    let &Listen::Tcp(address) = wanted else {
+        return Ok(None);
+    };
+    let socket = bind_tcp(address, false).map_err(|error| named(wanted, &error))?;
+    Ok(Some(Given {
+        name: wanted.to_string(),
+        lent: false,
+        socket: Listener::Tcp(socket),
+    }))
+}
+
+fn bind_tcp(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
     let any_v6 = address.is_ipv6() && address.ip().is_unspecified();
-    match bind_one(address) {
+    match bind_one(address, shares) {
         // A machine without IPv6: `:8080` then means every IPv4 address.
         Err(_) if any_v6 && !has_ipv6() => {
-            bind_one(SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port())))
+            let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
+            bind_one(any, shares)
         }
         bound => bound,
     }
@@ -364,7 +382,7 @@ fn has_ipv6() -> bool {
     Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).is_ok()
 }
 
-fn bind_one(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+fn bind_one(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
     let socket = Socket::new(
         Domain::for_address(address),
         Type::STREAM,
@@ -375,7 +393,7 @@ fn bind_one(address: SocketAddr) -> io::Result<std::net::TcpListener> {
         socket.set_only_v6(!address.ip().is_unspecified())?;
     }
     socket.set_reuse_address(true)?;
-    socket.set_reuse_port(true)?;
+    socket.set_reuse_port(shares)?;
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::from(address))?;
     socket.listen(BACKLOG)?;

@@ -1,10 +1,11 @@
 //! The commands that come before and beside serving: `init`, `completions`, `man`, `try`,
-//! `check --online`.
+//! `check --online`, `demo`.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Output;
+use std::process::{Child, Command, Output, Stdio};
 
-use crate::house::{Tidegate, Upstream};
+use crate::house::{Client, Tidegate, Upstream};
 use crate::support::{RedisServer, free_port, mortal};
 
 fn run(folder: &Path, words: &[&str]) -> Output {
@@ -171,4 +172,68 @@ fn check_online_asks_the_store_and_the_servers() {
         text.contains("it is a replica") && text.contains("cannot be reached"),
         "{text}"
     );
+}
+
+/// A demo in a folder, and what it says until it has said all.
+fn demo(folder: &Path) -> (Child, Vec<String>) {
+    let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));
+    command.env_clear().current_dir(folder).arg("demo");
+    command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let said = BufReader::new(child.stderr.take().unwrap());
+    let lines = said.lines().map(Result::unwrap);
+    let mut said = Vec::new();
+    for line in lines {
+        let is_last = line.contains("Ctrl-C stops");
+        said.push(line);
+        if is_last {
+            break;
+        }
+    }
+    (child, said)
+}
+
+fn code(mut ended: Child) -> Option<i32> {
+    ended.wait().unwrap().code()
+}
+
+fn end(demo: Child) {
+    let sent = Command::new("kill").arg(demo.id().to_string()).status();
+    assert!(sent.unwrap().success());
+    assert_eq!(code(demo), Some(0));
+}
+
+#[test]
+fn a_demo_counts_alone_or_says_who_is_in_its_way() {
+    let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
+    let quick = include_str!("../../proxy.toml");
+    let file = quick.replace("\":8080\"", &format!("\":{port}\""));
+    std::fs::write(folder.path().join("proxy.toml"), file).unwrap();
+    let (first, said) = demo(folder.path());
+    assert!(
+        said.iter()
+            .any(|line| line.contains(&format!("localhost:{port}/"))),
+        "{said:?}"
+    );
+
+    let in_the_way = format!(
+        "tidegate: another process listens on [::]:{port} already: end it, or change `listen` in \
+         proxy.toml"
+    );
+    let (second, said) = demo(folder.path());
+    assert_eq!(said, [in_the_way.as_str()]);
+    assert_eq!(code(second), Some(1));
+    // Nor does a proxy come between it and whoever counts its denials.
+    let output = run(folder.path(), &["run"]);
+    assert_eq!(output.status.code(), Some(1));
+    let mut client = Client::to(([127, 0, 0, 1], port).into());
+    let mut ask = || client.ask("GET / HTTP/1.1\r\nHost: test\r\n\r\n").status;
+    let statuses: Vec<u16> = (0..12).map(|_| ask()).collect();
+    assert_eq!(statuses, [[200; 10].as_slice(), &[429; 2]].concat());
+
+    // Connections of one that has ended are in nobody's way.
+    end(first);
+    let (third, said) = demo(folder.path());
+    assert!(said.len() > 1, "{said:?}");
+    end(third);
 }
