@@ -219,6 +219,8 @@ pub(super) async fn serve(file: PathBuf, control: Control, reload: Reload, pulse
         };
         told = false;
         tracing::debug!(path = %bound.path.display(), "control socket");
+        #[cfg(test)]
+        super::trap::in_a_part(super::trap::Part::Control);
         while !bound.is_gone() {
             let accepted = timeout(LOOK_EVERY, bound.listener.accept()).await;
             let Ok(Ok((stream, _))) = accepted else {

@@ -18,6 +18,7 @@ use super::trap;
 use super::worker::{Worker, endure};
 use super::{Course, connection, neighbours, tls};
 use crate::proxy::Arrival;
+use crate::telemetry::panics::contained;
 use crate::wire::Stream;
 
 /// How long `accept` rests when the machine has no file descriptor or memory for a connection.
@@ -172,7 +173,7 @@ fn welcome(worker: &Arc<Worker>, guest: Guest) {
 /// Greets whom other workers pass on, as long as this one lives.
 pub(super) async fn receive(mut guests: UnboundedReceiver<Guest>, worker: Arc<Worker>) {
     while let Some(guest) = guests.recv().await {
-        welcome(&worker, guest);
+        contained(async { welcome(&worker, guest) }).await;
     }
 }
 

@@ -15,24 +15,25 @@
 
 use std::fmt;
 use std::io;
-use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
 use super::listen::{Entrance, Listeners, Moves};
 use super::serving::Serving;
+#[cfg(test)]
+use super::trap;
 use super::watcher::{LOOK_EVERY, Watcher};
 use super::{Course, House, Shutdown, Source, control, notify, tls};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config};
 use crate::telemetry::access::AccessLog;
+use crate::telemetry::panics::{contained, endure};
 
 /// Requests that may wait; those beyond are told that they are too many.
 const MOST_WAITING: usize = 64;
@@ -164,30 +165,45 @@ impl Reloader {
             .spawn(move || runtime.block_on(self.run(source, shutdown)))
     }
 
-    async fn run(mut self, source: Source, mut shutdown: Shutdown) {
+    async fn run(mut self, source: Source, shutdown: Shutdown) {
         let Source {
             path,
             reload,
-            mut requests,
+            requests,
             watch,
         } = source;
         // Ends with this runtime, and takes the socket's file away.
         let mut control = JoinSet::new();
         if let Some(path) = &path {
-            let (place, pulse) = (&self.config.server.control, &self.house.pulse);
-            control.spawn(control::serve(
-                path.clone(),
-                place.clone(),
-                reload,
-                Arc::clone(pulse),
-            ));
+            let place = self.config.server.control.clone();
+            let (file, pulse) = (path.clone(), Arc::clone(&self.house.pulse));
+            control.spawn(endure(move || {
+                let (place, reload) = (place.clone(), reload.clone());
+                control::serve(file.clone(), place, reload, Arc::clone(&pulse))
+            }));
             let written = &self.config.written;
             self.watcher.read(path, Some(&written.text), &written.files);
         }
+        let file = (path.as_deref(), watch && path.is_some());
+        let mut told = (requests, shutdown);
+        let mut certificates = self.watch_certificates(&told.1);
+        while contained(self.attend(file, &mut told, &mut certificates))
+            .await
+            .is_none()
+        {}
+        control.shutdown().await;
+    }
+
+    /// Reads the file when that is asked for, or also when it changes, until the house ends. A
+    /// panic beside what is read costs those who asked their answer.
+    async fn attend(
+        &mut self,
+        (path, watches): (Option<&Path>, bool),
+        (requests, shutdown): &mut (Requests, Shutdown),
+        certificates: &mut JoinSet<()>,
+    ) {
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut certificates = self.watch_certificates(&shutdown);
-        let watches = watch && path.is_some();
         loop {
             let mut asked = Vec::new();
             tokio::select! {
@@ -200,20 +216,17 @@ impl Reloader {
                     }
                 }
             }
+            #[cfg(test)]
+            trap::in_a_part(trap::Part::Reloads);
             while let Ok(more) = requests.0.try_recv() {
                 asked.push(more);
             }
             let before = self.house.tls.clone();
-            let reload = AssertUnwindSafe(self.reload(path.as_deref()));
-            let outcome = reload.catch_unwind().await;
-            let outcome = Arc::new(outcome.unwrap_or_else(|_| {
-                let why = io::Error::other("something of ours broke, which the log has told");
-                Err(ReloadError::Unusable(why))
-            }));
+            let outcome = Arc::new(self.reload(path).await);
             let after = self.house.tls.as_ref();
             if before.as_ref().map(Arc::as_ptr) != after.map(Arc::as_ptr) {
                 certificates.abort_all();
-                certificates = self.watch_certificates(&shutdown);
+                *certificates = self.watch_certificates(shutdown);
             }
             tell(&outcome);
             self.house.sight.note_reload(&outcome);
@@ -223,15 +236,22 @@ impl Reloader {
             }
             tokio::time::sleep(REST).await;
         }
-        control.shutdown().await;
     }
 
     /// Looks after the files of certificates, where there are any, until it is dropped.
     fn watch_certificates(&self, shutdown: &Shutdown) -> JoinSet<()> {
         let mut watching = JoinSet::new();
         if let Some(tls) = &self.house.tls {
-            watching.spawn(tls::watch(Arc::clone(tls), shutdown.clone()));
-            watching.spawn(tls::acme(Arc::clone(tls), shutdown.clone()));
+            let known = (Arc::clone(tls), shutdown.clone());
+            let (watched, acquired) = (known.clone(), known);
+            watching.spawn(endure(move || {
+                let (tls, shutdown) = watched.clone();
+                tls::watch(tls, shutdown)
+            }));
+            watching.spawn(endure(move || {
+                let (tls, shutdown) = acquired.clone();
+                tls::acme(tls, shutdown)
+            }));
         }
         watching
     }
@@ -239,9 +259,12 @@ impl Reloader {
     async fn reload(&mut self, path: Option<&Path>) -> Result<Reloaded, ReloadError> {
         let path = path.ok_or(ReloadError::NoFile)?;
         notify::reloading();
-        let reloaded = self.replace(path).await;
+        let reloaded = contained(self.replace(path)).await;
         notify::ready("serving");
-        reloaded
+        reloaded.unwrap_or_else(|| {
+            let why = io::Error::other("something of ours broke, which the log has told");
+            Err(ReloadError::Unusable(why))
+        })
     }
 
     async fn replace(&mut self, path: &Path) -> Result<Reloaded, ReloadError> {

@@ -2,6 +2,7 @@
 //! becomes of it: a panic ends what it happened in, and no more.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::{Request, Response};
 
@@ -26,6 +27,24 @@ pub(super) fn on_a_connection(ip: IpAddr) {
 pub(super) fn at_a_reload(config: &Config) {
     let says = config.written.text.contains(AT_A_RELOAD);
     assert!(!says, "a trap at a reload");
+}
+
+/// What goes on beside the workers, and how often each is still to panic: in a test's own process.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Part {
+    Reloads,
+    Control,
+    Certificates,
+    Acme,
+}
+
+static PARTS: [AtomicU32; 4] = [const { AtomicU32::new(0) }; 4];
+
+pub(super) fn in_a_part(part: Part) {
+    let one_less = |left: u32| left.checked_sub(1);
+    let left = &PARTS[part as usize];
+    let springs = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less);
+    assert!(springs.is_err(), "a trap beside the workers");
 }
 
 /// Where a request panics: its path tells.
@@ -63,10 +82,15 @@ pub(crate) mod stage;
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::TcpStream;
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+    use std::time::Duration;
 
-    use super::stage::{Stage, on_a_runtime, plain, staged, told};
+    use super::stage::{PATIENCE, Stage, on_a_runtime, plain, staged, told};
     use super::*;
-    use crate::telemetry;
+    use crate::config::Control;
+    use crate::server::control;
+    use crate::{clock, telemetry};
 
     /// What is not.
     fn odd(path: &str) -> String {
@@ -161,6 +185,72 @@ mod tests {
         stage.is_well();
         assert_eq!(stage.counted(), 0);
         stage.close().unwrap();
+    }
+
+    #[test]
+    fn what_goes_on_beside_the_workers_begins_anew() {
+        let name = "server::trap::tests::what_goes_on_beside_the_workers_begins_anew";
+        if let Some(output) = staged(name) {
+            assert_eq!(told(&output).len(), 4 * 5);
+            return;
+        }
+        for part in &PARTS {
+            part.store(5, Ordering::SeqCst);
+        }
+        let left = |part: Part| PARTS[part as usize].load(Ordering::SeqCst);
+        let folder = tempfile::tempdir().unwrap();
+        let file = tls_in(folder.path());
+        let stage = Stage::open(&file);
+        for more in (0..5).rev() {
+            // Who asked has an answer, and that reload is lost.
+            stage.reload(&file);
+            assert_eq!(left(Part::Reloads), more);
+        }
+        let began = clock::now();
+        while [Part::Control, Part::Certificates, Part::Acme].map(left) != [0; 3] {
+            assert!(began.elapsed() < PATIENCE, "{PARTS:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let socket = &control::places(&stage.file, &Control::Derived);
+        let answered = || {
+            let mut all = socket.iter().filter_map(|place| command(place).ok());
+            all.find(|answer| !answer.is_empty())
+        };
+        let answer = loop {
+            assert!(began.elapsed() < PATIENCE, "no control socket");
+            if let Some(answer) = answered() {
+                break answer;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert!(answer.contains("\"ok\":true"), "{answer}");
+        stage.is_well();
+        stage.close().unwrap();
+    }
+
+    /// A certificate for itself, and what a file says of it.
+    fn tls_in(folder: &Path) -> String {
+        let rcgen::CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(vec!["a.test".to_owned()]).unwrap();
+        let (pem, key) = (folder.join("a.pem"), folder.join("a.key"));
+        std::fs::write(&pem, cert.pem()).unwrap();
+        std::fs::write(&key, signing_key.serialize_pem()).unwrap();
+        let (pem, key) = (pem.display(), key.display());
+        format!(
+            "tls = {{ listen = \"127.0.0.1:0\", \
+             certificates = {{ cert = \"{pem}\", key = \"{key}\" }} }}"
+        )
+    }
+
+    /// What is answered to `tidegate reload`.
+    fn command(socket: &Path) -> std::io::Result<String> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let version = control::VERSION;
+        writeln!(stream, "{{\"version\":{version},\"command\":\"reload\"}}")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::serving::{Kept, Serving, flush};
 use super::{Course, House, Shutdown};
 use crate::clock::{self, Sweep};
 use crate::config::{Config, ServerSettings};
-use crate::telemetry::panics::contained;
+use crate::telemetry::panics;
 
 /// What every connection of a worker needs.
 pub(super) struct Worker {
@@ -104,7 +104,7 @@ pub(super) fn endure<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    tokio::spawn(async move { while contained(part()).await.is_none() {} })
+    tokio::spawn(panics::endure(part))
 }
 
 impl Worker {

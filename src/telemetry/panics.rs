@@ -34,6 +34,11 @@ pub(crate) async fn contained<T>(part: impl Future<Output = T>) -> Option<T> {
     came
 }
 
+/// Runs a part of the program until it ends by itself, anew after each panic.
+pub(crate) async fn endure<F: Future<Output = ()>>(part: impl Fn() -> F) {
+    while contained(part()).await.is_none() {}
+}
+
 /// From now on tells each in the diagnostics, and counts it. What had the stack written does so in
 /// the same line (`RUST_BACKTRACE`).
 pub(super) fn tell() {

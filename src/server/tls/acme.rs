@@ -20,6 +20,8 @@ use super::Tls;
 use crate::certificate::Certificate;
 use crate::clock;
 use crate::config::{AcmeChallenge, AcmeSettings, pem};
+#[cfg(test)]
+use crate::server::trap;
 use crate::server::{Course, Shutdown};
 
 pub(super) use cache::stored;
@@ -76,6 +78,8 @@ impl From<instant_acme::Error> for AcmeError {
 
 /// Sees to the certificate until the house ends.
 pub(in crate::server) async fn acme(tls: Arc<Tls>, mut shutdown: Shutdown) {
+    #[cfg(test)]
+    trap::in_a_part(trap::Part::Acme);
     let work = async {
         let mut rest = FIRST_REST;
         loop {

@@ -13,6 +13,8 @@ use std::time::Duration;
 use super::Tls;
 use crate::certificate::Certificate;
 use crate::config::{IdentityFiles, PemFile, TlsSettings, pem};
+#[cfg(test)]
+use crate::server::trap;
 use crate::server::{Course, Shutdown};
 
 /// From one look to the next.
@@ -76,6 +78,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Looks until the house ends.
 pub(in crate::server) async fn watch(tls: Arc<Tls>, mut shutdown: Shutdown) {
+    #[cfg(test)]
+    trap::in_a_part(trap::Part::Certificates);
     let mut all: Vec<Watched> = Vec::new();
     loop {
         tokio::select! {
