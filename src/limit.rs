@@ -271,8 +271,8 @@ pub struct Verdict {
     pub stamp: u64,
 }
 
-/// The store's answer to one `Charge`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The store's answer to one `Charge`. That of nobody allows nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Every limit allowed it, and all are charged; else none is.
     pub allowed: bool,

@@ -54,7 +54,7 @@ use crate::telemetry::metrics::Meter;
 use crate::telemetry::spans::Queue;
 use crate::upstream::body::RequestBody;
 use crate::upstream::{Upstreams, Vitals};
-use admit::{Asked, Asking};
+use admit::Admission;
 use again::Heads;
 pub use arrival::{Arrival, Secured};
 use body::Body;
@@ -211,10 +211,12 @@ impl Proxy {
         if let Some(tracer) = &self.tracer {
             line.belongs(tracer.begin(request, downstream), request);
         }
-        let mut response = match self.read(request, downstream, flaw, &mut line) {
-            Ok((route, asked)) => {
-                let line = &mut line;
-                self.serve(request, (downstream, route), asked, (line, lines))
+        let mut admission = Admission::default();
+        let asked = (&mut line, &mut admission);
+        let mut response = match self.read(request, downstream, flaw, asked) {
+            Ok(route) => {
+                let (line, admission) = (&mut line, &mut admission);
+                self.serve(request, (downstream, route), admission, (line, lines))
                     .await
             }
             Err(refused) => self.answer(&refused, &mut line, HeaderMap::new()),
@@ -242,7 +244,7 @@ impl Proxy {
         &self,
         request: &mut Request<RequestBody>,
         (downstream, route): (&Downstream, &Route),
-        asked: Asked,
+        admission: &mut Admission,
         (line, lines): (&mut Line, Option<&mut Vec<u8>>),
     ) -> impl Future<Output = Response<Body>> + Send {
         async move {
@@ -252,28 +254,24 @@ impl Proxy {
                 Err(refused) => return self.answer(&refused, line, HeaderMap::new()),
             };
             let changes = changes.as_deref();
-            let affinity = asked.affinity;
             if let Some(trace) = &mut line.trace {
-                trace.note_asked(route, &asked.charge);
+                trace.note_asked(route, &admission.charge);
             }
-            let mut admitted = match self.limiter.begin(request, asked, line) {
-                Asking::Over(admitted) => admitted,
-                Asking::Waits(begun) => self.limiter.admit(request, begun).await,
+            let admitted = match self.limiter.admit_here(request, admission, line) {
+                Some(admitted) => admitted,
+                None => self.limiter.admit(request, admission).await,
             };
             if let Some(trace) = &mut line.trace {
-                trace.note_decided(&admitted);
+                trace.note_decided(admission, &admitted);
             }
-            let admission = match admitted {
-                Ok(ref mut admission) => admission,
-                Err(refused) => {
-                    let with = (changes, line);
-                    return self.deny(refused, request, (downstream, route), with);
-                }
-            };
-            line.note_admission(admission.is_limited());
+            if let Err(refused) = admitted {
+                let with = (changes, line);
+                return self.deny(refused, request, (downstream, route), with);
+            }
+            line.note_admission(admission.told().is_some());
             let mut response = match &route.target {
                 Target::Upstream(upstream) => {
-                    let to = (route, *upstream, affinity);
+                    let to = (route, *upstream, admission.affinity);
                     let trace = line.trace.as_deref_mut();
                     match self
                         .forward(request, downstream, to, (changes, trace))
@@ -321,8 +319,8 @@ impl Proxy {
         request: &Request<RequestBody>,
         downstream: &Downstream,
         flaw: Option<Flaw>,
-        line: &mut Line,
-    ) -> Result<(&Route, Asked), Rejection> {
+        (line, asked): (&mut Line, &mut Admission),
+    ) -> Result<&Route, Rejection> {
         if let Some(flaw) = flaw {
             return Err(Rejection::Flaw(flaw));
         }
@@ -330,7 +328,7 @@ impl Proxy {
             return Err(Rejection::Flaw(Flaw::HeadTooLarge));
         }
         self.secure.check(request, downstream)?;
-        self.limiter.read(request, downstream.caller(), line)
+        (self.limiter).read(request, downstream.caller(), line, asked)
     }
 
     /// The same for a request whose route is known, with what the route adds to every answer.

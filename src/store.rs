@@ -21,6 +21,7 @@ pub mod redis;
 pub mod reserve;
 #[cfg(test)]
 mod simulation;
+mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
@@ -154,8 +155,13 @@ impl Store {
     /// key with which the items' tags were derived ([`Store::hash_key`]).
     ///
     /// Answers within the store's timeout. After an error the charge may have been made
-    /// ([`StoreError::maybe_charged`]); it is never repeated here.
-    pub async fn charge(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+    /// ([`StoreError::maybe_charged`]); it is never repeated here. `charge` is lent: while this
+    /// waits it is with whoever asks the server, and when it returns it is what it was.
+    pub async fn charge(
+        &self,
+        charge: &mut Charge,
+        generation: u64,
+    ) -> Result<Decision, StoreError> {
         match self {
             Store::Memory(memory) => Ok(memory.charge(charge)),
             Store::Redis(redis) => redis.charge(charge, generation).await,

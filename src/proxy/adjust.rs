@@ -7,7 +7,7 @@
 
 use http::{HeaderMap, HeaderName, Response};
 
-use super::admit::{Admission, Decider, Told};
+use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
 use super::line::Line;
 use crate::limit::{Algorithm, Charge, Decision, Item};
@@ -39,9 +39,7 @@ impl Limiter {
             Some(units) => Adjustment::Settle(units),
             None => return,
         };
-        if let Some(told) = &admission.told {
-            self.adjust_told(told, adjustment, admission.generation);
-        }
+        self.adjust_admitted(admission, adjustment);
         for rider in line.riders.iter_mut().flat_map(|riders| &mut riders.list) {
             let charge = rider.charge.clone();
             if let Some(decision) = rider.decision().filter(|decision| decision.allowed) {
@@ -51,21 +49,23 @@ impl Limiter {
         }
     }
 
-    fn adjust_told(&self, told: &Told, adjustment: Adjustment, generation: u64) {
-        let warm = match &told.by {
+    fn adjust_admitted(&self, admission: &Admission, adjustment: Adjustment) {
+        let Some((charge, decision, by)) = admission.told() else {
+            return;
+        };
+        let warm = match by {
             Decider::Store { warm } => {
-                let decided = (&told.charge, &told.decision);
-                self.adjust_shared(decided, adjustment, generation);
+                self.adjust_shared((charge, decision), adjustment, admission.generation);
                 warm.as_deref()
             }
-            Decider::Local => Some(&told.decision),
+            Decider::Local => Some(decision),
         };
         if let Some(decision) = warm.filter(|decision| decision.allowed) {
-            let (more, less) = differences((&told.charge, decision), adjustment);
-            if matches!(told.by, Decider::Local) {
+            let (more, less) = differences((charge, decision), adjustment);
+            if matches!(by, Decider::Local) {
                 // What is given back stays in the journal: it names no stamps, and to owe the store
                 // too much never admits too much.
-                self.store.owe(&more, generation);
+                self.store.owe(&more, admission.generation);
             }
             self.local.charge_more(&more);
             self.local.give_back(&less.0, &less.1);

@@ -24,20 +24,42 @@ use crate::route::{Found, Route, is_preflight};
 use crate::store::StoreError;
 use crate::trace::TraceId;
 
-/// What a request asks of the store: its items, and the generation of the hash key that their
-/// tags were made with.
-#[derive(Debug)]
-pub(super) struct Asked {
+/// A request before its limits: what it asks of the store, and what lets it pass. Filled where it
+/// lies, from head to answer.
+#[derive(Debug, Default)]
+pub(super) struct Admission {
     /// What is enforced: all or nothing.
     pub(super) charge: Charge,
     /// What rides along: counted and reported, each by itself, and never part of the verdict.
-    pub(super) riders: Vec<Charge>,
+    riders: Vec<Charge>,
+    /// Of the hash key that the tags were made with.
     pub(super) generation: u64,
     /// What decides which of the upstream's servers gets it.
     pub(super) affinity: Option<u64>,
+    /// What lets it pass; without meaning while `by` is nobody.
+    pub(super) decision: Decision,
+    by: Option<Decider>,
+    /// The wall clock's time at the decision, microseconds: the reset that clients are told counts
+    /// from there, however slow the upstream is.
+    unix_us: u64,
+    /// What it holds while it is under way.
+    pub(super) slots: Option<Box<Slots>>,
+    cors: bool,
 }
 
-impl Asked {
+/// Who made a decision, and with it who is to be told what the request cost in the end.
+#[derive(Debug)]
+pub(super) enum Decider {
+    /// The store.
+    Store {
+        /// What the local store counted beside it, kept where it may be given back.
+        warm: Option<Box<Decision>>,
+    },
+    /// This process alone.
+    Local,
+}
+
+impl Admission {
     /// Adds what one limit asks: these windows, and those of its candidate beside them.
     fn add(
         &mut self,
@@ -62,95 +84,28 @@ impl Asked {
             self.riders.push(limit.candidate.iter().map(item).collect());
         }
     }
-}
 
-/// A request that may pass, and what its client is told of its limits.
-#[derive(Debug)]
-pub(super) struct Admission {
-    pub(super) told: Option<Told>,
-    /// What it holds while it is under way.
-    pub(super) slots: Option<Box<Slots>>,
-    /// Of the key that its tags were made with.
-    pub(super) generation: u64,
-    cors: bool,
-}
-
-/// How far a request is on its way to its admission.
-pub(super) enum Asking {
-    /// It needs no more.
-    Over(Result<Admission, Rejection>),
-    /// It waits for the store.
-    Waits(Begun),
-}
-
-/// A request that waits for the store.
-#[derive(Debug)]
-pub(super) struct Begun {
-    charge: Charge,
-    generation: u64,
-    cors: bool,
-}
-
-/// A decision, and the wall clock's time at it, microseconds: the reset that clients are told
-/// counts from there, however slow the upstream is.
-#[derive(Debug)]
-pub(super) struct Told {
-    pub(super) charge: Charge,
-    pub(super) decision: Decision,
-    pub(super) by: Decider,
-    unix_us: u64,
-}
-
-/// Who made a decision, and with it who is to be told what the request cost in the end.
-#[derive(Debug)]
-pub(super) enum Decider {
-    /// The store.
-    Store {
-        /// What the local store counted beside it, kept where it may be given back.
-        warm: Option<Box<Decision>>,
-    },
-    /// This process alone.
-    Local,
-}
-
-impl Begun {
-    /// It may pass.
-    fn admitted(self, slots: Option<Box<Slots>>, by: Option<(Decision, Decider)>) -> Admission {
-        let Begun {
-            charge,
-            generation,
-            cors,
-        } = self;
-        Admission {
-            told: by.map(|(decision, by)| Told {
-                charge,
-                decision,
-                by,
-                unix_us: clock::unix_us(),
-            }),
-            slots,
-            generation,
-            cors,
-        }
+    /// What rides along.
+    pub(super) fn riders(&self) -> &[Charge] {
+        &self.riders
     }
 
-    /// It may not.
-    fn denied<B>(self, request: &Request<B>, (decision, by): (Decision, &Decider)) -> Rejection {
+    /// What let it pass, and who said so; `None` where no limit was asked.
+    pub(super) fn told(&self) -> Option<(&Charge, &Decision, &Decider)> {
+        let by = self.by.as_ref()?;
+        Some((&self.charge, &self.decision, by))
+    }
+
+    /// Its decision denies it.
+    fn denied<B>(&mut self, request: &Request<B>, by: &Decider) -> Rejection {
         Rejection::Limited(Box::new(Denial {
-            charge: self.charge,
-            decision,
+            charge: std::mem::take(&mut self.charge),
+            decision: std::mem::take(&mut self.decision),
             form: Form::of(request.method(), request.headers()),
             alone: matches!(by, Decider::Local),
             generation: self.generation,
             question: None,
         }))
-    }
-}
-
-impl Admission {
-    /// Whether any limit was asked.
-    pub(super) fn is_limited(&self) -> bool {
-        self.told.is_some()
     }
 }
 
@@ -164,51 +119,46 @@ impl Limiter {
         response: &mut Response<B>,
         lines: Option<&mut Vec<u8>>,
     ) {
-        let Some(told) = &admission.told else {
+        let Some((charge, decision, _)) = admission.told() else {
             return;
         };
-        let (charge, decision) = (&told.charge, &told.decision);
         let map = response.headers_mut();
         match lines.filter(|_| !self.headers.pass_upstream) {
             Some(lines) => {
                 headers::take_out(map);
-                let times = (told.unix_us, None);
+                let times = (admission.unix_us, None);
                 headers::put_lines(lines, self.headers, (charge, decision), times);
             }
-            None => headers::write(map, self.headers, charge, decision, told.unix_us),
+            None => headers::write(map, self.headers, charge, decision, admission.unix_us),
         }
         if admission.cors {
             headers::expose_to_scripts(map);
         }
     }
 
-    /// What the limits of the route that was found ask of this request.
+    /// What the limits of the route that was found ask of this request, put into `asked`.
     pub(super) fn ask<B>(
         &self,
         request: &Request<B>,
-        (found, said): (&Found<'_, '_>, Option<&Said>),
+        (found, said, asked): (&Found<'_, '_>, Option<&Said>, &mut Admission),
         facts: &Facts<'_>,
         (caller, client, trace): (Caller<'_>, IpAddr, Option<TraceId>),
-    ) -> Result<Asked, Rejection> {
+    ) -> Result<(), Rejection> {
         let key = self.store.hash_key();
-        let mut asked = Asked {
-            charge: Charge::new(),
-            riders: Vec::new(),
-            generation: key.generation,
-            affinity: affinity(found.route, facts),
-        };
+        asked.generation = key.generation;
+        asked.affinity = affinity(found.route, facts);
         let free =
             found.route.limits.is_empty() || is_preflight(request.method(), request.headers());
         if (free && said.is_none()) || self.bypass_of(facts, client).is_some() {
             self.count_bypassed(&found.route.limits);
-            return Ok(asked);
+            return Ok(());
         }
         if let Some(said) = said {
             said.admits(facts, (&key.key, self.logged))?;
         }
         if free {
             self.count_bypassed(&found.route.limits);
-            return Ok(asked);
+            return Ok(());
         }
         let cost = found.route.cost.units(request.headers(), caller.trusted);
         for limit in &found.route.limits {
@@ -237,7 +187,7 @@ impl Limiter {
                 Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
             }
         }
-        Ok(asked)
+        Ok(())
     }
 
     /// The rule under which a request is not charged, by its place in the file.
@@ -246,74 +196,71 @@ impl Limiter {
         rules.position(|bypass| bypass.covers(facts, client))
     }
 
-    /// Asks for what rides along, and decides what can be decided without waiting: nothing asked,
-    /// or the counts in this process. What waits is a future of its own: who need not wait does
-    /// not carry it.
-    pub(super) fn begin<B>(&self, request: &Request<B>, asked: Asked, line: &mut Line) -> Asking {
-        line.riders = Riders::ask(&self.stores, asked.riders, asked.generation);
-        let begun = self.begun(request, asked.charge, asked.generation);
-        if begun.charge.is_empty() {
-            return Asking::Over(Ok(begun.admitted(None, None)));
+    /// Asks for what rides along, and lets the request pass or says why not where that can be said
+    /// without waiting: nothing is asked, or the counts are in this process.
+    pub(super) fn admit_here<B>(
+        &self,
+        request: &Request<B>,
+        admission: &mut Admission,
+        line: &mut Line,
+    ) -> Option<Result<(), Rejection>> {
+        let riders = std::mem::take(&mut admission.riders);
+        line.riders = Riders::ask(&self.stores, riders, admission.generation);
+        if admission.charge.is_empty() {
+            return Some(Ok(()));
         }
-        match self.decide_here(&begun.charge) {
-            Some(decision) => Asking::Over(self.conclude(request, begun, Ok(decision))),
-            None => Asking::Waits(begun),
-        }
-    }
-
-    fn begun<B>(&self, request: &Request<B>, charge: Charge, generation: u64) -> Begun {
-        let is_told = !charge.is_empty() && self.headers.cors_expose;
-        Begun {
-            charge,
-            generation,
-            cors: is_told && request.headers().contains_key(ORIGIN),
-        }
+        admission.cors = self.headers.cors_expose && request.headers().contains_key(ORIGIN);
+        admission.decision = self.decide_here(&admission.charge)?;
+        Some(self.conclude(request, admission))
     }
 
     /// Asks the store, and lets the request pass or says why not.
     pub(super) async fn admit<B>(
         &self,
         request: &Request<B>,
-        begun: Begun,
-    ) -> Result<Admission, Rejection> {
+        admission: &mut Admission,
+    ) -> Result<(), Rejection> {
         let since = clock::now();
-        let answered = self.store.charge(&begun.charge, begun.generation).await;
+        let (charge, generation) = (&mut admission.charge, admission.generation);
+        let answered = self.store.charge(charge, generation).await;
         self.note_time(since);
-        self.conclude(request, begun, answered)
-    }
-
-    /// What a decision that was made elsewhere means for a request.
-    pub(super) fn settled_by<B>(
-        &self,
-        request: &Request<B>,
-        charge: Charge,
-        decision: Decision,
-    ) -> Result<Admission, Rejection> {
-        self.conclude(request, self.begun(request, charge, 0), Ok(decision))
-    }
-
-    fn conclude<B>(
-        &self,
-        request: &Request<B>,
-        begun: Begun,
-        answered: Result<Decision, StoreError>,
-    ) -> Result<Admission, Rejection> {
         match answered {
-            Ok(decision) if decision.allowed => {
-                // Nothing may wait between the grant and its guard.
-                let slots = self.hold(&begun.charge);
-                let warm = self.remember(&begun.charge);
-                let by = Decider::Store { warm };
-                self.count_decision(&begun.charge, &decision, &by);
-                Ok(begun.admitted(slots, Some((decision, by))))
-            }
             Ok(decision) => {
-                let by = Decider::Store { warm: None };
-                self.count_decision(&begun.charge, &decision, &by);
-                Err(begun.denied(request, (decision, &by)))
+                admission.decision = decision;
+                self.conclude(request, admission)
             }
-            Err(error) => self.conclude_alone(request, begun, &error),
+            Err(error) => self.conclude_alone(request, admission, &error),
         }
+    }
+
+    /// What a decision of the store means for a request.
+    pub(super) fn conclude<B>(
+        &self,
+        request: &Request<B>,
+        admission: &mut Admission,
+    ) -> Result<(), Rejection> {
+        if !admission.decision.allowed {
+            return self.decided(request, admission, Decider::Store { warm: None });
+        }
+        // Nothing may wait between the grant and its guard.
+        admission.slots = self.hold(&admission.charge);
+        let warm = self.remember(&admission.charge);
+        self.decided(request, admission, Decider::Store { warm })
+    }
+
+    fn decided<B>(
+        &self,
+        request: &Request<B>,
+        admission: &mut Admission,
+        by: Decider,
+    ) -> Result<(), Rejection> {
+        self.count_decision(&admission.charge, &admission.decision, &by);
+        if !admission.decision.allowed {
+            return Err(admission.denied(request, &by));
+        }
+        admission.by = Some(by);
+        admission.unix_us = clock::unix_us();
+        Ok(())
     }
 
     /// The same where the store has not answered.
@@ -321,26 +268,21 @@ impl Limiter {
     fn conclude_alone<B>(
         &self,
         request: &Request<B>,
-        mut begun: Begun,
+        admission: &mut Admission,
         error: &StoreError,
-    ) -> Result<Admission, Rejection> {
-        self.count_away(&begun.charge, error);
-        let (slots, generation) = (slots_of(&begun.charge), begun.generation);
-        let decision = self.decide_alone(&mut begun.charge, generation, error)?;
+    ) -> Result<(), Rejection> {
+        self.count_away(&admission.charge, error);
+        let (slots, generation) = (slots_of(&admission.charge), admission.generation);
+        let decision = self.decide_alone(&mut admission.charge, generation, error)?;
         let is_denied = decision.as_ref().is_some_and(|decision| !decision.allowed);
-        let held = match is_denied {
-            false => self.hold_alone(slots, generation),
-            true => None,
-        };
-        let Some(decision) = decision else {
-            return Ok(begun.admitted(held, None));
-        };
-        let by = Decider::Local;
-        self.count_decision(&begun.charge, &decision, &by);
-        if is_denied {
-            return Err(begun.denied(request, (decision, &by)));
+        if !is_denied {
+            admission.slots = self.hold_alone(slots, generation);
         }
-        Ok(begun.admitted(held, Some((decision, by))))
+        let Some(decision) = decision else {
+            return Ok(());
+        };
+        admission.decision = decision;
+        self.decided(request, admission, Decider::Local)
     }
 
     /// What the shared store admitted here is also counted here, so that this process knows recent

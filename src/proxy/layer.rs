@@ -19,7 +19,7 @@ use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tower::{Layer, Service};
 
-use super::admit::{Admission, Asking};
+use super::admit::Admission;
 use super::limiter::{Counts, Limiter};
 use super::line::Line;
 use super::reject::{self, Rejection};
@@ -94,8 +94,9 @@ impl LimitLayer {
         let (head, body) = request.into_parts();
         let head = Request::from_parts(head, ());
         let mut line = Line::begin(&head, ip, (&self.log, false));
-        let (route, mut admission) = match self.admit(&head, ip, &mut line).await {
-            Ok(admitted) => admitted,
+        let mut admission = Admission::default();
+        let route = match self.admit(&head, ip, &mut line, &mut admission).await {
+            Ok(route) => route,
             Err(rejection) => {
                 let room = HeaderMap::new();
                 let answer = self.limiter.answer(&rejection, &mut line, room);
@@ -117,14 +118,15 @@ impl LimitLayer {
         head: &Request<()>,
         ip: IpAddr,
         line: &mut Line,
-    ) -> Result<(&Route, Admission), Rejection> {
+        admission: &mut Admission,
+    ) -> Result<&Route, Rejection> {
         let caller = self.limiter.caller(ip);
-        let (route, asked) = self.limiter.read(head, caller, line)?;
-        let admission = match self.limiter.begin(head, asked, line) {
-            Asking::Over(admitted) => admitted,
-            Asking::Waits(begun) => self.limiter.admit(head, begun).await,
-        };
-        Ok((route, admission?))
+        let route = self.limiter.read(head, caller, line, admission)?;
+        match self.limiter.admit_here(head, admission, line) {
+            Some(admitted) => admitted?,
+            None => self.limiter.admit(head, admission).await?,
+        }
+        Ok(route)
     }
 }
 

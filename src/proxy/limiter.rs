@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http::{HeaderValue, Request};
 
-use super::admit::Asked;
+use super::admit::Admission;
 use super::claims::Tokens;
 use super::headers::check_framing;
 use super::line::Line;
@@ -199,20 +199,21 @@ impl Limiter {
         }
     }
 
-    /// What a request is: its route, and what that route's limits ask of it.
+    /// What a request is: its route, and in `asked` what that route's limits ask of it.
     pub(super) fn read<B>(
         &self,
         request: &Request<B>,
         caller: Caller<'_>,
         line: &mut Line,
-    ) -> Result<(&Route, Asked), Rejection> {
+        asked: &mut Admission,
+    ) -> Result<&Route, Rejection> {
         let trace = self.logged.trace(line);
-        let (route, asked) = self.look(request, caller, line, |found, facts, client| {
+        let (route, is_asked) = self.look(request, caller, line, |found, facts, client| {
             let said = Said::of(&self.store);
             let whose = (caller, client, trace);
-            self.ask(request, (found, said.as_ref()), facts, whose)
+            self.ask(request, (found, said.as_ref(), asked), facts, whose)
         })?;
-        Ok((route, asked?))
+        is_asked.map(|()| route)
     }
 
     /// What is known of a request whose route is found: looked at by `see`.

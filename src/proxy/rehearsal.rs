@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderName, Request, Response};
 
-use super::admit::{Admission, Asked, Asking};
+use super::admit::Admission;
 use super::changes::{self, Changes};
 use super::flaw::Flaw;
 use super::forward::turn;
@@ -168,36 +168,36 @@ impl Rehearsal {
         let people = counted.as_ref().map(|counted| counted.people.clone());
         let said = people.and_then(|(people, now_us)| Said::at(people, now_us));
         let caller = downstream.caller();
+        let mut admission = Admission::default();
         let (route, (asked, told)) =
             self.limiter
                 .look(request, caller, line, |found, facts, client| {
-                    let with = (found, said.as_ref());
+                    let with = (found, said.as_ref(), &mut admission);
                     let asked = self
                         .limiter
                         .ask(request, with, facts, (caller, client, None));
-                    let charge = asked.as_ref().ok();
                     let scene = Scene {
                         found,
                         facts,
                         client,
                         bypass: self.limiter.bypass_of(facts, client),
                         preflight: is_preflight(request.method(), request.headers()),
-                        charge: charge.map(|asked| (&asked.charge, &asked.riders[..])),
+                        charge: asked
+                            .is_ok()
+                            .then(|| (&admission.charge, admission.riders())),
                     };
                     let told = tell(&scene);
                     (asked, told)
                 })?;
         rehearsed.told = Some(told);
-        let asked = asked?;
+        asked?;
         let with = (route, self.request_id.as_ref());
         let changes = Changes::of(with, request, downstream, line)?;
         let changes = changes.as_deref();
-        let decided = self.decide(request, (asked, counted), line, rehearsed);
-        let answered = decided.and_then(|admission| {
+        let decided = self.decide(request, (&mut admission, counted), line, rehearsed);
+        let answered = decided.and_then(|()| {
             let mut response = self.answer(request, (downstream, route), changes, rehearsed)?;
-            if let Some(admission) = &admission {
-                self.limiter.mark(admission, &mut response, None);
-            }
+            self.limiter.mark(&admission, &mut response, None);
             Ok(response)
         });
         rehearsed.answer = answered.or_else(|refused| {
@@ -220,16 +220,15 @@ impl Rehearsal {
     fn decide<T>(
         &self,
         request: &Request<()>,
-        (asked, counted): (Asked, Option<&mut Counted<'_>>),
+        (admission, counted): (&mut Admission, Option<&mut Counted<'_>>),
         line: &mut Line,
         rehearsed: &mut Rehearsed<T>,
-    ) -> Result<Option<Admission>, Rejection> {
-        let charge = asked.charge.clone();
-        let riders = asked.riders.clone();
-        let mut admitted = match self.limiter.begin(request, asked, line) {
-            Asking::Over(admitted) => admitted,
-            // The counts are here.
-            Asking::Waits(_) => return Ok(None),
+    ) -> Result<(), Rejection> {
+        let charge = admission.charge.clone();
+        let riders = admission.riders().to_vec();
+        // The counts are here.
+        let Some(mut admitted) = self.limiter.admit_here(request, admission, line) else {
+            return Ok(());
         };
         let mut rode = line.riders.take();
         let rode = rode.iter_mut().flat_map(|riders| &mut riders.list);
@@ -237,7 +236,7 @@ impl Rehearsal {
         rehearsed.riders = riders.into_iter().zip(fresh).collect();
         if let Some(counted) = counted {
             let fresh = match &admitted {
-                Ok(admission) => admission.told.as_ref().map(|told| told.decision.clone()),
+                Ok(()) => admission.told().map(|(_, decision, _)| decision.clone()),
                 Err(Rejection::Limited(denial)) => Some(denial.decision.clone()),
                 Err(_) => None,
             };
@@ -252,16 +251,17 @@ impl Rehearsal {
                 *decision = decision.take().map(|fresh| stand(charge, &fresh));
             }
             if let Some(fresh) = fresh {
-                let decision = stand(&charge, &fresh);
-                admitted = self.limiter.settled_by(request, charge, decision);
+                admission.decision = stand(&charge, &fresh);
+                admission.charge = charge;
+                admitted = self.limiter.conclude(request, admission);
             }
         }
-        let admission = admitted?;
-        if let Some(told) = &admission.told {
-            rehearsed.charge = told.charge.clone();
-            rehearsed.decision = Some(told.decision.clone());
+        admitted?;
+        if let Some((charge, decision, _)) = admission.told() {
+            rehearsed.charge = charge.clone();
+            rehearsed.decision = Some(decision.clone());
         }
-        Ok(Some(admission))
+        Ok(())
     }
 
     fn answer<T>(

@@ -124,19 +124,19 @@ impl Trace {
     }
 
     /// They have been.
-    pub(super) fn note_decided(&mut self, outcome: &Result<Admission, Rejection>) {
+    pub(super) fn note_decided(&mut self, admission: &Admission, outcome: &Result<(), Rejection>) {
         let Some(recorded) = self.recorded.as_mut().filter(|one| one.asked.is_some()) else {
             return;
         };
         let judged = match outcome {
-            Ok(admission) => match &admission.told {
-                Some(told) => Judged {
+            Ok(()) => match admission.told() {
+                Some((charge, decision, by)) => Judged {
                     allowed: true,
-                    source: match told.by {
+                    source: match by {
                         Decider::Store { .. } => "store",
                         Decider::Local => "local",
                     },
-                    decision: Some((told.charge.clone(), told.decision.clone())),
+                    decision: Some((charge.clone(), decision.clone())),
                     error: None,
                 },
                 None => Judged {

@@ -2,63 +2,25 @@
 //!
 //! Sans-IO: what is sent where, and when, is up to the connection's task.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use smallvec::{SmallVec, smallvec};
-use tokio::sync::oneshot;
+use smallvec::SmallVec;
 
 use super::StoreError;
 use super::batch::{Deed, Group, Outcome};
 use super::known::Known;
-use crate::limit::{Asker, Charge, Decision};
-
-/// What an asker gets.
-pub(crate) type Answer = Result<Decision, StoreError>;
-
-/// One thing asked of the store.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    pub(crate) charge: Charge,
-    pub(crate) deed: Deed,
-    /// For each item what the deed needs beside it; see [`Group::extra`].
-    pub(crate) extra: SmallVec<[u64; 2]>,
-    /// That of the key its tags were made with.
-    pub(crate) generation: u64,
-    pub(crate) arrived: Instant,
-    /// Nobody listens for what is only told.
-    pub(crate) answer: Option<oneshot::Sender<Answer>>,
-}
-
-impl Waiting {
-    /// Whether its asker has gone.
-    pub(crate) fn is_given_up(&self) -> bool {
-        self.answer.as_ref().is_some_and(oneshot::Sender::is_closed)
-    }
-
-    pub(crate) fn fail(self, kind: StoreError) {
-        // Nobody listens any more if the client has gone.
-        let _ = tell(self.answer, Err(kind));
-    }
-}
+use super::waiting::Waiting;
+use crate::limit::{Charge, Decision, Item};
 
 /// Requests that ask exactly the same, or one deed of another kind.
 #[derive(Debug)]
 pub(crate) struct Bundle {
-    pub(crate) charge: Charge,
     pub(crate) deed: Deed,
     pub(crate) extra: SmallVec<[u64; 2]>,
     /// In order of arrival: that is the order in which grants are given out.
-    answers: SmallVec<[Listener; 1]>,
+    first: Waiting,
+    more: Vec<Waiting>,
     print: u64,
-}
-
-/// Who waits for a bundle's decision.
-#[derive(Debug)]
-struct Listener {
-    answer: Option<oneshot::Sender<Answer>>,
-    /// What logs tell of it, where that is not what they tell of the one before.
-    asker: Option<Arc<Asker>>,
 }
 
 /// Bundles to be sent in one call.
@@ -72,7 +34,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Adds one; it is returned where the batch would have more than `most_items` items by it.
-    pub(crate) fn add(&mut self, mut waiting: Waiting, most_items: usize) -> Option<Waiting> {
+    pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
         let print = print(&waiting.charge);
         if let Deed::Charge(count) = waiting.deed {
             let same = self
@@ -81,11 +43,7 @@ impl Batch {
                 .find(|bundle| bundle.print == print && bundle.takes(&waiting, count));
             if let Some(bundle) = same {
                 bundle.deed = Deed::Charge(bundle.count() + count);
-                let first = waiting.charge.first_mut();
-                bundle.answers.push(Listener {
-                    answer: waiting.answer,
-                    asker: first.and_then(|item| item.asker.take()),
-                });
+                bundle.more.push(waiting);
                 return None;
             }
         }
@@ -95,13 +53,10 @@ impl Batch {
         self.items += waiting.charge.len();
         self.oldest = self.oldest.or(Some(waiting.arrived));
         self.bundles.push(Bundle {
-            charge: waiting.charge,
             deed: waiting.deed,
-            extra: waiting.extra,
-            answers: smallvec![Listener {
-                answer: waiting.answer,
-                asker: None,
-            }],
+            extra: waiting.extra.clone(),
+            first: waiting,
+            more: Vec::new(),
             print,
         });
         None
@@ -110,7 +65,7 @@ impl Batch {
     /// Each bundle by itself.
     pub(crate) fn apart(self) -> Vec<Batch> {
         let alone = |bundle: Bundle| Batch {
-            items: bundle.charge.len(),
+            items: bundle.charge().len(),
             oldest: self.oldest,
             bundles: vec![bundle],
         };
@@ -120,9 +75,10 @@ impl Batch {
     /// Asks for more of what is leased.
     pub(crate) fn ask_ahead(&mut self, known: &Known, now_us: u64) {
         for bundle in &mut self.bundles {
-            let lease_us = bundle.charge.first().map_or(0, |item| item.limit.lease_us);
+            let first = bundle.charge().first();
+            let lease_us = first.map_or(0, |item| item.limit.lease_us);
             if lease_us > 0 && bundle.count() > 0 {
-                let more = known.lock().leases.ahead(&bundle.charge, now_us);
+                let more = known.lock().leases.ahead(bundle.charge(), now_us);
                 if more > 0 {
                     bundle.ask_ahead(more, lease_us);
                 }
@@ -132,11 +88,16 @@ impl Batch {
 }
 
 impl Bundle {
+    /// What each of them asks.
+    pub(crate) fn charge(&self) -> &Charge {
+        &self.first.charge
+    }
+
     /// What is sent.
     pub(crate) fn group(&self) -> Group<'_> {
         Group {
             deed: self.deed,
-            charge: &self.charge,
+            charge: self.charge(),
             extra: &self.extra,
         }
     }
@@ -151,7 +112,7 @@ impl Bundle {
 
     /// How many were asked for.
     pub(crate) fn asked(&self) -> u16 {
-        u16::try_from(self.answers.len()).unwrap_or(u16::MAX)
+        u16::try_from(1 + self.more.len()).unwrap_or(u16::MAX)
     }
 
     /// Asks for more than was asked for: what is granted of it is kept for who comes next.
@@ -163,56 +124,48 @@ impl Bundle {
     /// Gives everyone who asked their decision; `seen` is shown each one first. How many were
     /// granted what they no longer want.
     pub(crate) fn answer(
-        mut self,
-        mut outcome: Outcome,
+        self,
+        outcome: &mut Outcome,
         mut seen: impl FnMut(&Charge, &Decision),
     ) -> u16 {
-        let (mut unwanted, alone) = (0, self.answers.len() == 1);
-        for (index, Listener { answer, asker }) in (0..).zip(self.answers) {
-            if let (Some(_), Some(first)) = (&asker, self.charge.first_mut()) {
-                first.asker = asker;
-            }
+        let (mut unwanted, alone) = (0, self.more.is_empty());
+        for (index, waiting) in (0..).zip(std::iter::once(self.first).chain(self.more)) {
             let decision = match alone {
                 true => outcome.take(),
-                false => outcome.decision(index, &self.charge),
+                false => outcome.decision(index, &waiting.charge),
             };
-            let decision = decision.ok_or(StoreError::Garbled);
-            let mut granted = false;
-            if let Ok(decision) = &decision {
-                granted = decision.allowed;
-                seen(&self.charge, decision);
-            }
-            let taken = tell(answer, decision);
+            let Some(decision) = decision else {
+                waiting.fail(StoreError::Garbled);
+                continue;
+            };
+            seen(&waiting.charge, &decision);
+            let granted = decision.allowed;
+            let taken = waiting.answer(Ok(decision));
             unwanted += u16::from(granted && !taken);
         }
         unwanted
     }
 
     pub(crate) fn fail(self, kind: StoreError) {
-        self.answers
-            .into_iter()
-            .for_each(|listener| _ = tell(listener.answer, Err(kind)));
+        std::iter::once(self.first)
+            .chain(self.more)
+            .for_each(|waiting| waiting.fail(kind));
     }
 
     /// Whether one more request asks the same.
     fn takes(&self, waiting: &Waiting, count: u16) -> bool {
-        let same = |(mine, other): (&crate::limit::Item, &crate::limit::Item)| {
+        let same = |(mine, other): (&Item, &Item)| {
             mine.id() == other.id()
                 && mine.cost == other.cost
                 && mine.window.rule == other.window.rule
         };
         matches!(self.deed, Deed::Charge(_))
-            && self.charge.len() == waiting.charge.len()
-            && self.charge.iter().zip(&waiting.charge).all(same)
+            && self.charge().len() == waiting.charge.len()
+            && self.charge().iter().zip(&waiting.charge).all(same)
             && self.extra.is_empty()
             && waiting.extra.is_empty()
             && self.count().checked_add(count).is_some()
     }
-}
-
-/// False if nobody listens any more.
-fn tell(answer: Option<oneshot::Sender<Answer>>, result: Answer) -> bool {
-    answer.is_none_or(|answer| answer.send(result).is_ok())
 }
 
 /// Equal for equal charges, and seldom for others.
@@ -228,10 +181,15 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Item, Key, Limit, Retry, Rule, Tag, Verdict};
+    use crate::limit::{Algorithm, Asker, Key, Limit, Retry, Rule, Tag, Verdict};
+    use crate::store::waiting::{Asked, Question, ask};
     use crate::trace::TraceId;
 
-    fn waiting(who: u8, cost: u64) -> (Waiting, oneshot::Receiver<Answer>) {
+    fn waiting(who: u8, cost: u64) -> (Waiting, Asked) {
+        waiting_for(who, cost, None)
+    }
+
+    fn waiting_for(who: u8, cost: u64, asker: Option<Arc<Asker>>) -> (Waiting, Asked) {
         let rule = Rule {
             algorithm: Algorithm::Log,
             units: 10,
@@ -244,18 +202,15 @@ mod tests {
             limit: Arc::new(limit),
             tag: Tag([who; 16]),
             cost,
-            asker: None,
+            asker,
         };
-        let (answer, answered) = oneshot::channel();
-        let waiting = Waiting {
+        ask(Question {
             charge: [item].into_iter().collect(),
             deed: Deed::Charge(1),
             extra: SmallVec::new(),
             generation: 1,
             arrived: crate::clock::now(),
-            answer: Some(answer),
-        };
-        (waiting, answered)
+        })
     }
 
     fn decision(allowed: bool, used: u64) -> Decision {
@@ -285,15 +240,15 @@ mod tests {
         }
         let counts: Vec<u16> = batch.bundles.iter().map(Bundle::count).collect();
         assert_eq!(counts, [3, 1, 1]);
-        let outcome = Outcome {
+        let mut outcome = Outcome {
             granted: 2,
             allowed: Some(decision(true, 8)),
             denied: Some(decision(false, 10)),
         };
         let mut seen = 0;
         let bundle = batch.bundles.remove(0);
-        bundle.answer(outcome, |_, _| seen += 1);
-        let mut of = |which: usize| answers[which].try_recv().unwrap().unwrap();
+        bundle.answer(&mut outcome, |_, _| seen += 1);
+        let of = |which: usize| answers[which].try_take().unwrap().unwrap();
         let (first, second, third) = (of(0), of(2), of(4));
         assert_eq!((first.allowed, first.verdicts[0].used), (true, 8));
         assert_eq!((second.allowed, second.verdicts[0].used), (true, 9));
@@ -305,19 +260,18 @@ mod tests {
     fn each_of_several_that_ask_the_same_is_logged_with_its_own_trace() {
         let mut batch = Batch::default();
         for number in 1..4 {
-            let (mut waiting, _) = waiting(1, 1);
             let trace = Some(TraceId([number; 16]));
-            waiting.charge[0].asker = Some(Arc::new(Asker { key: None, trace }));
+            let (waiting, _) = waiting_for(1, 1, Some(Arc::new(Asker { key: None, trace })));
             assert!(batch.add(waiting, 64).is_none());
         }
-        let outcome = Outcome {
+        let mut outcome = Outcome {
             granted: 3,
             allowed: Some(decision(true, 1)),
             denied: None,
         };
         let mut seen = Vec::new();
         let bundle = batch.bundles.remove(0);
-        bundle.answer(outcome, |charge, _| {
+        bundle.answer(&mut outcome, |charge, _| {
             let asker = charge[0].asker.as_ref().unwrap();
             seen.push(asker.trace.unwrap().0[0]);
         });

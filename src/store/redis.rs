@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 pub use about::{About, about, ask_about};
 pub use desk::{Change, Desk, DeskError, Done, Said};
@@ -38,11 +38,11 @@ use smallvec::SmallVec;
 
 use super::batch::Deed;
 use super::fleet::Fleet;
-use super::gather::Waiting;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::known::Known;
 use super::memory::Memory;
+use super::waiting::{Question, Waiting, ask};
 use super::{Observed, StoreError};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
@@ -272,7 +272,11 @@ impl Redis {
     }
 
     /// Decides and charges one request; see [`super::Store::charge`].
-    pub async fn charge(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+    pub async fn charge(
+        &self,
+        charge: &mut Charge,
+        generation: u64,
+    ) -> Result<Decision, StoreError> {
         let result = self.ask(charge, generation).await;
         if result.is_err() {
             self.shared.unmade.fetch_add(1, Ordering::Relaxed);
@@ -280,7 +284,7 @@ impl Redis {
         result
     }
 
-    async fn ask(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+    async fn ask(&self, charge: &mut Charge, generation: u64) -> Result<Decision, StoreError> {
         if !self.shared.is_current(generation) {
             return Err(StoreError::Away);
         }
@@ -290,27 +294,32 @@ impl Redis {
                 self.known.note(source);
                 Ok(decision)
             }
-            None => self.begin(charge, generation, arrived)?.take().await,
+            None => {
+                let awaited = self.begin(charge, generation, arrived)?;
+                awaited.take(charge).await
+            }
         }
     }
 
-    /// Sends a charge on its way.
+    /// Sends a charge on its way; until it is back, nothing is left in its place.
     fn begin(
         &self,
-        charge: &Charge,
+        charge: &mut Charge,
         generation: u64,
         arrived: Instant,
     ) -> Result<Awaited, StoreError> {
-        let (answer, result) = oneshot::channel();
-        self.enqueue(Waiting {
-            charge: charge.clone(),
+        let (waiting, mut asked) = ask(Question {
+            charge: std::mem::take(charge),
             deed: Deed::Charge(1),
             extra: SmallVec::new(),
             generation,
             arrived,
-            answer: Some(answer),
-        })?;
-        Ok(self.holder.wait(result, charge))
+        });
+        if let Err(kind) = self.enqueue(waiting) {
+            *charge = asked.take_charge();
+            return Err(kind);
+        }
+        Ok(self.holder.wait(asked))
     }
 
     fn enqueue(&self, waiting: Waiting) -> Result<(), StoreError> {
@@ -339,7 +348,7 @@ impl Redis {
         if let Some((_, decision)) = self.shared.find_known(&self.known, charge, arrived) {
             return Observed::decided(decision);
         }
-        self.begin(charge, generation, arrived)
+        self.begin(&mut charge.clone(), generation, arrived)
             .map_or_else(|_| Observed::nothing(), Observed::awaited)
     }
 
@@ -366,14 +375,13 @@ impl Redis {
                 .for_each(|item| known.denied.forget(item.id()));
         }
         // Where the store is away, the units expire by themselves.
-        let _ = self.enqueue(Waiting {
+        let _ = self.enqueue(Waiting::told(Question {
             charge: charge.clone(),
             deed,
             extra,
             generation,
             arrived: clock::now(),
-            answer: None,
-        });
+        }));
     }
 
     /// Remembers what was admitted without the store; see [`super::Store::owe`].

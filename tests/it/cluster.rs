@@ -30,7 +30,7 @@ async fn open(cluster: &RedisCluster, timeout: Duration) -> Store {
 
 async fn ask(store: &Store, charge: &Charge) -> Result<Decision, StoreError> {
     let generation = store.hash_key().generation;
-    store.charge(charge, generation).await
+    store.charge(&mut charge.clone(), generation).await
 }
 
 /// CRC-16/XMODEM bit by bit, as the cluster's specification has it.

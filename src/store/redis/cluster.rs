@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use smallvec::SmallVec;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 
 use super::holder::{Awaited, Holder};
 use super::{Outage, QUEUE};
@@ -34,10 +34,10 @@ use crate::config::RedisAddress;
 use crate::limit::{Algorithm, Charge, Decision};
 use crate::store::batch::Deed;
 use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US, Span};
-use crate::store::gather::{Answer, Waiting};
 use crate::store::hash_key::{CurrentKey, PROVISIONAL};
 use crate::store::known::Known;
 use crate::store::reserve::{Reserve, Step, Steps};
+use crate::store::waiting::{Answer, Question, Waiting, ask};
 use crate::store::{Observed, ServerTrouble, StoreError};
 use crate::telemetry::decisions::Source;
 
@@ -188,13 +188,13 @@ impl Cluster {
     async fn ask_slot(
         &self,
         slot: u16,
-        charge: Charge,
+        mut charge: Charge,
         (generation, arrived): (u64, Instant),
     ) -> Answer {
         let redis = &self.shared.redis;
         let epoch = redis.roll.epoch();
-        let awaited = self.begin(slot, &charge, (generation, arrived))?;
-        let decision = awaited.take().await?;
+        let awaited = self.begin(slot, &mut charge, (generation, arrived))?;
+        let decision = awaited.take(&mut charge).await?;
         // What an operator changed meanwhile may not be in it.
         if !decision.allowed && epoch == redis.roll.epoch() {
             // Units that another slot's refusal gives back make a denial end early.
@@ -212,24 +212,22 @@ impl Cluster {
         Ok(decision)
     }
 
-    /// Sends a charge on its way to its slot.
+    /// Sends a charge on its way to its slot; until it is back, nothing is left in its place.
     fn begin(
         &self,
         slot: u16,
-        charge: &Charge,
+        charge: &mut Charge,
         (generation, arrived): (u64, Instant),
     ) -> Result<Awaited, StoreError> {
-        let (answer, result) = oneshot::channel();
-        let waiting = Waiting {
-            charge: charge.clone(),
+        let (waiting, asked) = ask(Question {
+            charge: std::mem::take(charge),
             deed: Deed::Charge(1),
             extra: SmallVec::new(),
             generation,
             arrived,
-            answer: Some(answer),
-        };
+        });
         self.enqueue(slot, waiting)?;
-        Ok(self.holder.wait(result, charge))
+        Ok(self.holder.wait(asked))
     }
 
     fn enqueue(&self, slot: u16, waiting: Waiting) -> Result<(), StoreError> {
@@ -266,14 +264,13 @@ impl Cluster {
             if deed == Deed::GiveBack {
                 self.known.lock().denied.forget(item.id());
             }
-            let waiting = Waiting {
+            let waiting = Waiting::told(Question {
                 charge: [item.clone()].into_iter().collect(),
                 deed,
                 extra: extra.get(index).copied().into_iter().collect(),
                 generation,
                 arrived: clock::now(),
-                answer: None,
-            };
+            });
             // Where the node is away, the units expire by themselves.
             let _ = self.enqueue(map::slot_of(item), waiting);
         }
@@ -298,7 +295,7 @@ impl Cluster {
         if let Some((_, decision)) = self.shared.redis.find_known(&self.known, charge, arrived) {
             return Observed::decided(decision);
         }
-        self.begin(slot, charge, (generation, arrived))
+        self.begin(slot, &mut charge.clone(), (generation, arrived))
             .map_or_else(|_| Observed::nothing(), Observed::awaited)
     }
 

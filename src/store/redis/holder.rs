@@ -7,17 +7,19 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
 use super::held::Held;
 use crate::clock;
 use crate::limit::{Algorithm, Charge, Decision, Item};
 use crate::store::StoreError;
 use crate::store::batch::{Deed, Outcome};
-use crate::store::gather::{Answer, Batch, Bundle, Waiting};
+use crate::store::gather::{Batch, Bundle};
+use crate::store::waiting::{Answer, Asked, Question, Waiting};
 
 /// How long a worker that ends waits until Redis knows what it has let go of.
 const FAREWELL: Duration = Duration::from_millis(250);
@@ -97,13 +99,14 @@ impl Holder {
 
     /// What is due to be said.
     pub(super) fn due(&self, now: Instant, generation: u64) -> Vec<Waiting> {
-        let say = |charge| Waiting {
-            charge,
-            deed: Deed::Say,
-            extra: SmallVec::new(),
-            generation,
-            arrived: now,
-            answer: None,
+        let say = |charge| {
+            Waiting::told(Question {
+                charge,
+                deed: Deed::Say,
+                extra: SmallVec::new(),
+                generation,
+                arrived: now,
+            })
         };
         let due = self.held().due(now, MOST_SAID);
         due.into_iter().map(say).collect()
@@ -113,8 +116,8 @@ impl Holder {
     pub(super) fn fill(&self, batch: &mut Batch) {
         let held = self.held();
         for bundle in &mut batch.bundles {
-            if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(&bundle.charge) {
-                let extra = bundle.charge.iter().map(|item| held.extra_for(item));
+            if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(bundle.charge()) {
+                let extra = bundle.charge().iter().map(|item| held.extra_for(item));
                 bundle.extra = extra.collect();
             }
         }
@@ -123,7 +126,7 @@ impl Holder {
     /// The call that said this has its answer.
     pub(super) fn said(&self, bundle: &Bundle) {
         if bundle.deed == Deed::Say {
-            self.held().said(&bundle.charge);
+            self.held().said(bundle.charge());
             self.0.said.notify_one();
         }
     }
@@ -132,14 +135,14 @@ impl Holder {
     pub(super) fn answer(
         &self,
         bundle: Bundle,
-        outcome: Outcome,
+        outcome: &mut Outcome,
         seen: impl FnMut(&Charge, &Decision),
     ) {
-        let slots = slots_of(&bundle.charge);
-        if slots.is_empty() {
+        if !has_slots(bundle.charge()) {
             bundle.answer(outcome, seen);
             return;
         }
+        let slots = bundle.charge().clone();
         self.held().granted(&slots, outcome.granted, clock::now());
         for _ in 0..bundle.answer(outcome, seen) {
             self.let_go(&slots);
@@ -158,7 +161,7 @@ impl Holder {
     pub(super) fn refuse(&self, bundles: Vec<Bundle>, kind: StoreError) {
         for bundle in bundles {
             match bundle.deed {
-                Deed::Say => self.held().refused(&bundle.charge, clock::now()),
+                Deed::Say => self.held().refused(bundle.charge(), clock::now()),
                 _ => self.unsure(&bundle),
             }
             bundle.fail(kind);
@@ -166,8 +169,8 @@ impl Holder {
     }
 
     fn unsure(&self, bundle: &Bundle) {
-        if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(&bundle.charge) {
-            self.held().unsure(&bundle.charge, clock::now());
+        if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(bundle.charge()) {
+            self.held().unsure(bundle.charge(), clock::now());
         }
     }
 
@@ -185,68 +188,57 @@ impl Holder {
         }
     }
 
-    /// Whoever waits for `answer` on behalf of `charge`.
-    pub(super) fn wait(&self, answer: oneshot::Receiver<Answer>, charge: &Charge) -> Awaited {
-        Awaited {
-            answer,
-            slots: slots_of(charge),
-            holder: self.clone(),
-        }
+    /// Whoever waits for what it asked.
+    pub(super) fn wait(&self, asked: Asked) -> Awaited {
+        let holder = has_slots(asked.charge()).then(|| self.clone());
+        Awaited { asked, holder }
     }
 }
 
 /// An answer on its way. Dropped before it was taken, it lets go of what it grants.
 #[derive(Debug)]
 pub(in crate::store) struct Awaited {
-    answer: oneshot::Receiver<Answer>,
-    /// What it may grant that is to be let go of again.
-    slots: Charge,
-    holder: Holder,
+    asked: Asked,
+    /// Who lets go of the slots that it may grant.
+    holder: Option<Holder>,
 }
 
 impl Awaited {
-    /// Waits for it; what it grants is the caller's from here on.
-    pub(in crate::store) async fn take(mut self) -> Answer {
-        // The task answers everything it takes in time; it is gone only with its runtime.
-        let answer = (&mut self.answer).await.unwrap_or(Err(StoreError::Lost));
-        self.slots.clear();
+    /// Waits for it; what it grants is the caller's from here on. `charge` is what was asked.
+    pub(in crate::store) async fn take(mut self, charge: &mut Charge) -> Answer {
+        let answer = std::future::poll_fn(|context| self.poll(context)).await;
+        *charge = self.asked.take_charge();
+        answer
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
+        let answer = self.asked.poll(context);
+        if answer.is_ready() {
+            self.holder = None;
+        }
         answer
     }
 
     /// The answer if it has come.
     pub(in crate::store) fn try_take(&mut self) -> Option<Answer> {
-        let answer = self.answer.try_recv().ok()?;
-        self.slots.clear();
+        let answer = self.asked.try_take()?;
+        self.holder = None;
         Some(answer)
     }
 }
 
 impl Drop for Awaited {
     fn drop(&mut self) {
-        if self.slots.is_empty() {
+        let Some(holder) = &self.holder else {
             return;
-        }
-        // Closed first: what the task has not sent by now, it lets go of itself.
-        self.answer.close();
-        if let Ok(Ok(decision)) = self.answer.try_recv()
+        };
+        // What the task has not answered by now, it lets go of itself.
+        if let Some(Ok(decision)) = self.asked.close()
             && decision.allowed
         {
-            self.holder.let_go(&self.slots);
+            holder.let_go(self.asked.charge());
         }
     }
-}
-
-/// The items of `charge` that are held rather than spent.
-fn slots_of(charge: &Charge) -> Charge {
-    // Most have none, and this is asked twice for each request.
-    if !has_slots(charge) {
-        return Charge::new();
-    }
-    charge
-        .iter()
-        .filter(|item| is_slots(item))
-        .cloned()
-        .collect()
 }
 
 fn has_slots(charge: &Charge) -> bool {

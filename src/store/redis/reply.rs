@@ -82,23 +82,23 @@ pub(super) fn hand_out(
     let mut refused = Vec::new();
     let mut rest = batch.bundles.into_iter();
     while let Some(bundle) = rest.next() {
-        let done = match bundle.deed {
-            Deed::Charge(count) => reply.outcome(&bundle.charge, count),
-            Deed::Say => reply.outcome(&bundle.charge, 1),
+        let mut done = match bundle.deed {
+            Deed::Charge(count) => reply.outcome(bundle.charge(), count),
+            Deed::Say => reply.outcome(bundle.charge(), 1),
             Deed::GiveBack | Deed::Settle => reply.done().map(|_| Some(NOTHING)),
         };
-        match done {
+        match &mut done {
             Ok(Some(outcome)) if bundle.count() > 0 => {
-                let costs = bundle.charge.iter().any(|item| item.cost > 0);
+                let costs = bundle.charge().iter().any(|item| item.cost > 0);
                 told.wrote |= outcome.granted > 0 && costs;
-                keep(&bundle, &outcome);
+                keep(&bundle, outcome);
                 holder.answer(bundle, outcome, &seen);
             }
             Ok(Some(_)) => holder.said(&bundle),
             Ok(None) => refused.push(bundle),
             Err(kind) => {
-                holder.fail(std::iter::once(bundle).chain(rest), kind);
-                told.trouble = Some(kind);
+                holder.fail(std::iter::once(bundle).chain(rest), *kind);
+                told.trouble = Some(*kind);
                 return told;
             }
         }
@@ -111,11 +111,11 @@ pub(super) fn hand_out(
 
 /// Units that were taken ahead are this worker's to spend.
 pub(super) fn keep_what_is_ahead(bundle: &Bundle, outcome: &Outcome, span: Span, known: &Known) {
-    if bundle.charge.iter().any(|item| item.limit.lease_us > 0) {
+    if bundle.charge().iter().any(|item| item.limit.lease_us > 0) {
         let asked = (outcome, bundle.count());
         let times = (span.sent_us, span.came_us);
         let mut known = known.lock();
-        (known.leases).note(&bundle.charge, bundle.asked(), asked, times);
+        (known.leases).note(bundle.charge(), bundle.asked(), asked, times);
     }
 }
 

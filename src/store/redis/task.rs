@@ -22,9 +22,10 @@ use crate::clock;
 use crate::store::StoreError;
 use crate::store::batch::{self, Call};
 use crate::store::deny_cache::Span;
-use crate::store::gather::{Batch, Bundle, Waiting};
+use crate::store::gather::{Batch, Bundle};
 use crate::store::guard::Guard;
 use crate::store::known::Known;
+use crate::store::waiting::Waiting;
 
 /// Items in one call: blocks the server for about 0.3 ms at most.
 const MAX_BATCH: usize = 64;
@@ -303,7 +304,7 @@ impl Task {
             let late = now >= waiting.arrived + self.shared.timeout;
             if waiting.generation != generation {
                 waiting.fail(StoreError::Away);
-            } else if late && waiting.answer.is_some() {
+            } else if late && waiting.is_open() {
                 waiting.fail(StoreError::Timeout);
             } else if let Some(waiting) = batch.add(waiting, MAX_BATCH) {
                 self.held.push_front(waiting);

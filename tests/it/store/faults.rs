@@ -55,7 +55,7 @@ impl Trial {
     async fn charge(&self, charge: &Charge) -> Result<Decision, StoreError> {
         let generation = self.store.hash_key().generation;
         let (begun, pace) = (Instant::now(), Pace::begin());
-        let result = self.store.charge(charge, generation).await;
+        let result = self.store.charge(&mut charge.clone(), generation).await;
         let took = begun.elapsed();
         let most = self.timeout + pace.grants();
         assert!(
@@ -232,7 +232,10 @@ fn losing_the_script_all_the_time_loses_no_decision() {
                 .exec(&mut connection)
                 .unwrap();
             let generation = store.hash_key().generation;
-            let decision = store.charge(&one(&limit, 1, 1), generation).await.unwrap();
+            let decision = store
+                .charge(&mut one(&limit, 1, 1), generation)
+                .await
+                .unwrap();
             allowed += u32::from(decision.allowed);
         }
         assert_eq!(allowed, 200);
@@ -278,7 +281,7 @@ fn tags_of_another_key_than_the_one_in_force_never_reach_redis() {
         for other in [0, generation - 1, generation + 1] {
             let charge = one(&trial.limit, 9, 1);
             assert_eq!(
-                trial.store.charge(&charge, other).await,
+                trial.store.charge(&mut charge.clone(), other).await,
                 Err(StoreError::Away)
             );
         }
@@ -325,20 +328,26 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
         );
         assert!(
             store
-                .charge(&one(&full, 1, 1), generation)
+                .charge(&mut one(&full, 1, 1), generation)
                 .await
                 .unwrap()
                 .allowed
         );
         server.run("CONFIG SET maxmemory 1");
         let (denied, allowed) = (one(&full, 1, 1), one(&fresh, 1, 1));
-        let both = [&denied, &allowed, &denied].map(|charge| store.charge(charge, generation));
+        let both = [&denied, &allowed, &denied].map(|charge| {
+            let (store, mut charge) = (&store, charge.clone());
+            async move { store.charge(&mut charge, generation).await }
+        });
         let results = futures_util::future::join_all(both).await;
         let refused = Err(StoreError::Server(ServerTrouble::OutOfMemory));
         assert!(!results[0].as_ref().unwrap().allowed && !results[2].as_ref().unwrap().allowed);
         assert_eq!(results[1], refused);
         server.run("CONFIG SET maxmemory 0");
-        let decision = store.charge(&allowed, generation).await.unwrap();
+        let decision = store
+            .charge(&mut allowed.clone(), generation)
+            .await
+            .unwrap();
         assert_eq!(decision.verdicts[0].used, 0);
     });
 }
@@ -412,7 +421,12 @@ fn a_connection_that_dies_idle_costs_no_request() {
                 .unwrap();
             tokio::time::sleep(Duration::from_millis(300)).await;
             let generation = store.hash_key().generation;
-            assert!(store.charge(&one(&limit, 1, 1), generation).await.is_ok());
+            assert!(
+                store
+                    .charge(&mut one(&limit, 1, 1), generation)
+                    .await
+                    .is_ok()
+            );
         }
     });
 }
@@ -479,7 +493,7 @@ fn a_socket_file_serves_as_well_as_an_address() {
         let generation = store.hash_key().generation;
         assert!(
             store
-                .charge(&one(&limit, 1, 1), generation)
+                .charge(&mut one(&limit, 1, 1), generation)
                 .await
                 .unwrap()
                 .allowed
@@ -497,14 +511,14 @@ fn an_address_without_a_server_is_known_to_be_away_at_once() {
         let limit = limit("nowhere", log_rule(10, Duration::from_secs(60)));
         let generation = store.hash_key().generation;
         assert_eq!(
-            store.charge(&one(&limit, 1, 1), generation).await,
+            store.charge(&mut one(&limit, 1, 1), generation).await,
             Err(StoreError::Away)
         );
         let embedded = super::open(&memory_settings()).await;
         let generation = embedded.hash_key().generation;
         assert!(
             embedded
-                .charge(&one(&limit, 1, 1), generation)
+                .charge(&mut one(&limit, 1, 1), generation)
                 .await
                 .is_ok()
         );

@@ -25,7 +25,10 @@ fn slots(name: &str, units: u64, lease: Duration) -> Arc<Limit> {
 
 async fn ask(store: &Store, charge: &Charge) -> Decision {
     let generation = store.hash_key().generation;
-    store.charge(charge, generation).await.expect("a decision")
+    store
+        .charge(&mut charge.clone(), generation)
+        .await
+        .expect("a decision")
 }
 
 /// Asks until it is granted.
@@ -195,7 +198,7 @@ fn after_an_outage_the_store_learns_what_is_held() {
         loop {
             let look = one(&limit, 1, 0);
             let generation = other.hash_key().generation;
-            let looked = other.charge(&look, generation).await;
+            let looked = other.charge(&mut look.clone(), generation).await;
             if looked.is_ok_and(|decision| decision.verdicts[0].used == 5) {
                 break;
             }

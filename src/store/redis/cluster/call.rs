@@ -37,7 +37,7 @@ impl Call {
     /// Whether its keys are several: they may lie on both sides of a migration.
     pub(super) fn has_several_keys(&self) -> bool {
         let mut bundles = self.batch.bundles.iter();
-        bundles.len() > 1 || bundles.any(|bundle| bundle.charge.len() > 1)
+        bundles.len() > 1 || bundles.any(|bundle| bundle.charge().len() > 1)
     }
 }
 

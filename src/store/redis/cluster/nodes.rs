@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tokio::sync::oneshot;
-
 use super::super::reply::Told;
 use super::Placed;
 use super::map::{NodeId, Range, slot_of};
@@ -12,8 +10,8 @@ use super::node::Node;
 use super::task::{Event, IDLE, LOOK_AFTER_MOVE, LOOK_IN_TROUBLE, Task};
 use crate::limit::Item;
 use crate::store::batch::Deed;
-use crate::store::gather::Waiting;
 use crate::store::redis::link::Link;
+use crate::store::waiting::{Question, ask};
 use crate::store::{ServerTrouble, StoreError};
 
 /// Keys charged at once for what was admitted meanwhile.
@@ -70,20 +68,18 @@ impl Task {
             for item in &mut whole {
                 item.cost *= u64::from(owed.count);
             }
-            let (answer, answered) = oneshot::channel();
-            self.work.push(Box::pin(async move {
-                let paid = matches!(answered.await, Ok(Ok(_)));
-                Event::Paid((!paid).then_some(whole))
-            }));
             // What it needs beside it is nothing, and so it is like no request of a client.
-            let waiting = Waiting {
+            let (waiting, asked) = ask(Question {
                 charge: owed.charge,
                 deed: Deed::Charge(owed.count),
                 extra: [0].into_iter().collect(),
                 generation,
                 arrived: now,
-                answer: Some(answer),
-            };
+            });
+            self.work.push(Box::pin(async move {
+                let paid = asked.await.is_ok();
+                Event::Paid((!paid).then_some(whole))
+            }));
             self.take(Placed { slot, waiting });
         }
     }

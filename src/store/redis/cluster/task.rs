@@ -27,13 +27,14 @@ use super::{Placed, QUEUE, Shared};
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::Charge;
-use crate::store::gather::{Batch, Waiting};
+use crate::store::gather::Batch;
 use crate::store::guard::PAUSE_MIN;
 use crate::store::known::Known;
 use crate::store::redis::holder::Holder;
 use crate::store::redis::link::{Link, PROBE_TIMEOUT};
 #[cfg(test)]
 use crate::store::redis::trap::Place;
+use crate::store::waiting::Waiting;
 use crate::store::{ServerTrouble, StoreError};
 
 /// Items in one call: blocks the server for about 0.3 ms at most.
@@ -251,7 +252,7 @@ impl Task {
             }
             if waiting.generation != generation {
                 waiting.fail(StoreError::Away);
-            } else if now >= waiting.arrived + redis.timeout && waiting.answer.is_some() {
+            } else if now >= waiting.arrived + redis.timeout && waiting.is_open() {
                 waiting.fail(StoreError::Timeout);
             } else if let Some(waiting) = batch.add(waiting, MAX_BATCH) {
                 lane.waiting.push_front(waiting);
@@ -413,7 +414,7 @@ impl Task {
         }
         let (slot, deadline, hops, epoch) = (call.slot, call.deadline, call.hops, call.epoch);
         for batch in call.batch.apart() {
-            if batch.bundles.iter().any(|bundle| bundle.charge.len() > 1) {
+            if batch.bundles.iter().any(|bundle| bundle.charge().len() > 1) {
                 call::fail(
                     batch,
                     StoreError::Server(ServerTrouble::TryAgain),

@@ -27,7 +27,7 @@ impl Task {
                     return;
                 }
                 if let Some(denied) = &outcome.denied {
-                    known.lock().denied.note(&bundle.charge, denied, span);
+                    known.lock().denied.note(bundle.charge(), denied, span);
                 }
                 reply::keep_what_is_ahead(bundle, outcome, span, known);
             },
