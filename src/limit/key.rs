@@ -17,8 +17,6 @@ mod value;
 use std::fmt;
 use std::net::IpAddr;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::{HeaderMap, HeaderName, Method};
 
 use super::Missing;
@@ -42,10 +40,20 @@ impl Tag {
     pub const TEXT_LEN: usize = 22;
 
     /// Its text: 22 characters of base64url, which is ASCII.
+    /// By hand: each decision by Redis writes one, in a third of what a general encoder takes.
     pub fn text(&self) -> [u8; Self::TEXT_LEN] {
+        const ALPHABET: &[u8; 64] =
+            b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let character = |bits: u32| ALPHABET[(bits & 63) as usize];
+        let [first @ .., last] = self.0;
         let mut text = [0; Self::TEXT_LEN];
-        let written = URL_SAFE_NO_PAD.encode_slice(self.0, &mut text);
-        debug_assert_eq!(written, Ok(Self::TEXT_LEN), "16 bytes are 22 characters");
+        for (three, four) in first.as_chunks().0.iter().zip(text.as_chunks_mut().0) {
+            let [high, middle, low]: [u8; 3] = *three;
+            let bits = u32::from_be_bytes([0, high, middle, low]);
+            *four = [bits >> 18, bits >> 12, bits >> 6, bits].map(character);
+        }
+        let bits = u32::from(last) << 4;
+        text[Self::TEXT_LEN - 2..].copy_from_slice(&[bits >> 6, bits].map(character));
         text
     }
 }
@@ -337,6 +345,8 @@ impl Default for ApiKeySources {
 
 #[cfg(test)]
 mod tests {
+    use base64::Engine as _;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use http::HeaderValue;
     use proptest::prelude::*;
 
@@ -470,6 +480,11 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_text_of_a_tag_is_base64url(tag in any::<[u8; 16]>()) {
+            prop_assert_eq!(Tag(tag).to_string(), URL_SAFE_NO_PAD.encode(tag));
+        }
+
         #[test]
         fn parts_never_run_into_each_other(
             a in "[ab:]{1,3}", b in "[ab:]{1,3}", c in "[ab:]{1,3}", d in "[ab:]{1,3}",

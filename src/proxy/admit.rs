@@ -222,7 +222,7 @@ impl Limiter {
     ) -> Result<(), Rejection> {
         let since = clock::now();
         let (charge, generation) = (&mut admission.charge, admission.generation);
-        let answered = self.store.charge(charge, generation).await;
+        let answered = self.store.charge(charge, generation, since).await;
         self.note_time(since);
         match answered {
             Ok(decision) => {

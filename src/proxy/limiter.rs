@@ -243,7 +243,8 @@ impl Limiter {
         };
         line.route = Some(Arc::clone(&found.route.name));
         line.route_number = found.route.number;
-        let facts = Facts {
+        let (claims, tier);
+        let mut facts = Facts {
             ip: self.client_ip.group(line.client),
             api_key: &self.api_key,
             method,
@@ -258,18 +259,12 @@ impl Limiter {
             certificate: caller.certificate,
         };
         let tiers = self.tiers_for(found.route);
-        let claims = self
+        claims = self
             .tokens_for(found.route, tiers)
             .and_then(|tokens| tokens.claims(&facts));
-        let facts = Facts {
-            claims: claims.as_deref(),
-            ..facts
-        };
-        let tier = tiers.and_then(|tiers| tiers.tier_of(&facts, caller.trusted));
-        let facts = Facts {
-            tier: tier.as_deref(),
-            ..facts
-        };
+        facts.claims = claims.as_deref();
+        tier = tiers.and_then(|tiers| tiers.tier_of(&facts, caller.trusted));
+        facts.tier = tier.as_deref();
         let seen = see(&found, &facts, line.client);
         Ok((found.route, seen))
     }

@@ -112,7 +112,10 @@ impl RouteTable {
                 values: SmallVec::new(),
             };
             let route = walk.from(trie.root(), segments)?;
-            let params = route.path.params().zip(walk.values).collect();
+            let params = match walk.values.is_empty() {
+                true => SmallVec::new(),
+                false => route.path.params().zip(walk.values).collect(),
+            };
             Some(Found { route, params })
         })
     }

@@ -6,6 +6,7 @@
 //! generation of its tags.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::{ArcSwap, Guard};
 
@@ -32,6 +33,8 @@ pub type CurrentKey = Guard<Arc<KeyInForce>>;
 #[derive(Debug)]
 pub struct KeyRing {
     current: ArcSwap<KeyInForce>,
+    /// Its generation, for whoever needs no more.
+    generation: AtomicU64,
     /// Given by the configuration: not kept in Redis, and never changed.
     configured: bool,
 }
@@ -52,6 +55,7 @@ impl KeyRing {
         };
         Ok(KeyRing {
             current: ArcSwap::from_pointee(key),
+            generation: AtomicU64::new(generation),
             configured,
         })
     }
@@ -59,6 +63,11 @@ impl KeyRing {
     /// The key in force.
     pub fn current(&self) -> CurrentKey {
         self.current.load()
+    }
+
+    /// The generation of the key in force.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
     }
 
     /// Whether the configuration gave the key.
@@ -81,6 +90,9 @@ impl KeyRing {
                 Arc::clone(old)
             }
         });
+        let generation = self.current.load().generation;
+        // Of two workers that learn at once the slower must not set it back.
+        self.generation.fetch_max(generation, Ordering::AcqRel);
         changed
     }
 }

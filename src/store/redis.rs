@@ -202,7 +202,7 @@ impl Shared {
 
     /// Whether tags of this generation are those that all proxies of the store share.
     fn is_current(&self, generation: u64) -> bool {
-        generation != PROVISIONAL && generation == self.keys.current().generation
+        generation != PROVISIONAL && generation == self.keys.generation()
     }
 
     fn trouble_begins(&self, kind: StoreError, now: Instant) {
@@ -276,19 +276,24 @@ impl Redis {
         &self,
         charge: &mut Charge,
         generation: u64,
+        arrived: Instant,
     ) -> Result<Decision, StoreError> {
-        let result = self.ask(charge, generation).await;
+        let result = self.ask(charge, generation, arrived).await;
         if result.is_err() {
             self.shared.unmade.fetch_add(1, Ordering::Relaxed);
         }
         result
     }
 
-    async fn ask(&self, charge: &mut Charge, generation: u64) -> Result<Decision, StoreError> {
+    async fn ask(
+        &self,
+        charge: &mut Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<Decision, StoreError> {
         if !self.shared.is_current(generation) {
             return Err(StoreError::Away);
         }
-        let arrived = clock::now();
         match self.shared.find_known(&self.known, charge, arrived) {
             Some((source, decision)) => {
                 self.known.note(source);

@@ -7,6 +7,7 @@ mod secure;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use tidegate::clock::now;
 use tidegate::config::StoreKind;
 use tidegate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule};
 use tidegate::store::people::{Deed, Subject, Words};
@@ -30,7 +31,7 @@ async fn open(cluster: &RedisCluster, timeout: Duration) -> Store {
 
 async fn ask(store: &Store, charge: &Charge) -> Result<Decision, StoreError> {
     let generation = store.hash_key().generation;
-    store.charge(&mut charge.clone(), generation).await
+    store.charge(&mut charge.clone(), generation, now()).await
 }
 
 /// CRC-16/XMODEM bit by bit, as the cluster's specification has it.

@@ -10,6 +10,7 @@ mod traces;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate::clock::now;
 use tidegate::config::StoreSettings;
 use tidegate::limit::{Algorithm, Charge, Decision, Retry, Rule};
 use tidegate::store::{Backing, Store};
@@ -45,7 +46,7 @@ impl Fixture {
     async fn charge(&self, charge: &Charge) -> Decision {
         let generation = self.store.hash_key().generation;
         self.store
-            .charge(&mut charge.clone(), generation)
+            .charge(&mut charge.clone(), generation, now())
             .await
             .expect("a decision")
     }
@@ -201,7 +202,7 @@ fn proxies_sharing_one_redis_hold_one_limit() {
             let generation = stores[0].hash_key().generation;
             let all = (0..600).map(|i| {
                 let (store, mut charge) = (&stores[i % 2], charge.clone());
-                async move { store.charge(&mut charge, generation).await }
+                async move { store.charge(&mut charge, generation, now()).await }
             });
             let decisions = futures_util::future::join_all(all).await;
             decisions

@@ -153,19 +153,28 @@ impl Cluster {
     }
 
     /// Decides and charges one request; see [`crate::store::Store::charge`].
-    pub async fn charge(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
-        let result = self.ask(charge, generation).await;
+    pub async fn charge(
+        &self,
+        charge: &Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<Decision, StoreError> {
+        let result = self.ask(charge, generation, arrived).await;
         if result.is_err() {
             self.shared.redis.unmade.fetch_add(1, Ordering::Relaxed);
         }
         result
     }
 
-    async fn ask(&self, charge: &Charge, generation: u64) -> Result<Decision, StoreError> {
+    async fn ask(
+        &self,
+        charge: &Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<Decision, StoreError> {
         if !self.shared.redis.is_current(generation) {
             return Err(StoreError::Away);
         }
-        let arrived = clock::now();
         if let Some((source, decision)) = self.shared.redis.find_known(&self.known, charge, arrived)
         {
             self.known.note(source);

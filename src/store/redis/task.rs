@@ -295,7 +295,7 @@ impl Task {
     fn gather(&mut self) -> Batch {
         let mut batch = Batch::default();
         let (now, mut taken) = (clock::now(), 0);
-        let generation = self.shared.keys.current().generation;
+        let generation = self.shared.keys.generation();
         while let Some(waiting) = self.held.pop_front().or_else(|| self.queue.try_recv().ok()) {
             taken += 1;
             if waiting.is_given_up() {

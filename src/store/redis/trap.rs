@@ -143,10 +143,8 @@ mod tests {
     async fn decided(store: &Store) -> u64 {
         let began = clock::now();
         loop {
-            match store
-                .charge(&mut charge(), store.hash_key().generation)
-                .await
-            {
+            let generation = store.hash_key().generation;
+            match store.charge(&mut charge(), generation, clock::now()).await {
                 Ok(decision) => return decision.verdicts[0].used,
                 Err(error) => assert!(began.elapsed() < PATIENCE, "{error}"),
             }
@@ -165,9 +163,9 @@ mod tests {
                 traps.set(Place::Calling, 1);
                 let asked = clock::now();
                 let generation = store.hash_key().generation;
-                let answer = store.charge(&mut charge(), generation).await;
+                let answer = store.charge(&mut charge(), generation, clock::now()).await;
                 assert_eq!(answer.unwrap_err(), StoreError::Lost);
-                let second = store.charge(&mut charge(), generation).await;
+                let second = store.charge(&mut charge(), generation, clock::now()).await;
                 assert_eq!(second.unwrap_err(), StoreError::Away);
                 assert!(asked.elapsed() < PATIENCE / 2, "somebody waited");
                 // Nothing of it was charged.

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use tidegate::clock::now;
 use tidegate::config::StoreSettings;
 use tidegate::limit::{Charge, Decision, Limit};
 use tidegate::store::{Backing, ServerTrouble, Store, StoreError};
@@ -55,7 +56,10 @@ impl Trial {
     async fn charge(&self, charge: &Charge) -> Result<Decision, StoreError> {
         let generation = self.store.hash_key().generation;
         let (begun, pace) = (Instant::now(), Pace::begin());
-        let result = self.store.charge(&mut charge.clone(), generation).await;
+        let result = self
+            .store
+            .charge(&mut charge.clone(), generation, now())
+            .await;
         let took = begun.elapsed();
         let most = self.timeout + pace.grants();
         assert!(
@@ -233,7 +237,7 @@ fn losing_the_script_all_the_time_loses_no_decision() {
                 .unwrap();
             let generation = store.hash_key().generation;
             let decision = store
-                .charge(&mut one(&limit, 1, 1), generation)
+                .charge(&mut one(&limit, 1, 1), generation, now())
                 .await
                 .unwrap();
             allowed += u32::from(decision.allowed);
@@ -281,7 +285,7 @@ fn tags_of_another_key_than_the_one_in_force_never_reach_redis() {
         for other in [0, generation - 1, generation + 1] {
             let charge = one(&trial.limit, 9, 1);
             assert_eq!(
-                trial.store.charge(&mut charge.clone(), other).await,
+                trial.store.charge(&mut charge.clone(), other, now()).await,
                 Err(StoreError::Away)
             );
         }
@@ -328,7 +332,7 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
         );
         assert!(
             store
-                .charge(&mut one(&full, 1, 1), generation)
+                .charge(&mut one(&full, 1, 1), generation, now())
                 .await
                 .unwrap()
                 .allowed
@@ -337,7 +341,7 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
         let (denied, allowed) = (one(&full, 1, 1), one(&fresh, 1, 1));
         let both = [&denied, &allowed, &denied].map(|charge| {
             let (store, mut charge) = (&store, charge.clone());
-            async move { store.charge(&mut charge, generation).await }
+            async move { store.charge(&mut charge, generation, now()).await }
         });
         let results = futures_util::future::join_all(both).await;
         let refused = Err(StoreError::Server(ServerTrouble::OutOfMemory));
@@ -345,7 +349,7 @@ fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
         assert_eq!(results[1], refused);
         server.run("CONFIG SET maxmemory 0");
         let decision = store
-            .charge(&mut allowed.clone(), generation)
+            .charge(&mut allowed.clone(), generation, now())
             .await
             .unwrap();
         assert_eq!(decision.verdicts[0].used, 0);
@@ -423,7 +427,7 @@ fn a_connection_that_dies_idle_costs_no_request() {
             let generation = store.hash_key().generation;
             assert!(
                 store
-                    .charge(&mut one(&limit, 1, 1), generation)
+                    .charge(&mut one(&limit, 1, 1), generation, now())
                     .await
                     .is_ok()
             );
@@ -493,7 +497,7 @@ fn a_socket_file_serves_as_well_as_an_address() {
         let generation = store.hash_key().generation;
         assert!(
             store
-                .charge(&mut one(&limit, 1, 1), generation)
+                .charge(&mut one(&limit, 1, 1), generation, now())
                 .await
                 .unwrap()
                 .allowed
@@ -511,14 +515,16 @@ fn an_address_without_a_server_is_known_to_be_away_at_once() {
         let limit = limit("nowhere", log_rule(10, Duration::from_secs(60)));
         let generation = store.hash_key().generation;
         assert_eq!(
-            store.charge(&mut one(&limit, 1, 1), generation).await,
+            store
+                .charge(&mut one(&limit, 1, 1), generation, now())
+                .await,
             Err(StoreError::Away)
         );
         let embedded = super::open(&memory_settings()).await;
         let generation = embedded.hash_key().generation;
         assert!(
             embedded
-                .charge(&mut one(&limit, 1, 1), generation)
+                .charge(&mut one(&limit, 1, 1), generation, now())
                 .await
                 .is_ok()
         );

@@ -55,7 +55,7 @@ impl Task {
             }
         }
         if self.holder.next_due(now).is_some_and(|due| due <= now) {
-            let generation = self.shared.redis.keys.current().generation;
+            let generation = self.shared.redis.keys.generation();
             for waiting in self.holder.due(now, generation) {
                 if let Some(slot) = waiting.charge.first().map(slot_of) {
                     self.take(Placed { slot, waiting });

@@ -49,7 +49,7 @@ impl Task {
     /// all that are there. What is not known to be charged is owed still.
     pub(super) fn pay_back(&mut self, back: Option<NodeId>, now: Instant) {
         let redis = Arc::clone(&self.shared.redis);
-        let generation = redis.keys.current().generation;
+        let generation = redis.keys.generation();
         let mut debts = {
             let view = self.view.lock();
             let due = |item: &Item| match (view.map.owner(slot_of(item)), back) {

@@ -244,7 +244,7 @@ impl Task {
             return batch;
         };
         let redis = &self.shared.redis;
-        let generation = redis.keys.current().generation;
+        let generation = redis.keys.generation();
         while let Some(waiting) = lane.waiting.pop_front() {
             self.waiting -= 1;
             if waiting.is_given_up() {
