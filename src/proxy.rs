@@ -194,8 +194,8 @@ impl Proxy {
     }
 
     /// Answers one request: routes it, asks its limits, forwards it, or says why not. Where
-    /// `lines` are given, what tells of its limits may be written there, as lines of a head of
-    /// HTTP/1.1, and is not among the response's headers then. What is left in `request` has no
+    /// `lines` are given, what is added to its head may be written there, as lines of HTTP/1.1,
+    /// and is not among the response's headers then. What is left in `request` has no
     /// meaning.
     pub async fn handle(
         &self,
@@ -245,7 +245,7 @@ impl Proxy {
         request: &mut Request<RequestBody>,
         (downstream, route): (&Downstream, &Route),
         admission: &mut Admission,
-        (line, lines): (&mut Line, Option<&mut Vec<u8>>),
+        (line, mut lines): (&mut Line, Option<&mut Vec<u8>>),
     ) -> impl Future<Output = Response<Body>> + Send {
         async move {
             let with = (route, self.request_id.as_ref());
@@ -273,10 +273,8 @@ impl Proxy {
                 Target::Upstream(upstream) => {
                     let to = (route, *upstream, admission.affinity);
                     let trace = line.trace.as_deref_mut();
-                    match self
-                        .forward(request, downstream, to, (changes, trace))
-                        .await
-                    {
+                    let with = (changes, trace, lines.as_deref_mut());
+                    match self.forward(request, downstream, to, with).await {
                         Ok(response) => response,
                         Err(refused) => self.refuse(&refused, changes, line, HeaderMap::new()),
                     }

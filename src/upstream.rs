@@ -40,7 +40,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 
@@ -70,6 +70,10 @@ pub struct Outgoing<'r> {
     pub request: &'r mut Request<RequestBody>,
     /// Lines of its head that are not in its map.
     pub beside: Option<Beside>,
+    /// Whether it asks for a tunnel.
+    pub asks_upgrade: bool,
+    /// Whether it has a `Host`; else it gets that of its server.
+    pub names_host: bool,
     /// Requests with the same number go to the same server, where the upstream is told to do so.
     pub affinity: Option<u64>,
     /// How long it may take as a whole, where that is bounded.
@@ -81,6 +85,8 @@ pub struct Outgoing<'r> {
 impl<'r> From<&'r mut Request<RequestBody>> for Outgoing<'r> {
     fn from(request: &'r mut Request<RequestBody>) -> Outgoing<'r> {
         Outgoing {
+            asks_upgrade: request.headers().contains_key(UPGRADE),
+            names_host: request.headers().contains_key(HOST),
             request,
             beside: None,
             affinity: None,

@@ -286,7 +286,7 @@ fn head_down(times: usize) -> Word {
     let mut responses: Vec<Response<()>> = (0..times).map(made).collect();
     let mut next = 0;
     word("head, upstream to client", move || {
-        to_downstream(&mut responses[next]);
+        to_downstream(&mut responses[next], None);
         next += 1;
     })
 }

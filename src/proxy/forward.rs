@@ -1,5 +1,6 @@
 //! Forwarding: the request as the upstream should see it, and the response as the client should.
 
+use http::header::HOST;
 use http::{Request, Response, StatusCode};
 use http_body::Body as _;
 use hyper::upgrade::OnUpgrade;
@@ -15,6 +16,13 @@ use crate::route::Route;
 use crate::upstream::Outgoing;
 use crate::upstream::body::{RequestBody, ResponseBody};
 
+/// What the route changes, what records the request, and where lines of the answer's head go.
+type With<'w, 'c> = (
+    Option<&'w Changes<'c>>,
+    Option<&'w mut Trace>,
+    Option<&'w mut Vec<u8>>,
+);
+
 impl Proxy {
     /// Sends the request to its route's upstream and waits for the head of the answer.
     pub(super) async fn forward(
@@ -22,7 +30,7 @@ impl Proxy {
         request: &mut Request<RequestBody>,
         downstream: &Downstream,
         (route, upstream, affinity): (&Route, usize, Option<u64>),
-        (changes, trace): (Option<&Changes<'_>>, Option<&mut Trace>),
+        (changes, trace, lines): With<'_, '_>,
     ) -> Result<Response<Body>, Rejection> {
         bound_body(request, route.body_limit)?;
         let turned = turn(request, downstream, route, changes)?;
@@ -34,12 +42,15 @@ impl Proxy {
         let outgoing = Outgoing {
             request,
             beside: turned.beside,
+            asks_upgrade: turned.upgrade,
+            names_host: turned.names_host,
             tries,
             affinity,
             within: route.timeout,
         };
         let mut response = self.upstreams.send(upstream, outgoing).await?;
-        headers::to_downstream(&mut response);
+        // What the route changes are fields.
+        headers::to_downstream(&mut response, lines.filter(|_| changes.is_none()));
         if let Some(changes) = changes {
             changes.downwards(response.headers_mut());
         }
@@ -65,12 +76,13 @@ pub(super) fn turn<B>(
     changes: Option<&Changes<'_>>,
 ) -> Result<Turned, Rejection> {
     // What the route changes are fields.
-    let turned = headers::to_upstream(request, &downstream.peer, changes.is_none())?;
+    let mut turned = headers::to_upstream(request, &downstream.peer, changes.is_none())?;
     if let Some(prefix) = &route.strip_prefix {
         headers::strip(request, prefix, &downstream.peer)?;
     }
     if let Some(changes) = changes {
         changes.upwards(request.headers_mut());
+        turned.names_host = request.headers().contains_key(HOST);
     }
     Ok(turned)
 }

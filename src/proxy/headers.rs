@@ -26,6 +26,7 @@ use naming::{append, name_client, told};
 pub use peer::{Peer, Scheme};
 pub use prefix::strip;
 
+use crate::limit::headers::put_line;
 use crate::upstream::Beside;
 
 /// Headers that [`to_upstream`] adds at most.
@@ -68,6 +69,8 @@ fn passes(headers: &HeaderMap) -> usize {
 pub struct Turned {
     /// Whether it asks for a tunnel that it may have.
     pub upgrade: bool,
+    /// Whether it names the host it asks for.
+    pub names_host: bool,
     /// Whether it spoke for others, which its peer may not.
     pub forged: bool,
     /// What names its client, where that is not among its fields.
@@ -82,18 +85,20 @@ pub fn to_upstream<B>(
     peer: &Peer,
     beside: bool,
 ) -> Result<Turned, RequestFault> {
-    let upgrade = wants_upgrade(request);
     let version = std::mem::replace(request.version_mut(), Version::HTTP_11);
     to_origin_form(request);
     let headers = request.headers_mut();
     if version == Version::HTTP_2 {
         hop::join_cookies(headers);
     }
-    let came_by_others = headers.contains_key(VIA);
-    if came_by_others && passes(headers) >= MAX_PASSES {
+    let seen = Seen::in_request(headers, peer.trusted);
+    if seen.via && passes(headers) >= MAX_PASSES {
         return Err(RequestFault::Loop);
     }
-    let seen = Seen::in_request(headers, upgrade, peer.trusted);
+    let upgrade = seen.upgrade && wants_upgrade(version, headers);
+    if seen.upgrade && !upgrade {
+        headers.remove(UPGRADE);
+    }
     seen.remove(headers)?;
     if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
@@ -102,7 +107,7 @@ pub fn to_upstream<B>(
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
     let host = headers.get(HOST);
-    let beside = host.filter(|_| beside && !peer.trusted && !came_by_others);
+    let beside = host.filter(|_| beside && !peer.trusted && !seen.via);
     let beside =
         beside.map(|host| peer.lines((version, host), |said| told(version, peer, (host, said))));
     if beside.is_none() {
@@ -112,13 +117,15 @@ pub fn to_upstream<B>(
     }
     Ok(Turned {
         upgrade,
+        names_host: seen.host,
         forged: seen.forged,
         beside,
     })
 }
 
-/// Makes of an upstream's response the one that the client gets.
-pub fn to_downstream<B>(response: &mut Response<B>) {
+/// Makes of an upstream's response the one that the client gets. What it adds is written to
+/// `lines` where those are given, else among the response's headers.
+pub fn to_downstream<B>(response: &mut Response<B>, lines: Option<&mut Vec<u8>>) {
     let version = std::mem::replace(response.version_mut(), Version::HTTP_11);
     let status = response.status();
     let headers = response.headers_mut();
@@ -131,7 +138,12 @@ pub fn to_downstream<B>(response: &mut Response<B>) {
     if status == StatusCode::NO_CONTENT || status == StatusCode::SWITCHING_PROTOCOLS {
         headers.remove(CONTENT_LENGTH);
     }
-    headers.append(VIA, via_of(version));
+    match lines {
+        Some(lines) => put_line(lines, &VIA, via_of(version).as_bytes()),
+        None => {
+            headers.append(VIA, via_of(version));
+        }
+    }
 }
 
 /// Has the client's connection closed after this response: what else came on it cannot be trusted
@@ -142,12 +154,10 @@ pub fn close_after<B>(response: &mut Response<B>) {
         .insert(CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// Whether the request asks to leave HTTP for a protocol that may be tunnelled. HTTP/2 may not:
-/// its requests would pass inside the tunnel, unseen and uncounted.
-pub fn wants_upgrade<B>(request: &Request<B>) -> bool {
-    let headers = request.headers();
-    headers.contains_key(UPGRADE)
-        && request.version() == Version::HTTP_11
+/// Whether a request with an `Upgrade` asks to leave HTTP for a protocol that may be tunnelled.
+/// HTTP/2 may not: its requests would pass inside the tunnel, unseen and uncounted.
+fn wants_upgrade(version: Version, headers: &HeaderMap) -> bool {
+    version == Version::HTTP_11
         && has_option(headers, "upgrade")
         && !headers.get_all(UPGRADE).iter().any(|value| {
             value.to_str().map_or(true, |protocols| {
@@ -366,15 +376,14 @@ mod tests {
                 ("upgrade", protocols),
             ]
         };
-        assert!(wants_upgrade(&request(&upgrade("websocket"))));
         for refused in ["h2c", "websocket, H2C", "HTTP/2.0", "TLS/1.0", ""] {
-            assert!(!wants_upgrade(&request(&upgrade(refused))), "{refused}");
             assert!(
                 !sent(false, &upgrade(refused)).contains_key("upgrade"),
                 "{refused}"
             );
         }
-        assert!(!wants_upgrade(&request(&[("upgrade", "websocket")])));
+        let unasked = sent(false, &[("upgrade", "websocket")]);
+        assert!(!unasked.contains_key("upgrade"));
         let headers = sent(false, &upgrade("websocket"));
         assert_eq!(all(&headers, "upgrade"), ["websocket"]);
         assert_eq!(all(&headers, "connection"), ["upgrade"]);
@@ -413,7 +422,7 @@ mod tests {
             response = response.header(*name, *value);
         }
         let mut response = response.body(()).unwrap();
-        to_downstream(&mut response);
+        to_downstream(&mut response, None);
         response.headers().clone()
     }
 

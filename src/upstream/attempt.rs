@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use http::header::{HOST, UPGRADE};
+use http::header::HOST;
 use http::{Request, Response};
 use http_body::Body as _;
 use smallvec::SmallVec;
@@ -52,8 +52,10 @@ enum Next {
 struct Terms<'a> {
     affinity: Option<u64>,
     is_repeatable: bool,
-    /// Whether it came without the name of a host, and gets that of its server.
-    lacks_host: bool,
+    /// Whether it asks for a tunnel.
+    asks_upgrade: bool,
+    /// HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
+    names_host: bool,
     /// Rings when the whole has taken too long.
     whole: Option<&'a Alarm>,
     /// Where attempts are noted, if anywhere.
@@ -75,12 +77,15 @@ impl Upstream {
         let (request, affinity) = (outgoing.request, outgoing.affinity);
         let within = outgoing.within.filter(|_| whole.is_none());
         let (beside, tries) = (outgoing.beside, outgoing.tries);
+        let (asks_upgrade, names_host) = (outgoing.asks_upgrade, outgoing.names_host);
         async move {
             let this = upstream.ok_or(UpstreamError::NoServer)?;
             if let Some(within) = within {
                 let outgoing = Outgoing {
                     request,
                     beside,
+                    asks_upgrade,
+                    names_host,
                     affinity,
                     within: None,
                     tries,
@@ -98,12 +103,12 @@ impl Upstream {
             let terms = Terms {
                 affinity,
                 is_repeatable: may_repeat(request, &this.settings().retries),
-                // HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
-                lacks_host: !request.headers().contains_key(HOST),
+                asks_upgrade,
+                names_host,
                 whole,
                 tries: tries.as_deref(),
             };
-            let asks_upgrade = prepare(request, &seat, terms);
+            prepare(request, &seat, terms);
             let next = match seat.pooled(asks_upgrade) {
                 None => Next::Attempt(seat, taken(request, beside.as_ref())),
                 Some(mut connection) => {
@@ -177,7 +182,8 @@ impl Upstream {
         mut request: Request<RequestBody>,
         terms: Terms<'_>,
     ) -> Result<Response<ResponseBody>, Box<Missed>> {
-        let asks_upgrade = prepare(&mut request, &seat, terms);
+        prepare(&mut request, &seat, terms);
+        let asks_upgrade = terms.asks_upgrade;
         if let Some(mut connection) = seat.pooled(asks_upgrade) {
             let blame = Blame::of(self, &seat, &request, terms.whole);
             let exchanged =
@@ -338,16 +344,15 @@ fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
         && is_repeatable(request.method(), !request.body().is_end_stream())
 }
 
-/// Names the server in the request, if that is left to us. Whether it asks for a tunnel.
-fn prepare(request: &mut Request<RequestBody>, seat: &Seat, terms: Terms<'_>) -> bool {
-    if seat.renames_host() || terms.lacks_host {
+/// Names the server in the request, if that is left to us.
+fn prepare(request: &mut Request<RequestBody>, seat: &Seat, terms: Terms<'_>) {
+    if seat.renames_host() || !terms.names_host {
         request.headers_mut().insert(HOST, seat.host().clone());
     }
     if let Some(tries) = terms.tries {
         let parent = tries.begin(&seat.server().place);
         request.headers_mut().insert(TRACEPARENT, parent.value());
     }
-    request.headers().contains_key(UPGRADE)
 }
 
 /// Dropped when the time for the whole has run out, it says that this server did not answer. One

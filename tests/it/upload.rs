@@ -74,13 +74,9 @@ async fn forward(
     if let Some(most) = most {
         request.body_mut().limit(most);
     }
-    let upgrade = headers::wants_upgrade(&request).then(|| hyper::upgrade::on(&mut request));
-    headers::to_upstream(
-        &mut request,
-        &Peer::new([192, 0, 2, 7].into(), false, Scheme::Http),
-        false,
-    )
-    .unwrap();
+    let peer = Peer::new([192, 0, 2, 7].into(), false, Scheme::Http);
+    let turned = headers::to_upstream(&mut request, &peer, false).unwrap();
+    let upgrade = turned.upgrade.then(|| hyper::upgrade::on(&mut request));
     let mut response = match upstreams.send(0, (&mut request).into()).await {
         Ok(response) => response,
         Err(error) => {
@@ -89,7 +85,7 @@ async fn forward(
             return response;
         }
     };
-    headers::to_downstream(&mut response);
+    headers::to_downstream(&mut response, None);
     match upgrade {
         Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             tokio::spawn(Tunnel::new(client, &mut response).run());

@@ -5,8 +5,8 @@
 
 use http::StatusCode;
 use http::header::{
-    CONNECTION, COOKIE, EXPECT, FORWARDED, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
 };
 use smallvec::SmallVec;
 
@@ -15,10 +15,14 @@ use super::RequestFault;
 /// Options in a `Connection` header; each costs a look into the map.
 const MAX_CONNECTION_OPTIONS: usize = 32;
 
-/// What one look over a head finds to be removed.
+/// What one look over a head finds: what is to be removed, and what is there.
 #[derive(Default)]
 pub(super) struct Seen {
     connection: bool,
+    pub(super) host: bool,
+    pub(super) upgrade: bool,
+    /// Whether a proxy has passed it on.
+    pub(super) via: bool,
     /// Whether the client takes trailers.
     pub(super) te_trailers: bool,
     /// Whether a sender who may not speak for others tries to.
@@ -28,9 +32,9 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// In a request. `upgrade` says whether it may become a tunnel, `trusted` whether its sender
-    /// may speak for others.
-    pub(super) fn in_request(headers: &HeaderMap, upgrade: bool, trusted: bool) -> Seen {
+    /// In a request. `trusted` says whether its sender may speak for others. Whether it may become
+    /// a tunnel is still to be seen.
+    pub(super) fn in_request(headers: &HeaderMap, trusted: bool) -> Seen {
         let mut seen = Seen::default();
         for (name, value) in headers {
             match *name {
@@ -39,14 +43,14 @@ impl Seen {
                     seen.te_trailers |= asks_trailers(value);
                     seen.names.push(TE);
                 }
-                UPGRADE if upgrade => {}
+                HOST => seen.host = true,
+                VIA => seen.via = true,
+                UPGRADE => seen.upgrade = true,
                 FORWARDED if !trusted => {
                     seen.forged = true;
                     seen.names.push(FORWARDED);
                 }
-                UPGRADE | TRANSFER_ENCODING | EXPECT | PROXY_AUTHORIZATION => {
-                    seen.names.push(name.clone())
-                }
+                TRANSFER_ENCODING | EXPECT | PROXY_AUTHORIZATION => seen.names.push(name.clone()),
                 _ => {
                     if is_connection_only(name) {
                         seen.names.push(name.clone());

@@ -91,7 +91,9 @@ pub(super) fn put_head<B>(
         let is_new = !last.is_some_and(|last| std::ptr::eq(last, name));
         last = Some(name);
         match *name {
-            CONTENT_LENGTH if is_new => lines.put_length(headers, length, asked.is_head)?,
+            CONTENT_LENGTH if is_new => {
+                lines.put_length((headers, value), length, asked.is_head)?
+            }
             TRANSFER_ENCODING if is_new && has_content => lines.put_coding(headers)?,
             CONNECTION if is_new => lines.put_connection(headers),
             TRAILER if is_new && has_content => lines.put_joined(&TRAILER, headers, None),
@@ -167,20 +169,17 @@ impl Lines<'_> {
 
     fn put_length(
         &mut self,
-        headers: &HeaderMap,
+        (headers, value): (&HeaderMap, &HeaderValue),
         length: Length,
         is_head: bool,
     ) -> Result<(), Unframed> {
-        let mut values = headers.get_all(CONTENT_LENGTH).iter();
-        let Some(value) = values.next() else {
-            return Ok(());
-        };
+        let values = || headers.get_all(CONTENT_LENGTH).iter();
         let framing = match length {
             // It may be what the answer to a GET would say. Otherwise the end says what is true.
             Length::Nothing if !is_head => return Ok(()),
             Length::Nothing => Framing::Length(0),
             Length::Known(known) => Framing::Length(known),
-            Length::Unknown if values.any(|other| other != value) => return Err(Unframed),
+            Length::Unknown if values().any(|other| other != value) => return Err(Unframed),
             Length::Unknown => {
                 let number = value.to_str().ok().and_then(|text| text.parse().ok());
                 Framing::Length(number.ok_or(Unframed)?)
