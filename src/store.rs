@@ -154,9 +154,10 @@ impl Store {
     /// Decides one request and charges it if every limit allows it. `generation` is that of the
     /// key with which the items' tags were derived ([`Store::hash_key`]).
     ///
-    /// Answers within the store's timeout, counted from when it `arrived`. After an error the charge may have been made
-    /// ([`StoreError::maybe_charged`]); it is never repeated here. `charge` is lent: while this
-    /// waits it is with whoever asks the server, and when it returns it is what it was.
+    /// Answers within the store's timeout, counted from when it `arrived`. After an error the
+    /// charge may have been made ([`StoreError::maybe_charged`]); it is never repeated here.
+    /// `charge` is lent: while this waits it is with whoever asks the server, and when it returns
+    /// it is what it was.
     pub async fn charge(
         &self,
         charge: &mut Charge,
