@@ -256,6 +256,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// The decision on the group's first request, which is its only one.
+    #[inline]
     pub fn take(&mut self) -> Option<Decision> {
         match self.granted {
             0 => self.denied.take(),

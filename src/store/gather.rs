@@ -12,6 +12,9 @@ use super::known::Known;
 use super::waiting::Waiting;
 use crate::limit::{Charge, Decision, Item};
 
+/// Bundles that a batch has room for before there are any, at most.
+const MOST_AT_FIRST: usize = 64;
+
 /// Requests that ask exactly the same, or one deed of another kind.
 #[derive(Debug)]
 pub(crate) struct Bundle {
@@ -33,6 +36,14 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
+    /// One that so many are likely to be put into.
+    pub(crate) fn for_about(many: usize) -> Batch {
+        Batch {
+            bundles: Vec::with_capacity(many.min(MOST_AT_FIRST)),
+            ..Batch::default()
+        }
+    }
+
     /// Adds one; it is returned where the batch would have more than `most_items` items by it.
     pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
         let print = print(&waiting.charge);

@@ -97,6 +97,7 @@ impl Waiting {
     }
 
     /// False if its asker has gone, and cares.
+    #[inline]
     pub(crate) fn answer(mut self, answer: Answer) -> bool {
         self.open = false;
         self.shared.put(answer)
@@ -109,6 +110,7 @@ impl Waiting {
 }
 
 impl Shared {
+    #[inline]
     fn put(&self, answer: Answer) -> bool {
         let mut state = self.state();
         let State::Open(waker) = &mut *state else {

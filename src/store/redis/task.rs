@@ -293,7 +293,7 @@ impl Task {
 
     /// Everything that waits, up to a batch; what is too late or was given up is left out.
     fn gather(&mut self) -> Batch {
-        let mut batch = Batch::default();
+        let mut batch = Batch::for_about(self.held.len() + self.queue.len());
         let (now, mut taken) = (clock::now(), 0);
         let generation = self.shared.keys.generation();
         while let Some(waiting) = self.held.pop_front().or_else(|| self.queue.try_recv().ok()) {

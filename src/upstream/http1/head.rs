@@ -172,7 +172,8 @@ pub(super) fn take(
     let mut framing = Framing::default();
     let mut close = version != Version::HTTP_11;
     headers.reserve(places.len());
-    for place in places {
+    // Borrowed: an iterator of its own would be moved with all its room.
+    for &place in &places {
         let (name, value) = line(&head, place).map_err(garbage)?;
         if name == CONTENT_LENGTH {
             framing.length(value.as_bytes());
