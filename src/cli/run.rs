@@ -105,6 +105,13 @@ fn serve_until_stopped(
         pid_file::write(path)?;
     }
     let from = predecessor.as_ref().map(Predecessor::pid);
+    if from.is_none() && listeners.have_neighbours() {
+        // It may be on its way out, or on another address.
+        tracing::warn!(
+            "another process listens on the same port: of the connections to one address each \
+             gets a part, and what is counted in memory is each one's own"
+        );
+    }
     let listeners = Arc::new(listeners);
     let pulse = Arc::new(Pulse::new(workers));
     let (course, shutdown) = tokio::sync::watch::channel(Course::Serve);

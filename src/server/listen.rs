@@ -322,13 +322,18 @@ impl Listeners {
     }
 
     /// Whether other processes listen on the same TCP ports, each with sockets of its own
-    /// (SO_REUSEPORT): then connections go to them as soon as ours are closed, and until then
-    /// something has to be done for those that are in between.
-    pub fn yield_with_care(&self) -> bool {
+    /// (SO_REUSEPORT).
+    pub fn have_neighbours(&self) -> bool {
         let bound = self.bound();
         let own = bound.iter().filter(|one| !one.lent);
         let sockets: Vec<&Listener> = own.flat_map(|one| &one.sockets).collect();
-        neighbours::listen_too(&sockets) && !neighbours::inherit_what_waits()
+        neighbours::listen_too(&sockets)
+    }
+
+    /// Whether something has to be done for connections that are in between as ours are closed and
+    /// others go to the neighbours.
+    pub fn yield_with_care(&self) -> bool {
+        self.have_neighbours() && !neighbours::inherit_what_waits()
     }
 
     /// Lets go of all of them, so that the workers' copies are the last.

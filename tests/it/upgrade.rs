@@ -255,9 +255,12 @@ fn a_second_process_on_the_same_port_takes_over_without_a_loss() {
     let listen = format!("\"127.0.0.1:{}\"", free_port());
     let start = || Lineage::start(&listen, &settings(&upstream), "workers = 2");
     let mut proxy = start();
+    let knows = |proxy: &Lineage| proxy.said().contains("another process listens");
+    assert!(!knows(&proxy), "{}", proxy.said());
     let load = Load::start(&clients(&[Place::Tcp(proxy.address().unwrap())]));
     for _ in 0..upgrades() {
         let next = start();
+        assert!(knows(&next), "{}", next.said());
         let pid = proxy.pid();
         kill("TERM", pid);
         proxy.wait_for_end(pid);
