@@ -17,7 +17,11 @@ use rustix::time::{
 };
 use socket2::{Domain, Socket, Type};
 
+use crate::numbers::{Spread, percentile};
+
 const SECOND_NS: u64 = 1_000_000_000;
+/// How long a slice of a run is, whose percentiles are told apart from those of the others.
+const SLICE_NS: u64 = SECOND_NS / 2;
 /// How long answers are waited for when no more requests are sent.
 const PATIENCE_NS: u64 = 10 * SECOND_NS;
 const TIMER: u64 = u64::MAX;
@@ -42,6 +46,8 @@ pub struct Pace {
 pub struct Paced {
     /// From when each request was due to the end of its answer, sorted, us.
     pub waits_us: Vec<u32>,
+    /// The same of those that were due in each half second.
+    pub slices_us: Vec<Vec<u32>>,
     pub statuses: BTreeMap<u16, u64>,
     /// Requests that had no answer at all.
     pub unanswered: u64,
@@ -56,7 +62,28 @@ pub fn run(address: SocketAddr, pace: Pace, begin: impl FnOnce()) -> Result<Pace
     let _ = rustix::thread::set_current_timer_slack(None);
     result?;
     run.found.waits_us.sort_unstable();
+    run.found
+        .slices_us
+        .iter_mut()
+        .for_each(|slice| slice.sort_unstable());
     Ok(run.found)
+}
+
+impl Paced {
+    /// The percentile of a usual half second: the middle one of those of each.
+    pub fn usual(&self, share: f64) -> f64 {
+        let each = self.slices_us.iter().filter(|slice| !slice.is_empty());
+        let each = each.map(|slice| f64::from(percentile(slice, share)));
+        Spread::of(each).map_or(f64::NAN, |spread| spread.median)
+    }
+
+    fn note(&mut self, slice: usize, wait_us: u32) {
+        self.waits_us.push(wait_us);
+        if self.slices_us.len() <= slice {
+            self.slices_us.resize_with(slice + 1, Vec::new);
+        }
+        self.slices_us[slice].push(wait_us);
+    }
 }
 
 fn now_ns() -> u64 {
@@ -216,9 +243,9 @@ impl Run {
         let since_ns = lane.since_ns.take().ok_or("an answer to nothing")?;
         if since_ns >= self.measured_ns {
             let wait_us = (now_ns() - since_ns) / 1_000;
-            self.found
-                .waits_us
-                .push(u32::try_from(wait_us).unwrap_or(u32::MAX));
+            let slice = (since_ns - self.measured_ns) / SLICE_NS;
+            let wait_us = u32::try_from(wait_us).unwrap_or(u32::MAX);
+            self.found.note(slice as usize, wait_us);
             *self.found.statuses.entry(status).or_default() += 1;
         }
         match self.lanes[place].due_ns.pop_front() {
@@ -321,6 +348,21 @@ mod tests {
         // 20 were due while it slept; half of them waited for more than 100 ms.
         let long = found.waits_us.iter().filter(|wait| **wait > 90_000).count();
         assert!(long >= 8, "{:?}", found.waits_us);
+    }
+
+    #[test]
+    fn a_pause_is_in_the_percentiles_of_its_own_half_second() {
+        let mut found = Paced::default();
+        for slice in 0..5 {
+            for wait in 1..=100 {
+                let paused = if slice == 3 { 10_000 } else { 0 };
+                found.note(slice, wait + paused);
+            }
+        }
+        assert_eq!(found.usual(0.99), 99.0);
+        found.waits_us.sort_unstable();
+        assert!(percentile(&found.waits_us, 0.99) > 10_000);
+        assert!(Paced::default().usual(0.99).is_nan());
     }
 
     #[test]

@@ -16,7 +16,8 @@ use crate::process::{self, Memory};
 const REJECTED: f64 = 0.5;
 /// More of a core than this, used by others, and a measurement is made again.
 pub const QUIET: f64 = 0.10;
-/// Answers' times that are told.
+/// Answers' times that are told: over all that were measured, but the second is that of a usual
+/// half second.
 pub const SHARES: [f64; 3] = [0.5, 0.99, 0.999];
 /// Idle connections that memory is looked at with.
 pub const IDLE: [usize; 3] = [0, 1_000, 10_000];
@@ -184,10 +185,13 @@ fn paced(actor: &Actor, effort: &Effort, meter: &mut Meter<'_>) -> Result<Seen, 
     if let Some((status, count)) = paced.statuses.iter().find(|(status, _)| **status != 200) {
         return Err(format!("it answered {count} times with {status}"));
     }
+    let whole = |share| f64::from(percentile(&paced.waits_us, share));
+    let [half, most, nearly_all] = SHARES;
     Ok(Seen {
         requests: paced.waits_us.len() as u64,
         seconds: pace.seconds,
-        waits_us: Some(SHARES.map(|share| f64::from(percentile(&paced.waits_us, share)))),
+        // Of all seconds together the p99 would be about the machine's longest pause.
+        waits_us: Some([whole(half), paced.usual(most), whole(nearly_all)]),
     })
 }
 
