@@ -205,3 +205,52 @@ impl Future for Asked {
         Asked::poll(&self, context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn question() -> Question {
+        Question {
+            charge: Charge::new(),
+            deed: Deed::Charge(1),
+            extra: SmallVec::new(),
+            generation: 1,
+            arrived: crate::clock::now(),
+        }
+    }
+
+    fn look(asked: &Asked) -> Poll<Answer> {
+        asked.poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn an_answer_is_there_once() {
+        let (waiting, asked) = ask(question());
+        assert!(look(&asked).is_pending() && asked.try_take().is_none());
+        assert!(waiting.answer(Ok(Decision::default())));
+        assert_eq!(look(&asked), Poll::Ready(Ok(Decision::default())));
+        assert!(asked.try_take().is_none() && asked.close().is_none());
+    }
+
+    #[test]
+    fn what_the_task_drops_is_lost_and_not_waited_for() {
+        let (waiting, asked) = ask(question());
+        assert!(look(&asked).is_pending());
+        drop(waiting);
+        assert_eq!(look(&asked), Poll::Ready(Err(StoreError::Lost)));
+    }
+
+    #[test]
+    fn whoever_answers_knows_whether_somebody_cared() {
+        let (waiting, asked) = ask(question());
+        assert!(waiting.is_open() && !waiting.is_given_up());
+        assert!(asked.close().is_none());
+        assert!(!waiting.answer(Ok(Decision::default())), "it has gone");
+        let (waiting, asked) = ask(question());
+        drop(asked);
+        assert!(waiting.is_given_up());
+        let told = Waiting::told(question());
+        assert!(!told.is_open() && !told.is_given_up());
+    }
+}
