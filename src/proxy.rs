@@ -193,16 +193,17 @@ impl Proxy {
         &self.log
     }
 
-    /// Answers one request: routes it, asks its limits, forwards it, or says why not. Where
-    /// `lines` are given, what is added to its head may be written there, as lines of HTTP/1.1,
-    /// and is not among the response's headers then. What is left in `request` has no
-    /// meaning.
+    /// Answers one request: routes it, asks its limits, forwards it, or says why not. The answer is
+    /// put into `response`, which is a new one or as good as that: the head of an upstream's has
+    /// been in many places before it is there otherwise. Where `lines` are given, what is added to
+    /// its head may be written there, as lines of HTTP/1.1, and is not among the response's headers
+    /// then. What is left in `request` has no meaning.
     pub async fn handle(
         &self,
-        request: &mut Request<RequestBody>,
+        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
         downstream: &Downstream,
         (flaw, lines): (Option<Flaw>, Option<&mut Vec<u8>>),
-    ) -> Response<Body> {
+    ) {
         let mut line = Line::begin(request, downstream.arrival.ip, (&self.log, self.show_keys));
         if let Some(name) = &self.request_id {
             let id = request_id::of(request.headers(), name, downstream.trusted);
@@ -213,26 +214,26 @@ impl Proxy {
         }
         let mut admission = Admission::default();
         let asked = (&mut line, &mut admission);
-        let mut response = match self.read(request, downstream, flaw, asked) {
+        match self.read(request, downstream, flaw, asked) {
             Ok(route) => {
+                let exchange = (request, &mut *response);
                 let (line, admission) = (&mut line, &mut admission);
-                self.serve(request, (downstream, route), admission, (line, lines))
-                    .await
+                self.serve(exchange, (downstream, route), admission, (line, lines))
+                    .await;
             }
-            Err(refused) => self.answer(&refused, &mut line, HeaderMap::new()),
-        };
+            Err(refused) => *response = self.answer(&refused, &mut line, HeaderMap::new()),
+        }
         if let (Some(name), Some(id)) = (&self.request_id, &line.request_id)
             && let Ok(id) = HeaderValue::from_str(id.as_str())
         {
             response.headers_mut().insert(name, id);
         }
-        self.secure.mark(&mut response, downstream);
-        self.count(&response, &mut line);
+        self.secure.mark(response, downstream);
+        self.count(response, &mut line);
         // Written when the response's body has ended.
         if line.is_wanted() {
             response.body_mut().log(Box::new(line));
         }
-        response
     }
 
     /// The part of the path that waits. Nothing large is moved on it that can stay where it is.
@@ -242,16 +243,19 @@ impl Proxy {
     )]
     fn serve(
         &self,
-        request: &mut Request<RequestBody>,
+        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
         (downstream, route): (&Downstream, &Route),
         admission: &mut Admission,
         (line, mut lines): (&mut Line, Option<&mut Vec<u8>>),
-    ) -> impl Future<Output = Response<Body>> + Send {
+    ) -> impl Future<Output = ()> + Send {
         async move {
             let with = (route, self.request_id.as_ref());
             let changes = match Changes::of(with, request, downstream, line) {
                 Ok(changes) => changes,
-                Err(refused) => return self.answer(&refused, line, HeaderMap::new()),
+                Err(refused) => {
+                    *response = self.answer(&refused, line, HeaderMap::new());
+                    return;
+                }
             };
             let changes = changes.as_deref();
             if let Some(trace) = &mut line.trace {
@@ -259,33 +263,36 @@ impl Proxy {
             }
             let admitted = match self.limiter.admit_here(request, admission, line) {
                 Some(admitted) => admitted,
-                None => self.limiter.admit(request, admission).await,
+                None => {
+                    let since = line.began;
+                    self.limiter.admit(request, admission, since).await
+                }
             };
             if let Some(trace) = &mut line.trace {
                 trace.note_decided(admission, &admitted);
             }
             if let Err(refused) = admitted {
                 let with = (changes, line);
-                return self.deny(refused, request, (downstream, route), with);
+                *response = self.deny(refused, request, (downstream, route), with);
+                return;
             }
             line.note_admission(admission.told().is_some());
-            let mut response = match &route.target {
+            match &route.target {
                 Target::Upstream(upstream) => {
                     let to = (route, *upstream, admission.affinity);
                     let trace = line.trace.as_deref_mut();
                     let with = (changes, trace, lines.as_deref_mut());
-                    match self.forward(request, downstream, to, with).await {
-                        Ok(response) => response,
-                        Err(refused) => self.refuse(&refused, changes, line, HeaderMap::new()),
+                    let exchange = (request, &mut *response);
+                    if let Err(refused) = self.forward(exchange, downstream, to, with).await {
+                        *response = self.refuse(&refused, changes, line, HeaderMap::new());
                     }
                 }
-                Target::Respond(answer) => changes::respond(answer, changes),
-                Target::Redirect(answer) => changes::redirect(answer, changes),
-            };
-            self.limiter.adjust(route, admission, &mut response, line);
-            hold(&mut response, admission.slots.take(), line);
-            self.limiter.mark(admission, &mut response, lines);
-            response
+                Target::Respond(answer) => *response = changes::respond(answer, changes),
+                Target::Redirect(answer) => *response = changes::redirect(answer, changes),
+            }
+            self.limiter.adjust(route, admission, response, line);
+            hold(response, admission.slots.take(), line);
+            self.limiter.mark(admission, response, lines);
         }
     }
 

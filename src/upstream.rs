@@ -121,14 +121,16 @@ impl Upstreams {
     }
 
     /// Sends a request to one of the servers of the upstream with this index, and waits for the
-    /// head of the response. Dropping the future or the body cancels the request.
+    /// head of the response, which is put into `answer`: that is not moved any more. After an error
+    /// what is there has no meaning. Dropping the future or the body cancels the request.
     // Not `async` itself: that would keep the request a second time.
-    pub fn send<'a>(
+    pub fn send<'a, B: Send>(
         &'a self,
         upstream: usize,
         outgoing: Outgoing<'a>,
-    ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send + 'a {
-        Upstream::send(self.0.get(upstream), outgoing, None)
+        answer: &'a mut Response<B>,
+    ) -> impl Future<Output = Result<ResponseBody, UpstreamError>> + Send + 'a {
+        Upstream::send(self.0.get(upstream), outgoing, answer, None)
     }
 }
 
@@ -142,17 +144,13 @@ fn frame(request: &mut Request<RequestBody>) {
     }
 }
 
-/// Takes a response whose head is in order.
-fn accept(
-    response: Response<()>,
-    (connection, seat): (Connection, Seat),
-) -> Response<ResponseBody> {
-    let is_tunnel = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+/// The body of a response whose head is in order.
+fn accept(status: StatusCode, (connection, seat): (Connection, Seat)) -> ResponseBody {
     let lease = Lease::new(connection, seat);
-    response.map(|()| match is_tunnel {
-        true => ResponseBody::tunnel(lease),
-        false => ResponseBody::new(lease),
-    })
+    match status {
+        StatusCode::SWITCHING_PROTOCOLS => ResponseBody::tunnel(lease),
+        _ => ResponseBody::new(lease),
+    }
 }
 
 /// Refuses what two readers could understand differently, as HTTP/2 brings it.

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use http::header::ORIGIN;
 use http::{Request, Response};
@@ -214,13 +215,14 @@ impl Limiter {
         Some(self.conclude(request, admission))
     }
 
-    /// Asks the store, and lets the request pass or says why not.
+    /// Asks the store, and lets the request pass or says why not. Its time counts from `since`,
+    /// when the request's head was whole.
     pub(super) async fn admit<B>(
         &self,
         request: &Request<B>,
         admission: &mut Admission,
+        since: Instant,
     ) -> Result<(), Rejection> {
-        let since = clock::now();
         let (charge, generation) = (&mut admission.charge, admission.generation);
         let answered = self.store.charge(charge, generation, since).await;
         self.note_time(since);

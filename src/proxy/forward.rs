@@ -3,7 +3,6 @@
 use http::header::HOST;
 use http::{Request, Response, StatusCode};
 use http_body::Body as _;
-use hyper::upgrade::OnUpgrade;
 
 use super::body::Body;
 use super::changes::Changes;
@@ -14,7 +13,7 @@ use super::upgrade::Tunnel;
 use super::{Downstream, Proxy};
 use crate::route::Route;
 use crate::upstream::Outgoing;
-use crate::upstream::body::{RequestBody, ResponseBody};
+use crate::upstream::body::RequestBody;
 
 /// What the route changes, what records the request, and where lines of the answer's head go.
 type With<'w, 'c> = (
@@ -24,14 +23,15 @@ type With<'w, 'c> = (
 );
 
 impl Proxy {
-    /// Sends the request to its route's upstream and waits for the head of the answer.
+    /// Sends the request to its route's upstream and waits for the head of the answer, which is
+    /// put into `response`.
     pub(super) async fn forward(
         &self,
-        request: &mut Request<RequestBody>,
+        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
         downstream: &Downstream,
         (route, upstream, affinity): (&Route, usize, Option<u64>),
         (changes, trace, lines): With<'_, '_>,
-    ) -> Result<Response<Body>, Rejection> {
+    ) -> Result<(), Rejection> {
         bound_body(request, route.body_limit)?;
         let turned = turn(request, downstream, route, changes)?;
         let upgrade = turned.upgrade.then(|| hyper::upgrade::on(&mut *request));
@@ -48,22 +48,24 @@ impl Proxy {
             affinity,
             within: route.timeout,
         };
-        let mut response = self.upstreams.send(upstream, outgoing).await?;
+        let body = self.upstreams.send(upstream, outgoing, response).await?;
         // What the route changes are fields.
-        headers::to_downstream(&mut response, lines.filter(|_| changes.is_none()));
+        headers::to_downstream(response, lines.filter(|_| changes.is_none()));
         if let Some(changes) = changes {
             changes.downwards(response.headers_mut());
         }
         match upgrade {
             Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                Ok(tunnelled(response, client))
+                // Both ends of the tunnel that it opens.
+                let tunnel = Tunnel::new(client, body);
+                response.extensions_mut().insert(tunnel);
+                return Ok(());
             }
-            Some(_) => {
-                headers::close_after(&mut response);
-                Ok(response.map(Body::upstream))
-            }
-            None => Ok(response.map(Body::upstream)),
+            Some(_) => headers::close_after(response),
+            None => {}
         }
+        *response.body_mut() = Body::upstream(body);
+        Ok(())
     }
 }
 
@@ -98,12 +100,4 @@ fn bound_body(request: &mut Request<RequestBody>, most: Option<u64>) -> Result<(
     }
     request.body_mut().limit(most);
     Ok(())
-}
-
-/// The answer that agrees to an upgrade, with both ends of the tunnel that it opens.
-fn tunnelled(mut response: Response<ResponseBody>, client: OnUpgrade) -> Response<Body> {
-    let tunnel = Tunnel::new(client, &mut response);
-    let mut response = response.map(|_| Body::empty());
-    response.extensions_mut().insert(tunnel);
-    response
 }

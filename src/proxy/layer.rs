@@ -124,7 +124,7 @@ impl LimitLayer {
         let route = self.limiter.read(head, caller, line, admission)?;
         match self.limiter.admit_here(head, admission, line) {
             Some(admitted) => admitted?,
-            None => self.limiter.admit(head, admission).await?,
+            None => self.limiter.admit(head, admission, line.began).await?,
         }
         Ok(route)
     }

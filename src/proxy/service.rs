@@ -41,6 +41,11 @@ impl tower::Service<Request<RequestBody>> for Client {
 
     fn call(&mut self, mut request: Request<RequestBody>) -> Self::Future {
         let Client { proxy, downstream } = self.clone();
-        Box::pin(async move { Ok(proxy.handle(&mut request, &downstream, (None, None)).await) })
+        Box::pin(async move {
+            let mut response = Response::new(Body::empty());
+            let exchange = (&mut request, &mut response);
+            proxy.handle(exchange, &downstream, (None, None)).await;
+            Ok(response)
+        })
     }
 }

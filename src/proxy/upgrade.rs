@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use http::Response;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
@@ -35,12 +34,12 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// The tunnel between the client's connection and the one that `response` (101) came from.
-    pub fn new(client: OnUpgrade, response: &mut Response<ResponseBody>) -> Tunnel {
-        let upstream = response.body_mut().take_tunnel();
+    /// The tunnel between the client's connection and the one that the response (101) came from
+    /// that has this `body`.
+    pub fn new(client: OnUpgrade, mut body: ResponseBody) -> Tunnel {
         Tunnel {
             client,
-            upstream: Arc::new(Mutex::new(upstream)),
+            upstream: Arc::new(Mutex::new(body.take_tunnel())),
             slots: Vec::new(),
         }
     }

@@ -52,34 +52,37 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// The proxy's sentence about one request, by the configuration of now. A panic ends this
-    /// request with 500, not the process.
+    /// The proxy's sentence about one request, by the configuration of now, put into `response`. A
+    /// panic ends this request with 500, not the process.
     pub(super) async fn handle(
         &self,
-        request: &mut Request<RequestBody>,
+        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
         more: (Option<Flaw>, Option<&mut Vec<u8>>),
-    ) -> Response<Body> {
+    ) {
         let serving = self.worker.serving.load_full();
         if let Some(tls) = &serving.tls
             && let Some(proof) = tls.challenges.answer_at(request.uri().path())
         {
             // An authority asks, which nobody is charged for.
-            return Response::new(Body::made(Bytes::from(proof)));
+            *response = Response::new(Body::made(Bytes::from(proof)));
+            return;
         }
         let another = serving.another(&self.downstream, self.generation);
         let downstream = another.as_deref().unwrap_or(&self.downstream);
         let mut awaited = Awaited(serving.proxy.meter(), true);
         #[cfg(test)]
         let mine = super::trap::Trap::for_request(request);
-        let handling = serving.proxy.handle(request, downstream, more);
+        let exchange = (request, &mut *response);
+        #[cfg(not(test))]
+        let handling = serving.proxy.handle(exchange, downstream, more);
         #[cfg(test)]
-        let handling = mine.around(handling);
+        let handling = mine.handle(&serving.proxy, exchange, downstream, more);
         let answered = AssertUnwindSafe(handling).catch_unwind().await;
         awaited.1 = false;
-        answered.unwrap_or_else(|_| {
+        if answered.is_err() {
             serving.proxy.meter().unanswered(Unanswered::Panic);
-            crate::proxy::reject::panicked().map(Body::made)
-        })
+            *response = crate::proxy::reject::panicked().map(Body::made);
+        }
     }
 }
 
@@ -291,7 +294,9 @@ fn answer(
     }
     async move {
         let discardable = request.body().is_discardable();
-        let mut response = held.client.handle(&mut request, (flaw, None)).await;
+        let mut response = Response::new(Body::empty());
+        let exchange = (&mut request, &mut response);
+        held.client.handle(exchange, (flaw, None)).await;
         drop(request);
         // The rest of the request will not be read, so nothing after it can be.
         let unread = !discardable && !held.phase.body.has_ended() && response.body().is_made_here();

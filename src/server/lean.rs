@@ -98,6 +98,8 @@ struct Speaker<'c> {
     outflow: Outflow,
     /// The request that is served, or room for the next one: a large thing, which stays in place.
     request: Request<RequestBody>,
+    /// Its answer, likewise.
+    answer: Response<Body>,
     bounds: Bounds,
     /// Requests since it last waited for one.
     in_a_row: usize,
@@ -119,22 +121,19 @@ pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<
     loop {
         let answered = match poll_fn(|context| speaker.poll_next(context)).await {
             Next::Request(asked) => {
-                let mut answer = None;
                 let handled = {
                     let Speaker {
                         request,
+                        answer,
                         room,
                         socket,
                         ..
                     } = &mut speaker;
                     room.lines.clear();
                     let lines = Some(&mut room.lines);
-                    let mut handling = pin!(client.handle(request, (None, lines)));
+                    let mut handling = pin!(client.handle((request, answer), (None, lines)));
                     poll_fn(|context| match handling.as_mut().poll(context) {
-                        Poll::Ready(made) => {
-                            answer = Some(made);
-                            Poll::Ready(Ok(()))
-                        }
+                        Poll::Ready(()) => Poll::Ready(Ok(())),
                         // So a client's end is seen.
                         Poll::Pending => match Pin::new(&mut *socket).poll_flush(context) {
                             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
@@ -143,10 +142,10 @@ pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<
                     })
                     .await
                 };
-                let (Ok(()), Some(answer)) = (handled, &mut answer) else {
+                if handled.is_err() {
                     return End::Closed;
-                };
-                speaker.answer(answer, asked).await
+                }
+                speaker.answer(asked).await
             }
             Next::Denied => speaker.write_out().await.map(|()| true),
             Next::Odd => return End::Odd(speaker.give_back()),
@@ -182,6 +181,7 @@ impl Speaker<'_> {
             ahead: Bytes::new(),
             outflow: Outflow::default(),
             request: Request::default(),
+            answer: Response::new(Body::empty()),
             bounds: Bounds {
                 lines: settings.max_headers,
                 bytes: settings.max_header_bytes,
@@ -294,8 +294,9 @@ impl Speaker<'_> {
         })
     }
 
-    /// Writes an answer. Tells whether another may follow.
-    async fn answer(&mut self, answer: &mut Response<Body>, asked: Asked) -> Result<bool, Cut> {
+    /// Writes the answer. Tells whether another may follow.
+    async fn answer(&mut self, asked: Asked) -> Result<bool, Cut> {
+        let answer = &mut self.answer;
         let denial = answer.body_mut().take_denial();
         self.denied = asked.may_follow && denial.as_ref().is_some_and(|denial| denial.is_plain());
         let head = std::mem::take(&mut self.head);
@@ -319,33 +320,34 @@ impl Speaker<'_> {
         // Its room is for the next request, and what its lines are parts of is free.
         std::mem::swap(self.request.headers_mut(), answer.headers_mut());
         head::blank(&mut self.request);
-        let mut body = Some(answer.body_mut());
-        poll_fn(|context| self.poll_content(&mut body, &mut framing, context)).await?;
+        answer::blank(answer);
+        let mut left = true;
+        poll_fn(|context| self.poll_content(&mut left, &mut framing, context)).await?;
         Ok(may_follow)
     }
 
     /// Writes what waits.
     async fn write_out(&mut self) -> Result<(), Cut> {
         let mut framing = Framing::Length(0);
-        poll_fn(|context| self.poll_content(&mut None, &mut framing, context)).await
+        poll_fn(|context| self.poll_content(&mut false, &mut framing, context)).await
     }
 
-    /// Writes what waits and what is still to come of an answer. What comes as fast as it leaves is
-    /// stopped now and then, or everybody else would wait for it.
+    /// Writes what waits and, if anything is `left` to come of the answer's content, that. What
+    /// comes as fast as it leaves is stopped now and then, or everybody else would wait for it.
     fn poll_content(
         &mut self,
-        body: &mut Option<&mut Body>,
+        left: &mut bool,
         framing: &mut Framing,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), Cut>> {
         let mut turn = 0;
         loop {
-            let waits = self.fill(body, framing, context)?.is_pending();
+            let waits = self.fill(left, framing, context)?.is_pending();
             while !self.outflow.is_empty() {
                 turn += ready!(self.poll_write(context))?;
             }
             self.outflow.clear();
-            if waits || body.is_none() {
+            if waits || !*left {
                 let flushed = self.socket_flushed(context)?;
                 return if waits {
                     Poll::Pending
@@ -365,16 +367,15 @@ impl Speaker<'_> {
     /// has come.
     fn fill(
         &mut self,
-        body: &mut Option<&mut Body>,
+        left: &mut bool,
         framing: &mut Framing,
         context: &mut Context<'_>,
     ) -> Result<Poll<()>, Cut> {
-        while let Some(content) = body
-            && self.outflow.has_room()
-        {
+        let content = self.answer.body_mut();
+        while *left && self.outflow.has_room() {
             let mut ended = framing.has_ended() || content.is_end_stream();
             if !ended {
-                match Pin::new(&mut **content).poll_frame(context) {
+                match Pin::new(&mut *content).poll_frame(context) {
                     Poll::Pending => return Ok(Poll::Pending),
                     Poll::Ready(Some(Err(_))) => return Err(Cut),
                     Poll::Ready(None) => ended = true,
@@ -391,8 +392,8 @@ impl Speaker<'_> {
             if ended {
                 framing.end(&mut self.outflow).map_err(|_| Cut)?;
                 // What waits for its end is told now.
-                **content = Body::empty();
-                *body = None;
+                *content = Body::empty();
+                *left = false;
                 self.phase.end_response();
             }
         }

@@ -8,6 +8,8 @@ use http::{Request, Response};
 
 use crate::config::Config;
 use crate::proxy::body::Body;
+use crate::proxy::flaw::Flaw;
+use crate::proxy::{Downstream, Proxy};
 use crate::upstream::body::RequestBody;
 
 /// Whose connection panics as it is accepted, and whose as it begins.
@@ -66,14 +68,19 @@ impl Trap {
         }
     }
 
-    pub(super) async fn around(
+    /// [`Proxy::handle`], and this behind it.
+    pub(super) async fn handle(
         self,
-        handling: impl Future<Output = Response<Body>>,
-    ) -> Response<Body> {
-        let mut answer = handling.await;
+        proxy: &Proxy,
+        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
+        downstream: &Downstream,
+        more: (Option<Flaw>, Option<&mut Vec<u8>>),
+    ) {
+        proxy
+            .handle((request, &mut *response), downstream, more)
+            .await;
         assert!(!matches!(self, Trap::Handling), "a trap: key=secret");
-        answer.body_mut().trapped = matches!(self, Trap::Body);
-        answer
+        response.body_mut().trapped = matches!(self, Trap::Body);
     }
 }
 

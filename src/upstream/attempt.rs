@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use http::header::HOST;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body as _;
 use smallvec::SmallVec;
 
@@ -29,8 +29,8 @@ use crate::trace::TRACEPARENT;
 struct Missed {
     /// How, if another one may follow that.
     ended: Option<Ended>,
-    /// What the client gets if none does.
-    outcome: Result<Response<ResponseBody>, UpstreamError>,
+    /// What the client gets if none does: this content with the head that was put in its place.
+    outcome: Result<ResponseBody, UpstreamError>,
     /// The request, if nothing of it was sent or it can be sent again.
     request: Option<Request<RequestBody>>,
     server: Arc<Server>,
@@ -63,17 +63,18 @@ struct Terms<'a> {
 }
 
 impl Upstream {
-    /// Sends a request and waits for the head of its answer. `whole` rings when that has taken too
-    /// long; whoever polls this drops it then.
+    /// Sends a request and waits for the head of its answer, which is put into `answer`. `whole`
+    /// rings when that has taken too long; whoever polls this drops it then.
     ///
     /// What every request needs is here: an exchange on a connection that stands. All else is
     /// boxed, since it is rare, and each connection of a client keeps room for this future.
     // Not an `async fn`: that would keep the request twice.
-    pub(super) fn send<'a>(
+    pub(super) fn send<'a, B: Send>(
         upstream: Option<&'a Upstream>,
         outgoing: Outgoing<'a>,
+        answer: &'a mut Response<B>,
         whole: Option<&'a Alarm>,
-    ) -> impl Future<Output = Result<Response<ResponseBody>, UpstreamError>> + Send + 'a {
+    ) -> impl Future<Output = Result<ResponseBody, UpstreamError>> + Send + 'a {
         let (request, affinity) = (outgoing.request, outgoing.affinity);
         let within = outgoing.within.filter(|_| whole.is_none());
         let (beside, tries) = (outgoing.beside, outgoing.tries);
@@ -90,7 +91,7 @@ impl Upstream {
                     within: None,
                     tries,
                 };
-                return Box::pin(this.send_within(outgoing, within)).await;
+                return Box::pin(this.send_within(outgoing, answer, within)).await;
             }
             frame(request);
             this.count_request();
@@ -114,41 +115,44 @@ impl Upstream {
                 Some(mut connection) => {
                     let blame = Blame::of(this, &seat, request, whole);
                     let with = (beside.as_ref(), terms.is_repeatable, asks_upgrade);
-                    let exchanged = connection.exchange(request, with).await;
+                    let exchanged = connection.exchange(request, answer, with).await;
                     std::mem::forget(blame);
                     let answered = match exchanged {
-                        Ok(response) => this.take(response, (connection, seat), terms),
+                        Ok(()) => this.take(answer.status(), (connection, seat), terms),
                         Err(Failure::Sent(error)) => {
                             Err(this.miss_sent(error, (connection, seat, true), terms))
                         }
                         Err(Failure::Unsent(_)) => {
                             let request = taken(request, beside.as_ref());
                             let next = Next::Attempt(seat, request);
-                            return Box::pin(this.go_on(next, terms)).await;
+                            return Box::pin(this.go_on(next, answer, terms)).await;
                         }
                     };
                     match answered {
-                        Ok(response) => return Ok(response),
+                        Ok(body) => return Ok(body),
                         Err(missed) => Next::Missed(missed),
                     }
                 }
             };
-            Box::pin(this.go_on(next, terms)).await
+            Box::pin(this.go_on(next, answer, terms)).await
         }
     }
 
     /// Further attempts, as many as are allowed.
-    async fn go_on(
+    async fn go_on<B>(
         &self,
         next: Next,
+        answer: &mut Response<B>,
         terms: Terms<'_>,
-    ) -> Result<Response<ResponseBody>, UpstreamError> {
+    ) -> Result<ResponseBody, UpstreamError> {
         let mut missed = match next {
             Next::Missed(missed) => missed,
-            Next::Attempt(seat, request) => match self.attempt(seat, request, terms).await {
-                Ok(response) => return Ok(response),
-                Err(missed) => missed,
-            },
+            Next::Attempt(seat, request) => {
+                match self.attempt((seat, request), answer, terms).await {
+                    Ok(body) => return Ok(body),
+                    Err(missed) => missed,
+                }
+            }
         };
         let rules = &self.settings().retries;
         let mut tried: SmallVec<[Arc<Server>; 4]> = SmallVec::new();
@@ -167,8 +171,8 @@ impl Upstream {
                 break;
             }
             self.cells().retries[ended.number()].add(1);
-            match self.attempt(seat, request, terms).await {
-                Ok(response) => return Ok(response),
+            match self.attempt((seat, request), answer, terms).await {
+                Ok(body) => return Ok(body),
                 Err(next) => missed = next,
             }
         }
@@ -176,22 +180,21 @@ impl Upstream {
     }
 
     /// One attempt, at one server, which is judged by how it went.
-    async fn attempt(
+    async fn attempt<B>(
         &self,
-        seat: Seat,
-        mut request: Request<RequestBody>,
+        (seat, mut request): (Seat, Request<RequestBody>),
+        answer: &mut Response<B>,
         terms: Terms<'_>,
-    ) -> Result<Response<ResponseBody>, Box<Missed>> {
+    ) -> Result<ResponseBody, Box<Missed>> {
         prepare(&mut request, &seat, terms);
         let asks_upgrade = terms.asks_upgrade;
+        let with = (None, terms.is_repeatable, asks_upgrade);
         if let Some(mut connection) = seat.pooled(asks_upgrade) {
             let blame = Blame::of(self, &seat, &request, terms.whole);
-            let exchanged =
-                connection.exchange(&mut request, (None, terms.is_repeatable, asks_upgrade));
-            let exchanged = exchanged.await;
+            let exchanged = connection.exchange(&mut request, answer, with).await;
             std::mem::forget(blame);
             match exchanged {
-                Ok(response) => return self.take(response, (connection, seat), terms),
+                Ok(()) => return self.take(answer.status(), (connection, seat), terms),
                 Err(Failure::Sent(error)) => {
                     return Err(self.miss_sent(error, (connection, seat, true), terms));
                 }
@@ -207,12 +210,10 @@ impl Upstream {
             }
         };
         let blame = Blame::of(self, &seat, &request, terms.whole);
-        let exchanged =
-            connection.exchange(&mut request, (None, terms.is_repeatable, asks_upgrade));
-        let exchanged = exchanged.await;
+        let exchanged = connection.exchange(&mut request, answer, with).await;
         std::mem::forget(blame);
         match exchanged {
-            Ok(response) => self.take(response, (connection, seat), terms),
+            Ok(()) => self.take(answer.status(), (connection, seat), terms),
             Err(Failure::Sent(error)) => {
                 Err(self.miss_sent(error, (connection, seat, false), terms))
             }
@@ -227,12 +228,11 @@ impl Upstream {
     /// An answer's head has come.
     fn take(
         &self,
-        response: Response<()>,
+        status: StatusCode,
         (mut connection, mut seat): (Connection, Seat),
         terms: Terms<'_>,
-    ) -> Result<Response<ResponseBody>, Box<Missed>> {
+    ) -> Result<ResponseBody, Box<Missed>> {
         seat.answered();
-        let status = response.status();
         if let Some(tries) = terms.tries {
             tries.end(Ok(status.as_u16()));
         }
@@ -248,12 +248,12 @@ impl Upstream {
         }
         let again = terms.is_repeatable && settings.retries.on.status.contains(status);
         let again = again.then(|| (Arc::clone(seat.server()), connection.take_spare()));
-        let answer = accept(response, (connection, seat));
+        let body = accept(status, (connection, seat));
         match again {
-            None => Ok(answer),
+            None => Ok(body),
             Some((server, request)) => Err(Box::new(Missed {
                 ended: Some(Ended::Answered(status)),
-                outcome: Ok(answer),
+                outcome: Ok(body),
                 request,
                 server,
                 was_pooled: false,

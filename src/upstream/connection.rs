@@ -71,23 +71,32 @@ pub(super) enum Failure {
 }
 
 impl Connection {
-    /// Sends the request, with the lines `beside` it, and waits for the head of its response. One
-    /// that has no body can be kept, so that it could be sent again. `upgrade` says whether it asks
-    /// for a tunnel.
-    pub(super) async fn exchange(
+    /// Sends the request, with the lines `beside` it, and waits for the head of its response,
+    /// which is put into `answer`. A request that has no body can be kept, so that it could be
+    /// sent again. `upgrade` says whether it asks for a tunnel.
+    pub(super) async fn exchange<B>(
         &mut self,
         request: &mut Request<RequestBody>,
+        answer: &mut Response<B>,
         (beside, keep, upgrade): (Option<&Beside>, bool, bool),
-    ) -> Result<Response<()>, Failure> {
+    ) -> Result<(), Failure> {
         match self {
-            Connection::Http1(connection) => connection.exchange(request, beside, upgrade).await,
+            Connection::Http1(connection) => {
+                let with = (beside, upgrade);
+                connection.exchange(request, answer, with).await
+            }
             // Boxed, so that what waits for HTTP/1.1 is no larger for it.
             Connection::Http2(stream) => {
                 if let Some(beside) = beside {
                     beside.join(request.headers_mut());
                 }
                 stream.spare = keep.then(|| spare::copy(request));
-                Box::pin(stream.exchange(request)).await
+                let (head, ()) = Box::pin(stream.exchange(request)).await?.into_parts();
+                *answer.status_mut() = head.status;
+                *answer.version_mut() = head.version;
+                *answer.headers_mut() = head.headers;
+                *answer.extensions_mut() = head.extensions;
+                Ok(())
             }
             // Never: it has a request.
             Connection::Crossing(_) => Err(Failure::Unsent(UpstreamError::NoServer)),

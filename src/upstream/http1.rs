@@ -31,7 +31,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
@@ -170,17 +170,17 @@ impl Http1 {
         self.is_sending
     }
 
-    /// Sends the request and waits for the head of its response. The request is whole again if
-    /// nothing of it was sent.
-    pub(super) async fn exchange(
+    /// Sends the request and waits for the head of its response, which is put into `answer`. The
+    /// request is whole again if nothing of it was sent.
+    pub(super) async fn exchange<B>(
         &mut self,
         request: &mut Request<RequestBody>,
-        beside: Option<&Beside>,
-        upgrade: bool,
-    ) -> Result<Response<()>, Failure> {
+        answer: &mut Response<B>,
+        (beside, upgrade): (Option<&Beside>, bool),
+    ) -> Result<(), Failure> {
         self.begin(request, beside, upgrade);
         self.deadline.await_head();
-        let answered = poll_fn(|context| self.poll_exchange(request, context)).await;
+        let answered = poll_fn(|context| self.poll_exchange(request, answer, context)).await;
         self.deadline.end_head();
         answered
     }
@@ -207,11 +207,12 @@ impl Http1 {
         };
     }
 
-    fn poll_exchange(
+    fn poll_exchange<B>(
         &mut self,
         request: &mut Request<RequestBody>,
+        answer: &mut Response<B>,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Response<()>, Failure>> {
+    ) -> Poll<Result<(), Failure>> {
         if self.is_sending {
             match self.poll_send(context) {
                 Poll::Ready(Err(Unsendable::Gone(error))) => {
@@ -223,12 +224,16 @@ impl Http1 {
                 Poll::Ready(Ok(())) | Poll::Pending => {}
             }
             if !self.outbox.is_untouched() {
-                // What its lines are parts of need not be kept until the answer.
+                // What its lines are parts of need not be kept until the answer, which can do with
+                // their room.
                 request.headers_mut().clear();
+                if request.headers().capacity() > answer.headers().capacity() {
+                    std::mem::swap(request.headers_mut(), answer.headers_mut());
+                }
             }
         }
-        match self.poll_head(request.headers_mut(), context) {
-            Poll::Ready(Ok(response)) => Poll::Ready(Ok(response)),
+        match self.poll_head(answer, context) {
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
             Poll::Ready(Err(error)) => Poll::Ready(Err(Failure::Sent(error))),
             Poll::Pending => self
                 .deadline
@@ -317,36 +322,37 @@ impl Http1 {
         Ok(())
     }
 
-    /// The head of the response, its lines in the room that `headers` has.
-    fn poll_head(
+    /// The head of the response, put into `answer`.
+    fn poll_head<B>(
         &mut self,
-        headers: &mut HeaderMap,
+        answer: &mut Response<B>,
         context: &mut Context<'_>,
-    ) -> Poll<Result<Response<()>, UpstreamError>> {
+    ) -> Poll<Result<(), UpstreamError>> {
         loop {
             let is_new = self.read.len() > self.seen;
             if is_new && (self.seen == 0 || head::may_be_complete(&self.read, self.seen)) {
-                headers.clear();
-                match head::take(&mut self.read, headers, self.asked)? {
+                answer.headers_mut().clear();
+                answer.extensions_mut().clear();
+                match head::take(&mut self.read, answer, self.asked)? {
                     Read::Partial => {}
                     Read::Interim => {
                         self.seen = 0;
                         continue;
                     }
-                    Read::Final(response, ..)
-                        if response.status() == StatusCode::SWITCHING_PROTOCOLS
+                    Read::Final(..)
+                        if answer.status() == StatusCode::SWITCHING_PROTOCOLS
                             && self.is_sending =>
                     {
                         let fault = HeadFault::UnaskedUpgrade;
                         return Poll::Ready(Err(UpstreamError::Head(fault)));
                     }
-                    Read::Final(response, content, may_follow) => {
+                    Read::Final(content, may_follow) => {
                         self.is_long = content
                             .known_left()
                             .is_some_and(|left| left > READ_BYTES as u64);
                         self.content = content;
                         self.may_follow &= may_follow;
-                        return Poll::Ready(Ok(response));
+                        return Poll::Ready(Ok(()));
                     }
                 }
             }

@@ -340,14 +340,15 @@ impl Upstream {
 
     /// Sends a request that may take so long as a whole: until the last byte of its answer, or
     /// until it has become a tunnel.
-    pub(super) async fn send_within(
+    pub(super) async fn send_within<B: Send>(
         &self,
         outgoing: Outgoing<'_>,
+        answer: &mut Response<B>,
         within: Duration,
-    ) -> Result<Response<ResponseBody>, UpstreamError> {
+    ) -> Result<ResponseBody, UpstreamError> {
         let whole = self.terms.sweep.alarm();
         whole.arm(within);
-        let mut sending = pin!(Upstream::send(Some(self), outgoing, Some(&whole)));
+        let mut sending = pin!(Upstream::send(Some(self), outgoing, answer, Some(&whole)));
         let sent = poll_fn(|context| {
             if let Poll::Ready(sent) = sending.as_mut().poll(context) {
                 return Poll::Ready(sent);
@@ -355,8 +356,8 @@ impl Upstream {
             whole.poll(context).map(|()| Err(UpstreamError::TimedOut))
         })
         .await;
-        let mut response = sent?;
-        response.body_mut().end_by(Arc::clone(&whole));
-        Ok(response)
+        let mut body = sent?;
+        body.end_by(Arc::clone(&whole));
+        Ok(body)
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::header::{ACCEPT, HOST, USER_AGENT};
-use http::{HeaderValue, Request, StatusCode};
+use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
@@ -119,14 +119,12 @@ async fn ask(server: &Arc<Server>, rules: &HealthCheck) -> Result<StatusCode, Up
     headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
     let mut connection = seat.connect(false).await?;
-    match connection
-        .exchange(&mut request, (None, false, false))
-        .await
-    {
-        Ok(response) => {
-            let status = response.status();
+    let mut answer = Response::new(());
+    let with = (None, false, false);
+    match connection.exchange(&mut request, &mut answer, with).await {
+        Ok(()) => {
             take_some(connection).await;
-            Ok(status)
+            Ok(answer.status())
         }
         Err(Failure::Sent(error) | Failure::Unsent(error)) => Err(error),
     }

@@ -14,6 +14,7 @@ use tidegate::upstream::{UpstreamError, Upstreams, Vitals};
 use super::house;
 use super::scripted::Step::{self, Send, Stay};
 use super::scripted::{HEAD, Upstream, settings};
+use super::upstream::send;
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 /// Answers three requests on one connection.
@@ -43,7 +44,7 @@ impl Worker {
     async fn ask(&self, upstream: usize) -> Result<Response<ResponseBody>, UpstreamError> {
         let request = Request::get("/").header("host", "a.example");
         let mut request = request.body(RequestBody::empty()).unwrap();
-        self.upstreams.send(upstream, (&mut request).into()).await
+        send(&self.upstreams, upstream, &mut request).await
     }
 
     async fn is_ok(&self, upstream: usize) {

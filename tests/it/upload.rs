@@ -24,6 +24,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
 use super::scripted::Step::{Hold, Reset, Send, Stay, Until};
 use super::scripted::{HEAD, TIMEOUT, Upstream, settings};
+use super::upstream::send;
 use crate::house::PATIENCE;
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
@@ -77,7 +78,7 @@ async fn forward(
     let peer = Peer::new([192, 0, 2, 7].into(), false, Scheme::Http);
     let turned = headers::to_upstream(&mut request, &peer, false).unwrap();
     let upgrade = turned.upgrade.then(|| hyper::upgrade::on(&mut request));
-    let mut response = match upstreams.send(0, (&mut request).into()).await {
+    let mut response = match send(upstreams, 0, &mut request).await {
         Ok(response) => response,
         Err(error) => {
             let mut response = Response::new(Answer(None));
@@ -88,8 +89,9 @@ async fn forward(
     headers::to_downstream(&mut response, None);
     match upgrade {
         Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-            tokio::spawn(Tunnel::new(client, &mut response).run());
-            response.map(|_| Answer(None))
+            let (head, body) = response.into_parts();
+            tokio::spawn(Tunnel::new(client, body).run());
+            Response::from_parts(head, Answer(None))
         }
         refused => {
             if refused.is_some() {

@@ -43,11 +43,22 @@ fn get() -> Request<RequestBody> {
     request(Method::GET)
 }
 
-type Answer = Result<Response<ResponseBody>, UpstreamError>;
+pub type Answer = Result<Response<ResponseBody>, UpstreamError>;
+
+/// The answer to a request, by the upstream with this number.
+pub async fn send(
+    upstreams: &Upstreams,
+    upstream: usize,
+    request: &mut Request<RequestBody>,
+) -> Answer {
+    let mut head = Response::new(());
+    let body = upstreams.send(upstream, request.into(), &mut head).await?;
+    Ok(head.map(|()| body))
+}
 
 /// The answer to a GET.
 async fn sent(upstreams: &Upstreams) -> Answer {
-    upstreams.send(0, (&mut get()).into()).await
+    send(upstreams, 0, &mut get()).await
 }
 
 async fn body(answer: Answer) -> Result<Collected<Bytes>, UpstreamError> {
@@ -105,7 +116,7 @@ async fn a_request_without_host_gets_the_server_s() {
     let mut request = get();
     *request.version_mut() = http::Version::HTTP_10;
     request.headers_mut().clear();
-    text(upstreams.send(0, (&mut request).into()).await).await;
+    text(send(&upstreams, 0, &mut request).await).await;
     let want = format!(
         "GET /x?y HTTP/1.1\r\nhost: 127.0.0.1:{}\r\n\r\n",
         upstream.port
@@ -312,7 +323,7 @@ async fn answers_without_content_leave_the_connection_in_order() {
         let upstream = Upstream::start(&[&script]).await;
         let (upstreams, _) = to(&upstream);
         assert_eq!(
-            text(upstreams.send(0, (&mut request(method)).into()).await).await,
+            text(send(&upstreams, 0, &mut request(method)).await).await,
             ""
         );
         assert_eq!(text(sent(&upstreams).await).await, "ok");
@@ -413,7 +424,7 @@ async fn a_connection_lost_after_the_request_was_sent_is_not_replaced_if_it_is_n
     let (upstreams, _) = to(&upstream);
     assert_eq!(text(sent(&upstreams).await).await, "ok");
     is!(
-        upstreams.send(0, (&mut request(Method::POST)).into()).await,
+        send(&upstreams, 0, &mut request(Method::POST)).await,
         Err(UpstreamError::Closed(_))
     );
     assert_eq!(upstream.accepted(), 1);
@@ -487,7 +498,7 @@ async fn a_server_that_is_down_gives_way_to_another_and_is_left_in_peace() {
         assert_eq!(text(sent(&upstreams).await).await, "ok");
     }
     let alone = Upstreams::new(&[settings(&[down])], Sweep::new(), &Vitals::default());
-    let error = alone.send(0, (&mut get()).into()).await.unwrap_err();
+    let error = send(&alone, 0, &mut get()).await.unwrap_err();
     is!(&error, UpstreamError::Unreachable(_));
     assert!(!error.may_have_been_sent());
 }
@@ -516,7 +527,7 @@ async fn an_index_without_upstream_is_an_error() {
     let upstreams = Upstreams::new(&[settings(&[])], Sweep::new(), &Vitals::default());
     is!(sent(&upstreams).await, Err(UpstreamError::NoServer));
     is!(
-        upstreams.send(1, (&mut get()).into()).await,
+        send(&upstreams, 1, &mut get()).await,
         Err(UpstreamError::NoServer)
     );
 }

@@ -13,6 +13,7 @@ use tidegate::upstream::{Upstreams, Vitals};
 
 use super::scripted::Step::{End, Hold, Reset, Send, Stay};
 use super::scripted::{HEAD, IDLE_TIMEOUT, Step, Upstream, settings};
+use super::upstream::send;
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const GOOD: &[Step] = &[HEAD, Send(OK), Stay];
@@ -31,7 +32,7 @@ async fn ask(upstreams: &Upstreams, method: Method) -> String {
         .uri("/")
         .header("host", "a");
     let mut request = request.body(RequestBody::empty()).unwrap();
-    let response = upstreams.send(0, (&mut request).into()).await.unwrap();
+    let response = send(upstreams, 0, &mut request).await.unwrap();
     let body = response.into_body().collect().await.unwrap();
     String::from_utf8(body.to_bytes().to_vec()).unwrap()
 }

@@ -117,7 +117,9 @@ pub(super) async fn answer(
         request.body_mut().await_continue();
     }
     let bodiless = request.method() == Method::HEAD;
-    let mut response = client.handle(&mut request, (None, None)).await;
+    let mut response = Response::new(Body::empty());
+    let exchange = (&mut request, &mut response);
+    client.handle(exchange, (None, None)).await;
     drop(request);
     if bodiless {
         say_length(&mut response);

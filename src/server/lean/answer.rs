@@ -108,6 +108,14 @@ pub(super) fn put_head<B>(
     Ok(lines.end((length, at), status, has_content))
 }
 
+/// Makes of an answer whose head was written one that is as good as new, but for its body: the room
+/// for its lines is left.
+pub(super) fn blank<B>(answer: &mut Response<B>) {
+    *answer.status_mut() = StatusCode::OK;
+    answer.headers_mut().clear();
+    answer.extensions_mut().clear();
+}
+
 /// Writes a whole answer that is made of these lines and this body, at `at` by the worker's coarse
 /// clock; another may follow.
 pub(super) fn put_whole(

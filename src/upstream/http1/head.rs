@@ -6,9 +6,7 @@
 use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Method, Request, Response, StatusCode, Version};
 use httparse::{ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
@@ -52,8 +50,8 @@ pub(super) enum Read {
     Partial,
     /// It is one before the response itself.
     Interim,
-    /// The response, what follows it, and whether another may.
-    Final(Response<()>, Content, bool),
+    /// The response: what follows it, and whether another may.
+    Final(Content, bool),
 }
 
 /// What the lines of a head say about what is behind it.
@@ -151,10 +149,11 @@ struct Start {
     reason: Option<ReasonPhrase>,
 }
 
-/// Takes a head from the front of `read`. Its lines are put into `headers`, which is empty.
-pub(super) fn take(
+/// Takes a head from the front of `read`, and makes that of `answer` of it if it is the response's:
+/// its lines are put into the map there, which is empty.
+pub(super) fn take<B>(
     read: &mut BytesMut,
-    headers: &mut HeaderMap,
+    answer: &mut Response<B>,
     asked: Asked,
 ) -> Result<Read, UpstreamError> {
     let mut places = SmallVec::<[Place; USUAL_LINES]>::new();
@@ -171,6 +170,7 @@ pub(super) fn take(
     }
     let mut framing = Framing::default();
     let mut close = version != Version::HTTP_11;
+    let headers = answer.headers_mut();
     headers.reserve(places.len());
     // Borrowed: an iterator of its own would be moved with all its room.
     for &place in &places {
@@ -185,15 +185,13 @@ pub(super) fn take(
         headers.append(name, value);
     }
     let announced = framing.announced(version)?;
-    let mut response = Response::new(());
-    *response.status_mut() = status;
-    *response.version_mut() = version;
-    *response.headers_mut() = std::mem::take(headers);
+    *answer.status_mut() = status;
+    *answer.version_mut() = version;
     if let Some(reason) = start.reason {
-        response.extensions_mut().insert(reason);
+        answer.extensions_mut().insert(reason);
     }
     let (content, may_follow) = follows(status, announced, asked)?;
-    Ok(Read::Final(response, content, may_follow && !close))
+    Ok(Read::Final(content, may_follow && !close))
 }
 
 /// What follows a head, and whether another may follow that.
@@ -278,14 +276,14 @@ mod tests {
     use super::*;
 
     fn read(text: &str, asked: Asked) -> Result<Read, UpstreamError> {
-        take(&mut text.as_bytes().into(), &mut HeaderMap::new(), asked)
+        take(&mut text.as_bytes().into(), &mut Response::new(()), asked)
     }
 
     /// What follows a head with these lines, as the answer to a GET.
     fn follows(lines: &str) -> Result<(Content, bool), UpstreamError> {
         let head = format!("HTTP/1.1 200 OK\r\n{lines}\r\n");
         read(&head, Asked::default()).map(|read| match read {
-            Read::Final(_, content, may_follow) => (content, may_follow),
+            Read::Final(content, may_follow) => (content, may_follow),
             Read::Partial | Read::Interim => panic!("{head}"),
         })
     }
@@ -295,12 +293,11 @@ mod tests {
         let mut bytes = BytesMut::from(
             &b"HTTP/1.1 404 Nothing here\r\nA: 1\r\nx-own:\t\xff \r\na: 2\r\n\r\nrest"[..],
         );
-        let mut headers = HeaderMap::with_capacity(30);
-        let room = headers.capacity();
-        let taken = take(&mut bytes, &mut headers, Asked::default()).unwrap();
-        let Read::Final(response, Content::UntilEnd, false) = taken else {
-            panic!("no answer");
-        };
+        let mut response = Response::new(());
+        response.headers_mut().reserve(30);
+        let room = response.headers().capacity();
+        let taken = take(&mut bytes, &mut response, Asked::default()).unwrap();
+        assert!(matches!(taken, Read::Final(Content::UntilEnd, false)));
         assert_eq!(bytes, "rest");
         assert_eq!(response.status(), StatusCode::NOT_FOUND);
         assert_eq!(response.headers().capacity(), room);
@@ -377,10 +374,7 @@ mod tests {
         }
         let old = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 1\r\n\r\n";
         let read = read(old, Asked::default());
-        assert!(matches!(
-            read,
-            Ok(Read::Final(_, Content::Length(1), false))
-        ));
+        assert!(matches!(read, Ok(Read::Final(Content::Length(1), false))));
     }
 
     #[test]
@@ -410,7 +404,7 @@ mod tests {
             (101, "upgrade: x", upgrade, false),
         ] {
             let text = format!("HTTP/1.1 {status} x\r\n{line}\r\n\r\n");
-            let Ok(Read::Final(_, Content::Nothing, follows)) = read(&text, asked) else {
+            let Ok(Read::Final(Content::Nothing, follows)) = read(&text, asked) else {
                 panic!("{text}");
             };
             assert_eq!(follows, may_follow, "{text}");

@@ -3,7 +3,7 @@
 //! is ambiguous, or has line feeds alone for line ends in its trailers.
 
 use bytes::BytesMut;
-use http::{HeaderMap, Method, Request, StatusCode, Version};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Empty};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -37,15 +37,16 @@ enum Refused {
 fn ours(bytes: &[u8], at_once: usize, asked: Asked) -> Result<Answer, Refused> {
     let mut pieces = bytes.chunks(at_once);
     let (mut read, mut seen) = (BytesMut::new(), 0);
-    let (response, mut content) = loop {
+    let mut response = Response::new(());
+    let mut content = loop {
         if read.len() > seen && (seen == 0 || head::may_be_complete(&read, seen)) {
-            match head::take(&mut read, &mut HeaderMap::new(), asked) {
+            match head::take(&mut read, &mut response, asked) {
                 Ok(Read::Partial) => {}
                 Ok(Read::Interim) => {
                     seen = 0;
                     continue;
                 }
-                Ok(Read::Final(response, content, _)) => break (response, content),
+                Ok(Read::Final(content, _)) => break content,
                 Err(UpstreamError::Head(_)) => return Err(Refused::Ambiguous),
                 Err(UpstreamError::Garbage(ProtocolError::Http1(
                     Http1Fault::Length | Http1Fault::CodingInHttp10,
