@@ -43,11 +43,6 @@ impl Outflow {
         self.pieces = VecDeque::new();
     }
 
-    /// Whether nothing of it was written.
-    pub(crate) fn is_untouched(&self) -> bool {
-        self.written == 0
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.written == self.flat.len() && self.pieces.is_empty()
     }
@@ -162,7 +157,7 @@ mod tests {
         outflow.rest();
         assert!(outflow.flat.capacity() <= KEPT_BYTES);
         outflow.clear();
-        assert!(outflow.has_room() && outflow.is_untouched());
+        assert!(outflow.has_room() && outflow.is_empty());
         outflow.push(Bytes::from(vec![b'x'; MAX_WAITING_BYTES]));
         assert!(!outflow.has_room());
     }

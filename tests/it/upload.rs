@@ -395,3 +395,30 @@ async fn after_a_refused_upgrade_nothing_sent_ahead_is_taken_for_a_request() {
     );
     assert!(!upstream.heard().contains("smuggled"));
 }
+
+#[tokio::test]
+async fn what_was_sent_in_part_is_not_sent_again_as_if_the_rest_were_all() {
+    for (framing, more) in [
+        ("content-length: 5\r\n\r\nhel", "lo"),
+        (
+            "transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n",
+            "2\r\nlo\r\n",
+        ),
+    ] {
+        let first = [HEAD, Send(OK), Until("hel"), Reset];
+        let upstream = Upstream::start(&[&first, &[HEAD, Send(OK), Stay]]).await;
+        let mut client = Client::of(&upstream);
+        // On a connection that is kept: if nothing was sent there, it may go over another.
+        client.send("GET / HTTP/1.1\r\nhost: a\r\n\r\n").await;
+        client.read_until("ok").await;
+        client
+            .send(&format!("POST / HTTP/1.1\r\nhost: a\r\n{framing}"))
+            .await;
+        upstream.wait_for("hel").await;
+        // More comes before anybody has seen that the server has gone: writing tells.
+        client.send(more).await;
+        let answer = client.read_until("\r\n\r\n").await;
+        assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+        assert_eq!(upstream.accepted(), 1, "{}", upstream.heard());
+    }
+}

@@ -30,7 +30,11 @@ pub(super) struct WrongLength;
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub(super) struct Outbox(Outflow);
+pub(super) struct Outbox {
+    flow: Outflow,
+    /// Whether anything of the request was written, also if it is not here any more.
+    is_touched: bool,
+}
 
 impl Outbox {
     /// Begins with a request's head. Whether the connection can be used again, for all that the
@@ -41,8 +45,9 @@ impl Outbox {
         beside: Option<&Beside>,
         framing: &Framing,
     ) -> bool {
-        self.0.clear();
-        let out = &mut self.0.flat;
+        self.flow.clear();
+        self.is_touched = false;
+        let out = &mut self.flow.flat;
         out.extend_from_slice(request.method().as_str().as_bytes());
         out.push(b' ');
         put_target(out, request.uri());
@@ -76,26 +81,26 @@ impl Outbox {
 
     /// The connection becomes idle: what it keeps is bounded.
     pub(super) fn rest(&mut self) {
-        self.0.rest();
+        self.flow.rest();
     }
 
     /// The head of the last request, if it had no content.
     pub(super) fn head(&self) -> &[u8] {
-        &self.0.flat
+        &self.flow.flat
     }
 
     /// Whether nothing of the request was written.
     pub(super) fn is_untouched(&self) -> bool {
-        self.0.is_untouched()
+        !self.is_touched
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.flow.is_empty()
     }
 
     /// Whether more content may be put in.
     pub(super) fn has_room(&self) -> bool {
-        self.0.has_room()
+        self.flow.has_room()
     }
 
     /// Adds a piece of content; whether that is `last`, and what is `left` of it, the framing says.
@@ -111,7 +116,7 @@ impl Outbox {
             Framing::Nothing => {}
             Framing::Length(left) => {
                 *left = left.checked_sub(length as u64).ok_or(WrongLength)?;
-                self.0.push(data);
+                self.flow.push(data);
                 if last && *left > 0 {
                     return Err(WrongLength);
                 }
@@ -119,12 +124,12 @@ impl Outbox {
             Framing::Chunks(_) => {
                 if length > 0 {
                     // Written to a vector: it cannot fail.
-                    let _ = write!(self.0.flat, "{length:X}\r\n");
-                    self.0.push(data);
-                    self.0.flat.extend_from_slice(b"\r\n");
+                    let _ = write!(self.flow.flat, "{length:X}\r\n");
+                    self.flow.push(data);
+                    self.flow.flat.extend_from_slice(b"\r\n");
                 }
                 if last {
-                    self.0.flat.extend_from_slice(b"0\r\n\r\n");
+                    self.flow.flat.extend_from_slice(b"0\r\n\r\n");
                 }
             }
         }
@@ -142,39 +147,40 @@ impl Outbox {
             Framing::Nothing | Framing::Length(0) => return Ok(()),
             Framing::Length(_) => return Err(WrongLength),
         };
-        self.0.flat.extend_from_slice(b"0\r\n");
+        self.flow.flat.extend_from_slice(b"0\r\n");
         for (name, value) in trailers {
             if announced.contains(name) && may_trail(name) {
-                put_line(&mut self.0.flat, name, value.as_bytes());
+                put_line(&mut self.flow.flat, name, value.as_bytes());
             }
         }
-        self.0.flat.extend_from_slice(b"\r\n");
+        self.flow.flat.extend_from_slice(b"\r\n");
         Ok(())
     }
 
     /// What is to be written next, in order.
     pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; MAX_PIECES]) -> usize {
-        self.0.slices(slices)
+        self.flow.slices(slices)
     }
 
     /// The same where it is one piece: a request without content.
     pub(super) fn flat(&self) -> Option<&[u8]> {
-        self.0.one()
+        self.flow.one()
     }
 
     /// So many bytes were written.
     pub(super) fn advance(&mut self, count: usize) {
-        self.0.advance(count);
+        self.is_touched |= count > 0;
+        self.flow.advance(count);
     }
 
     /// Everything was written, and is not needed again.
     pub(super) fn drop_written(&mut self) {
-        self.0.clear();
+        self.flow.clear();
     }
 
     /// The pieces of content that wait, which is all of it that was read if nothing was written.
     pub(super) fn take_back(&mut self) -> Vec<Bytes> {
-        self.0.take_back()
+        self.flow.take_back()
     }
 }
 
