@@ -167,7 +167,8 @@ impl Store {
         match self {
             Store::Memory(memory) => Ok(memory.charge(charge)),
             Store::Redis(redis) => redis.charge(charge, generation, arrived).await,
-            Store::Cluster(cluster) => cluster.charge(charge, generation, arrived).await,
+            // In a box, or each connection of a client had room for it, whatever the store is.
+            Store::Cluster(cluster) => Box::pin(cluster.charge(charge, generation, arrived)).await,
         }
     }
 

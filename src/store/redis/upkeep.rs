@@ -42,12 +42,17 @@ pub(super) struct Kept {
     pub(super) owes: bool,
 }
 
-/// Asks for what all proxies of the store share, and charges what is owed.
+/// Asks for what all proxies of the store share, and charges what is owed. It asks for everything
+/// at once: requests wait meanwhile, and one way to the server and back is as short as it gets.
 pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kept, StoreError> {
-    let was_there = learn_key(link.connection(), shared).await?;
     let beside = link.beside();
-    people::refresh(link.connection(), shared, beside).await?;
-    beat(link.connection(), shared).await?;
+    let connection = link.connection();
+    let (mut other, mut third) = (connection.clone(), connection.clone());
+    let (was_there, (), ()) = tokio::try_join!(
+        learn_key(&mut other, shared),
+        people::refresh(connection, shared, beside),
+        beat(&mut third, shared),
+    )?;
     let owes = pay_back(link, shared, OWED_CALLS).await?;
     Ok(Kept { was_there, owes })
 }
