@@ -263,6 +263,11 @@ impl<'a> Run<'a> {
         for scenario in &loads {
             let (those, rounds) = self.more(*scenario);
             for round in 0..rounds {
+                // These are more than there must be: what is left out is no fault.
+                if Instant::now() + self.one(*scenario) * those.len() as u32 > self.end {
+                    eprintln!("no time is left for more of {}", scenario.title());
+                    break;
+                }
                 self.round(
                     self.options.rounds + round,
                     *scenario,
