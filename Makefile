@@ -11,7 +11,11 @@ run:
 	cargo build --release --locked
 	./target/release/tidegate demo
 
-# Everything the tests need is installed when it is missing.
+# Everything the tests need is installed when it is missing. Inputs made by chance are the same each
+# time, and as many on a slow machine: what a run says is said of a change. `make fuzz` tries others.
+test: export PROPTEST_RNG_SEED ?= 1
+test: export BOLERO_RANDOM_SEED ?= 1
+test: export BOLERO_RANDOM_ITERATIONS ?= 1000
 test:
 	./tests/install.sh
 	cargo test --locked

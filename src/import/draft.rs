@@ -10,7 +10,7 @@ use crate::route::{HostPattern, PathPattern, PatternError};
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) listen: Vec<String>,
-    pub(super) proxy_protocol: Option<&'static str>,
+    pub(super) proxy_protocol: Option<ProxyProtocol>,
     pub(super) trusted: Vec<String>,
     pub(super) client_ip_header: Option<String>,
     pub(super) tls: Tls,
@@ -21,6 +21,15 @@ pub(super) struct Draft {
     pub(super) upstreams: Vec<UpstreamDraft>,
     pub(super) routes: Vec<RouteDraft>,
     pub(super) notes: Notes,
+}
+
+/// Connections begin with a header that says whom they are from.
+#[derive(Clone, Debug)]
+pub(super) struct ProxyProtocol {
+    /// `optional`, `required`.
+    pub(super) mode: &'static str,
+    pub(super) place: Place,
+    pub(super) was: String,
 }
 
 /// A key and its value as TOML.
@@ -225,6 +234,14 @@ impl Draft {
         self.tls.listen.retain(|one| seen.insert(one.clone()));
         let mut known = BTreeSet::new();
         self.trusted.retain(|one| known.insert(one.clone()));
+        if self.trusted.is_empty()
+            && let Some(header) = self.proxy_protocol.take()
+        {
+            let why = "nobody is named who may say whom a connection is from: with \
+                       `trusted_proxies` say who, and then `proxy_protocol`; until then what \
+                       begins with its header is refused";
+            self.notes.lost(&header.place, &header.was, why);
+        }
         if self.tls.listen.is_empty() {
             self.tls.certificates.clear();
             self.tls.settings.clear();

@@ -88,8 +88,8 @@ fn top(draft: &Draft, out: &mut String) {
     if !draft.trusted.is_empty() {
         settings.push(("trusted_proxies".to_owned(), texts(&draft.trusted)));
     }
-    if let Some(word) = draft.proxy_protocol {
-        settings.push(("proxy_protocol".to_owned(), text(word)));
+    if let Some(header) = &draft.proxy_protocol {
+        settings.push(("proxy_protocol".to_owned(), text(header.mode)));
     }
     lines(&settings, "", out);
     if draft.routes.is_empty() {

@@ -5,7 +5,7 @@ use super::fates;
 use super::locations;
 use super::scope::Scope;
 use super::syntax::Directive;
-use crate::import::draft::Draft;
+use crate::import::draft::{Draft, ProxyProtocol};
 use crate::import::patterns;
 use crate::import::print::text;
 
@@ -21,7 +21,7 @@ struct Listen {
     at: String,
     ssl: bool,
     is_default: bool,
-    proxy_protocol: bool,
+    proxy_protocol: Option<ProxyProtocol>,
 }
 
 /// Every server of a scope.
@@ -128,7 +128,7 @@ fn server<'d>(one: &'d Directive, http: &Scope<'d>, draft: &mut Draft) -> Server
             at: ":80".to_owned(),
             ssl,
             is_default: false,
-            proxy_protocol: false,
+            proxy_protocol: None,
         });
     }
     Server {
@@ -175,7 +175,11 @@ fn listening(one: &Directive, ssl: bool, draft: &mut Draft) -> Option<Listen> {
         at,
         ssl: ssl || word("ssl"),
         is_default: word("default_server") || word("default"),
-        proxy_protocol: word("proxy_protocol"),
+        proxy_protocol: word("proxy_protocol").then(|| ProxyProtocol {
+            mode: "required",
+            place: one.place.clone(),
+            was: one.line(),
+        }),
     })
 }
 
@@ -187,18 +191,19 @@ fn listen(servers: &[Server<'_>], draft: &mut Draft) {
                 true => draft.tls.listen.push(listen.at.clone()),
                 false => draft.listen.push(listen.at.clone()),
             }
-            if listen.proxy_protocol {
-                draft.proxy_protocol = Some("required");
+            if draft.proxy_protocol.is_none() {
+                draft.proxy_protocol.clone_from(&listen.proxy_protocol);
             }
         }
         if server.listens.iter().any(|listen| listen.ssl) {
             certificates(server, draft);
         }
     }
-    let mixed = |one: &Listen| one.proxy_protocol;
-    let all = servers.iter().flat_map(|server| &server.listens);
-    if draft.proxy_protocol.is_some() && !all.clone().all(mixed) {
-        draft.proxy_protocol = Some("optional");
+    let mut all = servers.iter().flat_map(|server| &server.listens);
+    if let Some(header) = &mut draft.proxy_protocol
+        && all.any(|one| one.proxy_protocol.is_none())
+    {
+        header.mode = "optional";
     }
     // A plain address in one server and TLS on it in another.
     let tls = draft.tls.listen.clone();

@@ -2,6 +2,7 @@
 
 use super::tree::Item;
 use super::{File, times};
+use crate::import::draft::ProxyProtocol;
 
 /// An entry point.
 #[derive(Clone, Debug)]
@@ -69,7 +70,11 @@ fn forwarded(item: &Item, file: &mut File<'_>) {
         };
         file.draft.trusted.extend(section.texts_at("trustedIPs"));
         if key == "proxyProtocol" {
-            file.draft.proxy_protocol = Some("optional");
+            file.draft.proxy_protocol = Some(ProxyProtocol {
+                mode: "optional",
+                place: file.place(section),
+                was: key.to_owned(),
+            });
         }
         if section.is_true("insecure") {
             let why = "whoever may connect could say any address; `trusted_proxies` names whom to \
