@@ -12,7 +12,6 @@ mod stream;
 use std::convert::Infallible;
 use std::error::Error as _;
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
@@ -26,7 +25,6 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
 use super::connection::Client;
-use super::serving::Serving;
 use crate::clock::{Alarm, Sweep};
 use crate::config::ServerSettings;
 use crate::telemetry::metrics::Unanswered;
@@ -94,14 +92,14 @@ fn builder(settings: &ServerSettings, streams: Streams) -> Builder<Streams> {
 
 /// Serves a client that speaks HTTP/2, whose first bytes may have been read, until either side
 /// ends it. `idle` is the connection's alarm.
-pub(super) async fn serve(
+pub(super) fn serve(
     stream: (Stream, Bytes),
-    client: Client,
+    client: Arc<Client>,
     idle: Arc<Alarm>,
-    began: Arc<Serving>,
-) {
-    let settings = &began.settings;
+) -> impl Future<Output = ()> + Send {
     let worker = Arc::clone(&client.worker);
+    let began = worker.serving.load();
+    let settings = &began.settings;
     let sweep = worker.sweep.clone();
     idle.arm(settings.idle_timeout);
     let flow = Arc::new(Flow {
@@ -117,34 +115,36 @@ pub(super) async fn serve(
     let streams = Streams::default();
     let http = builder(settings, streams.clone());
     drop(began);
-    let client = Arc::new(client);
     let of_streams = Arc::clone(&flow);
     let service = service_fn(move |request: Request<Incoming>| {
         let (client, flow) = (Arc::clone(&client), Arc::clone(&of_streams));
         let open = streams.open(flow);
         async move { Ok::<_, Infallible>(stream::answer(request, client, open).await) }
     });
-    let mut serving = pin!(http.serve_connection(TokioIo::new(socket), service));
+    let mut serving = Box::pin(http.serve_connection(TokioIo::new(socket), service));
     let mut told = false;
-    // A connection that broke is no news: its requests, if there were any, have their log lines.
-    let ended = poll_fn(|context| {
-        let rung = flow.idle.poll(context).is_ready() && flow.is_idle();
-        if rung && told {
-            return Poll::Ready(Ok(()));
-        }
-        if !told && (rung || worker.drain.is_draining()) {
-            told = true;
-            if rung {
-                flow.idle.arm(FAREWELL);
+    async move {
+        // A connection that broke is no news: its requests, if there were any, have their log
+        // lines.
+        let ended = poll_fn(|context| {
+            let rung = flow.idle.poll(context).is_ready() && flow.is_idle();
+            if rung && told {
+                return Poll::Ready(Ok(()));
             }
-            serving.as_mut().graceful_shutdown();
+            if !told && (rung || worker.drain.is_draining()) {
+                told = true;
+                if rung {
+                    flow.idle.arm(FAREWELL);
+                }
+                serving.as_mut().graceful_shutdown();
+            }
+            serving.as_mut().poll(context)
+        })
+        .await;
+        if ended.is_err_and(|error| is_unreadable(&error)) {
+            let now = worker.serving.load();
+            now.proxy.meter().unanswered(Unanswered::Unreadable);
         }
-        serving.as_mut().poll(context)
-    })
-    .await;
-    if ended.is_err_and(|error| is_unreadable(&error)) {
-        let now = worker.serving.load();
-        now.proxy.meter().unanswered(Unanswered::Unreadable);
     }
 }
 

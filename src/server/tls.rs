@@ -141,37 +141,49 @@ impl Tls {
 }
 
 /// Everything of a connection where TLS is spoken.
-pub(super) async fn serve(
+// Not `async` itself, and what comes first is boxed: so nothing of it is left where the connection
+// is parked.
+pub(super) fn serve(
+    (stream, ip): (Stream, IpAddr),
+    tls: Arc<Tls>,
+    worker: Arc<Worker>,
+    open: Open,
+) -> impl Future<Output = ()> + Send {
+    let beginning = Box::pin(begin((stream, ip), tls, worker, open));
+    async move {
+        let Some(serving) = beginning.await else {
+            return;
+        };
+        serving.await;
+    }
+}
+
+/// What comes before the first byte inside, and what serves the connection then. Nothing if it ends
+/// there.
+async fn begin(
     (stream, ip): (Stream, IpAddr),
     tls: Arc<Tls>,
     worker: Arc<Worker>,
     mut open: Open,
-) {
-    // Boxed, so that nothing of it is left where the connection is parked.
-    let Some((stream, arrival)) = Box::pin(begin((stream, ip), tls, &worker)).await else {
-        return;
+) -> Option<impl Future<Output = ()> + Send> {
+    let (stream, from) = opening::before_tls(stream, ip, &worker).await?;
+    let patience = worker.serving.load().settings.header_timeout;
+    let shaking = tokio::time::timeout(patience, tls.handshake(stream, from));
+    let (stream, arrival) = match shaking.await {
+        Ok(Ok(begun)) => begun,
+        Ok(Err(error)) => {
+            tracing::debug!(ip = %from, %error, "no TLS");
+            return None;
+        }
+        Err(_) => {
+            tracing::debug!(ip = %from, "no TLS: the handshake took too long");
+            return None;
+        }
     };
     if arrival.ip != ip && !worker.seat(&mut open, arrival.ip) {
-        return;
+        return None;
     }
-    connection::serve(stream, arrival, worker, open).await;
-}
-
-/// What comes before the first byte inside. Nothing if the connection ends there.
-async fn begin(
-    (stream, ip): (Stream, IpAddr),
-    tls: Arc<Tls>,
-    worker: &Worker,
-) -> Option<(Stream, Arrival)> {
-    let (stream, ip) = opening::before_tls(stream, ip, worker).await?;
-    let patience = worker.serving.load().settings.header_timeout;
-    let shaking = tokio::time::timeout(patience, tls.handshake(stream, ip));
-    match shaking.await {
-        Ok(Ok(begun)) => return Some(begun),
-        Ok(Err(error)) => tracing::debug!(%ip, %error, "no TLS"),
-        Err(_) => tracing::debug!(%ip, "no TLS: the handshake took too long"),
-    }
-    None
+    Some(connection::serve(stream, arrival, worker, open))
 }
 
 /// Whether the client begins as HTTP does: a TLS record begins with a control character.
