@@ -131,7 +131,11 @@ impl Task {
         let attempt = async {
             let mut link = connect(&shared).await?;
             upkeep::begin(&mut link, &shared).await?;
-            Ok(link)
+            // What is owed is owed to the server that counts now.
+            match link.has_moved() {
+                true => Err(StoreError::Lost),
+                false => Ok(link),
+            }
         };
         let result = match self.probe(attempt).await? {
             Ok(link) => self.pay_first(link).await?,
