@@ -18,6 +18,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
@@ -119,7 +120,7 @@ pub(super) fn serve(
     let service = service_fn(move |request: Request<Incoming>| {
         let (client, flow) = (Arc::clone(&client), Arc::clone(&of_streams));
         let open = streams.open(flow);
-        async move { Ok::<_, Infallible>(stream::answer(request, client, open).await) }
+        stream::answer(request, client, open).map(Ok::<_, Infallible>)
     });
     let mut serving = Box::pin(http.serve_connection(TokioIo::new(socket), service));
     let mut told = false;

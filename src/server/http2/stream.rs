@@ -100,11 +100,12 @@ impl<F: Future<Output = ()>> Future for Bounded<F> {
 }
 
 /// One request: the proxy's sentence. Its body has a deadline of its own, if it has one.
-pub(super) async fn answer(
+// Not `async` itself: that would keep the request several times.
+pub(super) fn answer(
     mut request: Request<Incoming>,
     client: Arc<Client>,
     open: Open,
-) -> Response<Answer> {
+) -> impl Future<Output = Response<Answer>> + Send {
     let progress = if request.body().is_end_stream() {
         Progress::default()
     } else {
@@ -117,21 +118,23 @@ pub(super) async fn answer(
         request.body_mut().await_continue();
     }
     let bodiless = request.method() == Method::HEAD;
-    let mut response = Response::new(Body::empty());
-    let exchange = (&mut request, &mut response);
-    client.handle(exchange, (None, None)).await;
-    drop(request);
-    if bodiless {
-        say_length(&mut response);
+    async move {
+        let mut response = Response::new(Body::empty());
+        let exchange = (&mut request, &mut response);
+        client.handle(exchange, (None, None)).await;
+        drop(request);
+        if bodiless {
+            say_length(&mut response);
+        }
+        response.map(|body| Answer {
+            body,
+            bodiless,
+            rest: Bytes::new(),
+            last: Bytes::new(),
+            _client: client,
+            open,
+        })
     }
-    response.map(|body| Answer {
-        body,
-        bodiless,
-        rest: Bytes::new(),
-        last: Bytes::new(),
-        _client: client,
-        open,
-    })
 }
 
 /// The answer to `HEAD` says how long that to `GET` is, where this is known.
