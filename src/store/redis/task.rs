@@ -54,7 +54,7 @@ pub(super) struct Task {
     trouble: Option<StoreError>,
     /// How far the store's clock was ahead of ours at the last reply.
     lead: Option<Lead>,
-    /// Calls to come before which others are waited for: those since one asked for several.
+    /// Before how many more calls others are waited for; counted down since one asked for several.
     company: u8,
     /// What operators had said when the last call was sent.
     epoch: u64,
