@@ -29,6 +29,11 @@ pub struct Look {
 }
 
 impl Look {
+    /// Whether the clock stands before the last admission: then even a denial changes the count.
+    pub fn stepped(&self) -> bool {
+        self.aged.stepped()
+    }
+
     /// Units that count already.
     pub fn used(&self) -> u64 {
         self.aged.used()
@@ -103,15 +108,19 @@ impl Count {
     pub fn settle(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> Verdict {
         let aged = self.commit(rule, cost, look, allowed);
         let used = aged.used();
-        let next_us = match used.checked_sub(1) {
-            Some(room) => self.wait(&aged, rule, room),
-            None => 0,
+        let reset_us = self.wait(&aged, rule, 0);
+        let next_us = match (used, look.retry) {
+            (0, _) => 0,
+            (1, _) => reset_us,
+            // What is full and asked for one more: nobody waits for anything else.
+            (used, Retry::After(us)) if used + cost == rule.units + 1 => us,
+            (used, _) => self.wait(&aged, rule, used - 1),
         };
         Verdict {
             used: look.aged.used(),
             remaining: rule.units.saturating_sub(used),
             retry: look.retry,
-            reset_us: self.wait(&aged, rule, 0),
+            reset_us,
             next_us,
             stamp: self.stamp(rule, &aged),
         }

@@ -119,10 +119,17 @@ impl Log {
         if aged.used <= room {
             return 0;
         }
+        if room == 0 {
+            return self.wait_for(self.newest, aged, rule);
+        }
         let need = aged.used - room;
         let through = |i| u64::from(self.entry(rule, i).1.wrapping_sub(aged.base));
         let place = self.first_where(aged.skip, |i| through(i) >= need);
-        let stamp = self.entry(rule, place).0;
+        self.wait_for(self.entry(rule, place).0, aged, rule)
+    }
+
+    /// Microseconds until what was admitted at `stamp` expires.
+    fn wait_for(&self, stamp: u64, aged: &Aged, rule: &Rule) -> u64 {
         stamp * rule.precision_us + rule.window_us - aged.own_us
     }
 

@@ -98,6 +98,9 @@ impl Shard {
             None => return Count::new(rule.algorithm).settle(rule, *cost, look, allowed),
         };
         let entry = &mut self.entries[place];
+        if !allowed && !look.stepped() {
+            return entry.count.settle(rule, *cost, look, allowed);
+        }
         let before = entry.count.heap_bytes();
         let verdict = entry.count.settle(rule, *cost, look, allowed);
         let counted = if allowed {
