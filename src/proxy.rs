@@ -311,7 +311,7 @@ impl Proxy {
         if let Rejection::Limited(mut denial) = refused {
             let asked = (request.method(), request.uri());
             let said = (&denial.charge, &denial.decision);
-            self.limiter.note_denial(said, &line.asked(asked));
+            self.limiter.note_denial(said, || line.asked(asked));
             self.note_meaning(&mut denial, (asked, route), downstream, line);
             response.body_mut().denied(denial);
         }

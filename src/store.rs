@@ -143,11 +143,11 @@ impl Store {
 
     /// The denial of one request, where it is known without waiting that it is denied now. Charges
     /// nothing.
-    pub fn denial(&self, charge: &Charge, generation: u64) -> Option<Decision> {
+    pub fn denial(&self, charge: &Charge, generation: u64, now: Instant) -> Option<Decision> {
         match self {
-            Store::Memory(memory) => memory.denial(charge),
-            Store::Redis(redis) => redis.denial(charge, generation),
-            Store::Cluster(cluster) => cluster.denial(charge, generation),
+            Store::Memory(memory) => memory.denial(charge, now),
+            Store::Redis(redis) => redis.denial(charge, generation, now),
+            Store::Cluster(cluster) => cluster.denial(charge, generation, now),
         }
     }
 

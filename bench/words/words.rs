@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tidegate::clock::Micros;
 use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSettings};
-use tidegate::limit::headers::{HeaderSettings, ResetForm, write};
+use tidegate::limit::headers::{HeaderSettings, ResetForm, Told, write};
 use tidegate::limit::key::{ApiKeySources, Facts, HashKey};
 use tidegate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, Missing, OnError, Rule, Tag};
 use tidegate::path::CanonicalPath;
@@ -243,8 +243,9 @@ fn limit_headers(name: &'static str, limits: u8) -> Word {
     let mut headers = HeaderMap::with_capacity(24);
     word(name, move || {
         headers.clear();
-        let time = black_box(1_700_000_000_000_000);
-        write(&mut headers, settings, &charge, black_box(&decision), time);
+        let at = (settings.reset, black_box(1_700_000_000_000_000));
+        let told = Told::of(&charge, black_box(&decision), at);
+        write(&mut headers, settings, &charge, &told);
     })
 }
 

@@ -7,6 +7,7 @@
 //! spells them.
 
 mod lines;
+mod told;
 
 use bytes::Bytes;
 use http::header::{
@@ -15,6 +16,8 @@ use http::header::{
 
 use super::{Charge, Decision, Item, Retry, Verdict};
 pub use lines::{put_line, put_lines, take_out};
+use told::State;
+pub use told::{Told, seconds_up};
 
 /// `x-ratelimit-limit`: the tightest limit's units.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -30,8 +33,6 @@ pub const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-poli
 /// What a browser's script may read on a CORS response.
 pub const EXPOSED: &str = "RateLimit, RateLimit-Policy, Retry-After, \
      X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset";
-
-const SECOND_US: u64 = 1_000_000;
 
 /// `[headers]`: which rate-limit headers a client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,64 +58,32 @@ pub enum ResetForm {
     Delta,
 }
 
-/// Whole seconds that last at least as long as `us` microseconds.
-pub fn seconds_up(us: u64) -> u64 {
-    us.div_ceil(SECOND_US)
-}
-
-/// `Retry-After` of a denial, seconds, at least 1: the longest wait over the limits that deny.
-/// `None` where the request's cost is above a limit, since no wait would help.
-pub fn retry_after(decision: &Decision) -> Option<u64> {
-    let mut longest = 0;
-    for verdict in &decision.verdicts {
-        match verdict.retry {
-            Retry::Now | Retry::Released | Retry::Unasked => {}
-            Retry::After(us) => longest = longest.max(us),
-            Retry::Never => return None,
-        }
-    }
-    Some(seconds_up(longest).max(1))
-}
-
-/// Writes the rate-limit headers of `decision` at wall-clock time `unix_us`. What the upstream
-/// said under the same names is replaced, or merged where the settings keep it.
-pub fn write(
-    headers: &mut HeaderMap,
-    settings: HeaderSettings,
-    charge: &Charge,
-    decision: &Decision,
-    unix_us: u64,
-) {
+/// Writes the rate-limit headers of a decision. What the upstream said under the same names is
+/// replaced, or merged where the settings keep it.
+pub fn write(headers: &mut HeaderMap, settings: HeaderSettings, charge: &Charge, told: &Told) {
     let room = Vec::with_capacity(TEXT_BYTES);
-    write_behind(headers, settings, (charge, decision), (unix_us, None), room);
+    write_behind(headers, settings, (charge, told), room);
 }
 
-/// The same behind `room`, which is returned with all that was written; `wait` is `Retry-After`,
-/// seconds, where that is told. So a body and these headers take one place on the heap.
+/// The same behind `room`, which is returned with all that was written. So a body and these headers
+/// take one place on the heap.
 pub fn write_behind(
     headers: &mut HeaderMap,
     settings: HeaderSettings,
-    (charge, decision): (&Charge, &Decision),
-    (unix_us, wait): (u64, Option<u64>),
+    (charge, told): (&Charge, &Told),
     room: Vec<u8>,
 ) -> Bytes {
-    let Some((item, verdict)) = tightest(charge, decision) else {
+    let Some((item, state)) = told.tightest(charge) else {
         return room.into();
     };
     let keep = settings.pass_upstream;
     let mut texts = Texts(room);
-    let wait = wait.map(|seconds| texts.number(seconds));
-    let trio =
-        (settings.x_ratelimit && !upstream_is_tighter(headers, settings, verdict)).then(|| {
-            let reset = match settings.reset {
-                ResetForm::Epoch => seconds_up(unix_us.saturating_add(verdict.reset_us)),
-                ResetForm::Delta => seconds_up(verdict.reset_us),
-            };
-            (texts.number(verdict.remaining), texts.number(reset))
-        });
+    let wait = told.wait.map(|seconds| texts.number(seconds));
+    let ours = settings.x_ratelimit && !upstream_is_tighter(headers, settings, state);
+    let trio = ours.then(|| (texts.number(state.remaining), texts.number(told.reset)));
     let pair = settings
         .ietf
-        .then(|| (texts.policies(charge), texts.states(charge, decision)));
+        .then(|| (texts.policies(charge), texts.states(charge, told)));
     let texts = Bytes::from(texts.0);
     if let Some(wait) = wait {
         headers.insert(RETRY_AFTER, wait.value(&texts));
@@ -192,9 +161,9 @@ impl Texts {
         self.list_from(start)
     }
 
-    fn states(&mut self, charge: &Charge, decision: &Decision) -> Text {
+    fn states(&mut self, charge: &Charge, told: &Told) -> Text {
         let start = self.0.len();
-        write_states(&mut self.0, charge, decision);
+        write_states(&mut self.0, charge, told);
         self.list_from(start)
     }
 
@@ -234,49 +203,15 @@ pub fn expose_to_scripts(headers: &mut HeaderMap) {
     }
 }
 
-/// The limit a client should look at first: one that denies, else the smallest remaining share;
-/// among equals the longest wait.
-fn tightest<'a>(charge: &'a Charge, decision: &'a Decision) -> Option<(&'a Item, &'a Verdict)> {
-    charge.iter().zip(&decision.verdicts).reduce(
-        |best, next| {
-            if is_tighter(next, best) { next } else { best }
-        },
-    )
-}
-
-fn is_tighter(left: (&Item, &Verdict), right: (&Item, &Verdict)) -> bool {
-    let denies = |(_, verdict): (&Item, &Verdict)| verdict.retry.denies();
-    if denies(left) != denies(right) {
-        return denies(left);
-    }
-    // remaining / units, compared crosswise; both stay below 2^32.
-    let share = |(_, verdict): (&Item, &Verdict), (item, _): (&Item, &Verdict)| {
-        u128::from(verdict.remaining) * u128::from(item.window.rule.units)
-    };
-    let (left_share, right_share) = (share(left, right), share(right, left));
-    if left_share != right_share {
-        return left_share < right_share;
-    }
-    wait(left.1) > wait(right.1)
-}
-
-fn wait(verdict: &Verdict) -> u64 {
-    match verdict.retry {
-        Retry::Now | Retry::Released | Retry::Unasked => verdict.reset_us,
-        Retry::After(us) => us,
-        Retry::Never => u64::MAX,
-    }
-}
-
 /// Whether the upstream's own trio is kept because it leaves the client less.
-fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, verdict: &Verdict) -> bool {
+fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, state: State) -> bool {
     if !settings.pass_upstream {
         return false;
     }
     let theirs = headers
         .get(X_REMAINING)
         .and_then(|value| value.to_str().ok()?.parse().ok());
-    theirs.is_some_and(|remaining: u64| remaining < verdict.remaining)
+    theirs.is_some_and(|remaining: u64| remaining < state.remaining)
 }
 
 /// `"login";q=5;w=60, `
@@ -285,24 +220,24 @@ fn write_policy(room: &mut Vec<u8>, item: &Item) {
     room.extend_from_slice(b", ");
 }
 
-fn write_states(room: &mut Vec<u8>, charge: &Charge, decision: &Decision) {
-    for (item, verdict) in charge.iter().zip(&decision.verdicts) {
-        if verdict.retry != Retry::Unasked {
-            write_state(room, item, verdict);
+fn write_states(room: &mut Vec<u8>, charge: &Charge, told: &Told) {
+    for (item, state) in told.states(charge) {
+        if state.known {
+            write_state(room, item, state);
         }
     }
 }
 
 /// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
-fn write_state(room: &mut Vec<u8>, item: &Item, verdict: &Verdict) {
+fn write_state(room: &mut Vec<u8>, item: &Item, state: State) {
     // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
     room.push(b'"');
     room.extend_from_slice(item.window.policy.as_bytes());
     room.extend_from_slice(b"\";r=");
-    write_number(room, verdict.remaining);
-    if verdict.next_us > 0 {
+    write_number(room, state.remaining);
+    if state.next > 0 {
         room.extend_from_slice(b";t=");
-        write_number(room, seconds_up(verdict.next_us));
+        write_number(room, state.next);
     }
     room.extend_from_slice(b", ");
 }
@@ -335,7 +270,7 @@ mod tests {
         pass_upstream: false,
     };
 
-    fn item(name: &str, units: u64, window_us: u64) -> Item {
+    pub(super) fn item(name: &str, units: u64, window_us: u64) -> Item {
         let rule = Rule {
             algorithm: Algorithm::Log,
             units,
@@ -352,7 +287,7 @@ mod tests {
         }
     }
 
-    fn verdict(remaining: u64, retry: Retry, next_us: u64) -> Verdict {
+    pub(super) fn verdict(remaining: u64, retry: Retry, next_us: u64) -> Verdict {
         Verdict {
             used: 0,
             remaining,
@@ -382,6 +317,16 @@ mod tests {
         )
     }
 
+    fn say(
+        headers: &mut HeaderMap,
+        settings: HeaderSettings,
+        (charge, decision): (&Charge, &Decision),
+        unix_us: u64,
+    ) {
+        let told = Told::of(charge, decision, (settings.reset, unix_us));
+        write(headers, settings, charge, &told);
+    }
+
     fn get(headers: &HeaderMap, name: HeaderName) -> Vec<&str> {
         headers
             .get_all(name)
@@ -394,7 +339,12 @@ mod tests {
     fn the_denying_limit_is_shown_and_every_wait_is_rounded_up() {
         let (charge, decision) = denied();
         let mut headers = HeaderMap::new();
-        write(&mut headers, ALL, &charge, &decision, 1_000_000_000_000_000);
+        say(
+            &mut headers,
+            ALL,
+            (&charge, &decision),
+            1_000_000_000_000_000,
+        );
         assert_eq!(get(&headers, X_LIMIT), ["5"]);
         assert_eq!(get(&headers, X_REMAINING), ["0"]);
         assert_eq!(get(&headers, X_RESET), ["1000000060"]);
@@ -406,7 +356,6 @@ mod tests {
             get(&headers, RATELIMIT),
             [r#""login";r=0;t=11, "per_client";r=563;t=4"#]
         );
-        assert_eq!(retry_after(&decision), Some(11));
     }
 
     #[test]
@@ -414,31 +363,13 @@ mod tests {
         let charge: Charge = smallvec![item("wide", 1000, 1), item("narrow", 10, 1)];
         let verdicts = smallvec![verdict(200, Retry::Now, 1), verdict(1, Retry::Now, 1)];
         let mut headers = HeaderMap::new();
-        write(
-            &mut headers,
-            ALL,
-            &charge,
-            &Decision {
-                allowed: true,
-                at_us: 0,
-                verdicts,
-            },
-            0,
-        );
+        let decision = Decision {
+            allowed: true,
+            at_us: 0,
+            verdicts,
+        };
+        say(&mut headers, ALL, (&charge, &decision), 0);
         assert_eq!(get(&headers, X_LIMIT), ["10"]);
-    }
-
-    #[test]
-    fn a_cost_above_the_limit_has_no_retry_after() {
-        let verdicts = smallvec![verdict(3, Retry::Never, 0), verdict(0, Retry::After(5), 5)];
-        assert_eq!(
-            retry_after(&Decision {
-                allowed: false,
-                at_us: 0,
-                verdicts
-            }),
-            None
-        );
     }
 
     #[test]
@@ -452,14 +383,14 @@ mod tests {
             headers
         };
         let mut replaced = theirs();
-        write(&mut replaced, ALL, &charge, &decision, 0);
+        say(&mut replaced, ALL, (&charge, &decision), 0);
         assert_eq!(get(&replaced, RATELIMIT).len(), 1);
         let mut merged = theirs();
         let keep = HeaderSettings {
             pass_upstream: true,
             ..ALL
         };
-        write(&mut merged, keep, &charge, &decision, 0);
+        say(&mut merged, keep, (&charge, &decision), 0);
         assert_eq!(get(&merged, RATELIMIT).len(), 2);
         assert_eq!(get(&merged, X_LIMIT), ["5"], "ours leaves the client less");
 
@@ -469,7 +400,7 @@ mod tests {
             verdicts: smallvec![verdict(8, Retry::Now, 1), verdict(600, Retry::Now, 1)],
         };
         let mut merged = theirs();
-        write(&mut merged, keep, &charge, &allowed, 0);
+        say(&mut merged, keep, (&charge, &allowed), 0);
         assert_eq!(
             get(&merged, X_LIMIT),
             ["9"],

@@ -18,7 +18,7 @@ use super::reject::{Denial, Form, Rejection};
 use super::riders::Riders;
 use super::slots::{Slots, slots_of};
 use crate::clock;
-use crate::limit::headers;
+use crate::limit::headers::{self, Told};
 use crate::limit::key::{Derived, Facts, HashKey};
 use crate::limit::{Asker, Charge, Decision, Item, Limit, Missing, OnError, Tag, Window};
 use crate::route::{Found, Route, is_preflight};
@@ -124,13 +124,13 @@ impl Limiter {
             return;
         };
         let map = response.headers_mut();
+        let told = Told::of(charge, decision, (self.headers.reset, admission.unix_us));
         match lines.filter(|_| !self.headers.pass_upstream) {
             Some(lines) => {
                 headers::take_out(map);
-                let times = (admission.unix_us, None);
-                headers::put_lines(lines, self.headers, (charge, decision), times);
+                headers::put_lines(lines, self.headers, (charge, &told));
             }
-            None => headers::write(map, self.headers, charge, decision, admission.unix_us),
+            None => headers::write(map, self.headers, charge, &told),
         }
         if admission.cors {
             headers::expose_to_scripts(map);

@@ -7,9 +7,12 @@
 //! which expire, certificates, and whatever operators say of single keys.
 //!
 //! Bounded: two generations of at most `GENERATION` heads of at most `HEAD_BYTES`; when the young
-//! one is full, the old one is forgotten. A head is remembered when it comes a second time. Only a
+//! one is full, the old one is forgotten. With each, an answer of at most 2 KiB is kept (`said`).
+//! A head is remembered when it comes a second time. Only a
 //! connection whose last request was denied has its heads looked up or remembered, so that nobody
 //! else pays for it.
+
+mod said;
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
@@ -30,6 +33,7 @@ use crate::limit::Charge;
 use crate::limit::headers::put_line;
 use crate::route::Route;
 use crate::telemetry::access::Outcome;
+use said::Said;
 
 /// Heads in one generation.
 const GENERATION: usize = 2048;
@@ -37,6 +41,10 @@ const GENERATION: usize = 2048;
 const HEAD_BYTES: usize = 1024;
 /// Heads that came once, of which a mark is kept: who never sends the same twice has none copied.
 const SIGHTS: usize = 4096;
+/// Of those, each head's may be in as many places.
+const WAYS: usize = 4;
+/// What a head ends with.
+const END: &[u8] = b"\r\n\r\n";
 /// What the path of a certificate authority's questions begins with: those are answered before
 /// anything is limited, from one moment to the next.
 const CHALLENGES: &str = "/.well-known/acme-challenge/";
@@ -75,6 +83,7 @@ struct Known {
     peer: Peer,
     head: Box<[u8]>,
     meaning: Meaning,
+    said: Said,
 }
 
 /// What is asked of a connection before its heads are read.
@@ -85,14 +94,16 @@ struct Peer {
     tls: bool,
 }
 
-/// What a head means.
+/// What a head means. What is needed only where an answer is worded, or somebody looks, is in a
+/// box: who is denied all the time finds less of the rest in the caches.
 #[derive(Debug)]
 struct Meaning {
     charge: Charge,
     /// Of the key that its tags were made with.
     generation: u64,
-    form: Form,
-    question: Question,
+    /// The method and the route, as they are counted.
+    numbers: (u8, usize),
+    asked: Box<(Form, Question)>,
 }
 
 /// Who was denied, and what it was that he asked for.
@@ -114,15 +125,47 @@ pub(crate) struct Room {
     pub(crate) body: Vec<u8>,
 }
 
+impl Room {
+    fn clear(&mut self) {
+        self.lines.clear();
+        self.body.clear();
+    }
+}
+
+/// What an answer is written on, by whoever knows how one is framed.
+pub(crate) struct Paper<'p> {
+    /// Where it is to stand.
+    pub(crate) out: &'p mut Vec<u8>,
+    /// Room to make it in.
+    pub(crate) room: &'p mut Room,
+    /// The second that its date names.
+    pub(crate) second: u64,
+    /// Writes a whole answer from its parts.
+    pub(crate) whole: &'p dyn Fn(&mut Vec<u8>, StatusCode, &Room),
+}
+
 /// What is known of a head.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Again {
-    /// It is denied: its answer's status, and how long the head is, bytes.
-    Denied(StatusCode, usize),
+    /// It is denied, and answered: how long the head is, bytes.
+    Denied(usize),
     /// It came before, and is worth to be remembered if it is denied.
     Seen,
     /// Nothing.
     New,
+}
+
+impl Question {
+    /// The same of a request with this id.
+    fn by<'q>(&'q self, id: &'q str) -> Asked<'q> {
+        Asked {
+            client: self.client,
+            method: &self.method,
+            path: self.uri.path(),
+            route: self.route.as_deref(),
+            id,
+        }
+    }
 }
 
 impl Peer {
@@ -183,73 +226,85 @@ impl Proxy {
         let meaning = Meaning {
             charge: denial.charge,
             generation: denial.generation,
-            form: denial.form,
-            question,
+            numbers: question.numbers,
+            asked: Box::new((denial.form, question)),
         };
         self.heads.lock().insert(Known {
             peer: Peer::of(downstream),
             head: head.into(),
             meaning,
+            said: Said::default(),
         });
     }
 
     /// What is known of the request whose head is at the front of `read`. If it was denied before
-    /// and is now, its answer is put into `room`, which is empty, and it is counted and logged.
+    /// and is now, its answer is written on `paper`, and it is counted and logged.
     pub(crate) fn deny_again(
         &self,
         read: &[u8],
         downstream: &Downstream,
-        room: &mut Room,
+        paper: Paper<'_>,
     ) -> Again {
+        let peer = Peer::of(downstream);
+        let mut heads = self.heads.lock();
+        // As a rule one head is all that has come; what equals a known one ends where that does.
+        if read.len() <= HEAD_BYTES && read.ends_with(END) {
+            let hash = heads.hash(peer, read);
+            if let Some(known) = heads.find(hash, peer, read) {
+                return self.deny_as(known, read.len(), paper);
+            }
+        }
         let Some(length) = head_length(read).filter(|length| *length <= HEAD_BYTES) else {
             return Again::New;
         };
-        let mut heads = self.heads.lock();
-        let hash = heads.hash(Peer::of(downstream), &read[..length]);
-        let Some(meaning) = heads.find(hash, Peer::of(downstream), &read[..length]) else {
-            return heads.see(hash);
-        };
-        let status = self.deny_as(meaning, room);
-        status.map_or(Again::New, |status| Again::Denied(status, length))
+        let head = &read[..length];
+        let hash = heads.hash(peer, head);
+        match heads.find(hash, peer, head) {
+            Some(known) => self.deny_as(known, length, paper),
+            None => heads.see(hash),
+        }
     }
 
-    /// Denies a request that means this, if it is to be denied.
-    fn deny_as(&self, meaning: &Meaning, room: &mut Room) -> Option<StatusCode> {
+    /// Denies a request with this head, of so many bytes, if it is to be denied.
+    fn deny_as(&self, known: &mut Known, length: usize, paper: Paper<'_>) -> Again {
         if self.limiter.store.people().is_some() {
-            return None;
+            return Again::New;
         }
-        let (limiter, question) = (&self.limiter, &meaning.question);
-        let began = clock::now();
-        let charge = &meaning.charge;
-        let decision = limiter.deny_here(charge, meaning.generation)?;
+        let Known { meaning, said, .. } = known;
+        let (limiter, began) = (&self.limiter, clock::now());
+        let (charge, asked) = (&meaning.charge, &meaning.asked);
+        let Some(decision) = limiter.deny_here(charge, meaning.generation, began) else {
+            return Again::New;
+        };
         limiter.count_decision(charge, &decision, &Decider::Store { warm: None });
         let made = request_id::made();
         let id = made.as_str();
-        limiter.put_denial((charge, &decision, &meaning.form), id, room);
-        if let Some(name) = &self.request_id {
-            put_line(&mut room.lines, name, id.as_bytes());
-        }
         let status = limiter.deny.status;
-        let asked = Asked {
-            client: question.client,
-            method: &question.method,
-            path: question.uri.path(),
-            route: question.route.as_deref(),
-            id,
-        };
-        limiter.note_denial((charge, &decision), &asked);
+        let told = limiter.tell(charge, &decision, clock::unix_us_at(began));
+        let told = (told, paper.second, id.as_bytes());
+        let bytes = said.put(told, paper.out, |told, out| {
+            let room = paper.room;
+            room.clear();
+            limiter.put_denial((charge, told, &asked.0), id, room);
+            if let Some(name) = &self.request_id {
+                put_line(&mut room.lines, name, id.as_bytes());
+            }
+            (paper.whole)(out, status, room);
+            room.body.len()
+        });
+        limiter.note_denial((charge, &decision), || asked.1.by(id));
         let ended = (status.as_u16(), Outcome::Denied);
-        limiter.count_outcome(question.numbers, ended, began);
+        limiter.count_outcome(meaning.numbers, ended, began);
         if self.log.wants(Outcome::Denied) {
-            let mut line = Line::again(question, (&self.log, self.show_keys));
+            let mut line = Line::again(&asked.1, began, (&self.log, self.show_keys));
             line.status = status.as_u16();
             line.request_id = Some(made);
             line.note_denial(charge, &decision);
-            line.add_bytes(room.body.len());
+            line.add_bytes(bytes);
             line.decide();
             line.write();
         }
-        Some(status)
+        Again::Denied(length)
     }
 }
 
@@ -279,17 +334,22 @@ impl Generations {
             self.sights = vec![0; SIGHTS].into();
         }
         let (place, mark) = (hash as usize % SIGHTS, (hash >> 32) as u32 | 1);
-        match std::mem::replace(&mut self.sights[place], mark) == mark {
-            true => Again::Seen,
-            false => Again::New,
+        let marks = &mut self.sights[place & !(WAYS - 1)..][..WAYS];
+        if marks.contains(&mark) {
+            return Again::Seen;
         }
+        // Those that fall on one place do not drive each other out in turn.
+        marks.rotate_right(1);
+        marks[0] = mark;
+        Again::New
     }
 
-    fn find(&self, hash: u64, peer: Peer, head: &[u8]) -> Option<&Meaning> {
+    fn find(&mut self, hash: u64, peer: Peer, head: &[u8]) -> Option<&mut Known> {
         let is_it = |known: &Known| known.peer == peer && *known.head == *head;
-        let young = self.young.find(hash, is_it);
-        let known = young.or_else(|| self.old.find(hash, is_it));
-        known.map(|known| &known.meaning)
+        match self.young.find_mut(hash, is_it) {
+            Some(known) => Some(known),
+            None => self.old.find_mut(hash, is_it),
+        }
     }
 
     fn insert(&mut self, known: Known) {
@@ -334,13 +394,14 @@ mod tests {
         let meaning = Meaning {
             charge: Charge::new(),
             generation: 0,
-            form: Form::of(&Method::GET, &HeaderMap::new()),
-            question,
+            numbers: question.numbers,
+            asked: Box::new((Form::of(&Method::GET, &HeaderMap::new()), question)),
         };
         Known {
             peer: peer(1),
             head: head.into_bytes().into(),
             meaning,
+            said: Said::default(),
         }
     }
 
@@ -353,7 +414,7 @@ mod tests {
             heads.insert(known(head(number)));
         }
         assert_eq!(heads.young.len() + heads.old.len(), 2 * GENERATION);
-        let finds = |peer: Peer, head: &str| {
+        let mut finds = |peer: Peer, head: &str| {
             let head = head.as_bytes();
             heads.find(heads.hash(peer, head), peer, head).is_some()
         };
@@ -376,5 +437,6 @@ mod tests {
         assert!(matches!(heads.see(7), Again::New));
         assert!(matches!(heads.see(7), Again::Seen));
         assert!(matches!(heads.see(8 | 1 << 40), Again::New));
+        assert!(matches!(heads.see(7), Again::Seen), "beside another");
     }
 }

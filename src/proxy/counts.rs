@@ -69,15 +69,20 @@ impl Limiter {
         decision
     }
 
-    /// The same for a request that was denied before: a decision only if it is denied now, and
-    /// nothing charged.
-    pub(super) fn deny_here(&self, charge: &Charge, generation: u64) -> Option<Decision> {
-        let since = self.meter.is_turn().then(clock::now);
-        let decision = self.store.denial(charge, generation);
-        if let Some(since) = since.filter(|_| decision.is_some()) {
-            self.note_time(since);
+    /// The same for a request that was denied before and has just `began`: a decision only if it is
+    /// denied now, and nothing charged.
+    pub(super) fn deny_here(
+        &self,
+        charge: &Charge,
+        generation: u64,
+        began: Instant,
+    ) -> Option<Decision> {
+        let is_turn = self.meter.is_turn();
+        let decision = self.store.denial(charge, generation, began)?;
+        if is_turn {
+            self.note_time(began);
         }
-        decision
+        Some(decision)
     }
 
     /// How long the store took.
@@ -114,7 +119,11 @@ impl Limiter {
     }
 
     /// A denial, for whoever watches.
-    pub(super) fn note_denial(&self, (charge, decision): (&Charge, &Decision), asked: &Asked<'_>) {
+    pub(super) fn note_denial<'r>(
+        &self,
+        (charge, decision): (&Charge, &Decision),
+        asked: impl FnOnce() -> Asked<'r>,
+    ) {
         let Some(denials) = self.meter.denials() else {
             return;
         };
@@ -123,6 +132,7 @@ impl Limiter {
             return;
         };
         denials.note(|| {
+            let asked = asked();
             Some(Denial {
                 at_us: clock::unix_us(),
                 limit: item.limit.name.to_string(),

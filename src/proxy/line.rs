@@ -61,9 +61,9 @@ struct Head {
 }
 
 impl Head {
-    fn of<B>(request: &Request<B>) -> Head {
+    fn of<B>(request: &Request<B>, began: Instant) -> Head {
         Head {
-            unix_us: clock::unix_us(),
+            unix_us: clock::unix_us_at(began),
             method: request.method().clone(),
             uri: request.uri().clone(),
         }
@@ -77,11 +77,12 @@ impl Line {
         client: IpAddr,
         (log, show_keys): (&Buffer, bool),
     ) -> Line {
+        let began = clock::now();
         Line {
-            head: (!log.is_off()).then(|| Head::of(request)),
+            head: (!log.is_off()).then(|| Head::of(request, began)),
             log: log.clone(),
             show_keys,
-            began: clock::now(),
+            began,
             method: method_of(request.method()),
             client,
             route: None,
@@ -100,9 +101,13 @@ impl Line {
     }
 
     /// Begins at the arrival of a request whose like was denied before.
-    pub(super) fn again(question: &Question, (log, show_keys): (&Buffer, bool)) -> Line {
+    pub(super) fn again(
+        question: &Question,
+        began: Instant,
+        (log, show_keys): (&Buffer, bool),
+    ) -> Line {
         let head = || Head {
-            unix_us: clock::unix_us(),
+            unix_us: clock::unix_us_at(began),
             method: question.method.clone(),
             uri: question.uri.clone(),
         };
@@ -110,7 +115,7 @@ impl Line {
             head: (!log.is_off()).then(head),
             log: log.clone(),
             show_keys,
-            began: clock::now(),
+            began,
             method: question.numbers.0,
             client: question.client,
             route: question.route.clone(),
@@ -132,7 +137,7 @@ impl Line {
     #[cold]
     pub(super) fn belongs<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
         if trace.is_recorded() && self.head.is_none() {
-            self.head = Some(Head::of(request));
+            self.head = Some(Head::of(request, self.began));
         }
         self.trace = Some(trace);
     }

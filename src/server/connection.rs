@@ -27,7 +27,7 @@ use super::phase::{Phase, Stage};
 use super::socket::Socket;
 use super::worker::Worker;
 use crate::config::ProxyProtocol;
-use crate::proxy::again::{Again, Room};
+use crate::proxy::again::{Again, Paper};
 use crate::proxy::body::Body;
 use crate::proxy::flaw::Flaw;
 use crate::proxy::reject::Denial;
@@ -89,11 +89,11 @@ impl Client {
 
 impl Client {
     /// What is known of the request whose head is at the front of `read`, without reading it.
-    pub(super) fn deny_again(&self, read: &[u8], room: &mut Room) -> Again {
+    pub(super) fn deny_again(&self, read: &[u8], paper: Paper<'_>) -> Again {
         let serving = self.worker.serving.load();
         let another = serving.another(&self.downstream, self.generation);
         let downstream = another.as_deref().unwrap_or(&self.downstream);
-        serving.proxy.deny_again(read, downstream, room)
+        serving.proxy.deny_again(read, downstream, paper)
     }
 
     /// Remembers a head that was denied.

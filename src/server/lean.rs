@@ -36,7 +36,7 @@ use super::drain::Drain;
 use super::phase::{Phase, Stage};
 use super::socket::Socket;
 use crate::clock::Sweep;
-use crate::proxy::again::{Again, Room};
+use crate::proxy::again::{Again, Paper, Room};
 use crate::proxy::body::Body;
 use crate::upstream::body::RequestBody;
 use crate::wire::Stream;
@@ -93,7 +93,7 @@ struct Speaker<'c> {
     sweep: &'c Sweep,
     /// Room to read into.
     read: BytesMut,
-    /// What was read and belongs to nobody yet.
+    /// What was read and belongs to nobody yet, unless that is all in `read`.
     ahead: Bytes,
     outflow: Outflow,
     /// The request that is served, or room for the next one: a large thing, which stays in place.
@@ -221,7 +221,7 @@ impl Speaker<'_> {
             let reading = pin!(self.socket.read_buf(&mut self.read));
             match reading.poll(context) {
                 Poll::Ready(Ok(0)) => return Poll::Ready(Next::Nothing),
-                Poll::Ready(Ok(_)) => self.ahead = self.read.split().freeze(),
+                Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(_)) => return Poll::Ready(Next::Broken),
                 Poll::Pending if self.phase.stage() == Stage::Parked => {
                     return Poll::Ready(Next::Idle);
@@ -237,40 +237,57 @@ impl Speaker<'_> {
         if self.denied && self.deny_again() {
             return Poll::Ready(Next::Denied);
         }
+        if self.ahead.is_empty() {
+            self.ahead = self.read.split().freeze();
+        }
         Poll::Ready(self.take().map_or(Next::Odd, Next::Request))
     }
 
     /// Puts the answer to the request at the front of what was read where it is to be written, if
     /// it is one that was denied before and is now.
     fn deny_again(&mut self) -> bool {
-        let room = &mut self.room;
-        room.lines.clear();
-        room.body.clear();
         // Who is sent away is told in the answer's head, which this one does not say.
         if self.drain.is_draining() {
             return false;
         }
-        let (status, length) = match self.client.deny_again(&self.ahead, room) {
-            Again::Denied(status, length) => (status, length),
+        self.outflow.clear();
+        let now = self.sweep.elapsed();
+        let paper = Paper {
+            out: &mut self.outflow.flat,
+            room: &mut self.room,
+            second: date::second(now),
+            whole: &|out, status, parts| answer::put_whole(out, status, parts, now),
+        };
+        let read: &[u8] = if self.ahead.is_empty() {
+            &self.read
+        } else {
+            &self.ahead
+        };
+        match self.client.deny_again(read, paper) {
+            Again::Denied(length) => {
+                self.skip(length);
+                self.phase.end_at_once();
+                true
+            }
             Again::Seen => {
                 self.seen = true;
-                return false;
+                false
             }
-            Again::New => return false,
-        };
-        self.phase.begin_request(false);
-        self.outflow.clear();
-        let parts = (room.lines.as_slice(), room.body.as_slice());
-        let now = self.sweep.elapsed();
-        answer::put_whole(&mut self.outflow.flat, status, parts, now);
-        self.skip(length);
-        self.phase.end_response();
-        true
+            Again::New => false,
+        }
     }
 
     /// So many bytes of what was read belong to a request.
     fn skip(&mut self, length: usize) {
-        self.ahead.advance(length);
+        if !self.ahead.is_empty() {
+            self.ahead.advance(length);
+        } else if length < self.read.len() {
+            self.ahead = self.read.split().freeze();
+            self.ahead.advance(length);
+        } else {
+            // As a rule: nobody else ever held it.
+            self.read.clear();
+        }
         if self.ahead.is_empty() {
             // Its memory is to be had again once the request is gone.
             self.ahead = Bytes::new();

@@ -84,7 +84,12 @@ impl Phase {
         } else {
             self.alarm.disarm();
         }
-        Flaw::from_code(self.flaw.swap(0, Ordering::Relaxed))
+        let flaw = self.flaw.load(Ordering::Relaxed);
+        if flaw == 0 {
+            return None;
+        }
+        self.flaw.store(0, Ordering::Relaxed);
+        Flaw::from_code(flaw)
     }
 
     /// The response has been handed to hyper to its end.
@@ -98,6 +103,12 @@ impl Phase {
             self.set(Stage::Discard);
             self.expect_body();
         }
+    }
+
+    /// A request has come and is answered, without anything in between.
+    pub(crate) fn end_at_once(&self) {
+        self.answer_pending.store(true, Ordering::Relaxed);
+        self.begin_short_wait();
     }
 
     /// The response agrees to an upgrade: no limit on waits holds any more.

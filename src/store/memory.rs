@@ -22,6 +22,7 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -149,8 +150,8 @@ impl Memory {
         self.decide(charge, true)
     }
 
-    /// The denial of one request, if it is denied now. Charges nothing.
-    pub fn denial(&self, charge: &Charge) -> Option<Decision> {
+    /// The denial of one request, if it is denied `now`, an instant of just now. Charges nothing.
+    pub fn denial(&self, charge: &Charge, now: Instant) -> Option<Decision> {
         let denied = |verdicts, at_us| {
             let decision = Decision {
                 allowed: false,
@@ -164,8 +165,13 @@ impl Memory {
             let id = id(item);
             let shard = self.shards[self.shard_of(id)].lock();
             let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
-            let now_us = self.clock.now_us();
-            let asked = self.look_at(&shard, (item, id), true, now_us);
+            let mut now_us = self.clock.at_us(now);
+            let mut asked = self.look_at(&shard, (item, id), true, now_us);
+            if asked.look.stepped() {
+                // Another worker has charged since then.
+                now_us = self.clock.now_us();
+                asked = self.look_at(&shard, (item, id), true, now_us);
+            }
             let denies = asked.look.retry != Retry::Now;
             let settle = || SmallVec::from_iter([shard.settle(&asked, false, &self.bounds)]);
             return denies.then(settle).map(|verdicts| denied(verdicts, now_us));

@@ -179,11 +179,16 @@ impl Shared {
     }
 
     /// The denial of a request, where a worker knows it without asking.
-    fn find_denial(&self, known: &Known, charge: &Charge, generation: u64) -> Option<Decision> {
+    fn find_denial(
+        &self,
+        known: &Known,
+        (charge, generation): (&Charge, u64),
+        now: Instant,
+    ) -> Option<Decision> {
         if !self.is_current(generation) {
             return None;
         }
-        let times = (self.clock.now_us(), self.roll.epoch());
+        let times = (self.clock.at_us(now), self.roll.epoch());
         let decision = known.find_denial(charge, times, self.log.is_some())?;
         if let Some(log) = &self.log {
             log.record(Source::Cache, charge, &decision);
@@ -267,8 +272,9 @@ impl Redis {
     }
 
     /// See [`super::Store::denial`].
-    pub fn denial(&self, charge: &Charge, generation: u64) -> Option<Decision> {
-        self.shared.find_denial(&self.known, charge, generation)
+    pub fn denial(&self, charge: &Charge, generation: u64, now: Instant) -> Option<Decision> {
+        self.shared
+            .find_denial(&self.known, (charge, generation), now)
     }
 
     /// Decides and charges one request; see [`super::Store::charge`].

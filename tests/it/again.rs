@@ -1,7 +1,8 @@
 //! A request that is denied as it was before: its head is not read again, and that is not to be
 //! seen. The first denial on a connection is always made the long way; the next ones are not.
 
-use std::time::{Duration, Instant};
+use std::collections::HashSet;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::admin::Looked;
 use crate::house::{Client, Tidegate, Upstream};
@@ -97,6 +98,60 @@ fn every_denial_is_as_the_first_one_whatever_is_told() {
         let first = assert_alike(&Tidegate::start(&text), head, allowed);
         assert!(first.contains("content-length: \n"), "{first}");
     }
+}
+
+/// Whole seconds of what is left of `window` a while after its beginning, rounded up.
+fn left(window: Duration, passed: Duration) -> u64 {
+    window
+        .saturating_sub(passed)
+        .as_micros()
+        .div_ceil(1_000_000) as u64
+}
+
+#[test]
+fn what_is_said_again_is_true_now_and_has_an_id_of_its_own() {
+    const WINDOW: Duration = Duration::from_secs(4);
+    let upstream = Upstream::ok();
+    let named = "[headers]\nrequest_id = \"x-request-id\"";
+    let text = file(named, &limit("1/4s")).replace("$UPSTREAM", &upstream.url());
+    let proxy = Tidegate::start(&text);
+    let mut client = proxy.connect();
+    let mut ask = || {
+        let at = (Instant::now(), SystemTime::now());
+        client.send(HEAD);
+        (at, client.answer(), Instant::now(), SystemTime::now())
+    };
+    let ((asked, _), _, passed, _) = ask();
+    let (mut ids, mut waits) = (HashSet::new(), HashSet::new());
+    while passed.elapsed() < WINDOW / 2 {
+        let ((at, at_wall), answer, now, now_wall) = ask();
+        assert_eq!(answer.status, 429);
+        let told = |name: &str| answer.header(name).unwrap();
+        let wait: u64 = told("retry-after").parse().unwrap();
+        let (least, most) = (left(WINDOW, now - asked), left(WINDOW, at - passed));
+        assert!((least..=most).contains(&wait), "{least}, {wait}, {most}");
+        waits.insert(wait);
+        let reset = at_wall + (WINDOW - (at - asked));
+        let reset = reset.duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let resets: u64 = told("x-ratelimit-reset").parse().unwrap();
+        assert!(resets.abs_diff(reset + 1) <= 1, "{resets}, {reset}");
+        assert_eq!(told("ratelimit"), format!("\"users\";r=0;t={wait}"));
+        let date = httpdate::parse_http_date(&told("date")).unwrap();
+        let since = at_wall - Duration::from_millis(1_200);
+        assert!((since..=now_wall).contains(&date), "{date:?}");
+        let id = told("x-request-id");
+        let text = format!(
+            "retry in {wait} s\",\"violated-policies\":[\"users\"],\
+             \"retry_after\":{wait},\"request_id\":\"{id}\"}}\n"
+        );
+        assert!(answer.text().ends_with(&text), "{}", answer.text());
+        assert!(ids.insert(id), "a second time");
+    }
+    assert!(
+        waits.len() >= 3 && ids.len() > 50,
+        "{waits:?}, {}",
+        ids.len()
+    );
 }
 
 #[test]

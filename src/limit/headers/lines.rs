@@ -4,34 +4,22 @@
 use http::header::{HeaderMap, HeaderName, RETRY_AFTER};
 
 use super::{
-    Charge, Decision, HeaderSettings, RATELIMIT, RATELIMIT_POLICY, ResetForm, X_LIMIT, X_REMAINING,
-    X_RESET, seconds_up, tightest, write_number, write_policy, write_states,
+    Charge, HeaderSettings, RATELIMIT, RATELIMIT_POLICY, Told, X_LIMIT, X_REMAINING, X_RESET,
+    write_number, write_policy, write_states,
 };
 
 /// Writes what [`super::write_behind`] puts into a map that is empty: lines, in the same order.
-/// `wait` is `Retry-After`, seconds, where that is told; `unix_us` is the wall clock's time.
-pub fn put_lines(
-    out: &mut Vec<u8>,
-    settings: HeaderSettings,
-    (charge, decision): (&Charge, &Decision),
-    (unix_us, wait): (u64, Option<u64>),
-) {
-    let Some((item, verdict)) = tightest(charge, decision) else {
+pub fn put_lines(out: &mut Vec<u8>, settings: HeaderSettings, (charge, told): (&Charge, &Told)) {
+    let Some((item, state)) = told.tightest(charge) else {
         return;
     };
-    if let Some(seconds) = wait {
+    if let Some(seconds) = told.wait {
         put(out, &RETRY_AFTER, |out| write_number(out, seconds));
     }
     if settings.x_ratelimit {
-        let reset = match settings.reset {
-            ResetForm::Epoch => seconds_up(unix_us.saturating_add(verdict.reset_us)),
-            ResetForm::Delta => seconds_up(verdict.reset_us),
-        };
         put_line(out, &X_LIMIT, item.window.wording.units.as_bytes());
-        put(out, &X_REMAINING, |out| {
-            write_number(out, verdict.remaining)
-        });
-        put(out, &X_RESET, |out| write_number(out, reset));
+        put(out, &X_REMAINING, |out| write_number(out, state.remaining));
+        put(out, &X_RESET, |out| write_number(out, told.reset));
     }
     if settings.ietf {
         put(out, &RATELIMIT_POLICY, |out| {
@@ -39,7 +27,7 @@ pub fn put_lines(
             end_list(out);
         });
         put(out, &RATELIMIT, |out| {
-            write_states(out, charge, decision);
+            write_states(out, charge, told);
             end_list(out);
         });
     }
@@ -84,7 +72,7 @@ fn end_list(out: &mut Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::super::tests::{ALL, denied};
-    use super::super::write_behind;
+    use super::super::{ResetForm, write_behind};
     use super::*;
     use crate::limit::Retry;
 
@@ -102,7 +90,9 @@ mod tests {
             (&many, &unasked),
             (&many[..1], &one),
         ];
-        for ((charge, decision), wait) in rows.into_iter().zip([Some(7), None, Some(4_000)]) {
+        for ((charge, decision), allowed) in rows.into_iter().zip([false, true, false]) {
+            let mut decision = decision.clone();
+            decision.allowed = allowed;
             let charge: Charge = charge.iter().cloned().collect();
             let settings = x_ratelimit.into_iter().flat_map(|x_ratelimit| {
                 ietf.into_iter().flat_map(move |ietf| {
@@ -115,16 +105,16 @@ mod tests {
                 })
             });
             for settings in settings {
-                let times = (1_000_000_123_456_789, wait);
+                let at = (settings.reset, 1_000_000_123_456_789);
+                let told = Told::of(&charge, &decision, at);
                 let mut map = HeaderMap::new();
-                let told = (&charge, decision);
-                write_behind(&mut map, settings, told, times, Vec::new());
+                write_behind(&mut map, settings, (&charge, &told), Vec::new());
                 let mut expected = Vec::new();
                 for (name, value) in &map {
                     put_line(&mut expected, name, value.as_bytes());
                 }
                 let mut lines = Vec::new();
-                put_lines(&mut lines, settings, told, times);
+                put_lines(&mut lines, settings, (&charge, &told));
                 assert_eq!(
                     lines.escape_ascii().to_string(),
                     expected.escape_ascii().to_string()

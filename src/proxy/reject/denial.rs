@@ -16,7 +16,7 @@ use super::super::problem::{self, Detail, Problem, QUOTA_EXCEEDED};
 use super::insert_static;
 use crate::clock;
 use crate::config::BodyKind;
-use crate::limit::headers::{expose_to_scripts, put_line, put_lines, retry_after, write_behind};
+use crate::limit::headers::{Told, expose_to_scripts, put_line, put_lines, write_behind};
 use crate::limit::{Charge, Decision, Item, Rate, Retry};
 
 /// A denial, with what its answer tells.
@@ -82,30 +82,40 @@ impl Limiter {
             form,
             ..
         } = denial;
-        let told = (charge, decision);
+        let told = self.tell(charge, decision, clock::unix_us());
+        let told = (charge, &told);
         self.with_problem(told, id, |problem| {
             let retry_us = problem.retry_after.map(|_| longest_retry_us(decision));
             let (mut response, body) = self.refusal(problem, (form, retry_us), room);
             let headers = response.headers_mut();
             // One buffer has the body and the values of the headers.
             let length = body.len();
-            let times = (clock::unix_us(), problem.retry_after);
-            let written = write_behind(headers, self.headers, told, times, body);
+            let written = write_behind(headers, self.headers, told, body);
             self.open_to_scripts(headers, form);
             *response.body_mut() = written.slice(..length);
             response
         })
     }
 
+    /// What a client is told of a decision that was made now.
+    pub(in crate::proxy) fn tell(
+        &self,
+        charge: &Charge,
+        decision: &Decision,
+        unix_us: u64,
+    ) -> Told {
+        Told::of(charge, decision, (self.headers.reset, unix_us))
+    }
+
     /// The same in parts, for a form that is plain: the lines of the head that tell of it, and the
     /// body.
     pub(in crate::proxy) fn put_denial(
         &self,
-        (charge, decision, form): (&Charge, &Decision, &Form),
+        (charge, told, form): (&Charge, &Told, &Form),
         id: &str,
         room: &mut Room,
     ) {
-        let told = (charge, decision);
+        let told = (charge, told);
         let Room { lines, body } = room;
         self.with_problem(told, id, |problem| {
             let template = self.template(form.kind);
@@ -116,26 +126,24 @@ impl Limiter {
             if let Some(link) = &self.docs_link {
                 put_line(lines, &LINK, link.as_bytes());
             }
-            let times = (clock::unix_us(), problem.retry_after);
-            put_lines(lines, self.headers, told, times);
+            put_lines(lines, self.headers, told);
         });
     }
 
     /// Words a denial.
     fn with_problem<R>(
         &self,
-        (charge, decision): (&Charge, &Decision),
+        (charge, told): (&Charge, &Told),
         id: &str,
         then: impl FnOnce(&Problem<'_>) -> R,
     ) -> R {
-        let wait = retry_after(decision);
-        let violated: SmallVec<[&str; 4]> = charge
-            .iter()
-            .zip(&decision.verdicts)
-            .filter(|(_, verdict)| verdict.retry.denies())
+        let wait = told.wait;
+        let violated: SmallVec<[&str; 4]> = told
+            .states(charge)
+            .filter(|(_, state)| state.denies)
             .map(|(item, _)| item.window.policy.as_ref())
             .collect();
-        let worst = longest_wait(charge, decision);
+        let worst = told.longest(charge);
         let never = match (wait, worst) {
             (None, Some(item)) => never_allowed(item),
             _ => String::new(),
@@ -216,18 +224,6 @@ impl Limiter {
             expose_to_scripts(headers);
         }
     }
-}
-
-/// What asks for the limit that keeps the client waiting longest.
-fn longest_wait<'c>(charge: &'c Charge, decision: &Decision) -> Option<&'c Item> {
-    let asked = charge.iter().zip(&decision.verdicts);
-    let worst = asked.max_by_key(|(_, verdict)| match verdict.retry {
-        Retry::Now | Retry::Unasked => 0,
-        Retry::Released => 1,
-        Retry::After(us) => us.max(1),
-        Retry::Never => u64::MAX,
-    });
-    worst.map(|(item, _)| item)
 }
 
 /// Said where no wait helps.

@@ -16,6 +16,7 @@ use hyper::ext::ReasonPhrase;
 
 use super::date;
 use crate::limit::headers::put_line;
+use crate::proxy::again::Room;
 use crate::wire::outflow::Outflow;
 
 /// Up to so many bytes that wait, content is copied: the kernel is handed one piece.
@@ -116,21 +117,17 @@ pub(super) fn blank<B>(answer: &mut Response<B>) {
     answer.extensions_mut().clear();
 }
 
-/// Writes a whole answer that is made of these lines and this body, at `at` by the worker's coarse
+/// Writes a whole answer that is made of these parts, at `at` by the worker's coarse
 /// clock; another may follow.
-pub(super) fn put_whole(
-    out: &mut Vec<u8>,
-    status: StatusCode,
-    (lines, body): (&[u8], &[u8]),
-    at: Duration,
-) {
+pub(super) fn put_whole(out: &mut Vec<u8>, status: StatusCode, parts: &Room, at: Duration) {
     put_status(out, status, None);
-    out.extend_from_slice(lines);
+    out.extend_from_slice(&parts.lines);
     let mut digits = itoa::Buffer::new();
-    put_line(out, &CONTENT_LENGTH, digits.format(body.len()).as_bytes());
+    let length = digits.format(parts.body.len());
+    put_line(out, &CONTENT_LENGTH, length.as_bytes());
     put_date(out, at);
     out.extend_from_slice(b"\r\n");
-    out.extend_from_slice(body);
+    out.extend_from_slice(&parts.body);
 }
 
 fn put_date(out: &mut Vec<u8>, at: Duration) {

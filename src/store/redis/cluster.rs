@@ -147,9 +147,9 @@ impl Cluster {
     }
 
     /// See [`crate::store::Store::denial`].
-    pub fn denial(&self, charge: &Charge, generation: u64) -> Option<Decision> {
+    pub fn denial(&self, charge: &Charge, generation: u64, now: Instant) -> Option<Decision> {
         let redis = &self.shared.redis;
-        redis.find_denial(&self.known, charge, generation)
+        redis.find_denial(&self.known, (charge, generation), now)
     }
 
     /// Decides and charges one request; see [`crate::store::Store::charge`].

@@ -1,0 +1,175 @@
+//! The numbers that a client is told of a decision: everything that the words of an answer depend
+//! on, beside what was asked. Whole seconds, every wait rounded up.
+
+use smallvec::SmallVec;
+
+use super::{Charge, Decision, Item, ResetForm, Retry, Verdict};
+
+const SECOND_US: u64 = 1_000_000;
+
+/// See the file's head.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// `Retry-After`, seconds; `None` where the request is allowed, or no wait would help.
+    pub wait: Option<u64>,
+    /// `X-RateLimit-Reset`, in the form that was asked for.
+    pub reset: u64,
+    /// Which item the `X-RateLimit-*` headers tell of.
+    tightest: usize,
+    /// Which item keeps the client waiting longest.
+    longest: usize,
+    states: SmallVec<[State; 2]>,
+}
+
+/// How one limit stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Units left.
+    pub remaining: u64,
+    /// Seconds until there are more; 0 where none are counted.
+    pub next: u64,
+    /// Whether it denies the request.
+    pub denies: bool,
+    /// Whether anything is known of it.
+    pub known: bool,
+}
+
+impl Told {
+    /// What is told of `decision` at wall-clock time `unix_us`.
+    pub fn of(charge: &Charge, decision: &Decision, (reset, unix_us): (ResetForm, u64)) -> Told {
+        let asked = || charge.iter().zip(&decision.verdicts).enumerate();
+        let Some((tightest, (_, first))) = asked().reduce(|best, next| {
+            if is_tighter(next.1, best.1) {
+                next
+            } else {
+                best
+            }
+        }) else {
+            return Told::default();
+        };
+        let longest = asked().max_by_key(|(_, (_, verdict))| match verdict.retry {
+            Retry::Now | Retry::Unasked => 0,
+            Retry::Released => 1,
+            Retry::After(us) => us.max(1),
+            Retry::Never => u64::MAX,
+        });
+        let state = |verdict: &Verdict| State {
+            remaining: verdict.remaining,
+            next: seconds_up(verdict.next_us),
+            denies: verdict.retry.denies(),
+            known: verdict.retry != Retry::Unasked,
+        };
+        Told {
+            wait: (!decision.allowed).then(|| retry_after(decision)).flatten(),
+            reset: match reset {
+                ResetForm::Epoch => seconds_up(unix_us.saturating_add(first.reset_us)),
+                ResetForm::Delta => seconds_up(first.reset_us),
+            },
+            tightest,
+            longest: longest.map_or(0, |(place, _)| place),
+            states: decision.verdicts.iter().map(state).collect(),
+        }
+    }
+
+    /// The limit a client should look at first: one that denies, else the smallest remaining share;
+    /// among equals the longest wait.
+    pub fn tightest<'c>(&self, charge: &'c Charge) -> Option<(&'c Item, State)> {
+        Some((charge.get(self.tightest)?, *self.states.get(self.tightest)?))
+    }
+
+    /// The limit that keeps the client waiting longest.
+    pub fn longest<'c>(&self, charge: &'c Charge) -> Option<&'c Item> {
+        charge.get(self.longest)
+    }
+
+    /// How each item stands.
+    pub fn states<'c>(&self, charge: &'c Charge) -> impl Iterator<Item = (&'c Item, State)> {
+        charge.iter().zip(self.states.iter().copied())
+    }
+}
+
+/// Whole seconds that last at least as long as `us` microseconds.
+pub fn seconds_up(us: u64) -> u64 {
+    us.div_ceil(SECOND_US)
+}
+
+/// `Retry-After` of a denial, seconds, at least 1: the longest wait over the limits that deny.
+/// `None` where the request's cost is above a limit, since no wait would help.
+fn retry_after(decision: &Decision) -> Option<u64> {
+    let mut longest = 0;
+    for verdict in &decision.verdicts {
+        match verdict.retry {
+            Retry::Now | Retry::Released | Retry::Unasked => {}
+            Retry::After(us) => longest = longest.max(us),
+            Retry::Never => return None,
+        }
+    }
+    Some(seconds_up(longest).max(1))
+}
+
+fn is_tighter(left: (&Item, &Verdict), right: (&Item, &Verdict)) -> bool {
+    let denies = |(_, verdict): (&Item, &Verdict)| verdict.retry.denies();
+    if denies(left) != denies(right) {
+        return denies(left);
+    }
+    // remaining / units, compared crosswise; both stay below 2^32.
+    let share = |(_, verdict): (&Item, &Verdict), (item, _): (&Item, &Verdict)| {
+        u128::from(verdict.remaining) * u128::from(item.window.rule.units)
+    };
+    let (left_share, right_share) = (share(left, right), share(right, left));
+    if left_share != right_share {
+        return left_share < right_share;
+    }
+    wait(left.1) > wait(right.1)
+}
+
+fn wait(verdict: &Verdict) -> u64 {
+    match verdict.retry {
+        Retry::Now | Retry::Released | Retry::Unasked => verdict.reset_us,
+        Retry::After(us) => us,
+        Retry::Never => u64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::super::tests::{denied, item, verdict};
+    use super::*;
+
+    fn told(charge: &Charge, decision: &Decision) -> Told {
+        Told::of(charge, decision, (ResetForm::Delta, 0))
+    }
+
+    #[test]
+    fn a_denial_tells_the_longest_wait_rounded_up() {
+        let (charge, decision) = denied();
+        let told = told(&charge, &decision);
+        assert_eq!(told.wait, Some(11));
+        assert_eq!(told.longest(&charge).map(|item| item.cost), Some(1));
+    }
+
+    #[test]
+    fn a_cost_above_the_limit_has_no_retry_after() {
+        let (charge, _) = denied();
+        let verdicts = smallvec![verdict(3, Retry::Never, 0), verdict(0, Retry::After(5), 5)];
+        let decision = Decision {
+            allowed: false,
+            at_us: 0,
+            verdicts,
+        };
+        assert_eq!(told(&charge, &decision).wait, None);
+    }
+
+    #[test]
+    fn who_is_allowed_is_not_told_to_wait() {
+        let charge: Charge = smallvec![item("wide", 1000, 1)];
+        let decision = Decision {
+            allowed: true,
+            at_us: 0,
+            verdicts: smallvec![verdict(200, Retry::Now, 1)],
+        };
+        assert_eq!(told(&charge, &decision).wait, None);
+    }
+}
