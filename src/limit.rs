@@ -271,6 +271,28 @@ pub struct Verdict {
     pub stamp: u64,
 }
 
+impl Verdict {
+    /// Whether it denies, and stays as it is until its wait ends, but for the time that passes,
+    /// whatever is asked meanwhile: nothing is left, and nothing becomes free before.
+    pub fn lasts(&self) -> bool {
+        self.remaining == 0 && self.retry == Retry::After(self.next_us)
+    }
+
+    /// The same when `passed` microseconds have passed, if nothing else has changed.
+    pub fn later(&self, passed: u64) -> Verdict {
+        let left = |us: u64| us.saturating_sub(passed);
+        Verdict {
+            retry: match self.retry {
+                Retry::After(us) => Retry::After(left(us).max(1)),
+                other => other,
+            },
+            reset_us: left(self.reset_us),
+            next_us: left(self.next_us),
+            ..*self
+        }
+    }
+}
+
 /// The store's answer to one `Charge`. That of nobody allows nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {

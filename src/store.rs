@@ -12,6 +12,7 @@ pub mod guard;
 pub mod hash_key;
 mod journal;
 mod known;
+pub mod lasting;
 pub(crate) mod lease;
 pub mod memory;
 mod observed;
@@ -35,6 +36,7 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 use crate::tls::TlsTrouble;
 use fleet::Fleet;
 use hash_key::{CurrentKey, KeyRing};
+use lasting::Lasting;
 use memory::Memory;
 pub use observed::Observed;
 use redis::cluster::{self, Cluster};
@@ -141,13 +143,18 @@ impl Store {
         }
     }
 
-    /// The denial of one request, where it is known without waiting that it is denied now. Charges
-    /// nothing.
-    pub fn denial(&self, charge: &Charge, generation: u64, now: Instant) -> Option<Decision> {
+    /// The denial of one request, where it is known without waiting that it is denied `now`, an
+    /// instant of just now. Charges nothing. `last` is the asker's, for questions like this one.
+    pub fn denial(
+        &self,
+        asked: (&Charge, u64),
+        last: &mut Option<Lasting>,
+        now: Instant,
+    ) -> Option<Decision> {
         match self {
-            Store::Memory(memory) => memory.denial(charge, now),
-            Store::Redis(redis) => redis.denial(charge, generation, now),
-            Store::Cluster(cluster) => cluster.denial(charge, generation, now),
+            Store::Memory(memory) => memory.denial(asked.0, last, now),
+            Store::Redis(redis) => redis.denial(asked, last, now),
+            Store::Cluster(cluster) => cluster.denial(asked, last, now),
         }
     }
 

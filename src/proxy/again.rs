@@ -7,8 +7,7 @@
 //! which expire, certificates, and whatever operators say of single keys.
 //!
 //! Bounded: two generations of at most `GENERATION` heads of at most `HEAD_BYTES`; when the young
-//! one is full, the old one is forgotten. With each, an answer of at most 2 KiB is kept (`said`).
-//! A head is remembered when it comes a second time. Only a
+//! one is full, the old one is forgotten. A head is remembered when it comes a second time. Only a
 //! connection whose last request was denied has its heads looked up or remembered, so that nobody
 //! else pays for it.
 
@@ -32,8 +31,9 @@ use crate::clock;
 use crate::limit::Charge;
 use crate::limit::headers::put_line;
 use crate::route::Route;
+use crate::store::lasting::Lasting;
 use crate::telemetry::access::Outcome;
-use said::Said;
+use said::{Answers, Class};
 
 /// Heads in one generation.
 const GENERATION: usize = 2048;
@@ -54,7 +54,13 @@ const CHALLENGES: &str = "/.well-known/acme-challenge/";
 pub(super) struct Heads {
     /// Of the configuration that they mean something by; a process never has two of one number.
     configuration: u64,
-    known: Mutex<Generations>,
+    known: Mutex<Memory>,
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    heads: Generations,
+    answers: Answers,
 }
 
 impl Default for Heads {
@@ -83,7 +89,8 @@ struct Known {
     peer: Peer,
     head: Box<[u8]>,
     meaning: Meaning,
-    said: Said,
+    /// How it was denied the last time.
+    last: Option<Lasting>,
 }
 
 /// What is asked of a connection before its heads are read.
@@ -99,6 +106,8 @@ struct Peer {
 #[derive(Debug)]
 struct Meaning {
     charge: Charge,
+    /// Who is answered like this.
+    class: Option<Class>,
     /// Of the key that its tags were made with.
     generation: u64,
     /// The method and the route, as they are counted.
@@ -223,17 +232,19 @@ impl Proxy {
             return;
         };
         question.uri = uri;
+        let memory = &mut *self.heads.lock();
         let meaning = Meaning {
+            class: memory.answers.class(&denial.charge, denial.form.kind()),
             charge: denial.charge,
             generation: denial.generation,
             numbers: question.numbers,
             asked: Box::new((denial.form, question)),
         };
-        self.heads.lock().insert(Known {
+        memory.heads.insert(Known {
             peer: Peer::of(downstream),
             head: head.into(),
             meaning,
-            said: Said::default(),
+            last: None,
         });
     }
 
@@ -246,12 +257,12 @@ impl Proxy {
         paper: Paper<'_>,
     ) -> Again {
         let peer = Peer::of(downstream);
-        let mut heads = self.heads.lock();
+        let Memory { heads, answers } = &mut *self.heads.lock();
         // As a rule one head is all that has come; what equals a known one ends where that does.
         if read.len() <= HEAD_BYTES && read.ends_with(END) {
             let hash = heads.hash(peer, read);
             if let Some(known) = heads.find(hash, peer, read) {
-                return self.deny_as(known, read.len(), paper);
+                return self.deny_as((known, answers), read.len(), paper);
             }
         }
         let Some(length) = head_length(read).filter(|length| *length <= HEAD_BYTES) else {
@@ -260,20 +271,26 @@ impl Proxy {
         let head = &read[..length];
         let hash = heads.hash(peer, head);
         match heads.find(hash, peer, head) {
-            Some(known) => self.deny_as(known, length, paper),
+            Some(known) => self.deny_as((known, answers), length, paper),
             None => heads.see(hash),
         }
     }
 
     /// Denies a request with this head, of so many bytes, if it is to be denied.
-    fn deny_as(&self, known: &mut Known, length: usize, paper: Paper<'_>) -> Again {
+    fn deny_as(
+        &self,
+        (known, answers): (&mut Known, &mut Answers),
+        length: usize,
+        paper: Paper<'_>,
+    ) -> Again {
         if self.limiter.store.people().is_some() {
             return Again::New;
         }
-        let Known { meaning, said, .. } = known;
+        let Known { meaning, last, .. } = known;
         let (limiter, began) = (&self.limiter, clock::now());
         let (charge, asked) = (&meaning.charge, &meaning.asked);
-        let Some(decision) = limiter.deny_here(charge, meaning.generation, began) else {
+        let question = (charge, meaning.generation);
+        let Some(decision) = limiter.deny_here(question, last, began) else {
             return Again::New;
         };
         limiter.count_decision(charge, &decision, &Decider::Store { warm: None });
@@ -282,7 +299,7 @@ impl Proxy {
         let status = limiter.deny.status;
         let told = limiter.tell(charge, &decision, clock::unix_us_at(began));
         let told = (told, paper.second, id.as_bytes());
-        let bytes = said.put(told, paper.out, |told, out| {
+        let bytes = answers.put(meaning.class, told, paper.out, |told, out| {
             let room = paper.room;
             room.clear();
             limiter.put_denial((charge, told, &asked.0), id, room);
@@ -318,7 +335,7 @@ fn head_length(read: &[u8]) -> Option<usize> {
 }
 
 impl Heads {
-    fn lock(&self) -> MutexGuard<'_, Generations> {
+    fn lock(&self) -> MutexGuard<'_, Memory> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -393,6 +410,7 @@ mod tests {
         };
         let meaning = Meaning {
             charge: Charge::new(),
+            class: None,
             generation: 0,
             numbers: question.numbers,
             asked: Box::new((Form::of(&Method::GET, &HeaderMap::new()), question)),
@@ -401,7 +419,7 @@ mod tests {
             peer: peer(1),
             head: head.into_bytes().into(),
             meaning,
-            said: Said::default(),
+            last: None,
         }
     }
 

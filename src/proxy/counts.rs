@@ -16,6 +16,7 @@ use crate::clock;
 use crate::limit::headers::seconds_up;
 use crate::limit::{Charge, Decision, Item, Limit, OnError, Retry};
 use crate::store::StoreError;
+use crate::store::lasting::Lasting;
 use crate::telemetry::access::Outcome;
 use crate::telemetry::decisions::Source;
 use crate::telemetry::denials::{Denial, short};
@@ -73,12 +74,12 @@ impl Limiter {
     /// denied now, and nothing charged.
     pub(super) fn deny_here(
         &self,
-        charge: &Charge,
-        generation: u64,
+        asked: (&Charge, u64),
+        last: &mut Option<Lasting>,
         began: Instant,
     ) -> Option<Decision> {
         let is_turn = self.meter.is_turn();
-        let decision = self.store.denial(charge, generation, began)?;
+        let decision = self.store.denial(asked, last, began)?;
         if is_turn {
             self.note_time(began);
         }

@@ -19,6 +19,7 @@ mod head;
 #[cfg(test)]
 mod likeness;
 
+use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -53,6 +54,12 @@ const IN_A_ROW: usize = 16;
 /// Bytes of an answer that are written before others have their turn: a tenth of a millisecond.
 const TURN_BYTES: usize = 256 << 10;
 
+thread_local! {
+    /// Where answers are put together that are written at once, which is nearly all that deny: who
+    /// is denied all the time finds one room for all connections in the caches.
+    static TEXT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
 /// How it ended.
 pub(super) enum End {
     /// With the connection.
@@ -66,8 +73,10 @@ pub(super) enum End {
 /// What comes next on a connection.
 enum Next {
     Request(Asked),
-    /// A request that is denied as it was before: its answer is to be written.
+    /// Nothing: a request that is denied as it was before has its answer, all of which is written
+    /// or some of which waits.
     Denied,
+    DeniedInPart,
     Odd,
     Idle,
     /// Nothing: either side ends it.
@@ -147,7 +156,8 @@ pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<
                 }
                 speaker.answer(asked).await
             }
-            Next::Denied => speaker.write_out().await.map(|()| true),
+            Next::Denied => Ok(true),
+            Next::DeniedInPart => speaker.write_out().await.map(|()| true),
             Next::Odd => return End::Odd(speaker.give_back()),
             Next::Idle => return End::Idle(speaker.socket.into_stream()),
             Next::Nothing => return speaker.close().await,
@@ -234,8 +244,10 @@ impl Speaker<'_> {
                 }
             }
         }
-        if self.denied && self.deny_again() {
-            return Poll::Ready(Next::Denied);
+        if self.denied
+            && let Some(next) = self.deny_again(context)
+        {
+            return Poll::Ready(next);
         }
         if self.ahead.is_empty() {
             self.ahead = self.read.split().freeze();
@@ -243,17 +255,18 @@ impl Speaker<'_> {
         Poll::Ready(self.take().map_or(Next::Odd, Next::Request))
     }
 
-    /// Puts the answer to the request at the front of what was read where it is to be written, if
-    /// it is one that was denied before and is now.
-    fn deny_again(&mut self) -> bool {
+    /// Answers the request at the front of what was read, if it is one that was denied before and
+    /// is now.
+    fn deny_again(&mut self, context: &mut Context<'_>) -> Option<Next> {
         // Who is sent away is told in the answer's head, which this one does not say.
         if self.drain.is_draining() {
-            return false;
+            return None;
         }
-        self.outflow.clear();
+        let mut text = TEXT.take();
+        text.clear();
         let now = self.sweep.elapsed();
         let paper = Paper {
-            out: &mut self.outflow.flat,
+            out: &mut text,
             room: &mut self.room,
             second: date::second(now),
             whole: &|out, status, parts| answer::put_whole(out, status, parts, now),
@@ -263,18 +276,39 @@ impl Speaker<'_> {
         } else {
             &self.ahead
         };
-        match self.client.deny_again(read, paper) {
+        let next = match self.client.deny_again(read, paper) {
             Again::Denied(length) => {
                 self.skip(length);
                 self.phase.end_at_once();
-                true
+                Some(self.write_whole(&text, context))
             }
             Again::Seen => {
                 self.seen = true;
-                false
+                None
             }
-            Again::New => false,
+            Again::New => None,
+        };
+        TEXT.set(text);
+        next
+    }
+
+    /// Writes a whole answer; what finds no room waits.
+    fn write_whole(&mut self, text: &[u8], context: &mut Context<'_>) -> Next {
+        self.outflow.clear();
+        let written = match Pin::new(&mut self.socket).poll_write(context, text) {
+            Poll::Ready(Ok(count)) if count > 0 => count,
+            Poll::Ready(_) => return Next::Broken,
+            Poll::Pending => 0,
+        };
+        if written == text.len() {
+            match self.socket_flushed(context) {
+                Poll::Ready(Ok(())) => return Next::Denied,
+                Poll::Ready(Err(_)) => return Next::Broken,
+                Poll::Pending => {}
+            }
         }
+        self.outflow.flat.extend_from_slice(&text[written..]);
+        Next::DeniedInPart
     }
 
     /// So many bytes of what was read belong to a request.

@@ -27,6 +27,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use smallvec::SmallVec;
 
+use super::lasting::Lasting;
 use crate::limit::{Charge, Decision, Item, Retry, Verdict};
 
 /// Keys in one generation; about 150 bytes each.
@@ -43,6 +44,7 @@ const COSTS: usize = 4;
 pub struct DenyCache {
     young: Generation,
     old: Generation,
+    epoch: u64,
 }
 
 type Generation = HashMap<u128, SmallVec<[Denied; 1]>, BuildHasherDefault<Folded>>;
@@ -121,7 +123,7 @@ impl DenyCache {
         let mut verdicts: SmallVec<[Verdict; 2]> = SmallVec::with_capacity(charge.len());
         for item in charge {
             let own = self.get(item, now_us);
-            if exact && !own.is_some_and(Denied::is_exact) {
+            if exact && !own.is_some_and(|own| own.verdict.lasts()) {
                 return None;
             }
             verdicts.push(match own {
@@ -136,14 +138,28 @@ impl DenyCache {
         })
     }
 
+    /// The denial of one item, if it is known to be denied now, and lasts.
+    pub fn lasting(&self, item: &Item, now_us: u64) -> Option<Lasting> {
+        let denied = self.get(item, now_us)?;
+        let span = (denied.came_us, denied.until_us);
+        Lasting::new(&denied.verdict, span, (denied.at_us, self.epoch))
+    }
+
+    /// Grows whenever something that was told is not to be told any more.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
     /// Forgets one key.
     pub fn forget(&mut self, id: u128) {
+        self.epoch += 1;
         self.young.remove(&id);
         self.old.remove(&id);
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
+        self.epoch += 1;
         self.young.clear();
         self.old.clear();
     }
@@ -175,24 +191,8 @@ impl DenyCache {
 }
 
 impl Denied {
-    /// Whether the store would still tell the same numbers: until the wait ends nothing expires,
-    /// and nothing can be admitted.
-    fn is_exact(&self) -> bool {
-        self.verdict.retry == Retry::After(self.verdict.next_us) && self.verdict.remaining == 0
-    }
-
     fn aged(&self, verdict: &Verdict, now_us: u64) -> Verdict {
-        let passed = now_us.saturating_sub(self.came_us);
-        let later = |us: u64| us.saturating_sub(passed);
-        Verdict {
-            retry: match verdict.retry {
-                Retry::After(us) => Retry::After(later(us).max(1)),
-                other => other,
-            },
-            reset_us: later(verdict.reset_us),
-            next_us: later(verdict.next_us),
-            ..*verdict
-        }
+        verdict.later(now_us.saturating_sub(self.came_us))
     }
 
     fn other(&self, item: &Item, now_us: u64) -> Verdict {

@@ -24,10 +24,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
+use super::lasting::Lasting;
 use super::own::Own;
 use super::people::Record;
 use super::redis::{Change, CurrentPeople, Done, Said};
@@ -64,6 +65,8 @@ pub struct Memory {
 /// What is held and what may be.
 #[derive(Debug)]
 struct Bounds {
+    /// Grows with whatever changes a count that is no admission and no expiry.
+    epoch: AtomicU64,
     keys: AtomicUsize,
     bytes: AtomicUsize,
     evicted: AtomicU64,
@@ -135,6 +138,7 @@ impl Memory {
             log,
             own: Own::default(),
             bounds: Bounds {
+                epoch: AtomicU64::new(0),
                 keys: AtomicUsize::new(0),
                 bytes: AtomicUsize::new(0),
                 evicted: AtomicU64::new(0),
@@ -151,37 +155,70 @@ impl Memory {
     }
 
     /// The denial of one request, if it is denied `now`, an instant of just now. Charges nothing.
-    pub fn denial(&self, charge: &Charge, now: Instant) -> Option<Decision> {
-        let denied = |verdicts, at_us| {
-            let decision = Decision {
-                allowed: false,
-                at_us,
-                verdicts,
-            };
-            self.record(charge, &decision, true);
-            decision
-        };
+    /// See [`super::Store::denial`].
+    pub fn denial(
+        &self,
+        charge: &Charge,
+        last: &mut Option<Lasting>,
+        now: Instant,
+    ) -> Option<Decision> {
         if let [item] = charge.as_slice() {
-            let id = id(item);
-            let shard = self.shards[self.shard_of(id)].lock();
-            let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
-            let mut now_us = self.clock.at_us(now);
-            let mut asked = self.look_at(&shard, (item, id), true, now_us);
-            if asked.look.stepped() {
-                // Another worker has charged since then.
-                now_us = self.clock.now_us();
-                asked = self.look_at(&shard, (item, id), true, now_us);
-            }
-            let denies = asked.look.retry != Retry::Now;
-            let settle = || SmallVec::from_iter([shard.settle(&asked, false, &self.bounds)]);
-            return denies.then(settle).map(|verdicts| denied(verdicts, now_us));
+            let now_us = self.clock.at_us(now);
+            let epoch = self.bounds.epoch.load(Ordering::Acquire);
+            // What is logged is logged in the store's order.
+            let known = last.as_ref().filter(|_| self.log.is_none());
+            return known
+                .and_then(|last| last.decision(epoch, now_us))
+                .or_else(|| self.denial_of((charge, item), last, (now_us, epoch)));
         }
         let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
         let mut guards = self.lock(&ids);
         let now_us = self.clock.now_us();
         let asked = self.look(&guards, (charge, &ids), true, now_us);
         let denies = asked.iter().any(|asked| asked.look.retry != Retry::Now);
-        denies.then(|| denied(self.settle(&mut guards, &asked, false), now_us))
+        denies.then(|| {
+            let decision = Decision {
+                allowed: false,
+                at_us: now_us,
+                verdicts: self.settle(&mut guards, &asked, false),
+            };
+            self.record(charge, &decision, true);
+            decision
+        })
+    }
+
+    /// The same for one item.
+    fn denial_of(
+        &self,
+        (charge, item): (&Charge, &Item),
+        last: &mut Option<Lasting>,
+        (mut now_us, epoch): (u64, u64),
+    ) -> Option<Decision> {
+        let id = id(item);
+        let shard = self.shards[self.shard_of(id)].lock();
+        let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
+        let mut asked = self.look_at(&shard, (item, id), true, now_us);
+        if asked.look.stepped() {
+            // Another worker has charged since then.
+            now_us = self.clock.now_us();
+            asked = self.look_at(&shard, (item, id), true, now_us);
+        }
+        if asked.look.retry == Retry::Now {
+            return None;
+        }
+        let verdict = shard.settle(&asked, false, &self.bounds);
+        let until_us = match verdict.retry {
+            Retry::After(us) => now_us + us,
+            _ => now_us,
+        };
+        *last = Lasting::new(&verdict, (now_us, until_us), (now_us, epoch));
+        let decision = Decision {
+            allowed: false,
+            at_us: now_us,
+            verdicts: smallvec![verdict],
+        };
+        self.record(charge, &decision, true);
+        Some(decision)
     }
 
     /// Charges one request that another store admitted, as far as the share allows it, so that
@@ -228,6 +265,7 @@ impl Memory {
         let id = halves(budget);
         for (_, shard) in &mut self.lock(&[id]) {
             if let Some(place) = shard.find(id) {
+                self.bounds.epoch.fetch_add(1, Ordering::Release);
                 shard.remove(place, &self.bounds);
             }
         }

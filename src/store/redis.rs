@@ -41,6 +41,7 @@ use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::known::Known;
+use super::lasting::Lasting;
 use super::memory::Memory;
 use super::waiting::{Question, Waiting, ask};
 use super::{Observed, StoreError};
@@ -183,13 +184,14 @@ impl Shared {
         &self,
         known: &Known,
         (charge, generation): (&Charge, u64),
+        last: &mut Option<Lasting>,
         now: Instant,
     ) -> Option<Decision> {
         if !self.is_current(generation) {
             return None;
         }
         let times = (self.clock.at_us(now), self.roll.epoch());
-        let decision = known.find_denial(charge, times, self.log.is_some())?;
+        let decision = known.find_denial(charge, last, times, self.log.is_some())?;
         if let Some(log) = &self.log {
             log.record(Source::Cache, charge, &decision);
         }
@@ -272,9 +274,13 @@ impl Redis {
     }
 
     /// See [`super::Store::denial`].
-    pub fn denial(&self, charge: &Charge, generation: u64, now: Instant) -> Option<Decision> {
-        self.shared
-            .find_denial(&self.known, (charge, generation), now)
+    pub fn denial(
+        &self,
+        asked: (&Charge, u64),
+        last: &mut Option<Lasting>,
+        now: Instant,
+    ) -> Option<Decision> {
+        self.shared.find_denial(&self.known, asked, last, now)
     }
 
     /// Decides and charges one request; see [`super::Store::charge`].

@@ -277,6 +277,24 @@ fn each_refund_is_made_once() {
 }
 
 #[test]
+fn what_is_given_back_is_there_for_who_was_denied_all_the_time() {
+    with_each_store(|redis| {
+        let costly = Costly::start();
+        let proxy = costly.proxy("rate = \"1/h\"", "refund = [\"5xx\"]", redis);
+        let mut first = proxy.connect();
+        first.send("GET /wait/500 HTTP/1.1\r\nHost: test\r\n\r\n");
+        wait_for("it", || costly.upstream.seen().len() == 1);
+        let mut other = proxy.connect();
+        let mut ask = || other.ask("GET /200 HTTP/1.1\r\nHost: test\r\n\r\n").status;
+        assert_eq!([(); 8].map(|()| ask()), [429; 8]);
+        costly.open.store(true, Ordering::Relaxed);
+        assert_eq!(first.answer().status, 500);
+        wait_for("the refund", || ask() == 200);
+        assert_eq!([(); 8].map(|()| ask()), [429; 8]);
+    });
+}
+
+#[test]
 fn without_the_store_adjustments_are_made_here() {
     let (mut redis, costly) = (RedisServer::start(), Costly::start());
     let route = &format!("{SETTLE}\nrefund = [\"401\"]");

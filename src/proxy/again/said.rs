@@ -1,18 +1,44 @@
-//! The answer that denied a head the last time. While the same numbers are told within the same
-//! second it is the same but for its id, and is said again instead of being worded.
+//! The last answers that denied: one to the same limits that tells the same numbers within the same
+//! second is the same but for its id, and is said again instead of being worded.
 //!
-//! Kept when it is needed for the second time, and if it has at most `TEXT_BYTES`.
+//! Bounded: `ANSWERS` of at most `TEXT_BYTES`, for `CLASSES` that are told apart. An answer is kept
+//! when it is needed for the second time.
+
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::config::BodyKind;
 use crate::limit::headers::Told;
+use crate::limit::{Charge, Item, Window};
 
+const ANSWERS: usize = 64;
 /// Bytes of an answer that is kept, at most.
 const TEXT_BYTES: usize = 2048;
+const CLASSES: usize = 256;
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub(super) struct Said {
+pub(super) struct Answers {
+    classes: Vec<Alike>,
+    /// Each in the place that its class and its wait name.
+    last: Box<[Said]>,
+}
+
+/// Denials that are worded alike, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Class(u16);
+
+/// All that an answer depends on, beside the configuration and what it tells.
+#[derive(Debug)]
+struct Alike {
+    asked: SmallVec<[(Arc<Window>, u64); 1]>,
+    kind: BodyKind,
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    class: Option<Class>,
     told: Told,
     /// Of its date.
     second: u64,
@@ -24,34 +50,68 @@ pub(super) struct Said {
     body: usize,
 }
 
-impl Said {
+impl Answers {
+    /// Who is answered like one who asked this, in this form; nothing where there are too many.
+    pub(super) fn class(&mut self, charge: &Charge, kind: BodyKind) -> Option<Class> {
+        let is_alike = |alike: &Alike| {
+            let same = |(item, (window, cost)): (&Item, &(Arc<Window>, u64))| {
+                Arc::ptr_eq(&item.window, window) && item.cost == *cost
+            };
+            alike.kind == kind
+                && alike.asked.len() == charge.len()
+                && charge.iter().zip(&alike.asked).all(same)
+        };
+        let known = self.classes.iter().position(is_alike);
+        let number = known.unwrap_or(self.classes.len());
+        if number >= CLASSES {
+            return None;
+        }
+        if known.is_none() {
+            let asked = |item: &Item| (Arc::clone(&item.window), item.cost);
+            self.classes.push(Alike {
+                asked: charge.iter().map(asked).collect(),
+                kind,
+            });
+        }
+        u16::try_from(number).ok().map(Class)
+    }
+
     /// Writes the answer that tells this at that second and has this id behind `out`, as it was the
     /// last time or else as `word` writes it, which returns the bytes of its body; so does this.
     pub(super) fn put(
         &mut self,
+        class: Option<Class>,
         (told, second, id): (Told, u64, &[u8]),
         out: &mut Vec<u8>,
         word: impl FnOnce(&Told, &mut Vec<u8>) -> usize,
     ) -> usize {
+        let Some(Class(number)) = class else {
+            return word(&told, out);
+        };
+        if self.last.is_empty() {
+            self.last = (0..ANSWERS).map(|_| Said::default()).collect();
+        }
+        let place = (usize::from(number) * 31).wrapping_add(told.wait.unwrap_or(0) as usize);
+        let said = &mut self.last[place % ANSWERS];
         let start = out.len();
-        let same = self.second == second && self.told == told;
-        if same && !self.text.is_empty() {
-            out.extend_from_slice(&self.text);
-            for at in &self.ids {
+        let same = said.class == class && said.second == second && said.told == told;
+        if same && !said.text.is_empty() {
+            out.extend_from_slice(&said.text);
+            for at in &said.ids {
                 out[start + at..start + at + id.len()].copy_from_slice(id);
             }
-            return self.body;
+            return said.body;
         }
-        self.text.clear();
-        self.body = word(&told, out);
+        said.text.clear();
+        said.body = word(&told, out);
         let text = &out[start..];
         if !same {
-            (self.told, self.second) = (told, second);
+            (said.class, said.told, said.second) = (class, told, second);
         } else if text.len() <= TEXT_BYTES {
-            self.text.extend_from_slice(text);
-            self.ids = memchr::memmem::find_iter(text, id).collect();
+            said.text.extend_from_slice(text);
+            said.ids = memchr::memmem::find_iter(text, id).collect();
         }
-        self.body
+        said.body
     }
 }
 
@@ -62,13 +122,15 @@ impl Said {
 )]
 mod tests {
     use super::*;
+    use crate::limit::{Algorithm, Key, Limit, Rule, Tag};
 
     /// What is said of `wait` at `second`, and whether it had to be worded.
-    fn said(said: &mut Said, (wait, second): (u64, u64), id: &str) -> (String, bool) {
+    fn said(last: &mut Answers, (wait, second): (u64, u64), id: &str) -> (String, bool) {
         let mut told = Told::default();
         told.wait = Some(wait);
         let (mut out, mut worded) = (b"before ".to_vec(), false);
-        let bytes = said.put((told, second, id.as_bytes()), &mut out, |told, out| {
+        let told = (told, second, id.as_bytes());
+        let bytes = last.put(Some(Class(3)), told, &mut out, |told, out| {
             worded = true;
             out.extend_from_slice(format!("{id}: {:?}, {second} ({id})", told.wait).as_bytes());
             4
@@ -79,7 +141,7 @@ mod tests {
 
     #[test]
     fn what_is_said_again_differs_in_its_id_alone() {
-        let mut last = Said::default();
+        let mut last = Answers::default();
         for (told, id, worded) in [
             ((7, 100), "aaaa", true),
             ((7, 100), "bbbb", true),
@@ -98,16 +160,62 @@ mod tests {
 
     #[test]
     fn what_is_long_is_not_kept() {
-        let mut last = Said::default();
+        let mut last = Answers::default();
         for _ in 0..3 {
             let told = (Told::default(), 1, &b"id"[..]);
             let mut out = Vec::new();
-            last.put(told, &mut out, |_, out| {
+            last.put(Some(Class(0)), told, &mut out, |_, out| {
                 out.resize(TEXT_BYTES + 1, b'x');
                 0
             });
             assert_eq!(out.len(), TEXT_BYTES + 1);
-            assert_eq!(last.text.capacity(), 0);
+            assert_eq!(last.last[0].text.capacity(), 0);
         }
+    }
+
+    fn charge(name: &str, cost: u64) -> Charge {
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 5,
+            window_us: 1_000_000,
+            precision_us: 1,
+        };
+        let limit = Limit::new(name, &[rule], Key::parse(["ip"]).unwrap());
+        let item = Item {
+            window: Arc::clone(&limit.windows[0]),
+            limit: Arc::new(limit),
+            tag: Tag([0; 16]),
+            cost,
+            asker: None,
+        };
+        [item].into_iter().collect()
+    }
+
+    #[test]
+    fn who_is_asked_alike_and_in_the_same_form_is_answered_alike() {
+        let mut answers = Answers::default();
+        let (one, two) = (charge("one", 1), charge("two", 1));
+        let mut dear = one.clone();
+        dear[0].cost = 2;
+        let both: Charge = one.iter().chain(&two).cloned().collect();
+        let mut other_tag = one.clone();
+        other_tag[0].tag = Tag([1; 16]);
+        let json = BodyKind::Json;
+        let rows = [(&one, json), (&two, json), (&dear, json), (&both, json)];
+        for (number, (charge, kind)) in rows.into_iter().chain([(&one, BodyKind::Text)]).enumerate()
+        {
+            for _ in 0..2 {
+                assert_eq!(answers.class(charge, kind), Some(Class(number as u16)));
+            }
+        }
+        assert_eq!(answers.class(&other_tag, json), Some(Class(0)));
+        for cost in 3..=CLASSES as u64 {
+            dear[0].cost = cost;
+            answers.class(&dear, json);
+        }
+        dear[0].cost = 1_000;
+        assert_eq!(answers.class(&dear, json), None);
+        assert_eq!(answers.class(&one, json), Some(Class(0)));
+        assert_eq!(answers.classes.len(), CLASSES);
     }
 }

@@ -58,6 +58,11 @@ impl Form {
         !self.head && self.grpc.is_none() && self.origin.is_none()
     }
 
+    /// What its body is.
+    pub(in crate::proxy) fn kind(&self) -> BodyKind {
+        self.kind
+    }
+
     /// What the request's head says.
     pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Form {
         Form {

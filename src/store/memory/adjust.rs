@@ -2,6 +2,7 @@
 //! charged on top. Each item by itself: nothing here is part of a verdict.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use super::{Bounds, Memory, Shard, id};
 use crate::limit::decide::Count;
@@ -84,6 +85,10 @@ impl Shard {
         bounds: &Bounds,
         change: impl FnOnce(&mut Count, &Rule, u64),
     ) {
+        // Of slots nobody is told when they are free.
+        if rule.algorithm != Algorithm::Slots {
+            bounds.epoch.fetch_add(1, Ordering::Release);
+        }
         let entry = &mut self.entries[place];
         let before = entry.count.heap_bytes();
         change(&mut entry.count, rule, now_us);

@@ -187,6 +187,7 @@ impl Shard {
         let entry = &self.entries[victim];
         if entry.empty_at_us > now_us {
             bounds.evicted.fetch_add(1, Ordering::Relaxed);
+            bounds.epoch.fetch_add(1, Ordering::Release);
             if entry.used >= entry.units {
                 bounds.forgiven.fetch_add(1, Ordering::Relaxed);
             }

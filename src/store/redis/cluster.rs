@@ -36,6 +36,7 @@ use crate::store::batch::Deed;
 use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US, Span};
 use crate::store::hash_key::{CurrentKey, PROVISIONAL};
 use crate::store::known::Known;
+use crate::store::lasting::Lasting;
 use crate::store::reserve::{Reserve, Step, Steps};
 use crate::store::waiting::{Answer, Question, Waiting, ask};
 use crate::store::{Observed, ServerTrouble, StoreError};
@@ -147,9 +148,14 @@ impl Cluster {
     }
 
     /// See [`crate::store::Store::denial`].
-    pub fn denial(&self, charge: &Charge, generation: u64, now: Instant) -> Option<Decision> {
+    pub fn denial(
+        &self,
+        asked: (&Charge, u64),
+        last: &mut Option<Lasting>,
+        now: Instant,
+    ) -> Option<Decision> {
         let redis = &self.shared.redis;
-        redis.find_denial(&self.known, (charge, generation), now)
+        redis.find_denial(&self.known, asked, last, now)
     }
 
     /// Decides and charges one request; see [`crate::store::Store::charge`].
