@@ -1,15 +1,28 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: run test ci fmt lint deny docs book image deb deb-check instructions fuzz faults
+.PHONY: release profile run test ci fmt lint deny docs book image deb deb-check instructions fuzz faults
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
 export CARGO_NET_RETRY ?= 10
 
+# A release is compiled by which way requests went when that was counted (docs/performance.md), if the
+# compiler is the one that counted: another may not read it.
+COUNTED := 1.95.
+WAYS := $(if $(findstring rustc $(COUNTED),$(shell rustc --version)),-Cprofile-use=$(CURDIR)/bench/release.profdata)
+release run bench bench-streams bench-growth bench-soak: export RUSTFLAGS ?= $(WAYS)
+deb deb-check: export RUSTFLAGS ?= $(if $(filter dev,$(PROFILE)),,$(WAYS))
+
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
-run:
-	cargo build --release --locked
+run: release
 	./target/release/tidegate demo
+
+release:
+	cargo build --release --locked
+
+# Counts anew which way requests go.
+profile:
+	./bench/profile.sh
 
 # Everything the tests need is installed when it is missing. Inputs made by chance are the same each
 # time, and as many on a slow machine: what a run says is said of a change. `make fuzz` tries others.
@@ -58,8 +71,7 @@ deb-check: deb
 	./tests/deploy/deb.sh
 
 # Every fault of docs/faults.md, for two seconds each, on a quiet machine; the figures go there.
-faults:
-	cargo build --release --locked
+faults: release
 	TIDEGATE_PROGRAM=$(CURDIR)/target/release/tidegate TIDEGATE_FAULTS=2 TIDEGATE_FAULTS_WRITE=1 \
 	  cargo test --locked --test it -- matrix::whatever --nocapture
 
@@ -81,8 +93,7 @@ bench-words:
 # tidegate beside nginx and HAProxy, in ten to fifteen minutes; the figures and the picture of
 # docs/performance.md go there. `make bench ARGS="--rounds 1 --only c64"` is shorter and prints them
 # only; `ARGS=--help` says what else there is.
-bench:
-	cargo build --release --locked
+bench: release
 	cargo run --release --locked --example bench -- peers --write $(ARGS)
 
 # Every limiter of docs/decisions.md beside ours, in under three minutes; the figures go there.
@@ -95,18 +106,15 @@ bench-accuracy:
 
 # Calls, messages, very large bodies and many connections through the proxy, beside nginx where it
 # is installed; four minutes.
-bench-streams:
-	cargo build --release --locked
+bench-streams: release
 	cargo run --release --locked --example bench -- streams
 
 # How cost grows with routes, limits, keys, connections, proxies and workers: ten minutes, and the tables
 # of docs/performance.md. `make bench-growth CURVES="keys idle"` measures some of them.
-bench-growth:
-	cargo build --release --locked
+bench-growth: release
 	cargo run --release --locked --example bench -- growth --write $(CURVES)
 
 # Memory under a load of everything; fails if it grows. SECONDS=3600 is an hour.
 SECONDS ?= 300
-bench-soak:
-	cargo build --release --locked
+bench-soak: release
 	cargo run --release --locked --example bench -- soak --seconds $(SECONDS)

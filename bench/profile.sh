@@ -1,0 +1,16 @@
+#!/bin/sh
+# Writes bench/release.profdata anew: which way requests go, counted in a build of its own under the
+# load of `make bench`. A quarter of an hour on two cores; the programs of that must be installed.
+set -eu
+cd "$(dirname "$0")/.."
+target=$PWD/target/profile
+rustup component add llvm-tools
+rm -rf "$target/raw"
+RUSTFLAGS="-Cprofile-generate=$target/raw" \
+  cargo build --release --locked --bin tidegate --target-dir "$target"
+# What building it has written says nothing of requests.
+rm -rf "$target/raw"
+TIDEGATE=$target/release/tidegate cargo run --release --locked --example bench -- \
+  peers --rounds 1 --peers "tidegate" --minutes 10 --into "$target"
+"$(ls "$(rustc --print sysroot)"/lib/rustlib/*/bin/llvm-profdata)" \
+  merge --sparse -o bench/release.profdata "$target"/raw/*.profraw
