@@ -44,9 +44,10 @@ pub fn unix_us_at(instant: Instant) -> u64 {
     {
         return shown_us + u64::from(since.subsec_micros());
     }
-    let now_us = unix_us();
-    SHOWN.set(Some((instant, now_us)));
-    now_us
+    let (at, shown_us) = (now(), unix_us());
+    SHOWN.set(Some((at, shown_us)));
+    let since = at.saturating_duration_since(instant).as_micros();
+    shown_us.saturating_sub(u64::try_from(since).unwrap_or(u64::MAX))
 }
 
 /// A monotonic instant. Everything outside this room gets its instants here.
@@ -286,6 +287,17 @@ impl Alarm {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_wall_clock_goes_by_the_other_one_for_a_tick() {
+        const SLEWED_US: u64 = 1_000;
+        for ago in [1_000_000, 0, 0, 30_000, 0] {
+            let before = unix_us();
+            let told = unix_us_at(now() - Duration::from_micros(ago));
+            let right = before - ago - SLEWED_US..=unix_us() - ago + SLEWED_US;
+            assert!(right.contains(&told), "{told}, {right:?}");
+        }
+    }
 
     #[test]
     fn an_alarm_rings_after_its_time_and_not_before() {
