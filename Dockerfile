@@ -12,7 +12,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf 
 WORKDIR /src
 COPY . .
 # Debug lines are for profiles; the symbols' names stay, for panics. Compiled by which way requests go.
-ENV CARGO_PROFILE_RELEASE_DEBUG=none RUSTFLAGS=-Cprofile-use=/src/bench/release.profdata
+ENV CARGO_PROFILE_RELEASE_DEBUG=none \
+    RUSTFLAGS="-Cprofile-use=/src/bench/release.profdata -Cllvm-args=-no-pgo-warn-mismatch"
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --release --locked --bin tidegate && cp target/release/tidegate /tidegate
 

@@ -7,9 +7,10 @@
 export CARGO_NET_RETRY ?= 10
 
 # A release is compiled by which way requests went when that was counted (docs/performance.md), if the
-# compiler is the one that counted: another may not read it.
-COUNTED := 1.95.
-WAYS := $(if $(findstring rustc $(COUNTED),$(shell rustc --version)),-Cprofile-use=$(CURDIR)/bench/release.profdata)
+# compiler is the one that counted: another may not read it. What has changed since goes without. Flags
+# are told apart by spaces, so a folder with one in its name goes without as well.
+COUNTED := $(if $(word 2,$(CURDIR)),,$(findstring rustc 1.95.,$(shell rustc --version)))
+WAYS := $(if $(COUNTED),-Cprofile-use=$(CURDIR)/bench/release.profdata -Cllvm-args=-no-pgo-warn-mismatch)
 release run bench bench-streams bench-growth bench-soak: export RUSTFLAGS ?= $(WAYS)
 deb deb-check: export RUSTFLAGS ?= $(if $(filter dev,$(PROFILE)),,$(WAYS))
 
