@@ -1,17 +1,18 @@
 //! Heads that were denied, and what they mean: the same bytes from the same client mean the same
 //! until the configuration changes, so who asks again and again is not read again and again.
 //!
-//! Only the reading is remembered, which is pure: the route, and what its limits ask. Whether the
-//! request is denied is decided anew each time, by what is counted; where it is not, it is read as
-//! any other. What depends on more than the head and the configuration is not remembered: tokens,
-//! which expire, certificates, and whatever operators say of single keys.
+//! The cache remembers the reading, which is pure: the route, and the charges of its limits. The
+//! store decides each time, or its last denial stands while it is known to last
+//! (`store::lasting`). A head that is no longer denied is read as any other. Heads whose meaning
+//! depends on more than the bytes and the configuration are not remembered: tokens, which expire,
+//! certificates, and overrides of single keys.
 //!
 //! Bounded: two generations of at most `GENERATION` heads of at most `HEAD_BYTES`; when the young
 //! one is full, the old one is forgotten. A head is remembered when it comes a second time. Only a
 //! connection whose last request was denied has its heads looked up or remembered, so that nobody
 //! else pays for it.
 
-mod said;
+mod answers;
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
@@ -33,7 +34,7 @@ use crate::limit::headers::put_line;
 use crate::route::Route;
 use crate::store::lasting::Lasting;
 use crate::telemetry::access::Outcome;
-use said::{Answers, Class};
+use answers::{Answers, Class};
 
 /// Heads in one generation.
 const GENERATION: usize = 2048;
@@ -54,11 +55,11 @@ const CHALLENGES: &str = "/.well-known/acme-challenge/";
 pub(super) struct Heads {
     /// Of the configuration that they mean something by; a process never has two of one number.
     configuration: u64,
-    known: Mutex<Memory>,
+    known: Mutex<Kept>,
 }
 
 #[derive(Debug, Default)]
-struct Memory {
+struct Kept {
     heads: Generations,
     answers: Answers,
 }
@@ -232,15 +233,15 @@ impl Proxy {
             return;
         };
         question.uri = uri;
-        let memory = &mut *self.heads.lock();
+        let kept = &mut *self.heads.lock();
         let meaning = Meaning {
-            class: memory.answers.class(&denial.charge, denial.form.kind()),
+            class: kept.answers.class(&denial.charge, denial.form.kind()),
             charge: denial.charge,
             generation: denial.generation,
             numbers: question.numbers,
             asked: Box::new((denial.form, question)),
         };
-        memory.heads.insert(Known {
+        kept.heads.insert(Known {
             peer: Peer::of(downstream),
             head: head.into(),
             meaning,
@@ -257,7 +258,7 @@ impl Proxy {
         paper: Paper<'_>,
     ) -> Again {
         let peer = Peer::of(downstream);
-        let Memory { heads, answers } = &mut *self.heads.lock();
+        let Kept { heads, answers } = &mut *self.heads.lock();
         // As a rule one head is all that has come; what equals a known one ends where that does.
         if read.len() <= HEAD_BYTES && read.ends_with(END) {
             let hash = heads.hash(peer, read);
@@ -335,7 +336,7 @@ fn head_length(read: &[u8]) -> Option<usize> {
 }
 
 impl Heads {
-    fn lock(&self) -> MutexGuard<'_, Memory> {
+    fn lock(&self) -> MutexGuard<'_, Kept> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -243,7 +243,7 @@ impl Hasher for Folded {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    fn chance(seed: &mut u64, below: u64) -> u64 {
+    pub(in crate::store) fn chance(seed: &mut u64, below: u64) -> u64 {
         *seed ^= *seed << 13;
         *seed ^= *seed >> 7;
         *seed ^= *seed << 17;

@@ -65,16 +65,10 @@ impl Lasting {
 
 #[cfg(test)]
 mod tests {
+    use super::super::deny_cache::tests::chance;
     use super::*;
     use crate::limit::decide::Count;
     use crate::limit::{Algorithm, Rule};
-
-    fn chance(seed: &mut u64, below: u64) -> u64 {
-        *seed ^= *seed << 13;
-        *seed ^= *seed >> 7;
-        *seed ^= *seed << 17;
-        *seed % below
-    }
 
     /// Whoever else asks meanwhile, every number is what the count itself would say.
     #[test]

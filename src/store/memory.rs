@@ -2,7 +2,8 @@
 //!
 //! The same decisions as `lua/decide.lua`, in the same words (`limit::decide`). Keys are spread
 //! over shards with a lock each; one charge takes the locks of its items in ascending order, so
-//! that it is atomic and cannot deadlock, and reads the clock while it holds them.
+//! that it is atomic and cannot deadlock, and reads the clock while it holds them. A denial that
+//! charges nothing may go by an instant just before.
 //!
 //! Bounded in keys and bytes. What has expired goes first: every charge looks at `SWEEP` keys of
 //! its shards and drops those in which nothing counts any more, so nothing ever stops to clean up;

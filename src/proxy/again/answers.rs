@@ -22,7 +22,7 @@ const CLASSES: usize = 256;
 pub(super) struct Answers {
     classes: Vec<Alike>,
     /// Each in the place that its class and its wait name.
-    last: Box<[Said]>,
+    last: Box<[Answer]>,
 }
 
 /// Denials that are worded alike, by number.
@@ -37,7 +37,7 @@ struct Alike {
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct Answer {
     class: Option<Class>,
     told: Told,
     /// Of its date.
@@ -89,7 +89,7 @@ impl Answers {
             return word(&told, out);
         };
         if self.last.is_empty() {
-            self.last = (0..ANSWERS).map(|_| Said::default()).collect();
+            self.last = (0..ANSWERS).map(|_| Answer::default()).collect();
         }
         let place = (usize::from(number) * 31).wrapping_add(told.wait.unwrap_or(0) as usize);
         let said = &mut self.last[place % ANSWERS];
