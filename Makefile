@@ -91,7 +91,7 @@ instructions:
 bench-words:
 	cargo run --quiet --locked --profile words --example words -- --time
 
-# tidegate beside nginx and HAProxy, in ten to fifteen minutes; the figures and the picture of
+# tidegate beside nginx and HAProxy, in fifteen to twenty minutes; the figures and the picture of
 # docs/performance.md go there. `make bench ARGS="--rounds 1 --only c64"` is shorter and prints them
 # only; `ARGS=--help` says what else there is.
 bench: release

@@ -239,21 +239,18 @@ impl<'a> Run<'a> {
         if scenarios.contains(&Scenario::Memory) {
             self.memory();
         }
-        let strict = loads.contains(&Scenario::Rejected);
+        let strict = loads.iter().any(|scenario| scenario.rejects());
         let open = loads.iter().any(|scenario| scenario.limit() == OPEN);
         let (mut lets, mut rejects) = (Vec::new(), Vec::new());
         for peer in self.peers.clone() {
             if open {
                 lets.extend(self.started(peer, OPEN));
             }
-            if strict && scenario::Scenario::Rejected.peers().contains(&peer) {
+            if strict && Scenario::Rejected.peers().contains(&peer) {
                 rejects.extend(self.started(peer, STRICT));
             }
         }
-        let of = |scenario| match scenario {
-            Scenario::Rejected => &rejects,
-            _ => &lets,
-        };
+        let of = |scenario: Scenario| if scenario.rejects() { &rejects } else { &lets };
         for round in 0..self.options.rounds {
             self.spare += self.spare_of_round;
             for scenario in &loads {

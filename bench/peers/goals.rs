@@ -51,9 +51,9 @@ const fn goal(job: &'static str, (goal, bar): (f64, f64), of: Of) -> Goal {
 use Figure::{Both, P99, Proxy, Redis};
 use Of::{Memory, Samples};
 use Peer::{Haproxy, Nginx, NginxLimit, NginxLua, Tidegate, TidegateEmbedded, TidegateRedis};
-use Scenario::{Few, Large, Many, Post, Rejected, Steady};
+use Scenario::{Few, Large, Many, Post, Rejected, RejectedVaried, Steady, Varied};
 
-pub const ALL: [Goal; 13] = [
+pub const ALL: [Goal; 18] = [
     goal(
         "no limit: tidegate / nginx",
         (1.00, 1.20),
@@ -98,6 +98,31 @@ pub const ALL: [Goal; 13] = [
         "rejected, Redis: tidegate / nginx limit_req",
         (0.90, 1.00),
         Samples(Rejected, TidegateRedis, NginxLimit, Proxy),
+    ),
+    goal(
+        "varied requests, no limit: tidegate / nginx",
+        (0.95, 1.20),
+        Samples(Varied, Tidegate, Nginx, Proxy),
+    ),
+    goal(
+        "varied, allowed by Redis: tidegate / nginx + Lua + Redis",
+        (0.50, 0.60),
+        Samples(Varied, TidegateRedis, NginxLua, Proxy),
+    ),
+    goal(
+        "varied, allowed by the embedded store: tidegate / nginx limit_req",
+        (1.00, 1.20),
+        Samples(Varied, TidegateEmbedded, NginxLimit, Proxy),
+    ),
+    goal(
+        "varied, rejected, embedded store: tidegate / nginx limit_req",
+        (0.90, 1.00),
+        Samples(RejectedVaried, TidegateEmbedded, NginxLimit, Proxy),
+    ),
+    goal(
+        "varied, rejected, Redis: tidegate / nginx limit_req",
+        (0.90, 1.00),
+        Samples(RejectedVaried, TidegateRedis, NginxLimit, Proxy),
     ),
     goal(
         "p99 at 2000/s, allowed by Redis: tidegate / nginx + Lua + Redis",

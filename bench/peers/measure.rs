@@ -80,7 +80,7 @@ pub fn once(
     effort: &Effort,
 ) -> Result<Sample, String> {
     let mut meter = Meter::new(setting, actor);
-    let rejects = scenario == Scenario::Rejected;
+    let rejects = scenario.rejects();
     let seen = match scenario.load() {
         Load::Closed(load) => closed(setting, actor, (load, rejects), effort, &mut meter)?,
         Load::Multiplexed(connections, streams) => {

@@ -12,8 +12,9 @@ usage: bench peers [OPTIONS]
 
   --rounds N         how often all is measured, in turn (3)
   --seconds N        how long each measurement takes (3)
-  --minutes N        when it ends at last, whatever is left to do (15)
-  --only A,B         some scenarios: c64 c8 64k post http2 rejected steady memory
+  --minutes N        when it ends at last, whatever is left to do (20)
+  --only A,B         some scenarios: c64 c8 64k post http2 rejected varied
+                     rejected-varied steady memory
   --peers A,B        some rows, by the beginnings of their names: nginx, tidegate, haproxy
   --cores A,B        the proxy's core, and that of all else (the first two)
   --into FOLDER      where all figures and the picture go (bench in the target folder)
@@ -40,7 +41,7 @@ impl Options {
         let mut options = Options {
             rounds: 3,
             seconds: 3,
-            at_most: Duration::from_secs(15 * 60),
+            at_most: Duration::from_secs(20 * 60),
             scenarios: SCENARIOS.to_vec(),
             peers: PEERS.to_vec(),
             cores: (first, cores.get(1).copied().unwrap_or(first)),

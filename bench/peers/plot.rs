@@ -62,7 +62,7 @@ pub fn draw(findings: &Findings) -> Option<String> {
         ),
         (
             "Every client limited, rejected with 429",
-            Scenario::Rejected,
+            Scenario::RejectedVaried,
             &LIMITED[..],
         ),
     ]

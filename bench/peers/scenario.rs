@@ -12,17 +12,22 @@ pub enum Scenario {
     Post,
     Http2,
     Rejected,
+    /// As `Many` and `Rejected`, but each request has bytes of its own.
+    Varied,
+    RejectedVaried,
     Steady,
     Memory,
 }
 
-pub const ALL: [Scenario; 8] = [
+pub const ALL: [Scenario; 10] = [
     Scenario::Many,
     Scenario::Few,
     Scenario::Large,
     Scenario::Post,
     Scenario::Http2,
     Scenario::Rejected,
+    Scenario::Varied,
+    Scenario::RejectedVaried,
     Scenario::Steady,
     Scenario::Memory,
 ];
@@ -70,6 +75,9 @@ pub struct Closed {
     pub body: usize,
     /// Bytes of an answer's body.
     pub answer: usize,
+    /// Whether each request has a path, a query and a request id of its own, from a client drawn at
+    /// random. Otherwise a client sends the same bytes each time, and clients take turns.
+    pub varied: bool,
 }
 
 const SMALL_GET: Closed = Closed {
@@ -77,6 +85,7 @@ const SMALL_GET: Closed = Closed {
     path: "/",
     body: 0,
     answer: SMALL,
+    varied: false,
 };
 
 impl Scenario {
@@ -89,6 +98,8 @@ impl Scenario {
             Scenario::Post => "post",
             Scenario::Http2 => "http2",
             Scenario::Rejected => "rejected",
+            Scenario::Varied => "varied",
+            Scenario::RejectedVaried => "rejected-varied",
             Scenario::Steady => "steady",
             Scenario::Memory => "memory",
         }
@@ -102,6 +113,8 @@ impl Scenario {
             Scenario::Post => "16 KiB POSTs",
             Scenario::Http2 => "HTTP/2",
             Scenario::Rejected => "rejected (429)",
+            Scenario::Varied => "varied requests",
+            Scenario::RejectedVaried => "rejected, varied",
             Scenario::Steady => "2000 requests/s",
             Scenario::Memory => "memory",
         }
@@ -109,9 +122,10 @@ impl Scenario {
 
     pub fn peers(self) -> &'static [Peer] {
         match self {
-            Scenario::Many | Scenario::Few | Scenario::Steady | Scenario::Memory => &ALL_PEERS,
+            Scenario::Many | Scenario::Few | Scenario::Varied => &ALL_PEERS,
+            Scenario::Steady | Scenario::Memory => &ALL_PEERS,
             Scenario::Large | Scenario::Post | Scenario::Http2 => &PLAIN,
-            Scenario::Rejected => &LIMITED,
+            Scenario::Rejected | Scenario::RejectedVaried => &LIMITED,
         }
     }
 
@@ -122,17 +136,22 @@ impl Scenario {
     /// who waits for a core.
     pub fn oftener(self) -> Option<(&'static [Peer], usize)> {
         match self {
-            Scenario::Many => Some((&CLOSE, 2)),
+            Scenario::Many | Scenario::Varied => Some((&CLOSE, 2)),
             Scenario::Few => Some((&BY_REDIS, 2)),
-            Scenario::Rejected => Some((&REJECTING, 2)),
+            Scenario::Rejected | Scenario::RejectedVaried => Some((&REJECTING, 2)),
             Scenario::Steady => Some((&BY_REDIS, 3)),
             _ => None,
         }
     }
 
+    /// Whether nearly all requests are to be denied.
+    pub fn rejects(self) -> bool {
+        matches!(self, Scenario::Rejected | Scenario::RejectedVaried)
+    }
+
     pub fn limit(self) -> Limit {
         match self {
-            Scenario::Rejected => STRICT,
+            Scenario::Rejected | Scenario::RejectedVaried => STRICT,
             _ => OPEN,
         }
     }
@@ -140,6 +159,10 @@ impl Scenario {
     pub fn load(self) -> Load {
         match self {
             Scenario::Many | Scenario::Rejected => Load::Closed(SMALL_GET),
+            Scenario::Varied | Scenario::RejectedVaried => Load::Closed(Closed {
+                varied: true,
+                ..SMALL_GET
+            }),
             Scenario::Few => Load::Closed(Closed {
                 connections: 8,
                 ..SMALL_GET

@@ -45,7 +45,8 @@ pub fn command(
         // Each is kept ready: bodies of all of them would not fit into the caches.
         .arg(if load.body > 0 { 64 } else { CLIENTS }.to_string())
         .arg(load.path)
-        .arg(load.body.to_string());
+        .arg(load.body.to_string())
+        .arg(if load.varied { "varied" } else { "same" });
     command
 }
 
