@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: release profile run test ci fmt lint deny docs book image deb deb-check instructions fuzz faults
+.PHONY: release profile run test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
@@ -48,6 +48,11 @@ fmt:
 
 lint:
 	cargo clippy --locked --all-targets -- -D warnings
+
+# Counts files, lines, public items, functions with tuple parameters, type names for more than one type,
+# and circles of files.
+structure:
+	cargo test --locked --quiet --test tidy -- the_structure --nocapture
 
 # The advisory database comes over the network; without it, licences, bans and sources are checked.
 deny:
