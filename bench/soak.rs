@@ -238,7 +238,7 @@ fn config(backend: SocketAddr, turn: u64) -> String {
     let rate = 1000 + turn % 7;
     let mut text = format!(
         "[server]\nworkers = 2\n[upstream.api]\nservers = [\"http://{backend}\"]\n\
-         [limit.client]\nrate = \"{rate}/5s\"\nkey = \"api_key\"\n\
+         [api_key]\nunknown = \"trust\"\n[limit.client]\nrate = \"{rate}/5s\"\nkey = \"api_key\"\n\
          [limit.hot]\nrate = \"50/s\"\nkey = \"global\"\n\
          [[route]]\npath = \"/*\"\nmethods = [\"DELETE\"]\nupstream = \"api\"\nlimits = []\n\
          [[route]]\npath = \"/any\"\nupstream = \"api\"\nlimits = [\"client\"]\n\

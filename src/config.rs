@@ -8,6 +8,7 @@ mod acme;
 mod address;
 mod admin;
 mod advice;
+mod api_key;
 mod auth;
 mod budget;
 mod bypass;
@@ -19,6 +20,7 @@ pub mod diagnostic;
 pub mod effective;
 mod flags;
 mod interpolate;
+mod inventable;
 mod known;
 mod limits;
 mod load;
@@ -57,7 +59,7 @@ use http::{HeaderName, StatusCode};
 
 use crate::client::ClientIp;
 use crate::limit::headers::HeaderSettings;
-use crate::limit::key::ApiKeySources;
+use crate::limit::key::ApiKeys;
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::tier::Tiers;
 use crate::limit::{Limit, OnError};
@@ -98,7 +100,7 @@ pub struct Config {
     /// How a client's address is found.
     pub client_ip: ClientIp,
     /// Where API keys are carried.
-    pub api_key: ApiKeySources,
+    pub api_key: ApiKeys,
     /// Which tokens are believed.
     pub jwt: Option<JwtRules>,
     /// Which tier a client has.

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::client::ClientIp;
-use crate::limit::key::{Alternatives, Given, HashKey, KeyError, Part};
+use crate::limit::key::{Alternatives, ApiKeys, Given, HashKey, KeyError, Part};
 use crate::limit::{Limit, Missing, Tag};
 use crate::path::CanonicalPath;
 use crate::route::host_of;
@@ -58,6 +58,8 @@ impl Unclear {
 pub struct Eyes<'e> {
     /// How addresses are grouped.
     pub client_ip: &'e ClientIp,
+    /// Which API keys are known.
+    pub api_key: &'e ApiKeys,
     /// The secret that keys are hashed with.
     pub hash_key: &'e HashKey,
     /// What is in force: where hashes are looked for.
@@ -87,8 +89,11 @@ impl Eyes<'_> {
         let given = match &read_all(words)?[..] {
             [Word::Tag(hash)] => return self.by_hash(hash),
             [Word::Plain(text)] if text.parse::<IpAddr>().is_ok() => self.given(&Part::Ip, text)?,
-            [Word::Plain(text)] => self.given(&Part::ApiKey, text)?,
-            [Word::Named(part @ (Part::Ip | Part::ApiKey), value)] => self.given(part, value)?,
+            // A block holds whether the key is known or not.
+            [Word::Plain(text)] | [Word::Named(Part::ApiKey, text)] => {
+                filled(Given::text(Part::ApiKey, text), &Part::ApiKey)?
+            }
+            [Word::Named(Part::Ip, value)] => self.given(&Part::Ip, value)?,
             words => {
                 let mut found = limits.iter().map(|limit| self.assemble(words, limit));
                 return found.find_map(Result::ok).ok_or_else(|| {
@@ -188,6 +193,9 @@ impl Eyes<'_> {
                 })?;
                 Given::ip(self.client_ip.group(address))
             }
+            Part::ApiKey if !self.api_key.may_count(value.trim().as_bytes()) => {
+                return Err(unknown_key());
+            }
             Part::Path => {
                 let path = CanonicalPath::parse(value)
                     .map_err(|error| Unclear::new(format!("`{value}` is not a path: {error}")))?;
@@ -201,12 +209,23 @@ impl Eyes<'_> {
             }
             _ => Given::text(part.clone(), value),
         };
-        if given.is_empty() {
-            let message = format!("`{part}` has no value: no request is counted by nothing");
-            return Err(Unclear::new(message));
-        }
-        Ok(given)
+        filled(given, part)
     }
+}
+
+fn filled(given: Given, part: &Part) -> Result<Given, Unclear> {
+    if given.is_empty() {
+        let message = format!("`{part}` has no value: no request is counted by nothing");
+        return Err(Unclear::new(message));
+    }
+    Ok(given)
+}
+
+fn unknown_key() -> Unclear {
+    Unclear::new("that API key is not known: no request is counted by it").help(
+        "name the client by what it is counted by, for example `ip=ADDRESS`; or add the key to the \
+         file of `[api_key] known`",
+    )
 }
 
 fn read_all(words: &[String]) -> Result<Vec<Word<'_>>, Unclear> {
@@ -300,6 +319,7 @@ mod tests {
         let (config, _) = config::parse("proxy.toml", text, &|_| None).unwrap();
         look(&Eyes {
             client_ip: &config.client_ip,
+            api_key: &ApiKeys::trusting(config.api_key.from.clone()),
             hash_key: &HashKey::from_bytes([7; 32]),
             records,
         })
@@ -402,6 +422,32 @@ mod tests {
         assert_eq!(find(&tag.to_string()), Ok(expected));
         assert_eq!(find(&Tag([2; 16]).to_string()).unwrap().tag, Tag([2; 16]));
         assert!(find("AQE").is_err() && find("BQEBAQEB").is_err());
+    }
+
+    #[test]
+    fn no_request_is_counted_by_a_key_that_is_not_known() {
+        let either = limit(&["api_key or ip"], Missing::Ip);
+        let (config, _) = config::parse(
+            "proxy.toml",
+            "upstream = \"http://127.0.0.1:1\"\n[api_key]\nknown = \"src/config/tests/keys.txt\"\n",
+            &|_| None,
+        )
+        .unwrap();
+        let eyes = Eyes {
+            client_ip: &config.client_ip,
+            api_key: &config.api_key,
+            hash_key: &HashKey::from_bytes([7; 32]),
+            records: &[],
+        };
+        let whom = |word: &str| eyes.of_limit(&[word.to_owned()], &either);
+        assert_eq!(whom("api_key=k1").unwrap().parts, "api_key");
+        assert_eq!(whom("ip=192.0.2.7").unwrap().parts, "ip");
+        for word in ["made-up", "api_key=made-up"] {
+            let unclear = whom(word).unwrap_err();
+            assert!(unclear.message.contains("not known"), "{unclear:?}");
+            let block = eyes.of_anyone(&[word.to_owned()], &[]).unwrap();
+            assert_eq!(block.parts, "api_key", "a block holds all the same");
+        }
     }
 
     #[test]

@@ -272,7 +272,10 @@ fn cases(redis: u16, log: &str) -> Vec<Case> {
         ),
         case(
             "limited by API key",
-            format!("{to}{quiet}{}", limit("10000000/h", "api_key")),
+            format!(
+                "{to}{quiet}[api_key]\nunknown = \"trust\"\n{}",
+                limit("10000000/h", "api_key")
+            ),
             get("X-Api-Key: 0123456789\r\n"),
             b"200",
             most(1, 100),

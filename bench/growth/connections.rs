@@ -40,7 +40,7 @@ fn row(setting: &Setting, backend: std::net::SocketAddr, many: usize) -> Vec<Str
         setting,
         &format!(
             "upstream = \"http://{backend}\"\n[server]\nworkers = 1\nmax_connections = 30000\n\
-             [limit.client]\nrate = \"1000/s\"\nkey = \"api_key\"\n\
+             [api_key]\nunknown = \"trust\"\n[limit.client]\nrate = \"1000/s\"\nkey = \"api_key\"\n\
              [[route]]\npath = \"/*\"\nlimits = [\"client\"]\n"
         ),
     );

@@ -93,7 +93,7 @@ pub fn calls(redis: &RedisServer) -> f64 {
 fn config(limits: usize, store: &str, upstream: &str) -> String {
     let mut text = format!(
         "upstream = \"{upstream}\"\n[server]\nworkers = 1\n\
-         [store]\nurl = \"{store}\"\ntimeout = \"2s\"\n"
+         [store]\nurl = \"{store}\"\ntimeout = \"2s\"\n[api_key]\nunknown = \"trust\"\n"
     );
     let names: Vec<String> = (0..limits).map(|limit| format!("\"l{limit}\"")).collect();
     for name in &names {

@@ -158,7 +158,7 @@ fn bytes(redis: &RedisServer) -> (f64, f64) {
 fn config(url: &str) -> String {
     format!(
         "[server]\nworkers = 1\n[store]\nurl = \"{url}\"\ntimeout = \"2s\"\n\
-         [limit.client]\nrate = \"{SHARED}/s\"\nkey = \"api_key\"\n\
+         [api_key]\nunknown = \"trust\"\n[limit.client]\nrate = \"{SHARED}/s\"\nkey = \"api_key\"\n\
          [[route]]\npath = \"/*\"\nlimits = [\"client\"]\nrespond = {{ body = \"ok\" }}\n"
     )
 }

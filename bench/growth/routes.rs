@@ -150,7 +150,9 @@ fn requests(
 }
 
 fn config(routes: usize, upstream: &str, rate: u64) -> String {
-    let mut text = format!("upstream = \"{upstream}\"\n[server]\nworkers = 1\n");
+    let mut text = format!(
+        "upstream = \"{upstream}\"\n[server]\nworkers = 1\n[api_key]\nunknown = \"trust\"\n"
+    );
     for route in 0..routes {
         write!(
             text,

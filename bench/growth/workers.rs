@@ -16,6 +16,7 @@ pub fn measure(setting: &Setting) -> String {
     let proxies = WORKERS.map(|workers| {
         let text = format!(
             "upstream = \"http://{backend}\"\n[server]\nworkers = {workers}\n\
+             [api_key]\nunknown = \"trust\"\n\
              [limit.client]\nrate = \"100000/s\"\nkey = \"api_key\"\n\
              [[route]]\npath = \"/*\"\nlimits = [\"client\"]\n"
         );

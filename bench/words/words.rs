@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tidegate::clock::Micros;
 use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSettings};
 use tidegate::limit::headers::{HeaderSettings, ResetForm, Told, write};
-use tidegate::limit::key::{ApiKeySources, Facts, HashKey};
+use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashKey};
 use tidegate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, Missing, OnError, Rule, Tag};
 use tidegate::path::CanonicalPath;
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
@@ -158,12 +158,13 @@ fn route(name: &'static str, count: usize) -> Word {
 
 fn key(name: &'static str, part: &str) -> Word {
     let key = Key::parse([part]).unwrap();
-    let (headers, sources) = (head(), ApiKeySources::default());
+    let (headers, sources) = (head(), ApiKeys::trusting(ApiKeySources::default()));
     let secret = HashKey::from_bytes([7; 32]);
     word(name, move || {
         let facts = Facts {
             ip: IpAddr::from([192, 0, 2, 7]),
             api_key: &sources,
+            standing: None,
             method: &Method::GET,
             host: "shop.example",
             path: &CanonicalPath::parse("/").unwrap(),

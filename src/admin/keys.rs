@@ -12,7 +12,7 @@ use super::answer::{Answer, Refusal, json_of, seen};
 use super::people::{Counts, Where, record};
 use super::status::seconds;
 use crate::client::ClientIp;
-use crate::limit::key::HashKey;
+use crate::limit::key::{ApiKeys, HashKey};
 use crate::limit::{Limit, Retry, Tag};
 use crate::store::redis::Said;
 use crate::whom::{Eyes, Row, SHORTEST_PREFIX, Unclear, Whom, standing};
@@ -23,6 +23,7 @@ const MOST_WORDS: usize = 16;
 /// What is needed to tell whom words name.
 pub(super) struct Register {
     client_ip: ClientIp,
+    api_key: ApiKeys,
     limits: Vec<Arc<Limit>>,
     /// The one that is asked about.
     pub(super) limit: Option<Arc<Limit>>,
@@ -36,6 +37,7 @@ impl Register {
             let mut limits = config.limits.iter();
             let register = Register {
                 client_ip: config.client_ip.clone(),
+                api_key: config.api_key.clone(),
                 limit: name.and_then(|name| limits.find(|one| *one.name == *name).cloned()),
                 limits: config.limits.clone(),
             };
@@ -61,6 +63,7 @@ impl Register {
         };
         let eyes = Eyes {
             client_ip: &self.client_ip,
+            api_key: &self.api_key,
             hash_key: &HashKey::from_bytes(counts.hash_key()),
             records: &said.records,
         };

@@ -187,6 +187,7 @@ mod tests {
             let facts = Facts {
                 ip: config.client_ip.group(ip),
                 api_key: &config.api_key,
+                standing: None,
                 method: &http::Method::GET,
                 host: "a.test",
                 path: &path,
@@ -202,7 +203,8 @@ mod tests {
             proptest::prop_assert!(spelled.bytes().all(|byte| byte.is_ascii_graphic()));
             let place = Place::of(&format!("/api/v1/limits/login/keys/{spelled}"));
             let Some(Place::Key(_, words)) = place else { panic!("{spelled}: {place:?}") };
-            let eyes = Eyes { client_ip: &config.client_ip, hash_key: &SECRET, records: &[] };
+            let (client_ip, api_key) = (&config.client_ip, &config.api_key);
+            let eyes = Eyes { client_ip, api_key, hash_key: &SECRET, records: &[] };
             let whom = eyes.of_limit(&words, limit);
             let tag = whom.map(|whom| Derived::Tag(whom.tag));
             let derived = limit.key.derive(&facts, limit.missing, &SECRET);

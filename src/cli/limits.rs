@@ -195,6 +195,7 @@ impl Order<'_> {
         let key = desk.hash_key();
         let eyes = Eyes {
             client_ip: &self.config.client_ip,
+            api_key: &self.config.api_key,
             hash_key: &key.key,
             records: &said.records,
         };

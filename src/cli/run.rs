@@ -259,6 +259,12 @@ fn open(config: &Config, listeners: &Listeners, (from, admin): (Option<u32>, Opt
             say(&format!("store      {}: {state}", redis.topology));
         }
     }
+    if config.keys_are_untold() {
+        say(
+            "api keys   not told apart: `[api_key] known` names none, so clients with keys are \
+             limited as those without",
+        );
+    }
     if let Some(admin) = admin {
         say(&format!("dashboard  http://{}/", near(admin.address())));
     }

@@ -23,7 +23,7 @@ use crate::client::ClientIp;
 use crate::limit::OnError;
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::jwt::JwtRules;
-use crate::limit::key::{ApiKeySources, Key};
+use crate::limit::key::{ApiKeys, Key};
 use crate::limit::tier::Tiers;
 use crate::route;
 
@@ -35,7 +35,9 @@ pub(super) struct RawFile {
     pub(super) store: StoreSettings,
     pub(super) client_ip: ClientIp,
     pub(super) trusted_span: Span,
-    pub(super) api_key: ApiKeySources,
+    pub(super) api_key: ApiKeys,
+    /// Where it is said what unknown keys are, if it is.
+    pub(super) unknown_span: Option<Span>,
     /// The one at the top; its text is nothing if it could not be read.
     pub(super) upstream: Option<At<Option<String>>>,
     pub(super) jwt: Option<JwtRules>,
@@ -85,6 +87,7 @@ pub(super) struct Compiled<'r> {
     pub(super) listen_spans: Vec<Span>,
     pub(super) trusted_span: Span,
     pub(super) tier_span: Span,
+    pub(super) unknown_span: Option<Span>,
     pub(super) untimely: Vec<At<Validity>>,
 }
 
@@ -111,14 +114,7 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         names.add_upstream(upstream);
     }
     let routes = routes::compile(&mut names, raw.routes, raw.upstream.as_ref())?;
-    let (tls, untimely) = raw.tls.map_or((None, Vec::new()), |tls| {
-        let http2 = raw.server.http2;
-        let settings = TlsSettings {
-            http2,
-            ..tls.settings
-        };
-        (Some(Arc::new(settings)), tls.untimely)
-    });
+    let (tls, untimely) = serving_tls(raw.tls, raw.server.http2);
     let config = Config {
         listen: raw
             .listen
@@ -159,7 +155,19 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         listen_spans,
         trusted_span: raw.trusted_span,
         tier_span: raw.tier_span,
+        unknown_span: raw.unknown_span,
         untimely,
+    })
+}
+
+/// The listeners' TLS, and certificates that clients refuse today.
+fn serving_tls(raw: Option<RawTls>, http2: bool) -> (Option<Arc<TlsSettings>>, Vec<At<Validity>>) {
+    raw.map_or((None, Vec::new()), |tls| {
+        let settings = TlsSettings {
+            http2,
+            ..tls.settings
+        };
+        (Some(Arc::new(settings)), tls.untimely)
     })
 }
 

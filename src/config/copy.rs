@@ -38,6 +38,8 @@ impl Config {
             admin: self.admin.clone(),
             store: self.store.clone(),
             client_ip: self.client_ip.clone(),
+            // The list of known keys may be long, and no request counts references to it: it stays
+            // one.
             api_key: self.api_key.clone(),
             jwt: self.jwt.clone(),
             tier: self.tier.as_ref().map(own_tiers),
@@ -75,11 +77,10 @@ fn own_limit(limit: &Limit) -> Arc<Limit> {
     })
 }
 
-/// The list of keys may be long, and nothing on the path of a request counts references to it: it
-/// stays one.
 fn own_tiers(tiers: &Tiers) -> Tiers {
     Tiers {
         from: tiers.from.clone(),
+        by_key: tiers.by_key,
         default: tiers.default.as_ref().map(|name| Arc::from(&**name)),
     }
 }

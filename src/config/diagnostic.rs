@@ -241,6 +241,10 @@ codes! {
     SparesEveryone = "T211",
     /// An upstream's certificate that nobody looks at.
     UnverifiedTls = "T215",
+    /// Limits count by API keys, and nothing says which keys are known.
+    UntoldKeys = "T216",
+    /// A route is limited only by what its clients can invent.
+    InventableKey = "T217",
     /// A certificate of ours that clients refuse today.
     Untimely = "T220",
 }

@@ -369,7 +369,7 @@ fn exempt(section: &mut Section<'_>) -> Exempt {
     {
         let mut wrong = 0;
         for (number, line) in list_lines(&text) {
-            if wrong == super::tier::MAX_TOLD {
+            if wrong == super::api_key::MAX_TOLD {
                 break;
             }
             if let Err(why) = add_exempt(&mut exempt, line) {

@@ -19,7 +19,7 @@ use super::interpolate::interpolate;
 use super::section::{At, Reader, Section, Surroundings};
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
-    Config, Control, Limits, Listen, address, admin, auth, limits, raw, route, settings,
+    Config, Control, Limits, Listen, address, admin, api_key, auth, limits, raw, route, settings,
     standalone, syntax, tier, tls_keys, traces, upstream, warnings,
 };
 
@@ -292,12 +292,17 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
     if !reader.surroundings.forwards {
         standalone::refuse_serving(&top);
     }
-    let known = limits::known(&top);
+    let mut keys = api_key::read(top.section("api_key"));
+    let mut known = limits::known(&top);
+    let tier_span = tier::span(&top);
+    let tier = tier::read(&mut top, known, keys.list());
+    known.tier |= tier.as_ref().is_some_and(|tier| tier.by_key);
     let listen = listen(&mut top);
     let admin = admin::read(&mut top);
     let trusted_span = top.key_span("trusted_proxies");
     let upstream = top_upstream(&mut top);
     let (headers, request_id) = settings::headers(top.section("headers"));
+    let jwt = auth::read(top.section("auth"));
     let raw = RawFile {
         listen,
         admin,
@@ -306,10 +311,11 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
         upstream,
         client_ip: settings::client_ip(&mut top),
         store: settings::store(top.section("store")),
-        api_key: settings::api_key(top.section("api_key")),
-        jwt: auth::read(top.section("auth")),
-        tier_span: tier::span(&top),
-        tier: tier::read(&mut top, known),
+        unknown_span: keys.unknown_span.clone(),
+        api_key: keys.finish(jwt.is_some()),
+        jwt,
+        tier_span,
+        tier,
         limits: each(top.named("limit"), |name, section| {
             limits::limit(name, section, known)
         }),

@@ -79,6 +79,7 @@ const KINDS: &[(&str, &str, Kind)] = &[
         "missing",
         Kind::Words(&["ip", "deny", "skip", "shared"]),
     ),
+    ("api_key", "unknown", Kind::Words(&["ip", "deny", "trust"])),
     ("limit.NAME", "on_error", Kind::Words(ON_ERROR)),
     ("upstream.NAME.retries", "on", Kind::Failures),
     ("route", "headers", Kind::Free(&Kind::SwitchOrText)),

@@ -17,7 +17,6 @@ use super::{
 };
 use crate::client::ClientIp;
 use crate::limit::headers::{HeaderSettings, ResetForm};
-use crate::limit::key::{ApiKeySource, ApiKeySources, MAX_CHOICES};
 use crate::limit::{Missing, OnError};
 use crate::route::{Direction, HeaderChange};
 
@@ -146,30 +145,6 @@ pub(super) fn client_ip(top: &mut Section<'_>) -> ClientIp {
         header,
         ipv6_prefix,
         ipv4_prefix,
-    }
-}
-
-/// `[api_key]`
-pub(super) fn api_key(mut section: Section<'_>) -> ApiKeySources {
-    let mut sources = Vec::new();
-    let from = section.texts("from");
-    for text in from
-        .as_ref()
-        .map(|texts| texts.value.clone())
-        .unwrap_or_default()
-    {
-        let kind = (Code::BadKey, "a place where API keys are carried");
-        let source = section.understood("from", text, kind, ApiKeySource::parse);
-        sources.extend(source.map(|source| source.value));
-    }
-    if let Some(from) = from.filter(|from| from.value.is_empty() || sources.len() > MAX_CHOICES) {
-        section.out_of_range_at("from", &from, &format!("1 to {MAX_CHOICES} places"));
-    }
-    section.finish();
-    if sources.is_empty() {
-        ApiKeySources::default()
-    } else {
-        ApiKeySources(sources)
     }
 }
 

@@ -7,6 +7,7 @@ mod client_tls;
 mod effective;
 mod explained;
 mod flags;
+mod inventable;
 mod limits;
 pub(crate) mod pages;
 mod passing;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::budget::Budget;
 use super::compile::Compiled;
 use super::diagnostic::{Code, Diagnostic, Span};
+use super::inventable;
 use super::section::{At, Reader};
 use super::{Listen, ServerAddress};
 use crate::certificate::Validity;
 use crate::limit::key::Part;
-use crate::limit::tier::TierSource;
 use crate::limit::{Algorithm, Limit, OnError, Rate, Rule};
 use crate::route::Route;
 
@@ -31,6 +31,7 @@ pub(super) fn find(reader: &Reader<'_>, compiled: &Compiled<'_>) {
         exempts_everyone(reader, budget);
     }
     nobody_believed(reader, compiled);
+    inventable::find(reader, compiled, &uses.index);
     own_upstream(reader, compiled);
     unused(reader, compiled);
     untimely(reader, compiled);
@@ -198,7 +199,7 @@ fn nobody_believed(reader: &Reader<'_>, compiled: &Compiled<'_>) {
     let Some(tiers) = &compiled.config.tier else {
         return;
     };
-    let TierSource::Part(parts) = &tiers.from else {
+    let Some(parts) = &tiers.from else {
         return;
     };
     let header = parts.0.iter().find(|part| matches!(part, Part::Header(_)));

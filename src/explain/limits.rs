@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::secret::Secrets;
 use super::story::{KeyPart, LimitStory, RateStory};
-use crate::limit::key::{ApiKeySource, Derived, Facts, HashKey, Part, Told};
+use crate::limit::key::{ApiKeySource, Derived, Facts, HashKey, KeyStanding, KnownKey, Part, Told};
 use crate::limit::{
     Algorithm, Charge, Decision, Item, Limit, Missing, OnError, Retry, Role, Verdict, Window,
 };
@@ -158,6 +158,7 @@ fn state(
             "refuses",
             why("the request has several different values for one key: 400"),
         ),
+        Derived::Unknown => ("refuses", why("its API key is not known: 401")),
         Derived::Tag(_) if limit.windows_of(facts.tier).is_empty() => {
             ("unlimited", why("no rate holds for this client"))
         }
@@ -233,6 +234,15 @@ fn key(limit: &Limit, facts: &Facts<'_>, (secrets, address): Shown<'_>) -> Vec<K
                 (Some(*part), None, Some(note.to_owned()))
             }
             Told::Nothing => (None, None, Some(absence(limit.missing, address))),
+            Told::Unknown => (
+                Some(&Part::ApiKey),
+                None,
+                Some("refused with 401".to_owned()),
+            ),
+        };
+        let note = match part.0.contains(&Part::ApiKey) {
+            true => join(unknown_key(facts), note),
+            false => note,
         };
         KeyPart {
             part: part.to_string(),
@@ -248,12 +258,35 @@ fn source(part: &Part, facts: &Facts<'_>) -> Option<String> {
     if *part != Part::ApiKey {
         return None;
     }
-    Some(match facts.api_key_source()? {
+    let place = match facts.api_key_source()? {
         ApiKeySource::Header(name) => format!("from the header {name}"),
         ApiKeySource::Bearer => "from Authorization: Bearer".to_owned(),
         ApiKeySource::Query(name) => format!("from the query's {name}"),
         ApiKeySource::Cookie(name) => format!("from the cookie {name}"),
+    };
+    Some(match facts.known_key() {
+        Some(KnownKey {
+            name: Some(name), ..
+        }) => format!("{place}; known as {name}"),
+        Some(_) => format!("{place}; known"),
+        None => format!("{place}; not known, and trusted"),
     })
+}
+
+/// What is said of an API key that is not counted by.
+fn unknown_key(facts: &Facts<'_>) -> Option<String> {
+    let unknown = facts.key_standing() == KeyStanding::Unknown;
+    unknown.then(|| match facts.api_key.has_source() {
+        true => "the API key is not known".to_owned(),
+        false => "API keys are not told apart: no source of known keys".to_owned(),
+    })
+}
+
+fn join(one: Option<String>, other: Option<String>) -> Option<String> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(format!("{one}; {other}")),
+        (one, other) => one.or(other),
+    }
 }
 
 fn absence(missing: Missing, address: &str) -> String {

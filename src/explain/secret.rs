@@ -36,7 +36,7 @@ impl Secrets {
             headers: BTreeSet::new(),
             queries: BTreeSet::new(),
         };
-        for source in &config.api_key.0 {
+        for source in &config.api_key.from.0 {
             match source {
                 ApiKeySource::Header(name) => {
                     secrets.headers.insert(name.as_str().to_owned());

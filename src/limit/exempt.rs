@@ -22,7 +22,8 @@ impl Exempt {
     }
 
     /// Whether a client is among them: by its address (not grouped), or by the value that the limit
-    /// counts it by; by its API key where the limit counts by nothing that names a client.
+    /// counts it by; by its API key where the limit counts by nothing that names a client. An API
+    /// key that stands here is known by that, whatever `[api_key]` knows.
     ///
     /// Never by both: a client would be exempt that sends, as an API key of its own making, what
     /// somebody else's token says.
@@ -41,7 +42,7 @@ impl Exempt {
         if key.all().any(Part::names_client) {
             key.names_any(facts, known)
         } else {
-            facts.with_api_key(known)
+            facts.any_api_key(known)
         }
     }
 }
@@ -51,7 +52,7 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Method};
 
     use super::*;
-    use crate::limit::key::ApiKeySources;
+    use crate::limit::key::ApiKeys;
     use crate::path::CanonicalPath;
 
     fn is_exempt(key: &str, headers: &[(&'static str, &str)]) -> bool {
@@ -65,7 +66,8 @@ mod tests {
         }
         let facts = Facts {
             ip: "198.51.100.7".parse().unwrap(),
-            api_key: &ApiKeySources::default(),
+            api_key: &ApiKeys::default(),
+            standing: None,
             method: &Method::GET,
             host: "partner",
             path: &CanonicalPath::parse("/partner").unwrap(),

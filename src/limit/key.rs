@@ -9,6 +9,7 @@ mod credential;
 mod given;
 mod identity;
 pub mod jwt;
+mod known;
 mod parse;
 mod spelled;
 mod tag;
@@ -27,6 +28,7 @@ pub use claims::Claims;
 pub use credential::Credential;
 pub use given::Given;
 use identity::Identity;
+pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};
 pub use parse::{KeyError, MAX_CHOICES};
 pub use tag::Tag;
 pub use told::Told;
@@ -120,8 +122,10 @@ pub struct ApiKeySources(pub Vec<ApiKeySource>);
 pub struct Facts<'r> {
     /// The client's address, already grouped.
     pub ip: IpAddr,
-    /// Where API keys are carried.
-    pub api_key: &'r ApiKeySources,
+    /// Where API keys are carried, and which are known.
+    pub api_key: &'r ApiKeys,
+    /// How its API key stands, where that was looked up already; else each question looks it up.
+    pub standing: Option<KeyStanding>,
     /// The method.
     pub method: &'r Method,
     /// The host, as `route::host_of` returns it.
@@ -155,6 +159,8 @@ pub enum Derived {
     Denied,
     /// Refused, 400: it carries several different values where one key must be.
     Ambiguous,
+    /// Refused, 401: its API key is not known, and `[api_key]` says `unknown = "deny"`.
+    Unknown,
 }
 
 /// Headers whose value is whatever the client says it is, and that look as if they were not.
@@ -198,6 +204,7 @@ impl Key {
             match part.take(facts) {
                 Taken::Value(part, value) => add(Some(part), value.as_bytes()),
                 Taken::Several => return Err(Derived::Ambiguous),
+                Taken::Unknown => return Err(Derived::Unknown),
                 Taken::Nothing => match missing {
                     Missing::Ip => add(Some(&Part::Ip), Value::ip(facts.ip).as_bytes()),
                     Missing::Shared => add(None, b""),
@@ -228,6 +235,8 @@ enum Taken<'k, 'r> {
     Nothing,
     Value(&'k Part, Value<'r>),
     Several,
+    /// An API key that is not known, where those are refused.
+    Unknown,
 }
 
 impl Alternatives {
@@ -237,6 +246,7 @@ impl Alternatives {
                 Carried::Nothing => {}
                 Carried::One(value) => return Taken::Value(part, value),
                 Carried::Several => return Taken::Several,
+                Carried::Unknown => return Taken::Unknown,
             }
         }
         Taken::Nothing
@@ -328,7 +338,8 @@ mod tests {
         let sources = ["header:x-api-key", "bearer", "query:api_key", "cookie:key"];
         let facts = Facts {
             ip: "192.0.2.7".parse().unwrap(),
-            api_key: &ApiKeySources::parse(sources).unwrap(),
+            api_key: &ApiKeys::trusting(ApiKeySources::parse(sources).unwrap()),
+            standing: None,
             method: &Method::GET,
             host: "h.example",
             path: &CanonicalPath::parse("/a/b").unwrap(),

@@ -4,8 +4,6 @@
 //! key, or a header, which is believed from trusted peers only.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use super::key::{Alternatives, Facts, Part};
@@ -14,49 +12,25 @@ use super::{Limit, Window};
 /// `[tier]`
 #[derive(Clone, Debug)]
 pub struct Tiers {
-    /// What says it.
-    pub from: TierSource,
+    /// What says it: the first of these that the request has.
+    pub from: Option<Alternatives>,
+    /// Whether else the line of a known API key says it.
+    pub by_key: bool,
     /// The tier of clients of whom nothing says it.
     pub default: Option<Arc<str>>,
-}
-
-/// What says a client's tier.
-#[derive(Clone, Debug)]
-pub enum TierSource {
-    /// The first of these that the request has.
-    Part(Alternatives),
-    /// Its API key, looked up in a list.
-    Keys(Arc<KeyTiers>),
-}
-
-/// API keys, as BLAKE3 hashes, and their tiers.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct KeyTiers {
-    names: Vec<Arc<str>>,
-    /// Ascending.
-    keys: Vec<([u8; 32], u32)>,
-}
-
-impl fmt::Debug for KeyTiers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeyTiers({} keys, {:?})", self.keys.len(), self.names)
-    }
 }
 
 impl Tiers {
     /// A request's tier. `trusted` is whether its peer may say so in a header.
     pub fn tier_of<'r>(&'r self, facts: &Facts<'r>, trusted: bool) -> Option<Cow<'r, str>> {
-        let said = match &self.from {
-            TierSource::Part(parts) => {
-                let believed = |part: &&Part| trusted || !matches!(part, Part::Header(_));
-                let mut parts = parts.0.iter().filter(believed);
-                parts.find_map(|part| part.text(facts))
-            }
-            TierSource::Keys(keys) => facts
-                .with_api_key(|key| keys.tier_of(key))
-                .map(Cow::Borrowed),
-        };
-        said.or(self.default.as_deref().map(Cow::Borrowed))
+        let believed = |part: &&Part| trusted || !matches!(part, Part::Header(_));
+        let parts = self.from.iter().flat_map(|parts| &parts.0);
+        let said = parts.filter(believed).find_map(|part| part.text(facts));
+        said.or_else(|| {
+            let known = facts.known_key().filter(|_| self.by_key)?;
+            known.tier.map(Cow::Borrowed)
+        })
+        .or(self.default.as_deref().map(Cow::Borrowed))
     }
 }
 
@@ -90,65 +64,14 @@ impl Tiers {
             Part::ApiKey => in_query,
             _ => true,
         };
-        match &self.from {
-            TierSource::Part(parts) => parts.0.iter().any(elsewhere),
-            TierSource::Keys(_) => in_query,
-        }
+        let mut parts = self.from.iter().flat_map(|parts| &parts.0);
+        parts.any(elsewhere) || (self.by_key && in_query)
     }
 
     /// Whether a token may say the tier.
     pub fn asks_claims(&self) -> bool {
-        match &self.from {
-            TierSource::Part(parts) => parts.0.iter().any(|part| matches!(part, Part::Jwt(_))),
-            TierSource::Keys(_) => false,
-        }
-    }
-}
-
-impl KeyTiers {
-    /// Of pairs of key and tier; or the number, from 0, of the first whose key has had another tier
-    /// before.
-    pub fn new<'t>(pairs: impl Iterator<Item = (&'t str, &'t str)>) -> Result<KeyTiers, usize> {
-        let mut numbers: HashMap<&str, u32> = HashMap::new();
-        let mut known: HashMap<[u8; 32], u32> = HashMap::new();
-        let mut names: Vec<Arc<str>> = Vec::new();
-        for (index, (key, tier)) in pairs.enumerate() {
-            let number = *numbers.entry(tier).or_insert_with(|| {
-                names.push(tier.into());
-                u32::try_from(names.len() - 1).unwrap_or(u32::MAX)
-            });
-            let hash = *blake3::hash(key.as_bytes()).as_bytes();
-            if known
-                .insert(hash, number)
-                .is_some_and(|before| before != number)
-            {
-                return Err(index);
-            }
-        }
-        let mut keys: Vec<_> = known.into_iter().collect();
-        keys.sort_unstable();
-        Ok(KeyTiers { names, keys })
-    }
-
-    /// The tier of an API key.
-    pub fn tier_of(&self, key: &[u8]) -> Option<&str> {
-        // Only hashes are compared: how long it takes says nothing about the keys.
-        let hash = blake3::hash(key);
-        let place = self
-            .keys
-            .binary_search_by(|(known, _)| known.cmp(hash.as_bytes()));
-        let (_, number) = self.keys[place.ok()?];
-        self.names.get(number as usize).map(|name| &**name)
-    }
-
-    /// How many keys are known.
-    pub fn len(&self) -> usize {
-        self.keys.len()
-    }
-
-    /// Whether none is.
-    pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        let mut parts = self.from.iter().flat_map(|parts| &parts.0);
+        parts.any(|part| matches!(part, Part::Jwt(_)))
     }
 }
 
@@ -157,17 +80,27 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Method};
 
     use super::*;
-    use crate::limit::key::{ApiKeySources, Key};
+    use crate::limit::key::{ApiKeys, HashKey, Key, KeyDigest, KnownKey, KnownKeys};
     use crate::path::CanonicalPath;
 
     fn tier(tiers: &Tiers, headers: &[(&'static str, &str)], trusted: bool) -> Option<String> {
+        tier_by(&ApiKeys::default(), tiers, headers, trusted)
+    }
+
+    fn tier_by(
+        keys: &ApiKeys,
+        tiers: &Tiers,
+        headers: &[(&'static str, &str)],
+        trusted: bool,
+    ) -> Option<String> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(*name, HeaderValue::from_str(value).unwrap());
         }
         let facts = Facts {
             ip: "192.0.2.7".parse().unwrap(),
-            api_key: &ApiKeySources::default(),
+            api_key: keys,
+            standing: None,
             method: &Method::GET,
             host: "h",
             path: &CanonicalPath::parse("/").unwrap(),
@@ -185,7 +118,8 @@ mod tests {
     #[test]
     fn a_header_is_believed_from_trusted_peers_only() {
         let mut tiers = Tiers {
-            from: TierSource::Part(Key::parse_part("header:x-plan").unwrap()),
+            from: Some(Key::parse_part("header:x-plan").unwrap()),
+            by_key: false,
             default: None,
         };
         let pro = [("x-plan", "pro")];
@@ -200,22 +134,32 @@ mod tests {
 
     #[test]
     fn an_api_key_has_the_tier_of_its_line() {
-        let pairs = [("k1", "pro"), ("k2", "free"), ("k1", "pro")];
-        let keys = KeyTiers::new(pairs.into_iter()).unwrap();
-        assert_eq!(keys.len(), 2);
-        let tiers = Tiers {
-            from: TierSource::Keys(Arc::new(keys)),
+        let said = |tier| KnownKey {
+            name: None,
+            tier: Some(tier),
+        };
+        let list = [("k1", said("pro")), ("k2", said("free"))];
+        let list = list.map(|(key, said)| (KeyDigest::of(key.as_bytes()), said));
+        let known = KnownKeys::new(list, HashKey::from_bytes([7; 32]));
+        let keys = ApiKeys {
+            known: Some(Arc::new(known)),
+            ..ApiKeys::default()
+        };
+        let mut tiers = Tiers {
+            from: Some(Key::parse_part("header:x-plan").unwrap()),
+            by_key: true,
             default: None,
         };
+        let of = |tiers: &Tiers, key: &str| {
+            let headers = [("x-api-key", key), ("x-plan", "gold")];
+            let trusted = tier_by(&keys, tiers, &headers, true);
+            assert_eq!(trusted.as_deref(), Some("gold"), "`from` comes first");
+            tier_by(&keys, tiers, &headers, false)
+        };
         for (key, expected) in [("k1", Some("pro")), ("k2", Some("free")), ("k3", None)] {
-            assert_eq!(
-                tier(&tiers, &[("x-api-key", key)], false).as_deref(),
-                expected
-            );
+            assert_eq!(of(&tiers, key).as_deref(), expected);
         }
-        assert_eq!(tier(&tiers, &[], false), None);
-        assert!(!format!("{tiers:?}").contains("k1"));
-        let torn = [("k1", "pro"), ("k2", "free"), ("k1", "free")];
-        assert_eq!(KeyTiers::new(torn.into_iter()), Err(2));
+        tiers.default = Some("basic".into());
+        assert_eq!(of(&tiers, "k3").as_deref(), Some("basic"));
     }
 }

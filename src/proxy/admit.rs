@@ -186,6 +186,7 @@ impl Limiter {
                 _ if exempt => self.count_bypassed(std::slice::from_ref(limit)),
                 Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
                 Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
+                Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
             }
         }
         Ok(())
@@ -334,8 +335,10 @@ impl Limiter {
 fn affinity(route: &Route, facts: &Facts<'_>) -> Option<u64> {
     const NUMBERING: HashKey = HashKey::from_bytes(*b"tidegate 1: which server is it?!");
     let key = route.affinity.as_ref()?;
+    // An invented key chooses a server and nothing else: it need not be known.
+    let facts = &facts.trusting_keys();
     match key.derive(facts, Missing::Skip, &NUMBERING) {
         Derived::Tag(Tag(tag)) => Some(u128::from_le_bytes(tag) as u64),
-        Derived::Skip | Derived::Denied | Derived::Ambiguous => None,
+        Derived::Skip | Derived::Denied | Derived::Ambiguous | Derived::Unknown => None,
     }
 }

@@ -19,7 +19,7 @@ use crate::certificate::Certificate;
 use crate::client::ClientIp;
 use crate::config::{Bypass, Config, DenySettings, StoreSettings};
 use crate::limit::headers::HeaderSettings;
-use crate::limit::key::{ApiKeySources, Facts, Part};
+use crate::limit::key::{ApiKeySource, ApiKeys, Facts, Part};
 use crate::limit::tier::Tiers;
 use crate::path::CanonicalPath;
 use crate::route::{Ask, Found, Route, RouteTable};
@@ -105,7 +105,7 @@ pub struct Limiter {
     routes: RouteTable,
     pub(super) bypass: Vec<Bypass>,
     client_ip: ClientIp,
-    api_key: ApiKeySources,
+    api_key: ApiKeys,
     tokens: Option<Tokens>,
     tiers: Option<Tiers>,
     pub(super) logged: Logged,
@@ -247,6 +247,7 @@ impl Limiter {
         let mut facts = Facts {
             ip: self.client_ip.group(line.client),
             api_key: &self.api_key,
+            standing: None,
             method,
             host: &host,
             path: &path,
@@ -263,6 +264,9 @@ impl Limiter {
             .tokens_for(found.route, tiers)
             .and_then(|tokens| tokens.claims(&facts));
         facts.claims = claims.as_deref();
+        if self.api_key.has_source() && self.asks_api_key(found.route, tiers) {
+            facts.standing = Some(facts.key_standing());
+        }
         tier = tiers.and_then(|tiers| tiers.tier_of(&facts, caller.trusted));
         facts.tier = tier.as_deref();
         let seen = see(&found, &facts, line.client);
@@ -282,11 +286,27 @@ impl Limiter {
         asked.then_some(tiers)
     }
 
+    /// Whether something of the route or the tier depends on the API key.
+    fn asks_api_key(&self, route: &Route, tiers: Option<&Tiers>) -> bool {
+        tiers.is_some_and(|tiers| tiers.by_key)
+            || route.limits.iter().any(|limit| limit.key.asks_api_key())
+            || route.is_balanced_by(|part| matches!(part, Part::ApiKey))
+    }
+
+    /// How a client that is refused may show who it is.
+    pub(super) fn challenge(&self) -> &'static str {
+        match self.api_key.from.0.contains(&ApiKeySource::Bearer) {
+            true => "Bearer error=\"invalid_token\"",
+            false => "ApiKey",
+        }
+    }
+
     /// What verifies tokens, where something of the route or the tier depends on one.
     fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
         let tokens = self.tokens.as_ref()?;
         let for_tier = tiers.is_some_and(Tiers::asks_claims);
         let asked = for_tier
+            || (self.api_key.tokens && self.asks_api_key(route, tiers))
             || route.limits.iter().any(|limit| limit.asks_claims())
             || route.is_balanced_by(|part| matches!(part, Part::Jwt(_)));
         asked.then_some(tokens)

@@ -11,7 +11,7 @@ use super::logged::Logged;
 use super::problem::{Detail, Problem, QUOTA_EXCEEDED};
 use super::reject::{Form, Rejection};
 use crate::limit::headers::{seconds_up, seconds_value};
-use crate::limit::key::{Derived, Facts, HashKey, Part};
+use crate::limit::key::{Facts, HashKey, Part};
 use crate::limit::people::{People, Until};
 use crate::limit::{Limit, Tag, Window};
 use crate::store::Store;
@@ -65,13 +65,18 @@ impl Said {
         }
         self.admits_tag(facts.ip_tag(key), facts)
             .map_err(|refused| logged.named(refused, || Part::Ip.spell(facts)))?;
-        match facts.api_key_tag(key) {
-            Derived::Tag(tag) => self
-                .admits_tag(tag, facts)
-                .map_err(|refused| logged.named(refused, || Part::ApiKey.spell(facts))),
-            // One of them could be blocked and hide behind the others.
-            Derived::Ambiguous => Err(Rejection::AmbiguousKey(POLICY.into())),
-            Derived::Skip | Derived::Denied => Ok(()),
+        // Known or not: a blocked key stays out when it is taken off the list of known ones.
+        let mut refused = Ok(());
+        let clear = facts.each_api_key(key, |tag| {
+            if refused.is_ok() {
+                refused = self.admits_tag(tag, facts);
+            }
+        });
+        refused.map_err(|refused| logged.named(refused, || Part::ApiKey.spell(facts)))?;
+        // One of them could be blocked and hide behind the others.
+        match clear {
+            true => Ok(()),
+            false => Err(Rejection::AmbiguousKey(POLICY.into())),
         }
     }
 

@@ -337,6 +337,7 @@ fn ending(refused: &Rejection) -> Ending {
         Rejection::NoRoute => "no route",
         Rejection::MissingKey(_) => "missing key",
         Rejection::AmbiguousKey(_) => "ambiguous key",
+        Rejection::UnknownKey(_) => "unknown key",
         Rejection::StoreAway { .. } => "store away",
         Rejection::Upstream(_) => "upstream",
     };

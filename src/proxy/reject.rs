@@ -9,7 +9,9 @@ mod said;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
+use http::header::{
+    CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use http::{HeaderMap, Response, StatusCode};
 
 use super::flaw::Flaw;
@@ -47,6 +49,8 @@ pub(crate) enum Rejection {
     MissingKey(Arc<str>),
     /// It carries several different values for the key of this limit.
     AmbiguousKey(Arc<str>),
+    /// It carries an API key that is not known, for this limit.
+    UnknownKey(Arc<str>),
     /// A limit denies it.
     Limited(Box<Denial>),
     /// An operator keeps its client out.
@@ -117,6 +121,11 @@ impl Limiter {
             }
             Rejection::MissingKey(limit) | Rejection::AmbiguousKey(limit) => {
                 plain(&rejection.said(), BLANK, &[limit], id)
+            }
+            Rejection::UnknownKey(limit) => {
+                let mut response = plain(&rejection.said(), BLANK, &[limit], id);
+                insert_static(&mut response, WWW_AUTHENTICATE, self.challenge());
+                response
             }
             Rejection::Upstream(error) => {
                 let mut response = plain(&rejection.said(), BLANK, &[], id);

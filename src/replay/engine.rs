@@ -25,7 +25,7 @@ use super::spaces::Spaces;
 use super::target::split;
 use super::ways::{Sent, Ways};
 use crate::config::Config;
-use crate::limit::key::{Derived, Facts};
+use crate::limit::key::{Derived, Facts, KeyStanding};
 use crate::limit::{Algorithm, Window};
 use crate::route::{Ask as RouteAsk, Found};
 
@@ -64,6 +64,8 @@ pub struct Totals {
     /// Requests that a limit of requests at once could not count: the log does not say how long
     /// they took.
     pub untimed: u64,
+    /// Requests whose API key is not known, on routes that count by it.
+    pub unknown_keys: u64,
     /// Requests that a limit exempts, for each limit.
     pub exempt: HashMap<usize, u64>,
 }
@@ -122,7 +124,7 @@ impl Engine {
             tiers: config.tier,
             host: host.to_owned(),
         };
-        let spaces = Spaces::new(&plan.spaces, &reading.api_key);
+        let spaces = Spaces::new(&plan.spaces, &reading.api_key.from);
         Engine {
             lanes: lane::all(&reading, &plan, &spaces),
             lane_path: String::new(),
@@ -304,6 +306,12 @@ impl Counting<'_> {
         (client, cost): (IpAddr, u64),
     ) -> Result<(), Outside> {
         self.spaces.begin();
+        let mut limits = found.route.limits.iter();
+        if facts.key_standing() == KeyStanding::Unknown
+            && limits.any(|limit| limit.key.asks_api_key())
+        {
+            self.totals.unknown_keys += 1;
+        }
         let (mut charge, mut riders) = (Items::new(), SmallVec::<[Items; 1]>::new());
         for (nth, limit) in found.route.limits.iter().enumerate() {
             let place = self.plan.find(found.route, nth);

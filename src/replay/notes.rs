@@ -42,10 +42,12 @@ pub fn of(engine: &Engine, logs: &[Found]) -> Vec<String> {
     for planned in &engine.plan.limits {
         let carried = engine.spaces.carried(planned.space);
         let limit = &planned.limit;
-        if carried.never.is_empty() || carried.asked == 0 {
+        let unknown = |part: &&Part| **part == Part::ApiKey && engine.totals.unknown_keys > 0;
+        let never = carried.never.iter().filter(|part| !unknown(part));
+        let parts: Vec<_> = never.map(word).collect();
+        if parts.is_empty() || carried.asked == 0 {
             continue;
         }
-        let parts: Vec<_> = carried.never.iter().map(word).collect();
         let instead = if carried.lacked == 0 {
             "it counted by the rest of its key"
         } else {
@@ -63,6 +65,12 @@ pub fn of(engine: &Engine, logs: &[Found]) -> Vec<String> {
         ));
     }
     let totals = &engine.totals;
+    if totals.unknown_keys > 0 {
+        notes.push(format!(
+            "{} had an API key that is not known: as in the proxy it was no identity",
+            counted(totals.unknown_keys, "request")
+        ));
+    }
     if totals.untimed > 0 {
         notes.push(format!(
             "{} were not asked for requests at once: the log does not say how long they took",

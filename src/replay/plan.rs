@@ -13,7 +13,6 @@ use super::text::Wanted;
 use crate::config::{Bypass, Config};
 use crate::limit::key::{ApiKeySource, ApiKeySources, Key, Part};
 use crate::limit::rate::MAX_UNITS;
-use crate::limit::tier::TierSource;
 use crate::limit::{Algorithm, Limit, Missing, Role, Window};
 use crate::route::{CostSource, Route};
 
@@ -176,10 +175,8 @@ impl Plan {
         let passes = |bypass: &Bypass| bypass.key.is_some();
         let mut api_key = exempts || config.bypass.iter().any(passes);
         if let Some(tiers) = &config.tier {
-            match &tiers.from {
-                TierSource::Part(tier) => parts.extend(&tier.0),
-                TierSource::Keys(_) => api_key = true,
-            }
+            parts.extend(tiers.from.iter().flat_map(|tier| &tier.0));
+            api_key |= tiers.by_key;
         }
         for part in parts {
             match part {
@@ -191,7 +188,7 @@ impl Plan {
             }
         }
         if api_key {
-            names.extend(carriers(&config.api_key));
+            names.extend(carriers(&config.api_key.from));
         }
         if !config.client_ip.trusted.is_empty() {
             names.push(config.client_ip.header.clone());

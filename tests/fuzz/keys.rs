@@ -3,7 +3,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tidegate::limit::Missing;
-use tidegate::limit::key::{ApiKeySources, Derived, Facts, HashKey, Key, Part};
+use tidegate::limit::key::{ApiKeySources, ApiKeys, Derived, Facts, HashKey, Key, Part};
 use tidegate::path::CanonicalPath;
 
 use crate::{both, both_texts};
@@ -57,7 +57,8 @@ fn derive(key: &[&str], missing: Missing, query: &str, headers: &HeaderMap) -> D
     let sources = ["header:x-api-key", "bearer", "query:k", "cookie:k"];
     let facts = Facts {
         ip: "192.0.2.7".parse().unwrap(),
-        api_key: &ApiKeySources::parse(sources).unwrap(),
+        api_key: &ApiKeys::trusting(ApiKeySources::parse(sources).unwrap()),
+        standing: None,
         method: &Method::GET,
         host: "h.example",
         path: &CanonicalPath::parse("/a/b").unwrap(),

@@ -8,7 +8,7 @@ use ring::hmac;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Map, Value};
 use tidegate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
-use tidegate::limit::key::{ApiKeySources, Facts};
+use tidegate::limit::key::{ApiKeys, Facts};
 use tidegate::path::CanonicalPath;
 
 use crate::{both, spelled};
@@ -182,7 +182,8 @@ fn check(keys: &Keys, token: &[u8]) {
         let path = CanonicalPath::parse("/").unwrap();
         let facts = Facts {
             ip: "192.0.2.7".parse().unwrap(),
-            api_key: &ApiKeySources::default(),
+            api_key: &ApiKeys::default(),
+            standing: None,
             method: &Method::GET,
             host: "h.example",
             path: &path,

@@ -12,6 +12,7 @@ upstream = "http://127.0.0.1:1"
 
 [api_key]
 from = ["header:x-api-key", "bearer", "query:api_key"]
+unknown = "trust"
 
 [limit.per_client]
 rate = "600/min"

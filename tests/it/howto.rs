@@ -139,7 +139,7 @@ fn every_plan_has_its_rates_and_keys_made_up_have_one_budget() {
     let unlimited = proxy.get_with("/", "x-api-key: k-ops-1\r\n");
     assert_eq!(unlimited.header("ratelimit-policy"), None);
     // A slow machine takes longer for seven requests than a second.
-    let slowly = ("[\"5/s\", \"500/d\"]", "[\"5/h\", \"500/d\"]");
+    let slowly = ("[\"2/s\", \"100/d\"]", "[\"2/h\", \"100/d\"]");
     let proxy = page.changed_proxy(slowly, &upstream, &redis);
     let made_up = (0..7).map(|key| proxy.get_with("/", &format!("x-api-key: made-up-{key}\r\n")));
     page.shows(&format!("`{}`", statuses(made_up)));

@@ -25,7 +25,7 @@ fn every_denial_has_a_line_and_no_line_has_a_key() {
     let upstream = Upstream::ok();
     let proxy = Tidegate::start(&format!(
         "upstream = \"{}\"\n[log]\naccess = \"stdout\"\n\
-         [limit.default]\nrate = \"1/h\"\nkey = \"api_key\"\n",
+         [api_key]\nunknown = \"trust\"\n[limit.default]\nrate = \"1/h\"\nkey = \"api_key\"\n",
         upstream.url()
     ));
     let key = "X-Api-Key: tell-nobody\r\n";
@@ -67,7 +67,7 @@ fn keys_are_plain_in_the_logs_where_that_is_asked_for_and_nowhere_else() {
          [store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"5s\"\n\
          [log]\naccess = \"stdout\"\ndecisions = \"decisions.jsonl\"\nkeys = \"plain\"\n\
          [tracing]\nendpoint = \"http://127.0.0.1:9\"\nsample = 0.0\n\
-         [limit.default]\nrate = \"1/h\"\nkey = [\"api_key or ip\", \"path\"]\n",
+         [api_key]\nunknown = \"trust\"\n[limit.default]\nrate = \"1/h\"\nkey = [\"api_key or ip\", \"path\"]\n",
         upstream.url(),
         redis.port()
     );

@@ -34,6 +34,7 @@ mod howto;
 mod http2;
 mod import;
 mod keys;
+mod known_keys;
 mod layer;
 mod lean;
 mod logs;

@@ -132,6 +132,7 @@ fn config(upstream: &str, redis: u16) -> String {
         key  = "tls.key"
         [api_key]
         from = ["header:x-api-key", "query:key", "cookie:key", "bearer"]
+        unknown = "trust"
         [auth.jwt]
         secret_file = "signing"
         [tier]

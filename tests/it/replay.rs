@@ -10,6 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 const CONFIG: &str = "upstream = \"http://127.0.0.1:9\"\n\
+    [api_key]\nknown = \"keys.txt\"\n\
     [limit.login]\nrate = \"2/min\"\nkey = \"ip\"\n\
     [limit.all]\nrate = \"100/min\"\nkey = \"api_key or ip\"\n\
     [[route]]\npath = \"/login\"\nlimits = [\"login\", \"all\"]\n\
@@ -25,6 +26,7 @@ fn fixture(name: &str) -> PathBuf {
 fn folder() -> TempDir {
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("proxy.toml"), CONFIG).unwrap();
+    std::fs::write(folder.path().join("keys.txt"), "k1\n").unwrap();
     folder
 }
 
@@ -168,7 +170,13 @@ fn the_report_for_people_fits_a_terminal_and_says_what_to_write() {
 #[test]
 fn a_limit_can_be_tried_without_a_configuration() {
     let folder = TempDir::new().unwrap();
-    let tried = ["--json", "--limit", "1/10s", "--key", "api_key or ip"];
+    let tried = [
+        "--json",
+        "--limit",
+        "1/10s",
+        "--key",
+        "header:x-api-key or ip",
+    ];
     let found = json(&replay(&folder, &tried, &[&fixture("caddy.json.log")]));
     assert_eq!(found["limits"][0]["rate"], "1/10s");
     assert_eq!(found["limits"][0]["worst_clients"][0]["key"], "k1");

@@ -396,6 +396,22 @@ fn plans() {
 }
 
 #[test]
+fn keys() {
+    let at = Addresses::new();
+    let changes = [at.localhost(), at.upstream(), at.listen()];
+    let mut page = Session::of("howto/keys.md", &changes);
+    page.write("proxy.toml", page.block("```toml\n# proxy.toml\n"));
+    page.write("keys.txt", page.block("```text\n"));
+    let proxy = running(&page);
+    page.prints("for i", &[]);
+    for _ in 0..2 {
+        page.prints("curl", &[]);
+    }
+    page.prints("tidegate explain", &[]);
+    proxy.stop();
+}
+
+#[test]
 fn regions() {
     let at = Addresses::new();
     let (other, second) = (RedisServer::start(), free_port());

@@ -186,6 +186,37 @@ fn a_token_of_a_shared_secret_says_key_and_tier() {
 }
 
 #[test]
+fn a_verified_token_is_a_known_api_key() {
+    let upstream = Upstream::ok();
+    let rules = |unknown: &str| {
+        format!(
+            "[auth.jwt]\nsecret_file = \"secret\"\n[api_key]\nunknown = \"{unknown}\"\n\
+             [limit.default]\nrate = \"2/day\"\nkey = \"api_key or ip\"\n"
+        )
+    };
+    let start = |unknown: &str| with_files(&upstream, &[("secret", SECRET)], &rules(unknown));
+    let (by_address, denying) = (start("ip"), start("deny"));
+    let end = unix_s() + 600;
+    let token = |sub: &str, end: u64| {
+        let body = format!(r#"{{"sub":"{sub}","exp":{end}}}"#);
+        bearer(&hs256(SECRET.as_bytes(), &body))
+    };
+    for sub in ["jo", "flo"] {
+        assert_eq!(served(&by_address, &token(sub, end), 5), 2, "{sub}");
+        assert_eq!(served(&denying, &token(sub, end), 5), 2, "{sub}");
+    }
+    let forged = |number: usize| bearer(&hs256(&[1; 32], &format!(r#"{{"sub":"{number}"}}"#)));
+    let late = token("jo", unix_s() - 600);
+    for header in [forged(0), late.clone(), bearer("opaque")] {
+        assert_eq!(denying.get_with("/", &header).status, 401, "{header}");
+    }
+    // Forged ones share the budget of their address.
+    let statuses = (1..20).map(|number| by_address.get_with("/", &forged(number)).status);
+    assert_eq!(statuses.filter(|status| *status == 200).count(), 2);
+    assert_eq!(by_address.get_with("/", &late).status, 429);
+}
+
+#[test]
 fn a_token_of_a_key_pair_is_verified_by_its_set() {
     let upstream = Upstream::ok();
     let proxy = with_files(

@@ -189,6 +189,7 @@ impl Process<'_> {
         }
         let eyes = Eyes {
             client_ip: &self.config.client_ip,
+            api_key: &self.config.api_key,
             // Only the proxy knows its own.
             hash_key: &HashKey::from_bytes([0; 32]),
             records: &[],

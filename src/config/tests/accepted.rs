@@ -70,6 +70,9 @@ fn the_typical_file_is_read() {
         [upstream.api]
         servers = ["http://10.0.1.10:3000", "http://10.0.1.11:3000"]
 
+        [api_key]
+        known = "src/config/tests/keys.txt"
+
         [limit.per_client]
         rate = "600/min"
         key  = "api_key or ip"
@@ -157,8 +160,10 @@ fn rates_in_place_are_limits_named_after_their_route() {
         upstream = "http://127.0.0.1:3000"
         [limit.default]
         rate = "100/min"
-        key  = "header:x-user"
+        key  = "jwt:sub"
         missing = "deny"
+        [auth.jwt]
+        jwks_file = "src/config/tests/jwks.json"
         [[route]]
         path    = "/login"
         methods = ["POST"]
@@ -170,7 +175,7 @@ fn rates_in_place_are_limits_named_after_their_route() {
         limit_names(login),
         ["post-login", "post-login-2", "default"]
     );
-    assert_eq!(login.limits[0].key, Key::parse(["header:x-user"]).unwrap());
+    assert_eq!(login.limits[0].key, Key::parse(["jwt:sub"]).unwrap());
     assert_eq!(login.limits[0].missing, Missing::Deny);
     assert_ne!(
         login.limits[0].windows[0].identity,

@@ -1,5 +1,6 @@
 //! `tidegate run --to URL --limit 100/min`: the same as a file, said of flags.
 
+use super::super::diagnostic::Code;
 use super::super::{FlagConfig, Listen, StoreKind, from_flags, render};
 
 fn flags(to: &str) -> FlagConfig {
@@ -28,7 +29,8 @@ fn flags_make_a_configuration() {
         redis: Some("redis://:pa$$w%22rd@localhost".to_owned()),
     })
     .unwrap();
-    assert!(warnings.is_empty());
+    let codes: Vec<_> = warnings.list.iter().map(|one| one.code).collect();
+    assert_eq!(codes, [Code::UntoldKeys]);
     assert_eq!(
         config.listen,
         [Listen::Tcp("127.0.0.1:9000".parse().unwrap())]

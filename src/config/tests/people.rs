@@ -3,7 +3,6 @@
 use super::super::Fleet;
 use super::{check, codes, fine, refuse};
 use crate::limit::key::jwt::JwtAlgorithm;
-use crate::limit::tier::TierSource;
 
 const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
 const JWKS: &str = "jwks_file = \"src/config/tests/jwks.json\"\n";
@@ -22,11 +21,9 @@ fn tiers_are_said_by_a_claim_a_trusted_header_or_a_list() {
         list.path().display()
     ));
     let tiers = config.tier.as_ref().unwrap();
-    let TierSource::Keys(keys) = &tiers.from else {
-        panic!("{tiers:?}");
-    };
-    assert_eq!(keys.tier_of(b"k1"), Some("pro"));
-    assert_eq!(keys.tier_of(b"k2"), Some("free"));
+    assert!(tiers.from.is_none() && tiers.by_key, "{tiers:?}");
+    assert!(config.api_key.is_listed(b"k1") && config.api_key.is_listed(b"k2"));
+    assert!(!config.api_key.is_listed(b"pro"));
     assert_eq!(tiers.default.as_deref(), Some("free"));
     let copy = config.fresh_copy();
     assert_eq!(format!("{config:?}"), format!("{copy:?}"));

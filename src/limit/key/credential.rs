@@ -67,7 +67,7 @@ mod tests {
     use super::*;
     use crate::certificate::Certificate;
     use crate::limit::Missing;
-    use crate::limit::key::{ApiKeySources, Derived, Given, HashKey, Key, Part, Tag};
+    use crate::limit::key::{ApiKeys, Derived, Given, HashKey, Key, Part, Tag};
     use crate::path::CanonicalPath;
 
     const SECRET: HashKey = HashKey::from_bytes([7; 32]);
@@ -75,7 +75,8 @@ mod tests {
     fn derived(key: &str, certificate: Option<&Certificate>) -> Derived {
         let facts = Facts {
             ip: "1.2.3.4".parse().unwrap(),
-            api_key: &ApiKeySources::default(),
+            api_key: &ApiKeys::default(),
+            standing: None,
             method: &Method::GET,
             host: "example.com",
             path: &CanonicalPath::parse("/").unwrap(),

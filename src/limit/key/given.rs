@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Method;
 
 use super::value::{Carried, Value, method, named_value};
-use super::{Derived, Facts, HashKey, Identity, Part, Tag};
+use super::{Facts, HashKey, Identity, Part, Tag};
 
 /// A value for one part of a key, in the spelling in which it is hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,17 +75,21 @@ impl Facts<'_> {
         identity.tag()
     }
 
-    /// Whoever has this API key, whatever limits count by.
-    pub fn api_key_tag(&self, hash_key: &HashKey) -> Derived {
-        match Part::ApiKey.find(self) {
-            Carried::Nothing => Derived::Skip,
-            Carried::Several => Derived::Ambiguous,
-            Carried::One(value) => {
-                let mut identity = Identity::new(hash_key);
-                identity.add(&Part::ApiKey, value.as_bytes());
-                Derived::Tag(identity.tag())
+    /// Tells `see` the tag of each API key that the request carries, known or not; false if a
+    /// place carries several that differ.
+    pub fn each_api_key(&self, hash_key: &HashKey, mut see: impl FnMut(Tag)) -> bool {
+        for source in &self.api_key.from.0 {
+            match source.find(self) {
+                Carried::Nothing | Carried::Unknown => {}
+                Carried::Several => return false,
+                Carried::One(value) => {
+                    let mut identity = Identity::new(hash_key);
+                    identity.add(&Part::ApiKey, value.as_bytes());
+                    see(identity.tag());
+                }
             }
         }
+        true
     }
 }
 
@@ -109,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::limit::Missing;
-    use crate::limit::key::{ApiKeySources, Derived, Facts, Key};
+    use crate::limit::key::{ApiKeySources, ApiKeys, Derived, Facts, Key};
     use crate::path::CanonicalPath;
 
     const SECRET: HashKey = HashKey::from_bytes([7; 32]);
@@ -126,7 +130,8 @@ mod tests {
         }
         let facts = Facts {
             ip: "1.2.3.4".parse().unwrap(),
-            api_key: &ApiKeySources::default(),
+            api_key: &ApiKeys::trusting(ApiKeySources::default()),
+            standing: None,
             method: &Method::GET,
             host: "example.com",
             path: &path,

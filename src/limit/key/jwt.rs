@@ -105,7 +105,7 @@ impl Facts<'_> {
     pub fn with_bearer<T>(&self, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         match bearer(self.headers) {
             Carried::One(token) => read(token.as_bytes()),
-            Carried::Nothing | Carried::Several => None,
+            Carried::Nothing | Carried::Several | Carried::Unknown => None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! how much of them.
 
 use super::value::Carried;
-use super::{Alternatives, ApiKeySource, Facts, Key, Part, Taken};
+use super::{Alternatives, Facts, Key, Part, Taken};
 
 /// What a request has for one part of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum Told<'k> {
     Value(&'k Part, String),
     /// Several values that differ, of this alternative.
     Several(&'k Part),
+    /// An API key that is not known, where those are refused.
+    Unknown,
     /// None of them.
     Nothing,
 }
@@ -34,19 +36,12 @@ impl Alternatives {
                 let text = String::from_utf8_lossy(value.as_bytes()).into_owned();
                 Told::Value(part, text)
             }
+            Taken::Unknown => Told::Unknown,
             Taken::Several => {
                 let several = |part: &&Part| part.find(facts) == Carried::Several;
                 let part = self.0.iter().find(several);
                 part.map_or(Told::Nothing, Told::Several)
             }
         }
-    }
-}
-
-impl Facts<'_> {
-    /// Where the request carries its API key.
-    pub fn api_key_source(&self) -> Option<&ApiKeySource> {
-        let carries = |source: &&ApiKeySource| source.find(self) != Carried::Nothing;
-        self.api_key.0.iter().find(carries)
     }
 }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use http::{HeaderMap, HeaderName, Method, header};
 use smallvec::SmallVec;
 
-use super::{ApiKeySource, ApiKeySources, Claims, Facts, Key, Part, Taken, same_secret};
+use super::{ApiKeySource, Claims, Facts, Key, Part, Taken, same_secret};
 
 /// One value: where it stands in the request, or made from that.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub(super) enum Carried<'r> {
     One(Value<'r>),
     /// Values that differ.
     Several,
+    /// An API key that is not known, where those are refused.
+    Unknown,
 }
 
 impl Value<'_> {
@@ -47,28 +49,36 @@ impl Value<'_> {
 }
 
 impl Facts<'_> {
-    /// What `read` makes of the API key that the request carries; the default if it carries none,
-    /// or several that differ.
-    pub fn with_api_key<T: Default>(&self, read: impl FnOnce(&[u8]) -> T) -> T {
-        match Part::ApiKey.find(self) {
-            Carried::One(value) => read(value.as_bytes()),
-            Carried::Nothing | Carried::Several => T::default(),
-        }
+    /// Whether `test` holds for an API key that the request carries, known or not.
+    ///
+    /// For keys that the configuration itself names: naming a key is knowing it.
+    pub fn any_api_key(&self, test: impl Fn(&[u8]) -> bool) -> bool {
+        let mut sources = self.api_key.from.0.iter();
+        sources.any(|source| match source.find(self) {
+            Carried::One(value) => test(value.as_bytes()),
+            Carried::Nothing | Carried::Several | Carried::Unknown => false,
+        })
     }
 
     /// Whether the request carries exactly this API key, compared in constant time.
     pub fn carries_api_key(&self, secret: &[u8]) -> bool {
-        self.with_api_key(|key| same_secret(key, secret))
+        self.any_api_key(|key| same_secret(key, secret))
     }
 }
 
 impl Key {
     /// Whether `known` holds for a value by which this key names the client of a request.
     pub(crate) fn names_any(&self, facts: &Facts<'_>, known: impl Fn(&[u8]) -> bool) -> bool {
-        self.parts.iter().any(|part| match part.take(facts) {
+        let taken = self.parts.iter().any(|part| match part.take(facts) {
             Taken::Value(part, value) => part.names_client() && known(value.as_bytes()),
-            Taken::Nothing | Taken::Several => false,
-        })
+            Taken::Nothing | Taken::Several | Taken::Unknown => false,
+        });
+        taken || (self.asks_api_key() && facts.any_api_key(known))
+    }
+
+    /// Whether the API key is one of its parts.
+    pub fn asks_api_key(&self) -> bool {
+        self.all().any(|part| *part == Part::ApiKey)
     }
 }
 
@@ -91,13 +101,13 @@ impl Part {
                 let text = std::str::from_utf8(&bytes).ok()?;
                 Some(Cow::Owned(text.to_owned()))
             }
-            Carried::Nothing | Carried::Several => None,
+            Carried::Nothing | Carried::Several | Carried::Unknown => None,
         }
     }
 
     pub(super) fn find<'r>(&self, facts: &Facts<'r>) -> Carried<'r> {
         let value = match self {
-            Self::ApiKey => return api_key(facts.api_key, facts),
+            Self::ApiKey => return facts.api_key(),
             Self::Header(name) => return header(facts.headers, name),
             Self::Query(name) => return query(facts.query, name),
             Self::Cookie(name) => return cookie(facts.headers, name),
@@ -133,28 +143,21 @@ impl<'r> Carried<'r> {
             found = match found {
                 Self::Nothing => Self::One(value),
                 Self::One(first) if first.as_bytes() == value.as_bytes() => Self::One(first),
-                Self::One(_) | Self::Several => return Self::Several,
+                _ => return Self::Several,
             };
         }
         found
     }
 }
 
-/// The first source that carries a key. Which one it was is no part of the identity: the same key
-/// in a header and in the query is one client.
-fn api_key<'r>(sources: &ApiKeySources, facts: &Facts<'r>) -> Carried<'r> {
-    let carried = sources.0.iter().map(|source| source.find(facts));
-    carried
-        .into_iter()
-        .find(|carried| *carried != Carried::Nothing)
-        .unwrap_or(Carried::Nothing)
-}
-
 impl ApiKeySource {
     /// What a request carries there.
     pub(super) fn find<'r>(&self, facts: &Facts<'r>) -> Carried<'r> {
         match self {
-            ApiKeySource::Header(name) => header(facts.headers, name),
+            ApiKeySource::Header(name) if *name == header::AUTHORIZATION => {
+                header(facts.headers, name)
+            }
+            ApiKeySource::Header(name) => listed(facts.headers, name),
             ApiKeySource::Bearer => bearer(facts.headers),
             ApiKeySource::Query(name) => query(facts.query, name),
             ApiKeySource::Cookie(name) => cookie(facts.headers, name),
@@ -186,7 +189,16 @@ fn header<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
     Carried::from_copies(lines.map(|line| Value::Sent(line.as_bytes().trim_ascii())))
 }
 
-/// The credentials of `Authorization: Bearer`; another scheme carries none.
+/// The same where API keys are carried: there a comma separates as a new line does, since
+/// programs on the way join lines with one (RFC 9110, section 5.3). No key has a comma in it.
+fn listed<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
+    let lines = headers.get_all(name).iter();
+    let keys = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    Carried::from_copies(keys.map(|key| Value::Sent(key.trim_ascii())))
+}
+
+/// The credentials of `Authorization: Bearer`; another scheme carries none. A token has no comma
+/// in it (RFC 6750, section 2.1): what looks like a list has several values.
 pub(super) fn bearer(headers: &HeaderMap) -> Carried<'_> {
     let lines = headers.get_all(header::AUTHORIZATION).iter();
     let tokens = lines.filter_map(|line| {
@@ -197,7 +209,10 @@ pub(super) fn bearer(headers: &HeaderMap) -> Carried<'_> {
             .eq_ignore_ascii_case(b"bearer")
             .then(|| Value::Sent(token.trim_ascii()))
     });
-    Carried::from_copies(tokens)
+    match Carried::from_copies(tokens) {
+        Carried::One(token) if token.as_bytes().contains(&b',') => Carried::Several,
+        carried => carried,
+    }
 }
 
 /// The values of a query parameter: `&` separates, names are compared decoded.
@@ -271,6 +286,7 @@ mod tests {
             Carried::Nothing => None,
             Carried::One(value) => Some(String::from_utf8(value.as_bytes().to_vec()).unwrap()),
             Carried::Several => Some("several".to_owned()),
+            Carried::Unknown => Some("unknown".to_owned()),
         }
     }
 
@@ -318,6 +334,18 @@ mod tests {
         assert_eq!(value(&["a", "b"]).as_deref(), Some("several"));
         assert_eq!(value(&["a", "", " a"]).as_deref(), Some("a"));
         assert_eq!(value(&["", " "]), None);
+    }
+
+    #[test]
+    fn a_list_of_api_keys_is_several_keys() {
+        let name = HeaderName::from_static("x-api-key");
+        let value = |lines: &[&str]| text(listed(&headers("x-api-key", lines), &name));
+        assert_eq!(value(&["a,b"]).as_deref(), Some("several"));
+        assert_eq!(value(&["a", "b"]).as_deref(), Some("several"));
+        assert_eq!(value(&["a , a,", "a"]).as_deref(), Some("a"));
+        assert_eq!(value(&[" , "]), None);
+        let token = |lines: &[&str]| text(bearer(&headers("authorization", lines)));
+        assert_eq!(token(&["Bearer a, Bearer b"]).as_deref(), Some("several"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use std::borrow::Cow;
 
-use http::header::{EXPECT, HOST, TRANSFER_ENCODING};
+use http::header::{AUTHORIZATION, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{Method, Request, StatusCode, Uri, Version};
 
 use crate::route::host_of;
@@ -23,6 +23,8 @@ pub enum RequestFault {
     TwoHosts,
     /// A Transfer-Encoding other than exactly `chunked`, once.
     TransferEncoding,
+    /// More than one `Authorization` line: which of them counts depends on the reader.
+    Authorization,
     /// An expectation other than `100-continue`.
     Expect,
     /// More options in `Connection` than anybody needs.
@@ -42,6 +44,7 @@ impl RequestFault {
             | RequestFault::Host
             | RequestFault::TwoHosts
             | RequestFault::TransferEncoding
+            | RequestFault::Authorization
             | RequestFault::ConnectionOptions => StatusCode::BAD_REQUEST,
         }
     }
@@ -54,6 +57,7 @@ impl RequestFault {
             RequestFault::Host => "the Host header is missing, repeated or malformed",
             RequestFault::TwoHosts => "the Host header and the request target differ",
             RequestFault::TransferEncoding => "only the transfer coding chunked is understood",
+            RequestFault::Authorization => "the request has more than one Authorization header",
             RequestFault::Expect => "the only expectation understood is 100-continue",
             RequestFault::ConnectionOptions => "the Connection header has too many options",
             RequestFault::Loop => "the request has come back to this proxy",
@@ -69,6 +73,7 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
     }
     let mut host = None;
     let mut chunked = false;
+    let mut authorized = false;
     for (name, value) in request.headers() {
         match *name {
             HOST if host.is_some() => return Err(RequestFault::Host),
@@ -77,6 +82,8 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
                 return Err(RequestFault::TransferEncoding);
             }
             TRANSFER_ENCODING => chunked = true,
+            AUTHORIZATION if authorized => return Err(RequestFault::Authorization),
+            AUTHORIZATION => authorized = true,
             EXPECT if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
                 return Err(RequestFault::Expect);
             }

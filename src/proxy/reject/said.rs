@@ -62,6 +62,12 @@ impl Rejection {
             Rejection::AmbiguousKey(_) => {
                 refused("the request carries several different keys where one must be")
             }
+            Rejection::UnknownKey(_) => Said {
+                status: StatusCode::UNAUTHORIZED,
+                title: "Unauthorized",
+                detail: "the API key is not known",
+                close: false,
+            },
             Rejection::Limited(_) | Rejection::Blocked(_) => Said {
                 status: StatusCode::TOO_MANY_REQUESTS,
                 title: "Quota Exceeded",

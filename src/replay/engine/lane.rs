@@ -47,7 +47,7 @@ struct Asked {
 
 /// The lanes of all routes, by their numbers; nowhere if every request goes the long way.
 pub(super) fn all(reading: &Reading, plan: &Plan, spaces: &Spaces) -> Vec<Option<Lane>> {
-    let in_query = reading.api_key.reads_query();
+    let in_query = reading.api_key.from.reads_query();
     let tier = match &reading.tiers {
         Some(tiers) if tiers.may_be_in_target(in_query) => return Vec::new(),
         Some(tiers) => tiers.default.as_deref(),

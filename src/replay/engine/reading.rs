@@ -10,7 +10,7 @@ use super::super::ways::{Parsed, Sent};
 use crate::client::ClientIp;
 use crate::config::Bypass;
 use crate::limit::key::jwt::JwtRules;
-use crate::limit::key::{ApiKeySources, Claims, Facts};
+use crate::limit::key::{ApiKeys, Claims, Facts};
 use crate::limit::tier::Tiers;
 use crate::path::CanonicalPath;
 use crate::route::{Found, RouteTable, host_of, is_preflight};
@@ -21,7 +21,7 @@ pub(super) struct Reading {
     pub(super) routes: RouteTable,
     pub(super) bypass: Vec<Bypass>,
     pub(super) client_ip: ClientIp,
-    pub(super) api_key: ApiKeySources,
+    pub(super) api_key: ApiKeys,
     pub(super) jwt: Option<JwtRules>,
     pub(super) tiers: Option<Tiers>,
     /// The host of requests whose log has none.
@@ -62,6 +62,7 @@ impl Reading {
         Facts {
             ip: IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             api_key: &self.api_key,
+            standing: None,
             method: &parsed.method,
             host: &parsed.host,
             path: &parsed.path,
@@ -89,6 +90,10 @@ impl Reading {
         let claims = self.claims(&facts, now_us);
         let facts = Facts {
             claims: claims.as_ref(),
+            ..facts
+        };
+        let facts = Facts {
+            standing: Some(facts.key_standing()),
             ..facts
         };
         let tiers = self.tiers.as_ref();

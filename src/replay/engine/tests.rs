@@ -138,6 +138,7 @@ impl Model {
         let mut facts = Facts {
             ip: self.config.client_ip.group(client),
             api_key: &self.config.api_key,
+            standing: None,
             method: &Method::GET,
             host: "",
             path: &path,
@@ -286,7 +287,7 @@ proptest! {
 
 /// All that a key or a route may ask for.
 const VARIED: &str = "upstream = \"http://127.0.0.1:9\"\n\
-    [api_key]\nfrom = [\"header:x-user\"]\n\
+    [api_key]\nfrom = [\"header:x-user\"]\n    unknown = \"trust\"\n\
     [limit.known]\nrate = \"2/s\"\nkey = \"api_key or ip\"\n\
     [limit.place]\nrate = \"3/s\"\nkey = [\"ip\", \"cookie:c or path\"]\n\
     [limit.item]\nrate = \"4/s\"\nkey = \"path:id\"\n\

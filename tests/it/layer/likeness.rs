@@ -54,6 +54,8 @@ fn told(status: u16, headers: &[(String, String)], body: &str) -> String {
 }
 
 const BOTH: &str = r#"
+[api_key]
+unknown = "trust"
 [limit.default]
 rate = "2/h"
 [limit.keyed]

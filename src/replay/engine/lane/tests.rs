@@ -57,7 +57,7 @@ const MORE: [&str; 4] = [
     "[[bypass]]\npath = \"/b/{id}\"\n",
     "[[bypass]]\nip = [\"192.0.2.2/31\"]\npath = \"/a\"\n",
     "[[bypass]]\nip = [\"192.0.2.5\"]\n",
-    "[api_key]\nfrom = [\"query:key\"]\n",
+    "[api_key]\nfrom = [\"query:key\"]\nunknown = \"trust\"\n",
 ];
 
 fn config_of(text: &str) -> Config {

@@ -1,0 +1,426 @@
+//! `[api_key]`: where clients carry their keys, and which keys are known. `[tier] keys_file` names
+//! known keys as well: both files are read here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use toml::de::DeValue;
+
+use super::Config;
+use super::diagnostic::{Code, Diagnostic, Span};
+use super::section::{At, Section};
+use super::values::list_lines;
+use crate::limit::Limit;
+use crate::limit::key::{
+    ApiKeySource, ApiKeySources, ApiKeys, HashKey, KeyDigest, KnownKey, KnownKeys, MAX_CHOICES,
+    UnknownKey,
+};
+
+/// Keys in all files together, at most: about 60 bytes each.
+const MAX_KEYS: usize = 1_000_000;
+/// Bytes of a line.
+const MAX_LINE: usize = 4096;
+/// Characters of a name or a tier.
+const MAX_WORD: usize = 64;
+/// Wrong lines of a file that are told.
+pub(super) const MAX_TOLD: usize = 5;
+/// What begins a key's SHA-256.
+const HASHED: &str = "sha256:";
+
+/// `[api_key]` as it was read, with the keys of all files.
+pub(super) struct RawKeys {
+    from: ApiKeySources,
+    unknown: UnknownKey,
+    known: KeyList,
+    /// Where it is said what unknown keys are, if it is.
+    pub(super) unknown_span: Option<Span>,
+}
+
+/// Known keys, gathered from files.
+#[derive(Default)]
+pub(super) struct KeyList {
+    /// Each key's place in `said`.
+    places: HashMap<KeyDigest, usize>,
+    said: Vec<(KeyDigest, KeyLine)>,
+    /// Whether a file was named, be it readable or not.
+    named: bool,
+}
+
+/// What the lines of a file are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum LineForm {
+    /// `KEY [NAME] [TIER]`
+    Named,
+    /// `KEY TIER`
+    Tiers,
+}
+
+/// What one line says of its key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct KeyLine {
+    name: Option<String>,
+    tier: Option<String>,
+}
+
+/// `[api_key]`
+pub(super) fn read(mut section: Section<'_>) -> RawKeys {
+    let from = sources(&mut section);
+    let mut known = KeyList::default();
+    if refuse_later(&section) {
+        section.take("known");
+        known.named = true;
+    } else if let Some(path) = section.text("known") {
+        known.add_file(&section, "known", &path, LineForm::Named);
+    }
+    let words = [
+        ("ip", UnknownKey::Missing),
+        ("deny", UnknownKey::Deny),
+        ("trust", UnknownKey::Trust),
+    ];
+    let unknown = section.word_at("unknown", &words);
+    section.finish();
+    RawKeys {
+        from,
+        known,
+        unknown_span: unknown.as_ref().map(|word| word.span.clone()),
+        unknown: unknown.map_or(UnknownKey::Missing, |word| word.value),
+    }
+}
+
+impl RawKeys {
+    /// The list to which other files add.
+    pub(super) fn list(&mut self) -> &mut KeyList {
+        &mut self.known
+    }
+
+    /// What requests are read with. `tokens` is whether `[auth.jwt]` verifies bearer tokens.
+    pub(super) fn finish(self, tokens: bool) -> ApiKeys {
+        let said = self.known.said.iter().map(|(key, line)| {
+            let said = KnownKey {
+                name: line.name.as_deref(),
+                tier: line.tier.as_deref(),
+            };
+            (*key, said)
+        });
+        let known = self.known.named.then(|| KnownKeys::new(said, secret()));
+        ApiKeys {
+            tokens: tokens && self.from.0.contains(&ApiKeySource::Bearer),
+            from: self.from,
+            known: known.map(Arc::new),
+            unknown: self.unknown,
+        }
+    }
+}
+
+/// What known keys are hashed with: made once in a process.
+fn secret() -> HashKey {
+    static SECRET: OnceLock<[u8; 32]> = OnceLock::new();
+    HashKey::from_bytes(*SECRET.get_or_init(|| {
+        let mut bytes = [0; 32];
+        // Without random numbers the hash is a plain one of the keys' SHA-256, and still holds.
+        let _ = getrandom::fill(&mut bytes);
+        bytes
+    }))
+}
+
+impl Config {
+    /// Whether limits count by API keys and nothing says which keys are known: then every key
+    /// counts as none.
+    pub fn keys_are_untold(&self) -> bool {
+        let counts_by_key = |limit: &Arc<Limit>| limit.key.asks_api_key();
+        !self.api_key.has_source()
+            && !self.api_key.is_inventable()
+            && self.limits.iter().any(counts_by_key)
+    }
+}
+
+fn sources(section: &mut Section<'_>) -> ApiKeySources {
+    let mut sources = Vec::new();
+    let from = section.texts("from");
+    for text in from
+        .as_ref()
+        .map(|texts| texts.value.clone())
+        .unwrap_or_default()
+    {
+        let kind = (Code::BadKey, "a place where API keys are carried");
+        let source = section.understood("from", text, kind, ApiKeySource::parse);
+        sources.extend(source.map(|source| source.value));
+    }
+    if let Some(from) = from.filter(|from| from.value.is_empty() || sources.len() > MAX_CHOICES) {
+        section.out_of_range_at("from", &from, &format!("1 to {MAX_CHOICES} places"));
+    }
+    match sources.is_empty() {
+        true => ApiKeySources::default(),
+        false => ApiKeySources(sources),
+    }
+}
+
+/// Sources of known keys that this version does not have. Tells whether `known` names one.
+fn refuse_later(section: &Section<'_>) -> bool {
+    let Some(given) = section.peek("known") else {
+        return false;
+    };
+    let (what, help) = match given.get_ref() {
+        DeValue::String(text) if text == "redis" => (
+            "keys in Redis are not supported in this version",
+            "name a file of keys; a file of this name is `./redis`",
+        ),
+        DeValue::Table(_) => (
+            "asking a service about keys is not supported in this version",
+            "name a file of keys: `known = \"keys.txt\"`",
+        ),
+        _ => return false,
+    };
+    let diagnostic = Diagnostic::new(Code::UnknownWord, "`api_key.known` must be a file")
+        .at(&given.span(), what)
+        .help(help);
+    section.reader.report(diagnostic);
+    true
+}
+
+impl KeyList {
+    /// Whether a file was named.
+    pub(super) fn is_named(&self) -> bool {
+        self.named
+    }
+
+    /// Adds the keys of a file. Reports lines that cannot be used, without what they hold.
+    pub(super) fn add_file(
+        &mut self,
+        section: &Section<'_>,
+        setting: &'static str,
+        path: &At<String>,
+        form: LineForm,
+    ) {
+        self.named = true;
+        let Some(text) = section.list_file(setting, path) else {
+            return;
+        };
+        let mut wrong = 0;
+        for (number, line) in list_lines(&text) {
+            let read = key_line(line, form);
+            if let Err(why) = read.and_then(|(key, line)| self.add(key, line)) {
+                section.bad_line(setting, &path.span, (number, why));
+                wrong += 1;
+            }
+            if wrong == MAX_TOLD {
+                return;
+            }
+            if self.said.len() > MAX_KEYS {
+                section.out_of_range_at(setting, path, &format!("at most {MAX_KEYS} keys"));
+                return;
+            }
+        }
+    }
+
+    fn add(&mut self, key: KeyDigest, line: KeyLine) -> Result<(), &'static str> {
+        let Some(place) = self.places.get(&key) else {
+            self.places.insert(key, self.said.len());
+            self.said.push((key, line));
+            return Ok(());
+        };
+        let before = &mut self.said[*place].1;
+        let differs = |old: &Option<String>, new: &Option<String>| {
+            old.is_some() && new.is_some() && old != new
+        };
+        if differs(&before.tier, &line.tier) {
+            return Err("this key has another tier on an earlier line");
+        }
+        if differs(&before.name, &line.name) {
+            return Err("this key has another name on an earlier line");
+        }
+        before.name = before.name.take().or(line.name);
+        before.tier = before.tier.take().or(line.tier);
+        Ok(())
+    }
+}
+
+/// A key and what its line says. `sha256:HEX` stands for the key that has this hash, unless it is
+/// in quotes.
+fn key_line(line: &str, lines: LineForm) -> Result<(KeyDigest, KeyLine), &'static str> {
+    if line.len() > MAX_LINE {
+        return Err("longer than 4096 bytes");
+    }
+    let (key, said) = match lines {
+        LineForm::Named => key_and_names(line)?,
+        LineForm::Tiers => {
+            let (key, tier) = key_and_tier(line)?;
+            let tier = Some(tier.to_owned());
+            (key, KeyLine { name: None, tier })
+        }
+    };
+    if key.contains(',') {
+        return Err("a key has no comma in it: in a header that separates keys");
+    }
+    let quoted = line.starts_with(QUOTES);
+    let digest = match key.strip_prefix(HASHED).filter(|_| !quoted) {
+        Some(hex) => KeyDigest::parse_hex(hex)
+            .ok_or("`sha256:` is followed by the 64 hexadecimal digits of the key's SHA-256")?,
+        None => KeyDigest::of(key.as_bytes()),
+    };
+    Ok((digest, said))
+}
+
+const QUOTES: [char; 2] = ['"', '\''];
+
+/// `KEY [NAME] [TIER]`: the key may be in quotes, `-` stands for no name, and a comment may follow.
+fn key_and_names(line: &str) -> Result<(&str, KeyLine), &'static str> {
+    let (key, rest) = match line.chars().next().filter(|first| QUOTES.contains(first)) {
+        Some(quote) => line[1..].split_once(quote).ok_or("a quote is not closed")?,
+        None => line.split_once(char::is_whitespace).unwrap_or((line, "")),
+    };
+    if key.trim().is_empty() {
+        return Err("not a key; write `KEY NAME TIER`");
+    }
+    let words = rest.split_whitespace();
+    let words: Vec<&str> = words.take_while(|word| !word.starts_with('#')).collect();
+    if words.iter().any(|word| word.starts_with("anchor=")) {
+        return Err("`anchor` needs calendar windows, which this version does not have");
+    }
+    let (name, tier) = match words[..] {
+        [] => (None, None),
+        [name] => (Some(name), None),
+        [name, tier] => (Some(name), Some(tier)),
+        _ => return Err("more than a key, a name and a tier; write `KEY NAME TIER`"),
+    };
+    let name = name.filter(|name| *name != "-");
+    if name.is_some_and(|name| !is_name(name)) {
+        return Err("not a name: 1 to 64 letters, digits, `_`, `-`, `.`, `:` and `@`");
+    }
+    if tier.is_some_and(|tier| !is_tier(tier)) {
+        return Err(NOT_A_TIER);
+    }
+    let said = KeyLine {
+        name: name.map(str::to_owned),
+        tier: tier.map(str::to_owned),
+    };
+    Ok((key, said))
+}
+
+const NOT_A_TIER: &str = "not a tier: 1 to 64 of `a-z`, `0-9`, `_` and `-`";
+
+fn is_name(word: &str) -> bool {
+    let fits = |c: char| c.is_alphanumeric() || "_-.:@".contains(c);
+    word.chars().count() <= MAX_WORD && word.chars().all(fits)
+}
+
+fn is_tier(word: &str) -> bool {
+    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c);
+    word.len() <= MAX_WORD && word.chars().all(fits)
+}
+
+/// `KEY TIER`, `KEY = TIER`, `KEY: TIER` or `KEY,TIER`; either may be in quotes, and a comment may
+/// follow.
+fn key_and_tier(line: &str) -> Result<(&str, &str), &'static str> {
+    const WRITE: &str = "not a key and a tier; write `KEY TIER`";
+    const MARKS: [char; 3] = ['=', ':', ','];
+    let (key, rest) = match line.chars().next().filter(|first| QUOTES.contains(first)) {
+        Some(quote) => line[1..].split_once(quote).ok_or("a quote is not closed")?,
+        None => {
+            let line = line.split(" #").next().unwrap_or(line).trim_end();
+            match line.split_once(char::is_whitespace) {
+                // A key may end in `=`, as base64 does.
+                Some((key, rest)) => (key.trim_end_matches([':', ',']), rest),
+                None => line.rsplit_once(MARKS).ok_or(WRITE)?,
+            }
+        }
+    };
+    let rest = rest.trim();
+    let rest = rest.strip_prefix(MARKS).unwrap_or(rest).trim();
+    let rest = rest.split(" #").next().unwrap_or(rest).trim_end();
+    let inner = |quote: char| rest.strip_prefix(quote)?.strip_suffix(quote);
+    let tier = inner('"').or(inner('\'')).unwrap_or(rest);
+    if key.trim_matches(MARKS).is_empty() || tier.is_empty() {
+        Err(WRITE)
+    } else if !is_tier(tier) {
+        Err(NOT_A_TIER)
+    } else {
+        Ok((key, tier))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_keys_may_be_written_in_many_ways() {
+        for (line, expected) in [
+            ("k1 pro", ("k1", "pro")),
+            ("k1\t pro", ("k1", "pro")),
+            ("k1 = pro", ("k1", "pro")),
+            ("k1=pro", ("k1", "pro")),
+            ("k1: pro", ("k1", "pro")),
+            ("k1:pro", ("k1", "pro")),
+            ("k1,pro", ("k1", "pro")),
+            ("k1, pro", ("k1", "pro")),
+            ("k1 : \"pro\"", ("k1", "pro")),
+            ("\"k 1\" = 'pro'", ("k 1", "pro")),
+            ("'k1','pro'", ("k1", "pro")),
+            ("\"k#1\" pro  # a customer", ("k#1", "pro")),
+            ("k1 pro # a customer", ("k1", "pro")),
+            ("sk:live:abc== pro", ("sk:live:abc==", "pro")),
+            ("abc===pro", ("abc==", "pro")),
+        ] {
+            assert_eq!(key_and_tier(line), Ok(expected), "{line}");
+        }
+        for line in [
+            "k1",
+            "k1 ",
+            "= pro",
+            "k1 Pro",
+            "\"k1 pro",
+            "k1 pro gold",
+            "\"\" pro",
+        ] {
+            assert!(key_and_tier(line).is_err(), "{line}");
+        }
+    }
+
+    fn named(line: &str) -> Result<(&str, Option<String>, Option<String>), &'static str> {
+        key_and_names(line).map(|(key, said)| (key, said.name, said.tier))
+    }
+
+    #[test]
+    fn a_line_of_known_keys_has_a_key_and_perhaps_a_name_and_a_tier() {
+        let some = |text: &str| Some(text.to_owned());
+        for (line, expected) in [
+            ("k1", ("k1", None, None)),
+            ("k1 acme", ("k1", some("acme"), None)),
+            (
+                "k1\tacme  pro # since May",
+                ("k1", some("acme"), some("pro")),
+            ),
+            ("k1 - pro", ("k1", None, some("pro"))),
+            ("k1 # nameless", ("k1", None, None)),
+            ("\"k 1\" acme", ("k 1", some("acme"), None)),
+            (
+                "abc== ops@acme.example",
+                ("abc==", some("ops@acme.example"), None),
+            ),
+        ] {
+            assert_eq!(named(line), Ok(expected), "{line}");
+        }
+        for line in ["\"k1", "\"\" acme", "k1 a b c", "k1 = pro", "k1 acme Pro"] {
+            assert!(named(line).is_err(), "{line}");
+        }
+        let anchor = named("k1 acme pro anchor=15").unwrap_err();
+        assert!(anchor.contains("calendar"), "{anchor}");
+    }
+
+    #[test]
+    fn a_hash_stands_for_its_key() {
+        let hex = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        for lines in [LineForm::Named, LineForm::Tiers] {
+            let line = format!("sha256:{hex} pro");
+            assert_eq!(key_line(&line, lines).unwrap().0, KeyDigest::of(b"abc"));
+            let quoted = format!("\"sha256:{hex}\" pro");
+            assert_ne!(key_line(&quoted, lines).unwrap().0, KeyDigest::of(b"abc"));
+            let short = format!("sha256:{} pro", &hex[1..]);
+            assert!(key_line(&short, lines).unwrap_err().contains("64"));
+        }
+        let long = format!("{} acme", "k".repeat(MAX_LINE));
+        assert!(key_line(&long, LineForm::Named).is_err());
+        assert!(key_line("a,b acme", LineForm::Named).is_err());
+    }
+}

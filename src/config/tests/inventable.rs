@@ -1,0 +1,123 @@
+//! Limits that count by what clients can invent, and those that only look so.
+
+use super::codes;
+
+const BASE: &str = "upstream = \"http://10.0.0.1:3000\"\n";
+const KNOWN: &str = "[api_key]\nknown = \"src/config/tests/keys.txt\"\n";
+const TRUST: &str = "[api_key]\nunknown = \"trust\"\n";
+
+/// What is found in a file whose only route has limits by these keys.
+fn found(settings: &str, keys: &[&str]) -> Vec<&'static str> {
+    let mut text = format!("{BASE}{settings}\n");
+    let mut names = Vec::new();
+    for (number, key) in keys.iter().enumerate() {
+        let rate = 100 + number;
+        text.push_str(&format!(
+            "[limit.l{number}]\nrate = \"{rate}/min\"\nkey = {key}\n"
+        ));
+        names.push(format!("\"l{number}\""));
+    }
+    let names = names.join(", ");
+    text.push_str(&format!(
+        "[[route]]\npath = \"/{{id}}/x\"\nlimits = [{names}]\n"
+    ));
+    codes(&text)
+}
+
+#[test]
+fn a_key_that_clients_can_invent_is_no_guard_alone() {
+    for key in [
+        "\"header:x-user\"",
+        "\"header:x-user or ip\"",
+        "\"query:user\"",
+        "\"cookie:session or ip\"",
+        "\"path:id\"",
+        "[\"header:x-user\", \"ip\"]",
+        "[\"ip\", \"query:user\"]",
+    ] {
+        assert_eq!(found("", &[key]), ["T217"], "{key}");
+        assert_eq!(found("", &[key, "\"ip\""]), [""; 0], "{key} beside ip");
+    }
+    let two = ["\"header:x-user\"", "\"query:user\""];
+    assert_eq!(found("", &two), ["T217"], "told once for the route");
+    assert_eq!(found(TRUST, &["\"api_key or ip\""]), ["T217"]);
+    assert_eq!(found(TRUST, &["\"api_key or ip\"", "\"global\""]), [""; 0]);
+}
+
+#[test]
+fn what_no_client_can_invent_earns_no_warning() {
+    for key in [
+        "\"ip\"",
+        "\"global\"",
+        "\"route\"",
+        "[\"ip\", \"path\"]",
+        "[\"ip\", \"method\"]",
+    ] {
+        assert_eq!(found("", &[key]), [""; 0], "{key}");
+    }
+    for key in [
+        "\"api_key\"",
+        "\"api_key or ip\"",
+        "[\"api_key or ip\", \"path\"]",
+    ] {
+        assert_eq!(found(KNOWN, &[key]), [""; 0], "{key}");
+        assert_eq!(found("", &[key]), ["T216"], "{key}");
+    }
+    let behind = "trusted_proxies = \"10.0.0.0/8\"";
+    assert_eq!(found(behind, &["\"header:x-user\""]), [""; 0]);
+    assert_eq!(found(behind, &["\"query:user\""]), ["T217"]);
+}
+
+#[test]
+fn a_limit_that_enforces_nothing_is_no_guard() {
+    let user = "[limit.user]\nrate = \"10/min\"\nkey = \"header:x-user\"\n";
+    let route = "[[route]]\npath = \"/*\"\nlimits = [\"user\", \"beside\"]\n";
+    let with = |beside: &str| {
+        codes(&format!(
+            "{BASE}{KNOWN}[limit.beside]\n{beside}\n{user}{route}"
+        ))
+    };
+    assert_eq!(
+        with("rate = \"99/min\"\nkey = \"ip\"\nshadow = true"),
+        ["T217"]
+    );
+    let skipped = "rate = \"99/min\"\nkey = \"api_key\"\nmissing = \"skip\"";
+    assert_eq!(with(skipped), ["T217"], "a client sends no key");
+    assert_eq!(with("concurrent = 5\nkey = \"ip\""), [""; 0]);
+    assert_eq!(with("rate = \"99/min\"\nkey = \"api_key\""), [""; 0]);
+}
+
+#[test]
+fn a_file_without_keys_tells_none_apart() {
+    let empty = "[api_key]\nknown = \"/dev/null\"\n";
+    assert_eq!(found(empty, &["\"api_key or ip\""]), ["T216"]);
+    let tokens = "[auth.jwt]\njwks_file = \"src/config/tests/jwks.json\"\n";
+    assert_eq!(found(tokens, &["\"api_key or ip\""]), [""; 0]);
+    let elsewhere = format!("{tokens}[api_key]\nfrom = \"query:key\"\n");
+    assert_eq!(
+        found(&elsewhere, &["\"api_key or ip\""]),
+        ["T216"],
+        "no bearer"
+    );
+}
+
+#[test]
+fn mistakes_in_the_files_of_keys() {
+    let known = |text: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let path = file.path().display();
+        codes(&format!("{BASE}[api_key]\nknown = \"{path}\"\n"))
+    };
+    assert_eq!(known("k1\nk1\nk1 acme\nk1 acme pro\n"), [""; 0]);
+    assert_eq!(known("k1 acme\nk1 other\n"), ["T108"]);
+    assert_eq!(known("k1 acme pro\nk1 acme free\n"), ["T108"]);
+    assert_eq!(known("k1 acme pro anchor=15\n"), ["T108"]);
+    assert_eq!(known("sha256:12\n"), ["T108"]);
+    assert_eq!(known("a b c d\n".repeat(99).as_str()), ["T108"; 5]);
+    let words = |line: &str| codes(&format!("{BASE}[api_key]\n{line}\n"));
+    assert_eq!(words("known = \"/nowhere/keys\""), ["T108"]);
+    assert_eq!(words("known = \"redis\""), ["T106"]);
+    assert_eq!(words("known = { url = \"http://127.0.0.1:9\" }"), ["T106"]);
+    assert_eq!(words("unknown = \"allow\""), ["T106"]);
+}

@@ -1,0 +1,451 @@
+//! API keys: where they are carried, which of them are known, and what becomes of the others.
+//!
+//! A client can invent a key for each request. So a key that is not known is no identity: it is
+//! as if the request had none, unless the configuration says otherwise.
+//!
+//! Keys are compared by a keyed hash of their SHA-256. Its secret belongs to this process: how long
+//! a comparison takes tells nothing of the keys.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+use ring::digest::{SHA256, digest};
+
+use super::value::Carried;
+use super::{ApiKeySource, ApiKeySources, Facts, HashKey};
+
+/// What a key that is not known is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UnknownKey {
+    /// As if there were none: `or ip`, and `missing`, take over.
+    #[default]
+    Missing,
+    /// Refused, 401.
+    Deny,
+    /// An identity like any other.
+    Trust,
+}
+
+/// `[api_key]`: the first source that carries a known key wins.
+#[derive(Clone, Debug, Default)]
+pub struct ApiKeys {
+    /// Where they are carried.
+    pub from: ApiKeySources,
+    /// Those that files name.
+    pub known: Option<Arc<KnownKeys>>,
+    /// Whether a bearer token that `[auth.jwt]` verified is a known key.
+    pub tokens: bool,
+    /// What others are.
+    pub unknown: UnknownKey,
+}
+
+/// SHA-256 of an API key, as `sha256:HEX` of a file names it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct KeyDigest([u8; 32]);
+
+/// What is said of a known key beside the key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KnownKey<'k> {
+    /// What people call its client.
+    pub name: Option<&'k str>,
+    /// Its client's tier.
+    pub tier: Option<&'k str>,
+}
+
+/// API keys that the proxy knows.
+pub struct KnownKeys {
+    secret: HashKey,
+    table: HashTable<KnownEntry>,
+    /// Names and tiers, each once.
+    words: Vec<Arc<str>>,
+}
+
+struct KnownEntry {
+    /// The keyed hash of the key's SHA-256.
+    hash: blake3::Hash,
+    said: KeyNote,
+}
+
+/// What is said of one key, by places in [`KnownKeys::words`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyNote {
+    name: Option<u32>,
+    tier: Option<u32>,
+}
+
+/// How a request's API key stands: looked up once, however many limits count by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyStanding {
+    /// It carries none.
+    Absent,
+    /// It carries several that differ.
+    Several,
+    /// It carries one that is not known.
+    Unknown,
+    /// Its key is an identity.
+    Counted {
+        /// Which source carries it, by its place.
+        source: usize,
+        /// What is said of it, if a file or a verified token vouches for it.
+        known: Option<KeyNote>,
+    },
+}
+
+impl ApiKeys {
+    /// Carried there, and each an identity: `unknown = "trust"`.
+    pub fn trusting(from: ApiKeySources) -> ApiKeys {
+        ApiKeys {
+            from,
+            unknown: UnknownKey::Trust,
+            ..ApiKeys::default()
+        }
+    }
+
+    /// Whether anything tells known keys from invented ones.
+    pub fn has_source(&self) -> bool {
+        self.tokens || self.known.as_ref().is_some_and(|known| !known.is_empty())
+    }
+
+    /// Whether clients can invent keys that are counted by.
+    pub fn is_inventable(&self) -> bool {
+        self.unknown == UnknownKey::Trust
+    }
+
+    /// How a key stands that somebody names without a request: whether a file has it.
+    pub fn is_listed(&self, key: &[u8]) -> bool {
+        self.listed(key).is_some()
+    }
+
+    /// Whether requests with this key may be counted by it. A token may: it takes a request to tell
+    /// whether it is verified.
+    pub fn may_count(&self, key: &[u8]) -> bool {
+        let is_token = self.tokens && key.iter().filter(|byte| **byte == b'.').count() == 2;
+        self.unknown == UnknownKey::Trust || is_token || self.is_listed(key)
+    }
+
+    fn listed(&self, key: &[u8]) -> Option<KeyNote> {
+        self.known.as_ref()?.find(key)
+    }
+
+    fn stand(&self, facts: &Facts<'_>) -> KeyStanding {
+        let mut standing = KeyStanding::Absent;
+        for (source, place) in self.from.0.iter().enumerate() {
+            let carried = match place.find(facts) {
+                Carried::Nothing => continue,
+                Carried::Several | Carried::Unknown => return KeyStanding::Several,
+                Carried::One(value) => value,
+            };
+            let verified = self.tokens && *place == ApiKeySource::Bearer && facts.claims.is_some();
+            let known = match verified {
+                true => Some(KeyNote::default()),
+                false => self.listed(carried.as_bytes()),
+            };
+            if known.is_some() || self.unknown == UnknownKey::Trust {
+                return KeyStanding::Counted { source, known };
+            }
+            // A known key may stand behind it: nobody hides one behind an invented one.
+            standing = KeyStanding::Unknown;
+        }
+        standing
+    }
+}
+
+impl Facts<'_> {
+    /// How its API key stands.
+    pub fn key_standing(&self) -> KeyStanding {
+        self.standing.unwrap_or_else(|| self.api_key.stand(self))
+    }
+
+    /// The same request as if each key were known.
+    pub fn trusting_keys(&self) -> Self {
+        let mut places = self.api_key.from.0.iter().enumerate();
+        let carried = places.find_map(|(source, place)| match place.find(self) {
+            Carried::Nothing => None,
+            Carried::Several | Carried::Unknown => Some(KeyStanding::Several),
+            Carried::One(_) => Some(KeyStanding::Counted {
+                source,
+                known: None,
+            }),
+        });
+        Facts {
+            standing: Some(carried.unwrap_or(KeyStanding::Absent)),
+            ..*self
+        }
+    }
+
+    /// Where the request carries the API key that it is counted by.
+    pub fn api_key_source(&self) -> Option<&ApiKeySource> {
+        match self.key_standing() {
+            KeyStanding::Counted { source, .. } => self.api_key.from.0.get(source),
+            _ => None,
+        }
+    }
+}
+
+impl<'r> Facts<'r> {
+    /// What is said of its API key, if that is known.
+    pub fn known_key(&self) -> Option<KnownKey<'r>> {
+        let keys: &'r ApiKeys = self.api_key;
+        let KeyStanding::Counted { known, .. } = self.key_standing() else {
+            return None;
+        };
+        let said = known?;
+        let word = |place: Option<u32>| keys.known.as_ref()?.words.get(place? as usize);
+        Some(KnownKey {
+            name: word(said.name).map(|word| &**word),
+            tier: word(said.tier).map(|word| &**word),
+        })
+    }
+
+    /// The API key that it is counted by.
+    pub(super) fn api_key(&self) -> Carried<'r> {
+        let keys: &'r ApiKeys = self.api_key;
+        match self.key_standing() {
+            KeyStanding::Absent => Carried::Nothing,
+            KeyStanding::Several => Carried::Several,
+            KeyStanding::Unknown if keys.unknown == UnknownKey::Deny => Carried::Unknown,
+            KeyStanding::Unknown => Carried::Nothing,
+            KeyStanding::Counted { source, .. } => match keys.from.0.get(source) {
+                Some(place) => place.find(self),
+                None => Carried::Nothing,
+            },
+        }
+    }
+}
+
+impl KeyDigest {
+    /// Of a key as requests carry it.
+    pub fn of(key: &[u8]) -> KeyDigest {
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(digest(&SHA256, key).as_ref());
+        KeyDigest(bytes)
+    }
+
+    /// Reads 64 hexadecimal digits.
+    pub fn parse_hex(text: &str) -> Option<KeyDigest> {
+        let mut bytes = [0; 32];
+        if text.len() != 64 || !text.is_ascii() {
+            return None;
+        }
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digit = |one: u8| char::from(one).to_digit(16);
+            *byte = u8::try_from(digit(pair[0])? * 16 + digit(pair[1])?).ok()?;
+        }
+        Some(KeyDigest(bytes))
+    }
+}
+
+impl KnownKeys {
+    /// Of keys with what is said of each; no key comes twice. `secret` is this process's own.
+    pub fn new<'k>(
+        keys: impl IntoIterator<Item = (KeyDigest, KnownKey<'k>)>,
+        secret: HashKey,
+    ) -> KnownKeys {
+        let mut known = KnownKeys {
+            secret,
+            table: HashTable::new(),
+            words: Vec::new(),
+        };
+        let mut places: HashMap<&str, u32> = HashMap::new();
+        for (key, said) in keys {
+            let words = &mut known.words;
+            let mut place = |word: &'k str| {
+                *places.entry(word).or_insert_with(|| {
+                    words.push(word.into());
+                    u32::try_from(words.len() - 1).unwrap_or(u32::MAX)
+                })
+            };
+            let said = KeyNote {
+                name: said.name.map(&mut place),
+                tier: said.tier.map(&mut place),
+            };
+            let hash = blake3::keyed_hash(&known.secret.0, &key.0);
+            known
+                .table
+                .insert_unique(bucket(&hash), KnownEntry { hash, said }, |entry| {
+                    bucket(&entry.hash)
+                });
+        }
+        known.table.shrink_to_fit(|entry| bucket(&entry.hash));
+        known
+    }
+
+    fn find(&self, key: &[u8]) -> Option<KeyNote> {
+        if self.table.is_empty() {
+            return None;
+        }
+        let hash = blake3::keyed_hash(&self.secret.0, &KeyDigest::of(key).0);
+        // `blake3::Hash` compares in constant time.
+        let entry = self.table.find(bucket(&hash), |entry| entry.hash == hash)?;
+        Some(entry.said)
+    }
+
+    /// How many keys are known.
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+}
+
+/// The keyed hash is random already: its first bytes choose the bucket.
+fn bucket(hash: &blake3::Hash) -> u64 {
+    let (first, _) = hash.as_bytes().split_at(8);
+    first.try_into().map_or(0, u64::from_le_bytes)
+}
+
+impl fmt::Debug for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyDigest(..)")
+    }
+}
+
+impl fmt::Debug for KnownKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KnownKeys({} keys)", self.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{HeaderMap, HeaderValue, Method};
+
+    use super::*;
+    use crate::limit::Missing;
+    use crate::limit::key::{Derived, Key};
+    use crate::path::CanonicalPath;
+
+    const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+
+    fn known(keys: &[(&str, KnownKey<'_>)]) -> Option<Arc<KnownKeys>> {
+        let keys = keys
+            .iter()
+            .map(|(key, said)| (KeyDigest::of(key.as_bytes()), *said));
+        Some(Arc::new(KnownKeys::new(keys, SECRET)))
+    }
+
+    fn look<T>(
+        keys: &ApiKeys,
+        headers: &[(&'static str, &str)],
+        see: impl FnOnce(&Facts<'_>) -> T,
+    ) -> T {
+        let mut map = HeaderMap::new();
+        for (name, value) in headers {
+            map.append(*name, HeaderValue::from_str(value).unwrap());
+        }
+        see(&Facts {
+            ip: "192.0.2.7".parse().unwrap(),
+            api_key: keys,
+            standing: None,
+            method: &Method::GET,
+            host: "h",
+            path: &CanonicalPath::parse("/").unwrap(),
+            query: None,
+            headers: &map,
+            route: "r",
+            params: &[],
+            claims: None,
+            tier: None,
+            certificate: None,
+        })
+    }
+
+    fn derive(keys: &ApiKeys, key: &str, headers: &[(&'static str, &str)]) -> Derived {
+        let key = Key::parse([key]).unwrap();
+        look(keys, headers, |facts| {
+            key.derive(facts, Missing::Ip, &SECRET)
+        })
+    }
+
+    #[test]
+    fn a_key_that_is_not_known_is_as_if_there_were_none() {
+        let mut keys = ApiKeys {
+            known: known(&[("k1", KnownKey::default())]),
+            ..ApiKeys::default()
+        };
+        let none = derive(&keys, "api_key or ip", &[]);
+        let invented = [("x-api-key", "made-up")];
+        assert_eq!(derive(&keys, "api_key or ip", &invented), none);
+        assert_eq!(derive(&keys, "api_key", &invented), none);
+        assert_ne!(derive(&keys, "api_key or ip", &[("x-api-key", "k1")]), none);
+        keys.known = None;
+        assert_eq!(derive(&keys, "api_key or ip", &[("x-api-key", "k1")]), none);
+        keys.unknown = UnknownKey::Trust;
+        assert_ne!(derive(&keys, "api_key or ip", &invented), none);
+        keys.unknown = UnknownKey::Deny;
+        assert_eq!(derive(&keys, "api_key or ip", &invented), Derived::Unknown);
+        assert_eq!(derive(&keys, "api_key or ip", &[]), none);
+        assert_eq!(derive(&keys, "ip", &invented), none, "nobody asks");
+    }
+
+    #[test]
+    fn a_known_key_does_not_hide_behind_an_invented_one() {
+        let mut keys = ApiKeys {
+            known: known(&[("k1", KnownKey::default())]),
+            ..ApiKeys::default()
+        };
+        let alone = derive(&keys, "api_key", &[("x-api-key", "k1")]);
+        let bearer = ("authorization", "Bearer k1");
+        for unknown in [UnknownKey::Missing, UnknownKey::Deny] {
+            keys.unknown = unknown;
+            let both = derive(&keys, "api_key", &[("x-api-key", "made-up"), bearer]);
+            assert_eq!(both, alone, "{unknown:?}");
+        }
+        let two = [("x-api-key", "k1"), ("x-api-key", "made-up")];
+        assert_eq!(derive(&keys, "api_key", &two), Derived::Ambiguous);
+        let list = [("x-api-key", "k1, made-up")];
+        assert_eq!(derive(&keys, "api_key", &list), Derived::Ambiguous);
+    }
+
+    #[test]
+    fn a_known_key_has_a_name_and_a_tier() {
+        let said = KnownKey {
+            name: Some("acme"),
+            tier: Some("pro"),
+        };
+        let nameless = KnownKey {
+            tier: Some("acme"),
+            ..KnownKey::default()
+        };
+        let keys = ApiKeys {
+            known: known(&[("k1", said), ("k2", nameless), ("k3", KnownKey::default())]),
+            ..ApiKeys::default()
+        };
+        for (key, expected) in [
+            ("k1", Some(said)),
+            ("k2", Some(nameless)),
+            ("k3", Some(KnownKey::default())),
+            ("k4", None),
+        ] {
+            look(&keys, &[("x-api-key", key)], |facts| {
+                assert_eq!(facts.known_key(), expected, "{key}");
+                let known = facts.key_standing();
+                let facts = Facts {
+                    standing: Some(known),
+                    ..*facts
+                };
+                assert_eq!(facts.known_key(), expected, "looked up before: {key}");
+            });
+        }
+        assert!(keys.is_listed(b"k1") && !keys.is_listed(b"k4"));
+        let shown = format!("{keys:?}");
+        assert!(shown.contains("3 keys") && !shown.contains("k1"), "{shown}");
+    }
+
+    #[test]
+    fn a_digest_is_read_in_either_case() {
+        // echo -n abc | sha256sum
+        let hex = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(KeyDigest::parse_hex(hex), Some(KeyDigest::of(b"abc")));
+        let upper = hex.to_uppercase();
+        assert_eq!(KeyDigest::parse_hex(&upper), Some(KeyDigest::of(b"abc")));
+        for wrong in ["", &hex[1..], &format!("{hex}0"), &hex.replace('b', "g")] {
+            assert_eq!(KeyDigest::parse_hex(wrong), None, "{wrong}");
+        }
+    }
+}
