@@ -25,7 +25,8 @@
 --          and again for the first denied one if there is one, for each item: used before (u48),
 --          retry (i56: -1 never, -2 when released), reset, next (u56, us), stamp (u48). Behind a 2
 --          only granted = 0 follows. Where all of `count` were granted and each item is a log: 3,
---          and for each item the head of the log as it was written, which says all that.
+--          and for each item the head of the log as it was written, which says all that: 57
+--          bytes by a rule whose precision is 1 us, else 63.
 --          After the last group: the text of the server's refusal.
 --
 -- All numbers are little-endian and below 2^53. The clock is read once. A denial writes nothing
@@ -201,14 +202,8 @@ local how_many, at = unpack('<I2', asked)
 for i = 0, how_many - 1 do
   local algorithm, units, window, precision
   algorithm, units, window, precision, at = unpack('<I1I4I6I6', asked, at)
-  -- Entries of a log: see log.lua.
-  local is_wide = algorithm == 0 and window / precision >= 1800000000
-  rules[i] = {
-    kind = algorithm == 0 and 'log' or algorithm == 1 and 'counter' or 'slots',
-    units = units, window = window, precision = precision,
-    size = is_wide and 10 or 8, entry = is_wide and '<I6I4' or '<I4I4',
-    modulus = is_wide and 281474976710656 or 4294967296,
-  }
+  local kind = algorithm == 0 and 'log' or algorithm == 1 and 'counter' or 'slots'
+  rules[i] = new_rule(kind, units, window, precision)
 end
 
 local replies, length, place, begun, refusal, other = { '' }, 1, 1, 0, nil, nil

@@ -9,16 +9,18 @@
 local function lane(key, rule, now, many)
   local value = redis_pcall('GETRANGE', key, '0', '312')
   local window, precision, size, modulus = rule.window, rule.precision, rule.size, rule.modulus
+  local top, form, kept = rule.top, rule.head, nil
   local magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires
-    = 0x4C55, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+    = rule.magic, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
   if value ~= '' then
-    if #value < 57 then return nil, nil, value end
-    magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires
-      = unpack('<I2I4I4I4I4I4I4I6I7I7I7I4', value)
+    if #value < top then return nil, nil, value end
+    magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires,
+      kept = unpack(form, value)
   end
-  local own, whole = now + shift, 57 + capacity * size
-  if value ~= '' and (magic ~= 0x4C55 or head >= capacity or count > capacity or own < last
-    or #value < whole and #value < 313) then
+  local own, whole = now + shift, top + capacity * size
+  -- Behind a head without its precision stands where the head ends.
+  if value ~= '' and (magic ~= rule.magic or top > 57 and kept ~= precision or head >= capacity
+    or count > capacity or own < last or #value < whole and #value < 313) then
     return nil, nil, value
   end
 
@@ -30,7 +32,7 @@ local function lane(key, rule, now, many)
     local reads = 0
     while first <= edge and count > 1 do
       base, head, count = first_total, (head + 1) % capacity, count - 1
-      local at, bytes = 57 + head * size, value
+      local at, bytes = top + head * size, value
       if at + size > #value then
         -- Where many have expired, the search in log.lua is shorter.
         reads = reads + 1
@@ -75,22 +77,22 @@ local function lane(key, rule, now, many)
     seconds = math.ceil((2 * window + precision) / 1000000) + 1
     expires = math.floor(now / 1000000) + seconds
   end
-  local place, kept, done = 57 + (head + count - 1) % capacity * size, '', nil
+  local place, between, done = top + (head + count - 1) % capacity * size, '', nil
   if grows then
     -- Every slot is live: the oldest are behind the head, the newest before it.
-    local split, most = 57 + head * size, math.min(units, window / precision + 2)
-    kept = string.sub(value, split + 1, whole) .. string.sub(value, 58, split)
+    local split, most = top + head * size, math.min(units, window / precision + 2)
+    between = string.sub(value, split + 1, whole) .. string.sub(value, top + 1, split)
     head, capacity = 0, math.max(math.min(math.max(2 * capacity, 4), most), count)
   end
-  local stands = pack('<I2I4I4I4I4I4I4I6I7I7I7I4', magic, capacity, head, count, base, total,
-    first_total, first % modulus, own, stamp, shift, expires)
+  local stands = pack(form, magic, capacity, head, count, base, total, first_total,
+    first % modulus, own, stamp, shift, expires, precision)
   local entry = pack(rule.entry, stamp % modulus, total)
   if grows then
     local free = string.rep('\0', (capacity - count) * size)
-    done = redis_pcall('SET', key, stands .. kept .. entry .. free, 'EX', seconds)
+    done = redis_pcall('SET', key, stands .. between .. entry .. free, 'EX', seconds)
   elseif place <= #value then
-    if place > 57 then kept = string.sub(value, 58, place) end
-    done = redis_pcall('SETRANGE', key, '0', stands .. kept .. entry)
+    if place > top then between = string.sub(value, top + 1, place) end
+    done = redis_pcall('SETRANGE', key, '0', stands .. between .. entry)
   else
     done = redis_pcall('SETRANGE', key, string.format('%d', place), entry)
     if type(done) == 'number' then done = redis_pcall('SETRANGE', key, '0', stands) end

@@ -5,7 +5,8 @@
 -- multiple of the precision q and now is rounded down before ageing, so the bound holds for every q.
 --
 -- One key is one STRING: a head and a ring of entries, oldest first, one for each stamp.
---   head   magic, capacity, head, count    entries the ring can hold, the oldest's slot, how many
+--   head   magic                           of a ring whose precision is 1 us, or of another
+--          capacity, head, count           entries the ring can hold, the oldest's slot, how many
 --          base, total, first_total        running totals before the first entry, after the last,
 --                                          after the first; all modulo 2^32
 --          first                           the first entry's stamp, as in the entry
@@ -14,7 +15,13 @@
 --          shift                           own time = the store's clock + shift, us: grows when the
 --                                          clock steps back, so that ages are kept
 --          expires                         the store's second before which the key cannot expire
+--          precision                       us; only in a ring whose precision is not 1
 --   entry  stamp in units of q modulo 2^32 (2^48 where W/q >= 1.8e9), running total after it
+-- A ring keeps its precision while units are live, whatever the rule says by now: finer than the
+-- rule's until the next charge, which then rewrites it in the rule's (no stamp gets earlier), and
+-- coarser than the rule's until it is empty. So a limit keeps its count where its precision changes,
+-- and proxies with both rules on one store do not rewrite each other's ring again and again.
+--
 -- No stamp is further than 2W/q from the last one, so the modulus loses nothing. Units that are
 -- given back leave an entry of none, unless it is the last: that one always has units.
 --
@@ -25,11 +32,24 @@
 
 local unpack, pack, redis_pcall = struct.unpack, struct.pack, redis.pcall
 
+-- A rule, with the form of a log's ring under it.
+local function new_rule(kind, units, window, precision)
+  local is_wide = kind == 'log' and window / precision >= 1800000000
+  local is_exact = precision == 1
+  return {
+    kind = kind, units = units, window = window, precision = precision,
+    size = is_wide and 10 or 8, entry = is_wide and '<I6I4' or '<I4I4',
+    modulus = is_wide and 281474976710656 or 4294967296,
+    magic = is_exact and 0x4C55 or 0x4C56, top = is_exact and 57 or 63,
+    head = is_exact and '<I2I4I4I4I4I4I4I6I7I7I7I4' or '<I2I4I4I4I4I4I4I6I7I7I7I4I6',
+  }
+end
+
 -- A log looks at one key, then at another; what it knows of the one at hand are its locals, which
 -- are far cheaper than a table's fields. Made once for each place that an item has in its group.
 local function new_log()
-  local MAGIC, HEAD, HEAD_FORMAT = 0x4C55, 57, '<I2I4I4I4I4I4I4I6I7I7I7I4'
-  local key, rule, now, value
+  -- The rule by which the ring is kept, and the one that was asked by.
+  local key, rule, asked, now, value
   local capacity, head, count, base, total, first_total, first, last, newest, shift, expires
   -- Own time now; how many entries have expired since the last charge; the units that are live; and
   -- whether the value ends before the ring does.
@@ -46,7 +66,7 @@ local function new_log()
     while high - low > 1 do
       local middle, between = low + step, high - low
       if step + step > between then middle = low + (between - between % 2) / 2 end
-      local at = HEAD + (head + middle) % capacity * size
+      local at = rule.top + (head + middle) % capacity * size
       local bytes, from = value, at + 1
       if at + size > #bytes then
         local format = string.format
@@ -70,14 +90,16 @@ local function new_log()
   -- are live at `at`; whether the clock has stepped back; and what stood there that is not ours.
   -- What was `read` already is not read again.
   local function look(of, by, at, _, read)
-    key, rule, now = of, by, at
+    key, rule, asked, now = of, by, by, at
     value = read or redis_pcall('GETRANGE', key, '0', '312')
-    local magic
-    if #value >= HEAD then
+    local magic, kept
+    if #value >= 57 then
       magic, capacity, head, count, base, total, first_total, first, last, newest, shift, expires =
-        unpack(HEAD_FORMAT, value)
+        unpack('<I2I4I4I4I4I4I4I6I7I7I7I4', value)
+      kept = magic == 0x4C55 and 1 or magic == 0x4C56 and #value >= 63 and unpack('<I6', value, 58)
     end
-    if magic ~= MAGIC or head >= capacity or count > capacity then
+    if not kept or kept == 0 or head >= capacity or count > capacity then
+      kept = nil
       capacity, head, count, base, total, first_total = 0, 0, 0, 0, 0, 0
       first, last, newest, shift, expires = 0, 0, 0, 0, 0
     end
@@ -85,11 +107,14 @@ local function new_log()
     if stepped then shift = last - now end
     own, skip, used, cut = now + shift, 0, 0, false
 
-    local precision = rule.precision
+    local precision = kept or by.precision
+    if precision ~= by.precision then rule = new_rule('log', by.units, by.window, precision) end
     local edge = (own - own % precision - rule.window) / precision
-    if newest <= edge then
+    if newest <= edge or count == 0 then
       count, head = 0, 0
-    elseif count > 0 then
+      -- Nothing of the old form is left to keep: the next charge begins a ring by its own rule.
+      if rule ~= by then rule, capacity = by, 0 end
+    else
       first = newest - (newest - first) % rule.modulus
       if first <= edge then
         skip, first, first_total, base = search(true, edge)
@@ -99,12 +124,12 @@ local function new_log()
         local was, gone = value, redis_pcall('DEL', key)
         count, head = 0, 0
         if type(gone) == 'table' then return 0, stepped, gone end
-        local _, again = look(key, rule, now)
+        local _, again = look(key, by, now)
         return 0, again, was
       end
       used = (total - base) % 4294967296
     end
-    return used, stepped, magic ~= MAGIC and value ~= '' and value
+    return used, stepped, not kept and value ~= '' and value
   end
 
   -- Microseconds until no more than `room` units are live if nothing else is admitted.
@@ -121,8 +146,8 @@ local function new_log()
   end
 
   local function top()
-    return pack(HEAD_FORMAT, MAGIC, capacity, head, count, base, total, first_total,
-      first % rule.modulus, last, newest, shift, expires)
+    return pack(rule.head, rule.magic, capacity, head, count, base, total, first_total,
+      first % rule.modulus, last, newest, shift, expires, rule.precision)
   end
 
   -- What is seldom done, and not made where it is not.
@@ -132,18 +157,48 @@ local function new_log()
       local size = rule.size
       from = (head + from) % capacity
       local straight = math.min(many, capacity - from)
-      local at = HEAD + from * size
+      local top = rule.top
+      local at = top + from * size
       local entries = redis.call('GETRANGE', key, at, at + straight * size - 1)
       if many > straight then
-        local rest = HEAD + (many - straight) * size - 1
-        entries = entries .. redis.call('GETRANGE', key, HEAD, rest)
+        local rest = top + (many - straight) * size - 1
+        entries = entries .. redis.call('GETRANGE', key, top, rest)
       end
       return entries
     end
 
-    -- Writes a ring of another size: the live entries, and the new one as the last of `live`.
-    local function rewrite(live, entry, seconds)
-      local kept = live > 1 and entries_of(skip, live - 1) or ''
+    -- Goes over to the coarser precision of the rule that was asked by: no stamp gets earlier, and
+    -- the units of stamps that are one by now are in one entry. Returns the entries, which are not
+    -- written yet.
+    local function coarsen()
+      local many, from, to = count - skip, rule, asked
+      local bytes, entries, last_total = entries_of(skip, many), {}, nil
+      local filled, stamp = 0, nil
+      for i = 1, many do
+        local at, through = unpack(from.entry, bytes, (i - 1) * from.size + 1)
+        at = (newest - (newest - at) % from.modulus) * from.precision
+        at = (at + (-at) % to.precision) / to.precision
+        if at ~= stamp then
+          if stamp then entries[filled] = pack(to.entry, stamp % to.modulus, last_total) end
+          filled, stamp = filled + 1, at
+        end
+        if filled == 1 then first, first_total = at, through end
+        last_total = through
+      end
+      entries[filled] = pack(to.entry, stamp % to.modulus, last_total)
+      rule, newest, count, skip, head, capacity = to, stamp, filled, 0, 0, 0
+      return table.concat(entries)
+    end
+
+    -- Writes a ring of another size or form: the live entries, which are `entries` where they were
+    -- read already, and the new one as the last of `live`.
+    local function rewrite(live, entry, seconds, entries)
+      local kept = ''
+      if entries then
+        kept = string.sub(entries, 1, (live - 1) * rule.size)
+      elseif live > 1 then
+        kept = entries_of(skip, live - 1)
+      end
       local most = math.min(rule.units, rule.window / rule.precision + 2)
       local wanted = live > capacity and math.max(2 * capacity, 4) or 4
       head, capacity, count, skip = 0, math.max(math.min(wanted, most), live), live, 0
@@ -179,9 +234,10 @@ local function new_log()
 
       local from = (head + place) % capacity
       local straight = math.min(many, capacity - from)
-      redis.call('SETRANGE', key, HEAD + from * size, table.concat(entries, '', 1, straight))
+      local top_bytes = rule.top
+      redis.call('SETRANGE', key, top_bytes + from * size, table.concat(entries, '', 1, straight))
       if many > straight then
-        redis.call('SETRANGE', key, HEAD, table.concat(entries, '', straight + 1))
+        redis.call('SETRANGE', key, top_bytes, table.concat(entries, '', straight + 1))
       end
 
       -- The last entry must have units: `reset` is told from it.
@@ -204,13 +260,20 @@ local function new_log()
       redis_pcall('SETRANGE', key, 46, pack('<I7', shift))
     end
 
-    return { rewrite = rewrite, give_back = give_back, keep_ages = keep_ages }
+    return {
+      coarsen = coarsen, rewrite = rewrite, give_back = give_back, keep_ages = keep_ages,
+    }
   end
 
   -- Admits units at `now`, stamped `ahead` us later: what is leased counts from the lease's end. No
   -- stamp is before the newest. Returns the server's error if it refused to write; then the head as
   -- written, which tells how the log stands where the first entry is the next to go.
   local function charge(cost, ahead)
+    local entries, renewed
+    if rule ~= asked and rule.precision < asked.precision and count - skip <= 65536 then
+      renewed = seldom()
+      entries = renewed.coarsen()
+    end
     local precision, window, live = rule.precision, rule.window, count - skip
     local stamp = own + ahead
     stamp = (stamp + (-stamp) % precision) / precision
@@ -235,15 +298,16 @@ local function new_log()
 
     local entry, done, stands = pack(rule.entry, stamp % rule.modulus, total), nil, nil
     if rewrites then
-      done, stands = seldom().rewrite(live, entry, seconds)
+      done, stands = (renewed or seldom()).rewrite(live, entry, seconds, entries)
     else
       head, count, skip = (head + skip) % capacity, live, 0
       stands = top()
-      local at = HEAD + (head + live - 1) % capacity * rule.size
-      if at == HEAD then
+      local start = rule.top
+      local at = start + (head + live - 1) % capacity * rule.size
+      if at == start then
         done = redis_pcall('SETRANGE', key, '0', stands .. entry)
       elseif at <= #value then
-        local between = string.sub(value, HEAD + 1, at)
+        local between = string.sub(value, start + 1, at)
         done = redis_pcall('SETRANGE', key, '0', stands .. between .. entry)
       else
         done = redis_pcall('SETRANGE', key, string.format('%d', at), entry)
@@ -251,10 +315,11 @@ local function new_log()
       end
       if renews then redis_pcall('EXPIRE', key, seconds) end
     end
-    if done ~= HEAD + capacity * rule.size and type(done) == 'table' and done.err then
+    if done ~= rule.top + capacity * rule.size and type(done) == 'table' and done.err then
       return done.err
     end
-    return nil, first_total ~= base and stands
+    -- The head is read by the rule that was asked by.
+    return nil, first_total ~= base and rule.precision == asked.precision and stands
   end
 
   -- Microseconds until all is free, until something is, and what names the last admission.

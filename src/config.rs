@@ -291,12 +291,13 @@ pub struct LogSettings {
 }
 
 /// What may be found of a running proxy, as people name it.
-pub const FINDINGS: [&str; 5] = [
+pub const FINDINGS: [&str; 6] = [
     "untrusted-forwarded",
     "one-client",
     "store-clock",
     "store-evicts",
     "store-replica",
+    "store-full",
 ];
 
 /// The access log's form.

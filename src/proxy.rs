@@ -277,6 +277,9 @@ impl Proxy {
                 return;
             }
             line.note_admission(admission.told().is_some());
+            if route.adjusts() && admission.told().is_some() {
+                response.body().note_settling();
+            }
             match &route.target {
                 Target::Upstream(upstream) => {
                     let to = (route, *upstream, admission.affinity);
@@ -285,6 +288,10 @@ impl Proxy {
                     let exchange = (request, &mut *response);
                     if let Err(refused) = self.forward(exchange, downstream, to, with).await {
                         *response = self.refuse(&refused, changes, line, HeaderMap::new());
+                        if refused.is_cut_upload() {
+                            // A client must not get its units back by leaving.
+                            return hold(response, admission.slots.take(), line);
+                        }
                     }
                 }
                 Target::Respond(answer) => *response = changes::respond(answer, changes),

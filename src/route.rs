@@ -78,6 +78,11 @@ pub struct Route {
 }
 
 impl Route {
+    /// Whether a response may change what its request has cost.
+    pub fn adjusts(&self) -> bool {
+        self.settle.is_some() || !self.refund.is_empty()
+    }
+
     /// Whether its upstream's server is chosen by such a part of a key.
     pub fn is_balanced_by(&self, is_such: fn(&Part) -> bool) -> bool {
         self.affinity

@@ -17,6 +17,7 @@ use crate::config::{FINDINGS, RedisTopology, StoreKind};
 use crate::limit::key::Part;
 use crate::limit::{Limit, Tag};
 use crate::server::sight::View;
+use crate::store::memory::Evictions;
 use crate::store::redis::{About, about};
 
 const FORWARDED: &str = FINDINGS[0];
@@ -24,8 +25,9 @@ const ONE_CLIENT: &str = FINDINGS[1];
 const CLOCK: &str = FINDINGS[2];
 const EVICTS: &str = FINDINGS[3];
 const REPLICA: &str = FINDINGS[4];
+const FULL: &str = FINDINGS[5];
 
-/// How long requests that were forwarded by nobody we trust are a finding, seconds.
+/// How long requests that were forwarded by nobody we trust, and evictions, are a finding, seconds.
 const LATELY: u64 = 600;
 /// How often clients are looked at, seconds.
 const LOOK_EVERY: u64 = 5;
@@ -43,6 +45,8 @@ pub(super) struct Findings {
     found: BTreeMap<&'static str, Finding>,
     /// Requests that were forwarded by nobody we trust, and when there was last one more, seconds.
     forwarded: (u64, u64),
+    /// Keys that the embedded store has evicted, and when it last evicted one more, seconds.
+    evicted: (u64, u64),
     /// How long the store took to answer when it was last asked.
     pub(super) round_trip: Option<Duration>,
 }
@@ -123,6 +127,27 @@ impl Findings {
         self.note(FORWARDED, lately.then(|| (text.to_owned(), most)));
     }
 
+    /// Counts that the embedded store forgot because it was full.
+    fn evictions(&mut self, evictions: &[Evictions], now: u64) {
+        let keys = evictions.iter().map(|one| one.keys).sum();
+        if keys > self.evicted.0 {
+            self.evicted = (keys, now);
+        }
+        let at_limit: u64 = evictions.iter().map(|one| one.at_limit).sum();
+        let lately = keys > 0 && now < self.evicted.1 + LATELY;
+        let most = evictions.first().filter(|_| lately);
+        let text = most.map(|most| {
+            format!(
+                "the embedded store is full: {keys} counts were forgotten before they had expired, \
+                 {at_limit} of them of clients at their limit, most by limit `{}`; raise \
+                 `[store] max_keys` or `max_memory`, and put a limit by address beside every key \
+                 that clients can invent",
+                most.limit
+            )
+        });
+        self.note(FULL, text.map(|text| (text, keys)));
+    }
+
     /// What the store said of itself; nothing where it did not answer.
     fn of_store(&mut self, about: Option<&About>, may_be_replica: bool, silent: &[&str]) {
         self.round_trip = about.and_then(|about| about.round_trip);
@@ -158,14 +183,7 @@ fn clock_is_off(about: &About) -> Option<String> {
 }
 
 fn evicts(about: &About) -> Option<String> {
-    let policy = about.maxmemory_policy.as_deref()?;
-    let forgets = policy.starts_with("allkeys-") || policy == "volatile-random";
-    forgets.then(|| {
-        format!(
-            "the store's `maxmemory-policy` is `{policy}`: when memory is short it forgets counts, \
-             and clients begin anew; use `noeviction` or `volatile-ttl`"
-        )
-    })
+    about.forgets().map(|why| format!("the store: {why}"))
 }
 
 fn is_replica(about: &About) -> Option<String> {
@@ -204,6 +222,10 @@ impl Desk {
             if !silent.contains(&FORWARDED) {
                 let forwarded = view.proxies().map(|proxy| proxy.meter().forwarded());
                 self.findings().forwarded(forwarded.sum(), now);
+            }
+            if !silent.contains(&FULL) {
+                let evictions = view.counts.in_process().evictions();
+                self.findings().evictions(&evictions, now);
             }
             if now.is_multiple_of(LOOK_EVERY) && !silent.contains(&ONE_CLIENT) {
                 let met = self.one_client(view, now);
@@ -294,6 +316,28 @@ mod tests {
         findings.of_store(Some(&fine), false, &[]);
         assert!(findings.all(&[]).all(|(_, holds)| !holds));
         assert_eq!(findings.found[EVICTS].count, 2);
+    }
+
+    #[test]
+    fn evictions_are_a_finding_for_a_while() {
+        let mut findings = Findings::default();
+        findings.evictions(&[], 1000);
+        assert!(ids(&findings).is_empty());
+        let of = |limit: &str, keys, at_limit| Evictions {
+            limit: limit.into(),
+            keys,
+            at_limit,
+            units: keys,
+        };
+        findings.evictions(&[of("b", 7, 2), of("a", 1, 0)], 1001);
+        assert_eq!(ids(&findings), [FULL]);
+        let text = &findings.found[FULL].text;
+        assert!(
+            text.contains("8 counts") && text.contains("limit `b`"),
+            "{text}"
+        );
+        findings.evictions(&[of("b", 7, 2), of("a", 1, 0)], 1001 + LATELY);
+        assert!(ids(&findings).is_empty());
     }
 
     #[test]

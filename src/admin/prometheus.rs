@@ -9,6 +9,7 @@ use crate::config::StoreKind;
 use crate::route::Route;
 use crate::server::sight::View;
 use crate::store::StoreError;
+use crate::store::memory::Evictions;
 use crate::telemetry::metrics::text::{Form, Kind, Text};
 use crate::telemetry::metrics::{
     CODES, DECISION_BOUNDS, LimitSum, METHODS, NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum,
@@ -36,6 +37,7 @@ pub(super) fn write(desk: &Desk, view: &View<'_>, form: Form) -> String {
     requests(&mut text, view, &sum);
     decisions(&mut text, view, &sum);
     store(&mut text, view, &sum);
+    evictions(&mut text, view);
     of_upstreams(&mut text, view);
     house(&mut text, view);
     findings(&mut text, desk, view);
@@ -160,6 +162,24 @@ fn store(text: &mut Text, view: &View<'_>, sum: &Sum) {
             text.sample(&[("kind", kind)], count);
         }
     }
+}
+
+/// What counts in this process has lost because there was no room.
+fn evictions(text: &mut Text, view: &View<'_>) {
+    let lost = view.counts.in_process().evictions();
+    let mut family = |name: &'static str, help: &'static str, count: fn(&Evictions) -> u64| {
+        text.family(Kind::Counter, name, help);
+        for limit in &view.config.limits {
+            let lost = lost.iter().find(|lost| lost.limit == limit.name);
+            text.sample(&[("limit", &limit.name)], lost.map_or(0, count));
+        }
+    };
+    let help = "Keys that the embedded store forgot before they had expired, since it was full.";
+    family("tidegate_memory_evicted_keys", help, |lost| lost.keys);
+    let help = "Those of them that were at their limit.";
+    family("tidegate_memory_forgiven_keys", help, |lost| lost.at_limit);
+    let help = "Units that counted in the forgotten keys.";
+    family("tidegate_memory_forgiven_units", help, |lost| lost.units);
 }
 
 fn of_upstreams(text: &mut Text, view: &View<'_>) {

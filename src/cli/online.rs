@@ -71,12 +71,8 @@ fn redis_server(redis: &RedisSettings) -> Vec<Found> {
 fn judge(place: &str, about: &About) -> Vec<Found> {
     let version = about.version.as_deref().unwrap_or("of an unknown version");
     let mut found = vec![Found::Fine(format!("store {place}: up, {version}"))];
-    let policy = about.maxmemory_policy.as_deref().unwrap_or_default();
-    if policy.starts_with("allkeys-") || policy == "volatile-random" {
-        found.push(Found::Doubt(format!(
-            "store {place}: its `maxmemory-policy` is `{policy}`: when memory is short it forgets \
-             counts, and clients begin anew; use `noeviction` or `volatile-ttl`"
-        )));
+    if let Some(why) = about.forgets() {
+        found.push(Found::Doubt(format!("store {place}: {why}")));
     }
     if about.role.as_deref() == Some("slave") {
         found.push(Found::Wrong(format!(
@@ -155,6 +151,8 @@ mod tests {
         assert_eq!(fine.len(), 1, "{fine:?}");
         let evicts = judge("r", &about("allkeys-lru", "master", "valkey 8.0.1"));
         assert!(matches!(&evicts[1], Found::Doubt(text) if text.contains("allkeys-lru")));
+        let volatile = judge("r", &about("volatile-ttl", "master", "redis 7.2.4"));
+        assert!(matches!(&volatile[1], Found::Doubt(text) if !text.contains("or `volatile")));
         let replica = judge("r", &about("noeviction", "slave", "redis 7.2.4"));
         assert!(matches!(&replica[1], Found::Wrong(text) if text.contains("replica")));
         let old = judge("r", &about("noeviction", "master", "redis 5.0.1"));

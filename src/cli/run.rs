@@ -16,7 +16,8 @@ use crate::server::listen::{Listeners, bind_alone};
 use crate::server::pulse::Pulse;
 use crate::server::sight::Sight;
 use crate::server::{Course, Source, pid_file, reload};
-use crate::{config, server, store, telemetry, upstream};
+use crate::store::redis::{About, ask_about};
+use crate::{config, server, telemetry, upstream};
 
 /// How long the opening lines wait for a store or an upstream that does not answer.
 const LOOK: Duration = Duration::from_millis(500);
@@ -251,8 +252,12 @@ fn open(config: &Config, listeners: &Listeners, (from, admin): (Option<u32>, Opt
             say("store      memory: counts live in this process only");
         }
         StoreKind::Redis(redis) => {
-            let looked = store::redis::look(redis, LOOK);
-            let state = match looked {
+            let asked = ask_about(redis, LOOK);
+            if let Some(why) = asked.as_ref().ok().and_then(About::forgets) {
+                tracing::warn!("redis: {why}");
+            }
+            let round_trip = asked.map(|about| about.round_trip.unwrap_or_default());
+            let state = match round_trip {
                 Ok(round_trip) => format!("up, {:.1} ms", round_trip.as_secs_f64() * 1e3),
                 Err(error) => format!("away ({error}); trying again in the background"),
             };

@@ -75,6 +75,15 @@ impl Count {
         }
     }
 
+    /// How it counts.
+    pub fn algorithm(&self) -> Algorithm {
+        match self {
+            Count::Log(_) => Algorithm::Log,
+            Count::Counter(_) => Algorithm::Counter,
+            Count::Slots(_) => Algorithm::Slots,
+        }
+    }
+
     /// First pass: whether `cost` units would pass `rule` at `now_us`, microseconds.
     pub fn look(&self, rule: &Rule, cost: u64, now_us: u64) -> Look {
         let aged = self.age(rule, now_us);

@@ -4,7 +4,12 @@
 //! to a multiple of the precision `q` and `now` is rounded down before ageing, so no window ever
 //! holds more than the limit whatever `q` is; a unit may count up to `q` too long.
 //!
-//! A [`Log`] is 72 bytes and holds a ring of one entry for each stamp: 8 bytes where
+//! A log keeps the precision of its entries while some of them count, whatever its rule says by
+//! now: a finer one until the next charge, which then rewrites them in the rule's (no stamp gets
+//! earlier), a coarser one until it is empty. So a limit keeps its count where its precision
+//! changes.
+//!
+//! A [`Log`] is 80 bytes and holds a ring of one entry for each stamp: 8 bytes where
 //! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside; the
 //! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is given back when it has
 //! emptied. Units that are given back leave an entry of none, unless it is the last: that one has
@@ -23,6 +28,9 @@ const SHRINK: usize = 32;
 const GIVE_BACK: u32 = 4096;
 /// Stamps are named modulo this.
 pub const STAMPS: u64 = 1 << 48;
+/// Entries that one charge rewrites in a coarser precision, at most; a longer log stays as it is
+/// until fewer count.
+const COARSEN: u32 = 65_536;
 /// From this many stamps in a window on, an entry's stamp needs more than 32 bits.
 const WIDE: u64 = 1_800_000_000;
 
@@ -42,6 +50,8 @@ pub struct Log {
     newest: u64,
     /// Own time is the clock plus this; it grows when the clock steps back.
     shift_us: u64,
+    /// What the stamps of its entries are counted in, microseconds.
+    precision_us: u64,
 }
 
 /// Entries of two words (stamp, total) or three (stamp in two words, total).
@@ -91,6 +101,22 @@ pub struct Aged {
 impl Log {
     /// Ages the log to `now_us`, microseconds, without changing it.
     pub fn look(&self, rule: &Rule, now_us: u64) -> Aged {
+        match self.own_rule(rule) {
+            None => self.look_by(rule, now_us),
+            Some(own) => self.look_by(&own, now_us),
+        }
+    }
+
+    /// The rule by which the entries are kept, where that is not `rule`.
+    fn own_rule(&self, rule: &Rule) -> Option<Rule> {
+        let is_other = self.count > 0 && self.precision_us != rule.precision_us;
+        is_other.then_some(Rule {
+            precision_us: self.precision_us,
+            ..*rule
+        })
+    }
+
+    fn look_by(&self, rule: &Rule, now_us: u64) -> Aged {
         let mut aged = Aged {
             used: 0,
             stepped: now_us + self.shift_us < self.last_us,
@@ -119,6 +145,13 @@ impl Log {
         if aged.used <= room {
             return 0;
         }
+        match self.own_rule(rule) {
+            None => self.wait_by(aged, rule, room),
+            Some(own) => self.wait_by(aged, &own, room),
+        }
+    }
+
+    fn wait_by(&self, aged: &Aged, rule: &Rule, room: u64) -> u64 {
         if room == 0 {
             return self.wait_for(self.newest, aged, rule);
         }
@@ -135,6 +168,58 @@ impl Log {
 
     /// Admits `cost` units (at least 1) at the instant of `aged`; the log as it stands then.
     pub fn charge(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
+        match self.own_rule(rule) {
+            None => self.charge_by(aged, rule, cost),
+            Some(own) => self.charge_in_another_precision(aged, (rule, &own), cost),
+        }
+    }
+
+    #[cold]
+    fn charge_in_another_precision(
+        &mut self,
+        aged: &Aged,
+        (rule, own): (&Rule, &Rule),
+        cost: u64,
+    ) -> Aged {
+        let live = self.count - aged.skip;
+        if live == 0 {
+            // Nothing of the old form is left to keep.
+            self.count = 0;
+            self.ring = Ring::default();
+            return self.charge_by(&Aged { skip: 0, ..*aged }, rule, cost);
+        }
+        if own.precision_us > rule.precision_us || live > COARSEN {
+            return self.charge_by(aged, own, cost);
+        }
+        self.coarsen(aged, (own, rule));
+        self.charge_by(&Aged { skip: 0, ..*aged }, rule, cost)
+    }
+
+    /// Rewrites the live entries, kept by `old`, in the coarser precision of `new`.
+    fn coarsen(&mut self, aged: &Aged, (old, new): (&Rule, &Rule)) {
+        let up = |stamp: u64| (stamp * old.precision_us).div_ceil(new.precision_us);
+        let mut entries: Vec<(u64, u32)> = Vec::new();
+        for place in aged.skip..self.count {
+            let (stamp, total) = self.entry(old, place);
+            match entries.last_mut() {
+                Some(last) if last.0 == up(stamp) => last.1 = total,
+                _ => entries.push((up(stamp), total)),
+            }
+        }
+        let needed = entries.len() * words(new);
+        self.ring = match needed <= INSIDE {
+            true => Ring::default(),
+            false => Ring::Outside(vec![0; needed.max(OUTSIDE * words(new))].into_boxed_slice()),
+        };
+        self.newest = up(self.newest);
+        (self.head, self.base, self.precision_us) = (0, aged.base, new.precision_us);
+        self.count = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+        for (place, (stamp, total)) in (0..).zip(entries) {
+            self.put(new, place, stamp, total);
+        }
+    }
+
+    fn charge_by(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
         let mut stamp = match rule.precision_us {
             1 => aged.own_us,
             precision_us => aged.own_us.div_ceil(precision_us),
@@ -167,6 +252,7 @@ impl Log {
         }
         self.last_us = aged.own_us;
         self.newest = stamp;
+        self.precision_us = rule.precision_us;
         self.shift_us = aged.shift_us;
         self.put(rule, self.count - 1, stamp, self.total);
         Aged {
@@ -182,6 +268,13 @@ impl Log {
     /// on sink. Nothing happens where it has expired, or where more than `GIVE_BACK` entries came
     /// since.
     pub fn give_back(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
+        match self.own_rule(rule) {
+            None => self.give_back_by(aged, rule, cost, stamp),
+            Some(own) => self.give_back_by(aged, &own, cost, stamp),
+        }
+    }
+
+    fn give_back_by(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
         let age = self.newest.wrapping_sub(stamp) & (STAMPS - 1);
         let Some(stamp) = self.newest.checked_sub(age).filter(|_| aged.used > 0) else {
             return;
@@ -234,7 +327,7 @@ impl Log {
 
     /// When nothing counts any more, by the clock (not own time).
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
-        let own = self.newest * rule.precision_us + rule.window_us;
+        let own = self.newest * self.precision_us + rule.window_us;
         own.saturating_sub(self.shift_us)
     }
 

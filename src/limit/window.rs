@@ -21,8 +21,8 @@ pub struct Window {
     /// What the store enforces.
     pub rule: Rule,
     /// `NAME.FP`: what follows the tag in the store's key. FP is four characters over the layout
-    /// version, algorithm, window and precision, so that changing those starts anew while
-    /// changing the rate keeps history.
+    /// version, algorithm and window, so that changing those starts anew while changing the rate
+    /// or the precision keeps history.
     pub store_suffix: String,
     /// 16 bytes over `store_suffix`: mixed with a tag, the identity of one budget in memory.
     pub identity: u128,
@@ -95,7 +95,7 @@ impl Window {
 }
 
 /// `NAME.FP`, where FP is four characters over all that makes old counts unusable. The rate's units
-/// are not among it: changing them keeps history.
+/// and the precision are not among it: changing them keeps history.
 fn store_suffix(name: &str, rule: Rule) -> String {
     let mut hasher = blake3::Hasher::new();
     let algorithm = match rule.algorithm {
@@ -105,7 +105,8 @@ fn store_suffix(name: &str, rule: Rule) -> String {
     };
     hasher.update(&[LAYOUT, algorithm]);
     hasher.update(&rule.window_us.to_le_bytes());
-    hasher.update(&rule.precision_us.to_le_bytes());
+    // Here stood the precision, which was 1 for all but coarse logs. Their names stay.
+    hasher.update(&1_u64.to_le_bytes());
     let mut bytes = [0; 3];
     hasher.finalize_xof().fill(&mut bytes);
     format!("{name}.{}", URL_SAFE_NO_PAD.encode(bytes))
@@ -134,10 +135,15 @@ mod tests {
     }
 
     #[test]
-    fn the_suffix_depends_on_all_but_the_rate() {
+    fn the_suffix_depends_on_all_but_the_rate_and_the_precision() {
         let base = store_suffix("login", rule(Algorithm::Log, 5, 60_000_000));
         let same = store_suffix("login", rule(Algorithm::Log, 50, 60_000_000));
         assert_eq!(base, same);
+        let coarse = Rule {
+            precision_us: 60_000,
+            ..rule(Algorithm::Log, 5000, 60_000_000)
+        };
+        assert_eq!(base, store_suffix("login", coarse));
         for other in [
             store_suffix("login", rule(Algorithm::Log, 5, 61_000_000)),
             store_suffix("login", rule(Algorithm::Counter, 5, 60_000_000)),

@@ -2,6 +2,8 @@
 //! written when it has ended.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,6 +25,8 @@ pub struct Body {
     slots: Option<Box<Slots>>,
     /// The denial that it is the answer to.
     denial: Option<Box<Denial>>,
+    /// Set where the answer decides what its request costs.
+    settles: Option<Arc<AtomicBool>>,
     /// Whoever looks into it panics.
     #[cfg(test)]
     pub(crate) trapped: bool,
@@ -42,6 +46,7 @@ impl Body {
             line: None,
             slots: None,
             denial: None,
+            settles: None,
             #[cfg(test)]
             trapped: false,
         }
@@ -50,6 +55,20 @@ impl Body {
     /// Nothing.
     pub(crate) fn empty() -> Body {
         Body::of(Source::Empty)
+    }
+
+    /// Nothing yet; `settles` is set where the answer will decide what its request costs.
+    pub(crate) fn awaited(settles: Arc<AtomicBool>) -> Body {
+        let mut body = Body::empty();
+        body.settles = Some(settles);
+        body
+    }
+
+    /// The answer that takes this body's place decides what its request costs.
+    pub(crate) fn note_settling(&self) {
+        if let Some(settles) = &self.settles {
+            settles.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Bytes that the proxy wrote itself.

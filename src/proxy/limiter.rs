@@ -93,6 +93,14 @@ impl Counts {
         &self.backing
     }
 
+    /// The counts in this process: the store itself, or what stands in for it while it is away.
+    pub fn in_process(&self) -> &Memory {
+        match &self.backing {
+            Backing::Memory(memory) => memory,
+            Backing::Redis(_) | Backing::Cluster(_) => &self.local,
+        }
+    }
+
     /// One worker's way to the counts; called on that worker's runtime.
     pub fn open(&self) -> (Store, Arc<Memory>) {
         (self.backing.open(), Arc::clone(&self.local))

@@ -25,6 +25,7 @@ use super::request_id;
 use crate::config::BodyKind;
 use crate::path::PathError;
 use crate::upstream::UpstreamError;
+use crate::upstream::body::BodyError;
 pub(crate) use denial::{Denial, Form};
 use said::Said;
 
@@ -81,6 +82,14 @@ impl From<PathError> for Rejection {
 impl From<UpstreamError> for Rejection {
     fn from(error: UpstreamError) -> Self {
         Rejection::Upstream(error)
+    }
+}
+
+impl Rejection {
+    /// Whether the client left, or broke the framing, in the middle of its upload.
+    pub(super) fn is_cut_upload(&self) -> bool {
+        let broken = |error: &BodyError| matches!(error, BodyError::Broken(_));
+        matches!(self, Rejection::Upstream(UpstreamError::Request(error)) if broken(error))
     }
 }
 

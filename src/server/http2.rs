@@ -50,6 +50,9 @@ struct Flow {
     allowance: Allowance,
     /// Streams that have a request and not all of its response.
     open: AtomicUsize,
+    /// Requests whose client has left, and which are still worked on; bounded by `max_streams`.
+    left: AtomicUsize,
+    max_streams: usize,
     /// For a connection without any.
     idle: Arc<Alarm>,
     idle_timeout: Duration,
@@ -106,6 +109,8 @@ pub(super) fn serve(
     let flow = Arc::new(Flow {
         allowance: Allowance::new(sweep.ticks()),
         open: AtomicUsize::new(0),
+        left: AtomicUsize::new(0),
+        max_streams: usize::try_from(settings.max_streams).unwrap_or(usize::MAX),
         idle,
         idle_timeout: settings.idle_timeout,
         body_timeout: settings.body_timeout,

@@ -6,7 +6,8 @@
 //! - heads are looked at as they pass, for what hyper forgives and we do not (a bare LF as a line's
 //!   end, Content-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
 //! - a client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
-//!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled;
+//!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled.
+//!   A client that resets the connection has as long, so that the answer settles what both cost;
 //! - hyper's own bare error answers become problem details;
 //! - once a client has asked for nothing for a short while, hyper is not needed: see `parked`.
 //!
@@ -100,10 +101,16 @@ impl Socket {
     fn watch(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.ended
             && let Poll::Ready(ended) = self.poll_end(cx)
-            && ended?
         {
-            self.ended = true;
-            self.phase.alarm.arm(HALF_CLOSE_GRACE);
+            match ended {
+                Ok(false) => {}
+                Err(error) if !self.phase.body.has_ended() => return Err(error),
+                // A reset is an end like any other: both have the answer settle what they cost.
+                Ok(true) | Err(_) => {
+                    self.ended = true;
+                    self.phase.alarm.arm(HALF_CLOSE_GRACE);
+                }
+            }
         }
         if self.ended && self.phase.alarm.poll(cx).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -241,6 +248,10 @@ impl AsyncRead for Socket {
                     if !serving {
                         return Poll::Ready(Ok(()));
                     }
+                    this.phase.alarm.arm(HALF_CLOSE_GRACE);
+                }
+                Poll::Ready(Err(_)) if serving && this.phase.body.has_ended() => {
+                    this.ended = true;
                     this.phase.alarm.arm(HALF_CLOSE_GRACE);
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),

@@ -22,6 +22,8 @@ type Packed = SmallVec<[u8; 512]>;
 /// Bytes of one verdict in the reply, and of a log's head, which may stand for one.
 const VERDICT_BYTES: usize = 6 + 7 + 7 + 7 + 6;
 const HEAD_BYTES: usize = 57;
+/// Bytes of the precision behind the head of a log that does not tell each microsecond apart.
+const PRECISION_BYTES: usize = 6;
 /// What a group's answer begins with: the server refused to write; all granted, as heads.
 const REFUSED: u64 = 2;
 const HEADS: u64 = 3;
@@ -357,17 +359,22 @@ impl<'r> Reply<'r> {
     /// The first of `count` equal requests that were all granted, as the heads say that were
     /// written for them.
     fn written(&mut self, charge: &Charge, count: u16) -> Result<Decision, StoreError> {
-        if self.rest.len() < charge.len() * HEAD_BYTES {
-            return Err(StoreError::Garbled);
-        }
         let mut verdicts = SmallVec::with_capacity(charge.len());
         for item in charge {
             let rule = &item.window.rule;
+            let precision_bytes = match rule.precision_us {
+                1 => 0,
+                _ => PRECISION_BYTES,
+            };
+            if self.rest.len() < HEAD_BYTES + precision_bytes {
+                return Err(StoreError::Garbled);
+            }
             // Magic, capacity, head and count say how the log is kept.
             self.rest = &self.rest[14..];
             let (base, total, _) = (self.number(4)?, self.number(4)?, self.number(4)?);
             let (first, own_us) = (self.number(6)?, self.number(7)?);
             let (newest, _, _) = (self.number(7)?, self.number(7)?, self.number(4)?);
+            self.rest = &self.rest[precision_bytes..];
             let after = u64::from((total as u32).wrapping_sub(base as u32));
             let used = after.saturating_sub(item.cost * u64::from(count));
             let age = newest.wrapping_sub(first) & (log::modulus(rule) - 1);

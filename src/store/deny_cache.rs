@@ -114,9 +114,9 @@ impl DenyCache {
 
     /// The denial of a request, if one of its items is known to be denied now. The others stand as
     /// they did when it was, or are [`Retry::Unasked`]; with `exact`, nothing is told unless every
-    /// number of it is what the store would say.
+    /// number of it is what the store would say. See [`is_exact`].
     pub fn find(&self, charge: &Charge, now_us: u64, exact: bool) -> Option<Decision> {
-        if self.young.is_empty() && self.old.is_empty() {
+        if self.young.is_empty() && self.old.is_empty() || exact && !is_exact(charge) {
             return None;
         }
         let denied = charge.iter().find_map(|item| self.get(item, now_us))?;
@@ -199,6 +199,15 @@ impl Denied {
         let stood = self.others.iter().find(|(id, _)| *id == item.id());
         stood.map_or_else(|| unasked(item), |(_, verdict)| self.aged(verdict, now_us))
     }
+}
+
+/// Whether a cached denial of this request can have the store's own numbers.
+///
+/// Answers of several limits may come from several calls. Each is known at its own instant of the
+/// store's clock, and a network's delay lies between them, so no single instant fits all of them.
+/// A limit whose units other proxies give back or charge on top changes without a word to us.
+pub fn is_exact(charge: &Charge) -> bool {
+    matches!(charge.as_slice(), [item] if !item.limit.gives_back)
 }
 
 fn others(charge: &Charge, decision: &Decision) -> Box<[(u128, Verdict)]> {

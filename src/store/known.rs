@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::Source;
 
-use super::deny_cache::DenyCache;
+use super::deny_cache::{DenyCache, is_exact};
 use super::lasting::Lasting;
 use super::lease::Leases;
 
@@ -48,7 +48,8 @@ impl Known {
         if let Some(decision) = known.denied.find(charge, now_us, exact) {
             return Some((Source::Cache, decision));
         }
-        let leased = charge.iter().any(|item| item.limit.lease_us > 0);
+        // Leased units count from the lease's end: no log of the single requests shows that.
+        let leased = !exact && charge.iter().any(|item| item.limit.lease_us > 0);
         let decision = leased.then(|| known.leases.spend(charge, now_us))??;
         Some((Source::Lease, decision))
     }
@@ -61,6 +62,9 @@ impl Known {
         (now_us, epoch): (u64, u64),
         exact: bool,
     ) -> Option<Decision> {
+        if exact && !is_exact(charge) {
+            return None;
+        }
         let denied = &self.lock_in(epoch).denied;
         let told = |last: &Lasting| last.decision(denied.epoch(), now_us);
         if let Some(decision) = last.as_ref().and_then(told) {

@@ -8,16 +8,19 @@
 //! Bounded in keys and bytes. What has expired goes first: every charge looks at `SWEEP` keys of
 //! its shards and drops those in which nothing counts any more, so nothing ever stops to clean up;
 //! where no charges come, [`Memory::tidy`] does it by and by.
-//! Above a bound each charge evicts: of `SAMPLE` keys the one with the smallest used share of its
-//! limit, so that in a flood of fresh keys it is they that go, and a client at its limit is
-//! forgotten only where everyone looked at is at theirs ([`Figures::forgiven`] counts that). The
-//! keys of the charge itself are never its victims: the newcomer always gets in. The bounds can be
-//! passed by what one charge adds, where its shards hold nothing else. Slots that are held are
-//! neither swept nor evicted: they are as many as requests are under way.
+//! Above a bound each charge evicts up to `EVICT` keys. Limits share the store (`shares`): a charge
+//! takes from its own limit where that holds more than its fair share, else from the limit that
+//! holds most. Within a limit, keys below their limit go before keys at it, then those with the
+//! fewest units that count. A shard has a part of each limit's keys; where the charge's own shards
+//! have no such key, a few others are looked at. The keys of the charge itself are never its victims:
+//! the newcomer always gets in. Slots that are held are neither swept nor evicted: they are as many
+//! as requests are under way.
 
 mod adjust;
+mod bounds;
 mod rows;
 mod shard;
+mod shares;
 #[cfg(test)]
 mod tests;
 
@@ -37,10 +40,11 @@ use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Verdict};
 use crate::telemetry::decisions::{DecisionLog, Source};
+use bounds::Bounds;
 use shard::{Asked, KEY_BYTES, SWEEP, Shard};
+pub use shares::Evictions;
+use shares::Shares;
 
-/// Victims of one charge, at most: bounds its time; it adds at most its items.
-const EVICT: usize = 16;
 /// Keys in a shard when the store is full: its index grows at once, and no charge pauses for it.
 const SHARD_KEYS: usize = 1024;
 /// Shards, at least and at most.
@@ -54,6 +58,8 @@ pub struct Memory {
     shards: Box<[Mutex<Shard>]>,
     /// The shard that is tidied next.
     next: AtomicUsize,
+    /// The shard in which a victim is looked for next.
+    next_victim: AtomicUsize,
     keys: KeyRing,
     clock: Micros,
     fleet: Arc<Fleet>,
@@ -61,19 +67,6 @@ pub struct Memory {
     bounds: Bounds,
     /// What operators say of single keys.
     own: Own,
-}
-
-/// What is held and what may be.
-#[derive(Debug)]
-struct Bounds {
-    /// Grows with whatever changes a count that is no admission and no expiry.
-    epoch: AtomicU64,
-    keys: AtomicUsize,
-    bytes: AtomicUsize,
-    evicted: AtomicU64,
-    forgiven: AtomicU64,
-    max_keys: AtomicUsize,
-    max_bytes: AtomicUsize,
 }
 
 /// How full the store is.
@@ -133,6 +126,7 @@ impl Memory {
         Memory {
             shards: (1..=shards as u64).map(shard).collect(),
             next: AtomicUsize::new(0),
+            next_victim: AtomicUsize::new(0),
             keys,
             clock,
             fleet: Arc::new(Fleet::of(1)),
@@ -142,8 +136,7 @@ impl Memory {
                 epoch: AtomicU64::new(0),
                 keys: AtomicUsize::new(0),
                 bytes: AtomicUsize::new(0),
-                evicted: AtomicU64::new(0),
-                forgiven: AtomicU64::new(0),
+                shares: Shares::default(),
                 max_keys: AtomicUsize::new(settings.max_keys.max(1)),
                 max_bytes: AtomicUsize::new(settings.max_memory),
             },
@@ -198,6 +191,10 @@ impl Memory {
         let id = id(item);
         let shard = self.shards[self.shard_of(id)].lock();
         let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
+        if self.log.is_some() {
+            // Another worker may have charged since then, and lines are in the order of their times.
+            now_us = self.clock.now_us();
+        }
         let mut asked = self.look_at(&shard, (item, id), true, now_us);
         if asked.look.stepped() {
             // Another worker has charged since then.
@@ -305,12 +302,18 @@ impl Memory {
 
     /// How full the store is.
     pub fn figures(&self) -> Figures {
+        let lost = self.evictions();
         Figures {
             keys: self.bounds.keys.load(Ordering::Relaxed),
             bytes: self.bounds.bytes.load(Ordering::Relaxed),
-            evicted: self.bounds.evicted.load(Ordering::Relaxed),
-            forgiven: self.bounds.forgiven.load(Ordering::Relaxed),
+            evicted: lost.iter().map(|lost| lost.keys).sum(),
+            forgiven: lost.iter().map(|lost| lost.at_limit).sum(),
         }
+    }
+
+    /// What each limit has lost because the store was full, most keys first.
+    pub fn evictions(&self) -> Vec<Evictions> {
+        self.bounds.shares.evictions()
     }
 
     fn decide(&self, charge: &Charge, record: bool) -> Decision {
@@ -331,8 +334,8 @@ impl Memory {
         let asked = self.look_at(&shard, (item, id), record, now_us);
         let allowed = asked.look.retry == Retry::Now;
         let verdict = shard.settle(&asked, allowed, &self.bounds);
-        if self.bounds.passed() {
-            self.bounds.enforce(&mut [&mut *shard], &[id], now_us);
+        if self.bounds.passed().is_some() {
+            self.enforce(&mut [&mut *shard], (charge, &[id]), now_us);
         }
         let mut decision = Decision {
             allowed,
@@ -355,10 +358,10 @@ impl Memory {
         let asked = self.look(&guards, (charge, &ids), record, now_us);
         let allowed = asked.iter().all(|asked| asked.look.retry == Retry::Now);
         let verdicts = self.settle(&mut guards, &asked, allowed);
-        if self.bounds.passed() {
+        if self.bounds.passed().is_some() {
             let mut shards: SmallVec<[&mut Shard; 4]> =
                 guards.iter_mut().map(|(_, shard)| &mut **shard).collect();
-            self.bounds.enforce(&mut shards, &ids, now_us);
+            self.enforce(&mut shards, (charge, &ids), now_us);
         }
         let decision = Decision {
             allowed,
@@ -370,14 +373,14 @@ impl Memory {
     }
 
     /// First pass: how each item stands.
-    fn look(
+    fn look<'i>(
         &self,
         guards: &Guards<'_>,
-        (charge, ids): (&Charge, &[[u64; 2]]),
+        (charge, ids): (&'i Charge, &[[u64; 2]]),
         record: bool,
         now_us: u64,
-    ) -> SmallVec<[Asked; 4]> {
-        let look = |(item, id): (&Item, &[u64; 2])| {
+    ) -> SmallVec<[Asked<'i>; 4]> {
+        let look = |(item, id): (&'i Item, &[u64; 2])| {
             let guard = self.guard_of(guards, *id);
             self.look_at(&guards[guard].1, (item, *id), record, now_us)
         };
@@ -385,18 +388,18 @@ impl Memory {
     }
 
     /// The same for one item.
-    fn look_at(
+    fn look_at<'i>(
         &self,
         shard: &Shard,
-        (item, id): (&Item, [u64; 2]),
+        (item, id): (&'i Item, [u64; 2]),
         record: bool,
         now_us: u64,
-    ) -> Asked {
+    ) -> Asked<'i> {
         let rule = self.fleet.share(item.window.rule);
         // To keep warm is not to hold: who admitted it says so by `hold`.
         let passes = !record && rule.algorithm == Algorithm::Slots;
         let cost = if passes { 0 } else { item.cost };
-        let mut one = shard.look(id, rule, cost, now_us);
+        let mut one = shard.look((item, id), rule, cost, now_us);
         if passes {
             one.look.retry = Retry::Now;
         }
@@ -407,10 +410,10 @@ impl Memory {
     fn settle(
         &self,
         guards: &mut Guards<'_>,
-        asked: &[Asked],
+        asked: &[Asked<'_>],
         allowed: bool,
     ) -> SmallVec<[Verdict; 2]> {
-        let settle = |asked: &Asked| {
+        let settle = |asked: &Asked<'_>| {
             let guard = self.guard_of(guards, asked.id);
             guards[guard].1.settle(asked, allowed, &self.bounds)
         };
@@ -447,36 +450,6 @@ impl Memory {
             .iter()
             .position(|(held, _)| *held == shard)
             .unwrap_or_default()
-    }
-}
-
-impl Bounds {
-    fn resize(&self, before: usize, after: usize) {
-        if after > before {
-            self.bytes.fetch_add(after - before, Ordering::Relaxed);
-        } else if before > after {
-            self.bytes.fetch_sub(before - after, Ordering::Relaxed);
-        }
-    }
-
-    fn passed(&self) -> bool {
-        let most = |bound: &AtomicUsize| bound.load(Ordering::Relaxed);
-        self.keys.load(Ordering::Relaxed) > most(&self.max_keys)
-            || self.bytes.load(Ordering::Relaxed) > most(&self.max_bytes)
-    }
-
-    /// Evicts from the locked shards until the bounds hold or nothing is left to evict.
-    fn enforce(&self, shards: &mut [&mut Shard], keep: &[[u64; 2]], now_us: u64) {
-        let mut evicted = 0;
-        while evicted < EVICT && self.passed() {
-            let any = shards
-                .iter_mut()
-                .any(|shard| shard.evict(keep, now_us, self));
-            if !any {
-                return;
-            }
-            evicted += 1;
-        }
     }
 }
 

@@ -31,7 +31,6 @@ pub use about::{About, about, ask_about};
 pub use desk::{Change, Desk, DeskError, Done, Said};
 pub(super) use holder::Awaited;
 use holder::Holder;
-pub use link::look;
 pub use people::CurrentPeople;
 
 use smallvec::SmallVec;

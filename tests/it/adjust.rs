@@ -1,12 +1,14 @@
 //! What a request cost in the end: refunds by status and settlements by a response's header, once
 //! and never twice, also where a process dies in between.
 
-use std::io::Write;
+use std::io::{Read as _, Write};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::house::{Answer, PATIENCE, Tidegate, Upstream};
+use crate::http2::raw::{PING, REQUEST, RST_STREAM, Raw, frame};
 use crate::support::{Chance, RedisServer};
 
 /// Answers `/STATUS/COST` with that status, and that cost unless it is `-`; `/cut` with nothing,
@@ -232,19 +234,119 @@ fn a_proxy_that_dies_between_charge_and_settlement_has_charged_once() {
     assert_eq!(remaining(&other.get("/200")), 5);
 }
 
+/// How a client leaves before its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaves {
+    Closes,
+    Resets,
+    /// An HTTP/2 client ends only the request's stream.
+    ResetsTheStream,
+}
+
+/// Asks for `/wait/200/7`, and leaves once the upstream has the request.
+fn leave_early(proxy: &Tidegate, costly: &Costly, http2: bool, how: Leaves) {
+    let asked = || wait_for("it", || costly.upstream.seen().len() == 1);
+    let stream = if http2 {
+        let mut raw = Raw::to(proxy.address, &[]);
+        let mut lines = REQUEST;
+        let path = lines.iter_mut().find(|(name, _)| *name == ":path");
+        path.unwrap().1 = "/wait/200/7";
+        assert!(raw.ask(1, &lines));
+        asked();
+        if how == Leaves::ResetsTheStream {
+            assert!(raw.send(&frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes())));
+            wait_for("the reset is read", || {
+                raw.send(&frame(PING, 0, 0, &[0; 8])) && raw.until(&[PING]).is_some()
+            });
+        }
+        raw.stream
+    } else {
+        let mut stream = TcpStream::connect(proxy.address).unwrap();
+        stream
+            .write_all(b"GET /wait/200/7 HTTP/1.1\r\nHost: test\r\n\r\n")
+            .unwrap();
+        asked();
+        stream
+    };
+    if how == Leaves::Resets {
+        let none = Some(Duration::ZERO);
+        socket2::SockRef::from(&stream).set_linger(none).unwrap();
+    }
+    drop(stream);
+}
+
+const WAYS: [(bool, Leaves); 5] = [
+    (false, Leaves::Closes),
+    (false, Leaves::Resets),
+    (true, Leaves::Closes),
+    (true, Leaves::Resets),
+    (true, Leaves::ResetsTheStream),
+];
+
 #[test]
-fn a_client_that_goes_before_the_answer_has_paid_once() {
-    with_each_store(|redis| {
+fn a_client_that_leaves_is_settled_by_an_answer_that_comes_within_a_second() {
+    for (http2, how) in WAYS {
         let costly = Costly::start();
-        let proxy = costly.proxy("rate = \"10/h\"", SETTLE, redis);
-        let mut client = proxy.connect();
-        client.send("GET /wait/200/7 HTTP/1.1\r\nHost: test\r\n\r\n");
-        wait_for("it", || costly.upstream.seen().len() == 1);
-        drop(client);
+        let proxy = costly.proxy("rate = \"100/h\"", SETTLE, None);
+        leave_early(&proxy, &costly, http2, how);
+        costly.open.store(true, Ordering::Relaxed);
+        let mut left = 0;
+        wait_for("the settlement", || {
+            // This one gives back what it took.
+            left = remaining(&proxy.get("/200/0"));
+            left <= 92
+        });
+        assert_eq!(left, 92, "HTTP/2: {http2}, {how:?}");
+    }
+}
+
+#[test]
+fn a_client_that_leaves_before_a_late_answer_has_paid_the_first_charge() {
+    let route = &format!("{SETTLE}\nrefund = [\"5xx\", \"4xx\"]");
+    for (http2, how) in WAYS {
+        let costly = Costly::start();
+        let proxy = costly.proxy("rate = \"10/h\"", route, None);
+        leave_early(&proxy, &costly, http2, how);
         wait_for("the end", || costly.gone.load(Ordering::Relaxed));
         costly.open.store(true, Ordering::Relaxed);
-        assert_eq!(remaining(&proxy.get("/200")), 8);
-    });
+        assert_eq!(remaining(&proxy.get("/200")), 8, "HTTP/2: {http2}, {how:?}");
+    }
+    let redis = RedisServer::start();
+    let costly = Costly::start();
+    let proxy = costly.proxy("rate = \"10/h\"", route, Some(&redis));
+    leave_early(&proxy, &costly, false, Leaves::Resets);
+    wait_for("the end", || costly.gone.load(Ordering::Relaxed));
+    costly.open.store(true, Ordering::Relaxed);
+    assert_eq!(remaining(&proxy.get("/200")), 8);
+}
+
+#[test]
+fn a_client_that_leaves_in_its_upload_gets_nothing_back() {
+    let costly = Costly::start();
+    let route = &format!("{SETTLE}\nrefund = [\"4xx\", \"5xx\"]");
+    let proxy = costly.proxy("rate = \"10/h\"", route, None);
+    for reset in [false, true] {
+        let mut stream = TcpStream::connect(proxy.address).unwrap();
+        stream
+            .write_all(b"POST /200 HTTP/1.1\r\nHost: test\r\nContent-Length: 9\r\n\r\nabc")
+            .unwrap();
+        // The upload has begun once the upstream's connection is there.
+        wait_for("the upload", || {
+            costly.upstream.connections() > usize::from(reset)
+        });
+        if reset {
+            let none = Some(Duration::ZERO);
+            socket2::SockRef::from(&stream).set_linger(none).unwrap();
+            drop(stream);
+        } else {
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut answer = String::new();
+            let _ = stream.read_to_string(&mut answer);
+            assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+        }
+    }
+    let left = remaining(&proxy.get("/200"));
+    assert_eq!(left, 7, "both paid the first charge");
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn try_waits_as_it_is_told() {
 
 #[test]
 fn check_online_asks_the_store_and_the_servers() {
-    let redis = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let redis = RedisServer::start_with(&["--maxmemory-policy", "volatile-ttl"]);
     let upstream = Upstream::ok();
     let folder = tempfile::tempdir().unwrap();
     let listen = free_port();
@@ -155,7 +155,7 @@ fn check_online_asks_the_store_and_the_servers() {
     let port = redis.port();
     for line in [
         &format!("ok       store 127.0.0.1:{port}: up, "),
-        "its `maxmemory-policy` is `allkeys-lru`",
+        "its `maxmemory-policy` is `volatile-ttl`",
         &format!("ok       upstream api: {} can be reached", upstream.url()),
         &format!("ok       listen 127.0.0.1:{listen} is free"),
     ] {
@@ -163,6 +163,18 @@ fn check_online_asks_the_store_and_the_servers() {
     }
     let strict = run(folder.path(), &["check", "--online", "--deny-warnings"]);
     assert_eq!(strict.status.code(), Some(1));
+    let mut started = mortal(env!("CARGO_BIN_EXE_tidegate"))
+        .arg("run")
+        .current_dir(folder.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(started.stderr.take().unwrap()).lines();
+    let mut told = lines.map_while(Result::ok);
+    let told = told.find(|line| line.contains("`maxmemory-policy` is `volatile-ttl`"));
+    started.kill().unwrap();
+    started.wait().unwrap();
+    assert!(told.is_some(), "told at the start too");
     redis.run(&format!("REPLICAOF 127.0.0.1 {}", free_port()));
     write(&format!("http://127.0.0.1:{}", free_port()));
     let output = run(folder.path(), &["check", "--online"]);

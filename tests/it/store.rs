@@ -3,7 +3,9 @@
 mod bytes;
 mod embedded;
 mod faults;
+mod floods;
 mod model;
+mod replayed;
 mod slots;
 mod traces;
 

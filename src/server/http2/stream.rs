@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
@@ -19,6 +20,7 @@ use super::Flow;
 use crate::clock::Alarm;
 use crate::proxy::body::Body;
 use crate::server::connection::Client;
+use crate::server::socket::HALF_CLOSE_GRACE;
 use crate::upstream::body::{Progress, RequestBody};
 
 /// Bytes of a response that are handed over at once: what a client has to take in time.
@@ -111,6 +113,7 @@ pub(super) fn answer(
     } else {
         Progress::paced(open.flow.sweep.alarm(), open.flow.body_timeout)
     };
+    let ended = progress.clone();
     join_cookies(request.headers_mut());
     let awaits_continue = request.headers().contains_key(EXPECT);
     let mut request = request.map(|incoming| RequestBody::new(incoming, progress));
@@ -118,8 +121,10 @@ pub(super) fn answer(
         request.body_mut().await_continue();
     }
     let bodiless = request.method() == Method::HEAD;
-    async move {
-        let mut response = Response::new(Body::empty());
+    let settles = Arc::new(AtomicBool::new(false));
+    let (told, flow) = (Arc::clone(&settles), Arc::clone(&open.flow));
+    let work = async move {
+        let mut response = Response::new(Body::awaited(told));
         let exchange = (&mut request, &mut response);
         client.handle(exchange, (None, None)).await;
         drop(request);
@@ -134,6 +139,84 @@ pub(super) fn answer(
             _client: client,
             open,
         })
+    };
+    Attended {
+        work: Some(Box::pin(work)),
+        settles,
+        ended,
+        flow,
+    }
+}
+
+/// The work on one request. A client that resets its stream, or closes or resets its connection,
+/// drops it. Where the whole request has come and its answer decides what it costs, the work goes
+/// on for [`HALF_CLOSE_GRACE`]: an answer that comes in time settles the cost, as with HTTP/1.1.
+struct Attended<F: Future + Send + 'static>
+where
+    F::Output: Send,
+{
+    work: Option<Pin<Box<F>>>,
+    settles: Arc<AtomicBool>,
+    ended: Progress,
+    flow: Arc<Flow>,
+}
+
+impl<F: Future + Send + 'static> Future for Attended<F>
+where
+    F::Output: Send,
+{
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(work) = &mut self.work else {
+            return Poll::Pending;
+        };
+        let done = std::task::ready!(work.as_mut().poll(context));
+        self.work = None;
+        Poll::Ready(done)
+    }
+}
+
+impl<F: Future + Send + 'static> Drop for Attended<F>
+where
+    F::Output: Send,
+{
+    fn drop(&mut self) {
+        let Some(work) = self.work.take() else {
+            return;
+        };
+        let runtime = tokio::runtime::Handle::try_current();
+        if let Ok(runtime) = runtime
+            && self.settles.load(Ordering::Relaxed)
+            && self.ended.has_ended()
+            && let Some(left) = Left::count(&self.flow)
+        {
+            runtime.spawn(async move {
+                let _ = tokio::time::timeout(HALF_CLOSE_GRACE, work).await;
+                drop(left);
+            });
+        }
+    }
+}
+
+/// A request without its client. A connection has no more of them at a time than it may have
+/// streams, so resets keep no more upstream connections busy than open streams do.
+struct Left(Arc<Flow>);
+
+impl Left {
+    fn count(flow: &Arc<Flow>) -> Option<Left> {
+        let most = flow.max_streams;
+        let add = |left: usize| (left < most).then_some(left + 1);
+        let counted = flow
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        counted.ok().map(|_| Left(Arc::clone(flow)))
+    }
+}
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.0.left.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

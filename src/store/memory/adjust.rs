@@ -4,7 +4,8 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use super::{Bounds, Memory, Shard, id};
+use super::bounds::Bounds;
+use super::{Memory, Shard, id};
 use crate::limit::decide::Count;
 use crate::limit::{Algorithm, Charge, Decision, Item, Rule};
 
@@ -63,7 +64,7 @@ impl Memory {
         self.at(item, |shard, rule, now_us| {
             let place = match shard.find(id(item)) {
                 Some(place) => place,
-                None => shard.insert(id(item), rule, &self.bounds),
+                None => shard.insert((item, id(item)), rule, &self.bounds),
             };
             shard.change(place, (rule, now_us), &self.bounds, change);
         });
@@ -92,11 +93,12 @@ impl Shard {
         let entry = &mut self.entries[place];
         let before = entry.count.heap_bytes();
         change(&mut entry.count, rule, now_us);
-        let used = entry.count.used(rule, now_us);
-        entry.used = u32::try_from(used).unwrap_or(u32::MAX);
-        entry.units = u32::try_from(rule.units).unwrap_or(u32::MAX);
+        let is_full = entry.count.used(rule, now_us) >= rule.units;
         entry.empty_at_us = entry.count.empty_at_us(rule);
-        bounds.resize(before, entry.count.heap_bytes());
+        let after = entry.count.heap_bytes();
+        let (window, standing) = (entry.window(), entry.standing_if(is_full));
+        self.stand(place, standing, bounds);
+        bounds.resize(window, before, after);
     }
 }
 

@@ -77,7 +77,10 @@ impl Bench {
     /// Bytes that all shards have for their keys.
     fn bytes(&self) -> usize {
         let bytes = |shard: &Shard| {
-            shard.entries.capacity() * size_of::<Entry>() + shard.index.allocation_size()
+            let lists: usize = shard.lists.values().map(Vec::capacity).sum();
+            shard.entries.capacity() * size_of::<Entry>()
+                + shard.index.allocation_size()
+                + lists * size_of::<u32>()
         };
         let shards = self.memory.shards.iter();
         shards.map(|shard| bytes(&shard.lock().unwrap())).sum()

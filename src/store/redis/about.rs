@@ -24,6 +24,20 @@ pub struct About {
     pub clock_ahead_us: Option<i64>,
 }
 
+impl About {
+    /// Why its counts are not safe when memory is short: every policy but `noeviction` forgets keys
+    /// whose windows still run, and all of ours expire, so the `volatile-` ones do so too.
+    pub fn forgets(&self) -> Option<String> {
+        let policy = self.maxmemory_policy.as_deref()?;
+        (policy != "noeviction").then(|| {
+            format!(
+                "its `maxmemory-policy` is `{policy}`: when memory is short it forgets counts, and \
+                 limited clients begin anew; use `noeviction`"
+            )
+        })
+    }
+}
+
 /// Asks a server about itself, and waits for it.
 pub fn ask_about(server: &RedisSettings, within: Duration) -> Result<About, StoreError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -88,6 +102,25 @@ fn read(info: &str) -> About {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_policy_that_evicts_forgets_counts() {
+        let said = |policy: &str| read(&format!("maxmemory_policy:{policy}\r\n")).forgets();
+        assert_eq!(said("noeviction"), None);
+        assert_eq!(read("").forgets(), None, "an ACL hides it");
+        for policy in [
+            "allkeys-lru",
+            "allkeys-lfu",
+            "allkeys-random",
+            "volatile-lru",
+            "volatile-lfu",
+            "volatile-random",
+            "volatile-ttl",
+        ] {
+            let why = said(policy).expect(policy);
+            assert!(why.contains(policy) && why.ends_with("use `noeviction`"));
+        }
+    }
 
     #[test]
     fn a_clock_is_off_only_by_what_the_journey_cannot_explain() {

@@ -19,7 +19,6 @@ use super::Shared;
 use super::line::{self, Line};
 use super::sentinel::{Moves, Sentinels};
 use super::tls;
-use crate::clock;
 use crate::config::{RedisAddress, RedisSettings, RedisTopology};
 use crate::store::{ServerTrouble, StoreError};
 use crate::tls::Tls;
@@ -376,27 +375,4 @@ pub(super) async fn learn_key(
             .map_err(failed)?;
     }
     Err(StoreError::Garbled)
-}
-
-/// How long the server takes to answer, asked once over a connection of its own. It blocks: for
-/// the lines at start and for `check`, never on the path of a request.
-pub fn look(server: &RedisSettings, within: Duration) -> Result<Duration, StoreError> {
-    let access = Arc::new(Access::new(server)?);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|_| StoreError::Refused)?;
-    let asking = async {
-        let mut link = access.open().await?;
-        let start = clock::now();
-        redis::cmd("PING")
-            .query_async::<()>(link.connection())
-            .await
-            .map_err(|error| kind_of(&error))?;
-        Ok(clock::now() - start)
-    };
-    runtime.block_on(async {
-        let looked = tokio::time::timeout(within, asking).await;
-        looked.unwrap_or(Err(StoreError::Timeout))
-    })
 }

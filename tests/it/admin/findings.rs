@@ -67,7 +67,7 @@ fn what_is_silenced_is_not_told() {
 
 #[test]
 fn a_store_that_forgets_is_found_and_its_round_trip_told() {
-    let redis = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let redis = RedisServer::start_with(&["--maxmemory-policy", "volatile-ttl"]);
     let upstream = Upstream::ok();
     let url = format!("url = \"redis://127.0.0.1:{}\"", redis.port());
     let looked = Looked::start(&format!("{}\n[store]\n{url}\n", limited(&upstream)));

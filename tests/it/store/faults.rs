@@ -321,6 +321,42 @@ fn a_full_server_still_denies_and_charges_again_when_it_can() {
 }
 
 #[test]
+fn a_full_server_that_does_not_evict_keeps_every_limited_client_limited() {
+    on_a_worker(async {
+        let server = RedisServer::start_with(&["--maxmemory-policy", "noeviction"]);
+        let store = super::open(&super::patient(server.settings())).await;
+        let generation = store.hash_key().generation;
+        let limit = limit("full", log_rule(2, Duration::from_secs(600)));
+        let ask = async |who: u64| {
+            let mut charge = one(&limit, who, 1);
+            store.charge(&mut charge, generation, now()).await
+        };
+        for who in 0..40 {
+            while ask(who).await.unwrap().allowed {}
+        }
+        // What a worker knows of denials must not answer for the server.
+        store.limits_changed();
+        server.run("CONFIG SET maxmemory 2mb");
+        let refused = StoreError::Server(ServerTrouble::OutOfMemory);
+        let mut fresh = 1_000;
+        while ask(fresh).await != Err(refused) {
+            fresh += 1;
+            assert!(fresh < 100_000, "2 MB hold less");
+        }
+        for who in 0..40 {
+            let begun = Instant::now();
+            let decision = loop {
+                match ask(who).await {
+                    Ok(decision) => break decision,
+                    Err(_) => assert!(begun.elapsed() < RECOVERY),
+                }
+            };
+            assert!(!decision.allowed, "{who}");
+        }
+    });
+}
+
+#[test]
 fn a_request_refused_for_memory_charges_none_of_its_batch_twice_or_half() {
     on_a_worker(async {
         let server = RedisServer::start();

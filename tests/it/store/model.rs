@@ -12,6 +12,8 @@ pub(super) struct Model {
     admitted: Vec<(u64, u64)>,
     shift_us: u64,
     last_us: u64,
+    /// The precision that admissions which still count were stamped in.
+    kept_us: u64,
     start_us: Option<u64>,
     previous: u64,
     current: u64,
@@ -53,6 +55,21 @@ impl Model {
         }
     }
 
+    /// The rule that holds for what still counts: a log keeps its precision until it is empty, or
+    /// is charged by a coarser rule. What has expired in its own precision is gone.
+    fn kept(&mut self, rule: &Rule, own_us: u64) -> Rule {
+        let kept = Rule {
+            precision_us: self.kept_us.max(1),
+            ..*rule
+        };
+        let counts = rule.algorithm == Algorithm::Log && self.live(&kept, own_us).count() > 0;
+        if counts {
+            return kept;
+        }
+        self.admitted.clear();
+        *rule
+    }
+
     fn used(&self, rule: &Rule, own_us: u64) -> u64 {
         if rule.algorithm == Algorithm::Log {
             return self.live(rule, own_us).map(|(_, cost)| cost).sum();
@@ -91,7 +108,18 @@ impl Model {
     fn admit(&mut self, rule: &Rule, own_us: u64, cost: u64, ahead_us: u64) {
         match rule.algorithm {
             Algorithm::Log => {
-                let up = |us: u64| us.div_ceil(rule.precision_us) * rule.precision_us;
+                let kept = self.kept(rule, own_us);
+                let precision_us = kept.precision_us.max(rule.precision_us);
+                let up = |us: u64| us.div_ceil(precision_us) * precision_us;
+                if precision_us > kept.precision_us {
+                    let live = self.live(&kept, own_us);
+                    self.admitted = live.map(|(stamp, cost)| (up(stamp), cost)).collect();
+                }
+                self.kept_us = precision_us;
+                let rule = &Rule {
+                    precision_us,
+                    ..*rule
+                };
                 let live = self.live(rule, own_us).map(|(stamp, _)| stamp).max();
                 let stamp_us = up(own_us + ahead_us).max(live.unwrap_or(0));
                 self.admitted.push((stamp_us, cost));
@@ -166,6 +194,7 @@ impl Models {
             let rule = &item.window.rule;
             let mut model = self.0.entry(key(item)).or_default().0.clone();
             let (stepped, own_us) = model.age(rule, now_us);
+            let rule = &model.kept(rule, own_us);
             let used = model.used(rule, own_us);
             let retry = if item.cost > rule.units {
                 Retry::Never
@@ -183,6 +212,7 @@ impl Models {
             if allowed && item.cost > 0 {
                 model.admit(rule, own_us, item.cost, ahead_us);
             }
+            let rule = &model.kept(rule, own_us);
             let after = model.used(rule, own_us);
             verdicts.push(Verdict {
                 used,
@@ -215,20 +245,21 @@ impl Models {
             let (model, twin) = self.0.entry(key(item)).or_default();
             let mut aged = model.clone();
             let (_, own_us) = aged.age(rule, now_us);
+            let kept = &aged.kept(rule, own_us);
             let twin = twin.get_or_insert_with(|| Count::new(rule.algorithm));
             if deed == Deed::GiveBack {
-                let before = aged.used(rule, own_us);
-                aged.give_back(rule, own_us, item.cost, *stamp);
+                let before = aged.used(kept, own_us);
+                aged.give_back(kept, own_us, item.cost, *stamp);
                 // What takes nothing back keeps no ages either.
                 let names = own_us / rule.window_us - stamp.min(&(own_us / rule.window_us)) < 2
                     && *stamp <= own_us / rule.window_us;
                 let counts = rule.algorithm == Algorithm::Counter && names;
-                if counts || aged.used(rule, own_us) < before {
+                if counts || aged.used(kept, own_us) < before {
                     *model = aged;
                 }
                 twin.give_back(rule, item.cost, *stamp, now_us);
             } else if item.cost > 0 {
-                let room = u64::from(u32::MAX) - aged.used(rule, own_us);
+                let room = u64::from(u32::MAX) - aged.used(kept, own_us);
                 aged.admit(rule, own_us, item.cost.min(room), 0);
                 *model = aged;
                 twin.charge_more(rule, item.cost, now_us);

@@ -101,18 +101,7 @@ fn random_rule(chance: &mut Chance) -> Rule {
             precision_us: 1,
         };
     }
-    let precisions = [
-        1,
-        1,
-        1,
-        window_us / 10,
-        window_us / 100,
-        window_us / 1000,
-        window_us,
-    ];
-    let fits = |precision: &&u64| **precision > 0 && window_us.is_multiple_of(**precision);
-    let fitting: Vec<u64> = precisions.iter().filter(fits).copied().collect();
-    let precision_us = chance.pick(&fitting);
+    let precision_us = random_precision(chance, window_us);
     let units = chance.pick(&[1, 2, 3, 5, 10, 33, 100, 400, 4_000_000_000]);
     Rule {
         algorithm: Algorithm::Log,
@@ -120,6 +109,22 @@ fn random_rule(chance: &mut Chance) -> Rule {
         window_us,
         precision_us,
     }
+}
+
+fn random_precision(chance: &mut Chance, window_us: u64) -> u64 {
+    let precisions = [
+        1,
+        1,
+        1,
+        window_us / 15,
+        window_us / 10,
+        window_us / 100,
+        window_us / 1000,
+        window_us,
+    ];
+    let fits = |precision: &&u64| **precision > 0 && window_us.is_multiple_of(**precision);
+    let fitting: Vec<u64> = precisions.iter().filter(fits).copied().collect();
+    chance.pick(&fitting)
 }
 
 fn random_cost(chance: &mut Chance, rule: &Rule) -> u64 {
@@ -148,12 +153,13 @@ fn step(chance: &mut Chance, now_us: u64, window_us: u64) -> u64 {
     }
 }
 
-/// The same limit with other units: its identity, and so its history, stays.
-fn with_units(old: &Limit, units: u64) -> Arc<Limit> {
+/// The same limit with other units, in another precision: its identity, and so its history, stays.
+fn with_units(old: &Limit, units: u64, precision_us: u64) -> Arc<Limit> {
     limit(
         &old.name,
         Rule {
             units,
+            precision_us,
             ..old.windows[0].rule
         },
     )
@@ -183,11 +189,13 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
     let (mut decided, mut retried): (usize, Option<(Charge, u64)>) = (0, None);
     let mut charged = Vec::new();
     for _ in 0..steps {
-        if chance.below(60) == 0 {
+        if chance.below(25) == 0 {
             let which = chance.below(4) as usize;
             let units = 1 + chance.below(2 * limits[which].windows[0].rule.units.min(1000));
             if limits[which].windows[0].rule.algorithm == Algorithm::Log {
-                limits[which] = with_units(&limits[which], units);
+                let rule = limits[which].windows[0].rule;
+                let precision_us = random_precision(&mut chance, rule.window_us);
+                limits[which] = with_units(&limits[which], units, precision_us);
             }
             retried = None;
         }
