@@ -416,7 +416,7 @@ pub(super) mod tests {
         let ten = limit(Algorithm::Log, 10, 1);
         cache.note(&charge(&ten, 1), &denied(1_000_000), SPAN);
         let mut both = charge(&ten, 1);
-        let other = charge(&limit(Algorithm::Log, 10, 10), 1);
+        let other = charge(&limit(Algorithm::Counter, 10, 1), 1);
         both.extend(other);
         let told = cache.find(&both, 5_000, false).unwrap();
         assert_eq!(told.verdicts[1].retry, Retry::Unasked);
