@@ -174,8 +174,12 @@ fn claimed<'r>(claims: Option<&'r Claims>, name: &str) -> Carried<'r> {
     }))
 }
 
+/// `HEAD` counts as `GET`: it makes an upstream do the same work and shows the same resource.
 pub(super) fn method(method: &Method) -> Value<'_> {
     let name = method.as_str().as_bytes();
+    if name.eq_ignore_ascii_case(b"HEAD") {
+        return Value::Sent(b"GET");
+    }
     // There are upstreams to which `get` is `GET`.
     if name.iter().any(u8::is_ascii_lowercase) {
         return Value::Made(name.to_ascii_uppercase().into());
@@ -216,12 +220,21 @@ pub(super) fn bearer(headers: &HeaderMap) -> Carried<'_> {
 }
 
 /// The values of a query parameter: `&` separates, names are compared decoded.
+///
+/// Some upstreams split at `;` as well. Where that would find another value, the request carries
+/// several: a client could otherwise show each side a value of its own.
 fn query<'r>(query: Option<&'r str>, name: &str) -> Carried<'r> {
-    let pairs = query
-        .unwrap_or_default()
-        .as_bytes()
-        .split(|byte| *byte == b'&');
-    Carried::from_copies(pairs.filter_map(|pair| named_value(pair, name)))
+    let query = query.unwrap_or_default().as_bytes();
+    let pairs = query.split(|byte| *byte == b'&');
+    let found = Carried::from_copies(pairs.filter_map(|pair| named_value(pair, name)));
+    if !query.contains(&b';') {
+        return found;
+    }
+    let pairs = query.split(|byte| matches!(byte, b'&' | b';'));
+    match Carried::from_copies(pairs.filter_map(|pair| named_value(pair, name))) {
+        other if other == found => found,
+        _ => Carried::Several,
+    }
 }
 
 /// The values of a cookie over all `Cookie` lines (RFC 6265, section 5.4), quotes around them
@@ -326,6 +339,30 @@ mod tests {
     }
 
     #[test]
+    fn a_semicolon_cannot_hide_a_value_from_either_reading() {
+        for (given, expected) in [
+            // Splitting at `;` finds a value that splitting at `&` does not.
+            ("a=1;k=v", Some("several")),
+            ("k=v;x", Some("several")),
+            ("k=v;k=w", Some("several")),
+            ("k=v&a=1;k=w", Some("several")),
+            ("k=;v", Some("several")),
+            ("k;=v", None),
+            ("a;k=v&k=v", Some("v")),
+            ("k=v;", Some("several")),
+            // Both find the same.
+            ("a=1;b=2&k=v", Some("v")),
+            ("a=1;b=2", None),
+            ("a;k", None),
+            // An escaped one is a part of the value to both.
+            ("k=v%3Bx", Some("v;x")),
+            ("a=1%3Bk=v", None),
+        ] {
+            assert_eq!(in_query(given, "k").as_deref(), expected, "{given}");
+        }
+    }
+
+    #[test]
     fn header_values_keep_their_case_and_lose_their_spaces() {
         let name = HeaderName::from_static("x-user");
         let value = |lines: &[&str]| text(header(&headers("x-user", lines), &name));
@@ -379,6 +416,9 @@ mod tests {
             Value::Made(SmallVec::from_slice(b"GET"))
         );
         assert_eq!(method(&Method::GET), Value::Sent(b"GET"));
+        assert_eq!(method(&Method::HEAD), Value::Sent(b"GET"));
+        assert_eq!(method(&"hEad".parse().unwrap()), Value::Sent(b"GET"));
+        assert_eq!(method(&Method::POST), Value::Sent(b"POST"));
     }
 
     #[test]
