@@ -19,6 +19,7 @@ mod copy;
 pub mod diagnostic;
 pub mod effective;
 mod flags;
+mod hints;
 mod interpolate;
 mod inventable;
 mod known;

@@ -87,6 +87,7 @@ pub fn explain(
         route: routes::tell(config, scene),
         limits: limits::tell(scene, (&secrets, &counted_as), known),
         spared: spared(scene, config),
+        path: scene.facts.path.as_str().to_owned(),
     };
     let rehearsed = rehearsal.run(request, arrival, counted, tell);
     let counts = Counts {
@@ -112,6 +113,8 @@ struct Told {
     route: RouteStory,
     limits: LimitsTold,
     spared: Option<String>,
+    /// As the route sees it.
+    path: String,
 }
 
 /// What is known before it.
@@ -124,13 +127,16 @@ struct Parts {
 }
 
 fn assemble(
-    parts: Parts,
+    mut parts: Parts,
     mut rehearsed: Rehearsed<Told>,
     (config, secrets): (&Config, &Secrets),
 ) -> Explanation {
     let told = rehearsed.told.take();
     let (route, mut limits, spared) = match told {
-        Some(told) => (Some(told.route), told.limits, told.spared),
+        Some(told) => {
+            parts.path.canonical = Some(told.path);
+            (Some(told.route), told.limits, told.spared)
+        }
         None => (None, LimitsTold::default(), None),
     };
     limits.count(&rehearsed);
@@ -267,13 +273,13 @@ impl PathStory {
         match CanonicalPath::parse(&sent) {
             Ok(path) => PathStory {
                 canonical: Some(path.as_str().to_owned()),
-                also_read_as: path.unresolved().map(str::to_owned),
+                also_read_as: path.others().map(str::to_owned).collect(),
                 refused: None,
                 sent: sent.clone(),
             },
             Err(error) => PathStory {
                 canonical: None,
-                also_read_as: None,
+                also_read_as: Vec::new(),
                 refused: Some(error.to_string()),
                 sent: sent.clone(),
             },

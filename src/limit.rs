@@ -23,6 +23,8 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::path::Case;
+
 pub use asker::{Asker, Shown};
 pub use exempt::Exempt;
 pub use key::{Key, Tag};
@@ -122,6 +124,8 @@ pub struct Limit {
     pub slot: Option<Arc<str>>,
     /// Some route may give its units back: what the store denied may pass sooner than it said.
     pub gives_back: bool,
+    /// How keys by path are spelled: folded if all routes of the limit ignore letter case.
+    pub case: Case,
 }
 
 impl Limit {
@@ -143,6 +147,7 @@ impl Limit {
             lease_us: 0,
             slot: None,
             gives_back: false,
+            case: Case::Sensitive,
         }
     }
 }

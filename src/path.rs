@@ -7,19 +7,48 @@
 //! - Every character that may stand in a segment unescaped does; all others are `%XX` in upper
 //!   case, also those that arrived unescaped.
 //! - Empty segments, `.` and a trailing slash are dropped, and so is what follows a `;`.
-//! - `..` removes the segment before it; `%2f`, `%5c` and `\` separate segments. Some upstreams do
-//!   neither: how those read the path is kept as [`CanonicalPath::unresolved`], and a request
-//!   whose two readings belong to different routes belongs to none.
+//! - `..` removes the segment before it; `%2f`, `%5c` and `\` separate segments; what follows a
+//!   `%3b` is dropped like what follows a `;`; dots and spaces at a segment's end are dropped.
+//!   Some upstreams do none of these, or only some. Their readings are kept as
+//!   [`CanonicalPath::others`]. A request whose readings belong to different routes is refused.
 //! - What only an attack contains is refused; see [`PathError`].
+//!
+//! Letter case tells paths apart, unless [`Case::Insensitive`] is asked for.
+
+mod fold;
+mod reading;
 
 use std::borrow::Cow;
 use std::fmt;
+
+pub use fold::fold;
+use reading::{Habits, read};
 
 /// A request's path in the one spelling that routes and keys see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CanonicalPath<'a> {
     resolved: Cow<'a, str>,
-    unresolved: Option<Box<str>>,
+    /// Nothing for nearly every path.
+    apart: Option<Box<Apart>>,
+}
+
+/// What else a path may be to an upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Apart {
+    /// Other readings; at most one for each set of habits.
+    others: Vec<Box<str>>,
+    /// All readings without letter case.
+    folded: Option<CanonicalPath<'static>>,
+}
+
+/// Whether letter case tells paths apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Case {
+    /// `/Login` and `/login` are two paths.
+    #[default]
+    Sensitive,
+    /// They are one.
+    Insensitive,
 }
 
 /// Why a path is refused. The client is at fault: 400.
@@ -35,11 +64,11 @@ pub enum PathError {
     DoubleEscape,
     /// A longer UTF-8 form than the character has, such as `%c0%af` for `/`.
     Overlong,
-    /// A `.` or `..` beside an escaped separator or a parameter: `..%2f`, `..;`.
+    /// A `.` or `..` beside an escaped separator, a parameter or a space: `..%2f`, `..;`, `..%20`.
     HiddenDots,
     /// More `..` than there are segments.
     AboveRoot,
-    /// `..` and an escaped separator in one path: too many readings to compare.
+    /// `..` in one path with an escaped separator, or with a segment of dots or spaces alone.
     TooManyReadings,
 }
 
@@ -53,7 +82,7 @@ impl<'a> CanonicalPath<'a> {
         if is_canonical(raw) {
             return Ok(Self {
                 resolved: Cow::Borrowed(raw),
-                unresolved: None,
+                apart: None,
             });
         }
         if !raw.starts_with('/') {
@@ -61,28 +90,65 @@ impl<'a> CanonicalPath<'a> {
         }
         let decoded = decode(raw)?;
         refuse_double_escapes(&decoded)?;
-        let Resolved { text, climbs } = resolve(&decoded)?;
-        let separates = decoded.contains(MAYBE_SEPARATOR);
-        if climbs && separates {
-            return Err(PathError::TooManyReadings);
+        let habits = Habits::seen_in(&decoded)?;
+        let text = read(&decoded, habits)?;
+        let mut others: Vec<Box<str>> = Vec::new();
+        for fewer in habits.fewer() {
+            let other = read(&decoded, fewer)?;
+            if other != text && !others.iter().any(|known| **known == *other) {
+                others.push(other.into());
+            }
         }
-        let unresolved = (climbs || separates).then(|| leave_unresolved(&decoded).into());
+        let apart = (!others.is_empty()).then(|| {
+            let folded = None;
+            Box::new(Apart { others, folded })
+        });
         let resolved = if text == raw {
             Cow::Borrowed(raw)
         } else {
             Cow::Owned(text)
         };
-        Ok(Self {
-            resolved,
-            unresolved,
-        })
+        Ok(Self { resolved, apart })
+    }
+
+    /// Adds the form without letter case that [`CanonicalPath::in_case`] returns.
+    #[must_use]
+    pub fn with_folded(mut self) -> Self {
+        let folds = |text: &str| matches!(fold(text), Cow::Owned(other) if other != text);
+        if !self.readings().any(folds) {
+            // The path is its own folded form.
+            return self;
+        }
+        let others: Vec<Box<str>> = self.others().map(|text| fold(text).into()).collect();
+        let apart = (!others.is_empty()).then(|| {
+            let folded = None;
+            Box::new(Apart { others, folded })
+        });
+        let folded = CanonicalPath {
+            resolved: Cow::Owned(fold(&self.resolved).into_owned()),
+            apart,
+        };
+        self.apart.get_or_insert_default().folded = Some(folded);
+        self
+    }
+
+    /// The path as a route of this case sees it. [`CanonicalPath::with_folded`] comes first.
+    pub fn in_case(&self, case: Case) -> &CanonicalPath<'a> {
+        match case {
+            Case::Sensitive => self,
+            Case::Insensitive => self.folded().unwrap_or(self),
+        }
+    }
+
+    fn folded(&self) -> Option<&CanonicalPath<'a>> {
+        self.apart.as_ref()?.folded.as_ref()
     }
 
     /// The same on its own; [`CanonicalPath::is_as_sent`] is forgotten.
     pub fn into_owned(self) -> CanonicalPath<'static> {
         CanonicalPath {
             resolved: Cow::Owned(self.resolved.into_owned()),
-            unresolved: self.unresolved,
+            apart: self.apart,
         }
     }
 
@@ -91,10 +157,24 @@ impl<'a> CanonicalPath<'a> {
         &self.resolved
     }
 
-    /// The path to an upstream that neither removes `..` nor splits at escaped separators (which
-    /// stand as `\` here), where that differs. A route or a bypass rule must take both readings.
-    pub fn unresolved(&self) -> Option<&str> {
-        self.unresolved.as_deref()
+    /// The path to upstreams that remove no `..`, do not split at escaped separators (which stand
+    /// as `\` here), keep what follows a `%3B`, or keep dots and spaces at the end of a segment.
+    /// Only readings that differ. A route or a bypass rule must take all of them.
+    pub fn others(&self) -> impl Iterator<Item = &str> {
+        let others = self.apart.as_ref().map_or(&[][..], |apart| &apart.others);
+        others.iter().map(|text| &**text)
+    }
+
+    /// [`CanonicalPath::as_str`], then all [`CanonicalPath::others`].
+    pub fn readings(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.as_str()).chain(self.others())
+    }
+
+    /// Whether upstreams may read it in other ways.
+    pub fn is_plain(&self) -> bool {
+        self.apart
+            .as_ref()
+            .is_none_or(|apart| apart.others.is_empty())
     }
 
     /// Whether the client wrote it exactly so.
@@ -113,16 +193,23 @@ const fn is_plain(byte: u8) -> bool {
         )
 }
 
-/// Bytes that the quick scan passes over: plain ones, and the slash.
-const PASSES: [bool; 256] = {
-    let mut passes = [false; 256];
+/// What a byte is to the quick scan. Two neighbours whose sum is [`LONG_WAY`] or more, such as
+/// `//`, `/.` and `./`, need the long way.
+const WEIGHT: [u8; 256] = {
+    let mut weight = [LONG_WAY; 256];
     let mut byte = 0;
     while byte < 256 {
-        passes[byte] = is_plain(byte as u8) || byte as u8 == b'/';
+        if matches!(byte as u8, b'/' | b'.') {
+            weight[byte] = 1;
+        } else if is_plain(byte as u8) {
+            weight[byte] = 0;
+        }
         byte += 1;
     }
-    passes
+    weight
 };
+
+const LONG_WAY: u8 = 2;
 
 /// One scan that finds nothing to do in nearly every path. It may miss a canonical path (one with
 /// an escape, or a segment that begins with a dot), which then takes the long way to itself.
@@ -132,12 +219,13 @@ fn is_canonical(raw: &str) -> bool {
     }
     let mut previous = 0;
     for &byte in raw.as_bytes() {
-        if !PASSES[usize::from(byte)] || (previous == b'/' && matches!(byte, b'/' | b'.')) {
+        let weight = WEIGHT[usize::from(byte)];
+        if previous + weight >= LONG_WAY {
             return false;
         }
-        previous = byte;
+        previous = weight;
     }
-    raw.starts_with('/') && previous != b'/'
+    raw.starts_with('/') && previous == 0
 }
 
 /// Writes every character in its one form; slashes and `;` stay, so that segments can be told.
@@ -157,12 +245,11 @@ fn decode(raw: &str) -> Result<String, PathError> {
             b'/' if escaped => decoded.push(MAYBE_SEPARATOR),
             b'/' => decoded.push('/'),
             b';' if !escaped => decoded.push(';'),
-            _ if is_plain(byte) => decoded.push(char::from(byte)),
             _ => {
                 if before.is_some_and(|before| is_overlong(before, byte)) {
                     return Err(PathError::Overlong);
                 }
-                push_escape(&mut decoded, byte);
+                push_byte(&mut decoded, byte);
                 escape_before = Some(byte);
             }
         }
@@ -178,10 +265,15 @@ fn unescape(high: Option<u8>, low: Option<u8>) -> Result<u8, PathError> {
     }
 }
 
-fn push_escape(text: &mut String, byte: u8) {
+/// Writes a byte of a segment in its one form.
+fn push_byte(text: &mut String, byte: u8) {
     const DIGITS: [char; 16] = [
         '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F',
     ];
+    if is_plain(byte) {
+        text.push(char::from(byte));
+        return;
+    }
     text.push('%');
     text.push(DIGITS[usize::from(byte >> 4)]);
     text.push(DIGITS[usize::from(byte & 15)]);
@@ -212,59 +304,6 @@ fn refuse_double_escapes(decoded: &str) -> Result<(), PathError> {
     Ok(())
 }
 
-struct Resolved {
-    text: String,
-    climbs: bool,
-}
-
-/// The reading of an upstream that splits at every separator and removes dot segments.
-fn resolve(decoded: &str) -> Result<Resolved, PathError> {
-    let mut text = String::with_capacity(decoded.len());
-    let mut climbs = false;
-    for segment in decoded.split('/') {
-        let is_whole = !segment.contains([MAYBE_SEPARATOR, ';']);
-        for piece in segment.split(MAYBE_SEPARATOR) {
-            match without_params(piece) {
-                "" => {}
-                "." | ".." if !is_whole => return Err(PathError::HiddenDots),
-                "." => {}
-                ".." => {
-                    let parent = text.rfind('/').ok_or(PathError::AboveRoot)?;
-                    text.truncate(parent);
-                    climbs = true;
-                }
-                name => {
-                    text.push('/');
-                    text.push_str(name);
-                }
-            }
-        }
-    }
-    if text.is_empty() {
-        text.push('/');
-    }
-    Ok(Resolved { text, climbs })
-}
-
-/// The reading of an upstream that splits at `/` only and takes `..` for a name.
-fn leave_unresolved(decoded: &str) -> String {
-    let mut text = String::with_capacity(decoded.len());
-    for segment in decoded.split('/').map(without_params) {
-        if !matches!(segment, "" | ".") {
-            text.push('/');
-            text.push_str(segment);
-        }
-    }
-    if text.is_empty() {
-        text.push('/');
-    }
-    text
-}
-
-fn without_params(segment: &str) -> &str {
-    segment.split_once(';').map_or(segment, |(name, _)| name)
-}
-
 impl fmt::Display for CanonicalPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -280,9 +319,13 @@ impl PathError {
             Self::Control => "the path has a control character",
             Self::DoubleEscape => "the path hides a separator or a dot in a double escape",
             Self::Overlong => "the path has an overlong UTF-8 form",
-            Self::HiddenDots => "the path hides `.` or `..` beside `%2f`, `%5c`, `\\` or `;`",
+            Self::HiddenDots => {
+                "the path hides `.` or `..` beside `%2f`, `%5c`, `\\`, `;` or a space"
+            }
             Self::AboveRoot => "the path climbs above its root",
-            Self::TooManyReadings => "the path has both `..` and an escaped separator",
+            Self::TooManyReadings => {
+                "the path has both `..` and an escaped separator, or a segment of dots or spaces"
+            }
         }
     }
 }
@@ -296,190 +339,4 @@ impl fmt::Display for PathError {
 impl std::error::Error for PathError {}
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn canonical(raw: &str) -> String {
-        CanonicalPath::parse(raw).unwrap().as_str().to_owned()
-    }
-
-    fn refused(raw: &str) -> PathError {
-        CanonicalPath::parse(raw).unwrap_err()
-    }
-
-    #[test]
-    fn ordinary_paths_are_borrowed() {
-        for raw in [
-            "/",
-            "/login",
-            "/a/b.c/d-e_f~g",
-            "/@me/x:y",
-            "/.well-known/x",
-            "/caf%C3%A9",
-        ] {
-            let path = CanonicalPath::parse(raw).unwrap();
-            assert_eq!(path.as_str(), raw);
-            assert!(path.is_as_sent(), "{raw}");
-            assert_eq!(path.unresolved(), None);
-        }
-    }
-
-    #[test]
-    fn every_spelling_of_a_path_is_one_path() {
-        for raw in [
-            "/login/",
-            "//login",
-            "/login//",
-            "/./login",
-            "/login/.",
-            "/%6cogin",
-            "/%6Cog%69n",
-            "/login;x=1",
-            "/;x/login",
-            "/login;",
-            "/a/../login",
-            "/%2e/login",
-            "/a/%2e%2E/login",
-            "/%2flogin",
-            "/%5Clogin",
-            "/\\login",
-            "/login%2f",
-            "/.//login/./",
-        ] {
-            assert_eq!(canonical(raw), "/login", "{raw}");
-        }
-        assert_eq!(canonical("/a!b/c@d"), canonical("/a%21b/c%40d"));
-        assert_eq!(canonical("/caf\u{e9}"), canonical("/caf%c3%a9"));
-        assert_eq!(canonical("/a%3bb"), "/a%3Bb");
-        assert_eq!(canonical("/{x}"), "/%7Bx%7D");
-        assert_eq!(canonical("/a/b/.."), "/a");
-        assert_eq!(canonical("/a/.."), "/");
-        assert_eq!(canonical("/.../..x/x.."), "/.../..x/x..");
-    }
-
-    #[test]
-    fn case_is_kept() {
-        assert_eq!(canonical("/Login/"), "/Login");
-    }
-
-    #[test]
-    fn ambiguous_paths_are_refused() {
-        for (raw, error) in [
-            ("", PathError::Relative),
-            ("login", PathError::Relative),
-            ("*", PathError::Relative),
-            ("/%", PathError::Escape),
-            ("/%2", PathError::Escape),
-            ("/%zz", PathError::Escape),
-            ("/%u002f", PathError::Escape),
-            ("/%+2f", PathError::Escape),
-            ("/a%00", PathError::Control),
-            ("/a%0d%0A", PathError::Control),
-            ("/a%7f", PathError::Control),
-            ("/a\tb", PathError::Control),
-            ("/a%252fb", PathError::DoubleEscape),
-            ("/a%25252Fb", PathError::DoubleEscape),
-            ("/%252e%252e/b", PathError::DoubleEscape),
-            ("/a%255cb", PathError::DoubleEscape),
-            ("/a%25%32%66b", PathError::DoubleEscape),
-            ("/a%2500", PathError::DoubleEscape),
-            ("/a%c0%afb", PathError::Overlong),
-            ("/%C0%AE%C0%AE/", PathError::Overlong),
-            ("/%e0%80%af", PathError::Overlong),
-            ("/%f0%80%80%af", PathError::Overlong),
-            ("/a/..%2fb", PathError::HiddenDots),
-            ("/a%2f../b", PathError::HiddenDots),
-            ("/a%2f.%2fb", PathError::HiddenDots),
-            ("/a%5c..%5cb", PathError::HiddenDots),
-            ("/a/..;/b", PathError::HiddenDots),
-            ("/a/.;x/b", PathError::HiddenDots),
-            ("/..", PathError::AboveRoot),
-            ("/a/../../b", PathError::AboveRoot),
-            ("/%2e%2e/b", PathError::AboveRoot),
-            ("/a%2fb/../c", PathError::TooManyReadings),
-        ] {
-            assert_eq!(refused(raw), error, "{raw}");
-        }
-    }
-
-    #[test]
-    fn other_escapes_and_odd_bytes_stay_escaped() {
-        assert_eq!(canonical("/50%25"), "/50%25");
-        assert_eq!(canonical("/a%2520b"), "/a%2520b");
-        assert_eq!(canonical("/%ff%fe"), "/%FF%FE");
-        assert_eq!(canonical("/a%20b%3fc%23"), "/a%20b%3Fc%23");
-    }
-
-    #[test]
-    fn the_reading_of_a_literal_upstream_is_kept_where_it_differs() {
-        let unresolved = |raw: &'static str| {
-            CanonicalPath::parse(raw)
-                .unwrap()
-                .unresolved()
-                .map(str::to_owned)
-        };
-        assert_eq!(unresolved("/a/../b").as_deref(), Some("/a/../b"));
-        assert_eq!(unresolved("/a%2fb;x/./c/").as_deref(), Some("/a\\b/c"));
-        assert_eq!(unresolved("//a/./b;c/"), None);
-    }
-
-    /// One spelling of `path` out of many, chosen by `choices`.
-    fn respell(path: &str, choices: &[u8]) -> String {
-        let mut choices = choices.iter().copied().cycle();
-        let mut choose = move || choices.next().unwrap_or(0);
-        let mut raw = String::new();
-        for c in path.chars() {
-            match (c, choose() % 12) {
-                ('/', 0) => raw.push_str("//"),
-                ('/', 1) => raw.push_str("/./"),
-                ('/', 2) => raw.push_str("/%2E/"),
-                ('/', 3) => raw.push_str("/zz/../"),
-                ('/', 4) => raw.push_str("/zz/.%2e/"),
-                ('/', 5) if !raw.is_empty() => raw.push_str("%2f"),
-                ('/', 6) if !raw.is_empty() => raw.push('\\'),
-                ('/', 7) if !raw.is_empty() => raw.push_str(";p=1/"),
-                ('/', 8) if !raw.is_empty() => raw.push_str("/..;/"),
-                ('/', _) => raw.push('/'),
-                (c, 0..=3) => raw.push_str(&format!("%{:02x}", c as u32)),
-                (c, 4 | 5) => raw.push_str(&format!("%{:02X}", c as u32)),
-                (c, _) => raw.push(c),
-            }
-        }
-        if choose() % 3 == 0 {
-            raw.push('/');
-        }
-        raw
-    }
-
-    proptest! {
-        #[test]
-        fn canonical_paths_stay_as_they_are(
-            raw in "/([a-c./;%\\\\]|%2[0-9a-fA-F]|%5[cC]|é|%[0-9A-F]{2}){0,16}"
-        ) {
-            if let Ok(path) = CanonicalPath::parse(&raw) {
-                let again = CanonicalPath::parse(path.as_str()).unwrap();
-                prop_assert_eq!(again.as_str(), path.as_str());
-                prop_assert!(again.is_as_sent());
-                prop_assert_eq!(again.unresolved(), None);
-            }
-        }
-
-        #[test]
-        fn no_spelling_makes_another_path(
-            path in "(/[a-z@!~]{1,4}){1,5}",
-            choices in prop::collection::vec(any::<u8>(), 1..40),
-        ) {
-            let raw = respell(&path, &choices);
-            if let Ok(found) = CanonicalPath::parse(&raw) {
-                prop_assert_eq!(found.as_str(), path, "{}", raw);
-            }
-        }
-
-        #[test]
-        fn nothing_panics(raw in "\\PC{0,40}") {
-            let _ = CanonicalPath::parse(&raw);
-        }
-    }
-}
+mod tests;

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use crate::limit::Limit;
 use crate::limit::key::{Key, Part};
-use crate::path::CanonicalPath;
+use crate::path::{CanonicalPath, Case};
 
 pub use answer::{NoWay, Redirect, RedirectError, Respond, Target};
 pub use asked::is_preflight;
@@ -47,8 +47,10 @@ pub struct Route {
     pub name: Arc<str>,
     /// Hosts it answers for.
     pub host: HostPattern,
-    /// Paths it answers for.
+    /// Paths it answers for, in the form of `case`.
     pub path: PathPattern,
+    /// Whether letter case tells its paths apart.
+    pub case: Case,
     /// Methods it answers for; empty for all. `GET` includes `HEAD`.
     pub methods: Vec<Method>,
     /// Headers that a request must carry; all of them.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::client::ClientIp;
 use crate::limit::key::{Alternatives, ApiKeys, Given, HashKey, KeyError, Part};
 use crate::limit::{Limit, Missing, Tag};
-use crate::path::CanonicalPath;
+use crate::path::{CanonicalPath, Case, fold};
 use crate::route::host_of;
 use crate::store::people::Record;
 
@@ -88,12 +88,14 @@ impl Eyes<'_> {
     pub fn of_anyone(&self, words: &[String], limits: &[Arc<Limit>]) -> Result<Whom, Unclear> {
         let given = match &read_all(words)?[..] {
             [Word::Tag(hash)] => return self.by_hash(hash),
-            [Word::Plain(text)] if text.parse::<IpAddr>().is_ok() => self.given(&Part::Ip, text)?,
+            [Word::Plain(text)] if text.parse::<IpAddr>().is_ok() => {
+                self.given(&Part::Ip, text, Case::Sensitive)?
+            }
             // A block holds whether the key is known or not.
             [Word::Plain(text)] | [Word::Named(Part::ApiKey, text)] => {
                 filled(Given::text(Part::ApiKey, text), &Part::ApiKey)?
             }
-            [Word::Named(Part::Ip, value)] => self.given(&Part::Ip, value)?,
+            [Word::Named(Part::Ip, value)] => self.given(&Part::Ip, value, Case::Sensitive)?,
             words => {
                 let mut found = limits.iter().map(|limit| self.assemble(words, limit));
                 return found.find_map(Result::ok).ok_or_else(|| {
@@ -171,8 +173,8 @@ impl Eyes<'_> {
             let place = left.iter().position(|word| fits(word, part, limit.missing));
             let place = place.ok_or_else(|| usage(limit))?;
             given.push(match left.remove(place) {
-                Word::Named(part, value) => self.given(part, value)?,
-                Word::Plain(text) => self.given(guess(part, text), text)?,
+                Word::Named(part, value) => self.given(part, value, limit.case)?,
+                Word::Plain(text) => self.given(guess(part, text), text, limit.case)?,
                 Word::Missing | Word::Tag(_) => Given::missing(),
             });
         }
@@ -183,7 +185,7 @@ impl Eyes<'_> {
         }
     }
 
-    fn given(&self, part: &Part, value: &str) -> Result<Given, Unclear> {
+    fn given(&self, part: &Part, value: &str, case: Case) -> Result<Given, Unclear> {
         let given = match part {
             Part::Ip => {
                 let address = value.trim().parse::<IpAddr>();
@@ -199,7 +201,11 @@ impl Eyes<'_> {
             Part::Path => {
                 let path = CanonicalPath::parse(value)
                     .map_err(|error| Unclear::new(format!("`{value}` is not a path: {error}")))?;
-                Given::text(part.clone(), path.as_str())
+                let path = path.with_folded();
+                Given::text(part.clone(), path.in_case(case).as_str())
+            }
+            Part::PathParam(_) if case == Case::Insensitive => {
+                Given::text(part.clone(), &fold(value))
             }
             Part::Host => {
                 let host = host_of(value);
@@ -373,6 +379,17 @@ mod tests {
                 Some("write `api_key=VALUE path=VALUE`")
             );
         }
+    }
+
+    #[test]
+    fn a_path_is_folded_where_the_routes_of_the_limit_fold_it() {
+        let folded = Limit {
+            case: Case::Insensitive,
+            ..limit(&["path", "path:id"], Missing::Ip)
+        };
+        assert_eq!(of(&folded, "/A path:id=B"), of(&folded, "/a path:id=b"));
+        let exact = limit(&["path"], Missing::Ip);
+        assert_ne!(of(&exact, "/A"), of(&exact, "/a"));
     }
 
     #[test]

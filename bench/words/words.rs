@@ -11,7 +11,7 @@ use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSe
 use tidegate::limit::headers::{HeaderSettings, ResetForm, Told, write};
 use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashKey};
 use tidegate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, Missing, OnError, Rule, Tag};
-use tidegate::path::CanonicalPath;
+use tidegate::path::{CanonicalPath, Case};
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
 use tidegate::proxy::problem::{Detail, Problem, QUOTA_EXCEEDED, render};
 use tidegate::route::{
@@ -128,6 +128,7 @@ fn route(name: &'static str, count: usize) -> Word {
         name: format!("route {index}").into(),
         host: HostPattern::Any,
         path: PathPattern::parse(&format!("/api/v1/things{index}/{{id}}")).unwrap(),
+        case: Case::Sensitive,
         methods: Vec::new(),
         headers: Vec::new(),
         target: Target::Upstream(0),

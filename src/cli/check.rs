@@ -70,6 +70,11 @@ fn write_findings(found: &Diagnostics, format: Format, out: &mut dyn Write) -> i
     let text = match format {
         Format::Human { colour } => {
             let mut text = render::human(found, colour);
+            let notes = render::notes(found, colour);
+            if !text.is_empty() && !notes.is_empty() {
+                text.push('\n');
+            }
+            text.push_str(&notes);
             if !text.is_empty() {
                 text.push('\n');
             }
@@ -84,7 +89,8 @@ fn write_findings(found: &Diagnostics, format: Format, out: &mut dyn Write) -> i
 /// `proxy.toml: fine. 3 routes, 2 limits, 1 upstream`
 fn summary(path: &Path, config: &Config, warnings: &Diagnostics) -> String {
     let verdict = match warnings.list.len() {
-        0 => "fine".to_owned(),
+        0 if warnings.notes.is_empty() => "fine".to_owned(),
+        0 => format!("fine, with {}", counted(warnings.notes.len(), "note")),
         count => format!("usable, with {}", counted(count, "warning")),
     };
     format!(

@@ -69,6 +69,9 @@ pub(super) fn accept(loaded: Result<(Config, Diagnostics), Diagnostics>) -> Resu
             if !warnings.is_empty() {
                 say(&render::human(&warnings, colour));
             }
+            if !warnings.notes.is_empty() {
+                say(&render::notes(&warnings, colour));
+            }
             Ok(config)
         }
         Err(found) => {

@@ -25,6 +25,7 @@ use crate::limit::headers::HeaderSettings;
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::key::{ApiKeys, Key};
 use crate::limit::tier::Tiers;
+use crate::path::Case;
 use crate::route;
 
 /// A whole file, each section read by itself.
@@ -40,6 +41,8 @@ pub(super) struct RawFile {
     pub(super) unknown_span: Option<Span>,
     /// The one at the top; its text is nothing if it could not be read.
     pub(super) upstream: Option<At<Option<String>>>,
+    /// Whether letter case tells the paths of all routes apart, if the file says it.
+    pub(super) case: Option<Case>,
     pub(super) jwt: Option<JwtRules>,
     pub(super) tier: Option<Tiers>,
     pub(super) tier_span: Span,
@@ -72,6 +75,12 @@ pub(super) struct Names<'r> {
     pub(super) on_error: OnError,
     /// Bytes of a request's body where its route does not say it.
     pub(super) max_body: Option<u64>,
+    /// What the file says of letter case in all paths.
+    pub(super) case: Option<Case>,
+    /// Routes of whose letter case the file says nothing, by number, with their paths' places.
+    pub(super) caseless: Vec<At<usize>>,
+    /// Whether some route does not say that it has no limits, and has none.
+    pub(super) unlimited_unsaid: bool,
     /// How many budgets are limits: rates of `unlimited` are not.
     limits: usize,
     /// How many budgets have a section; the others are rates in place, which nobody can refer to.
@@ -101,6 +110,9 @@ pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compil
         targets: Vec::new(),
         on_error: raw.store.on_error,
         max_body: raw.server.max_body,
+        case: raw.case,
+        caseless: Vec::new(),
+        unlimited_unsaid: false,
         limits: 0,
         sections: 0,
         limit_index: HashMap::new(),

@@ -25,6 +25,8 @@ pub enum Severity {
     Error,
     /// It can, and probably does not do what was meant.
     Warning,
+    /// It can, and may well be meant so.
+    Note,
 }
 
 /// A place in the source and what to see there.
@@ -117,6 +119,8 @@ pub struct Diagnostics {
     pub source: Source,
     /// What was found.
     pub list: Vec<Diagnostic>,
+    /// What is worth knowing of a source in which nothing is wrong.
+    pub notes: Vec<Diagnostic>,
 }
 
 impl Diagnostics {
@@ -128,7 +132,12 @@ impl Diagnostics {
             .count()
     }
 
-    /// Nothing was found.
+    /// What was found, and then the notes.
+    pub fn all(&self) -> impl Iterator<Item = &Diagnostic> {
+        self.list.iter().chain(&self.notes)
+    }
+
+    /// Nothing was found; notes do not count.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -145,8 +154,8 @@ impl std::error::Error for Diagnostics {}
 /// Declares the codes once: the enum, its spelling and the list of all.
 macro_rules! codes {
     ($($(#[$doc:meta])+ $name:ident = $text:literal,)+) => {
-        /// The kinds of findings: `T1..` are errors, `T2..` warnings. A code keeps its meaning for
-        /// ever; `docs/diagnostics.md` explains each with an example.
+        /// The kinds of findings: `T1..` are errors, `T2..` warnings, `T3..` notes. A code keeps its
+        /// meaning for ever; `docs/diagnostics.md` explains each with an example.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Code { $($(#[$doc])+ $name,)+ }
 
@@ -247,6 +256,10 @@ codes! {
     InventableKey = "T217",
     /// A certificate of ours that clients refuse today.
     Untimely = "T220",
+    /// A file without limits.
+    NothingLimited = "T301",
+    /// Limits that another letter case in a path gets around.
+    LetterCase = "T302",
 }
 
 const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");
@@ -254,10 +267,10 @@ const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");
 impl Code {
     /// How bad findings of this kind are.
     pub fn severity(self) -> Severity {
-        if self.as_str() < "T200" {
-            Severity::Error
-        } else {
-            Severity::Warning
+        match self.as_str() {
+            code if code < "T200" => Severity::Error,
+            code if code < "T300" => Severity::Warning,
+            _ => Severity::Note,
         }
     }
 

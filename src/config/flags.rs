@@ -4,7 +4,7 @@
 //! then said of the flags. A password in `--redis` is never shown again.
 
 use super::Config;
-use super::diagnostic::{Diagnostic, Diagnostics, Source, Span};
+use super::diagnostic::{Code, Diagnostic, Diagnostics, Source, Span};
 use super::load::parse;
 
 /// What `tidegate run` was given instead of a file.
@@ -88,9 +88,14 @@ fn read(
             .into_iter()
             .map(|one| translate(one, &places))
             .collect();
+        let noted = |note: Diagnostic| match note.code {
+            Code::NothingLimited => note.help("add a limit, for example `--limit 100/min`"),
+            _ => note,
+        };
         Diagnostics {
             source: source.clone(),
             list,
+            notes: found.notes.into_iter().map(noted).collect(),
         }
     };
     // The shell has filled in its variables: none is left for us.

@@ -19,7 +19,7 @@ use super::interpolate::interpolate;
 use super::section::{At, Reader, Section, Surroundings};
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
-    Config, Control, Limits, Listen, address, admin, api_key, auth, limits, raw, route, settings,
+    Config, Control, Limits, Listen, address, admin, api_key, auth, hints, limits, raw, route, settings,
     standalone, syntax, tier, tls_keys, traces, upstream, warnings,
 };
 
@@ -103,6 +103,7 @@ fn parse_file<T>(
                     text: String::new(),
                 },
                 list,
+                notes: Vec::new(),
             })
         }
     }
@@ -250,12 +251,16 @@ pub(super) fn read_text(name: &str, text: &str, around: &Surroundings<'_>) -> (O
     let reader = Reader::new(text, around);
     let raw = read(&reader, document.get_ref());
     let compiled = compile(&reader, raw);
+    let mut notes = Vec::new();
     // A doubt may only follow from a mistake: mistakes come first.
     if let Some(compiled) = compiled
         .as_ref()
         .filter(|_| errors.is_empty() && reader.is_clean())
     {
         warnings::find(&reader, compiled);
+        if around.forwards {
+            notes = hints::find(compiled);
+        }
     }
     let config = compiled.map(|compiled| compiled.config);
     let (found, asked) = reader.into_parts();
@@ -264,7 +269,11 @@ pub(super) fn read_text(name: &str, text: &str, around: &Surroundings<'_>) -> (O
     list.extend(found.into_iter().filter(|one| !follows(one, &broken_lines)));
     list.sort_by_key(Diagnostic::start);
     list.dedup();
-    let findings = Diagnostics { source, list };
+    let findings = Diagnostics {
+        source,
+        list,
+        notes,
+    };
     let outcome = match config {
         Some(config) if findings.count(Severity::Error) == 0 => Ok((config, findings)),
         _ => Err(findings),
@@ -309,6 +318,7 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
         tls: tls_keys::read(&mut top),
         trusted_span,
         upstream,
+        case: top.word("case", route::CASES),
         client_ip: settings::client_ip(&mut top),
         store: settings::store(top.section("store")),
         unknown_span: keys.unknown_span.clone(),

@@ -9,6 +9,7 @@ use super::section::{At, Section};
 use super::settings::header_name;
 use super::{Bypass, address};
 use crate::limit::key::{Alternatives, Key, Part};
+use crate::path::Case;
 
 /// Names are what clients, operators, metrics and the command line say.
 pub(super) fn check_name(section: &Section<'_>, name: &At<String>, what: &str) {
@@ -89,9 +90,12 @@ pub(super) fn bypass(mut section: Section<'_>) -> Option<Bypass> {
     let header = name
         .zip(value)
         .map(|(name, value)| (name.value, value.value));
+    let path = path.map(|path| path.value);
+    let folded = path.clone().map(|path| path.in_case(Case::Insensitive));
     let bypass = Bypass {
         ip,
-        path: path.map(|path| path.value),
+        path,
+        folded_path: folded,
         header,
         key,
     };

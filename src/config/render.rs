@@ -11,6 +11,15 @@ use super::mask::masked;
 /// For people: file, line, column, the source line, what is wrong, what to write. `colour` adds
 /// terminal colours.
 pub fn human(found: &Diagnostics, colour: bool) -> String {
+    each(found, &found.list, colour)
+}
+
+/// The notes, in the same form.
+pub fn notes(found: &Diagnostics, colour: bool) -> String {
+    each(found, &found.notes, colour)
+}
+
+fn each(found: &Diagnostics, list: &[Diagnostic], colour: bool) -> String {
     let renderer = if colour {
         Renderer::styled()
     } else {
@@ -22,7 +31,7 @@ pub fn human(found: &Diagnostics, colour: bool) -> String {
         name: found.source.name.clone(),
         text: masked(&found.source.text),
     };
-    for diagnostic in &found.list {
+    for diagnostic in list {
         if !out.is_empty() {
             out.push('\n');
         }
@@ -36,6 +45,7 @@ fn one(out: &mut String, renderer: &Renderer, source: &Source, diagnostic: &Diag
     let level = match diagnostic.severity() {
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
+        Severity::Note => Level::NOTE,
     };
     let title = level
         .primary_title(&diagnostic.message)
@@ -88,7 +98,7 @@ fn floor(text: &str, at: usize) -> usize {
 /// `line`, `column` and their ends, counted from 1 in characters, and `text`), `help`, `note`.
 pub fn json(found: &Diagnostics) -> String {
     let mut out = String::new();
-    for diagnostic in &found.list {
+    for diagnostic in found.all() {
         let _ = write!(
             out,
             r#"{{"code":"{}","severity":"{}","message":{},"file":{},"labels":["#,
@@ -125,7 +135,7 @@ pub fn json(found: &Diagnostics) -> String {
 /// GitHub's workflow commands: each finding becomes an annotation of the line it is about.
 pub fn github(found: &Diagnostics) -> String {
     let mut out = String::new();
-    for diagnostic in &found.list {
+    for diagnostic in found.all() {
         let (line, column) = position(&found.source.text, diagnostic.start());
         let mut text = diagnostic.message.clone();
         for more in [&diagnostic.help, &diagnostic.note].into_iter().flatten() {
@@ -135,7 +145,10 @@ pub fn github(found: &Diagnostics) -> String {
         let _ = writeln!(
             out,
             "::{} file={},line={line},col={column},title={}::{}",
-            severity_word(diagnostic.severity()),
+            match diagnostic.severity() {
+                Severity::Note => "notice",
+                other => severity_word(other),
+            },
             escaped(&found.source.name)
                 .replace(':', "%3A")
                 .replace(',', "%2C"),
@@ -156,6 +169,7 @@ fn severity_word(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "error",
         Severity::Warning => "warning",
+        Severity::Note => "note",
     }
 }
 
@@ -205,6 +219,7 @@ mod tests {
                 text,
             },
             list: vec![finding],
+            notes: Vec::new(),
         }
     }
 

@@ -16,6 +16,7 @@ use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::{At, Section, nearest};
 use super::settings::{header_name, some_time};
+use crate::path::Case;
 use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet};
 pub(super) use passing::RawPassing;
 
@@ -29,6 +30,7 @@ pub(super) struct RawRoute {
     /// Nothing if it could not be read.
     pub(super) path: Option<At<PathPattern>>,
     pub(super) path_text: String,
+    pub(super) case: Option<Case>,
     pub(super) methods: Vec<Method>,
     pub(super) headers: Vec<HeaderMatch>,
     pub(super) upstream: Option<At<String>>,
@@ -39,6 +41,12 @@ pub(super) struct RawRoute {
     pub(super) passing: RawPassing,
     pub(super) timeout: Option<Duration>,
 }
+
+/// Words of `case`, for a route and for a whole file.
+pub(super) const CASES: &[(&str, Case)] = &[
+    ("sensitive", Case::Sensitive),
+    ("insensitive", Case::Insensitive),
+];
 
 /// `[[route]]`
 pub(super) fn route(mut section: Section<'_>) -> RawRoute {
@@ -66,6 +74,7 @@ pub(super) fn route(mut section: Section<'_>) -> RawRoute {
     if section.peek("path").is_none() {
         section.missing("path", "path = \"/*\"");
     }
+    let case = section.word("case", CASES);
     let methods = methods(&mut section);
     let headers = headers(section.section("headers"));
     let upstream = section.text("upstream");
@@ -90,6 +99,7 @@ pub(super) fn route(mut section: Section<'_>) -> RawRoute {
         host_text,
         path,
         path_text,
+        case,
         methods,
         headers,
         upstream,

@@ -12,7 +12,7 @@ use super::route::{RawPassing, RawRoute};
 use super::section::At;
 use super::standalone;
 use crate::limit::Limit;
-use crate::path::CanonicalPath;
+use crate::path::{CanonicalPath, Case};
 use crate::route::{CostSource, HostPattern, PathPattern, Route, RouteTable, StatusSet, Target};
 
 /// What a route is called that the top-level `upstream` makes, and the limit for routes that name
@@ -51,9 +51,11 @@ pub(super) fn compile(
     let mut chosen = Vec::new();
     for (raw, name) in raw.iter().zip(&called) {
         let limits = limits::choose(names, raw, name);
+        names.unlimited_unsaid |= raw.limits.is_none() && limits.is_empty();
         limits::check_giving_back(names, raw, &limits);
         chosen.push(limits);
     }
+    limits::spell_paths(names, &raw, &chosen);
     let mut routes = Vec::new();
     let mut spans = Vec::new();
     let mut broken = false;
@@ -69,13 +71,22 @@ pub(super) fn compile(
             continue;
         };
         let name = Arc::from(name);
+        let case = raw.case.or(names.case).unwrap_or_default();
+        if raw.case.or(names.case).is_none() {
+            let value = routes.len();
+            names.caseless.push(At {
+                value,
+                span: span.clone(),
+            });
+        }
         let (host, methods, headers) = (raw.host.value, raw.methods, raw.headers);
         let cost = raw.cost.value;
         routes.push(Route {
             number: routes.len(),
             name,
             host,
-            path,
+            path: path.in_case(case),
+            case,
             methods,
             headers,
             affinity: names.affinity(&target),
@@ -84,7 +95,10 @@ pub(super) fn compile(
             cost,
             settle: raw.settle.map(|name| name.value),
             refund: raw.refund.map_or_else(StatusSet::default, |set| set.value),
-            strip_prefix: raw.passing.strip_prefix.map(|prefix| prefix.value),
+            strip_prefix: raw
+                .passing
+                .strip_prefix
+                .map(|prefix| prefix.value.in_case(case)),
             body_limit: raw.passing.body_limit.unwrap_or(names.max_body),
             headers_up: values(raw.passing.headers_up),
             headers_down: values(raw.passing.headers_down),
@@ -101,20 +115,26 @@ fn values<T>(found: Vec<At<T>>) -> Vec<T> {
 
 /// The table, unless two routes match the same requests.
 fn table(names: &Names<'_>, routes: Vec<Route>, spans: &[Span]) -> Option<RouteTable> {
+    let cases: Vec<Case> = routes.iter().map(|route| route.case).collect();
     RouteTable::new(routes)
         .inspect_err(|conflicts| {
             for conflict in conflicts {
-                report_conflict(names, &spans[conflict.first], &spans[conflict.second]);
+                let both = [conflict.first, conflict.second];
+                let folds = both.iter().any(|one| cases[*one] == Case::Insensitive);
+                report_conflict(names, both.map(|one| &spans[one]), folds);
             }
         })
         .ok()
 }
 
-fn report_conflict(names: &Names<'_>, first: &Span, second: &Span) {
-    let diagnostic = Diagnostic::new(Code::RouteConflict, "two routes match the same requests")
+fn report_conflict(names: &Names<'_>, [first, second]: [&Span; 2], folds: bool) {
+    let mut diagnostic = Diagnostic::new(Code::RouteConflict, "two routes match the same requests")
         .at(second, "this route")
         .at(first, "and this one")
         .help("tell them apart by `host`, `path`, `methods` or `headers`, or remove one");
+    if folds {
+        diagnostic = diagnostic.note("`case = \"insensitive\"` takes a path in every letter case");
+    }
     names.reader.report(diagnostic);
 }
 
@@ -200,6 +220,7 @@ fn default_route(upstream: &Span, others: &[RawRoute]) -> RawRoute {
             span: upstream.clone(),
         }),
         path_text: "/*".to_owned(),
+        case: None,
         methods: Vec::new(),
         headers: Vec::new(),
         upstream: None,

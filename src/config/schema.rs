@@ -53,6 +53,8 @@ const KINDS: &[(&str, &str, Kind)] = &[
         "proxy_protocol",
         Kind::Words(&["off", "optional", "required"]),
     ),
+    ("", "case", Kind::Words(CASE)),
+    ("route", "case", Kind::Words(CASE)),
     ("store", "on_error", Kind::Words(ON_ERROR)),
     ("store", "fleet", Kind::NumberOr(&["auto"])),
     ("store", "max_memory", Kind::Size),
@@ -108,6 +110,7 @@ const KINDS: &[(&str, &str, Kind)] = &[
     ),
 ];
 
+const CASE: &[&str] = &["sensitive", "insensitive"];
 const ON_ERROR: &[&str] = &["local", "allow", "deny"];
 const RESPOND: &[(&str, Kind)] = &[
     ("status", Kind::Number),

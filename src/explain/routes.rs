@@ -4,7 +4,6 @@ use http::{HeaderMap, Method, Request};
 
 use super::story::{NearRoute, RouteStory};
 use crate::config::{Bypass, Config};
-use crate::path::CanonicalPath;
 use crate::proxy::headers::check_framing;
 use crate::proxy::rehearsal::Scene;
 use crate::route::{Ask, Miss, Near, Precedence, Route, Target};
@@ -35,7 +34,7 @@ pub(super) fn tell(config: &Config, scene: &Scene<'_, '_, '_>) -> RouteStory {
 pub(super) fn near(config: &Config, request: &Request<()>, most: usize) -> Vec<NearRoute> {
     let (Ok(host), Ok(path)) = (
         check_framing(request),
-        CanonicalPath::parse(request.uri().path()),
+        config.routes.read_path(request.uri().path()),
     ) else {
         return Vec::new();
     };
@@ -98,6 +97,7 @@ fn reason(miss: &Miss<'_>, route: &Route, ask: &Ask<'_>, found: Option<&Route>) 
 fn path_reason(at: usize, route: &Route, ask: &Ask<'_>) -> String {
     let given: Vec<&str> = ask
         .path
+        .in_case(route.case)
         .as_str()
         .split('/')
         .filter(|one| !one.is_empty())

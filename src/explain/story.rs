@@ -102,7 +102,7 @@ pub struct PathStory {
     /// In the one spelling that routes and keys see.
     pub canonical: Option<String>,
     /// How some upstreams read it instead.
-    pub also_read_as: Option<String>,
+    pub also_read_as: Vec<String>,
     /// Why it is refused.
     pub refused: Option<String>,
 }

@@ -150,11 +150,11 @@ impl Page {
             (Some(canonical), None) if *canonical != path.sent => {
                 format!("{} is read as {canonical}", path.sent)
             }
-            _ if path.also_read_as.is_none() => return,
+            _ if path.also_read_as.is_empty() => return,
             _ => path.sent.clone(),
         };
         self.section("Path", &text);
-        if let Some(other) = &path.also_read_as {
+        for other in &path.also_read_as {
             self.entry("", &format!("some upstreams read it as {other}"));
         }
     }

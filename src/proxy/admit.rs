@@ -21,6 +21,7 @@ use crate::clock;
 use crate::limit::headers::{self, Told};
 use crate::limit::key::{Derived, Facts, HashKey};
 use crate::limit::{Asker, Charge, Decision, Item, Limit, Missing, OnError, Tag, Window};
+use crate::path::Case;
 use crate::route::{Found, Route, is_preflight};
 use crate::store::StoreError;
 use crate::trace::TraceId;
@@ -150,7 +151,7 @@ impl Limiter {
         asked.affinity = affinity(found.route, facts);
         let free =
             found.route.limits.is_empty() || is_preflight(request.method(), request.headers());
-        if (free && said.is_none()) || self.bypass_of(facts, client).is_some() {
+        if (free && said.is_none()) || self.bypass_of(facts, (client, found.route.case)).is_some() {
             self.count_bypassed(&found.route.limits);
             return Ok(());
         }
@@ -193,9 +194,13 @@ impl Limiter {
     }
 
     /// The rule under which a request is not charged, by its place in the file.
-    pub(super) fn bypass_of(&self, facts: &Facts<'_>, client: IpAddr) -> Option<usize> {
+    pub(super) fn bypass_of(
+        &self,
+        facts: &Facts<'_>,
+        (client, case): (IpAddr, Case),
+    ) -> Option<usize> {
         let mut rules = self.bypass.iter();
-        rules.position(|bypass| bypass.covers(facts, client))
+        rules.position(|bypass| bypass.covers(facts, client, case))
     }
 
     /// Asks for what rides along, and lets the request pass or says why not where that can be said

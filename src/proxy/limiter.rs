@@ -21,7 +21,6 @@ use crate::config::{Bypass, Config, DenySettings, StoreSettings};
 use crate::limit::headers::HeaderSettings;
 use crate::limit::key::{ApiKeySource, ApiKeys, Facts, Part};
 use crate::limit::tier::Tiers;
-use crate::path::CanonicalPath;
 use crate::route::{Ask, Found, Route, RouteTable};
 use crate::store::memory::Memory;
 use crate::store::{Backing, Store};
@@ -234,7 +233,7 @@ impl Limiter {
         see: impl FnOnce(&Found<'_, '_>, &Facts<'_>, IpAddr) -> R,
     ) -> Result<(&Route, R), Rejection> {
         let host = check_framing(request)?;
-        let path = CanonicalPath::parse(request.uri().path())?;
+        let path = self.routes.read_path(request.uri().path())?;
         line.client = self.client_ip.find(caller.ip, request.headers());
         let (method, headers) = (request.method(), request.headers());
         let ask = Ask {
@@ -258,7 +257,7 @@ impl Limiter {
             standing: None,
             method,
             host: &host,
-            path: &path,
+            path: path.in_case(found.route.case),
             query: request.uri().query(),
             headers,
             route: &found.route.name,

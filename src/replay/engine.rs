@@ -240,7 +240,7 @@ impl Engine {
                 counting.ask(entry, &found, facts, of)
             });
         }
-        let parsed = parse(&sent)?;
+        let parsed = parse(&sent, &reading.routes)?;
         let ask = RouteAsk {
             host: &parsed.host,
             path: &parsed.path,

@@ -116,7 +116,7 @@ impl Ways {
             return None;
         }
         let route = routes.iter().nth(way.route)?;
-        let path = way.parsed.path.as_str();
+        let path = way.parsed.path.in_case(route.case).as_str();
         let values = way.values.iter().map(|value| &path[value.clone()]);
         let params = route.path.params().zip(values).collect();
         Some((&way.parsed, Found { route, params }))
@@ -129,7 +129,7 @@ impl Ways {
             place.last = hash;
             return;
         }
-        let path = parsed.path.as_str();
+        let path = parsed.path.in_case(found.route.case).as_str();
         let range = |value: &str| {
             let start = value.as_ptr().addr().checked_sub(path.as_ptr().addr())?;
             let range = start..start + value.len();

@@ -6,6 +6,7 @@ use std::fmt;
 use http::{HeaderMap, Method};
 
 use super::{HeaderMatch, Route};
+use crate::path::Case;
 
 /// Why a text is not a method that a route can have. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,7 +75,8 @@ impl Route {
         self.headers.iter().all(|wanted| wanted.is_in(headers))
     }
 
-    /// Whether a route for the same host and path stands in the way of this one.
+    /// Whether a route stands in the way of this one that has the same host, and the same path but
+    /// for letter case.
     pub(super) fn rivals(&self, other: &Route) -> bool {
         let methods_meet = match (self.methods.is_empty(), other.methods.is_empty()) {
             (true, true) => true,
@@ -84,7 +86,11 @@ impl Route {
             }
             _ => false,
         };
-        methods_meet && header_set(&self.headers) == header_set(&other.headers)
+        let case_meets = [self, other]
+            .iter()
+            .any(|one| one.case == Case::Insensitive);
+        let paths_meet = case_meets || self.path.has_literals_of(&other.path);
+        methods_meet && paths_meet && header_set(&self.headers) == header_set(&other.headers)
     }
 }
 

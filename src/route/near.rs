@@ -74,8 +74,9 @@ impl Route {
         if !self.host.matches(ask.host) {
             misses.push(Miss::Host);
         }
-        let (common, path_fits) = self.path.common(ask.path.as_str());
-        if !path_fits || !self.path.matches(ask.path) {
+        let path = ask.path.in_case(self.case);
+        let (common, path_fits) = self.path.common(path.as_str());
+        if !path_fits || !self.path.matches(path) {
             misses.push(Miss::Path(common));
         }
         if self.method_rank(ask.method).is_none() {
@@ -132,7 +133,7 @@ impl Route {
 
     /// Whether the path has as many segments as this route's, and differs in one, by a slip.
     fn is_misspelt(&self, ask: &Ask<'_>) -> bool {
-        let given: Vec<&str> = segments(ask.path.as_str()).collect();
+        let given: Vec<&str> = segments(ask.path.in_case(self.case).as_str()).collect();
         let own = self.path.segments();
         let slips = own
             .iter()

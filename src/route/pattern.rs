@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::path::{CanonicalPath, PathError};
+use crate::path::{CanonicalPath, Case, PathError, fold};
 
 /// Segments in one pattern, at most.
 pub const MAX_SEGMENTS: usize = 32;
@@ -48,6 +48,9 @@ pub enum PatternFault {
     Star,
     /// `{` or `}` in a segment that is not one `{name}`.
     Brace,
+    /// `:name`, `<name>` or `[name]`: other programs write parameters so. To mean the text itself,
+    /// its first character is escaped.
+    Foreign,
     /// The name between the braces is empty or has other characters than letters, digits, `_`
     /// and `-`.
     ParamName,
@@ -55,8 +58,10 @@ pub enum PatternFault {
     ParamTwice,
     /// `?` or `#`: a pattern sees the path only.
     Query,
-    /// `;`: what follows it in a segment is left out when paths are matched.
+    /// `;` or `%3B`: what follows it in a segment is left out when paths are matched.
     Params,
+    /// A dot or a space at the end of a segment: they are left out when paths are matched.
+    End,
     /// `.`, `..`, or an escaped `/` or `\`: paths are matched without them.
     NotCanonical,
     /// No request's path may look like this.
@@ -104,11 +109,46 @@ impl PathPattern {
 
     /// Whether a path is one that it stands for, in every reading that the path has.
     pub fn matches(&self, path: &CanonicalPath<'_>) -> bool {
-        self.matches_text(path.as_str())
-            && path.unresolved().is_none_or(|path| self.matches_text(path))
+        path.readings().all(|path| self.matches_text(path))
     }
 
-    fn matches_text(&self, path: &str) -> bool {
+    /// The same pattern for paths of this case.
+    #[must_use]
+    pub fn in_case(mut self, case: Case) -> Self {
+        if case == Case::Insensitive {
+            for segment in &mut self.segments {
+                if let Segment::Literal(text) = segment {
+                    *text = fold(text).into();
+                }
+            }
+        }
+        self
+    }
+
+    /// Whether both have the same literals in the same places.
+    pub(super) fn has_literals_of(&self, other: &PathPattern) -> bool {
+        let literals = |pattern: &PathPattern| -> Vec<Option<Box<str>>> {
+            let literal = |segment: &Segment| match segment {
+                Segment::Literal(text) => Some(text.clone()),
+                Segment::Param(_) => None,
+            };
+            pattern.segments.iter().map(literal).collect()
+        };
+        literals(self) == literals(other)
+    }
+
+    /// What its `{param}`s stand for in a path that it matches, in order.
+    pub(super) fn values_in<'p>(&self, path: &'p str) -> impl Iterator<Item = &'p str> {
+        let given = path.split('/').filter(|segment| !segment.is_empty());
+        let both = self.segments.iter().zip(given);
+        both.filter_map(|(segment, given)| match segment {
+            Segment::Param(_) => Some(given),
+            Segment::Literal(_) => None,
+        })
+    }
+
+    /// Whether one reading of a path is one that it stands for.
+    pub(super) fn matches_text(&self, path: &str) -> bool {
         let mut given = path.split('/').filter(|segment| !segment.is_empty());
         for segment in &self.segments {
             match (segment, given.next()) {
@@ -138,6 +178,27 @@ impl PathPattern {
             rest = rest.split_once('/').map_or("", |(_, rest)| rest);
         }
         rest
+    }
+
+    /// A path that it stands for, with other spellings of some literals; nothing if `respell` has
+    /// none of them.
+    pub fn sample(&self, respell: impl Fn(&str) -> Option<String>) -> Option<String> {
+        let mut path = String::new();
+        let mut respelled = false;
+        for segment in &self.segments {
+            path.push('/');
+            match segment {
+                Segment::Param(_) => path.push('x'),
+                Segment::Literal(text) => match respell(text) {
+                    Some(other) => {
+                        path.push_str(&other);
+                        respelled = true;
+                    }
+                    None => path.push_str(text),
+                },
+            }
+        }
+        respelled.then_some(path)
     }
 
     /// Whether all its paths begin with these segments, given in canonical spelling.
@@ -204,6 +265,13 @@ fn literal(text: &str) -> Result<Box<str>, PatternFault> {
             _ => {}
         }
     }
+    let within = |open: char, close: char| text.starts_with(open) && text.ends_with(close);
+    if (text.starts_with(':') && text.len() > 1) || within('<', '>') || within('[', ']') {
+        return Err(PatternFault::Foreign);
+    }
+    if text.to_ascii_lowercase().contains("%3b") {
+        return Err(PatternFault::Params);
+    }
     let path = format!("/{text}");
     let canonical = CanonicalPath::parse(&path).map_err(|error| match error {
         PathError::AboveRoot => PatternFault::NotCanonical,
@@ -212,6 +280,9 @@ fn literal(text: &str) -> Result<Box<str>, PatternFault> {
     let segment = canonical.as_str().trim_start_matches('/');
     if segment.is_empty() || segment.contains('/') {
         return Err(PatternFault::NotCanonical);
+    }
+    if !canonical.is_plain() {
+        return Err(PatternFault::End);
     }
     Ok(segment.into())
 }
@@ -224,8 +295,14 @@ impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for segment in &self.segments {
             match segment {
-                // A star that a literal holds was written as an escape.
-                Segment::Literal(text) => write!(f, "/{}", text.replace('*', "%2A"))?,
+                // A star, or a colon at the beginning, was written as an escape.
+                Segment::Literal(text) => {
+                    let text = text.replace('*', "%2A");
+                    match text.strip_prefix(':') {
+                        Some(rest) => write!(f, "/%3A{rest}")?,
+                        None => write!(f, "/{text}")?,
+                    }
+                }
                 Segment::Param(name) => write!(f, "/{{{name}}}")?,
             }
         }
@@ -251,10 +328,12 @@ impl fmt::Display for PatternFault {
             Self::TooDeep => "a path pattern has at most 32 segments",
             Self::Star => "`*` can only be the whole last segment, as in `/search/*`",
             Self::Brace => "a parameter is a whole segment, as in `/users/{id}`",
+            Self::Foreign => "a parameter is written in braces, as in `/users/{id}`",
             Self::ParamName => "a parameter's name has letters, digits, `_` and `-`",
             Self::ParamTwice => "this parameter has been named before",
             Self::Query => "only the path is matched, without query and fragment",
             Self::Params => "`;` and what follows it in a segment is left out of matching",
+            Self::End => "dots and spaces at the end of a segment are left out of matching",
             Self::NotCanonical => "write the path without `.`, `..`, and escaped slashes",
             Self::Path(error) => return error.fmt(f),
         })
@@ -294,6 +373,7 @@ mod tests {
     fn literals_meet_requests_in_any_spelling() {
         assert!(takes("/caf\u{e9}", "/caf%c3%a9") && takes("/%7euser", "/~user"));
         assert!(takes("/a%2ab", "/a*b") && takes("/a b", "/a%20b"));
+        assert!(takes("/%3aid", "/:id") && takes("/a:b/:", "/a:b/:"));
     }
 
     #[test]
@@ -301,6 +381,12 @@ mod tests {
         assert!(!takes("/healthz", "/admin/../healthz"));
         assert!(!takes("/a/b", "/a%2fb") && !takes("/{x}", "/a%2fb"));
         assert!(takes("/a/*", "/a/b%2fc") && takes("/*", "/a/../b"));
+        for spelling in ["/login.", "/login%20", "/login%3Bx", "/login./"] {
+            assert!(
+                !takes("/login", spelling) && takes("/{page}", spelling),
+                "{spelling}"
+            );
+        }
     }
 
     #[test]
@@ -318,12 +404,20 @@ mod tests {
             ("/a/x{id}", 3, PatternFault::Brace),
             ("/a/{id", 3, PatternFault::Brace),
             ("/a/{}", 3, PatternFault::ParamName),
+            ("/a/:id", 3, PatternFault::Foreign),
+            ("/a/<id>/b", 3, PatternFault::Foreign),
+            ("/a/[id]", 3, PatternFault::Foreign),
             ("/a/{i d}", 3, PatternFault::ParamName),
             ("/a/{a}{b}", 3, PatternFault::ParamName),
             ("/{id}/{id}", 6, PatternFault::ParamTwice),
             ("/a?b", 1, PatternFault::Query),
             ("/a#b", 1, PatternFault::Query),
             ("/a;b", 1, PatternFault::Params),
+            ("/a/x%3by", 3, PatternFault::Params),
+            ("/a./b", 1, PatternFault::End),
+            ("/a/b%20", 3, PatternFault::End),
+            ("/a/b. ", 3, PatternFault::End),
+            ("/a/...", 3, PatternFault::NotCanonical),
             ("/a/../b", 3, PatternFault::NotCanonical),
             ("/a/./b", 3, PatternFault::NotCanonical),
             ("/a%2fb", 1, PatternFault::NotCanonical),

@@ -7,13 +7,15 @@ use std::borrow::Cow;
 
 use http::HeaderValue;
 
-use crate::path::CanonicalPath;
+use crate::path::{CanonicalPath, Case, fold};
 
 /// The first segments of a path: `/api`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefix {
     /// In canonical spelling, without a slash at its end.
     text: Box<str>,
+    /// Whether `text` is without letter case.
+    case: Case,
     /// The same as upstreams are told of it.
     header: HeaderValue,
 }
@@ -22,7 +24,7 @@ impl Prefix {
     /// Reads a prefix. A slash at its end means nothing.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let path = CanonicalPath::parse(text).map_err(|error| error.detail())?;
-        if path.unresolved().is_some() || text.contains([';', '{', '}', '*', '?', '#']) {
+        if !path.is_plain() || text.contains([';', '{', '}', '*', '?', '#']) {
             return Err("plain segments are taken off, such as `/api`");
         }
         if path.as_str() == "/" {
@@ -31,8 +33,19 @@ impl Prefix {
         let header = HeaderValue::from_str(path.as_str()).map_err(|_| "not a path")?;
         Ok(Self {
             text: path.as_str().into(),
+            case: Case::Sensitive,
             header,
         })
+    }
+
+    /// The same prefix for paths of this case. Upstreams are told of it as it was written.
+    #[must_use]
+    pub fn in_case(mut self, case: Case) -> Self {
+        if case == Case::Insensitive {
+            self.text = fold(&self.text).into();
+        }
+        self.case = case;
+        self
     }
 
     /// In its canonical spelling.
@@ -51,6 +64,7 @@ impl Prefix {
         let header = HeaderValue::from_bytes(self.header.as_bytes());
         Self {
             text: self.text.clone(),
+            case: self.case,
             header: header.unwrap_or_else(|_| self.header.clone()),
         }
     }
@@ -60,18 +74,17 @@ impl Prefix {
     /// the path does not begin so.
     pub fn strip<'p>(&self, path: &'p CanonicalPath<'_>, sent: &'p str) -> Option<Cow<'p, str>> {
         let rest = self.rest(path.as_str())?;
-        let unresolved = match path.unresolved() {
-            Some(other) => Some(self.rest(other)?),
-            None => None,
-        };
-        let kept = sent.strip_prefix(&*self.text);
+        let others: Option<Vec<&str>> = path.others().map(|other| self.rest(other)).collect();
+        let others = others?;
         // A path that begins with two slashes is somebody's host to some.
-        let kept = kept.filter(|kept| kept.starts_with('/') && !kept.starts_with("//"));
+        let kept = self
+            .after(sent)
+            .filter(|kept| kept.starts_with('/') && !kept.starts_with("//"));
         let same = |kept: &&str| {
             CanonicalPath::parse(kept).is_ok_and(|kept| {
                 kept.as_str() == rest
-                    && kept.unresolved() == unresolved
-                    && unresolved.is_none_or(|text| !text.starts_with("/\\"))
+                    && kept.others().eq(others.iter().copied())
+                    && !others.iter().any(|text| text.starts_with("/\\"))
             })
         };
         if let Some(kept) = kept.filter(same) {
@@ -84,10 +97,24 @@ impl Prefix {
     }
 
     fn rest<'p>(&self, path: &'p str) -> Option<&'p str> {
-        match path.strip_prefix(&*self.text)? {
+        match self.after(path)? {
             "" => Some("/"),
             rest => rest.starts_with('/').then_some(rest),
         }
+    }
+
+    /// What follows the prefix in a path, if the path begins so.
+    fn after<'p>(&self, path: &'p str) -> Option<&'p str> {
+        if self.case == Case::Sensitive {
+            return path.strip_prefix(&*self.text);
+        }
+        // A letter and its folded form need not be equally long: segments are counted.
+        let slashes = path.match_indices('/').map(|(at, _)| at);
+        let end = slashes
+            .chain([path.len()])
+            .nth(self.text.matches('/').count());
+        let (beginning, rest) = path.split_at_checked(end?)?;
+        (fold(beginning) == *self.text).then_some(rest)
     }
 }
 
@@ -136,11 +163,33 @@ mod tests {
             let prefix = Prefix::parse("/api").unwrap();
             match prefix.strip(&path, sent) {
                 Some(found) => assert_eq!(found, rest, "{sent}"),
-                None => assert!(path.unresolved().is_some(), "{sent}"),
+                None => assert!(!path.is_plain(), "{sent}"),
             }
         }
         assert_eq!(stripped("/api", "/apis/x"), None);
         assert_eq!(stripped("/api", "/x/../api/y"), None);
+    }
+
+    #[test]
+    fn a_prefix_without_case_keeps_the_spelling_of_the_rest() {
+        let prefix = Prefix::parse("/Api/\u{c4}")
+            .unwrap()
+            .in_case(Case::Insensitive);
+        let strip = |sent: &str| {
+            let path = CanonicalPath::parse(sent).unwrap();
+            prefix.strip(&path, sent).map(Cow::into_owned)
+        };
+        for (sent, rest) in [
+            ("/API/%C3%84/Users/", "/Users/"),
+            ("/api/%c3%a4/Users%2FX", "/Users%2FX"),
+            ("/api/%C3%A4", "/"),
+            ("/./aPi/%C3%A4/Users", "/Users"),
+        ] {
+            assert_eq!(strip(sent).as_deref(), Some(rest), "{sent}");
+        }
+        assert_eq!(strip("/api/%C3%A4s/x"), None);
+        assert_eq!(strip("/api"), None);
+        assert_eq!(prefix.header(), "/Api/%C3%84");
     }
 
     #[test]
@@ -166,8 +215,9 @@ mod tests {
                 let read = CanonicalPath::parse(&rest).unwrap();
                 let whole = |rest: &str| format!("/api{}", rest.trim_end_matches('/'));
                 prop_assert_eq!(whole(read.as_str()), path.as_str());
-                if let Some(other) = read.unresolved() {
-                    prop_assert_eq!(path.unresolved(), Some(&*whole(other)));
+                for other in read.others() {
+                    let other = whole(other);
+                    prop_assert!(path.readings().any(|text| text == other), "{} {}", sent, other);
                 }
             }
         }

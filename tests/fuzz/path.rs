@@ -13,6 +13,7 @@ const WORDS: &[&str] = &[
     "//",
     ".",
     "..",
+    "...",
     "%2e",
     "%2E",
     "%2f",
@@ -93,7 +94,7 @@ fn check(config: &Config, raw: &str) {
         let parsed = CanonicalPath::parse(&again);
         let parsed = parsed.unwrap_or_else(|error| panic!("{again:?}: {error}"));
         assert_eq!(parsed.as_str(), canonical, "{again:?}");
-        assert_eq!(parsed.unresolved(), None, "{again:?}");
+        assert!(parsed.is_plain(), "{again:?}");
         assert_eq!(
             route(config, &parsed),
             route(config, &of(canonical)),
@@ -169,20 +170,25 @@ fn check_readings(raw: &str, path: &CanonicalPath<'_>) {
         return;
     }
     let resolved = split(path.as_str().as_bytes(), decoded);
-    let unresolved = path.unresolved().map(|text| {
-        let back = |segment: &[u8]| decoded(segment).iter().map(slash_for_backslash).collect();
-        split(text.as_bytes(), back)
-    });
-    let counted = |reading: &Segments| *reading == resolved || Some(reading) == unresolved.as_ref();
+    let others: Vec<Segments> = path
+        .others()
+        .map(|text| {
+            let back = |segment: &[u8]| decoded(segment).iter().map(slash_for_backslash).collect();
+            split(text.as_bytes(), back)
+        })
+        .collect();
+    let counted = |reading: &Segments| *reading == resolved || others.contains(reading);
     // Decodes first: nginx.
     let first = climbed(split(&decoded(raw.as_bytes()), <[u8]>::to_vec));
     // Splits first, and climbs: most frameworks.
     let then = climbed(split(raw.as_bytes(), decoded));
     // Splits first, and takes `..` for a name.
     let never: Segments = split(raw.as_bytes(), decoded);
-    for reading in [Some(first), Some(then), Some(Some(never))]
+    // Splits first, climbs, and drops dots and spaces at a segment's end: Windows. Or drops first.
+    let last = then.clone().map(trimmed);
+    let before = climbed(trimmed(never.clone()));
+    for reading in [first, then, Some(never), last, before]
         .into_iter()
-        .flatten()
         .flatten()
     {
         assert!(
@@ -221,6 +227,18 @@ fn split(text: &[u8], read: impl Fn(&[u8]) -> Vec<u8>) -> Segments {
     let all = text.split(|byte| *byte == b'/').map(read);
     all.filter(|segment| !matches!(segment.as_slice(), b"" | b"."))
         .collect()
+}
+
+/// Without dots and spaces at the end of segments; those that are nothing then are left out.
+fn trimmed(segments: Segments) -> Segments {
+    let trim = |mut segment: Vec<u8>| {
+        while segment != b".." && matches!(segment.last(), Some(b'.' | b' ')) {
+            segment.pop();
+        }
+        segment
+    };
+    let all = segments.into_iter().map(trim);
+    all.filter(|segment| !segment.is_empty()).collect()
 }
 
 /// Nothing if it climbs above the root.

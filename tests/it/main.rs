@@ -65,6 +65,7 @@ mod sessions;
 mod shares;
 mod slots;
 mod smuggling;
+mod spellings;
 mod spread;
 mod store;
 mod streaming;

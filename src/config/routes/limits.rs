@@ -12,6 +12,7 @@ use super::super::section::{At, nearest};
 use super::DEFAULT;
 use crate::limit::rate::RateText;
 use crate::limit::{Algorithm, Missing};
+use crate::path::Case;
 use crate::route::CostSource;
 
 /// The limits of a route, by index and where they are named.
@@ -160,6 +161,21 @@ pub(super) fn check_giving_back(names: &mut Names<'_>, raw: &RawRoute, chosen: &
             .at(&names.budgets[*index].rate_span, "ends with its request")
             .help("name a limit with a `rate`, or leave it out");
         names.reader.report(diagnostic);
+    }
+}
+
+/// Tells each limit how its routes spell the paths that it may count by.
+pub(super) fn spell_paths(names: &mut Names<'_>, raw: &[RawRoute], chosen: &[Vec<(usize, Span)>]) {
+    let file = names.case;
+    for (index, budget) in names.budgets.iter_mut().enumerate() {
+        let uses = |of: &[(usize, Span)]| of.iter().any(|(one, _)| *one == index);
+        let routes = raw.iter().zip(chosen).filter(|(_, of)| uses(of));
+        let mut cases = routes.map(|(route, _)| route.case.or(file).unwrap_or_default());
+        let first = cases.next().unwrap_or_default();
+        let same = cases.all(|case| case == first);
+        if let Some(limit) = budget.limit.as_mut().and_then(Arc::get_mut) {
+            limit.case = if same { first } else { Case::Sensitive };
+        }
     }
 }
 

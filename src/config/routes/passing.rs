@@ -52,7 +52,12 @@ fn check_prefix(names: &Names<'_>, raw: &RawRoute) {
     let (Some(path), Some(prefix)) = (&raw.path, &raw.passing.strip_prefix) else {
         return;
     };
-    if !path.value.begins_with(prefix.value.as_str()) {
+    let case = raw.case.or(names.case).unwrap_or_default();
+    let (whole, begin) = (
+        path.value.clone().in_case(case),
+        prefix.value.clone().in_case(case),
+    );
+    if !whole.begins_with(begin.as_str()) {
         let diagnostic = Diagnostic::new(Code::Contradiction, "not every path begins with this")
             .at(&prefix.span, "is taken off")
             .at(&path.span, "paths of the route")

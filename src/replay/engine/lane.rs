@@ -196,12 +196,13 @@ impl Engine {
             lane.is_some_and(|lane| lane.by_path)
         };
         if let Some((number, path)) = ways.route_of(hash, (plain.method, &reading.host), path) {
-            if reading.spares(path, plain.peer.into()) {
+            let case = reading.case_of(number);
+            if reading.spares(path, plain.peer.into(), case) {
                 return None;
             }
             if by_path(number) {
                 self.lane_path.clear();
-                self.lane_path.push_str(path.as_str());
+                self.lane_path.push_str(path.in_case(case).as_str());
             }
             return Some(number);
         }
@@ -210,7 +211,7 @@ impl Engine {
             host: &reading.host,
             path: std::str::from_utf8(path).ok()?,
         };
-        let parsed = parse(&sent).ok()?;
+        let parsed = parse(&sent, &reading.routes).ok()?;
         self.headers.clear();
         let found = reading.routes.find(&RouteAsk {
             host: &parsed.host,
@@ -220,12 +221,13 @@ impl Engine {
         })?;
         let number = found.route.number;
         ways.keep(hash, &sent, &parsed, &found);
-        if reading.spares(&parsed.path, plain.peer.into()) {
+        let case = found.route.case;
+        if reading.spares(&parsed.path, plain.peer.into(), case) {
             return None;
         }
         if by_path(number) {
             self.lane_path.clear();
-            self.lane_path.push_str(parsed.path.as_str());
+            self.lane_path.push_str(parsed.path.in_case(case).as_str());
         }
         Some(number)
     }

@@ -12,7 +12,7 @@ use crate::config::Bypass;
 use crate::limit::key::jwt::JwtRules;
 use crate::limit::key::{ApiKeys, Claims, Facts};
 use crate::limit::tier::Tiers;
-use crate::path::CanonicalPath;
+use crate::path::{CanonicalPath, Case};
 use crate::route::{Found, RouteTable, host_of, is_preflight};
 
 /// The parts of a configuration that read a request.
@@ -46,10 +46,16 @@ impl Reading {
     }
 
     /// Whether a request without headers and without an API key is never charged.
-    pub(super) fn spares(&self, path: &CanonicalPath<'_>, client: IpAddr) -> bool {
+    pub(super) fn spares(&self, path: &CanonicalPath<'_>, client: IpAddr, case: Case) -> bool {
         let asks_no_more = |rule: &&Bypass| rule.header.is_none() && rule.key.is_none();
         let mut rules = self.bypass.iter().filter(asks_no_more);
-        rules.any(|rule| rule.fits(path, client))
+        rules.any(|rule| rule.fits(path.in_case(case), client, case))
+    }
+
+    /// Whether letter case tells the paths of a route apart.
+    pub(super) fn case_of(&self, route: usize) -> Case {
+        let route = self.routes.iter().nth(route);
+        route.map_or(Case::Sensitive, |route| route.case)
     }
 
     /// What is known of a request but for its client.
@@ -65,7 +71,7 @@ impl Reading {
             standing: None,
             method: &parsed.method,
             host: &parsed.host,
-            path: &parsed.path,
+            path: parsed.path.in_case(found.route.case),
             query,
             headers,
             route: &found.route.name,
@@ -108,7 +114,7 @@ impl Reading {
         if self
             .bypass
             .iter()
-            .any(|bypass| bypass.covers(&facts, client))
+            .any(|bypass| bypass.covers(&facts, client, found.route.case))
         {
             return Err(Outside::Bypassed);
         }
@@ -124,7 +130,7 @@ impl Reading {
 }
 
 /// What a target is read as, or that it is refused.
-pub(super) fn parse<'l>(sent: &Sent<'l>) -> Result<Parsed<'l>, Outside> {
+pub(super) fn parse<'l>(sent: &Sent<'l>, routes: &RouteTable) -> Result<Parsed<'l>, Outside> {
     let method = Method::from_bytes(sent.method.as_bytes());
     let method = method.map_err(|_| Outside::Refused)?;
     if matches!(method, Method::CONNECT | Method::TRACE) {
@@ -134,6 +140,6 @@ pub(super) fn parse<'l>(sent: &Sent<'l>) -> Result<Parsed<'l>, Outside> {
         "" => "".into(),
         host => host_of(host).map_err(|_| Outside::Refused)?,
     };
-    let path = CanonicalPath::parse(sent.path).map_err(|_| Outside::Refused)?;
+    let path = routes.read_path(sent.path).map_err(|_| Outside::Refused)?;
     Ok(Parsed { method, host, path })
 }

@@ -156,7 +156,7 @@ impl Model {
             .config
             .bypass
             .iter()
-            .any(|one| one.covers(&facts, client))
+            .any(|one| one.covers(&facts, client, found.route.case))
         {
             return;
         }

@@ -203,7 +203,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::path::CanonicalPath;
+    use crate::path::{CanonicalPath, Case};
     use crate::route::{CostSource, HostPattern, PathPattern, Redirect, Route, StatusSet, Target};
 
     /// A route of this path.
@@ -213,6 +213,7 @@ mod tests {
             name: "the route".into(),
             host: HostPattern::Any,
             path: PathPattern::parse(path).unwrap(),
+            case: Case::Sensitive,
             methods: Vec::new(),
             headers: Vec::new(),
             target: Target::Upstream(0),
