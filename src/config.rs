@@ -26,6 +26,7 @@ mod known;
 mod limits;
 mod load;
 mod mask;
+mod meant;
 pub(crate) mod pem;
 mod raw;
 mod redis;

@@ -45,13 +45,62 @@ pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
 }
 
 /// Reads `10.0.0.0/8`, or one address.
-pub(super) fn network(text: &str) -> Result<IpNet, Wrong> {
+pub(super) fn network(text: &str) -> Result<IpNet, String> {
     if let Ok(net) = text.parse::<IpNet>() {
         return Ok(net.trunc());
     }
     text.parse::<IpAddr>()
         .map(IpNet::from)
-        .map_err(|_| "neither an address nor a network; write for example `10.0.0.0/8`")
+        .map_err(|_| not_a_network(text))
+}
+
+/// What is wrong with a network, and what was probably meant.
+fn not_a_network(text: &str) -> String {
+    if let Some((address, prefix)) = text.split_once('/')
+        && let Ok(address) = address.parse::<IpAddr>()
+    {
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        if prefix.parse::<u32>().is_ok_and(|bits| bits > most) {
+            let network = if address.is_ipv4() { 24 } else { 64 };
+            return format!(
+                "a prefix of this kind of address has at most {most} bits; write for example \
+                 `{address}/{network}`, or `{address}` for one address"
+            );
+        }
+        let mask = prefix.parse::<IpAddr>();
+        if let Some(net) = mask
+            .ok()
+            .and_then(|mask| IpNet::with_netmask(address, mask).ok())
+        {
+            return format!(
+                "the mask is written as a number of bits; write `{}`",
+                net.trunc()
+            );
+        }
+    }
+    if text == "localhost" {
+        return "a name is no address; write `127.0.0.1`, and `::1` for IPv6".to_owned();
+    }
+    // `10.*`, `10.1.x.x`, `10.1`, `10.1/16`: the first bytes of an IPv4 address.
+    let (first, prefix) = text.split_once('/').unwrap_or((text, ""));
+    let bytes: Vec<&str> = first.split('.').collect();
+    let known: Vec<&str> = bytes
+        .iter()
+        .copied()
+        .take_while(|byte| byte.parse::<u8>().is_ok())
+        .collect();
+    let others = &bytes[known.len()..];
+    let open = |byte: &&str| matches!(*byte, "*" | "x" | "");
+    if (1..4).contains(&known.len()) && bytes.len() <= 4 && others.iter().all(open) {
+        let zeros = ".0".repeat(4 - known.len());
+        let bits = prefix.parse().ok().filter(|bits: &usize| *bits <= 32);
+        return format!(
+            "an IPv4 network has four numbers and a prefix; write `{}{zeros}/{}`",
+            known.join("."),
+            bits.unwrap_or(known.len() * 8)
+        );
+    }
+    "neither an address nor a network; write for example `10.0.0.0/8`".to_owned()
 }
 
 /// Whether a text can only be meant as a server's address: upstreams' names have no `:` and no `/`.
@@ -168,7 +217,24 @@ mod tests {
         assert_eq!(network("10.1.2.3/8").unwrap().to_string(), "10.0.0.0/8");
         assert_eq!(network("10.1.2.3").unwrap().to_string(), "10.1.2.3/32");
         assert_eq!(network("::1").unwrap().to_string(), "::1/128");
-        assert!(network("10.0.0.0/33").is_err());
+        for (text, help) in [
+            (
+                "10.0.0.0/33",
+                "at most 32 bits; write for example `10.0.0.0/24`",
+            ),
+            ("::1/129", "at most 128 bits; write for example `::1/64`"),
+            ("10.0.0.7/255.0.0.0", "write `10.0.0.0/8`"),
+            ("10.*", "write `10.0.0.0/8`"),
+            ("10.1.x.x", "write `10.1.0.0/16`"),
+            ("10.1.2/24", "write `10.1.2.0/24`"),
+            ("10.0.0/8", "write `10.0.0.0/8`"),
+            ("localhost", "write `127.0.0.1`"),
+            ("10.0.0.1-10.0.0.9", "write for example `10.0.0.0/8`"),
+            ("1234", "write for example `10.0.0.0/8`"),
+        ] {
+            let error = network(text).unwrap_err();
+            assert!(error.contains(help), "{text}: {error}");
+        }
         assert!(network("example.com").is_err());
     }
 

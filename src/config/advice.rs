@@ -168,9 +168,9 @@ fn pattern(text: &str) -> Option<String> {
         .map(|(at, segment)| match *segment {
             "**" => "*".to_owned(),
             "*" if at < last => "{name}".to_owned(),
-            segment => match segment.strip_prefix(':') {
+            segment => match foreign(segment) {
                 Some(name) => format!("{{{name}}}"),
-                None => segment.to_owned(),
+                None => bare(segment),
             },
         });
     let mended: Vec<String> = mended.collect();
@@ -182,6 +182,30 @@ fn pattern(text: &str) -> Option<String> {
         ""
     };
     good.then(|| format!("write `{mended}`{hint}"))
+}
+
+/// The name of a parameter as other programs write it, or with one brace: `:id`, `<int:id>`,
+/// `[id]`, `{id`.
+fn foreign(segment: &str) -> Option<&str> {
+    let within = |open: char, close: char| segment.strip_prefix(open)?.strip_suffix(close);
+    let name = segment
+        .strip_prefix(':')
+        .or_else(|| within('<', '>'))
+        .or_else(|| within('[', ']'))
+        .or_else(|| segment.strip_prefix('{').filter(|rest| !rest.contains('}')))
+        .or_else(|| segment.strip_suffix('}').filter(|rest| !rest.contains('{')))?;
+    Some(name.rsplit(':').next().unwrap_or(name))
+}
+
+/// A segment without what is left out of matching at its end.
+fn bare(segment: &str) -> String {
+    let name = segment.split(';').next().unwrap_or_default();
+    let escaped = name.to_ascii_lowercase().find("%3b");
+    let name = &name[..escaped.unwrap_or(name.len())];
+    match name.trim_end_matches(['.', ' ']) {
+        "" => segment.to_owned(),
+        name => name.to_owned(),
+    }
 }
 
 /// `GET,POST`, `x client`.
@@ -348,7 +372,13 @@ mod tests {
                 "https://example.com",
                 Some("leave the scheme out: `example.com`"),
             ),
-            ("/a/{b", None),
+            ("/a/{b", Some("write `/a/{b}`")),
+            ("/a/b}/c", Some("write `/a/{b}/c`")),
+            ("/a/:b", Some("write `/a/{b}`")),
+            ("/a/<int:b>", Some("write `/a/{b}`")),
+            ("/a/[b]", Some("write `/a/{b}`")),
+            ("/login.", Some("write `/login`")),
+            ("/a%3Bb/c", Some("write `/a/c`")),
         ] {
             assert_eq!(pattern(text).as_deref(), expected, "{text}");
         }

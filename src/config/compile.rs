@@ -104,20 +104,7 @@ pub(super) struct Compiled<'r> {
 /// other mistakes are reported, and the caller throws the result away.
 pub(super) fn compile<'r>(reader: &'r Reader<'r>, raw: RawFile) -> Option<Compiled<'r>> {
     check_listen(reader, &raw);
-    let mut names = Names {
-        reader,
-        budgets: Vec::new(),
-        targets: Vec::new(),
-        on_error: raw.store.on_error,
-        max_body: raw.server.max_body,
-        case: raw.case,
-        caseless: Vec::new(),
-        unlimited_unsaid: false,
-        limits: 0,
-        sections: 0,
-        limit_index: HashMap::new(),
-        target_index: HashMap::new(),
-    };
+    let mut names = Names::new(reader, &raw);
     for limit in raw.limits {
         names.add_limit(limit);
     }
@@ -181,6 +168,25 @@ fn serving_tls(raw: Option<RawTls>, http2: bool) -> (Option<Arc<TlsSettings>>, V
         };
         (Some(Arc::new(settings)), tls.untimely)
     })
+}
+
+impl<'r> Names<'r> {
+    fn new(reader: &'r Reader<'r>, raw: &RawFile) -> Names<'r> {
+        Names {
+            reader,
+            budgets: Vec::new(),
+            targets: Vec::new(),
+            on_error: raw.store.on_error,
+            max_body: raw.server.max_body,
+            case: raw.case,
+            caseless: Vec::new(),
+            unlimited_unsaid: false,
+            limits: 0,
+            sections: 0,
+            limit_index: HashMap::new(),
+            target_index: HashMap::new(),
+        }
+    }
 }
 
 fn check_listen(reader: &Reader<'_>, raw: &RawFile) {

@@ -374,7 +374,7 @@ fn exempt(section: &mut Section<'_>) -> Exempt {
             }
             if let Err(why) = add_exempt(&mut exempt, line) {
                 wrong += 1;
-                section.bad_line("exempt_file", &path.span, (number, why));
+                section.bad_line("exempt_file", &path.span, (number, &why));
             }
         }
     }
@@ -391,12 +391,16 @@ fn exempt(section: &mut Section<'_>) -> Exempt {
 }
 
 /// What cannot be read as an address and looks like one is a slip, not a key.
-fn add_exempt(exempt: &mut Exempt, text: &str) -> Result<(), &'static str> {
+fn add_exempt(exempt: &mut Exempt, text: &str) -> Result<(), String> {
     let text = text.trim();
     match address::network(text) {
         Ok(net) => exempt.nets.push(net),
-        Err(_) if text.is_empty() => return Err("empty"),
-        Err(why) if looks_like_address(text) => return Err(why),
+        Err(_) if text.is_empty() => return Err("empty".to_owned()),
+        Err(why) if looks_like_address(text) => {
+            // It may be a key all the same: nothing of it is repeated.
+            let why = why.split("; ").next().unwrap_or_default();
+            return Err(format!("{why}; write for example `10.0.0.0/8`"));
+        }
         Err(_) => exempt.keys.push(*blake3::hash(text.as_bytes()).as_bytes()),
     }
     Ok(())

@@ -19,8 +19,8 @@ use super::interpolate::interpolate;
 use super::section::{At, Reader, Section, Surroundings};
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
-    Config, Control, Limits, Listen, address, admin, api_key, auth, hints, limits, raw, route, settings,
-    standalone, syntax, tier, tls_keys, traces, upstream, warnings,
+    Config, Control, Limits, Listen, address, admin, api_key, auth, hints, limits, raw, route,
+    settings, standalone, syntax, tier, tls_keys, traces, upstream, warnings,
 };
 
 /// Bytes of a configuration file, at most.

@@ -29,9 +29,7 @@ pub(super) fn compile(
     if !forwards {
         standalone::check(names, &raw);
     } else if raw.is_empty() && upstream.is_none() {
-        let nothing = Diagnostic::new(Code::MissingKey, "the file forwards nothing");
-        let help = "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`";
-        names.reader.report(nothing.help(help));
+        forwards_nothing(names);
     }
     let given = upstream.and_then(|text| {
         text.value.clone().map(|value| At {
@@ -48,14 +46,7 @@ pub(super) fn compile(
         raw.push(default_route(&span, &raw));
     }
     let called = called::route_names(names, &raw);
-    let mut chosen = Vec::new();
-    for (raw, name) in raw.iter().zip(&called) {
-        let limits = limits::choose(names, raw, name);
-        names.unlimited_unsaid |= raw.limits.is_none() && limits.is_empty();
-        limits::check_giving_back(names, raw, &limits);
-        chosen.push(limits);
-    }
-    limits::spell_paths(names, &raw, &chosen);
+    let chosen = choose_limits(names, &raw, &called);
     let mut routes = Vec::new();
     let mut spans = Vec::new();
     let mut broken = false;
@@ -71,14 +62,7 @@ pub(super) fn compile(
             continue;
         };
         let name = Arc::from(name);
-        let case = raw.case.or(names.case).unwrap_or_default();
-        if raw.case.or(names.case).is_none() {
-            let value = routes.len();
-            names.caseless.push(At {
-                value,
-                span: span.clone(),
-            });
-        }
+        let case = case_of(names, &raw, routes.len(), &span);
         let (host, methods, headers) = (raw.host.value, raw.methods, raw.headers);
         let cost = raw.cost.value;
         routes.push(Route {
@@ -107,6 +91,44 @@ pub(super) fn compile(
         spans.push(span);
     }
     table(names, routes, &spans).filter(|_| !broken)
+}
+
+/// The limits of each route.
+fn choose_limits(
+    names: &mut Names<'_>,
+    raw: &[RawRoute],
+    called: &[String],
+) -> Vec<Vec<(usize, Span)>> {
+    let mut chosen = Vec::new();
+    for (raw, name) in raw.iter().zip(called) {
+        let limits = limits::choose(names, raw, name);
+        names.unlimited_unsaid |= raw.limits.is_none() && limits.is_empty();
+        limits::check_giving_back(names, raw, &limits);
+        chosen.push(limits);
+    }
+    limits::spell_paths(names, raw, &chosen);
+    chosen
+}
+
+fn forwards_nothing(names: &Names<'_>) {
+    if names.reader.has_misplaced("upstream") {
+        return;
+    }
+    let nothing = Diagnostic::new(Code::MissingKey, "the file forwards nothing");
+    let help = "write `upstream = \"http://127.0.0.1:3000\"` at the top, or a `[[route]]`";
+    names.reader.report(nothing.help(help));
+}
+
+/// Whether letter case tells the paths of a route apart. A note may ask for what is not said.
+fn case_of(names: &mut Names<'_>, raw: &RawRoute, number: usize, path: &Span) -> Case {
+    let said = raw.case.or(names.case);
+    if said.is_none() {
+        names.caseless.push(At {
+            value: number,
+            span: path.clone(),
+        });
+    }
+    said.unwrap_or_default()
 }
 
 fn values<T>(found: Vec<At<T>>) -> Vec<T> {
@@ -162,7 +184,7 @@ fn parts(
         (Some(answer), _) => answer.value.clone(),
         (None, Some(text)) => names.target(text).map(Target::Upstream),
         (None, None) => {
-            if !has_default {
+            if !has_default && !names.reader.has_misplaced("upstream") {
                 missing_upstream(names, raw);
             }
             default_target.map(Target::Upstream)

@@ -16,6 +16,7 @@ use toml::de::{DeTable, DeValue};
 use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::known;
+use super::meant;
 
 /// Something read, and where it stood.
 #[derive(Clone, Debug)]
@@ -72,6 +73,16 @@ impl<'a> Reader<'a> {
     /// Nothing has been found so far.
     pub(super) fn is_clean(&self) -> bool {
         self.found.borrow().is_empty()
+    }
+
+    /// Whether something unknown was probably meant to be this setting of the top.
+    pub(super) fn has_misplaced(&self, key: &str) -> bool {
+        let quoted = format!("`{key}`");
+        let is_it = |one: &Diagnostic| {
+            let help = one.help.as_deref().unwrap_or_default();
+            one.code == Code::UnknownKey && help.contains(&quoted)
+        };
+        self.found.borrow().iter().any(is_it)
     }
 
     /// Adds help to the last finding, if it is about this place.
@@ -161,6 +172,11 @@ impl<'r> Section<'r> {
         &self.name
     }
 
+    /// The section as `proxy.reference.toml` calls it.
+    pub(super) fn pattern(&self) -> &str {
+        &self.pattern
+    }
+
     /// A value of the wrong kind.
     pub(super) fn wrong_type(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
         let found = kind_of(value.get_ref());
@@ -176,6 +192,15 @@ impl<'r> Section<'r> {
             "a whole number" => text.parse::<u64>().is_ok(),
             _ => wanted.starts_with("true") && ["true", "false"].contains(text),
         });
+        if let Some(help) = meant::value(&self.pattern, key, value.get_ref()) {
+            return Some(help);
+        }
+        if let Some(word) = meant::boolean(value.get_ref())
+            && wanted.starts_with("true")
+            && bare.is_none()
+        {
+            return Some(format!("write `{key} = {word}`"));
+        }
         if let Some(bare) = bare {
             return Some(format!("write it without quotes: `{key} = {bare}`"));
         }
@@ -253,6 +278,9 @@ impl<'r> Section<'r> {
                 if !text.starts_with("x-") && !without_name {
                     let full = format!("{key}.{text}");
                     self.wrong_type(&full, value, &format!("a table: `[{full}]`"));
+                    if let Some(help) = meant::value(&pattern, "", value.get_ref()) {
+                        self.reader.amend(&value.span(), help);
+                    }
                 }
                 continue;
             };
@@ -340,7 +368,7 @@ impl<'r> Section<'r> {
 
     /// Ends the section: whatever nobody asked for is a mistake, except notes (`x-`).
     pub(super) fn finish(self) {
-        for (key, _) in self.entries() {
+        for (key, value) in self.entries() {
             let text = key.value.as_str();
             if text.starts_with("x-") || self.asked.contains(&text) {
                 continue;
@@ -351,29 +379,41 @@ impl<'r> Section<'r> {
             };
             let diagnostic =
                 Diagnostic::new(Code::UnknownKey, message).at(&key.span, "not a setting here");
-            self.reader.report(match self.advice(text) {
-                Advice::Planned => diagnostic.note("planned; this version does not have it yet"),
-                Advice::Help(help) => diagnostic.help(help),
-                Advice::Nothing => diagnostic,
-            });
+            self.reader
+                .report(match self.advice(text, value.get_ref()) {
+                    Advice::Planned => {
+                        diagnostic.note("planned; this version does not have it yet")
+                    }
+                    Advice::Help(help) => diagnostic.help(help),
+                    Advice::Top => diagnostic
+                        .help(format!(
+                            "`{text}` belongs at the top of the file, before the first `[..]`"
+                        ))
+                        .note(format!("TOML takes it for a key of `{}` here", self.name)),
+                    Advice::Nothing => diagnostic,
+                });
         }
     }
 
-    fn advice(&self, key: &str) -> Advice {
+    fn advice(&self, key: &str, value: &DeValue<'_>) -> Advice {
         if PLANNED.contains(&(self.pattern.as_str(), key)) {
             return Advice::Planned;
         }
         if let Some(habit) = advice::habit(&self.pattern, key) {
             return Advice::Help(habit.to_owned());
         }
+        if let Some(help) = meant::key(&self.pattern, key, value) {
+            return Advice::Help(help);
+        }
         let elsewhere = known::sections_with(key);
         if !elsewhere.is_empty() && self.reader.surroundings.forwards {
-            return Advice::Help(match elsewhere.iter().any(|one| one == "[]") {
-                true => {
-                    format!("`{key}` belongs at the top of the file, before the first `[..]`")
-                }
-                false => format!("`{key}` is a setting of `{}`", elsewhere.join("`, `")),
-            });
+            return match elsewhere.iter().any(|one| one == "[]") {
+                true => Advice::Top,
+                false => Advice::Help(format!(
+                    "`{key}` is a setting of `{}`",
+                    elsewhere.join("`, `")
+                )),
+            };
         }
         if let Some(nearest) = nearest(key, self.asked.iter().copied()) {
             return Advice::Help(format!("did you mean `{nearest}`?"));
@@ -383,8 +423,7 @@ impl<'r> Section<'r> {
             .into_iter()
             .any(|top| top == key && at_top(top))
         {
-            let text = format!("`{key}` belongs at the top of the file, before the first `[..]`");
-            return Advice::Help(text);
+            return Advice::Top;
         }
         Advice::Nothing
     }
@@ -393,6 +432,8 @@ impl<'r> Section<'r> {
 /// What to say about a key that nobody asked for.
 enum Advice {
     Planned,
+    /// It is a setting of the top of the file.
+    Top,
     Help(String),
     Nothing,
 }

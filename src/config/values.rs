@@ -14,6 +14,7 @@ use toml::de::DeValue;
 use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::interpolate::interpolate;
+use super::known;
 use super::section::{At, Section, nearest};
 use crate::limit::rate;
 
@@ -241,8 +242,13 @@ impl Section<'_> {
     fn number_without_unit(&mut self, key: &'static str) {
         let Some(value) = self.take(key) else { return };
         if let DeValue::Integer(number) = value.get_ref() {
-            self.reader
-                .amend(&value.span(), format!("write `\"{number}s\"` for seconds"));
+            // The default's own unit is the likelier one.
+            let default = known::of(self.pattern(), key).map_or("", |known| known.value);
+            let help = match default.trim_matches('"').ends_with("ms") {
+                true => format!("write `\"{number}ms\"` for milliseconds, or `\"{number}s\"`"),
+                false => format!("write `\"{number}s\"` for seconds"),
+            };
+            self.reader.amend(&value.span(), help);
         }
     }
 

@@ -2,12 +2,13 @@
 //! `NAME.txt`. `TIDEGATE_ACCEPT=1 cargo test --test it -- diagnostics` writes what is said now.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use tidegate::config::diagnostic::Code;
 
-use crate::support::mortal;
+use crate::support::{free_port, mortal};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/diagnostics")
@@ -94,4 +95,65 @@ fn a_file_that_is_too_long_or_not_there_is_said() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(said.contains("help: name another by `-c FILE`"), "{said}");
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// The first lines that `tidegate run` prints, up to where it listens.
+fn opening(folder: &Path, words: &[&str]) -> String {
+    let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));
+    command
+        .env_clear()
+        .current_dir(folder)
+        .arg("run")
+        .args(words);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said = String::new();
+    for line in lines.map_while(Result::ok) {
+        said.push_str(&line);
+        said.push('\n');
+        if line.starts_with("listening") {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    said
+}
+
+#[test]
+fn run_says_that_nothing_is_limited_and_how_to_change_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let listen = format!("127.0.0.1:{}", free_port());
+    let to = ["--to", "http://127.0.0.1:9", "--listen", &listen];
+    let said = opening(folder.path(), &to);
+    assert!(said.contains("nothing is limited"), "{said}");
+    assert!(said.contains("`--limit 100/min`"), "{said}");
+    let said = opening(folder.path(), &[&to[..], &["--limit", "9/s"]].concat());
+    assert!(!said.contains("nothing is limited"), "{said}");
+    let file = format!("listen = \"{listen}\"\nupstream = \"http://127.0.0.1:9\"\n");
+    fs::write(folder.path().join("proxy.toml"), &file).unwrap();
+    let said = opening(folder.path(), &[]);
+    assert!(said.contains("nothing is limited"), "{said}");
+    assert!(said.contains("`[limit.default]`"), "{said}");
+    let meant = format!("{file}[[route]]\npath = \"/*\"\nlimits = []\n");
+    fs::write(folder.path().join("proxy.toml"), meant).unwrap();
+    let said = opening(folder.path(), &[]);
+    assert!(!said.contains("nothing is limited"), "{said}");
+}
+
+#[test]
+fn run_says_what_check_says_of_a_file_with_mistakes() {
+    for file in [
+        "timeout_no_unit.toml",
+        "upstream_in_limit.toml",
+        "limits_section.toml",
+    ] {
+        let mut command = mortal(env!("CARGO_BIN_EXE_tidegate"));
+        command.env_clear().current_dir(folder());
+        let output = command.args(["run", "-c", file]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let checked = String::from_utf8(check(&folder(), file, &[]).stdout).unwrap();
+        let (findings, _) = checked.rsplit_once("\n\n").unwrap();
+        assert!(said.starts_with(findings), "{file}: {said}");
+    }
 }

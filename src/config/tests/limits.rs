@@ -241,7 +241,7 @@ fn exempt_are_addresses_networks_and_keys() {
     ));
     let said = found.to_string();
     assert!(
-        said.contains("T108") && said.contains("line 1: neither"),
+        said.contains("T108") && said.contains("line 1: a prefix"),
         "{said}"
     );
 }
