@@ -151,7 +151,7 @@ impl Limiter {
         asked.affinity = affinity(found.route, facts);
         let free =
             found.route.limits.is_empty() || is_preflight(request.method(), request.headers());
-        if (free && said.is_none()) || self.bypass_of(facts, (client, found.route.case)).is_some() {
+        if (free && said.is_none()) || self.bypass_of(facts, client, found.route.case).is_some() {
             self.count_bypassed(&found.route.limits);
             return Ok(());
         }
@@ -194,11 +194,7 @@ impl Limiter {
     }
 
     /// The rule under which a request is not charged, by its place in the file.
-    pub(super) fn bypass_of(
-        &self,
-        facts: &Facts<'_>,
-        (client, case): (IpAddr, Case),
-    ) -> Option<usize> {
+    pub(super) fn bypass_of(&self, facts: &Facts<'_>, client: IpAddr, case: Case) -> Option<usize> {
         let mut rules = self.bypass.iter();
         rules.position(|bypass| bypass.covers(facts, client, case))
     }

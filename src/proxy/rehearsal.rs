@@ -180,7 +180,7 @@ impl Rehearsal {
                         found,
                         facts,
                         client,
-                        bypass: self.limiter.bypass_of(facts, (client, found.route.case)),
+                        bypass: self.limiter.bypass_of(facts, client, found.route.case),
                         preflight: is_preflight(request.method(), request.headers()),
                         charge: asked
                             .is_ok()

@@ -118,14 +118,14 @@ impl RouteTable {
         let folded = ask.path.in_case(self.case).others();
         let readings = ask.path.others().zip(folded);
         readings.map(|(exact, walked)| {
-            let found = self.find_path(ask, Reading { walked, exact });
+            let found = self.find_path(ask, PathReading { walked, exact });
             found.map(|found| found.route)
         })
     }
 
     /// The first reading of a request's path.
-    fn first<'p>(&self, ask: &Ask<'p>) -> Reading<'p> {
-        Reading {
+    fn first<'p>(&self, ask: &Ask<'p>) -> PathReading<'p> {
+        PathReading {
             walked: ask.path.in_case(self.case).as_str(),
             exact: ask.path.as_str(),
         }
@@ -136,7 +136,7 @@ impl RouteTable {
         self.routes.iter()
     }
 
-    fn find_path<'t, 'p>(&'t self, ask: &Ask<'p>, path: Reading<'p>) -> Option<Found<'t, 'p>> {
+    fn find_path<'t, 'p>(&'t self, ask: &Ask<'p>, path: PathReading<'p>) -> Option<Found<'t, 'p>> {
         let segments = path.walked.strip_prefix('/').unwrap_or(path.walked);
         self.hosts(ask.host).find_map(|trie| {
             let mut walk = Walk {
@@ -178,7 +178,7 @@ impl RouteTable {
 
 /// One way to read a request's path.
 #[derive(Clone, Copy)]
-struct Reading<'p> {
+struct PathReading<'p> {
     /// As the tries have it.
     walked: &'p str,
     /// With its letter case.
