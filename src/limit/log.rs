@@ -170,7 +170,7 @@ impl Log {
     pub fn charge(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
         match self.own_rule(rule) {
             None => self.charge_by(aged, rule, cost),
-            Some(own) => self.charge_in_another_precision(aged, (rule, &own), cost),
+            Some(own) => self.charge_in_another_precision(aged, rule, &own, cost),
         }
     }
 
@@ -178,7 +178,8 @@ impl Log {
     fn charge_in_another_precision(
         &mut self,
         aged: &Aged,
-        (rule, own): (&Rule, &Rule),
+        rule: &Rule,
+        own: &Rule,
         cost: u64,
     ) -> Aged {
         let live = self.count - aged.skip;
@@ -191,12 +192,12 @@ impl Log {
         if own.precision_us > rule.precision_us || live > COARSEN {
             return self.charge_by(aged, own, cost);
         }
-        self.coarsen(aged, (own, rule));
+        self.coarsen(aged, own, rule);
         self.charge_by(&Aged { skip: 0, ..*aged }, rule, cost)
     }
 
     /// Rewrites the live entries, kept by `old`, in the coarser precision of `new`.
-    fn coarsen(&mut self, aged: &Aged, (old, new): (&Rule, &Rule)) {
+    fn coarsen(&mut self, aged: &Aged, old: &Rule, new: &Rule) {
         let up = |stamp: u64| (stamp * old.precision_us).div_ceil(new.precision_us);
         let mut entries: Vec<(u64, u32)> = Vec::new();
         for place in aged.skip..self.count {

@@ -8,13 +8,13 @@
 //! Bounded in keys and bytes. What has expired goes first: every charge looks at `SWEEP` keys of
 //! its shards and drops those in which nothing counts any more, so nothing ever stops to clean up;
 //! where no charges come, [`Memory::tidy`] does it by and by.
-//! Above a bound each charge evicts up to `EVICT` keys. Limits share the store (`shares`): a charge
-//! takes from its own limit where that holds more than its fair share, else from the limit that
-//! holds most. Within a limit, keys below their limit go before keys at it, then those with the
-//! fewest units that count. A shard has a part of each limit's keys; where the charge's own shards
-//! have no such key, a few others are looked at. The keys of the charge itself are never its victims:
-//! the newcomer always gets in. Slots that are held are neither swept nor evicted: they are as many
-//! as requests are under way.
+//! Above a bound each charge evicts up to `EVICT` keys. Limits share the store (`shares`): a
+//! charge takes from its own limit where that holds more than its fair share, else from the limit
+//! that holds most. Within a limit, keys below their limit go before keys at it, then those with
+//! the fewest units that count. A shard has a part of each limit's keys; where the charge's own
+//! shards have no such key, a few others are looked at. The keys of the charge itself are never
+//! its victims: the newcomer always gets in. Slots that are held are neither swept nor evicted:
+//! they are as many as requests are under way.
 
 mod adjust;
 mod bounds;
@@ -43,7 +43,7 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 use bounds::Bounds;
 use shard::{Asked, KEY_BYTES, SWEEP, Shard};
 pub use shares::Evictions;
-use shares::Shares;
+use shares::MemoryShares;
 
 /// Keys in a shard when the store is full: its index grows at once, and no charge pauses for it.
 const SHARD_KEYS: usize = 1024;
@@ -136,7 +136,7 @@ impl Memory {
                 epoch: AtomicU64::new(0),
                 keys: AtomicUsize::new(0),
                 bytes: AtomicUsize::new(0),
-                shares: Shares::default(),
+                shares: MemoryShares::default(),
                 max_keys: AtomicUsize::new(settings.max_keys.max(1)),
                 max_bytes: AtomicUsize::new(settings.max_memory),
             },
@@ -192,7 +192,7 @@ impl Memory {
         let shard = self.shards[self.shard_of(id)].lock();
         let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
         if self.log.is_some() {
-            // Another worker may have charged since then, and lines are in the order of their times.
+            // Another worker may have charged since, and lines are in the order of their times.
             now_us = self.clock.now_us();
         }
         let mut asked = self.look_at(&shard, (item, id), true, now_us);
@@ -335,7 +335,7 @@ impl Memory {
         let allowed = asked.look.retry == Retry::Now;
         let verdict = shard.settle(&asked, allowed, &self.bounds);
         if self.bounds.passed().is_some() {
-            self.enforce(&mut [&mut *shard], (charge, &[id]), now_us);
+            self.enforce(&mut [&mut *shard], charge, &[id], now_us);
         }
         let mut decision = Decision {
             allowed,
@@ -361,7 +361,7 @@ impl Memory {
         if self.bounds.passed().is_some() {
             let mut shards: SmallVec<[&mut Shard; 4]> =
                 guards.iter_mut().map(|(_, shard)| &mut **shard).collect();
-            self.enforce(&mut shards, (charge, &ids), now_us);
+            self.enforce(&mut shards, charge, &ids, now_us);
         }
         let decision = Decision {
             allowed,
@@ -399,7 +399,7 @@ impl Memory {
         // To keep warm is not to hold: who admitted it says so by `hold`.
         let passes = !record && rule.algorithm == Algorithm::Slots;
         let cost = if passes { 0 } else { item.cost };
-        let mut one = shard.look((item, id), rule, cost, now_us);
+        let mut one = shard.look(item, id, rule, cost, now_us);
         if passes {
             one.look.retry = Retry::Now;
         }

@@ -140,7 +140,7 @@ pub(super) fn answer(
             open,
         })
     };
-    Attended {
+    StreamWork {
         work: Some(Box::pin(work)),
         settles,
         ended,
@@ -151,7 +151,7 @@ pub(super) fn answer(
 /// The work on one request. A client that resets its stream, or closes or resets its connection,
 /// drops it. Where the whole request has come and its answer decides what it costs, the work goes
 /// on for [`HALF_CLOSE_GRACE`]: an answer that comes in time settles the cost, as with HTTP/1.1.
-struct Attended<F: Future + Send + 'static>
+struct StreamWork<F: Future + Send + 'static>
 where
     F::Output: Send,
 {
@@ -161,7 +161,7 @@ where
     flow: Arc<Flow>,
 }
 
-impl<F: Future + Send + 'static> Future for Attended<F>
+impl<F: Future + Send + 'static> Future for StreamWork<F>
 where
     F::Output: Send,
 {
@@ -177,7 +177,7 @@ where
     }
 }
 
-impl<F: Future + Send + 'static> Drop for Attended<F>
+impl<F: Future + Send + 'static> Drop for StreamWork<F>
 where
     F::Output: Send,
 {

@@ -64,7 +64,7 @@ impl Memory {
         self.at(item, |shard, rule, now_us| {
             let place = match shard.find(id(item)) {
                 Some(place) => place,
-                None => shard.insert((item, id(item)), rule, &self.bounds),
+                None => shard.insert(item, id(item), rule, &self.bounds),
             };
             shard.change(place, (rule, now_us), &self.bounds, change);
         });

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use smallvec::SmallVec;
 
 use super::Memory;
-use super::shard::{KEY_BYTES, Shard, Standing};
-use super::shares::{Bound, LimitNumber, Shares, WindowNumber};
+use super::shard::{EvictionClass, KEY_BYTES, Shard};
+use super::shares::{LimitNumber, MemoryShares, PassedBound, WindowNumber};
 use crate::limit::Charge;
 
 /// Victims of one charge, at most: bounds its time; it adds at most its items.
@@ -21,7 +21,7 @@ pub(super) struct Bounds {
     pub(super) epoch: AtomicU64,
     pub(super) keys: AtomicUsize,
     pub(super) bytes: AtomicUsize,
-    pub(super) shares: Shares,
+    pub(super) shares: MemoryShares,
     pub(super) max_keys: AtomicUsize,
     pub(super) max_bytes: AtomicUsize,
 }
@@ -31,7 +31,8 @@ impl Memory {
     pub(super) fn enforce(
         &self,
         shards: &mut [&mut Shard],
-        (charge, keep): (&Charge, &[[u64; 2]]),
+        charge: &Charge,
+        keep: &[[u64; 2]],
         now_us: u64,
     ) {
         let shares = &self.bounds.shares;
@@ -66,10 +67,9 @@ impl Memory {
     ) -> bool {
         let is_small = self.bounds.keys.load(Ordering::Relaxed) < 4 * self.shards.len();
         let elsewhere = if is_small { ELSEWHERE.1 } else { ELSEWHERE.0 };
-        for standing in [Standing::Open, Standing::AtLimit] {
-            let list = (limit, standing);
+        for standing in [EvictionClass::Open, EvictionClass::AtLimit] {
             let mut own = shards.iter_mut();
-            if own.any(|shard| shard.evict(list, keep, now_us, &self.bounds)) {
+            if own.any(|shard| shard.evict(limit, standing, keep, now_us, &self.bounds)) {
                 return true;
             }
             for _ in 0..elsewhere {
@@ -77,7 +77,7 @@ impl Memory {
                 // The locked shards, and those that other threads use, are passed over.
                 let other = self.shards[next & (self.shards.len() - 1)].try_lock();
                 if let Ok(mut shard) = other
-                    && shard.evict(list, keep, now_us, &self.bounds)
+                    && shard.evict(limit, standing, keep, now_us, &self.bounds)
                 {
                     return true;
                 }
@@ -122,14 +122,14 @@ impl Bounds {
         }
     }
 
-    pub(super) fn passed(&self) -> Option<Bound> {
+    pub(super) fn passed(&self) -> Option<PassedBound> {
         let is_above = |held: &AtomicUsize, most: &AtomicUsize| {
             held.load(Ordering::Relaxed) > most.load(Ordering::Relaxed)
         };
         if is_above(&self.keys, &self.max_keys) {
-            return Some(Bound::Keys);
+            return Some(PassedBound::Keys);
         }
-        is_above(&self.bytes, &self.max_bytes).then_some(Bound::Bytes)
+        is_above(&self.bytes, &self.max_bytes).then_some(PassedBound::Bytes)
     }
 
     /// Whether a bound is passed by an eighth: memory comes before fairness then.

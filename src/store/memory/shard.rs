@@ -3,8 +3,8 @@
 //! Keys lie close together and never move as others come, and the index holds their places only. To
 //! make it larger touches a shard's keys at once, however many the store has.
 //!
-//! Keys that may be evicted stand in lists by limit, those at their limit apart from those below it.
-//! Eviction looks at a few keys of one list, so its work does not grow with the store.
+//! Keys that may be evicted stand in lists by limit, those at their limit apart from those below
+//! it. Eviction looks at a few keys of one list, so its work does not grow with the store.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -36,14 +36,14 @@ pub(super) struct Shard {
     /// Places in `entries`, by the key's hash.
     pub(super) index: HashTable<u32>,
     /// Places in `entries` of keys that may be evicted.
-    pub(super) lists: HashMap<(LimitNumber, Standing), Vec<u32>>,
+    pub(super) lists: HashMap<(LimitNumber, EvictionClass), Vec<u32>>,
     cursor: usize,
     chance: u64,
 }
 
 /// What eviction may do with a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Standing {
+pub(super) enum EvictionClass {
     /// Its client may still pass: forgotten first.
     Open,
     /// Its client is denied, or would be next: forgotten where its limit has no open key.
@@ -61,7 +61,7 @@ pub(super) struct Entry {
     /// Its place in its list.
     slot: u32,
     window: WindowNumber,
-    standing: Standing,
+    standing: EvictionClass,
 }
 
 /// One item between the two passes.
@@ -93,7 +93,8 @@ impl Shard {
     /// First pass over one item, which costs `cost` by `rule`.
     pub(super) fn look<'i>(
         &self,
-        (item, id): (&'i Item, [u64; 2]),
+        item: &'i Item,
+        id: [u64; 2],
         rule: Rule,
         cost: u64,
         now_us: u64,
@@ -125,14 +126,14 @@ impl Shard {
         } = asked;
         let place = match place {
             Some(place) => *place,
-            None if allowed && *cost > 0 => self.insert((item, *id), rule, bounds),
+            None if allowed && *cost > 0 => self.insert(item, *id, rule, bounds),
             None => return Count::new(rule.algorithm).settle(rule, *cost, look, allowed),
         };
         let entry = &mut self.entries[place];
         if !allowed && !look.stepped() {
             let verdict = entry.count.settle(rule, *cost, look, allowed);
-            if look.retry != Retry::Now && entry.standing == Standing::Open {
-                self.stand(place, Standing::AtLimit, bounds);
+            if look.retry != Retry::Now && entry.standing == EvictionClass::Open {
+                self.stand(place, EvictionClass::AtLimit, bounds);
             }
             return verdict;
         }
@@ -151,7 +152,8 @@ impl Shard {
 
     pub(super) fn insert(
         &mut self,
-        (item, id): (&Item, [u64; 2]),
+        item: &Item,
+        id: [u64; 2],
         rule: &Rule,
         bounds: &Bounds,
     ) -> usize {
@@ -162,7 +164,7 @@ impl Shard {
             empty_at_us: 0,
             slot: 0,
             window,
-            standing: Standing::Held,
+            standing: EvictionClass::Held,
         });
         let entries = &self.entries;
         let rehash = |place: &u32| entries[*place as usize].id[0];
@@ -174,7 +176,7 @@ impl Shard {
     }
 
     pub(super) fn remove(&mut self, place: usize, bounds: &Bounds) {
-        self.stand(place, Standing::Held, bounds);
+        self.stand(place, EvictionClass::Held, bounds);
         let last = self.entries.len() - 1;
         let (id, moved) = (self.entries[place].id, self.entries[last].id);
         if let Ok(found) = self.index.find_entry(id[0], |at| *at as usize == place) {
@@ -201,7 +203,7 @@ impl Shard {
     }
 
     /// Puts a key into the list of its standing.
-    pub(super) fn stand(&mut self, place: usize, standing: Standing, bounds: &Bounds) {
+    pub(super) fn stand(&mut self, place: usize, standing: EvictionClass, bounds: &Bounds) {
         let entry = &self.entries[place];
         if entry.standing == standing {
             return;
@@ -220,7 +222,7 @@ impl Shard {
         }
         let entry = &mut self.entries[place];
         entry.standing = standing;
-        if standing != Standing::Held {
+        if standing != EvictionClass::Held {
             let list = self.lists.entry((limit, standing)).or_default();
             entry.slot = u32::try_from(list.len()).unwrap_or(u32::MAX);
             list.push(u32::try_from(place).unwrap_or(u32::MAX));
@@ -245,7 +247,8 @@ impl Shard {
     /// is none but those to keep.
     pub(super) fn evict(
         &mut self,
-        (limit, standing): (LimitNumber, Standing),
+        limit: LimitNumber,
+        standing: EvictionClass,
         keep: &[[u64; 2]],
         now_us: u64,
         bounds: &Bounds,
@@ -276,7 +279,7 @@ impl Shard {
         };
         if loss.counts {
             let holding = bounds.shares.holding(limit);
-            holding.note_evicted(standing == Standing::AtLimit, loss.units);
+            holding.note_evicted(standing == EvictionClass::AtLimit, loss.units);
             bounds.epoch.fetch_add(1, Ordering::Release);
         }
         self.remove(place, bounds);
@@ -286,10 +289,10 @@ impl Shard {
     /// Forgets some key of any limit that may be forgotten, open ones first.
     pub(super) fn evict_any(&mut self, keep: &[[u64; 2]], now_us: u64, bounds: &Bounds) -> bool {
         let mut lists: Vec<_> = self.lists.keys().copied().collect();
-        lists.sort_unstable_by_key(|(_, standing)| *standing == Standing::AtLimit);
+        lists.sort_unstable_by_key(|(_, standing)| *standing == EvictionClass::AtLimit);
         lists
             .into_iter()
-            .any(|list| self.evict(list, keep, now_us, bounds))
+            .any(|(limit, standing)| self.evict(limit, standing, keep, now_us, bounds))
     }
 
     /// A number below `many`, at random (xorshift: clients cannot see it, let alone steer it).
@@ -305,13 +308,13 @@ impl Shard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Loss {
     counts: bool,
-    order: Order,
+    order: EvictionOrder,
     units: u64,
 }
 
 /// The order in which keys of one limit and standing go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Order {
+enum EvictionOrder {
     /// By units that count; of equals the one that expires first.
     Open(u64, u64),
     /// By the window's length; of equals the one that was admitted last. So a flood of full keys
@@ -329,8 +332,12 @@ impl Entry {
         Loss {
             counts: self.empty_at_us > now_us,
             order: match self.standing {
-                Standing::AtLimit => Order::AtLimit(window_us, Reverse(self.empty_at_us)),
-                Standing::Open | Standing::Held => Order::Open(units, self.empty_at_us),
+                EvictionClass::AtLimit => {
+                    EvictionOrder::AtLimit(window_us, Reverse(self.empty_at_us))
+                }
+                EvictionClass::Open | EvictionClass::Held => {
+                    EvictionOrder::Open(units, self.empty_at_us)
+                }
             },
             units,
         }
@@ -341,11 +348,11 @@ impl Entry {
     }
 
     /// How it stands, where the request that was last decided would be denied now, or not.
-    pub(super) fn standing_if(&self, is_full: bool) -> Standing {
+    pub(super) fn standing_if(&self, is_full: bool) -> EvictionClass {
         match is_full {
-            _ if self.empty_at_us == u64::MAX => Standing::Held,
-            true => Standing::AtLimit,
-            false => Standing::Open,
+            _ if self.empty_at_us == u64::MAX => EvictionClass::Held,
+            true => EvictionClass::AtLimit,
+            false => EvictionClass::Open,
         }
     }
 }

@@ -4,8 +4,8 @@
 //! limit where that holds more than its fair share; else the limit that holds most pays. So a flood
 //! of keys on one limit costs keys of that limit, and clients of other limits stay limited.
 //!
-//! Names are never forgotten, so they are bounded: a process whose reloads have named more limits or
-//! windows than `MOST` counts all further ones together.
+//! Names are never forgotten, so they are bounded: a process whose reloads have named more limits
+//! or windows than `MOST` counts all further ones together.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -26,14 +26,14 @@ pub(super) struct LimitNumber(pub(super) u16);
 
 /// The bound that the store has passed.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Bound {
+pub(super) enum PassedBound {
     Keys,
     Bytes,
 }
 
 /// See the file's head.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(super) struct MemoryShares {
     numbers: RwLock<Numbers>,
     windows: Box<[OnceLock<SeenWindow>]>,
     holdings: Box<[Holding]>,
@@ -78,9 +78,9 @@ pub struct Evictions {
     pub units: u64,
 }
 
-impl Default for Shares {
-    fn default() -> Shares {
-        Shares {
+impl Default for MemoryShares {
+    fn default() -> MemoryShares {
+        MemoryShares {
             numbers: RwLock::default(),
             windows: (0..MOST).map(|_| OnceLock::new()).collect(),
             holdings: (0..MOST).map(|_| Holding::default()).collect(),
@@ -89,7 +89,7 @@ impl Default for Shares {
     }
 }
 
-impl Shares {
+impl MemoryShares {
     /// The number of an item's window, which is given one if it has none.
     pub(super) fn window_of(&self, item: &Item, rule: &Rule) -> WindowNumber {
         let identity = item.window.identity;
@@ -144,7 +144,7 @@ impl Shares {
 
     /// The limit whose key goes next, where a charge of limits `own` has passed `bound`. Looks at
     /// each limit once.
-    pub(super) fn payer(&self, own: &[LimitNumber], bound: Bound) -> Option<LimitNumber> {
+    pub(super) fn payer(&self, own: &[LimitNumber], bound: PassedBound) -> Option<LimitNumber> {
         let (mut most, mut sharing, mut all) = (None::<(usize, LimitNumber)>, 0, 0);
         let named = self.named.load(Ordering::Relaxed);
         let others = std::iter::once(MOST - 1);
@@ -175,10 +175,10 @@ impl Shares {
 }
 
 impl Holding {
-    fn held(&self, bound: Bound) -> usize {
+    fn held(&self, bound: PassedBound) -> usize {
         match bound {
-            Bound::Keys => self.keys.load(Ordering::Relaxed),
-            Bound::Bytes => self.bytes.load(Ordering::Relaxed),
+            PassedBound::Keys => self.keys.load(Ordering::Relaxed),
+            PassedBound::Bytes => self.bytes.load(Ordering::Relaxed),
         }
     }
 
