@@ -216,18 +216,28 @@ fn serve_http1(
                 }
                 End::Odd(socket) => socket,
             };
-            let Some(idle) = Box::pin(speak_http1(socket, &held)).await else {
-                return;
-            };
-            (stream, read) = idle;
+            match Box::pin(speak_http1(socket, &held)).await {
+                Spoken::Idle(idle) => (stream, read) = idle,
+                Spoken::Cut(socket) => return Box::pin(socket.close_after_cut()).await,
+                Spoken::Ended => return,
+            }
         }
     }
 }
 
+/// How serving a connection with hyper ended.
+enum Spoken {
+    /// With the connection.
+    Ended,
+    /// The connection has been idle for a while; the bytes were read of it and not used.
+    Idle((Stream, Bytes)),
+    /// An answer has ended before its end, and what came of it is written.
+    Cut(Socket),
+}
+
 /// Serves until either side ends the connection, by what is configured as this begins, except for
-/// each request itself. Returns the connection if it has been idle for a while, and what was read
-/// of it and not used.
-async fn speak_http1(socket: Socket, held: &Arc<Held>) -> Option<(Stream, Bytes)> {
+/// each request itself.
+async fn speak_http1(socket: Socket, held: &Arc<Held>) -> Spoken {
     let worker = &held.client.worker;
     let mut serving = {
         let now = worker.serving.load();
@@ -244,7 +254,7 @@ async fn speak_http1(socket: Socket, held: &Arc<Held>) -> Option<(Stream, Bytes)
             .with_upgrades()
     };
     let mut told = false;
-    let idle = poll_fn(|context| {
+    let is_left = poll_fn(|context| {
         if !told && worker.drain.is_closing() {
             told = true;
             // What has come is served: only who has asked for nothing is closed.
@@ -263,15 +273,21 @@ async fn speak_http1(socket: Socket, held: &Arc<Held>) -> Option<(Stream, Bytes)
                 Poll::Ready(false)
             }
             Poll::Pending if held.phase.stage() == Stage::Parked => Poll::Ready(true),
+            Poll::Pending if held.phase.is_cut_and_written() => Poll::Ready(true),
             Poll::Pending => Poll::Pending,
         }
     })
     .await;
-    let parts = idle.then(|| serving.into_parts()).flatten()?;
+    let Some(parts) = is_left.then(|| serving.into_parts()).flatten() else {
+        return Spoken::Ended;
+    };
+    let socket = parts.io.into_inner();
+    if held.phase.is_cut_and_written() {
+        return Spoken::Cut(socket);
+    }
     // Where nothing is in it, it still holds a whole buffer.
     let unused = Some(parts.read_buf).filter(|bytes| !bytes.is_empty());
-    let stream = parts.io.into_inner().into_stream();
-    Some((stream, unused.unwrap_or_default()))
+    Spoken::Idle((socket.into_stream(), unused.unwrap_or_default()))
 }
 
 /// One request: the proxy's sentence, and what surrounds it on this connection.
@@ -313,6 +329,7 @@ fn answer(
         Ok(response.map(|body| Answer {
             body,
             phase: Arc::clone(&held.phase),
+            is_cut: false,
         }))
     }
 }
@@ -321,6 +338,8 @@ fn answer(
 struct Answer {
     body: Body,
     phase: Arc<Phase>,
+    /// It has ended before its end.
+    is_cut: bool,
 }
 
 impl Drop for Answer {
@@ -337,11 +356,21 @@ impl http_body::Body for Answer {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        if !self.is_cut {
+            let polled = Pin::new(&mut self.body).poll_frame(context);
+            if !matches!(polled, Poll::Ready(Some(Err(_)))) {
+                return polled;
+            }
+            // Told of an error, hyper would throw away what it has not written, head included.
+            self.is_cut = true;
+            self.body = Body::empty();
+            self.phase.cut_answer();
+        }
+        Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        !self.is_cut && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -5,6 +5,7 @@
 //! connections without any. A request is charged when its head has come, whatever becomes of its
 //! stream.
 
+mod cut;
 mod frames;
 mod socket;
 mod stream;

@@ -121,6 +121,8 @@ struct Speaker<'c> {
     head: Bytes,
     /// Room for what tells of limits.
     room: Room,
+    /// The answer's content ended before its end.
+    is_cut: bool,
 }
 
 /// Serves until either side ends the connection, it is idle, or something comes that is not plain;
@@ -201,6 +203,7 @@ impl Speaker<'_> {
             seen: false,
             head: Bytes::new(),
             room: Room::default(),
+            is_cut: false,
         }
     }
 
@@ -374,7 +377,7 @@ impl Speaker<'_> {
         answer::blank(answer);
         let mut left = true;
         poll_fn(|context| self.poll_content(&mut left, &mut framing, context)).await?;
-        Ok(may_follow)
+        Ok(may_follow && !self.is_cut)
     }
 
     /// Writes what waits.
@@ -422,13 +425,16 @@ impl Speaker<'_> {
         framing: &mut Framing,
         context: &mut Context<'_>,
     ) -> Result<Poll<()>, Cut> {
-        let content = self.answer.body_mut();
         while *left && self.outflow.has_room() {
+            let content = self.answer.body_mut();
             let mut ended = framing.has_ended() || content.is_end_stream();
             if !ended {
                 match Pin::new(&mut *content).poll_frame(context) {
                     Poll::Pending => return Ok(Poll::Pending),
-                    Poll::Ready(Some(Err(_))) => return Err(Cut),
+                    Poll::Ready(Some(Err(_))) => {
+                        self.cut(left);
+                        break;
+                    }
                     Poll::Ready(None) => ended = true,
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                         Ok(data) => {
@@ -440,8 +446,9 @@ impl Speaker<'_> {
                     },
                 }
             }
-            if ended {
-                framing.end(&mut self.outflow).map_err(|_| Cut)?;
+            if ended && framing.end(&mut self.outflow).is_err() {
+                self.cut(left);
+            } else if ended {
                 // What waits for its end is told now.
                 *content = Body::empty();
                 *left = false;
@@ -449,6 +456,15 @@ impl Speaker<'_> {
             }
         }
         Ok(Poll::Ready(()))
+    }
+
+    /// The content has ended before its end. The client gets what came of it, and then the end of
+    /// the connection: without a word of an answer it would send its request again.
+    #[cold]
+    fn cut(&mut self, left: &mut bool) {
+        *self.answer.body_mut() = Body::empty();
+        *left = false;
+        self.is_cut = true;
     }
 
     /// Writes what waits, once; so many bytes of it.

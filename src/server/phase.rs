@@ -14,6 +14,11 @@ use crate::upstream::body::Progress;
 /// A connection that is busy must never be parked: it would allocate anew for each request.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
 
+/// The answer has not ended before its end; it has; and all that came of it is written.
+const WHOLE: u8 = 0;
+const CUT: u8 = 1;
+const CUT_AND_WRITTEN: u8 = 2;
+
 /// See the file's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
@@ -39,6 +44,7 @@ pub(crate) struct Phase {
     stage: AtomicU8,
     flaw: AtomicU8,
     answer_pending: AtomicBool,
+    cut: AtomicU8,
     /// How far the request's body has been read; one for all requests of the connection.
     pub(crate) body: Progress,
     pub(crate) alarm: Arc<Alarm>,
@@ -55,6 +61,7 @@ impl Phase {
             stage: AtomicU8::new(Stage::Parked as u8),
             flaw: AtomicU8::new(0),
             answer_pending: AtomicBool::new(false),
+            cut: AtomicU8::new(WHOLE),
             body: Progress::default(),
             alarm,
             header_timeout: settings.header_timeout,
@@ -115,6 +122,24 @@ impl Phase {
     pub(crate) fn begin_tunnel(&self) {
         self.set(Stage::Tunnel);
         self.alarm.disarm();
+    }
+
+    /// The answer's content has ended before its end: the connection ends as soon as what came of
+    /// it is written.
+    pub(crate) fn cut_answer(&self) {
+        self.cut.store(CUT, Ordering::Relaxed);
+    }
+
+    /// All that was handed over is written.
+    pub(crate) fn written(&self) {
+        if self.cut.load(Ordering::Relaxed) == CUT {
+            self.cut.store(CUT_AND_WRITTEN, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the answer has ended before its end, and what came of it is written.
+    pub(crate) fn is_cut_and_written(&self) -> bool {
+        self.cut.load(Ordering::Relaxed) == CUT_AND_WRITTEN
     }
 
     /// The whole answer is written.

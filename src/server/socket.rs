@@ -13,6 +13,7 @@
 //!
 //! It must never change a byte of a request, or of a response that the proxy made.
 
+use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
@@ -325,6 +326,7 @@ impl AsyncWrite for Socket {
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
         }
+        this.phase.written();
         // hyper flushes once its own buffer is written. A whole answer is out.
         if this.phase.stage() != Stage::Request {
             this.phase.answer_is_out();
@@ -356,6 +358,14 @@ impl Socket {
     /// Of a connection that is parked: nothing that was read is in it, and nothing to be written.
     pub(crate) fn into_stream(self) -> Stream {
         self.stream
+    }
+
+    /// Ends a connection in order whose answer has ended before its end: what the client still
+    /// sends must not have what it was sent destroyed.
+    pub(crate) async fn close_after_cut(mut self) {
+        self.refused = true;
+        // A client that does not take even that is gone.
+        let _ = poll_fn(|context| Pin::new(&mut self).poll_shutdown(context)).await;
     }
 
     /// Has `bytes`, which were read of it, read again before all others, by hyper.

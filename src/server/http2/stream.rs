@@ -8,7 +8,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, Entry, HeaderMap, HeaderValue};
 use http::{Method, Request, Response};
@@ -17,6 +17,7 @@ use hyper::body::{Bytes, Incoming};
 use pin_project_lite::pin_project;
 
 use super::Flow;
+use super::cut::{Cut, Truncated};
 use crate::clock::Alarm;
 use crate::proxy::body::Body;
 use crate::server::connection::Client;
@@ -136,6 +137,7 @@ pub(super) fn answer(
             bodiless,
             rest: Bytes::new(),
             last: Bytes::new(),
+            cut: None,
             _client: client,
             open,
         })
@@ -259,6 +261,8 @@ pub(super) struct Answer {
     /// What is left of the piece that came last, without its last bytes.
     rest: Bytes,
     last: Bytes,
+    /// It has ended before its end.
+    cut: Option<Cut>,
     open: Open,
     _client: Arc<Client>,
 }
@@ -288,19 +292,29 @@ impl Answer {
 
 impl http_body::Body for Answer {
     type Data = Bytes;
-    type Error = <Body as http_body::Body>::Error;
+    type Error = Truncated;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Truncated>>> {
         if let Some(piece) = self.piece() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
+        if let Some(cut) = &self.cut {
+            return cut.poll_written(context).map(|()| Some(Err(Truncated)));
+        }
         self.open.taking.disarm();
-        let polled = Pin::new(&mut self.body).poll_frame(context);
-        let Poll::Ready(Some(Ok(frame))) = polled else {
-            return polled;
+        let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+            Some(Ok(frame)) => frame,
+            Some(Err(_)) => {
+                self.body = Body::empty();
+                self.open.taking.arm(self.open.flow.body_timeout);
+                let (cut, mark) = Cut::begin();
+                self.cut = Some(cut);
+                return Poll::Ready(Some(Ok(Frame::data(mark))));
+            }
+            None => return Poll::Ready(None),
         };
         match frame.into_data() {
             Ok(mut data) => {
@@ -319,7 +333,8 @@ impl http_body::Body for Answer {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bodiless || self.rest.is_empty() && self.last.is_empty() && self.body.is_end_stream()
+        let is_taken = self.rest.is_empty() && self.last.is_empty();
+        self.bodiless || self.cut.is_none() && is_taken && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
