@@ -212,6 +212,7 @@ impl Proxy {
         if let Some(tracer) = &self.tracer {
             line.belongs(tracer.begin(request, downstream), request);
         }
+        headers::prefer_target(request);
         let mut admission = Admission::default();
         let asked = (&mut line, &mut admission);
         match self.read(request, downstream, flaw, asked) {
@@ -231,7 +232,8 @@ impl Proxy {
         self.secure.mark(response, downstream);
         self.count(response, &mut line);
         // Written when the response's body has ended.
-        if line.is_wanted() {
+        let body = response.body();
+        if line.is_wanted() || line.tells_truncation() && body.may_be_cut() {
             response.body_mut().log(Box::new(line));
         }
     }

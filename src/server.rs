@@ -5,6 +5,7 @@
 //! store and the logs. `run` is given its sockets and its reason to stop by the caller.
 
 mod checks;
+mod chunks;
 mod connection;
 pub mod control;
 mod crew;

@@ -327,6 +327,7 @@ fn log_line() -> Word {
             path: "/api/v1/items/17",
             status: 200,
             bytes: 1234,
+            truncated: None,
             route: Some("items"),
             outcome: Outcome::Allowed,
             denied_by: &[],

@@ -221,6 +221,14 @@ fn of_upstreams(text: &mut Text, view: &View<'_>) {
             text.sample(&labels, u8::from(server.up));
         }
     }
+    let help = "Answers of the server that ended before their end.";
+    text.family(Kind::Counter, "tidegate_upstream_truncated", help);
+    for (upstream, servers) in named() {
+        for server in servers {
+            let labels = [("upstream", upstream), ("server", server.server.as_str())];
+            text.sample(&labels, server.truncated);
+        }
+    }
     let help = "Connections to an upstream; active ones have a request, of HTTP/2 each request.";
     text.family(Kind::Gauge, "tidegate_upstream_connections", help);
     for (upstream, servers) in named() {

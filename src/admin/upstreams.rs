@@ -29,6 +29,7 @@ pub(super) fn servers(view: &View<'_>, upstream: usize) -> Vec<ServerReport> {
             sum.idle += report.idle;
             sum.requests += report.requests;
             sum.failures += report.failures;
+            sum.truncated += report.truncated;
             sum.latency = sum.latency.max(report.latency);
         }
     }
@@ -67,6 +68,7 @@ fn server(report: &ServerReport) -> Value {
         "ejected_until": until,
         "requests": report.requests,
         "failures": report.failures,
+        "truncated": report.truncated,
     })
 }
 

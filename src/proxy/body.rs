@@ -109,8 +109,17 @@ impl Body {
         self.denial.take()
     }
 
+    /// Whether it can end before its end, as only an upstream's can.
+    pub(crate) fn may_be_cut(&self) -> bool {
+        match &self.source {
+            Source::Upstream(body) => body.may_be_cut(),
+            Source::Made(_) | Source::Empty => false,
+        }
+    }
+
     /// Has `line` written when this body has ended or was given up.
-    pub(crate) fn log(&mut self, line: Box<Line>) {
+    pub(crate) fn log(&mut self, mut line: Box<Line>) {
+        line.expect_bytes(http_body::Body::size_hint(self).exact());
         self.line = Some(line);
     }
 }
@@ -141,8 +150,11 @@ impl http_body::Body for Body {
             }
             Source::Made(_) | Source::Empty => Poll::Ready(None),
         };
-        if let (Some(line), Poll::Ready(Some(Ok(frame)))) = (&mut self.line, &polled) {
-            line.add_bytes(frame.data_ref().map_or(0, Bytes::len));
+        if let (Some(line), Poll::Ready(Some(piece))) = (&mut self.line, &polled) {
+            match piece {
+                Ok(frame) => line.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
+                Err(error) => line.note_truncated(error.label()),
+            }
         }
         polled
     }

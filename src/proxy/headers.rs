@@ -18,7 +18,7 @@ use http::uri::{PathAndQuery, Uri};
 use http::{Request, Response, StatusCode, Version};
 use memchr::memmem;
 
-pub use check::{RequestFault, check_framing};
+pub use check::{RequestFault, check_coding, check_framing, prefer_target};
 pub(super) use hop::are_twins;
 use hop::{Seen, has_option};
 pub use naming::scheme;
@@ -177,7 +177,7 @@ fn to_origin_form<B>(request: &mut Request<B>) {
         return;
     };
     if let Ok(host) = HeaderValue::try_from(authority.as_str()) {
-        request.headers_mut().entry(HOST).or_insert(host);
+        request.headers_mut().insert(HOST, host);
     }
     let root = PathAndQuery::from_static("/");
     let path = match request.uri().path_and_query() {

@@ -16,7 +16,7 @@ use super::traced::Trace;
 use crate::clock;
 use crate::limit::headers::seconds_up;
 use crate::limit::{Charge, Decision, Retry, Shown, Tag};
-use crate::telemetry::access::{Buffer, Entry, Outcome};
+use crate::telemetry::access::{Buffer, Entry, Outcome, TRUNCATED, Truncated};
 use crate::telemetry::denials::{Denial, short};
 use crate::telemetry::metrics::method_of;
 
@@ -49,6 +49,10 @@ pub(crate) struct Line {
     /// Whether it will be written.
     to_write: bool,
     bytes: u64,
+    /// Bytes that its answer's body should have, where that is known.
+    expected: Option<u64>,
+    /// Whether the upstream's answer ended before its end.
+    is_truncated: bool,
 }
 
 /// What a line says of its request's head.
@@ -97,6 +101,8 @@ impl Line {
             trace: None,
             to_write: false,
             bytes: 0,
+            expected: None,
+            is_truncated: false,
         }
     }
 
@@ -130,6 +136,8 @@ impl Line {
             trace: None,
             to_write: false,
             bytes: 0,
+            expected: None,
+            is_truncated: false,
         }
     }
 
@@ -235,6 +243,37 @@ impl Line {
         })
     }
 
+    /// Whether it will be written should the answer end before its end.
+    pub(super) fn tells_truncation(&self) -> bool {
+        self.head.is_some() && !self.log.is_off()
+    }
+
+    /// Notes how many bytes the answer's body has if it is whole.
+    pub(super) fn expect_bytes(&mut self, expected: Option<u64>) {
+        self.expected = expected;
+    }
+
+    /// Notes that the answer ended before its end, and why. Such a line is always written.
+    #[cold]
+    pub(super) fn note_truncated(&mut self, reason: &'static str) {
+        self.is_truncated = true;
+        self.reason = Some(reason);
+        self.to_write = self.tells_truncation();
+    }
+
+    /// What became of the request, as logs and traces call it.
+    pub(super) fn outcome_word(&self) -> &'static str {
+        match self.is_truncated {
+            true => TRUNCATED,
+            false => self.outcome.word(),
+        }
+    }
+
+    /// Whether the upstream's answer ended before its end.
+    pub(super) fn is_truncated(&self) -> bool {
+        self.is_truncated
+    }
+
     pub(crate) fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
@@ -271,6 +310,9 @@ impl Line {
             path: head.uri.path(),
             status: self.status,
             bytes: self.bytes,
+            truncated: self.is_truncated.then_some(Truncated {
+                expected: self.expected,
+            }),
             route: self.route.as_deref(),
             outcome: self.outcome,
             denied_by: &self.denied_by,

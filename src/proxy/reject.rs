@@ -22,6 +22,7 @@ use super::line::Line;
 use super::people::{Blocked, POLICY};
 use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
 use super::request_id;
+use crate::clock;
 use crate::config::BodyKind;
 use crate::path::PathError;
 use crate::upstream::UpstreamError;
@@ -208,8 +209,15 @@ pub(crate) fn panicked() -> Response<Bytes> {
 }
 
 /// A whole response, head included, to a head that hyper could not read, with the status that
-/// hyper gave it.
-pub(crate) fn unreadable_head(status: u16) -> Bytes {
+/// hyper gave it; or to one with a transfer coding that is none of ours.
+pub(crate) fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
+    let (status, detail) = match has_unknown_coding {
+        true => (
+            RequestFault::UnknownCoding.status().as_u16(),
+            RequestFault::UnknownCoding.detail(),
+        ),
+        false => (status, "the head of the request cannot be read"),
+    };
     let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_REQUEST);
     let title = status.canonical_reason().unwrap_or("Bad Request");
     let id = request_id::made();
@@ -217,7 +225,7 @@ pub(crate) fn unreadable_head(status: u16) -> Bytes {
         kind: BLANK,
         title,
         status: status.as_u16(),
-        detail: Detail::Text("the head of the request cannot be read"),
+        detail: Detail::Text(detail),
         violated: &[],
         retry_after: None,
         docs_url: None,
@@ -226,12 +234,22 @@ pub(crate) fn unreadable_head(status: u16) -> Bytes {
     let body = problem::render(&problem, BodyKind::Json, None);
     let mut answer = format!(
         "HTTP/1.1 {} {title}\r\ncontent-type: {}\r\ncache-control: no-store\r\n\
-         connection: close\r\ncontent-length: {}\r\n\r\n",
+         connection: close\r\ncontent-length: {}\r\ndate: {}\r\n\r\n",
         status.as_u16(),
         problem::media_type(BodyKind::Json),
-        body.len()
+        body.len(),
+        httpdate::fmt_http_date(clock::wall()),
     )
     .into_bytes();
     answer.extend_from_slice(&body);
     answer.into()
+}
+
+/// The answer to a head that does not come to its end in time.
+pub(crate) fn head_timeout() -> String {
+    let date = httpdate::fmt_http_date(clock::wall());
+    format!(
+        "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\
+         date: {date}\r\n\r\n"
+    )
 }

@@ -236,7 +236,7 @@ impl Recorded {
             ("client.address", line.client.to_string().into()),
             ("network.protocol.version", version_of(self.version).into()),
             ("http.response.body.size", line.bytes().into()),
-            ("tidegate.outcome", line.outcome.word().into()),
+            ("tidegate.outcome", line.outcome_word().into()),
         ];
         if let Some(path) = line.path() {
             attributes.push(("url.path", short(path).into()));
@@ -250,7 +250,7 @@ impl Recorded {
         if let Some(id) = &line.request_id {
             attributes.push(("tidegate.request_id", id.as_str().to_owned().into()));
         }
-        let failed = line.status >= 500;
+        let failed = line.status >= 500 || line.is_truncated();
         if let Some(reason) = line.reason {
             attributes.push(("tidegate.reason", reason.into()));
         }

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use futures_util::FutureExt;
 use futures_util::future::Either;
 use http::header::{CONNECTION, EXPECT, HeaderValue};
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
@@ -216,11 +216,10 @@ fn serve_http1(
                 }
                 End::Odd(socket) => socket,
             };
-            match Box::pin(speak_http1(socket, &held)).await {
-                Spoken::Idle(idle) => (stream, read) = idle,
-                Spoken::Cut(socket) => return Box::pin(socket.close_after_cut()).await,
-                Spoken::Ended => return,
-            }
+            let Some(idle) = Box::pin(speak_until_idle(socket, &held)).await else {
+                return;
+            };
+            (stream, read) = idle;
         }
     }
 }
@@ -233,6 +232,18 @@ enum Spoken {
     Idle((Stream, Bytes)),
     /// An answer has ended before its end, and what came of it is written.
     Cut(Socket),
+}
+
+/// Serves with hyper. Returns the connection if it has been idle for a while.
+async fn speak_until_idle(socket: Socket, held: &Arc<Held>) -> Option<(Stream, Bytes)> {
+    match speak_http1(socket, held).await {
+        Spoken::Idle(idle) => Some(idle),
+        Spoken::Cut(socket) => {
+            socket.close_after_cut().await;
+            None
+        }
+        Spoken::Ended => None,
+    }
 }
 
 /// Serves until either side ends the connection, by what is configured as this begins, except for
@@ -299,6 +310,8 @@ fn answer(
 ) -> impl Future<Output = Result<Response<Answer>, Infallible>> + Send {
     let body = held.phase.body.clone();
     let awaits_continue = request.headers().contains_key(EXPECT);
+    // Behind it the client may have sent what belongs into a tunnel that it does not get.
+    let is_connect = request.method() == Method::CONNECT;
     let mut request = request.map(|incoming| RequestBody::new(incoming, body));
     if awaits_continue {
         request.body_mut().await_continue();
@@ -313,7 +326,7 @@ fn answer(
         let unread = !discardable && !held.phase.body.has_ended() && response.body().is_made_here();
         let draining = held.client.worker.drain.is_draining();
         let last = draining && response.status() != StatusCode::SWITCHING_PROTOCOLS;
-        if unread || last {
+        if unread || last || is_connect {
             response
                 .headers_mut()
                 .insert(CONNECTION, HeaderValue::from_static("close"));

@@ -8,9 +8,13 @@
 use memchr::memchr_iter;
 
 use crate::proxy::flaw::Flaw;
+use crate::proxy::headers::{RequestFault, check_coding};
 
-/// As many bytes of a line as its name may take: `transfer-encoding:` is the longest of interest.
-const NAME_BYTES: usize = 18;
+/// Bytes that are kept of a line which comes in parts: `transfer-encoding:` and what it says.
+const NAME_BYTES: usize = 64;
+
+const CONTENT_LENGTH: &[u8] = b"content-length:";
+const TRANSFER_ENCODING: &[u8] = b"transfer-encoding:";
 
 /// Where the look at one head stands.
 #[derive(Debug)]
@@ -21,9 +25,12 @@ pub(crate) struct Lint {
     line_bytes: usize,
     last: u8,
     length: bool,
-    encoding: bool,
+    /// What its lines say of the transfer coding.
+    coding: Option<Result<(), RequestFault>>,
     started: bool,
     done: bool,
+    /// Where in the last bytes the head ended, if it did.
+    ended_at: Option<usize>,
 }
 
 impl Lint {
@@ -35,10 +42,21 @@ impl Lint {
             line_bytes: 0,
             last: b'\r',
             length: false,
-            encoding: false,
+            coding: None,
             started: false,
             done: false,
+            ended_at: None,
         }
+    }
+
+    /// Where chunked content began in the bytes that were looked at last.
+    pub(crate) fn chunks_begin(&self) -> Option<usize> {
+        self.ended_at.filter(|_| self.coding == Some(Ok(())))
+    }
+
+    /// Whether the head names a transfer coding that is none of ours, and nothing worse.
+    pub(crate) fn has_unknown_coding(&self) -> bool {
+        !self.length && self.coding == Some(Err(RequestFault::UnknownCoding))
     }
 
     /// A new head begins.
@@ -48,6 +66,7 @@ impl Lint {
 
     /// Looks at the next bytes of the connection, up to the head's end.
     pub(crate) fn look(&mut self, bytes: &[u8]) -> Option<Flaw> {
+        self.ended_at = None;
         if self.done {
             return None;
         }
@@ -64,6 +83,7 @@ impl Lint {
             let blank = self.line_bytes + line.len() == 1;
             if blank && self.started {
                 self.done = true;
+                self.ended_at = Some(start);
                 break;
             }
             // Blank lines before a request line are skipped (RFC 9112 section 2.2).
@@ -85,7 +105,7 @@ impl Lint {
         self.last = bytes.last().copied().unwrap_or(self.last);
         if self.seen > self.max_bytes {
             Some(Flaw::HeadTooLarge)
-        } else if self.length && self.encoding {
+        } else if self.length && self.coding.is_some() {
             Some(Flaw::TwoLengths)
         } else {
             None
@@ -108,8 +128,11 @@ impl Lint {
                 .is_some_and(|start| start.eq_ignore_ascii_case(name))
         };
         match line.first().map(|byte| byte | 0x20) {
-            Some(b'c') if is(b"content-length:") => self.length = true,
-            Some(b't') if is(b"transfer-encoding:") => self.encoding = true,
+            Some(b'c') if is(CONTENT_LENGTH) => self.length = true,
+            Some(b't') if is(TRANSFER_ENCODING) => {
+                let coding = check_coding(&line[TRANSFER_ENCODING.len()..], self.coding);
+                self.coding = Some(coding);
+            }
             _ => {}
         }
     }

@@ -25,6 +25,8 @@ use crate::wire::Stream;
 
 /// What a connection of HTTP/2 begins with.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Its first line, which no client of HTTP/1 sends.
+const PREFACE_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";
 /// Bytes that are read at once: most heads whole.
 const READ_BYTES: usize = 4096;
 
@@ -38,7 +40,10 @@ pub(super) enum Version {
 /// The version that a connection speaks which begins with `ahead`; nothing if either is possible.
 fn version(ahead: &[u8]) -> Option<Version> {
     let common = ahead.len().min(PREFACE.len());
-    if ahead[..common] != PREFACE[..common] {
+    if ahead.starts_with(PREFACE_LINE) && ahead[..common] != PREFACE[..common] {
+        // It will be told in frames that this is no preface.
+        Some(Version::Http2)
+    } else if ahead[..common] != PREFACE[..common] {
         Some(Version::Http1)
     } else if common == PREFACE.len() {
         Some(Version::Http2)
@@ -145,6 +150,8 @@ mod tests {
         }
         assert_eq!(version(PREFACE), Some(Version::Http2));
         assert_eq!(version(&[PREFACE, b"more"].concat()), Some(Version::Http2));
+        let wrong = b"PRI * HTTP/2.0\r\n\r\nSM\r\nX";
+        assert_eq!(version(wrong), Some(Version::Http2));
         for other in ["G", "POST / HTTP/1.1", "PRI * HTTP/2.1", "\r\n", "\x16\x03"] {
             assert_eq!(version(other.as_bytes()), Some(Version::Http1), "{other}");
         }

@@ -24,6 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::chunks::{Chunks, Looked};
 use super::lint::Lint;
 use super::phase::{Phase, Stage};
 use crate::config::ServerSettings;
@@ -44,8 +45,17 @@ const LINGER_READS: usize = 8;
 /// Bytes of a next request that are read while one is served, at most.
 const AHEAD_BYTES: usize = 4096;
 
-const HEAD_TIMEOUT: &[u8] =
-    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+/// The raw bytes of a request's content.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    /// hyper alone knows where they end.
+    Other,
+    Chunks(Chunks),
+    /// All of its chunks have come. What comes next belongs to the next request.
+    Ended,
+    /// They are no chunks. Nothing behind that is read.
+    Broken,
+}
 
 /// See the file's head.
 #[derive(Debug)]
@@ -55,6 +65,7 @@ pub(crate) struct Socket {
     ahead: Bytes,
     phase: Arc<Phase>,
     lint: Lint,
+    content: Content,
     /// Whether heads are looked at by whoever reads them.
     is_unlinted: bool,
     /// The client has sent its end of stream, and hyper has not been told yet.
@@ -80,6 +91,7 @@ impl Socket {
             ahead,
             phase,
             lint: Lint::new(settings.max_header_bytes),
+            content: Content::Other,
             is_unlinted: false,
             ended: false,
             stalled: false,
@@ -144,7 +156,8 @@ impl Socket {
             Stage::Idle | Stage::Still | Stage::Parked | Stage::Discard | Stage::Tunnel => Ok(()),
             Stage::Head => {
                 // One attempt: a client that does not read this has no use for it.
-                let _ = Pin::new(&mut self.stream).poll_write(cx, HEAD_TIMEOUT);
+                let _ =
+                    Pin::new(&mut self.stream).poll_write(cx, reject::head_timeout().as_bytes());
                 Ok(())
             }
             Stage::Request if self.ended => Ok(()),
@@ -152,28 +165,84 @@ impl Socket {
         }
     }
 
-    fn note_read(&mut self, bytes: &[u8]) {
+    /// Notes what was read. Returns how many of the bytes hyper may have now.
+    fn note_read(&mut self, bytes: &[u8]) -> usize {
         match self.phase.stage() {
             Stage::Request => {
                 if !self.phase.body.has_ended() {
                     self.phase.expect_body();
                 }
+                return self.note_content(bytes, 0);
             }
             Stage::Tunnel => {}
-            Stage::Discard if !self.phase.body.has_ended() => self.phase.expect_body(),
+            Stage::Discard if !self.phase.body.has_ended() => {
+                self.phase.expect_body();
+                return self.note_content(bytes, 0);
+            }
             stage => {
                 if stage != Stage::Head {
                     self.phase.begin_head();
                     self.lint.restart();
+                    self.content = Content::Other;
                 }
                 if self.is_unlinted {
-                    return;
+                    return bytes.len();
                 }
                 if let Some(flaw) = self.lint.look(bytes) {
                     self.phase.found(flaw);
+                } else if let Some(from) = self.lint.chunks_begin() {
+                    self.content = Content::Chunks(Chunks::new());
+                    return self.note_content(bytes, from);
                 }
             }
         }
+        bytes.len()
+    }
+
+    /// The same for bytes that are content from `from` on.
+    fn note_content(&mut self, bytes: &[u8], from: usize) -> usize {
+        let Content::Chunks(chunks) = &mut self.content else {
+            return bytes.len();
+        };
+        match chunks.look(&bytes[from..]) {
+            Looked::Content => bytes.len(),
+            Looked::Ended(at) => {
+                self.content = Content::Ended;
+                from + at
+            }
+            Looked::Broken(at) => {
+                self.content = Content::Broken;
+                from + at
+            }
+        }
+    }
+
+    /// Takes back what hyper may not have of `read`: it is read again, or was no content.
+    fn keep_back(&mut self, read: &[u8]) {
+        self.ahead = match self.content {
+            Content::Broken => Bytes::new(),
+            _ if self.ahead.is_empty() => Bytes::copy_from_slice(read),
+            _ => [read, &self.ahead].concat().into(),
+        };
+    }
+
+    /// Notes the bytes in `buf` from `before` on, and leaves there what hyper may have of them.
+    fn hand_over(&mut self, buf: &mut ReadBuf<'_>, before: usize) -> Poll<io::Result<()>> {
+        let read = &buf.filled()[before..];
+        let count = self.note_read(read);
+        if count < read.len() {
+            self.keep_back(&read[count..]);
+            buf.set_filled(before + count);
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Whether hyper has all of the request, and not yet its answer.
+    fn holds_next(&self) -> bool {
+        matches!(self.content, Content::Ended) && self.phase.stage() == Stage::Request
     }
 
     fn note_write(&mut self) {
@@ -207,7 +276,8 @@ impl Socket {
         if ours || !matches!(status[0], b'4' | b'5') {
             return None;
         }
-        let answer = reject::unreadable_head(std::str::from_utf8(status).ok()?.parse().ok()?);
+        let status = std::str::from_utf8(status).ok()?.parse().ok()?;
+        let answer = reject::unreadable_head(status, self.lint.has_unknown_coding());
         match Pin::new(&mut self.stream).poll_write(cx, &answer) {
             Poll::Ready(Ok(_)) => {
                 self.refused = true;
@@ -225,11 +295,19 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if matches!(this.content, Content::Broken) {
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        }
+        if this.holds_next() {
+            this.watched = false;
+            this.wait_without_deadline(cx);
+            return Poll::Pending;
+        }
+        let before = buf.filled().len();
         if !this.ahead.is_empty() {
             let taken = this.ahead.split_to(this.ahead.len().min(buf.remaining()));
             buf.put_slice(&taken);
-            this.note_read(&taken);
-            return Poll::Ready(Ok(()));
+            return this.hand_over(buf, before);
         }
         // A body that is on its way upstream. If it ends too early, it does so by the grace.
         let serving = this.phase.stage() == Stage::Request;
@@ -238,11 +316,9 @@ impl AsyncRead for Socket {
             return Poll::Ready(Ok(()));
         }
         if !this.ended {
-            let before = buf.filled().len();
             match Pin::new(&mut this.stream).poll_read(cx, buf) {
                 Poll::Ready(Ok(())) if buf.filled().len() > before => {
-                    this.note_read(&buf.filled()[before..]);
-                    return Poll::Ready(Ok(()));
+                    return this.hand_over(buf, before);
                 }
                 Poll::Ready(Ok(())) => {
                     this.ended = true;
@@ -377,6 +453,7 @@ impl Socket {
         };
         self.is_unlinted = false;
         self.lint.restart();
+        self.content = Content::Other;
     }
 
     /// Whether the client may still be sending what nobody will read.

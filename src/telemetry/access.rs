@@ -51,6 +51,17 @@ impl Outcome {
     }
 }
 
+/// The outcome in the line of a request whose upstream's answer ended before its end, whatever the
+/// limits said.
+pub const TRUNCATED: &str = "truncated";
+
+/// An upstream's answer that ended before its end.
+#[derive(Clone, Copy, Debug)]
+pub struct Truncated {
+    /// Bytes that its body should have had, where its head said so.
+    pub expected: Option<u64>,
+}
+
 /// One request, as far as it is known when its response ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
@@ -68,6 +79,8 @@ pub struct Entry<'a> {
     pub status: u16,
     /// Bytes of the answer's body.
     pub bytes: u64,
+    /// Whether that is less than the answer should have had.
+    pub truncated: Option<Truncated>,
     /// The route's name.
     pub route: Option<&'a str>,
     /// What became of it.
@@ -82,6 +95,15 @@ pub struct Entry<'a> {
     pub request_id: Option<&'a str>,
     /// The trace that it belongs to.
     pub trace_id: Option<TraceId>,
+}
+
+impl Entry<'_> {
+    fn outcome_word(&self) -> &'static str {
+        match self.truncated {
+            Some(_) => TRUNCATED,
+            None => self.outcome.word(),
+        }
+    }
 }
 
 /// The log of the whole process; dropping the last handle writes what is left.
@@ -278,7 +300,13 @@ fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
     printable(out, entry.path);
     let _ = write!(out, " {} {millis:.1}ms ", entry.status);
     address(out, entry.client);
-    let _ = write!(out, " {}", entry.outcome.word());
+    let _ = write!(out, " {}", entry.outcome_word());
+    if let Some(truncated) = entry.truncated {
+        let _ = match truncated.expected {
+            Some(expected) => write!(out, " after {} of {expected} bytes", entry.bytes),
+            None => write!(out, " after {} bytes", entry.bytes),
+        };
+    }
     for (limit, key) in entry.denied_by {
         let _ = write!(out, " by {limit}");
         if let Some(key) = key {
@@ -349,7 +377,11 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
     if let Some(route) = entry.route {
         member(out, b",\"route\":", route);
     }
-    member(out, b",\"outcome\":", entry.outcome.word());
+    member(out, b",\"outcome\":", entry.outcome_word());
+    if let Some(expected) = entry.truncated.and_then(|truncated| truncated.expected) {
+        out.extend_from_slice(b",\"expected_bytes\":");
+        json::number(out, expected);
+    }
     if !entry.denied_by.is_empty() {
         out.extend_from_slice(b",\"denied_by\":[");
         for (index, (limit, key)) in entry.denied_by.iter().enumerate() {
@@ -426,6 +458,7 @@ mod tests {
             path: "/login\"\n\u{e9}",
             status: 429,
             bytes: 7,
+            truncated: None,
             route: Some("login"),
             outcome: Outcome::Denied,
             denied_by: &[("per_ip".into(), Some(Shown::Hash(Tag([0xfb; 16]))))],

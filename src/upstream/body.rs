@@ -74,6 +74,15 @@ impl ResponseBody {
         }
     }
 
+    /// Whether it can still end before its end: more of it has to come.
+    pub fn may_be_cut(&self) -> bool {
+        match &self.hold {
+            Hold::Lease(lease) => !lease.connection.has_all(),
+            Hold::Tunnel(_) | Hold::Nothing => false,
+            Hold::Cut => true,
+        }
+    }
+
     /// How much time is left of the whole, where that is bounded.
     pub fn time_left(&self) -> Option<Duration> {
         self.whole.as_ref()?.left()
@@ -93,8 +102,18 @@ impl ResponseBody {
 
     fn end(&mut self) {
         if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Nothing) {
+            lease.seat().completed();
             lease.give_back();
         }
+    }
+
+    /// It has ended before its end: its connection is closed.
+    #[cold]
+    fn cut(&mut self, error: UpstreamError) -> UpstreamError {
+        if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Cut) {
+            lease.seat().truncated(&error);
+        }
+        error
     }
 
     /// Nothing has come: whether that has lasted too long.
@@ -129,8 +148,8 @@ impl Body for ResponseBody {
         };
         let Poll::Ready(polled) = lease.connection.poll_frame(context) else {
             ready!(self.poll_deadline(context));
-            self.hold = Hold::Cut;
-            return Poll::Ready(Some(Err(UpstreamError::TimedOut)));
+            let error = self.cut(UpstreamError::TimedOut);
+            return Poll::Ready(Some(Err(error)));
         };
         let has_ended = lease.connection.is_end_stream();
         if std::mem::take(&mut self.waiting)
@@ -150,10 +169,7 @@ impl Body for ResponseBody {
                 }
                 Some(Ok(frame))
             }
-            Some(Err(error)) => {
-                self.hold = Hold::Cut;
-                Some(Err(error))
-            }
+            Some(Err(error)) => Some(Err(self.cut(error))),
         })
     }
 

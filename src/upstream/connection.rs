@@ -132,6 +132,15 @@ impl Connection {
         }
     }
 
+    /// Whether all of the response's content has been read from the network.
+    pub(super) fn has_all(&self) -> bool {
+        match self {
+            Connection::Http1(connection) => connection.has_all(),
+            Connection::Crossing(crossing) => crossing.is_end_stream(),
+            Connection::Http2(stream) => stream.is_end_stream(),
+        }
+    }
+
     pub(super) fn size_hint(&self) -> SizeHint {
         match self {
             Connection::Http1(connection) => connection.size_hint(),
@@ -158,6 +167,10 @@ impl Lease {
             other => other,
         };
         Lease { connection, seat }
+    }
+
+    pub(super) fn seat(&self) -> &Seat {
+        &self.seat
     }
 
     pub(super) fn deadline(&self) -> &Deadline {

@@ -73,6 +73,8 @@ pub(super) struct Health {
     against: u32,
     /// Failures in a row.
     failures: u32,
+    /// Answers in a row that ended before their end.
+    truncated: u32,
     ejected: Option<Instant>,
     /// How long it was ejected last.
     rest: Duration,
@@ -126,6 +128,30 @@ impl Health {
             Trouble::Failed => rules.rest,
         };
         Some(self.eject(rest, trouble, rules, now))
+    }
+
+    /// The answer to a request `sent` here ended before its end. Its head was a success, which
+    /// ended the failures in a row: the truncated answers before it count again.
+    pub(super) fn truncated(
+        &mut self,
+        sent: Sent,
+        rules: &Ejection,
+        has_room: bool,
+        now: Instant,
+    ) -> Option<Change> {
+        self.failures = self.failures.max(self.truncated);
+        self.truncated = self.truncated.saturating_add(1);
+        self.failed((Trouble::Failed, sent), rules, has_room, now)
+    }
+
+    /// Truncated answers since the last whole one.
+    pub(super) fn truncated_in_a_row(&self) -> u32 {
+        self.truncated
+    }
+
+    /// An answer came to its end.
+    pub(super) fn completed(&mut self) {
+        self.truncated = 0;
     }
 
     fn eject(
@@ -184,7 +210,7 @@ impl Health {
             return Some(Change::WentDown(against));
         }
         self.ejected = None;
-        self.failures = 0;
+        (self.failures, self.truncated) = (0, 0);
         self.returned = Some(now);
         Some(Change::CameUp(against))
     }

@@ -463,6 +463,15 @@ impl Http1 {
         self.content.has_ended()
     }
 
+    /// Whether all of the response's content was read.
+    pub(super) fn has_all(&self) -> bool {
+        match &self.content {
+            Content::Nothing => true,
+            Content::Length(left) => *left <= self.read.len() as u64,
+            Content::Chunks(_) | Content::UntilEnd => false,
+        }
+    }
+
     pub(super) fn size_hint(&self) -> SizeHint {
         self.content.size_hint()
     }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 
 use crate::clock::Alarm;
 use download::Download;
@@ -45,19 +46,33 @@ pub(super) struct Connection {
     streams: AtomicUsize,
     /// Whether it gets no new requests.
     retired: AtomicBool,
+    /// Whether its server let too much time pass without a word.
+    silent: AtomicBool,
+    greeted: watch::Sender<Greeting>,
+    /// Requests that it takes until its server has said how many.
+    at_first: usize,
     /// Counts what has come on it.
     heard: AtomicU32,
-    /// Rings when it has been without a request for `idle`.
+    /// Rings when it has been without a request for `idle`, and before its server's settings have
+    /// come, when those are late.
     unused: Arc<Alarm>,
     idle: Duration,
 }
 
-/// Opens a connection over `io`: it stands when the server's settings have come, so that whoever
-/// does not speak HTTP/2 is found out before a request is sent.
-pub(super) async fn open<T>(
-    io: T,
-    (unused, idle): (Arc<Alarm>, Duration),
-) -> Result<Arc<Connection>, h2::Error>
+/// How a connection is opened.
+pub(super) struct Opening {
+    /// Rings when the server's settings have not come in `patience`, then when the connection was
+    /// without a request for `idle`.
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) patience: Duration,
+    pub(super) idle: Duration,
+    /// Requests that it takes until the settings say how many.
+    pub(super) at_first: usize,
+}
+
+/// Opens a connection over `io`. Requests may be sent at once, before the server's settings have
+/// come (RFC 9113 section 3.4).
+pub(super) async fn open<T>(io: T, opening: Opening) -> Result<Arc<Connection>, h2::Error>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -70,42 +85,95 @@ where
         .enable_push(false)
         .handshake::<_, Bytes>(io)
         .await?;
-    poll_fn(|context| {
-        if let Poll::Ready(ended) = Pin::new(&mut task).poll(context) {
-            let early = || h2::Error::from(h2::Reason::PROTOCOL_ERROR);
-            return Poll::Ready(Err(ended.err().unwrap_or_else(early)));
-        }
-        if sender.current_max_send_streams() == UNSAID {
-            return Poll::Pending;
-        }
-        Poll::Ready(Ok(()))
-    })
-    .await?;
+    opening.alarm.arm(opening.patience);
     let connection = Arc::new(Connection {
         sender,
         streams: AtomicUsize::new(0),
         retired: AtomicBool::new(false),
+        silent: AtomicBool::new(false),
+        greeted: watch::Sender::new(Greeting::Awaited),
+        at_first: opening.at_first,
         heard: AtomicU32::new(0),
-        unused,
-        idle,
+        unused: opening.alarm,
+        idle: opening.idle,
     });
     let known = Arc::downgrade(&connection);
     tokio::spawn(async move {
+        let mut is_greeted = false;
+        let ended = poll_fn(|context| {
+            let polled = Pin::new(&mut task).poll(context);
+            if !is_greeted && let Some(connection) = known.upgrade() {
+                is_greeted = connection.look_for_greeting();
+                if !is_greeted && connection.unused.poll(context).is_ready() {
+                    connection.silent.store(true, Ordering::Relaxed);
+                    return Poll::Ready(Ok(()));
+                }
+            }
+            polled
+        });
         // Whoever waits for an answer is told as well; between requests it is no news.
-        if let Err(error) = task.await {
+        if let Err(error) = ended.await {
             tracing::debug!(%error, "upstream connection");
         }
         if let Some(connection) = known.upgrade() {
             connection.retire();
+            connection.greeted.send_replace(Greeting::Ended);
         }
     });
     Ok(connection)
 }
 
+/// Whether a server's settings have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Greeting {
+    Awaited,
+    Came,
+    /// The connection has ended.
+    Ended,
+}
+
 impl Connection {
+    /// Whether the server's settings have come: only then it is known to speak HTTP/2.
+    pub(super) fn is_greeted(&self) -> bool {
+        self.sender.current_max_send_streams() != UNSAID
+    }
+
+    /// The same, told to those who wait for it.
+    fn look_for_greeting(&self) -> bool {
+        if !self.is_greeted() {
+            return false;
+        }
+        self.unused.disarm();
+        if self.streams.load(Ordering::Relaxed) == 0 {
+            self.unused.arm(self.idle);
+        }
+        self.greeted.send_replace(Greeting::Came);
+        true
+    }
+
+    /// Waits until the server's settings have come; whether they have.
+    pub(super) async fn wait_for_greeting(&self) -> bool {
+        let mut greeted = self.greeted.subscribe();
+        let said = greeted.wait_for(|said| *said != Greeting::Awaited).await;
+        said.is_ok_and(|said| *said == Greeting::Came)
+    }
+
+    /// Whether its server let too much time pass without a word.
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
+    /// Requests that it takes at once.
+    pub(super) fn most_streams(&self) -> usize {
+        match self.sender.current_max_send_streams() {
+            UNSAID => self.at_first,
+            most => most.min(MAX_STREAMS),
+        }
+    }
+
     /// Whether another request may begin on it.
     pub(super) fn has_room(&self) -> bool {
-        let most = self.sender.current_max_send_streams().min(MAX_STREAMS);
+        let most = self.most_streams();
         !self.is_retired() && self.streams.load(Ordering::Relaxed) < most
     }
 
@@ -130,11 +198,13 @@ impl Connection {
 
     fn enter(&self) {
         self.streams.fetch_add(1, Ordering::Relaxed);
-        self.unused.disarm();
+        if self.is_greeted() {
+            self.unused.disarm();
+        }
     }
 
     fn leave(&self) {
-        if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 && self.is_greeted() {
             self.unused.arm(self.idle);
         }
     }

@@ -116,6 +116,7 @@ impl Named {
             return;
         }
         self.tell(&old.servers, &servers);
+        self.makings.ward.count_servers(servers.len());
         let choice = Choice::new(servers, settings, old.seed());
         self.choice.store(Arc::new(choice));
     }

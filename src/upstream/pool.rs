@@ -120,6 +120,7 @@ impl Upstream {
         let found: Vec<_> = servers.flat_map(|server| places_in(&old, server)).collect();
         let seed = RandomState::new().hash_one(&settings.name);
         let choice = Choice::new(makings.servers(&found, &old), settings, seed);
+        ward.count_servers(choice.servers.len());
         let mut servers = settings.servers.iter();
         let choices = match servers.any(|server| server.address.name().is_some()) {
             true => Choices::Named(Named::new(choice, makings)),

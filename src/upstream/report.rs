@@ -30,6 +30,8 @@ pub struct ServerReport {
     pub requests: u64,
     /// Those that came to nothing.
     pub failures: u64,
+    /// Answers that ended before their end, which are among them.
+    pub truncated: u64,
 }
 
 impl Upstreams {
@@ -65,6 +67,7 @@ impl Server {
             latency: (us > 0).then(|| Duration::from_micros(us)),
             requests: self.cells.requests.get(),
             failures: self.cells.failures.get(),
+            truncated: self.cells.truncated.get(),
         }
     }
 }

@@ -310,6 +310,28 @@ impl Seat {
         watch.failed((trouble, self.sent), rules, count)
     }
 
+    /// The answer to the request that has it came to its end.
+    pub(super) fn completed(&self) {
+        self.server.vital.watch.completed();
+    }
+
+    /// The answer ended before its end, of which `error` says why. It is the server's fault unless
+    /// the client broke off its own request.
+    #[cold]
+    pub(super) fn truncated(&self, error: &UpstreamError) {
+        if matches!(error, UpstreamError::Request(_)) {
+            return;
+        }
+        self.server.cells.truncated.add(1);
+        self.server.cells.failures.add(1);
+        let watch = &self.server.vital.watch;
+        if let Some(rules) = &self.settings().eject
+            && watch.truncated(self.sent, rules)
+        {
+            watch.explain(&error.in_full());
+        }
+    }
+
     pub(super) fn settings(&self) -> &UpstreamSettings {
         &self.server.terms.settings
     }

@@ -5,7 +5,7 @@
 //! failed for all of them.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::uri::Scheme;
@@ -28,6 +28,8 @@ pub(super) struct Shared {
     /// Whether it chose HTTP/1.1 last time.
     chose_http1: AtomicBool,
     open: Mutex<Vec<Arc<http2::Connection>>>,
+    /// Requests at once that its connections took last; 0 before any said so.
+    known_streams: AtomicUsize,
     /// Held by whoever connects.
     connecting: tokio::sync::Mutex<()>,
     /// Attempts to connect that have ended, well or badly.
@@ -48,6 +50,7 @@ impl Shared {
             chose_http1: AtomicBool::new(secure.is_some() && !terms.settings.http2),
             secure,
             open: Mutex::default(),
+            known_streams: AtomicUsize::new(0),
             connecting: tokio::sync::Mutex::default(),
             attempts: AtomicU32::new(0),
             failed: Mutex::default(),
@@ -64,6 +67,26 @@ impl Shared {
         open.retain(|connection| !connection.is_retired());
         let found = open.iter().find(|connection| connection.has_room());
         found.cloned()
+    }
+
+    /// One whose server's settings have not come.
+    fn young(&self) -> Option<Arc<http2::Connection>> {
+        let open = self.open();
+        let mut young = open
+            .iter()
+            .filter(|connection| !connection.is_greeted() && !connection.is_retired());
+        young.next().cloned()
+    }
+
+    /// Requests that a new connection takes before its server has said how many: as many as the
+    /// others do, else one, which cannot be too many.
+    fn streams_at_first(&self) -> usize {
+        let open = self.open();
+        let known = open.iter().filter(|connection| connection.is_greeted());
+        if let Some(most) = known.map(|connection| connection.most_streams()).min() {
+            self.known_streams.store(most, Ordering::Relaxed);
+        }
+        self.known_streams.load(Ordering::Relaxed).max(1)
     }
 
     /// Has the connections of `old`, which lives on only for who is under way there.
@@ -138,6 +161,17 @@ impl Seat {
         if let Some(found) = self.place(shared, asks_upgrade) {
             return Ok(found);
         }
+        if let Some(young) = shared.young() {
+            // How many requests the server takes at once is not known, nor whether it is there.
+            let is_there = young.wait_for_greeting().await;
+            if let Some(found) = self.place(shared, asks_upgrade) {
+                return Ok(found);
+            }
+            if !is_there && young.is_silent() {
+                shared.note(Some(ConnectError::TimedOut));
+                return Err(ConnectError::TimedOut.into());
+            }
+        }
         let waited = shared.attempts.load(Ordering::Relaxed) != before;
         if let Some(failed) = shared.failed().as_ref().filter(|_| waited) {
             return Err(failed.again().into());
@@ -181,7 +215,13 @@ impl Seat {
             0 => std::time::Duration::ZERO,
             _ => settings.idle_timeout,
         };
-        let opened = http2::open(Patient(stream), (server.terms.sweep.alarm(), idle)).await;
+        let opening = http2::Opening {
+            alarm: server.terms.sweep.alarm(),
+            patience: settings.connect_timeout,
+            idle,
+            at_first: shared.streams_at_first(),
+        };
+        let opened = http2::open(Patient(stream), opening).await;
         opened.map(Dialled::Http2).map_err(unopened)
     }
 

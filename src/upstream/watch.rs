@@ -29,7 +29,8 @@ const COLDEST: u64 = 10;
 pub(super) struct Ward {
     upstream: Arc<str>,
     start: Instant,
-    /// Servers that are not in order.
+    /// All servers, and those that are not in order.
+    servers: AtomicUsize,
     out: AtomicUsize,
     /// Held by whoever changes anything, so that two servers are not ejected at once where there
     /// is room for one.
@@ -45,6 +46,7 @@ pub(super) struct Watch {
     server: Box<str>,
     gate: AtomicU64,
     failures: AtomicU32,
+    truncated: AtomicU32,
     /// When it came back, in microseconds, while that matters to anybody; 0 is never.
     back: AtomicU64,
     health: Mutex<Health>,
@@ -55,6 +57,7 @@ impl Ward {
         Ward {
             upstream: Arc::from(upstream),
             start: clock::now(),
+            servers: AtomicUsize::new(0),
             out: AtomicUsize::new(0),
             turn: Mutex::default(),
             queue: Arc::default(),
@@ -64,6 +67,11 @@ impl Ward {
     /// Its name.
     pub(super) fn upstream(&self) -> &Arc<str> {
         &self.upstream
+    }
+
+    /// So many servers are to choose from.
+    pub(super) fn count_servers(&self, servers: usize) {
+        self.servers.store(servers, Ordering::Relaxed);
     }
 
     /// Whether any server may not be in order: only then is it worth looking at each.
@@ -79,6 +87,7 @@ impl Watch {
             server: server.to_string().into_boxed_str(),
             gate: AtomicU64::new(OPEN),
             failures: AtomicU32::new(0),
+            truncated: AtomicU32::new(0),
             back: AtomicU64::new(0),
             health: Mutex::default(),
         }
@@ -158,6 +167,29 @@ impl Watch {
         change.is_some()
     }
 
+    /// The answer to a request `sent` here ended before its end: whether the server is left alone
+    /// for that.
+    #[cold]
+    pub(super) fn truncated(&self, sent: Sent, rules: &Ejection) -> bool {
+        let change = self.change(|health| {
+            let servers = self.ward.servers.load(Ordering::Relaxed);
+            let out = self.ward.out.load(Ordering::Relaxed);
+            let has_room = has_room(servers, out, rules, Trouble::Failed);
+            health.truncated(sent, rules, has_room, clock::now())
+        });
+        change.is_some()
+    }
+
+    /// An answer came to its end.
+    pub(super) fn completed(&self) {
+        if self.truncated.load(Ordering::Relaxed) > 0 {
+            self.change(|health| {
+                health.completed();
+                None
+            });
+        }
+    }
+
     /// Says what the last request here met.
     pub(super) fn explain(&self, why: &dyn fmt::Display) {
         let (upstream, server) = (&self.ward.upstream, &self.server);
@@ -196,6 +228,8 @@ impl Watch {
         let change = happen(&mut health);
         let standing = health.standing();
         self.failures.store(health.failures(), Ordering::Relaxed);
+        let truncated = health.truncated_in_a_row();
+        self.truncated.store(truncated, Ordering::Relaxed);
         if standing != before {
             let gate = match standing {
                 Standing::InOrder => OPEN,

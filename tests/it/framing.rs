@@ -358,8 +358,13 @@ fn there_is_one_host() {
         ("a query", host("test?x"), Refused),
         ("bytes beyond ASCII", host("t\u{e4}st"), Refused),
         (
-            "a target of another host",
+            "a target of another host, which wins",
             target("http://other/row"),
+            Served(""),
+        ),
+        (
+            "a target of another host, and two hosts",
+            row("GET http://other/row HTTP/1.1\r\nHost: other"),
             Refused,
         ),
         (
@@ -416,12 +421,8 @@ fn request_lines_are_exact() {
             Refused,
         ),
         ("a target without a slash", row("GET row HTTP/1.1"), Refused),
-        ("CONNECT", row("CONNECT test:80 HTTP/1.1"), Declined(405)),
-        (
-            "CONNECT to a path",
-            row("CONNECT /row HTTP/1.1"),
-            Declined(405),
-        ),
+        ("CONNECT", row("CONNECT test:80 HTTP/1.1"), Refused),
+        ("CONNECT to a path", row("CONNECT /row HTTP/1.1"), Refused),
         ("TRACE", row("TRACE /row HTTP/1.1"), Declined(405)),
         ("the asterisk", row("GET * HTTP/1.1"), Refused),
         (

@@ -4,8 +4,8 @@
 
 use std::borrow::Cow;
 
-use http::header::{AUTHORIZATION, EXPECT, HOST, TRANSFER_ENCODING};
-use http::{Method, Request, StatusCode, Uri, Version};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
+use http::{HeaderValue, Method, Request, StatusCode, Uri, Version};
 
 use crate::route::host_of;
 
@@ -19,12 +19,16 @@ pub enum RequestFault {
     Target,
     /// `Host` is missing, there twice, or no host.
     Host,
-    /// `Host` and the target's own host differ.
+    /// `Host` and `:authority` differ.
     TwoHosts,
-    /// A Transfer-Encoding other than exactly `chunked`, once.
+    /// A Transfer-Encoding that is malformed, or does not end in `chunked`, once.
     TransferEncoding,
     /// More than one `Authorization` line: which of them counts depends on the reader.
     Authorization,
+    /// A transfer coding that is none of ours (RFC 9112 section 6.1).
+    UnknownCoding,
+    /// A Content-Length without a number.
+    Length,
     /// An expectation other than `100-continue`.
     Expect,
     /// More options in `Connection` than anybody needs.
@@ -40,11 +44,13 @@ impl RequestFault {
             RequestFault::Method => StatusCode::METHOD_NOT_ALLOWED,
             RequestFault::Expect => StatusCode::EXPECTATION_FAILED,
             RequestFault::Loop => StatusCode::LOOP_DETECTED,
+            RequestFault::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
             RequestFault::Target
             | RequestFault::Host
             | RequestFault::TwoHosts
             | RequestFault::TransferEncoding
             | RequestFault::Authorization
+            | RequestFault::Length
             | RequestFault::ConnectionOptions => StatusCode::BAD_REQUEST,
         }
     }
@@ -56,7 +62,9 @@ impl RequestFault {
             RequestFault::Target => "the request target has a form that is not served",
             RequestFault::Host => "the Host header is missing, repeated or malformed",
             RequestFault::TwoHosts => "the Host header and the request target differ",
-            RequestFault::TransferEncoding => "only the transfer coding chunked is understood",
+            RequestFault::TransferEncoding => "the Transfer-Encoding header is malformed",
+            RequestFault::UnknownCoding => "only the transfer coding chunked is understood",
+            RequestFault::Length => "the Content-Length header is malformed",
             RequestFault::Authorization => "the request has more than one Authorization header",
             RequestFault::Expect => "the only expectation understood is 100-continue",
             RequestFault::ConnectionOptions => "the Connection header has too many options",
@@ -72,16 +80,14 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
         return Err(RequestFault::Method);
     }
     let mut host = None;
-    let mut chunked = false;
     let mut authorized = false;
+    let mut coding = None;
     for (name, value) in request.headers() {
         match *name {
             HOST if host.is_some() => return Err(RequestFault::Host),
             HOST => host = Some(value.to_str().map_err(|_| RequestFault::Host)?),
-            TRANSFER_ENCODING if chunked || !value.as_bytes().eq_ignore_ascii_case(b"chunked") => {
-                return Err(RequestFault::TransferEncoding);
-            }
-            TRANSFER_ENCODING => chunked = true,
+            TRANSFER_ENCODING => coding = Some(check_coding(value.as_bytes(), coding)),
+            CONTENT_LENGTH if value.is_empty() => return Err(RequestFault::Length),
             AUTHORIZATION if authorized => return Err(RequestFault::Authorization),
             AUTHORIZATION => authorized = true,
             EXPECT if !value.as_bytes().eq_ignore_ascii_case(b"100-continue") => {
@@ -90,10 +96,18 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
             _ => {}
         }
     }
+    coding.unwrap_or(Ok(()))?;
     let target = target_authority(request.method(), request.uri())?;
     match (host, target) {
         (Some(host), None) => host_of(host).map_err(|_| RequestFault::Host),
-        (Some(host), Some(target)) => same_host(host, target, request.uri()),
+        (Some(host), Some(target)) if request.version() >= Version::HTTP_2 => {
+            same_host(host, target, request.uri())
+        }
+        // The target wins (RFC 9112 section 3.2.2), and what it lies beside must be a host.
+        (Some(host), Some(target)) => match host_of(host) {
+            Ok(_) => host_of(target).map_err(|_| RequestFault::Target),
+            Err(_) => Err(RequestFault::Host),
+        },
         // HTTP/2 has the target's authority instead.
         (None, Some(target)) if request.version() >= Version::HTTP_2 => {
             host_of(target).map_err(|_| RequestFault::Target)
@@ -102,6 +116,64 @@ pub fn check_framing<B>(request: &Request<B>) -> Result<Cow<'_, str>, RequestFau
         (None, Some(target)) => host_of(target).map_err(|_| RequestFault::Target),
         (None, None) => Ok(Cow::Borrowed("")),
     }
+}
+
+/// Names the host of a target in absolute form in `Host`, for whoever looks there: over HTTP/1 the
+/// target wins (RFC 9112 section 3.2.2). A head that is refused for its `Host` stays as it is.
+pub fn prefer_target<B>(request: &mut Request<B>) {
+    if request.uri().authority().is_some() && request.version() < Version::HTTP_2 {
+        replace_host(request);
+    }
+}
+
+#[cold]
+fn replace_host<B>(request: &mut Request<B>) {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let host = hosts.next().and_then(|host| host.to_str().ok());
+    let is_host = host.is_some_and(|host| host_of(host).is_ok());
+    if !is_host || hosts.next().is_some() {
+        return;
+    }
+    let authority = request.uri().authority().map(|target| target.as_str());
+    if let Some(Ok(host)) = authority.map(HeaderValue::try_from) {
+        request.headers_mut().insert(HOST, host);
+    }
+}
+
+/// Judges a line of Transfer-Encoding behind others, which were judged `before`.
+pub fn check_coding(
+    line: &[u8],
+    before: Option<Result<(), RequestFault>>,
+) -> Result<(), RequestFault> {
+    let mut judged = before;
+    for coding in line.split(|&byte| byte == b',') {
+        let name = coding.trim_ascii();
+        let is_chunked = name.eq_ignore_ascii_case(b"chunked");
+        judged = Some(match judged {
+            // Malformed, or chunked is not the last one.
+            Some(Ok(()) | Err(RequestFault::TransferEncoding)) => {
+                Err(RequestFault::TransferEncoding)
+            }
+            None if is_chunked => Ok(()),
+            _ if is_chunked || is_coding(name) => Err(RequestFault::UnknownCoding),
+            _ => Err(RequestFault::TransferEncoding),
+        });
+    }
+    judged.unwrap_or(Err(RequestFault::TransferEncoding))
+}
+
+/// Whether this is the name of a transfer coding, which may have parameters.
+fn is_coding(text: &[u8]) -> bool {
+    let name = text.split(|&byte| byte == b';').next().unwrap_or_default();
+    let name = name.trim_ascii();
+    let has_parameters = name.len() < text.len();
+    let is_token = !name.is_empty() && name.iter().all(|&byte| is_token_byte(byte));
+    // Chunked has none, and must not look as if another coding were meant.
+    is_token && !(has_parameters && name.eq_ignore_ascii_case(b"chunked"))
+}
+
+fn is_token_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 /// The authority in a target of absolute form; `None` for the usual form.
@@ -187,8 +259,23 @@ mod tests {
     }
 
     #[test]
-    fn a_target_with_a_host_must_name_the_same() {
+    fn the_host_of_a_target_wins() {
+        let request = request("http://B.example:81/x", &[("host", "a.example:80")]);
+        assert_eq!(check_framing(&request).unwrap(), "b.example");
+        assert_eq!(
+            fault("http://b.example/x", &[("host", "a b")]),
+            Some(RequestFault::Host)
+        );
+    }
+
+    #[test]
+    fn an_authority_and_a_host_must_name_the_same() {
         let lines: &[(&str, &str)] = &[("host", "a.example:80")];
+        let fault = |target, lines| {
+            let mut request = request(target, lines);
+            *request.version_mut() = Version::HTTP_2;
+            check_framing(&request).err()
+        };
         assert_eq!(fault("http://a.example/x", lines), None);
         assert_eq!(fault("http://A.EXAMPLE:80/x", lines), None);
         assert_eq!(
@@ -245,13 +332,31 @@ mod tests {
         };
         assert_eq!(with(&["Chunked"]), None);
         for bad in [
-            &["gzip, chunked"][..],
-            &["chunked, chunked"],
+            &["chunked, chunked"][..],
             &["chunked", "chunked"],
+            &["chunked, gzip"],
+            &["chunked", "gzip"],
+            &["chunked;a=b"],
+            &["gzip,"],
+            &["gzip", ""],
+            &["\"chunked\""],
             &[""],
         ] {
             assert_eq!(with(bad), Some(RequestFault::TransferEncoding), "{bad:?}");
         }
+        for unknown in [
+            &["gzip"][..],
+            &["identity"],
+            &["gzip, chunked"],
+            &["gzip;q=1", "Chunked"],
+        ] {
+            let fault = with(unknown).unwrap();
+            assert_eq!(fault.status(), StatusCode::NOT_IMPLEMENTED, "{unknown:?}");
+        }
+        assert_eq!(
+            fault("/", &[("host", "a"), ("content-length", "")]),
+            Some(RequestFault::Length)
+        );
     }
 
     #[test]

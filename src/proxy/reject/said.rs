@@ -42,7 +42,10 @@ impl Rejection {
                 status: fault.status(),
                 title: fault.status().canonical_reason().unwrap_or("Bad Request"),
                 detail: fault.detail(),
-                close: fault.status() == StatusCode::BAD_REQUEST,
+                close: matches!(
+                    fault.status(),
+                    StatusCode::BAD_REQUEST | StatusCode::NOT_IMPLEMENTED
+                ),
             },
             Rejection::Path(error) => refused(error.detail()),
             Rejection::AmbiguousPath => refused("the path of the request has no single meaning"),

@@ -11,11 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
+use h2::Reason;
 use hyper::body::Bytes;
+
+use crate::upstream::UpstreamError;
 
 /// Waits until the mark is written.
 #[derive(Debug)]
-pub(super) struct Cut(Arc<Written>);
+pub(super) struct Cut {
+    written: Arc<Written>,
+    error: Option<Truncated>,
+}
 
 #[derive(Debug, Default)]
 struct Written {
@@ -28,17 +34,18 @@ struct Mark(Arc<Written>);
 
 impl Cut {
     /// Returns the mark to hand over, too.
-    pub(super) fn begin() -> (Cut, Bytes) {
+    pub(super) fn begin(error: Truncated) -> (Cut, Bytes) {
         let written = Arc::new(Written::default());
         let mark = Bytes::from_owner(Mark(Arc::clone(&written)));
-        (Cut(written), mark)
+        let error = Some(error);
+        (Cut { written, error }, mark)
     }
 
     /// Ready once the library has written the mark, or has thrown it away with its stream.
-    pub(super) fn poll_written(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.0.waker.register(context.waker());
-        match self.0.is_written.load(Ordering::Acquire) {
-            true => Poll::Ready(()),
+    pub(super) fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<Option<Truncated>> {
+        self.written.waker.register(context.waker());
+        match self.written.is_written.load(Ordering::Acquire) {
+            true => Poll::Ready(self.error.take()),
             false => Poll::Pending,
         }
     }
@@ -57,10 +64,24 @@ impl Drop for Mark {
     }
 }
 
-/// The upstream's answer has ended before its end. It has no source: the library would reset the
-/// client's stream with the upstream's reason, which may be that all is well.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Truncated;
+/// The upstream's answer has ended before its end. Its source is the reason that the server gave,
+/// with which the library resets the client's stream, unless that says that all is well.
+#[derive(Debug)]
+pub(super) struct Truncated(Option<h2::Error>);
+
+impl Truncated {
+    pub(super) fn of(error: &UpstreamError) -> Truncated {
+        let mut cause = error.source();
+        while let Some(inner) = cause {
+            if let Some(error) = inner.downcast_ref::<h2::Error>() {
+                let reason = error.reason().filter(|&reason| reason != Reason::NO_ERROR);
+                return Truncated(reason.map(h2::Error::from));
+            }
+            cause = inner.source();
+        }
+        Truncated(None)
+    }
+}
 
 impl fmt::Display for Truncated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,4 +89,8 @@ impl fmt::Display for Truncated {
     }
 }
 
-impl Error for Truncated {}
+impl Error for Truncated {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.as_ref().map(|error| error as _)
+    }
+}

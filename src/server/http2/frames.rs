@@ -23,6 +23,7 @@ const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
+const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 
@@ -31,6 +32,10 @@ const PADDED: u8 = 8;
 pub(super) struct Frames {
     /// Bytes of the preface that have come.
     preface: usize,
+    /// Whether a frame has begun.
+    has_begun: bool,
+    /// What came is not how HTTP/2 begins.
+    is_foreign: bool,
     head: [u8; HEAD_BYTES],
     head_bytes: usize,
     /// Bytes of the current frame's payload that have not come.
@@ -46,6 +51,7 @@ impl Frames {
     pub(super) fn look(&mut self, mut bytes: &[u8]) -> i64 {
         let mut cost = 0;
         let preface = bytes.len().min(PREFACE.len() - self.preface);
+        self.is_foreign |= bytes[..preface] != PREFACE[self.preface..][..preface];
         self.preface += preface;
         bytes = &bytes[preface..];
         while !bytes.is_empty() {
@@ -76,8 +82,16 @@ impl Frames {
             || (self.payload > 0 && !self.in_data)
     }
 
+    /// Whether the connection does not begin with the preface and SETTINGS (RFC 9113 section 3.4).
+    pub(super) fn is_foreign(&self) -> bool {
+        self.is_foreign
+    }
+
     fn begin_frame(&mut self) -> i64 {
         let [high, middle, low, kind, flags, ..] = self.head;
+        if !std::mem::replace(&mut self.has_begun, true) {
+            self.is_foreign |= kind != SETTINGS || flags & ACK != 0;
+        }
         let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
         self.payload = length;
         self.in_data = kind == DATA;
@@ -144,15 +158,37 @@ mod tests {
         frame
     }
 
-    /// What the frames cost however the bytes are cut in two, and whether they leave one undone.
+    /// What the frames cost behind the first one however the bytes are cut in two, and whether they
+    /// leave one undone.
     fn check(frames: &[Vec<u8>], cost: i64, unfinished: bool) {
-        let bytes = [PREFACE, &frames.concat()].concat();
+        let bytes = [PREFACE, &frame(SETTINGS, 0, 0), &frames.concat()].concat();
+        let cost = cost + 1;
         for cut in 0..=bytes.len() {
             let mut look = Frames::default();
             let found = look.look(&bytes[..cut]) + look.look(&bytes[cut..]);
             assert_eq!(found, cost, "cut at {cut}");
             assert_eq!(look.is_unfinished(), unfinished, "cut at {cut}");
+            assert!(!look.is_foreign(), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_connection_begins_with_the_preface_and_settings() {
+        let foreign = |bytes: &[u8]| {
+            let mut look = Frames::default();
+            bytes.chunks(1).for_each(|byte| _ = look.look(byte));
+            look.is_foreign()
+        };
+        assert!(foreign(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r!"));
+        assert!(foreign(b"GET"));
+        for first in [
+            frame(6, 0, 8),
+            frame(SETTINGS, ACK, 0),
+            frame(HEADERS, 5, 3),
+        ] {
+            assert!(foreign(&[PREFACE, &first].concat()), "{first:?}");
+        }
+        assert!(!foreign(&[PREFACE, &frame(SETTINGS, 0, 0)].concat()));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! of ours.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -23,6 +24,13 @@ const CALM: &[u8] = &[
     0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11,
 ];
 
+/// GOAWAY with PROTOCOL_ERROR, before any stream.
+const FOREIGN: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+/// How long, and for how many bytes, a client is listened to that was told that.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 1 << 20;
+const LINGER_READ_BYTES: usize = 4 << 10;
+
 /// See the file's head.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -39,6 +47,8 @@ pub(super) struct Socket {
     stalled: bool,
     /// The last write ended where a frame may not: within one.
     cut: bool,
+    /// Bytes that are still read, and thrown away, of what is no HTTP/2.
+    linger_left: Option<usize>,
 }
 
 impl Socket {
@@ -59,7 +69,36 @@ impl Socket {
             body_timeout,
             stalled: false,
             cut: false,
+            linger_left: None,
         }
+    }
+
+    /// Tells a client that does not begin as HTTP/2 does, and listens to it until it has read that:
+    /// a connection that is closed with unread bytes is reset, and the reset can overtake.
+    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        if self.linger_left.is_none() {
+            tracing::debug!("a client of HTTP/2 does not begin with the preface and SETTINGS");
+            self.linger_left = Some(LINGER_BYTES);
+            self.alarm.arm(LINGER);
+            let _ = Pin::new(&mut self.stream).poll_write(cx, FOREIGN);
+            let _ = Pin::new(&mut self.stream).poll_shutdown(cx);
+        }
+        let mut scratch = [MaybeUninit::uninit(); LINGER_READ_BYTES];
+        while let Some(left) = self.linger_left.filter(|&left| left > 0) {
+            let mut buf = ReadBuf::uninit(&mut scratch);
+            match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    self.linger_left = Some(left.saturating_sub(buf.filled().len()));
+                }
+                Poll::Ready(_) => break,
+                Poll::Pending => {
+                    ready!(self.alarm.poll(cx));
+                    break;
+                }
+            }
+        }
+        self.linger_left = Some(0);
+        Poll::Ready(io::ErrorKind::InvalidData.into())
     }
 
     fn note_read(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> io::Result<()> {
@@ -115,6 +154,9 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if this.frames.is_foreign() {
+            return this.poll_farewell(cx).map(Err);
+        }
         let before = buf.filled().len();
         if this.ahead.is_empty() {
             match Pin::new(&mut this.stream).poll_read(cx, buf) {
@@ -129,7 +171,12 @@ impl AsyncRead for Socket {
             buf.put_slice(&this.ahead[..taken]);
             this.ahead.advance(taken);
         }
-        Poll::Ready(this.note_read(cx, &buf.filled()[before..]))
+        let noted = this.note_read(cx, &buf.filled()[before..]);
+        if this.frames.is_foreign() {
+            buf.set_filled(before);
+            return this.poll_farewell(cx).map(Err);
+        }
+        Poll::Ready(noted)
     }
 }
 
@@ -140,6 +187,9 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if this.linger_left.is_some() {
+            return Poll::Ready(Ok(bytes.len()));
+        }
         let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
         if written.is_pending() {
             return this.poll_write_alarm(cx);
@@ -154,6 +204,9 @@ impl AsyncWrite for Socket {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        if this.linger_left.is_some() {
+            return Poll::Ready(Ok(pieces.iter().map(|piece| piece.len()).sum()));
+        }
         let written = Pin::new(&mut this.stream).poll_write_vectored(cx, pieces);
         if written.is_pending() {
             return this.poll_write_alarm(cx);

@@ -301,16 +301,16 @@ impl http_body::Body for Answer {
         if let Some(piece) = self.piece() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
-        if let Some(cut) = &self.cut {
-            return cut.poll_written(context).map(|()| Some(Err(Truncated)));
+        if let Some(cut) = &mut self.cut {
+            return cut.poll_written(context).map(|error| error.map(Err));
         }
         self.open.taking.disarm();
         let frame = match ready!(Pin::new(&mut self.body).poll_frame(context)) {
             Some(Ok(frame)) => frame,
-            Some(Err(_)) => {
+            Some(Err(error)) => {
                 self.body = Body::empty();
                 self.open.taking.arm(self.open.flow.body_timeout);
-                let (cut, mark) = Cut::begin();
+                let (cut, mark) = Cut::begin(Truncated::of(&error));
                 self.cut = Some(cut);
                 return Poll::Ready(Some(Ok(Frame::data(mark))));
             }

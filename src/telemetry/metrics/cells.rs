@@ -253,6 +253,8 @@ pub struct ServerCells {
     pub requests: Count,
     /// Those without a usable answer, or with one that says the server is not well.
     pub failures: Count,
+    /// Answers that ended before their end, which are failures too.
+    pub truncated: Count,
 }
 
 impl ServerCells {
@@ -260,6 +262,7 @@ impl ServerCells {
     pub fn go_on(&self, old: &ServerCells) {
         self.requests.add(old.requests.get());
         self.failures.add(old.failures.get());
+        self.truncated.add(old.truncated.get());
     }
 }
 

@@ -196,12 +196,22 @@ impl Stream {
         if goodbye {
             self.connection.retire();
         }
+        // What answers in another protocol has not looked at a request of this one.
+        let is_foreign = error.is_library() && !self.connection.is_greeted();
         let body = match upload {
             None => Some(RequestBody::empty()),
             Some(upload) => upload.take_back(),
         };
-        let error = UpstreamError::of_http2(error);
+        if is_foreign {
+            self.connection.retire();
+        }
+        let error = match is_foreign {
+            true => UpstreamError::NoHttp2(error),
+            false if self.connection.is_silent() => UpstreamError::ConnectTimedOut,
+            false => UpstreamError::of_http2(error),
+        };
         match body {
+            Some(body) if is_foreign => (Failure::Unsent(error), Some(body)),
             Some(body) if goodbye || refused => (Failure::Unsent(error), Some(body)),
             _ => (Failure::Sent(error), None),
         }

@@ -90,10 +90,21 @@ impl Raw {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Raw::over(stream)
+    }
+
+    /// One that stands, at either end.
+    pub fn over(stream: TcpStream) -> Raw {
         Raw {
             stream,
             buffer: Vec::new(),
         }
+    }
+
+    /// Reads so many bytes that are no frames.
+    pub fn skip(&mut self, bytes: usize) {
+        let mut skipped = vec![0; bytes];
+        self.stream.read_exact(&mut skipped).unwrap();
     }
 
     /// One that has begun as every client does, with these settings.
