@@ -1,0 +1,88 @@
+//! What lines look like, and which are written.
+
+use super::*;
+use crate::limit::Tag;
+use crate::telemetry::lines::tests::Faulty;
+
+/// Hands an entry to whoever writes it.
+fn with_entry(write: impl FnOnce(&Entry<'_>)) {
+    write(&Entry {
+        unix_us: 1_795_214_226_123_456,
+        duration: Duration::from_micros(234),
+        client: IpAddr::from([1, 2, 3, 4]),
+        method: &http::Method::POST,
+        path: "/login\"\n\u{e9}",
+        status: 429,
+        bytes: 7,
+        truncated: None,
+        route: Some("login"),
+        outcome: Outcome::Denied,
+        denied_by: &[("per_ip".into(), Some(Shown::Hash(Tag([0xfb; 16]))))],
+        would_deny: &["search".into()],
+        reason: None,
+        request_id: None,
+        trace_id: None,
+    });
+}
+
+#[test]
+fn each_format_keeps_a_request_on_one_line() {
+    let line = |write: fn(&mut Vec<u8>, &Entry<'_>)| {
+        let mut out = Vec::new();
+        with_entry(|entry| write(&mut out, entry));
+        String::from_utf8(out).unwrap()
+    };
+    assert_eq!(
+        line(text),
+        "22:37:06.123 POST /login??? 429 0.2ms 1.2.3.4 denied by per_ip (key -_v7-_v7) \
+         would deny search\n"
+    );
+    assert_eq!(
+        line(combined),
+        "1.2.3.4 - - [20/Nov/2026:22:37:06 +0000] \"POST /login??? HTTP/1.1\" 429 7 \
+         \"-\" \"-\"\n"
+    );
+    assert_eq!(
+        line(json_line),
+        "{\"time\":\"2026-11-20T22:37:06.123Z\",\"client\":\"1.2.3.4\",\"method\":\"POST\",\
+         \"path\":\"/login\\\"\\n\u{e9}\",\"status\":429,\"bytes\":7,\"duration_us\":234,\
+         \"route\":\"login\",\"outcome\":\"denied\",\"denied_by\":[{\"limit\":\"per_ip\",\
+         \"key\":\"-_v7-_v7\"}],\"would_deny\":[\"search\"]}\n"
+    );
+}
+
+#[test]
+fn a_tenth_of_what_is_allowed_is_a_tenth() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let target = LogTarget::File(file.path().to_owned());
+    let log = AccessLog::open(&target, LogFormat::Text, 0.1).unwrap();
+    let log = Arc::new(log).buffer();
+    let logged = (0..1000).filter(|_| log.wants(Outcome::Allowed)).count();
+    assert_eq!(logged, 100);
+    assert!(log.wants(Outcome::Denied));
+}
+
+#[test]
+fn lines_that_are_not_written_count_as_dropped() {
+    let mut log = AccessLog::open(&LogTarget::Off, LogFormat::Text, 0.0).unwrap();
+    let file = Faulty::with_room(1000);
+    log.write_to(Box::new(file.clone())).unwrap();
+    for text in ["one\n", "trap\n", "two\n"] {
+        log.send(text.as_bytes().to_vec());
+    }
+    let dropped = Arc::clone(&log.dropped);
+    drop(log);
+    assert_eq!(file.text(), "one\ntwo\n");
+    assert_eq!(dropped.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn what_is_buffered_is_written_when_the_log_ends() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let target = LogTarget::File(file.path().to_owned());
+    let log = Arc::new(AccessLog::open(&target, LogFormat::Text, 0.0).unwrap());
+    let buffer = log.buffer();
+    with_entry(|entry| buffer.record(entry));
+    drop((buffer, log));
+    assert_eq!(lines::count(&std::fs::read(file.path()).unwrap()), 1);
+}
