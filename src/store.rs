@@ -14,12 +14,17 @@ mod journal;
 mod known;
 pub mod lasting;
 pub(crate) mod lease;
+mod ledger;
 pub mod memory;
 mod observed;
+mod outage;
 mod own;
 pub mod people;
+pub mod recovery;
 pub mod redis;
 pub mod reserve;
+#[cfg(test)]
+mod returns;
 #[cfg(test)]
 mod simulation;
 mod waiting;
@@ -92,7 +97,11 @@ impl Backing {
         };
         let keys = KeyRing::new(settings)?;
         let clock = Micros::monotonic();
-        Ok(Memory::local(settings, keys, clock, (log, fleet)))
+        let local = Memory::local(settings, keys, clock, (log, fleet));
+        Ok(match self.recovery() {
+            Some(recovery) => local.knowing(recovery),
+            None => local,
+        })
     }
 
     /// Has what an operator resets forgotten in `local` too, which stands in for this store.

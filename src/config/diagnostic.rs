@@ -256,6 +256,8 @@ codes! {
     InventableKey = "T217",
     /// A certificate of ours that clients refuse today.
     Untimely = "T220",
+    /// A shared store, and a number that says that nobody shares it.
+    LoneFleet = "T230",
     /// A file without limits.
     NothingLimited = "T301",
     /// Limits that another letter case in a path gets around.

@@ -13,7 +13,7 @@ use super::redis_keys;
 use super::section::{Section, nearest};
 use super::{
     BodyKind, Control, DenySettings, FINDINGS, Fleet, LogFormat, LogKeys, LogSettings, LogTarget,
-    ProxyProtocol, ServerSettings, StoreSettings,
+    ProxyProtocol, ServerSettings, StoreKind, StoreSettings,
 };
 use crate::client::ClientIp;
 use crate::limit::headers::{HeaderSettings, ResetForm};
@@ -57,13 +57,14 @@ pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
 /// `[store]`
 pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
     let kind = redis_keys::kind(&mut section);
+    let is_shared = !matches!(kind, StoreKind::Memory);
     let prefix = section.parsed("prefix", (Code::BadName, "a prefix"), prefix);
     let settings = StoreSettings {
         kind,
         prefix: prefix.map_or_else(|| "tidegate:".to_owned(), |prefix| prefix.value),
         timeout: section.duration("timeout", MS..=10 * SECOND, 25 * MS),
         on_error: section.word("on_error", ON_ERROR).unwrap_or(OnError::Local),
-        fleet: fleet(&mut section),
+        fleet: fleet(&mut section, is_shared),
         hash_key: hash_key(&mut section),
         max_keys: section.count("max_keys", 1..=1 << 32, 1_000_000),
         max_memory: usize::try_from(section.size("max_memory", MIB..=1 << 46, 256 * MIB))
@@ -74,15 +75,24 @@ pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
 }
 
 /// A number, or `auto`.
-fn fleet(section: &mut Section<'_>) -> Fleet {
+fn fleet(section: &mut Section<'_>, is_shared: bool) -> Fleet {
     let value = section.peek("fleet");
-    if value.is_some_and(|value| value.get_ref().is_str()) {
+    if value.is_none_or(|value| value.get_ref().is_str()) {
         let word = section.word("fleet", &[("auto", Fleet::Auto)]);
-        return word.unwrap_or(Fleet::Fixed(1));
+        return word.unwrap_or(Fleet::Auto);
     }
-    let number = section.integer("fleet", 1..=100_000);
-    let number = number.and_then(|fleet| u32::try_from(fleet.value).ok());
-    Fleet::Fixed(number.unwrap_or(1))
+    let Some(number) = section.integer("fleet", 1..=100_000) else {
+        return Fleet::Auto;
+    };
+    if number.value == 1 && is_shared {
+        let message = "`fleet = 1` says that no other proxy shares this store";
+        let diagnostic = Diagnostic::new(Code::LoneFleet, message)
+            .at(&number.span, "what if there is a second one?")
+            .help("leave it out: proxies count each other")
+            .note("a proxy that starts while the store is away would grant each limit in full");
+        section.reader.report(diagnostic);
+    }
+    u32::try_from(number.value).map_or(Fleet::Auto, Fleet::Fixed)
 }
 
 /// What keys in Redis begin with. Braces would choose a slot of a cluster.

@@ -225,16 +225,66 @@ impl Limiter {
         admission: &mut Admission,
         since: Instant,
     ) -> Result<(), Rejection> {
+        let beside = match self.store.is_returning() {
+            true => self.keep_to_share(request, admission)?,
+            false => None,
+        };
         let (charge, generation) = (&mut admission.charge, admission.generation);
         let answered = self.store.charge(charge, generation, since).await;
         self.note_time(since);
-        match answered {
-            Ok(decision) => {
+        match (answered, beside) {
+            (Ok(decision), None) => {
                 admission.decision = decision;
                 self.conclude(request, admission)
             }
-            Err(error) => self.conclude_alone(request, admission, &error),
+            (Ok(decision), Some(beside)) => {
+                admission.decision = decision;
+                self.conclude_both(request, admission, beside)
+            }
+            (Err(error), beside) => {
+                if let Some(beside) = beside {
+                    self.local.give_back(&admission.charge, &beside);
+                }
+                self.conclude_alone(request, admission, &error)
+            }
         }
+    }
+
+    /// The store may not know of all that was admitted: what it lets pass must be within this
+    /// process's share as well. What is counted here is returned.
+    #[cold]
+    fn keep_to_share<B>(
+        &self,
+        request: &Request<B>,
+        admission: &mut Admission,
+    ) -> Result<Option<Decision>, Rejection> {
+        let beside = self.local.charge_beside(&admission.charge);
+        if beside.allowed {
+            return Ok(Some(beside));
+        }
+        admission.decision = beside;
+        self.decided(request, admission, Decider::Local)
+            .map(|()| None)
+    }
+
+    /// What the store's decision means for a request that was counted here already.
+    #[cold]
+    fn conclude_both<B>(
+        &self,
+        request: &Request<B>,
+        admission: &mut Admission,
+        beside: Decision,
+    ) -> Result<(), Rejection> {
+        let (charge, decision) = (&admission.charge, &admission.decision);
+        if !decision.allowed {
+            self.local.give_back(charge, &beside);
+            return self.decided(request, admission, Decider::Store { warm: None });
+        }
+        admission.slots = self.hold(charge);
+        self.local.note(charge, decision, Some(&beside));
+        let gives_back = charge.iter().any(|item| item.limit.gives_back);
+        let warm = gives_back.then(|| Box::new(beside));
+        self.decided(request, admission, Decider::Store { warm })
     }
 
     /// What a decision of the store means for a request.
@@ -243,13 +293,51 @@ impl Limiter {
         request: &Request<B>,
         admission: &mut Admission,
     ) -> Result<(), Rejection> {
-        if !admission.decision.allowed {
+        let (charge, decision) = (&admission.charge, &admission.decision);
+        if !decision.allowed {
+            if self.stores.is_shared() {
+                self.local.note(charge, decision, None);
+            }
             return self.decided(request, admission, Decider::Store { warm: None });
         }
         // Nothing may wait between the grant and its guard.
-        admission.slots = self.hold(&admission.charge);
-        let warm = self.remember(&admission.charge);
+        admission.slots = self.hold(charge);
+        if self.stores.is_shared() {
+            let others = self.store.tells_of_others();
+            let lost = self.local.lost_by(charge, decision, others);
+            if !lost.is_empty() {
+                return self.conclude_doubted(request, admission, lost);
+            }
+        }
+        let warm = self.remember(&admission.charge, &admission.decision);
         self.decided(request, admission, Decider::Store { warm })
+    }
+
+    /// The store lets the request pass, and has forgotten what it had counted: so this process
+    /// keeps to its share.
+    #[cold]
+    fn conclude_doubted<B>(
+        &self,
+        request: &Request<B>,
+        admission: &mut Admission,
+        lost: Charge,
+    ) -> Result<(), Rejection> {
+        self.store.suspect(lost);
+        let granted = std::mem::take(&mut admission.decision);
+        match self.keep_to_share(request, admission) {
+            Ok(_) => {
+                admission.decision = granted;
+                self.decided(request, admission, Decider::Store { warm: None })
+            }
+            Err(denied) => {
+                admission.slots = None;
+                if let Rejection::Limited(denial) = &denied {
+                    let generation = admission.generation;
+                    self.store.give_back(&denial.charge, &granted, generation);
+                }
+                Err(denied)
+            }
+        }
     }
 
     fn decided<B>(
@@ -292,12 +380,12 @@ impl Limiter {
     /// What the shared store admitted here is also counted here, so that this process knows recent
     /// history when it must decide alone, and an outage is no second helping. What was counted is
     /// told where it may have to be given back.
-    fn remember(&self, charge: &Charge) -> Option<Box<Decision>> {
-        let is_local = |item: &Item| item.limit.on_error == OnError::Local;
-        if !self.stores.is_shared() || !charge.iter().all(is_local) {
+    fn remember(&self, charge: &Charge, decision: &Decision) -> Option<Box<Decision>> {
+        if !self.stores.is_shared() {
             return None;
         }
         let warm = self.local.keep_warm(charge);
+        self.local.note(charge, decision, Some(&warm));
         let gives_back = charge.iter().any(|item| item.limit.gives_back);
         gives_back.then(|| Box::new(warm))
     }
@@ -322,6 +410,12 @@ impl Limiter {
         charge.retain(|item| policy(item) == OnError::Local);
         if charge.is_empty() {
             return Ok(None);
+        }
+        if !self.store.may_decide_alone() {
+            return Err(Rejection::StoreAway {
+                limits: charge.iter().map(|item| item.limit.name.clone()).collect(),
+                reason: error.label(),
+            });
         }
         let decision = self.local.charge(charge);
         if decision.allowed {

@@ -1,18 +1,29 @@
 //! The fleet: how many proxies share the store, and so which part of every limit is this one's
 //! while the store is away.
+//!
+//! Proxies count each other by heartbeats. A number in the configuration is a least number: the
+//! count wins where it is larger. Before the first count a proxy knows of no other, and assumes
+//! [`ASSUMED`] proxies unless the configuration says a number.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::config;
 use crate::limit::Rule;
 
-/// Said in a configuration, or counted by heartbeats.
+/// Proxies that are assumed before any were counted.
+pub const ASSUMED: u32 = 8;
+
+/// Proxies, as the configuration says and as the store has counted.
 #[derive(Debug)]
 pub struct Fleet {
-    size: AtomicU32,
-    /// How many of the others come before this one; [`NOBODY_KNOWS`] where they are not counted.
+    /// What the configuration says; 0 where it leaves the count to the heartbeats.
+    said: u32,
+    /// What the heartbeats say; 0 before the first.
+    counted: AtomicU32,
+    /// How many of the others come before this one.
     place: AtomicU32,
-    counted: bool,
+    /// Some of those who were counted may be away: the number may grow, and not shrink.
+    held: AtomicBool,
 }
 
 impl From<config::Fleet> for Fleet {
@@ -24,55 +35,74 @@ impl From<config::Fleet> for Fleet {
     }
 }
 
-const NOBODY_KNOWS: u32 = u32::MAX;
-
 impl Fleet {
-    /// So many proxies, as the configuration says.
+    /// At least so many proxies, as the configuration says.
     pub fn of(size: u32) -> Fleet {
         Fleet {
-            size: AtomicU32::new(size.max(1)),
-            place: AtomicU32::new(NOBODY_KNOWS),
-            counted: false,
+            said: size.max(1),
+            ..Fleet::counted()
         }
     }
 
-    /// As many as are heard of; one, until the store has been asked.
+    /// As many as are heard of.
     pub fn counted() -> Fleet {
         Fleet {
-            counted: true,
-            ..Fleet::of(1)
+            said: 0,
+            counted: AtomicU32::new(0),
+            place: AtomicU32::new(0),
+            held: AtomicBool::new(false),
         }
-    }
-
-    /// Whether proxies are counted by their heartbeats.
-    pub fn is_counted(&self) -> bool {
-        self.counted
     }
 
     /// How many there are.
     pub fn size(&self) -> u32 {
-        self.size.load(Ordering::Relaxed)
+        match (self.counted.load(Ordering::Relaxed), self.said) {
+            (0, 0) => ASSUMED,
+            (counted, said) => counted.max(said),
+        }
     }
 
-    /// What the store has counted.
+    /// Whether the configuration says fewer proxies than are counted.
+    pub fn is_larger_than_said(&self) -> bool {
+        self.said > 0 && self.counted.load(Ordering::Relaxed) > self.said
+    }
+
+    /// Notes what the store has counted. While the number is held, a smaller one changes nothing.
     pub fn learn(&self, size: u32, place: u32) {
-        self.size.store(size.max(1), Ordering::Relaxed);
+        let size = size.max(1);
+        if self.held.load(Ordering::Relaxed) && size < self.counted.load(Ordering::Relaxed) {
+            return;
+        }
+        self.counted.store(size, Ordering::Relaxed);
         self.place.store(place, Ordering::Relaxed);
     }
 
+    /// Keeps the number from shrinking, or lets it shrink again.
+    pub fn hold(&self, held: bool) {
+        self.held.store(held, Ordering::Relaxed);
+    }
+
     /// This proxy's part of a shared budget: `floor(units / size)`, and one of the remainder where
-    /// its place is among the first; at least 1, so that nobody is shut out.
+    /// its place is among the first; at least 1, so that every proxy serves somebody.
     pub fn share(&self, rule: Rule) -> Rule {
-        let size = u64::from(self.size());
-        if size == 1 {
+        if self.said == 1 && self.counted.load(Ordering::Relaxed) <= 1 || self.size() == 1 {
             return rule;
         }
-        let place = self.place.load(Ordering::Relaxed);
-        let rest = u64::from(u64::from(place) < rule.units % size);
         Rule {
-            units: (rule.units / size + rest).max(1),
+            units: self.part_of(rule.units).max(1),
             ..rule
         }
+    }
+
+    /// The same of any number of units, without the least of 1. The parts of all proxies add up
+    /// to no more than `units`, and a proxy that counts on fewer units has no larger part.
+    pub fn part_of(&self, units: u64) -> u64 {
+        let size = u64::from(self.size());
+        let counted = u64::from(self.counted.load(Ordering::Relaxed));
+        let place = u64::from(self.place.load(Ordering::Relaxed));
+        // Places are known of those only that are counted.
+        let rest = u64::from(size == counted && place < units % size);
+        units / size + rest
     }
 }
 
@@ -108,6 +138,39 @@ mod tests {
         assert_eq!(units(&Fleet::of(3), 10), 3);
         assert_eq!(units(&Fleet::of(100), 10), 1);
         assert_eq!(units(&Fleet::of(0), 10), 10);
-        assert_eq!(units(&Fleet::counted(), 10), 10);
+        let counted = Fleet::counted();
+        counted.learn(1, 0);
+        assert_eq!(units(&counted, 10), 10);
+    }
+
+    #[test]
+    fn a_proxy_that_has_counted_nobody_assumes_several() {
+        assert_eq!(units(&Fleet::counted(), 80), 80 / u64::from(ASSUMED));
+        assert_eq!(units(&Fleet::of(2), 80), 40);
+    }
+
+    #[test]
+    fn the_count_wins_over_a_smaller_number_in_the_file() {
+        let fleet = Fleet::of(1);
+        fleet.learn(4, 3);
+        assert_eq!(units(&fleet, 400), 100);
+        assert!(fleet.is_larger_than_said());
+        let fleet = Fleet::of(4);
+        fleet.learn(2, 0);
+        assert_eq!(units(&fleet, 402), 100, "no place among four is known");
+    }
+
+    #[test]
+    fn a_held_number_grows_and_does_not_shrink() {
+        let fleet = Fleet::counted();
+        fleet.learn(4, 1);
+        fleet.hold(true);
+        fleet.learn(1, 0);
+        assert_eq!(units(&fleet, 402), 101);
+        fleet.learn(5, 4);
+        assert_eq!(units(&fleet, 400), 80);
+        fleet.hold(false);
+        fleet.learn(1, 0);
+        assert_eq!(units(&fleet, 400), 400);
     }
 }

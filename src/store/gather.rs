@@ -157,6 +157,13 @@ impl Bundle {
         unwanted
     }
 
+    /// Tells all that wait for it that it was done: it was no question.
+    pub(crate) fn done(self) {
+        for waiting in std::iter::once(self.first).chain(self.more) {
+            waiting.answer(Ok(Decision::default()));
+        }
+    }
+
     pub(crate) fn fail(self, kind: StoreError) {
         std::iter::once(self.first)
             .chain(self.more)

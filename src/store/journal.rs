@@ -1,11 +1,11 @@
 //! What was admitted here while the store was away, to be charged to it when it is back: so that
-//! the end of an outage is no second helping.
+//! the end of an outage is no second helping. And what the store has lost, to be charged again.
 //!
 //! For each key the same count that the limit would keep: what has left its window meanwhile is not
-//! owed. Bounded in keys; what does not fit is forgotten, and counted. Time is an argument.
+//! owed. Bounded in keys; what does not fit is forgotten. Time is an argument.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::limit::decide::Count;
 use crate::limit::{Algorithm, Charge, Item};
@@ -13,16 +13,27 @@ use crate::limit::{Algorithm, Charge, Item};
 /// Keys remembered, at most; more are forgotten.
 const KEYS: usize = 65_536;
 
+/// How long units that the store seems to have lost wait before they are charged again,
+/// microseconds. By then this process has heard if an operator has reset their key.
+const SUSPECT_FOR_US: u64 = 1_500_000;
+
 /// One process's debts.
 #[derive(Debug, Default)]
-pub(crate) struct Journal(Mutex<HashMap<u128, (Item, Count)>>);
+pub(crate) struct Journal(Mutex<Books>);
 
-/// Debts on their way to the store; owed still unless they are [`Debts::paid`]. Where nobody knows
-/// whether the store has charged them, they are charged again: too little is admitted for a while,
-/// and never too much.
+#[derive(Debug, Default)]
+struct Books {
+    owed: HashMap<u128, (Item, Count)>,
+    /// Units that the store seems to have lost, and when they are owed.
+    suspected: HashMap<u128, (Item, u64)>,
+}
+
+/// Debts on their way to the store; owed still unless they are [`Debts::paid`]. Where the answer is
+/// lost they are charged again: too little is admitted for a while, and never too much.
 #[derive(Debug)]
 pub(crate) struct Debts<'j> {
-    pub(crate) owed: Vec<Owed>,
+    /// One item each: the cost is what is owed, all of it, also beyond the limit.
+    pub(crate) owed: Vec<Charge>,
     journal: &'j Journal,
     now_us: u64,
 }
@@ -36,97 +47,123 @@ impl Debts<'_> {
 
 impl Drop for Debts<'_> {
     fn drop(&mut self) {
-        for Owed { mut charge, count } in self.owed.drain(..) {
-            for item in &mut charge {
-                item.cost *= u64::from(count);
-            }
+        for charge in self.owed.drain(..) {
             self.journal.add(&charge, self.now_us);
         }
     }
 }
 
-/// Units to be charged to one key, as many as fit.
-#[derive(Debug)]
-pub(crate) struct Owed {
-    /// What one of the `count` costs is its cost.
-    pub(crate) charge: Charge,
-    pub(crate) count: u16,
-}
-
 impl Journal {
+    fn books(&self) -> MutexGuard<'_, Books> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Remembers what was admitted at `now_us`. Returns false where there was no room for it.
     pub(crate) fn add(&self, charge: &Charge, now_us: u64) -> bool {
-        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut books = self.books();
         let mut fits = true;
         for item in charge {
-            let rule = item.window.rule;
-            if rule.algorithm == Algorithm::Slots {
-                // Who holds slots says so with every call.
-                continue;
-            }
-            if owed.len() >= KEYS && !owed.contains_key(&item.id()) {
-                fits = false;
-                continue;
-            }
-            let entry = owed.entry(item.id());
-            let (_, count) = entry.or_insert_with(|| (item.clone(), Count::new(rule.algorithm)));
-            count.charge_more(&rule, item.cost, now_us);
+            fits &= books.add(item, now_us);
         }
         fits
     }
 
+    /// The store has lost all that it counted: this is what this process has admitted of `item`,
+    /// and all that is owed of it.
+    pub(crate) fn put(&self, item: Item, now_us: u64) -> bool {
+        let mut books = self.books();
+        books.owed.remove(&item.id());
+        books.suspected.remove(&item.id());
+        books.add(&item, now_us)
+    }
+
+    /// The store seems to have lost so many units of this key as the item costs.
+    pub(crate) fn suspect(&self, item: Item, now_us: u64) {
+        let suspected = &mut self.books().suspected;
+        if suspected.len() < KEYS {
+            suspected
+                .entry(item.id())
+                .or_insert((item, now_us + SUSPECT_FOR_US));
+        }
+    }
+
+    /// Whether the store is suspected to have lost units of a key.
+    #[cfg(test)]
+    pub(crate) fn suspects(&self) -> bool {
+        !self.books().suspected.is_empty()
+    }
+
+    /// Owes what was suspected for long enough.
+    pub(crate) fn ripen(&self, now_us: u64) {
+        let mut books = self.books();
+        if books.suspected.is_empty() {
+            return;
+        }
+        let ripe = (books.suspected).extract_if(|_, (_, at_us)| *at_us <= now_us);
+        let ripe: Vec<Item> = ripe.map(|(_, (item, _))| item).collect();
+        for item in &ripe {
+            books.add(item, now_us);
+        }
+    }
+
     /// Whether anything is owed.
     pub(crate) fn owes(&self) -> bool {
-        let owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        !owed.is_empty()
+        !self.books().owed.is_empty()
     }
 
     /// Takes out up to `keys` of those that are `due`. What has left its window by `now_us` is not
     /// owed.
     pub(crate) fn take(&self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Debts<'_> {
         Debts {
-            owed: self.take_out(keys, now_us, due),
+            owed: self.books().take_out(keys, now_us, due),
             journal: self,
             now_us,
         }
     }
 
-    fn take_out(&self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Vec<Owed> {
-        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut taken = Vec::new();
-        let due = owed.iter().filter(|(_, (item, _))| due(item));
-        let ids: Vec<u128> = due.map(|(id, _)| *id).take(keys).collect();
-        for id in ids {
-            let Some((mut item, mut count)) = owed.remove(&id) else {
-                continue;
-            };
-            let rule = item.window.rule;
-            let look = count.look(&rule, 0, now_us);
-            let units = count.settle(&rule, 0, &look, false).used;
-            if units == 0 {
-                continue;
-            }
-            // As many equal parts as a group can have: as many as fit will be charged.
-            item.cost = units.div_ceil(u64::from(u16::MAX));
-            let count = u16::try_from(units / item.cost).unwrap_or(u16::MAX);
-            taken.push(Owed {
-                charge: [item].into_iter().collect(),
-                count,
-            });
-        }
-        taken
-    }
-
     /// Forgets what is owed for one budget ([`Item::id`]).
     pub(crate) fn forget(&self, budget: u128) {
-        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        owed.remove(&budget);
+        let mut books = self.books();
+        books.owed.remove(&budget);
+        books.suspected.remove(&budget);
     }
 
     /// Forgets everything: the tags are those of another key.
     pub(crate) fn clear(&self) {
-        let mut owed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        owed.clear();
+        *self.books() = Books::default();
+    }
+}
+
+impl Books {
+    fn add(&mut self, item: &Item, now_us: u64) -> bool {
+        let rule = item.window.rule;
+        if rule.algorithm == Algorithm::Slots || item.cost == 0 {
+            // Holders of slots say so with every call.
+            return true;
+        }
+        if self.owed.len() >= KEYS && !self.owed.contains_key(&item.id()) {
+            return false;
+        }
+        let entry = self.owed.entry(item.id());
+        let (_, count) = entry.or_insert_with(|| (item.clone(), Count::new(rule.algorithm)));
+        count.charge_more(&rule, item.cost, now_us);
+        true
+    }
+
+    fn take_out(&mut self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Vec<Charge> {
+        let mut taken = Vec::new();
+        let due = self.owed.iter().filter(|(_, (item, _))| due(item));
+        let ids: Vec<u128> = due.map(|(id, _)| *id).take(keys).collect();
+        for id in ids {
+            let Some((mut item, count)) = self.owed.remove(&id) else {
+                continue;
+            };
+            item.cost = count.used(&item.window.rule, now_us);
+            if item.cost > 0 {
+                taken.push([item].into_iter().collect());
+            }
+        }
+        taken
     }
 }
 
@@ -165,8 +202,7 @@ mod tests {
         assert!(journal.add(&charge(2, 1), 1_000_000));
         let debts = journal.take(64, 2_100_000, |_| true);
         assert_eq!(debts.owed.len(), 1, "the second has left its window");
-        let owed = &debts.owed[0];
-        assert_eq!((owed.count, owed.charge[0].cost), (3, 1));
+        assert_eq!(debts.owed[0][0].cost, 3);
         drop(debts);
         let again = journal.take(64, 2_100_000, |_| true);
         assert_eq!(again.owed.len(), 1, "nobody knows that it was paid");
@@ -175,13 +211,29 @@ mod tests {
     }
 
     #[test]
-    fn many_units_are_owed_in_larger_parts() {
+    fn what_a_store_lost_is_owed_in_place_of_what_was_owed() {
         let journal = Journal::default();
-        journal.add(&charge(1, 200_000), 1_000_000);
-        let debts = journal.take(64, 1_000_000, |_| true);
-        let owed = &debts.owed;
-        let units = owed[0].charge[0].cost * u64::from(owed[0].count);
-        assert!((199_990..=200_000).contains(&units), "{units}");
+        journal.add(&charge(1, 2), 1_000_000);
+        assert!(journal.put(charge(1, 7).remove(0), 1_200_000));
+        let debts = journal.take(64, 1_300_000, |_| true);
+        assert_eq!(debts.owed[0][0].cost, 7);
+        debts.paid();
+    }
+
+    #[test]
+    fn what_a_store_seems_to_have_lost_is_owed_later_unless_it_was_reset() {
+        let journal = Journal::default();
+        for who in [1, 2] {
+            journal.suspect(charge(who, 5).remove(0), 1_000_000);
+        }
+        journal.forget(charge(2, 5)[0].id());
+        journal.ripen(1_000_000 + SUSPECT_FOR_US - 1);
+        assert!(!journal.owes() && journal.suspects());
+        journal.ripen(1_000_000 + SUSPECT_FOR_US);
+        assert!(!journal.suspects());
+        let debts = journal.take(64, 1_000_000 + SUSPECT_FOR_US, |_| true);
+        assert_eq!((debts.owed.len(), debts.owed[0][0].cost), (1, 5));
+        debts.paid();
     }
 
     #[test]

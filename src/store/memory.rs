@@ -18,6 +18,7 @@
 
 mod adjust;
 mod bounds;
+mod known;
 mod rows;
 mod shard;
 mod shares;
@@ -35,12 +36,14 @@ use super::hash_key::{CurrentKey, KeyRing};
 use super::lasting::Lasting;
 use super::own::Own;
 use super::people::Record;
+use super::recovery::Recovery;
 use super::redis::{Change, CurrentPeople, Done, Said};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
-use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Verdict};
+use crate::limit::{Charge, Decision, Item, Retry, Verdict};
 use crate::telemetry::decisions::{DecisionLog, Source};
 use bounds::Bounds;
+use known::How;
 use shard::{Asked, KEY_BYTES, SWEEP, Shard};
 pub use shares::Evictions;
 use shares::MemoryShares;
@@ -67,6 +70,8 @@ pub struct Memory {
     bounds: Bounds,
     /// What operators say of single keys.
     own: Own,
+    /// What is known of the store that this one stands in for.
+    recovery: Option<Arc<Recovery>>,
 }
 
 /// How full the store is.
@@ -132,6 +137,7 @@ impl Memory {
             fleet: Arc::new(Fleet::of(1)),
             log,
             own: Own::default(),
+            recovery: None,
             bounds: Bounds {
                 epoch: AtomicU64::new(0),
                 keys: AtomicUsize::new(0),
@@ -145,7 +151,7 @@ impl Memory {
 
     /// Decides and charges one request.
     pub fn charge(&self, charge: &Charge) -> Decision {
-        self.decide(charge, true)
+        self.decide(charge, How::Decide)
     }
 
     /// The denial of one request, if it is denied `now`, an instant of just now. Charges nothing.
@@ -168,7 +174,7 @@ impl Memory {
         let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
         let mut guards = self.lock(&ids);
         let now_us = self.clock.now_us();
-        let asked = self.look(&guards, (charge, &ids), true, now_us);
+        let asked = self.look(&guards, (charge, &ids), How::Decide, now_us);
         let denies = asked.iter().any(|asked| asked.look.retry != Retry::Now);
         denies.then(|| {
             let decision = Decision {
@@ -176,7 +182,7 @@ impl Memory {
                 at_us: now_us,
                 verdicts: self.settle(&mut guards, &asked, false),
             };
-            self.record(charge, &decision, true);
+            self.record(charge, &decision, How::Decide);
             decision
         })
     }
@@ -195,11 +201,11 @@ impl Memory {
             // Another worker may have charged since, and lines are in the order of their times.
             now_us = self.clock.now_us();
         }
-        let mut asked = self.look_at(&shard, (item, id), true, now_us);
+        let mut asked = self.look_at(&shard, (item, id), How::Decide, now_us);
         if asked.look.stepped() {
             // Another worker has charged since then.
             now_us = self.clock.now_us();
-            asked = self.look_at(&shard, (item, id), true, now_us);
+            asked = self.look_at(&shard, (item, id), How::Decide, now_us);
         }
         if asked.look.retry == Retry::Now {
             return None;
@@ -215,15 +221,8 @@ impl Memory {
             at_us: now_us,
             verdicts: smallvec![verdict],
         };
-        self.record(charge, &decision, true);
+        self.record(charge, &decision, How::Decide);
         Some(decision)
-    }
-
-    /// Charges one request that another store admitted, as far as the share allows it, so that
-    /// this store knows recent history when it must stand in. Not a decision, and not logged; what
-    /// it says serves to give the units back. Slots are not among them: see [`Memory::hold`].
-    pub fn keep_warm(&self, charge: &Charge) -> Decision {
-        self.decide(charge, false)
     }
 
     /// What operators said of single keys, and the time it goes by; `None` if nothing.
@@ -246,18 +245,6 @@ impl Memory {
         self.own.change(change)
     }
 
-    /// How the items stand, and when each would let its cost pass. Charges nothing: one more item
-    /// that can never pass makes it a denial, whatever the others say.
-    pub fn stand(&self, charge: &Charge) -> Decision {
-        let mut asked = charge.clone();
-        if let Some(first) = charge.first() {
-            asked.push(Item::never(first));
-        }
-        let mut decision = self.decide(&asked, false);
-        decision.verdicts.truncate(charge.len());
-        decision
-    }
-
     /// Forgets what is counted for one budget ([`Item::id`]).
     pub fn forget(&self, budget: u128) {
         let id = halves(budget);
@@ -266,6 +253,9 @@ impl Memory {
                 self.bounds.epoch.fetch_add(1, Ordering::Release);
                 shard.remove(place, &self.bounds);
             }
+        }
+        if let Some(recovery) = &self.recovery {
+            recovery.ledger.forget(budget);
         }
     }
 
@@ -316,22 +306,22 @@ impl Memory {
         self.bounds.shares.evictions()
     }
 
-    fn decide(&self, charge: &Charge, record: bool) -> Decision {
+    fn decide(&self, charge: &Charge, how: How) -> Decision {
         match charge.as_slice() {
-            [item] => self.decide_one(charge, item, record),
-            _ => self.decide_all(charge, record),
+            [item] => self.decide_one(charge, item, how),
+            _ => self.decide_all(charge, how),
         }
     }
 
     /// What [`Memory::decide_all`] does for one item, which is what most requests have: no shards
     /// to put in order, and no other item to ask between the passes.
-    fn decide_one(&self, charge: &Charge, item: &Item, record: bool) -> Decision {
+    fn decide_one(&self, charge: &Charge, item: &Item, how: How) -> Decision {
         let id = id(item);
         let shard = self.shards[self.shard_of(id)].lock();
         let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
         let now_us = self.clock.now_us();
         shard.sweep(SWEEP, now_us, &self.bounds);
-        let asked = self.look_at(&shard, (item, id), record, now_us);
+        let asked = self.look_at(&shard, (item, id), how, now_us);
         let allowed = asked.look.retry == Retry::Now;
         let verdict = shard.settle(&asked, allowed, &self.bounds);
         if self.bounds.passed().is_some() {
@@ -343,11 +333,11 @@ impl Memory {
             verdicts: SmallVec::new(),
         };
         decision.verdicts.push(verdict);
-        self.record(charge, &decision, record);
+        self.record(charge, &decision, how);
         decision
     }
 
-    fn decide_all(&self, charge: &Charge, record: bool) -> Decision {
+    fn decide_all(&self, charge: &Charge, how: How) -> Decision {
         let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
         let mut guards = self.lock(&ids);
         let now_us = self.clock.now_us();
@@ -355,7 +345,7 @@ impl Memory {
             shard.sweep(SWEEP, now_us, &self.bounds);
         }
 
-        let asked = self.look(&guards, (charge, &ids), record, now_us);
+        let asked = self.look(&guards, (charge, &ids), how, now_us);
         let allowed = asked.iter().all(|asked| asked.look.retry == Retry::Now);
         let verdicts = self.settle(&mut guards, &asked, allowed);
         if self.bounds.passed().is_some() {
@@ -368,7 +358,7 @@ impl Memory {
             at_us: now_us,
             verdicts,
         };
-        self.record(charge, &decision, record);
+        self.record(charge, &decision, how);
         decision
     }
 
@@ -377,33 +367,14 @@ impl Memory {
         &self,
         guards: &Guards<'_>,
         (charge, ids): (&'i Charge, &[[u64; 2]]),
-        record: bool,
+        how: How,
         now_us: u64,
     ) -> SmallVec<[Asked<'i>; 4]> {
         let look = |(item, id): (&'i Item, &[u64; 2])| {
             let guard = self.guard_of(guards, *id);
-            self.look_at(&guards[guard].1, (item, *id), record, now_us)
+            self.look_at(&guards[guard].1, (item, *id), how, now_us)
         };
         charge.iter().zip(ids).map(look).collect()
-    }
-
-    /// The same for one item.
-    fn look_at<'i>(
-        &self,
-        shard: &Shard,
-        (item, id): (&'i Item, [u64; 2]),
-        record: bool,
-        now_us: u64,
-    ) -> Asked<'i> {
-        let rule = self.fleet.share(item.window.rule);
-        // To keep warm is not to hold: who admitted it says so by `hold`.
-        let passes = !record && rule.algorithm == Algorithm::Slots;
-        let cost = if passes { 0 } else { item.cost };
-        let mut one = shard.look(item, id, rule, cost, now_us);
-        if passes {
-            one.look.retry = Retry::Now;
-        }
-        one
     }
 
     /// Second pass: what becomes of each.
@@ -421,8 +392,8 @@ impl Memory {
     }
 
     /// Under the locks: the log's order is the store's.
-    fn record(&self, charge: &Charge, decision: &Decision, record: bool) {
-        if let Some((source, log)) = self.log.as_ref().filter(|_| record) {
+    fn record(&self, charge: &Charge, decision: &Decision, how: How) {
+        if let Some((source, log)) = self.log.as_ref().filter(|_| how.is_decision(decision)) {
             log.record(*source, charge, decision);
         }
     }

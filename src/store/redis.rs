@@ -11,6 +11,7 @@ mod held;
 mod holder;
 mod line;
 mod link;
+mod outage;
 mod people;
 mod reply;
 mod sentinel;
@@ -22,7 +23,7 @@ mod upkeep;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
@@ -42,6 +43,7 @@ use super::journal::Journal;
 use super::known::Known;
 use super::lasting::Lasting;
 use super::memory::Memory;
+use super::recovery::{ProcessName, Recovery};
 use super::waiting::{Question, Waiting, ask};
 use super::{Observed, StoreError};
 use crate::clock::{self, MonotonicClock};
@@ -67,10 +69,16 @@ pub struct Shared {
     /// Keys in Redis that held something not ours and were begun anew.
     begun_anew: AtomicU64,
     spawned: AtomicU32,
-    /// How many proxies share the store.
-    fleet: Arc<Fleet>,
+    /// How many proxies share the store, and what they owe it after an outage.
+    recovery: Arc<Recovery>,
     /// This process among them.
-    name: [u8; 16],
+    name: ProcessName,
+    /// Workers, or connections to nodes, that are without the store.
+    troubled: AtomicU32,
+    /// It was told that there are more proxies than the configuration says.
+    told_of_more: AtomicBool,
+    /// What counts beside this store, and in place of it while it is away.
+    local: OnceLock<Arc<Memory>>,
     /// When it should next say that it is there, microseconds.
     beat_at_us: AtomicU64,
     /// What was admitted here while the store was away.
@@ -104,6 +112,8 @@ impl Shared {
         keys: KeyRing,
         log: Option<Arc<DecisionLog>>,
     ) -> Result<Shared, StoreError> {
+        let (clock, name) = (MonotonicClock::start(), super::hash_key::random()?);
+        let fleet = Arc::new(settings.fleet.into());
         Ok(Shared {
             access: Arc::new(link::Access::new(server)?),
             prefix: settings.prefix.clone(),
@@ -111,15 +121,18 @@ impl Shared {
                 .get_hash()
                 .to_owned(),
             timeout: settings.timeout,
-            clock: MonotonicClock::start(),
+            clock,
             keys,
             log,
             outage: Mutex::default(),
             unmade: AtomicU64::new(0),
             begun_anew: AtomicU64::new(0),
             spawned: AtomicU32::new(0),
-            fleet: Arc::new(settings.fleet.into()),
-            name: super::hash_key::random()?,
+            recovery: Arc::new(Recovery::new(fleet, name, clock.now_us())),
+            name,
+            troubled: AtomicU32::new(0),
+            told_of_more: AtomicBool::new(false),
+            local: OnceLock::new(),
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
             roll: people::Roll::default(),
@@ -135,7 +148,12 @@ impl Shared {
 
     /// How many proxies share the store.
     pub fn fleet(&self) -> &Arc<Fleet> {
-        &self.fleet
+        self.recovery.fleet()
+    }
+
+    /// What this process knows of the store's outages.
+    pub fn recovery(&self) -> &Arc<Recovery> {
+        &self.recovery
     }
 
     /// Since when decisions are made without it, if any worker has to.
@@ -152,6 +170,7 @@ impl Shared {
     /// Where counts of a key must be forgotten too when an operator resets it.
     pub fn forgets_in(&self, local: &Arc<Memory>) {
         self.roll.forgets_in(local);
+        let _ = self.local.set(Arc::clone(local));
     }
 
     fn count_begun_anew(&self, keys: u16) {
@@ -198,45 +217,9 @@ impl Shared {
         Some(decision)
     }
 
-    /// Remembers what was admitted without the store.
-    fn owe(&self, charge: &Charge, generation: u64) {
-        // Tags that only this process knows name nothing in the store.
-        if self.is_current(generation) {
-            self.journal.add(charge, self.clock.now_us());
-        }
-    }
-
     /// Whether tags of this generation are those that all proxies of the store share.
     fn is_current(&self, generation: u64) -> bool {
         generation != PROVISIONAL && generation == self.keys.generation()
-    }
-
-    fn trouble_begins(&self, kind: StoreError, now: Instant) {
-        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
-        outage.workers += 1;
-        if outage.workers == 1 {
-            outage.since = Some(now);
-            tracing::warn!(
-                kind = kind.label(),
-                "redis: {kind}; limits follow on_error until it is back"
-            );
-        }
-    }
-
-    fn trouble_ends(&self, now: Instant) {
-        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
-        outage.workers = outage.workers.saturating_sub(1);
-        if outage.workers == 0
-            && let Some(since) = outage.since.take()
-        {
-            let seconds = now.saturating_duration_since(since).as_secs_f64();
-            let without = self.unmade.swap(0, Ordering::Relaxed);
-            tracing::info!(
-                seconds = format_args!("{seconds:.3}"),
-                decisions_without = without,
-                "redis: back"
-            );
-        }
     }
 }
 

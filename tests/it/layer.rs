@@ -379,7 +379,7 @@ fn http_2_names_its_host_in_the_target() {
 fn an_outage_means_what_on_error_says() {
     let text = |on_error: &str| {
         format!(
-            "[store]\nurl = \"redis://127.0.0.1:{}\"\n{TWO}on_error = \"{on_error}\"\n",
+            "[store]\nurl = \"redis://127.0.0.1:{}\"\nfleet = 1\n{TWO}on_error = \"{on_error}\"\n",
             free_port()
         )
     };

@@ -59,6 +59,7 @@ mod refusals;
 mod reload;
 mod renewed;
 mod replay;
+mod returns;
 mod rewriting;
 mod scripted;
 mod service;

@@ -99,9 +99,24 @@ fn a_denial_ends_when_it_says() {
 
 #[test]
 fn proxies_that_count_each_other_share_a_limit_while_redis_is_away() {
+    share_a_limit(SHARED);
+}
+
+/// A number that is too small would let each of them admit all of the limit.
+#[test]
+fn proxies_share_a_limit_whatever_the_file_says_of_their_number() {
+    for line in ["", ALONE] {
+        let fleet = share_a_limit(line);
+        for proxy in fleet.iter().filter(|_| line == ALONE) {
+            proxy.wait_for_line("more proxies share the store");
+        }
+    }
+}
+
+fn share_a_limit(line: &str) -> [Tidegate; 3] {
     let (upstream, mut redis) = (Upstream::ok(), RedisServer::start());
     let limit = "rate = \"10/day\"";
-    let start = || proxy(&upstream, &redis, SHARED, limit);
+    let start = || proxy(&upstream, &redis, line, limit);
     let fleet = [start(), start(), start()];
     let mut connection = redis.connect();
     eventually("all are counted", || {
@@ -116,7 +131,8 @@ fn proxies_that_count_each_other_share_a_limit_while_redis_is_away() {
     redis.kill();
     let mut admitted: Vec<usize> = fleet.iter().map(|one| pass(one, "k", 8)).collect();
     admitted.sort_unstable();
-    assert_eq!(admitted, [3, 3, 4]);
+    assert_eq!(admitted, [3, 3, 4], "{line}");
+    fleet
 }
 
 #[test]

@@ -123,7 +123,7 @@ help: did you mean `RS256`?
 #[test]
 fn a_fleet_is_a_number_or_counted() {
     let fleet = |line: &str| fine(&format!("{BASE}[store]\n{line}\n")).store.fleet;
-    assert_eq!(fleet(""), Fleet::Fixed(1));
+    assert_eq!(fleet(""), Fleet::Auto);
     assert_eq!(fleet("fleet = 3"), Fleet::Fixed(3));
     assert_eq!(fleet("fleet = \"auto\""), Fleet::Auto);
     check(

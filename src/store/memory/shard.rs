@@ -73,6 +73,21 @@ pub(super) struct Asked<'i> {
     /// Where its entry is, if it has one.
     place: Option<usize>,
     pub(super) look: Look,
+    /// Units that may count at most, where that is less than the rule says.
+    most: Option<u64>,
+}
+
+impl Asked<'_> {
+    /// Lets no more than `most` units count, whatever the rule says.
+    pub(super) fn keep_to(&mut self, most: u64, wait_us: u64) {
+        if most >= self.rule.units {
+            return;
+        }
+        self.most = Some(most);
+        if self.look.retry == Retry::Now && self.cost > 0 && self.look.used() + self.cost > most {
+            self.look.retry = Retry::After(wait_us);
+        }
+    }
 }
 
 impl Shard {
@@ -111,11 +126,26 @@ impl Shard {
             cost,
             place,
             look,
+            most: None,
         }
     }
 
     /// Second pass over one item; only what is charged gets an entry.
     pub(super) fn settle(&mut self, asked: &Asked<'_>, allowed: bool, bounds: &Bounds) -> Verdict {
+        match asked.most {
+            None => self.charge(asked, allowed, bounds),
+            Some(most) => {
+                let verdict = self.charge(asked, allowed, bounds);
+                let counted = verdict.used + if allowed { asked.cost } else { 0 };
+                Verdict {
+                    remaining: verdict.remaining.min(most.saturating_sub(counted)),
+                    ..verdict
+                }
+            }
+        }
+    }
+
+    fn charge(&mut self, asked: &Asked<'_>, allowed: bool, bounds: &Bounds) -> Verdict {
         let Asked {
             id,
             item,
@@ -123,6 +153,7 @@ impl Shard {
             cost,
             place,
             look,
+            ..
         } = asked;
         let place = match place {
             Some(place) => *place,

@@ -76,6 +76,7 @@ impl Shared {
     }
 
     fn trouble_begins(&self, node: &RedisAddress, kind: StoreError, now: Instant) {
+        self.redis.goes_away();
         let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
         let outage = outages.entry(node.clone()).or_default();
         outage.workers += 1;
@@ -90,6 +91,7 @@ impl Shared {
     }
 
     fn trouble_ends(&self, node: &RedisAddress, now: Instant) {
+        self.redis.comes_back();
         let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(outage) = outages.get_mut(node) else {
             return;

@@ -359,6 +359,7 @@ pub(super) async fn learn_key(
                 if let Ok(bytes) = <[u8; 32]>::try_from(bytes) {
                     if shared.keys.learn(bytes) {
                         shared.journal.clear();
+                        shared.recovery.ledger.clear();
                         tracing::debug!("redis: the hash key is learned");
                     }
                     return Ok(was_there);

@@ -85,7 +85,7 @@ pub(super) fn hand_out(
         let mut done = match bundle.deed {
             Deed::Charge(count) => reply.outcome(bundle.charge(), count),
             Deed::Say => reply.outcome(bundle.charge(), 1),
-            Deed::GiveBack | Deed::Settle => reply.done().map(|_| Some(NOTHING)),
+            Deed::GiveBack | Deed::Settle => reply.done().map(|done| done.then_some(NOTHING)),
         };
         match &mut done {
             Ok(Some(outcome)) if bundle.count() > 0 => {
@@ -94,7 +94,10 @@ pub(super) fn hand_out(
                 keep(&bundle, outcome);
                 holder.answer(bundle, outcome, &seen);
             }
-            Ok(Some(_)) => holder.said(&bundle),
+            Ok(Some(_)) => {
+                holder.said(&bundle);
+                bundle.done();
+            }
             Ok(None) => refused.push(bundle),
             Err(kind) => {
                 holder.fail(std::iter::once(bundle).chain(rest), *kind);

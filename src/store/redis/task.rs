@@ -37,6 +37,8 @@ const OWED_CALLS_FIRST: usize = 128;
 const OWED_EVERY: Duration = Duration::from_millis(5);
 /// How often the store is asked for what all its proxies share.
 const UPKEEP_EVERY: Duration = Duration::from_millis(500);
+/// The same while proxies come back from an outage and wait for each other.
+const UPKEEP_OFTEN: Duration = Duration::from_millis(100);
 /// Calls for one request each, after which nobody is expected to come at the same time.
 const COMPANY: u8 = 8;
 
@@ -155,7 +157,11 @@ impl Task {
                 self.known.clear();
                 self.holder.reconnected();
                 self.lead = None;
-                self.upkeep_at = now + UPKEEP_EVERY;
+                self.upkeep_at = now
+                    + match self.shared.recovery.is_on() {
+                        true => UPKEEP_OFTEN,
+                        false => UPKEEP_EVERY,
+                    };
                 self.open.store(false, Ordering::Relaxed);
                 Some(link)
             }
@@ -393,6 +399,7 @@ impl Task {
         let now = clock::now();
         self.reset_to_oldest();
         let shared = Arc::clone(&self.shared);
+        shared.recovery.alive(shared.clock.at_us(now));
         let in_trouble = self.trouble.is_some();
         let asking = async {
             let kept = upkeep::keep_up(link, &shared).await?;
@@ -409,7 +416,12 @@ impl Task {
             // Nothing is denied any more.
             self.known.clear();
         }
-        self.upkeep_at = now + if kept.owes { OWED_EVERY } else { UPKEEP_EVERY };
+        self.upkeep_at = now
+            + match kept.owes {
+                true => OWED_EVERY,
+                false if shared.recovery.is_on() => UPKEEP_OFTEN,
+                false => UPKEEP_EVERY,
+            };
         Ok(())
     }
 
@@ -446,6 +458,7 @@ impl Task {
 
     /// Tells of the trouble, and sends everyone away if the breaker has opened.
     fn failed(&mut self, kind: StoreError) {
+        self.shared.recovery.alive(self.shared.clock.now_us());
         if self.guard.is_open() {
             self.open.store(true, Ordering::Relaxed);
             self.begin_trouble(kind);

@@ -10,16 +10,15 @@ use redis::aio::MultiplexedConnection;
 
 use super::link::{Failure, Link, kind_of, learn_key};
 use super::{Shared, people};
+use crate::limit::Charge;
 use crate::store::batch::{self, Call, Deed, Group, Reply};
-use crate::store::journal::Owed;
+use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
 use crate::store::{ServerTrouble, StoreError};
 
 /// Keys charged in one call for what was admitted meanwhile.
 const OWED_KEYS: usize = 64;
 /// Such calls between requests, which wait for it.
 const OWED_CALLS: usize = 2;
-/// How often a process says that it is there, microseconds.
-const BEAT_EVERY_US: u64 = 1_000_000;
 /// How long one that says nothing is counted, microseconds.
 const BEAT_LASTS_US: u64 = 5_000_000;
 
@@ -53,6 +52,7 @@ pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kep
         people::refresh(connection, shared, beside),
         beat(&mut third, shared),
     )?;
+    shared.journal.ripen(shared.clock.now_us());
     let owes = pay_back(link, shared, OWED_CALLS).await?;
     Ok(Kept { was_there, owes })
 }
@@ -62,33 +62,28 @@ pub(super) async fn try_script(link: &mut Link, shared: &Shared) -> Result<(), S
     run(link, shared, std::iter::empty()).await.map(|_| ())
 }
 
-/// Says that this process is there, once a second whatever the number of its workers, and learns
-/// how many others are.
+/// Says that this process is there, twice a second whatever the number of its workers, and hears
+/// of the others and of the store's memory.
 pub(super) async fn beat(
     connection: &mut MultiplexedConnection,
     shared: &Shared,
 ) -> Result<(), StoreError> {
-    if !shared.fleet.is_counted() {
-        return Ok(());
-    }
     let now_us = shared.clock.now_us();
     let due_us = shared.beat_at_us.load(Ordering::Relaxed);
-    let next_us = now_us + BEAT_EVERY_US;
+    let next_us = now_us + shared.recovery.beat_every_us();
     let order = Ordering::Relaxed;
     let takes = || (shared.beat_at_us).compare_exchange(due_us, next_us, order, order);
     if now_us < due_us || takes().is_err() {
         return Ok(());
     }
-    let mut command = redis::cmd("EVAL");
-    command
-        .arg(include_str!("../../../lua/fleet.lua"))
-        .arg(1)
-        .arg(format!("{}fleet", shared.prefix))
-        .arg(&shared.name[..])
-        .arg(BEAT_LASTS_US);
-    let counted = command.query_async::<(u32, u32)>(connection);
-    match counted.await {
-        Ok((size, place)) => shared.fleet.learn(size, place),
+    let greeting = shared.recovery.greeting(shared.is_clear());
+    let command = greet(shared, greeting);
+    match command.query_async::<Greeted>(connection).await {
+        Ok(greeted) => {
+            if let Some(beat) = heartbeat(&greeted) {
+                shared.hear(greeting, beat);
+            }
+        }
         // A server that refuses writes still answers denials: the last count holds.
         Err(error) if error.code().is_some() => {
             tracing::debug!(%error, "redis: the fleet cannot be counted");
@@ -98,8 +93,47 @@ pub(super) async fn beat(
     Ok(())
 }
 
-/// Charges what was admitted here while the store was away, as much of it as fits. Returns whether
-/// it should go on with it soon.
+/// The answer of `lua/fleet.lua`.
+type Greeted = (u32, u32, u64, u64, Vec<u8>, Vec<u8>);
+
+/// All three keys lie in one slot: that of `<prefix>fleet`.
+fn greet(shared: &Shared, greeting: Greeting) -> redis::Cmd {
+    let prefix = &shared.prefix;
+    let began_us = greeting.began_us.map(|us| us.to_string());
+    let mut command = redis::cmd("EVAL");
+    command
+        .arg(include_str!("../../../lua/fleet.lua"))
+        .arg(3)
+        .arg(format!("{prefix}fleet"))
+        .arg(format!("{prefix}fleet.clear{{{prefix}fleet}}"))
+        .arg(format!("{prefix}fleet.began{{{prefix}fleet}}"))
+        .arg(&shared.name[..])
+        .arg(BEAT_LASTS_US)
+        .arg(began_us.unwrap_or_default())
+        .arg(u8::from(greeting.is_clear))
+        .arg(greeting.since_us);
+    command
+}
+
+fn heartbeat(greeted: &Greeted) -> Option<Heartbeat> {
+    let (size, place, now_us, began_us, names, clear) = greeted;
+    let names_of = |joined: &[u8]| -> Option<Vec<ProcessName>> {
+        let (names, rest) = joined.as_chunks::<16>();
+        rest.is_empty().then(|| names.to_vec())
+    };
+    Some(Heartbeat {
+        size: *size,
+        place: *place,
+        now_us: *now_us,
+        began_us: *began_us,
+        names: names_of(names)?,
+        clear: names_of(clear)?,
+    })
+}
+
+/// Charges what was admitted here while the store was away, all of it: what is counted twice may
+/// pass later, and what is not counted would pass twice. Returns whether it should go on with it
+/// soon.
 pub(super) async fn pay_back(
     link: &mut Link,
     shared: &Shared,
@@ -112,9 +146,9 @@ pub(super) async fn pay_back(
         if owed.is_empty() {
             return Ok(false);
         }
-        let groups = owed.iter().map(|owed| Group {
-            deed: Deed::Charge(owed.count),
-            ..Group::one(&owed.charge)
+        let groups = owed.iter().map(|charge| Group {
+            deed: Deed::Settle,
+            ..Group::one(charge)
         });
         let bytes = run(link, shared, groups).await?;
         match refusal(&bytes, owed)? {
@@ -130,10 +164,10 @@ pub(super) async fn pay_back(
 }
 
 /// Why the server refused to write, if it did.
-fn refusal(bytes: &[u8], owed: &[Owed]) -> Result<Option<ServerTrouble>, StoreError> {
+fn refusal(bytes: &[u8], owed: &[Charge]) -> Result<Option<ServerTrouble>, StoreError> {
     let mut reply = Reply::read(bytes)?;
-    for owed in owed {
-        reply.outcome(&owed.charge, owed.count)?;
+    for _ in owed {
+        reply.done()?;
     }
     Ok(reply.refusal())
 }

@@ -24,6 +24,8 @@ impl Task {
 
     /// Whatever has become due.
     pub(super) fn tick(&mut self, now: Instant) {
+        let redis = &self.shared.redis;
+        redis.recovery.alive(redis.clock.at_us(now));
         if !self.looking && self.look_at <= now {
             (self.looking, self.looked_at, self.look_at) = (true, now, now + LOOK_EVERY);
             let connected = self
@@ -139,7 +141,10 @@ impl Task {
         self.learning = false;
         match learned {
             Ok(was_there) => {
-                self.learn_at = now + ASSERT_EVERY;
+                let redis = &self.shared.redis;
+                let is_returning = redis.recovery.is_on();
+                self.learn_at = now + ASSERT_EVERY / if is_returning { 5 } else { 1 };
+                redis.journal.ripen(redis.clock.at_us(now));
                 self.pay_back(None, now);
                 if !was_there {
                     // Somebody has emptied the node: nothing is denied any more.

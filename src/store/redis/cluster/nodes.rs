@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use smallvec::SmallVec;
+
 use super::super::reply::Told;
 use super::Placed;
 use super::map::{NodeId, Range, slot_of};
@@ -59,26 +61,21 @@ impl Task {
             };
             redis.journal.take(OWED_KEYS, redis.clock.at_us(now), due)
         };
-        let owed = std::mem::take(&mut debts.owed);
-        for owed in owed {
-            let Some(slot) = owed.charge.first().map(slot_of) else {
+        for charge in std::mem::take(&mut debts.owed) {
+            let Some(slot) = charge.first().map(slot_of) else {
                 continue;
             };
-            let mut whole = owed.charge.clone();
-            for item in &mut whole {
-                item.cost *= u64::from(owed.count);
-            }
-            // What it needs beside it is nothing, and so it is like no request of a client.
+            let unpaid = charge.clone();
             let (waiting, asked) = ask(Question {
-                charge: owed.charge,
-                deed: Deed::Charge(owed.count),
-                extra: [0].into_iter().collect(),
+                charge,
+                deed: Deed::Settle,
+                extra: SmallVec::new(),
                 generation,
                 arrived: now,
             });
             self.work.push(Box::pin(async move {
                 let paid = asked.await.is_ok();
-                Event::Paid((!paid).then_some(whole))
+                Event::Paid((!paid).then_some(unpaid))
             }));
             self.take(Placed { slot, waiting });
         }

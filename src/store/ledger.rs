@@ -1,0 +1,367 @@
+//! What this process knows of each key in a shared store: how many units all proxies had used when
+//! the store last answered, and how many of them this process had admitted.
+//!
+//! Three things follow. While the store is away, a proxy admits no more than its part of what was
+//! left. A store that answers with fewer units than it must have has lost some. And what a store
+//! has lost can be charged again. Bounded in keys; time is an argument.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::fleet::Fleet;
+use crate::limit::{Item, Verdict};
+
+/// Maps, so that workers seldom wait for each other.
+const MAPS: usize = 64;
+/// Keys in each map, at most; more are not remembered.
+const KEYS: usize = 4_096;
+/// How often a full map looks for keys that have expired, microseconds.
+const SWEEP_EVERY_US: u64 = 1_000_000;
+/// Of how much less than a window answers may be out of step with this process's clock.
+const SLACK_US: u64 = 100_000;
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    maps: Box<[Mutex<Map>]>,
+}
+
+impl Default for Ledger {
+    fn default() -> Ledger {
+        Ledger {
+            maps: (0..MAPS).map(|_| Mutex::default()).collect(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Map {
+    keys: HashMap<u128, Seen>,
+    swept_us: u64,
+}
+
+/// One key as the store last answered.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// Whose, and which limit.
+    pub(crate) item: Item,
+    /// Units that all proxies had used after the answer.
+    used: u64,
+    /// Those of them that this process had admitted.
+    own: u64,
+    /// Units that others used between two answers, at most, as lately seen.
+    gap: u64,
+    /// Until when nothing of that expires, and from when on all of it has, by this process's clock.
+    next_at_us: u64,
+    reset_at_us: u64,
+    /// The store's clock at the answer, and this process's.
+    store_us: u64,
+    now_us: u64,
+    /// Until when the store may say less, since its clock has stepped forward.
+    aged_until_us: u64,
+}
+
+/// One answer of the store, as this process took it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Answered<'a> {
+    pub(crate) item: &'a Item,
+    pub(crate) verdict: &'a Verdict,
+    /// Units that the answer has charged.
+    pub(crate) charged: u64,
+    /// Units that this process has admitted within the window, with those.
+    pub(crate) own: u64,
+    /// The store's clock and this process's, microseconds.
+    pub(crate) store_us: u64,
+    pub(crate) now_us: u64,
+}
+
+/// How long before the end of a window a unit may be missing from an answer.
+pub(crate) fn slack_us(window_us: u64) -> u64 {
+    SLACK_US.min(window_us / 4)
+}
+
+impl Ledger {
+    fn map(&self, id: u128) -> MutexGuard<'_, Map> {
+        let map = &self.maps[id as usize % MAPS];
+        map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> impl Iterator<Item = MutexGuard<'_, Map>> {
+        let lock = |map| Mutex::lock(map).unwrap_or_else(PoisonError::into_inner);
+        self.maps.iter().map(lock)
+    }
+
+    /// Remembers an answer.
+    pub(crate) fn note(&self, answered: &Answered<'_>) {
+        let Answered {
+            item,
+            verdict,
+            now_us,
+            ..
+        } = *answered;
+        let id = item.id();
+        let mut map = self.map(id);
+        // Where costs are settled later, this process's own would look like those of others.
+        let known = map.keys.get(&id).filter(|_| !item.limit.gives_back);
+        let gap = known.map_or(0, |seen| {
+            let grown = verdict.used.saturating_sub(seen.used);
+            grown.max(seen.gap - seen.gap.div_ceil(16))
+        });
+        if !map.keys.contains_key(&id) && !map.has_room(now_us) {
+            return;
+        }
+        let seen = Seen {
+            item: Item {
+                asker: None,
+                cost: 1,
+                ..item.clone()
+            },
+            used: verdict.used + answered.charged,
+            own: answered.own,
+            gap,
+            next_at_us: now_us + verdict.next_us,
+            reset_at_us: now_us + verdict.reset_us.max(verdict.next_us),
+            store_us: answered.store_us,
+            now_us,
+            aged_until_us: map.keys.get(&id).map_or(0, |seen| seen.aged_until_us),
+        };
+        map.keys.insert(id, seen);
+    }
+
+    /// Whether anything is remembered of this budget.
+    pub(crate) fn knows(&self, item: &Item) -> bool {
+        self.map(item.id()).keys.contains_key(&item.id())
+    }
+
+    /// How many units fewer the answer says than the store must have: 0 where it may be right.
+    /// `own` are the units that this process has admitted, but those that are about to expire.
+    /// With `others`, what other proxies had used is known not to have been given back.
+    pub(crate) fn missing(&self, answered: &Answered<'_>, others: bool) -> u64 {
+        let (item, now_us) = (answered.item, answered.now_us);
+        let window_us = item.window.rule.window_us;
+        let mut map = self.map(item.id());
+        let Some(seen) = map.keys.get_mut(&item.id()) else {
+            return 0;
+        };
+        let passed_us = now_us.saturating_sub(seen.now_us);
+        let by_store_us = answered.store_us.saturating_sub(seen.store_us);
+        if seen.store_us > 0 && by_store_us > passed_us + slack_us(window_us) {
+            seen.aged_until_us = now_us + window_us;
+        }
+        // Answers of other workers, and others of one call, may have been taken before this one.
+        if answered.store_us <= seen.store_us || now_us < seen.aged_until_us {
+            return 0;
+        }
+        let stands = now_us + slack_us(window_us) < seen.next_at_us;
+        let known = match others && stands {
+            true => seen.used.max(answered.own),
+            false => answered.own,
+        };
+        known.saturating_sub(answered.verdict.used)
+    }
+
+    /// The most units that this process may have admitted within the window while the store is
+    /// away since `away_us`: those it had admitted, and its part of what was left. `None` where
+    /// nothing is known that still counts.
+    pub(crate) fn most(&self, item: &Item, fleet: &Fleet, at: Away) -> Option<u64> {
+        if fleet.size() == 1 {
+            return None;
+        }
+        let map = self.map(item.id());
+        let seen = map.keys.get(&item.id())?;
+        let rule = &item.window.rule;
+        // All that the store had admitted came before it went away.
+        let counts = seen.reset_at_us > at.since_us && at.now_us < at.since_us + rule.window_us;
+        let left = rule.units.saturating_sub(seen.used + seen.gap);
+        counts.then(|| seen.own + fleet.part_of(left))
+    }
+
+    /// Every key of which something may still count.
+    pub(crate) fn items(&self, now_us: u64) -> Vec<Item> {
+        let live = |seen: &&Seen| seen.reset_at_us > now_us;
+        let of = |map: MutexGuard<'_, Map>| -> Vec<Item> {
+            let live = map.keys.values().filter(live);
+            live.map(|seen| seen.item.clone()).collect()
+        };
+        self.all().flat_map(of).collect()
+    }
+
+    /// Forgets one budget ([`Item::id`]).
+    pub(crate) fn forget(&self, budget: u128) {
+        self.map(budget).keys.remove(&budget);
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&self) {
+        self.all().for_each(|mut map| map.keys.clear());
+    }
+
+    /// Forgets what the store's clock showed: another server may answer from now on.
+    pub(crate) fn forget_clock(&self) {
+        for mut map in self.all() {
+            map.keys.values_mut().for_each(|seen| seen.store_us = 0);
+        }
+    }
+}
+
+impl Map {
+    fn has_room(&mut self, now_us: u64) -> bool {
+        if self.keys.len() < KEYS {
+            return true;
+        }
+        if self.swept_us + SWEEP_EVERY_US <= now_us {
+            self.swept_us = now_us;
+            self.keys.retain(|_, seen| seen.reset_at_us > now_us);
+        }
+        self.keys.len() < KEYS
+    }
+}
+
+/// The time of a decision without the store, and since when it is away, microseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Away {
+    pub(crate) since_us: u64,
+    pub(crate) now_us: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::limit::{Algorithm, Key, Limit, Retry, Rule, Tag};
+
+    fn item(who: u64) -> Item {
+        let rule = Rule {
+            algorithm: Algorithm::Log,
+            units: 400,
+            window_us: 10_000_000,
+            precision_us: 1,
+        };
+        let limit = Limit::new("l", &[rule], Key::parse(["ip"]).unwrap());
+        let mut tag = Tag([0; 16]);
+        tag.0[..8].copy_from_slice(&who.to_le_bytes());
+        Item {
+            window: Arc::clone(&limit.windows[0]),
+            limit: Arc::new(limit),
+            tag,
+            cost: 1,
+            asker: None,
+        }
+    }
+
+    fn verdict(used: u64) -> Verdict {
+        Verdict {
+            used,
+            remaining: 399 - used.min(399),
+            retry: Retry::Now,
+            reset_us: 10_000_000,
+            next_us: 4_000_000,
+            stamp: 0,
+        }
+    }
+
+    fn answered<'a>(item: &'a Item, verdict: &'a Verdict, own: u64) -> Answered<'a> {
+        Answered {
+            item,
+            verdict,
+            charged: 1,
+            own,
+            store_us: 50_000_000,
+            now_us: 50_000_000,
+        }
+    }
+
+    #[test]
+    fn a_proxy_has_its_part_of_what_was_left_and_what_it_had() {
+        let (ledger, fleet, item) = (Ledger::default(), Fleet::of(4), item(1));
+        let at = |since_us, now_us| Away { since_us, now_us };
+        let soon = at(51_000_000, 52_000_000);
+        assert_eq!(ledger.most(&item, &fleet, soon), None);
+        ledger.note(&answered(&item, &verdict(199), 50));
+        assert_eq!(ledger.most(&item, &fleet, soon), Some(50 + 50));
+        ledger.note(&answered(&item, &verdict(399), 100));
+        assert_eq!(ledger.most(&item, &fleet, soon), Some(100));
+        // All that the store had admitted has left the window.
+        assert_eq!(ledger.most(&item, &fleet, at(51_000_000, 61_000_000)), None);
+        assert_eq!(ledger.most(&item, &fleet, at(60_000_001, 60_000_002)), None);
+    }
+
+    #[test]
+    fn what_others_lately_used_between_two_answers_is_left_to_them() {
+        let (ledger, fleet, item) = (Ledger::default(), Fleet::of(4), item(1));
+        ledger.note(&answered(&item, &verdict(99), 50));
+        ledger.note(&answered(&item, &verdict(119), 51));
+        let at = Away {
+            since_us: 51_000_000,
+            now_us: 52_000_000,
+        };
+        assert_eq!(ledger.most(&item, &fleet, at), Some(51 + (280 - 20) / 4));
+    }
+
+    #[test]
+    fn a_store_that_says_less_than_it_said_has_lost_some() {
+        let (ledger, item) = (Ledger::default(), item(1));
+        let missing = |used, own, others| {
+            let verdict = verdict(used);
+            let later = Answered {
+                store_us: 50_000_001,
+                ..answered(&item, &verdict, own)
+            };
+            ledger.missing(&later, others)
+        };
+        assert_eq!(missing(0, 40, true), 0, "the key is new");
+        ledger.note(&answered(&item, &verdict(99), 40));
+        assert_eq!(missing(100, 40, true), 0);
+        assert_eq!(missing(60, 40, true), 40);
+        assert_eq!(missing(60, 40, false), 0, "others may have given it back");
+        assert_eq!(missing(10, 40, false), 30);
+        let verdict = verdict(0);
+        let older = Answered {
+            store_us: 50_000_000,
+            ..answered(&item, &verdict, 40)
+        };
+        assert_eq!(ledger.missing(&older, true), 0);
+        let later = Answered {
+            store_us: 53_950_000,
+            now_us: 53_950_000,
+            ..answered(&item, &verdict, 7)
+        };
+        assert_eq!(
+            ledger.missing(&later, true),
+            7,
+            "what others used may expire"
+        );
+    }
+
+    #[test]
+    fn a_clock_that_steps_forward_loses_nothing() {
+        let (ledger, item) = (Ledger::default(), item(1));
+        ledger.note(&answered(&item, &verdict(99), 40));
+        let verdict = verdict(0);
+        let stepped = |now_us| Answered {
+            store_us: now_us + 8_000_000,
+            now_us,
+            ..answered(&item, &verdict, 40)
+        };
+        assert_eq!(ledger.missing(&stepped(51_000_000), true), 0);
+        ledger.note(&stepped(51_000_000));
+        assert_eq!(ledger.missing(&stepped(52_000_000), true), 0);
+        assert_eq!(ledger.missing(&stepped(61_000_000), true), 40);
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let ledger = Ledger::default();
+        let mut one = item(0);
+        for who in 0..600_000_u64 {
+            one.tag.0[..8].copy_from_slice(&who.to_le_bytes());
+            ledger.note(&answered(&one, &verdict(3), 1));
+            if who == 3_000 {
+                assert_eq!(ledger.items(50_000_000).len(), 3_001);
+            }
+        }
+        assert!(ledger.items(50_000_000).len() <= MAPS * KEYS);
+        assert!(ledger.items(60_000_000).is_empty());
+    }
+}

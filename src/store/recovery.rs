@@ -1,0 +1,337 @@
+//! One proxy's way into an outage of the store and out of it.
+//!
+//! While the store is away every proxy admits its share. When the store is back it does not know
+//! what the proxies admitted meanwhile, until each has charged it. So a proxy that is back keeps
+//! to its share beside what the store says, until it has heard that no proxy owes the store
+//! anything. A proxy that is not heard of may have admitted its share before it was killed or
+//! stopped: the others wait until that has left the window. `docs/store.md` has the argument.
+//!
+//! Time is an argument. "Store time" is the store's clock, all else this process's.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::fleet::Fleet;
+use super::ledger::{Away, Ledger};
+
+/// The name of a process among those that share the store.
+pub type ProcessName = [u8; 16];
+
+/// How long after the store is back another proxy may still be without it, microseconds: the
+/// longest pause before a probe, and the time of that probe.
+const GRACE_US: u64 = 2_000_000;
+/// A process that did nothing for so long was stopped, microseconds. Others may have gone on.
+const STOPPED_US: u64 = 3_000_000;
+/// How often a process says that it is there: always, and while it waits for others.
+const BEAT_EVERY_US: u64 = 500_000;
+const BEAT_OFTEN_US: u64 = 200_000;
+
+/// What the store says to a process that tells it that it is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// How many proxies are there, and how many of them have a smaller name.
+    pub size: u32,
+    /// See `size`.
+    pub place: u32,
+    /// Store time.
+    pub now_us: u64,
+    /// When the store's memory began, store time.
+    pub began_us: u64,
+    /// The proxies that are there.
+    pub names: Vec<ProcessName>,
+    /// Those of them that said, since the asked time, that they owe the store nothing.
+    pub clear: Vec<ProcessName>,
+}
+
+/// What a process tells the store with its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Greeting {
+    /// When the store's memory began, as this process knows it, store time.
+    pub began_us: Option<u64>,
+    /// This process owes the store nothing.
+    pub is_clear: bool,
+    /// From when on it wants to hear of others that owe nothing, store time.
+    pub since_us: u64,
+}
+
+/// See the file's head; shared by all workers of a process.
+#[derive(Debug)]
+pub struct Recovery {
+    fleet: Arc<Fleet>,
+    name: ProcessName,
+    pub(crate) ledger: Ledger,
+    /// Whether shares hold, beside the store's decisions where there are any.
+    on: AtomicBool,
+    /// Since when the store is away, or was until the process began to return; 0 for never.
+    since_us: AtomicU64,
+    /// When the store was back; 0 while it is not.
+    back_us: AtomicU64,
+    /// The longest window that was asked about.
+    longest_us: AtomicU64,
+    /// When this process last did something.
+    alive_us: AtomicU64,
+    stopped: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The other proxies, as last heard.
+    others: Vec<ProcessName>,
+    began_us: Option<u64>,
+    /// Others that may owe the store something.
+    awaited: Vec<ProcessName>,
+    /// Store time at which this process was back: only what others say later counts.
+    since_us: Option<u64>,
+}
+
+impl Recovery {
+    /// Of the process of that name, started at `now_us`.
+    pub fn new(fleet: Arc<Fleet>, name: ProcessName, now_us: u64) -> Recovery {
+        Recovery {
+            fleet,
+            name,
+            ledger: Ledger::default(),
+            on: AtomicBool::new(false),
+            since_us: AtomicU64::new(0),
+            back_us: AtomicU64::new(0),
+            longest_us: AtomicU64::new(0),
+            alive_us: AtomicU64::new(now_us),
+            stopped: AtomicBool::new(false),
+            state: Mutex::default(),
+        }
+    }
+
+    /// How many proxies share the store.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store is away for some worker, or a request was admitted without it.
+    pub fn away(&self, now_us: u64) {
+        let mut state = self.state();
+        self.begin(&mut state, now_us);
+        state.since_us = None;
+        self.back_us.store(0, Ordering::Release);
+    }
+
+    fn begin(&self, state: &mut State, now_us: u64) {
+        for name in &state.others {
+            if !state.awaited.contains(name) {
+                state.awaited.push(*name);
+            }
+        }
+        if !self.on.swap(true, Ordering::AcqRel) {
+            self.fleet.hold(true);
+            self.since_us.store(now_us, Ordering::Release);
+        }
+    }
+
+    /// No worker is without the store any more.
+    pub fn back(&self, now_us: u64) {
+        if self.is_on() {
+            let order = Ordering::AcqRel;
+            let _ = (self.back_us).compare_exchange(0, now_us, order, Ordering::Relaxed);
+        }
+    }
+
+    /// What the next heartbeat says, of a process that owes nothing if `is_clear`.
+    pub fn greeting(&self, is_clear: bool) -> Greeting {
+        let state = self.state();
+        Greeting {
+            began_us: state.began_us,
+            is_clear,
+            since_us: state.since_us.unwrap_or(u64::MAX >> 11),
+        }
+    }
+
+    /// Takes the store's answer to `greeting`. Returns whether the store has lost its memory since
+    /// the last one: then all that this process knows is to be charged again.
+    pub fn heard(&self, greeting: Greeting, beat: Heartbeat, now_us: u64) -> bool {
+        let mut state = self.state();
+        let is_new = (state.began_us).is_some_and(|began_us| began_us != beat.began_us);
+        state.began_us = Some(beat.began_us);
+        if is_new {
+            self.begin(&mut state, now_us);
+            state.since_us = None;
+        }
+        let own = self.name;
+        state.others = (beat.names.iter().copied())
+            .filter(|name| *name != own)
+            .collect();
+        self.stopped.store(false, Ordering::Release);
+        if self.is_on() {
+            self.hear_of_others(&mut state, greeting, &beat, now_us);
+        }
+        self.fleet.learn(beat.size, beat.place);
+        is_new
+    }
+
+    fn hear_of_others(&self, state: &mut State, greeting: Greeting, beat: &Heartbeat, now_us: u64) {
+        let is_known = greeting.began_us == Some(beat.began_us);
+        if state.since_us.is_none() || beat.now_us < greeting.since_us && is_known {
+            // The first since the outage, or the store's clock has stepped back.
+            state.since_us = Some(beat.now_us);
+            self.back(now_us);
+        } else {
+            state.awaited.retain(|name| !beat.clear.contains(name));
+        }
+        let back_us = self.back_us.load(Ordering::Acquire);
+        let longest_us = self.longest_us.load(Ordering::Relaxed);
+        let is_late = back_us > 0 && now_us >= back_us + GRACE_US + longest_us;
+        if greeting.is_clear && is_known && (state.awaited.is_empty() || is_late) {
+            state.awaited.clear();
+            state.since_us = None;
+            self.on.store(false, Ordering::Release);
+            self.since_us.store(0, Ordering::Release);
+            self.back_us.store(0, Ordering::Release);
+            self.longest_us.store(0, Ordering::Relaxed);
+            self.fleet.hold(false);
+        }
+    }
+
+    /// Whether this process keeps to its shares now.
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Acquire)
+    }
+
+    /// The same for limits of a window.
+    pub fn holds_for(&self, window_us: u64, now_us: u64) -> bool {
+        if !self.is_on() {
+            return false;
+        }
+        self.longest_us.fetch_max(window_us, Ordering::Relaxed);
+        let back_us = self.back_us.load(Ordering::Acquire);
+        back_us == 0 || now_us < back_us + GRACE_US + window_us
+    }
+
+    /// Since when the store is away, for a decision at `now_us`; `None` if it is not.
+    pub(crate) fn at(&self, now_us: u64) -> Option<Away> {
+        let since_us = self.since_us.load(Ordering::Acquire);
+        (since_us > 0).then_some(Away { since_us, now_us })
+    }
+
+    /// This process has done something.
+    pub fn alive(&self, now_us: u64) {
+        let before_us = self.alive_us.swap(now_us, Ordering::Relaxed);
+        if before_us + STOPPED_US < now_us {
+            self.stopped.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether this process may decide by itself. One that was stopped may not, before it has heard
+    /// of the store again: others may have divided its share.
+    pub fn may_decide(&self, now_us: u64) -> bool {
+        let alive_us = self.alive_us.load(Ordering::Relaxed);
+        let stopped = self.stopped.load(Ordering::Acquire) || alive_us + STOPPED_US < now_us;
+        !stopped || self.fleet.size() == 1
+    }
+
+    /// How long until the next heartbeat, microseconds.
+    pub fn beat_every_us(&self) -> u64 {
+        match self.is_on() {
+            true => BEAT_OFTEN_US,
+            false => BEAT_EVERY_US,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: ProcessName = [1; 16];
+    const OTHER: ProcessName = [2; 16];
+
+    fn recovery() -> Recovery {
+        Recovery::new(Arc::new(Fleet::counted()), ME, 1)
+    }
+
+    fn beat(now_us: u64, names: &[ProcessName], clear: &[ProcessName]) -> Heartbeat {
+        Heartbeat {
+            size: names.len() as u32,
+            place: 0,
+            now_us,
+            began_us: 7,
+            names: names.to_vec(),
+            clear: clear.to_vec(),
+        }
+    }
+
+    fn hear(recovery: &Recovery, is_clear: bool, beat: Heartbeat, now_us: u64) -> bool {
+        let greeting = recovery.greeting(is_clear);
+        recovery.heard(greeting, beat, now_us)
+    }
+
+    #[test]
+    fn shares_hold_until_every_other_proxy_owes_nothing() {
+        let recovery = recovery();
+        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        assert!(!recovery.is_on());
+        recovery.away(200);
+        assert!(
+            recovery.holds_for(1_000_000, 99_000_000),
+            "no end is in sight"
+        );
+        hear(&recovery, true, beat(300, &[ME], &[OTHER]), 300);
+        assert!(
+            recovery.is_on(),
+            "that was said before this process was back"
+        );
+        assert_eq!(recovery.greeting(true).since_us, 300);
+        hear(&recovery, false, beat(400, &[ME, OTHER], &[OTHER]), 400);
+        assert!(recovery.is_on(), "this process owes something");
+        assert_eq!(recovery.fleet().size(), 2, "the other was not forgotten");
+        hear(&recovery, true, beat(500, &[ME], &[]), 500);
+        assert!(!recovery.is_on());
+        assert_eq!(recovery.fleet().size(), 1);
+    }
+
+    #[test]
+    fn a_proxy_that_never_returns_is_waited_for_until_its_window_is_over() {
+        let recovery = recovery();
+        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        recovery.away(200);
+        hear(&recovery, true, beat(300, &[ME], &[]), 300);
+        let ends = |window_us| 300 + GRACE_US + window_us;
+        assert!(recovery.holds_for(1_000, ends(1_000) - 1));
+        assert!(!recovery.holds_for(1_000, ends(1_000)));
+        assert!(recovery.holds_for(60_000_000, ends(60_000_000) - 1));
+        hear(&recovery, true, beat(500, &[ME], &[]), ends(59_000_000));
+        assert!(recovery.is_on());
+        hear(&recovery, true, beat(600, &[ME], &[]), ends(60_000_000));
+        assert!(!recovery.is_on());
+    }
+
+    #[test]
+    fn a_store_that_began_anew_has_lost_its_memory() {
+        let recovery = recovery();
+        assert!(!hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100));
+        let anew = |now_us, clear: &[ProcessName]| Heartbeat {
+            began_us: 8,
+            ..beat(now_us, &[ME], clear)
+        };
+        let greeting = recovery.greeting(true);
+        assert!(recovery.heard(greeting, anew(200, &[]), 200));
+        assert!(recovery.is_on(), "it was clear of the old memory only");
+        assert!(!hear(&recovery, true, anew(300, &[OTHER]), 300));
+        assert!(!recovery.is_on());
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_decides_nothing_until_it_hears_of_the_store() {
+        let recovery = recovery();
+        hear(&recovery, true, beat(100, &[ME, OTHER], &[]), 100);
+        recovery.alive(1_000_000);
+        assert!(recovery.may_decide(1_000_000 + STOPPED_US));
+        assert!(!recovery.may_decide(1_000_001 + STOPPED_US));
+        recovery.alive(2_000_000 + STOPPED_US);
+        assert!(!recovery.may_decide(2_000_000 + STOPPED_US));
+        hear(&recovery, true, beat(200, &[ME, OTHER], &[]), 6_000_000);
+        assert!(recovery.may_decide(6_000_000));
+    }
+}

@@ -1,0 +1,119 @@
+//! What a process does about an outage of its store: it tells of it once, remembers what it
+//! admitted meanwhile, and knows what to charge again where the store has lost its memory.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::Shared;
+use crate::limit::Charge;
+use crate::store::StoreError;
+use crate::store::recovery::{Greeting, Heartbeat};
+
+impl Shared {
+    /// See [`super::Store::may_decide_alone`].
+    pub fn may_decide_alone(&self) -> bool {
+        self.recovery.may_decide(self.clock.now_us())
+    }
+
+    /// See [`super::Store::suspect`].
+    pub fn suspect(&self, lost: Charge) {
+        let now_us = self.clock.now_us();
+        self.recovery.away(now_us);
+        // The next heartbeat says whether everything is lost.
+        self.beat_at_us.store(0, Ordering::Relaxed);
+        for item in lost {
+            self.journal.suspect(item, now_us);
+        }
+    }
+
+    /// The store has lost its memory: all that was admitted here is owed to the new one.
+    fn owe_all(&self) {
+        let now_us = self.clock.now_us();
+        let admitted = self.local.get().map(|local| local.admitted());
+        let admitted = admitted.unwrap_or_default();
+        if !admitted.is_empty() {
+            tracing::warn!(
+                keys = admitted.len(),
+                "redis: it has lost its memory; what was admitted here is charged again"
+            );
+        }
+        for item in admitted {
+            self.journal.put(item, now_us);
+        }
+    }
+
+    /// Takes the store's answer to a heartbeat.
+    pub(super) fn hear(&self, greeting: Greeting, beat: Heartbeat) {
+        let recovery = &self.recovery;
+        if recovery.heard(greeting, beat, self.clock.now_us()) {
+            self.owe_all();
+        }
+        let fleet = recovery.fleet();
+        if fleet.is_larger_than_said() && !self.told_of_more.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                proxies = fleet.size(),
+                "redis: more proxies share the store than `fleet` says; their number counts"
+            );
+        }
+    }
+
+    /// Whether this process owes the store nothing.
+    pub(super) fn is_clear(&self) -> bool {
+        self.troubled.load(Ordering::Acquire) == 0 && !self.journal.owes()
+    }
+
+    /// One worker more is without the store.
+    pub(super) fn goes_away(&self) {
+        self.troubled.fetch_add(1, Ordering::AcqRel);
+        self.recovery.away(self.clock.now_us());
+    }
+
+    /// One worker fewer is without the store.
+    pub(super) fn comes_back(&self) {
+        if self.troubled.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.recovery.back(self.clock.now_us());
+        }
+        self.recovery.ledger.forget_clock();
+    }
+
+    /// Remembers what was admitted without the store.
+    pub(super) fn owe(&self, charge: &Charge, generation: u64) {
+        let now_us = self.clock.now_us();
+        self.recovery.away(now_us);
+        // Tags that only this process knows name nothing in the store.
+        if self.is_current(generation) {
+            self.journal.add(charge, now_us);
+        }
+    }
+
+    pub(super) fn trouble_begins(&self, kind: StoreError, now: Instant) {
+        self.goes_away();
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        outage.workers += 1;
+        if outage.workers == 1 {
+            outage.since = Some(now);
+            tracing::warn!(
+                kind = kind.label(),
+                "redis: {kind}; limits follow on_error until it is back"
+            );
+        }
+    }
+
+    pub(super) fn trouble_ends(&self, now: Instant) {
+        self.comes_back();
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        outage.workers = outage.workers.saturating_sub(1);
+        if outage.workers == 0
+            && let Some(since) = outage.since.take()
+        {
+            let seconds = now.saturating_duration_since(since).as_secs_f64();
+            let without = self.unmade.swap(0, Ordering::Relaxed);
+            tracing::info!(
+                seconds = format_args!("{seconds:.3}"),
+                decisions_without = without,
+                "redis: back"
+            );
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Outages in virtual time: two to eight proxies with the shipped fleet, recovery, ledger, journal
+//! and local store, around a store that goes away and comes back as a seed says. Every run is named
+//! by its seed.
+//!
+//! `cargo test --lib returns -- --nocapture` prints the fullest windows.
+
+mod acts;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::deny_cache::tests::chance;
+use super::fleet::Fleet;
+use super::hash_key::KeyRing;
+use super::journal::Journal;
+use super::memory::Memory;
+use super::recovery::{ProcessName, Recovery};
+use crate::clock::Micros;
+use crate::config::{self, StoreKind, StoreSettings};
+use crate::limit::decide::Count;
+use crate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, OnError, Rule, Tag};
+
+const MS: u64 = 1_000;
+const WINDOW_US: u64 = 4_000 * MS;
+const UNITS: u64 = 400;
+const START_US: u64 = 1_700_000_000_000_000;
+/// When the store goes away.
+const AWAY_US: u64 = START_US + 5_000 * MS;
+const TIMEOUT_US: u64 = 25 * MS;
+/// How long a proxy that says nothing is counted.
+const COUNTED_US: u64 = 5_000 * MS;
+/// How far a replica is behind.
+const LAG_US: u64 = 40 * MS;
+
+/// What happens to the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outage {
+    KilledAndKeeps,
+    Frozen,
+    KilledAndEmpty,
+    Flushed,
+    /// A replica that lags takes over.
+    Failover,
+    /// The same, and heartbeats go to another node all the while.
+    MasterLost,
+}
+
+const OUTAGES: [Outage; 6] = [
+    Outage::KilledAndKeeps,
+    Outage::Frozen,
+    Outage::KilledAndEmpty,
+    Outage::Flushed,
+    Outage::Failover,
+    Outage::MasterLost,
+];
+
+/// What happens to one of the proxies meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Mishap {
+    None,
+    Killed,
+    Stopped,
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Request,
+    AtStore(Option<Decision>),
+    Answer(Decision, Option<Decision>),
+    Lost(Option<Decision>),
+    Upkeep,
+    Probe,
+    GoAway,
+    ComeBack,
+    Mishap,
+    Replicate,
+}
+
+/// The memory of a store.
+#[derive(Clone, Debug)]
+struct Contents {
+    count: Count,
+    began_us: u64,
+    names: BTreeMap<ProcessName, u64>,
+    clear: BTreeMap<ProcessName, u64>,
+}
+
+impl Contents {
+    fn new(now_us: u64) -> Contents {
+        Contents {
+            count: Count::new(Algorithm::Log),
+            began_us: now_us,
+            names: BTreeMap::new(),
+            clear: BTreeMap::new(),
+        }
+    }
+}
+
+struct Proxy {
+    name: ProcessName,
+    recovery: Arc<Recovery>,
+    local: Memory,
+    journal: Journal,
+    is_away: bool,
+    is_dead: bool,
+    stopped_until_us: u64,
+    every_us: u64,
+    admitted: Vec<u64>,
+    /// It asked a store that had been emptied, and could not know.
+    was_fooled: bool,
+    /// Units used, as the store last said.
+    last_used: u64,
+}
+
+struct World {
+    outage: Outage,
+    mishap: Mishap,
+    random: u64,
+    now_us: u64,
+    clock: Arc<AtomicU64>,
+    events: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    bodies: BTreeMap<u64, Event>,
+    number: u64,
+    proxies: Vec<Proxy>,
+    store: Contents,
+    replica: Contents,
+    behind: Contents,
+    is_down: bool,
+    is_frozen: bool,
+    charge: Charge,
+    /// Units more than the limit that the protocol does not promise to hold back.
+    excused: u64,
+    back_us: u64,
+    /// Proxies go back to the store alone at once, as if nobody owed it anything: the control.
+    is_careless: bool,
+}
+
+fn settings() -> StoreSettings {
+    StoreSettings {
+        kind: StoreKind::Memory,
+        prefix: String::new(),
+        timeout: std::time::Duration::from_millis(25),
+        on_error: OnError::Local,
+        fleet: config::Fleet::Auto,
+        hash_key: None,
+        max_keys: 10_000,
+        max_memory: 1 << 30,
+    }
+}
+
+fn one() -> Charge {
+    let rule = Rule {
+        algorithm: Algorithm::Log,
+        units: UNITS,
+        window_us: WINDOW_US,
+        precision_us: 1,
+    };
+    let limit = Limit::new("l", &[rule], Key::parse(["global"]).unwrap());
+    let item = Item {
+        window: Arc::clone(&limit.windows[0]),
+        limit: Arc::new(limit),
+        tag: Tag([3; 16]),
+        cost: 1,
+        asker: None,
+    };
+    [item].into_iter().collect()
+}
+
+impl World {
+    fn new(seed: u64, outage: Outage, mishap: Mishap, is_even: bool) -> World {
+        let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let clock = Arc::new(AtomicU64::new(START_US));
+        let many = 2 + chance(&mut random, 7) as usize;
+        // From half of the limit to four times as much is asked for.
+        let demand = [1, 2, 4, 8][chance(&mut random, 4) as usize];
+        let every_us = WINDOW_US * 2 * many as u64 / (UNITS * demand);
+        let mut proxies = Vec::new();
+        for number in 0..many {
+            let mut name = [0; 16];
+            name[0] = number as u8;
+            name[1] = chance(&mut random, 250) as u8;
+            let fleet = Arc::new(Fleet::counted());
+            let recovery = Arc::new(Recovery::new(Arc::clone(&fleet), name, START_US));
+            let keys = KeyRing::new(&settings()).unwrap();
+            let micros = Micros::Manual(Arc::clone(&clock));
+            let local = Memory::local(&settings(), keys, micros, (None, fleet));
+            let slower = if is_even {
+                1
+            } else {
+                1 + chance(&mut random, 12)
+            };
+            proxies.push(Proxy {
+                name,
+                local: local.knowing(&recovery),
+                recovery,
+                journal: Journal::default(),
+                is_away: false,
+                is_dead: false,
+                stopped_until_us: 0,
+                every_us: every_us * slower,
+                admitted: Vec::new(),
+                was_fooled: false,
+                last_used: 0,
+            });
+        }
+        let store = Contents::new(START_US);
+        let mut world = World {
+            outage,
+            mishap,
+            random,
+            now_us: START_US,
+            clock,
+            events: BinaryHeap::new(),
+            bodies: BTreeMap::new(),
+            number: 0,
+            proxies,
+            replica: store.clone(),
+            behind: store.clone(),
+            store,
+            is_down: false,
+            is_frozen: false,
+            charge: one(),
+            excused: 0,
+            back_us: 0,
+            is_careless: false,
+        };
+        for who in 0..many {
+            world.at(
+                chance(&mut world.random.clone(), 99) * MS,
+                who,
+                Event::Upkeep,
+            );
+            let first_us = 1_500 * MS + world.chance(500) * MS;
+            world.at(first_us, who, Event::Request);
+        }
+        world.at(AWAY_US - START_US, 0, Event::GoAway);
+        world.at(LAG_US, 0, Event::Replicate);
+        world
+    }
+
+    fn chance(&mut self, below: u64) -> u64 {
+        chance(&mut self.random, below)
+    }
+
+    fn at(&mut self, in_us: u64, who: usize, event: Event) {
+        self.number += 1;
+        let key = Reverse((self.now_us + in_us, self.number, who));
+        self.events.push(key);
+        self.bodies.insert(self.number, event);
+    }
+
+    fn run(&mut self) -> u64 {
+        let end_us = AWAY_US + 5 * WINDOW_US;
+        while let Some(Reverse((at_us, number, who))) = self.events.pop() {
+            if at_us > end_us {
+                break;
+            }
+            let event = self.bodies.remove(&number).unwrap();
+            self.now_us = at_us;
+            self.clock.store(at_us, Ordering::Relaxed);
+            let is_of_proxy = !matches!(
+                event,
+                Event::GoAway | Event::ComeBack | Event::Replicate | Event::AtStore(_)
+            );
+            if is_of_proxy && self.proxies[who].is_dead {
+                continue;
+            }
+            let thaws_us = self.proxies[who].stopped_until_us;
+            if is_of_proxy && at_us < thaws_us {
+                self.at(thaws_us - at_us, who, event);
+                continue;
+            }
+            self.happened(who, event);
+        }
+        self.fullest()
+    }
+
+    fn happened(&mut self, who: usize, event: Event) {
+        match event {
+            Event::Request => self.request(who),
+            Event::AtStore(beside) => self.at_store(who, beside),
+            Event::Answer(decision, beside) => self.answered(who, &decision, beside),
+            Event::Lost(beside) => self.lost(who, beside),
+            Event::Upkeep => self.upkeep(who),
+            Event::Probe => self.probe(who),
+            Event::GoAway => self.go_away(),
+            Event::ComeBack => self.come_back(),
+            Event::Mishap => self.mishap(who),
+            Event::Replicate => {
+                self.replica = std::mem::replace(&mut self.behind, self.store.clone());
+                self.at(LAG_US, 0, Event::Replicate);
+            }
+        }
+    }
+
+    /// The most units that any window holds.
+    fn fullest(&self) -> u64 {
+        let admitted = self.proxies.iter().flat_map(|proxy| &proxy.admitted);
+        let mut admitted: Vec<u64> = admitted.copied().collect();
+        admitted.sort_unstable();
+        let (mut from, mut most) = (0, 0);
+        for (index, at_us) in admitted.iter().enumerate() {
+            while admitted[from] + WINDOW_US <= *at_us {
+                from += 1;
+            }
+            most = most.max(index - from + 1);
+        }
+        most as u64
+    }
+
+    /// Units admitted once all is as it was.
+    fn later(&self) -> usize {
+        let from_us = self.back_us + 2 * WINDOW_US + 3_000 * MS;
+        let admitted = self.proxies.iter().flat_map(|proxy| &proxy.admitted);
+        admitted.filter(|at_us| **at_us >= from_us).count()
+    }
+}
+
+impl Proxy {
+    fn counted_at(&self, now_us: u64) -> u64 {
+        let counted = (self.admitted.iter()).filter(|at_us| **at_us + WINDOW_US > now_us);
+        counted.count() as u64
+    }
+}
+
+/// In whatever order proxies come back, and whatever becomes of one of them, no window holds more
+/// than the limit and what nobody who is left can know.
+#[test]
+fn no_window_is_overfull_after_an_outage() {
+    let seeds = if cfg!(debug_assertions) { 12 } else { 400 };
+    println!("| outage | fullest window of {UNITS} | unknown, at most | beyond both |");
+    println!("|---|--:|--:|--:|");
+    let mut failures = Vec::new();
+    for outage in OUTAGES {
+        for is_even in [true, false] {
+            let (mut most, mut beyond, mut excused) = (0, 0, 0);
+            for mishap in [Mishap::None, Mishap::Killed, Mishap::Stopped] {
+                for seed in 1..=seeds {
+                    let mut world = World::new(seed, outage, mishap, is_even);
+                    let fullest = world.run();
+                    most = most.max(fullest);
+                    excused = excused.max(world.excused);
+                    let over = fullest.saturating_sub(UNITS + world.excused);
+                    beyond = beyond.max(over);
+                    if over > 0 || world.later() == 0 {
+                        failures.push((outage, mishap, is_even, seed, fullest, world.excused));
+                    }
+                }
+            }
+            println!("| {outage:?}, even: {is_even} | {most} | {excused} | {beyond} |");
+        }
+    }
+    assert!(failures.is_empty(), "{} {failures:?}", failures.len());
+}
+
+/// The control: the same worlds show it where proxies trust the store too early.
+#[test]
+fn proxies_that_trust_the_store_at_once_overfill_a_window() {
+    for outage in [Outage::KilledAndKeeps, Outage::KilledAndEmpty] {
+        let most = (1..=12).map(|seed| {
+            let mut world = World::new(seed, outage, Mishap::None, true);
+            world.is_careless = true;
+            world.run()
+        });
+        let most = most.max().unwrap_or_default();
+        println!("{outage:?}, without waiting for the others: {most} of {UNITS}");
+        assert!(most > UNITS + UNITS / 20, "{outage:?}: {most}");
+    }
+}

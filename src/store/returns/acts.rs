@@ -1,0 +1,259 @@
+//! What proxies and the store do when their time has come: the order is that of `proxy/admit.rs`,
+//! of `redis/upkeep.rs` and of `lua/fleet.lua`.
+
+use super::{COUNTED_US, Contents, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US, World};
+use crate::limit::{Decision, Retry, Verdict};
+use crate::store::recovery::Heartbeat;
+
+impl World {
+    pub(super) fn request(&mut self, who: usize) {
+        let next_us = 1 + self.chance(2 * self.proxies[who].every_us);
+        self.at(next_us, who, Event::Request);
+        let proxy = &self.proxies[who];
+        if proxy.is_away {
+            return self.decide_alone(who);
+        }
+        let is_on = proxy.recovery.is_on() && !self.is_careless;
+        let beside = is_on.then(|| {
+            let beside = proxy.local.charge_beside(&self.charge);
+            beside.allowed.then_some(beside)
+        });
+        let Some(beside) = beside.map_or(Some(None), |beside| beside.map(Some)) else {
+            return;
+        };
+        let there_us = 100 + self.chance(2 * MS);
+        self.at(there_us, who, Event::AtStore(beside));
+    }
+
+    pub(super) fn decide_alone(&mut self, who: usize) {
+        let proxy = &mut self.proxies[who];
+        if !proxy.recovery.may_decide(self.now_us) {
+            return;
+        }
+        if proxy.local.charge(&self.charge).allowed {
+            proxy.recovery.away(self.now_us);
+            proxy.journal.add(&self.charge, self.now_us);
+            proxy.admitted.push(self.now_us);
+        }
+    }
+
+    pub(super) fn at_store(&mut self, who: usize, beside: Option<Decision>) {
+        if self.is_down {
+            return self.at(100, who, Event::Lost(beside));
+        }
+        // What waits in the socket of a frozen server is decided when it thaws, and told nobody.
+        let rule = self.charge[0].window.rule;
+        let look = self.store.count.look(&rule, 1, self.now_us);
+        let allowed = look.retry == Retry::Now;
+        let verdict: Verdict = self.store.count.settle(&rule, 1, &look, allowed);
+        if self.is_frozen {
+            return self.at(TIMEOUT_US, who, Event::Lost(beside));
+        }
+        let decision = Decision {
+            allowed,
+            at_us: self.now_us,
+            verdicts: [verdict].into_iter().collect(),
+        };
+        let back_us = 100 + self.chance(2 * MS);
+        self.at(back_us, who, Event::Answer(decision, beside));
+    }
+
+    pub(super) fn answered(&mut self, who: usize, decision: &Decision, beside: Option<Decision>) {
+        let (charge, now_us) = (&self.charge, self.now_us);
+        let proxy = &mut self.proxies[who];
+        proxy.last_used = decision.verdicts[0].used + u64::from(decision.allowed);
+        match (decision.allowed, beside) {
+            (false, Some(beside)) => proxy.local.give_back(charge, &beside),
+            (false, None) => proxy.local.note(charge, decision, None),
+            (true, Some(beside)) => {
+                proxy.local.note(charge, decision, Some(&beside));
+                proxy.admitted.push(decision.at_us);
+            }
+            (true, None) => {
+                let lost = proxy.local.lost_by(charge, decision, true);
+                if lost.is_empty() {
+                    let warm = proxy.local.keep_warm(charge);
+                    proxy.local.note(charge, decision, Some(&warm));
+                    proxy.admitted.push(decision.at_us);
+                    // Nothing tells this proxy yet that the store was emptied: it goes by what that
+                    // says, and takes it for what was left as well.
+                    let began_us = proxy.recovery.greeting(true).began_us;
+                    if began_us != Some(self.store.began_us) {
+                        let share = proxy.recovery.fleet().share(charge[0].window.rule).units;
+                        let own = proxy.counted_at(now_us);
+                        self.excused += 1;
+                        if !std::mem::replace(&mut proxy.was_fooled, true) {
+                            self.excused += share.saturating_sub(own);
+                        }
+                    }
+                    return;
+                }
+                proxy.recovery.away(now_us);
+                lost.into_iter()
+                    .for_each(|item| proxy.journal.suspect(item, now_us));
+                if proxy.local.charge_beside(charge).allowed {
+                    proxy.admitted.push(decision.at_us);
+                }
+            }
+        }
+    }
+
+    pub(super) fn lost(&mut self, who: usize, beside: Option<Decision>) {
+        let proxy = &mut self.proxies[who];
+        if let Some(beside) = beside {
+            proxy.local.give_back(&self.charge, &beside);
+        }
+        proxy.recovery.alive(self.now_us);
+        if !proxy.is_away {
+            proxy.is_away = true;
+            proxy.recovery.away(self.now_us);
+            let pause_us = 25 * MS + self.chance(475) * MS;
+            self.at(pause_us, who, Event::Probe);
+        }
+        self.decide_alone(who);
+    }
+
+    pub(super) fn probe(&mut self, who: usize) {
+        let proxy = &mut self.proxies[who];
+        proxy.recovery.alive(self.now_us);
+        if self.is_down || self.is_frozen {
+            let pause_us = 250 * MS + self.chance(250) * MS;
+            return self.at(pause_us, who, Event::Probe);
+        }
+        self.beat(who);
+        self.pay(who);
+        let proxy = &mut self.proxies[who];
+        proxy.is_away = false;
+        proxy.recovery.back(self.now_us);
+        proxy.recovery.ledger.forget_clock();
+    }
+
+    pub(super) fn upkeep(&mut self, who: usize) {
+        let is_silent = self.is_down || self.is_frozen;
+        let proxy = &mut self.proxies[who];
+        proxy.recovery.alive(self.now_us);
+        let next_us = if proxy.recovery.is_on() { 200 } else { 500 };
+        self.at(next_us * MS, who, Event::Upkeep);
+        if is_silent && self.outage != Outage::MasterLost {
+            if !self.proxies[who].is_away {
+                self.lost(who, None);
+            }
+            return;
+        }
+        self.beat(who);
+        if !self.proxies[who].is_away {
+            self.proxies[who].journal.ripen(self.now_us);
+            self.pay(who);
+        }
+    }
+
+    /// What `lua/fleet.lua` does.
+    pub(super) fn beat(&mut self, who: usize) {
+        let now_us = self.now_us;
+        let (proxy, store) = (&mut self.proxies[who], &mut self.store);
+        let is_clear = !proxy.is_away && !proxy.journal.owes();
+        let greeting = proxy.recovery.greeting(is_clear);
+        store.names.insert(proxy.name, now_us);
+        if is_clear && greeting.began_us == Some(store.began_us) {
+            store.clear.insert(proxy.name, now_us);
+        }
+        let heard = |at_us: &mut u64| *at_us + COUNTED_US >= now_us;
+        store.names.retain(|_, at_us| heard(at_us));
+        store.clear.retain(|_, at_us| heard(at_us));
+        let clear = (store.clear.iter()).filter(|(_, at_us)| **at_us >= greeting.since_us);
+        let beat = Heartbeat {
+            size: store.names.len() as u32,
+            place: store.names.range(..proxy.name).count() as u32,
+            now_us,
+            began_us: store.began_us,
+            names: store.names.keys().copied().collect(),
+            clear: clear.map(|(name, _)| *name).collect(),
+        };
+        if proxy.recovery.heard(greeting, beat, now_us) {
+            for item in proxy.local.admitted() {
+                proxy.journal.put(item, now_us);
+            }
+        }
+    }
+
+    pub(super) fn pay(&mut self, who: usize) {
+        let debts = self.proxies[who].journal.take(64, self.now_us, |_| true);
+        for charge in &debts.owed {
+            let rule = charge[0].window.rule;
+            self.store
+                .count
+                .charge_more(&rule, charge[0].cost, self.now_us);
+        }
+        debts.paid();
+    }
+
+    pub(super) fn used(&self) -> u64 {
+        let rule = self.charge[0].window.rule;
+        self.store.count.used(&rule, self.now_us)
+    }
+
+    pub(super) fn go_away(&mut self) {
+        let away_us = match self.outage {
+            Outage::Flushed => 0,
+            _ => 100 * MS + self.chance(6_000) * MS,
+        };
+        self.excuse_what_is_not_known();
+        match self.outage {
+            Outage::Frozen => self.is_frozen = true,
+            Outage::Flushed => {}
+            _ => self.is_down = true,
+        }
+        if self.mishap != Mishap::None {
+            let victim = self.chance(self.proxies.len() as u64) as usize;
+            let in_us = self.chance(away_us + 1_000 * MS);
+            self.at(in_us, victim, Event::Mishap);
+        }
+        self.at(away_us, 0, Event::ComeBack);
+    }
+
+    /// A proxy that the store has not answered since others asked knows too little of them, and may
+    /// admit its part of that.
+    pub(super) fn excuse_what_is_not_known(&mut self) {
+        let (used, many) = (self.used(), self.proxies.len() as u64);
+        let unknown = |proxy: &Proxy| used.saturating_sub(proxy.last_used).div_ceil(many);
+        self.excused += self.proxies.iter().map(unknown).sum::<u64>();
+    }
+
+    pub(super) fn come_back(&mut self) {
+        let (before, now_us) = (self.used(), self.now_us);
+        self.is_down = false;
+        self.is_frozen = false;
+        self.back_us = now_us;
+        match self.outage {
+            Outage::KilledAndKeeps | Outage::Frozen => {}
+            Outage::KilledAndEmpty | Outage::Flushed => {
+                self.store = Contents::new(now_us);
+                let dead = self.proxies.iter().filter(|proxy| proxy.is_dead);
+                let of = |proxy: &Proxy| proxy.counted_at(now_us);
+                self.excused += dead.map(of).sum::<u64>();
+            }
+            Outage::Failover => {
+                self.store = self.replica.clone();
+                self.excused += before.saturating_sub(self.used());
+            }
+            Outage::MasterLost => {
+                self.store.count = self.replica.count.clone();
+                self.excused += before.saturating_sub(self.used());
+            }
+        }
+    }
+
+    pub(super) fn mishap(&mut self, victim: usize) {
+        let for_us = 200 * MS + self.chance(8_000) * MS;
+        match self.mishap {
+            Mishap::Killed => {
+                self.proxies[victim].is_dead = true;
+                if matches!(self.outage, Outage::KilledAndEmpty | Outage::Flushed) {
+                    self.excused += self.proxies[victim].counted_at(self.now_us);
+                }
+            }
+            Mishap::Stopped => self.proxies[victim].stopped_until_us = self.now_us + for_us,
+            Mishap::None => {}
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Four proxies, one limit, and a Redis that goes away and comes back, in each of the ways in which
+//! it can: the fullest window by the admissions' own times.
+//!
+//! `cargo test --test it -- returns --nocapture` prints the windows.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::house::{Client, Tidegate, Upstream};
+use crate::probe::eventually;
+use crate::support::RedisServer;
+
+const PROXIES: usize = 4;
+const LIMIT: usize = 400;
+const WINDOW: Duration = Duration::from_secs(4);
+/// How much later than its admission an answer may come.
+const LATE: Duration = Duration::from_millis(150);
+/// How long the world is as usual.
+const BEFORE: Duration = Duration::from_millis(1_500);
+
+/// How the store goes away, and how it comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outage {
+    KilledAndKeeps,
+    Frozen,
+    KilledAndEmpty,
+    Flushed,
+}
+
+/// What happens to the last of the proxies while the store is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mishap {
+    None,
+    Killed,
+    /// It goes on a second after the store is back.
+    Stopped,
+}
+
+/// What clients do meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    /// Milliseconds between two requests, for each proxy.
+    paces: [u64; PROXIES],
+    /// How long the store is away.
+    away: Duration,
+}
+
+/// The limit is used up when the store goes away, hardly half of it is, one proxy has most of the
+/// clients, and the store is away for longer than a window.
+const LOADS: [Load; 4] = [
+    load([8, 8, 8, 8], 1_500),
+    load([28, 28, 28, 28], 1_500),
+    load([4, 60, 60, 60], 1_500),
+    load([12, 12, 12, 12], 5_000),
+];
+
+const fn load(paces: [u64; PROXIES], away_ms: u64) -> Load {
+    Load {
+        paces,
+        away: Duration::from_millis(away_ms),
+    }
+}
+
+fn fleet(redis: &RedisServer, upstream: &Upstream) -> Vec<Tidegate> {
+    let config = format!(
+        "upstream = \"{}\"\n[server]\nworkers = 2\n[log]\naccess = \"off\"\n\
+         [store]\nurl = \"redis://127.0.0.1:{}\"\n\
+         [limit.default]\nrate = \"{LIMIT}/{}s\"\nkey = \"global\"\n",
+        upstream.url(),
+        redis.port(),
+        WINDOW.as_secs()
+    );
+    let proxies: Vec<Tidegate> = (0..PROXIES).map(|_| Tidegate::start(&config)).collect();
+    let mut connection = redis.connect();
+    eventually("all are counted", || {
+        let count: usize = redis::cmd("ZCARD")
+            .arg("tidegate:fleet")
+            .query(&mut connection)
+            .unwrap();
+        count == PROXIES
+    });
+    // Each hears of the others with its next word.
+    std::thread::sleep(Duration::from_millis(1_200));
+    proxies
+}
+
+/// Asks one proxy all the time, and returns when it was let through.
+fn ask_on(address: SocketAddr, every_ms: u64, began: Instant, over: &AtomicBool) -> Vec<Duration> {
+    let (mut client, mut passed) = (Client::to(address), Vec::new());
+    while !over.load(Ordering::Relaxed) {
+        client.send("GET / HTTP/1.1\r\nHost: test\r\n\r\n");
+        let Some(answer) = client.try_answer(false) else {
+            break;
+        };
+        if answer.status == 200 {
+            passed.push(began.elapsed());
+        }
+        std::thread::sleep(Duration::from_millis(every_ms));
+    }
+    passed
+}
+
+/// The most that any interval of a window's length holds.
+fn fullest(mut passed: Vec<Duration>) -> usize {
+    passed.sort_unstable();
+    let (mut from, mut most) = (0, 0);
+    for (index, at) in passed.iter().enumerate() {
+        while passed[from] + WINDOW - LATE <= *at {
+            from += 1;
+        }
+        most = most.max(index - from + 1);
+    }
+    most
+}
+
+fn go_away(redis: &mut RedisServer, outage: Outage, away: Duration, half: impl FnOnce()) {
+    match outage {
+        Outage::KilledAndKeeps | Outage::KilledAndEmpty => redis.kill(),
+        Outage::Frozen => redis.freeze(),
+        Outage::Flushed => {}
+    }
+    if outage != Outage::Flushed {
+        std::thread::sleep(away / 2);
+        half();
+        std::thread::sleep(away / 2);
+    }
+    match outage {
+        Outage::KilledAndKeeps | Outage::KilledAndEmpty => redis.restart(),
+        Outage::Frozen => redis.thaw(),
+        Outage::Flushed => drop(redis.run("FLUSHALL")),
+    }
+}
+
+/// How many of the limit the fullest window held.
+fn window_of(outage: Outage, load: Load, mishap: Mishap) -> usize {
+    let keeps: &[&str] = match outage {
+        Outage::KilledAndKeeps => &["--appendonly", "yes", "--appendfsync", "always"],
+        _ => &[],
+    };
+    let (mut redis, upstream) = (RedisServer::start_with(keeps), Upstream::ok());
+    let proxies = fleet(&redis, &upstream);
+    let victim = &proxies[PROXIES - 1];
+    let (began, over) = (Instant::now(), AtomicBool::new(false));
+    let (passed, away, back) = std::thread::scope(|scope| {
+        let over = &over;
+        let addresses = proxies.iter().map(|proxy| proxy.address);
+        let clients: Vec<_> = (addresses.zip(load.paces))
+            .map(|(at, every_ms)| scope.spawn(move || ask_on(at, every_ms, began, over)))
+            .collect();
+        std::thread::sleep(BEFORE);
+        let away = began.elapsed();
+        go_away(&mut redis, outage, load.away, || match mishap {
+            Mishap::None => {}
+            Mishap::Killed => victim.signal("KILL"),
+            Mishap::Stopped => victim.signal("STOP"),
+        });
+        let back = began.elapsed();
+        std::thread::sleep(Duration::from_secs(1));
+        if mishap == Mishap::Stopped {
+            victim.signal("CONT");
+        }
+        std::thread::sleep(WINDOW * 2);
+        over.store(true, Ordering::Relaxed);
+        let passed = clients.into_iter().map(|client| client.join().unwrap());
+        (passed.collect::<Vec<_>>(), away, back)
+    });
+    let each: Vec<usize> = passed.iter().map(Vec::len).collect();
+    let passed: Vec<Duration> = passed.into_iter().flatten().collect();
+    let within = |from: Duration, to: Duration| {
+        let within = |at: &&Duration| (from..to).contains(*at);
+        passed.iter().filter(within).count()
+    };
+    let most = fullest(passed.clone());
+    println!(
+        "{outage:?} {load:?} {mishap:?}: fullest window {most} of {LIMIT}; {} before, {} without, {} in 1 s \
+         after, {} later; by proxy {each:?}",
+        within(Duration::ZERO, away),
+        within(away, back),
+        within(back, back + Duration::from_secs(1)),
+        within(back + Duration::from_secs(1), Duration::MAX),
+    );
+    assert!(within(back + WINDOW, Duration::MAX) > 0, "it works again");
+    most
+}
+
+#[track_caller]
+fn assert_no_window_is_overfull(outage: Outage, loads: &[Load]) {
+    for load in loads {
+        let most = window_of(outage, *load, Mishap::None);
+        assert!(most <= LIMIT, "{outage:?} {load:?}: {most}");
+    }
+}
+
+#[test]
+fn no_window_is_overfull_when_redis_is_killed_and_returns_with_its_data() {
+    assert_no_window_is_overfull(Outage::KilledAndKeeps, &LOADS);
+}
+
+#[test]
+fn no_window_is_overfull_when_redis_is_frozen_and_thaws() {
+    assert_no_window_is_overfull(Outage::Frozen, &LOADS);
+}
+
+#[test]
+fn no_window_is_overfull_when_redis_is_killed_and_returns_empty() {
+    assert_no_window_is_overfull(Outage::KilledAndEmpty, &LOADS);
+}
+
+#[test]
+fn no_window_is_overfull_when_redis_is_flushed() {
+    assert_no_window_is_overfull(Outage::Flushed, &LOADS[..3]);
+}
+
+#[test]
+fn no_window_is_overfull_when_a_proxy_is_killed_or_stopped_meanwhile() {
+    for mishap in [Mishap::Killed, Mishap::Stopped] {
+        for outage in [Outage::KilledAndKeeps, Outage::Frozen] {
+            let most = window_of(outage, LOADS[1], mishap);
+            assert!(most <= LIMIT, "{outage:?} {mishap:?}: {most}");
+        }
+    }
+}
