@@ -34,6 +34,7 @@ mod place;
 mod process;
 mod prometheus;
 mod reload;
+mod routes;
 mod status;
 pub mod token;
 mod traffic;
@@ -67,6 +68,7 @@ use findings::Findings;
 use gate::Pass;
 use health::Beats;
 use history::History;
+use routes::Recent;
 
 /// How often it looks at what the workers have counted.
 const TICK: Duration = Duration::from_secs(1);
@@ -104,6 +106,8 @@ struct Desk {
     /// The token where no file of the configuration says it.
     own_token: Option<Vec<u8>>,
     history: Mutex<History>,
+    /// What each route answered in the last minute.
+    recent: Mutex<Recent>,
     /// What single clients do.
     crowd: Mutex<Crowd>,
     followed: Followed,
@@ -138,6 +142,7 @@ impl Admin {
         let desk = Arc::new(Desk {
             pass: ArcSwap::from_pointee(Pass::new(settings, own_token.as_deref())),
             history: Mutex::new(History::new(grounds.sight.started_us())),
+            recent: Mutex::default(),
             crowd: Mutex::default(),
             followed: Followed::default(),
             beats: Mutex::default(),

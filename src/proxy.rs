@@ -60,6 +60,8 @@ pub use arrival::{Arrival, Secured};
 use body::Body;
 use changes::Changes;
 use flaw::Flaw;
+use forward::With;
+use grpc::Call;
 use limiter::{Caller, Limiter};
 use line::Line;
 use reject::Rejection;
@@ -285,8 +287,12 @@ impl Proxy {
             match &route.target {
                 Target::Upstream(upstream) => {
                     let to = (route, *upstream, admission.affinity);
-                    let trace = line.trace.as_deref_mut();
-                    let with = (changes, trace, lines.as_deref_mut());
+                    let with = With {
+                        changes,
+                        is_grpc: line.grpc,
+                        trace: line.trace.as_deref_mut(),
+                        lines: lines.as_deref_mut(),
+                    };
                     let exchange = (request, &mut *response);
                     if let Err(refused) = self.forward(exchange, downstream, to, with).await {
                         *response = self.refuse(&refused, changes, line, HeaderMap::new());
@@ -364,6 +370,10 @@ impl Proxy {
     fn count(&self, response: &Response<Body>, line: &mut Line) {
         line.status = response.status().as_u16();
         self.limiter.count_answer(line);
+        if line.grpc {
+            let counter = self.meter().grpc_counter(line.route_number);
+            line.call = counter.and_then(|counter| Call::begin(counter, response));
+        }
         line.decide();
     }
 

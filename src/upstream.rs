@@ -19,6 +19,7 @@ mod choice;
 mod connect;
 mod connection;
 mod error;
+mod grpc;
 mod health;
 mod http1;
 mod http2;
@@ -52,9 +53,10 @@ pub use connect::look;
 use connection::{Connection, Lease};
 pub use error::{HeadFault, ProtocolError, UpstreamError};
 pub use http1::{Http1Fault, Upgraded};
+pub use latency::Measured;
 use pool::Upstream;
 pub use prober::check;
-pub use report::ServerReport;
+pub use report::{ServerReport, ServerState};
 pub use server::Seat;
 pub use tries::{Tries, Try};
 pub use vitals::Vitals;
@@ -78,6 +80,8 @@ pub struct Outgoing<'r> {
     pub affinity: Option<u64>,
     /// How long it may take as a whole, where that is bounded.
     pub within: Option<Duration>,
+    /// Whether it is a call of gRPC, whose answer has a status of its own.
+    pub is_grpc: bool,
     /// What becomes of each attempt, where somebody wants to know.
     pub tries: Option<Arc<Tries>>,
 }
@@ -91,6 +95,7 @@ impl<'r> From<&'r mut Request<RequestBody>> for Outgoing<'r> {
             beside: None,
             affinity: None,
             within: None,
+            is_grpc: false,
             tries: None,
         }
     }

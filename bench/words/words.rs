@@ -333,6 +333,7 @@ fn log_line() -> Word {
             denied_by: &[],
             would_deny: &[],
             reason: None,
+            grpc_status: None,
             request_id: None,
             trace_id: None,
         }));

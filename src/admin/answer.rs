@@ -20,7 +20,7 @@ use super::place::{Place, parameter};
 use super::upstreams;
 use super::{
     Desk, clients, config, dashboard, denials, explain, keys, limits, people, prometheus, reload,
-    status, traffic,
+    routes, status, traffic,
 };
 use crate::telemetry::metrics::text::Form;
 use crate::telemetry::panics::contained;
@@ -151,7 +151,11 @@ fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer 
         Place::Clients(limit) => Ok(json_of(&clients::clients(desk, limit, query)?)),
         Place::Config => config::config(desk, request.headers()),
         Place::Upstreams => Ok(json_of(&upstreams::upstreams(desk)?)),
-        Place::Denials => Ok(json_of(&desk.last_denials())),
+        Place::Denials => {
+            let id = parameter(query, "request_id");
+            Ok(json_of(&desk.last_denials(id.as_deref())))
+        }
+        Place::Routes => Ok(json_of(&routes::routes(desk)?)),
         Place::DenialStream => denials::stream(
             desk,
             denials::Filter {

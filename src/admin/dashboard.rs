@@ -11,7 +11,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
 /// Name, media type and text of each.
-const FILES: [(&str, &str, &str); 13] = [
+const FILES: [(&str, &str, &str); 14] = [
     ("", HTML, include_str!("dashboard/index.html")),
     ("style.css", CSS, include_str!("dashboard/style.css")),
     ("theme.js", JS, include_str!("dashboard/theme.js")),
@@ -23,6 +23,7 @@ const FILES: [(&str, &str, &str); 13] = [
     ("dom.js", JS, include_str!("dashboard/dom.js")),
     ("explain.js", JS, include_str!("dashboard/explain.js")),
     ("limits.js", JS, include_str!("dashboard/limits.js")),
+    ("routes.js", JS, include_str!("dashboard/routes.js")),
     ("table.js", JS, include_str!("dashboard/table.js")),
     ("theming.js", JS, include_str!("dashboard/theming.js")),
 ];

@@ -17,7 +17,7 @@ use super::Desk;
 use super::answer::{Answer, Refusal};
 use super::body::Body;
 use super::status::seconds;
-use crate::telemetry::denials::Denial;
+use crate::telemetry::denials::{Denial, DeniedRate};
 
 /// Denials that are kept.
 const KEPT: usize = 200;
@@ -103,14 +103,21 @@ impl Desk {
         }
     }
 
-    /// The last ones, newest first.
-    pub(super) fn last_denials(&self) -> Value {
+    /// The last ones, newest first; of one request where its id is given.
+    pub(super) fn last_denials(&self, request_id: Option<&str>) -> Value {
+        let is_wanted =
+            |told: &&Arc<Told>| request_id.is_none_or(|id| told.json["request_id"] == *id);
         let last = self
             .followed
             .last
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let list: Vec<&Value> = last.iter().rev().map(|told| &told.json).collect();
+        let list: Vec<&Value> = last
+            .iter()
+            .rev()
+            .filter(is_wanted)
+            .map(|told| &told.json)
+            .collect();
         json!({ "denials": list })
     }
 }
@@ -128,6 +135,7 @@ impl Told {
             "retry_after": denial.retry_after,
             "request_id": denial.request_id,
             "shadow": denial.shadow,
+            "rates": denial.rates.iter().map(rate).collect::<Vec<_>>(),
         });
         Told {
             limit: denial.limit,
@@ -135,6 +143,21 @@ impl Told {
             json,
         }
     }
+}
+
+/// One rate that denied, as it stood at that moment.
+fn rate(denied: &DeniedRate) -> Value {
+    json!({
+        "policy": denied.policy,
+        "key": denied.key,
+        "id": denied.tag.to_string(),
+        "rate": denied.rate,
+        "units": denied.units,
+        "used": denied.used,
+        "remaining": denied.remaining,
+        "cost": denied.cost,
+        "retry_after": denied.retry_after,
+    })
 }
 
 /// Where a client is, without who it is.

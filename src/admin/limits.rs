@@ -9,7 +9,7 @@ use super::Desk;
 use super::answer::{Refusal, seen};
 use super::clients::now_s;
 use super::traffic::brief_sum;
-use crate::limit::{Algorithm, Limit, Rate, Window};
+use crate::limit::{Algorithm, Limit, Window};
 use crate::telemetry::metrics::{LimitSum, Verdict};
 
 /// Routes that are named for a limit.
@@ -70,7 +70,7 @@ pub(super) fn limits(desk: &Desk) -> Result<Value, Refusal> {
 
 fn describe(limit: &Limit, routes: &[&str]) -> Value {
     let rates = |windows: &[Arc<Window>]| -> Vec<String> {
-        windows.iter().map(|window| rate_of(window)).collect()
+        windows.iter().map(|window| window.rate()).collect()
     };
     let tiers = limit.tiers.iter();
     let tiers: BTreeMap<&str, Vec<String>> = tiers
@@ -100,17 +100,4 @@ fn describe(limit: &Limit, routes: &[&str]) -> Value {
         "headroom": null,
         "use": null,
     })
-}
-
-/// A window's rate as the file would have it.
-pub(super) fn rate_of(window: &Window) -> String {
-    let rule = window.rule;
-    if rule.algorithm == Algorithm::Slots {
-        return format!("{} at once", rule.units);
-    }
-    let rate = Rate {
-        units: rule.units,
-        window_us: rule.window_us,
-    };
-    rate.to_string()
 }

@@ -19,6 +19,8 @@ pub(super) enum Place {
     /// The busiest clients of the limit of this name.
     Clients(String),
     Upstreams,
+    /// What each route answered lately.
+    Routes,
     Denials,
     DenialStream,
     Reload,
@@ -57,6 +59,7 @@ impl Place {
             ["limits"] => Place::Limits,
             ["limits", name, "clients"] => Place::Clients(decoded(name)?),
             ["upstreams"] => Place::Upstreams,
+            ["routes"] => Place::Routes,
             ["denials"] => Place::Denials,
             ["denials", "stream"] => Place::DenialStream,
             ["config"] => Place::Config,

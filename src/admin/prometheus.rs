@@ -5,26 +5,32 @@
 //! each upstream its likely codes. What is less likely begins with its first request, as does every
 //! series of a route where there are more than [`MANY_ROUTES`].
 
-use crate::config::StoreKind;
-use crate::route::Route;
+use crate::config::{ServerAddress, StoreKind, UpstreamSettings};
+use crate::route::{Route, Target};
 use crate::server::sight::View;
 use crate::store::StoreError;
 use crate::store::memory::Evictions;
 use crate::telemetry::metrics::text::{Form, Kind, Text};
 use crate::telemetry::metrics::{
-    CODES, DECISION_BOUNDS, LimitSum, METHODS, NO_ROUTE, REQUEST_BOUNDS, RETRIES, RouteSum,
-    SOURCES, Sum, Unanswered, UpstreamSum, Verdict,
+    CODES, DECISION_BOUNDS, GRPC_STATUSES, LimitSum, METHODS, NO_ROUTE, REQUEST_BOUNDS, RETRIES,
+    RouteSum, SOURCES, Sum, Unanswered, UpstreamSum, Verdict,
 };
 use crate::telemetry::panics::panics;
+use crate::upstream::{ServerReport, ServerState};
 
 use super::process::process;
 use super::status::{seconds, store_kind};
 use super::{Desk, upstreams};
 
+/// A number of a server.
+type Value = fn(&ServerReport) -> u64;
+
 /// Routes beyond which those without requests are left out.
 const MANY_ROUTES: usize = 500;
 /// Codes that a route has from the start.
 const LIKELY_CODES: [&str; 6] = ["200", "429", "500", "502", "503", "504"];
+/// The same of gRPC: success, and how calls fail in a proxy and at a server.
+const LIKELY_STATUSES: [&str; 8] = ["0", "2", "4", "8", "12", "13", "14", "none"];
 /// The same for an upstream.
 const LIKELY_ANSWERS: [&str; 4] = ["200", "404", "500", "503"];
 
@@ -68,6 +74,7 @@ fn requests(text: &mut Text, view: &View<'_>, sum: &Sum) {
             }
         }
     }
+    grpc_calls(text, view, sum);
     let help = "Requests that got no answer of a route.";
     text.family(Kind::Counter, "tidegate_http_requests_unanswered", help);
     let mut unanswered = [0; Unanswered::WORDS.len()];
@@ -87,6 +94,54 @@ fn requests(text: &mut Text, view: &View<'_>, sum: &Sum) {
         let counted = sum.routes.get(*route).unwrap_or(&none);
         if !many || counted.requests() > 0 {
             text.durations(&[("route", *route)], &REQUEST_BOUNDS, &counted.duration);
+        }
+    }
+}
+
+/// Calls of gRPC. HTTP says 200 of nearly all.
+fn grpc_calls(text: &mut Text, view: &View<'_>, sum: &Sum) {
+    let many = view.config.routes.iter().count() > MANY_ROUTES;
+    let help = "Calls of gRPC that ended, by the status of gRPC.";
+    text.family(Kind::Counter, "tidegate_grpc_requests", help);
+    let routes = view.config.routes.iter();
+    let named = routes.map(|route| (&*route.name, !many && takes_grpc(view, route)));
+    for (route, likely) in named.chain([(NO_ROUTE, false)]) {
+        let counted = sum.routes.get(route).and_then(|sum| sum.grpc.as_deref());
+        grpc_samples(text, ("route", route), (counted, likely));
+    }
+}
+
+/// Whether calls of gRPC are likely on a route: it takes their method, and its servers their
+/// protocol.
+fn takes_grpc(view: &View<'_>, route: &Route) -> bool {
+    let Target::Upstream(upstream) = route.target else {
+        return false;
+    };
+    let upstream = view.config.upstreams.get(upstream);
+    likely_methods(route).contains(&"POST") && upstream.is_some_and(speaks_http2)
+}
+
+fn speaks_http2(upstream: &UpstreamSettings) -> bool {
+    let mut servers = upstream.servers.iter();
+    servers.any(|server| match server.address {
+        ServerAddress::H2c(..) => true,
+        ServerAddress::Https(..) => upstream.http2,
+        ServerAddress::Http(..) | ServerAddress::Unix(_) => false,
+    })
+}
+
+/// One series for each likely status, and for each that was seen. Where any was seen, all likely
+/// ones are there.
+fn grpc_samples(
+    text: &mut Text,
+    (label, name): (&'static str, &str),
+    (counted, likely): (Option<&[u64; GRPC_STATUSES.len()]>, bool),
+) {
+    let likely = likely || counted.is_some();
+    for (index, status) in GRPC_STATUSES.iter().enumerate() {
+        let count = counted.map_or(0, |counts| counts[index]);
+        if count > 0 || (likely && LIKELY_STATUSES.contains(status)) {
+            text.sample(&[(label, name), ("grpc_status", status)], count);
         }
     }
 }
@@ -202,6 +257,12 @@ fn of_upstreams(text: &mut Text, view: &View<'_>) {
         }
         text.sample(&[("upstream", upstream), ("code", "none")], sum.failures);
     }
+    let help = "Answers to calls of gRPC, by the status of gRPC.";
+    text.family(Kind::Counter, "tidegate_upstream_grpc_requests", help);
+    for (index, (upstream, sum)) in named().enumerate() {
+        let likely = speaks_http2(&upstreams[index]);
+        grpc_samples(text, ("upstream", upstream), (sum.grpc.as_deref(), likely));
+    }
     let help = "Further attempts, by what was wrong with the one before.";
     text.family(Kind::Counter, "tidegate_upstream_retries", help);
     for (upstream, sum) in named() {
@@ -213,14 +274,9 @@ fn of_upstreams(text: &mut Text, view: &View<'_>) {
         .map(|index| upstreams::servers(view, index))
         .collect();
     let named = || upstreams.iter().map(|one| &*one.name).zip(&servers);
-    let help = "Whether requests are sent to the server.";
-    text.family(Kind::Gauge, "tidegate_upstream_server_up", help);
-    for (upstream, servers) in named() {
-        for server in servers {
-            let labels = [("upstream", upstream), ("server", server.server.as_str())];
-            text.sample(&labels, u8::from(server.up));
-        }
-    }
+    of_servers(text, || {
+        named().map(|(name, servers)| (name, servers.as_slice()))
+    });
     let help = "Answers of the server that ended before their end.";
     text.family(Kind::Counter, "tidegate_upstream_truncated", help);
     for (upstream, servers) in named() {
@@ -237,6 +293,33 @@ fn of_upstreams(text: &mut Text, view: &View<'_>) {
         text.sample(&[("upstream", upstream), ("state", "active")], active);
         text.sample(&[("upstream", upstream), ("state", "idle")], idle);
     }
+}
+
+/// What each server did. `named` gives the servers of each upstream.
+fn of_servers<'s, I>(text: &mut Text, named: impl Fn() -> I)
+where
+    I: Iterator<Item = (&'s str, &'s [ServerReport])>,
+{
+    let mut family = |kind: Kind, name: &'static str, help: &str, value: Value| {
+        text.family(kind, name, help);
+        for (upstream, servers) in named() {
+            for server in servers {
+                let labels = [("upstream", upstream), ("server", server.server.as_str())];
+                text.sample(&labels, value(server));
+            }
+        }
+    };
+    let name = "tidegate_upstream_server_up";
+    let help = "Whether requests are sent to the server and the last ones did not all fail.";
+    let is_up = |server: &ServerReport| u64::from(server.state == ServerState::Up);
+    family(Kind::Gauge, name, help, is_up);
+    let name = "tidegate_upstream_server_requests";
+    family(Kind::Counter, name, "Attempts at the server.", |server| {
+        server.requests
+    });
+    let name = "tidegate_upstream_server_failures";
+    let help = "Attempts without a usable answer, or with one that says that the server failed.";
+    family(Kind::Counter, name, help, |server| server.failures);
 }
 
 fn house(text: &mut Text, view: &View<'_>) {

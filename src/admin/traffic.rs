@@ -27,6 +27,7 @@ impl Desk {
         #[cfg(test)]
         super::trap::at_a_look(self);
         self.look_for_findings();
+        self.look_at_routes();
         let seen = self.grounds.sight.look(|view| {
             let degraded = view.counts.backing().away_since().is_some();
             let last = view.reload.map(|last| (last.at_us, said(&last.outcome)));

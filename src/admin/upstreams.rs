@@ -1,6 +1,7 @@
 //! `/api/v1/upstreams`: where requests go, and how it is there; added up over the workers.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -10,7 +11,7 @@ use super::status::now;
 use crate::clock;
 use crate::config::Balance;
 use crate::server::sight::View;
-use crate::upstream::ServerReport;
+use crate::upstream::{ServerReport, ServerState};
 
 /// The servers of the upstream of this index, as all workers together see them. In the order of the
 /// first worker that has them.
@@ -30,7 +31,11 @@ pub(super) fn servers(view: &View<'_>, upstream: usize) -> Vec<ServerReport> {
             sum.requests += report.requests;
             sum.failures += report.failures;
             sum.truncated += report.truncated;
-            sum.latency = sum.latency.max(report.latency);
+            // That of the worker that measured last.
+            let age = |one: &ServerReport| one.latency.map_or(Duration::MAX, |seen| seen.age);
+            if age(&report) < age(sum) {
+                sum.latency = report.latency;
+            }
         }
     }
     all
@@ -54,17 +59,21 @@ pub(super) fn upstreams(desk: &Desk) -> Result<Value, Refusal> {
 }
 
 fn server(report: &ServerReport) -> Value {
-    let until = report.ejected_until.map(|until| {
-        let left = until.saturating_duration_since(clock::now());
-        now() + left.as_secs_f64()
-    });
+    let until = match report.state {
+        ServerState::Ejected(until) => {
+            let left = until.saturating_duration_since(clock::now());
+            Some(now() + left.as_secs_f64())
+        }
+        ServerState::Up | ServerState::Failing | ServerState::Down => None,
+    };
     json!({
         "server": report.server,
-        "up": report.up,
+        "state": report.state.word(),
+        "up": report.state == ServerState::Up,
         "weight": report.weight,
         "in_flight": report.in_flight,
         "idle": report.idle,
-        "latency_seconds": report.latency.map(|latency| latency.as_secs_f64()),
+        "latency_seconds": report.latency.map(|seen| seen.took.as_secs_f64()),
         "ejected_until": until,
         "requests": report.requests,
         "failures": report.failures,

@@ -37,7 +37,8 @@ pub(super) struct Limit {
 pub(super) struct Server {
     pub(super) upstream: String,
     pub(super) server: String,
-    pub(super) up: bool,
+    /// `up`, `failing`, `ejected` or `down`.
+    pub(super) state: String,
     pub(super) ejected_until: Option<f64>,
     pub(super) in_flight: u64,
     pub(super) idle: u64,
@@ -155,7 +156,12 @@ fn server(upstream: String, told: &Value) -> Server {
     Server {
         upstream,
         server: text(&told["server"]),
-        up: told["up"].as_bool().unwrap_or(false),
+        state: match (told["state"].as_str(), told["up"].as_bool()) {
+            (Some(state), _) => state.to_owned(),
+            // An older proxy tells only this.
+            (None, Some(true)) => "up".to_owned(),
+            (None, _) => "down".to_owned(),
+        },
         ejected_until: told["ejected_until"].as_f64(),
         in_flight: number(&told["in_flight"]),
         idle: number(&told["idle"]),

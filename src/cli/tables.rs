@@ -21,12 +21,13 @@ fn above_zero(tone: Tone, number: u64) -> Cell {
 /// The upstream servers.
 pub(super) fn servers(servers: &[Server], now: f64) -> Vec<Line> {
     let row = |server: &Server| {
-        let state = match (server.ejected_until, server.up) {
+        let state = match (server.ejected_until, server.state.as_str()) {
             (Some(until), _) if until > now => {
                 (Tone::Bad, format!("out for {}", span((until - now).ceil())))
             }
-            (_, true) => (Tone::Good, "up".to_owned()),
-            (_, false) => (Tone::Bad, "down".to_owned()),
+            (_, "up") => (Tone::Good, "up".to_owned()),
+            (_, "ejected") => (Tone::Bad, "out".to_owned()),
+            (_, state) => (Tone::Bad, state.to_owned()),
         };
         vec![
             // One that was never named is called by its only server.

@@ -52,6 +52,17 @@ impl Window {
         }
     }
 
+    /// The rate as a file has it.
+    pub fn rate(&self) -> String {
+        let Rule {
+            units, window_us, ..
+        } = self.rule;
+        match self.rule.algorithm {
+            Algorithm::Slots => format!("{units} at once"),
+            Algorithm::Log | Algorithm::Counter => Rate { units, window_us }.to_string(),
+        }
+    }
+
     /// A copy that shares nothing with this one.
     pub fn own(&self) -> Window {
         Window {

@@ -7,9 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http_body::{Frame, SizeHint};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
+use super::grpc::Call;
 use super::line::Line;
 use super::reject::Denial;
 use super::slots::Slots;
@@ -124,9 +125,25 @@ impl Body {
     }
 }
 
+/// The status of a call is in its trailers; an answer that breaks off has none.
+fn note_frame(call: &mut Call, polled: &Result<Frame<Bytes>, UpstreamError>) {
+    match polled {
+        Ok(frame) => {
+            if let Some(trailers) = frame.trailers_ref() {
+                call.note_trailers(trailers);
+            }
+        }
+        Err(_) => call.note_break(),
+    }
+}
+
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Some(line) = self.line.take() {
+        let is_whole = self.is_end_stream();
+        if let Some(mut line) = self.line.take() {
+            if let Some(call) = &mut line.call {
+                call.end(is_whole);
+            }
             line.write();
         }
     }
@@ -150,10 +167,13 @@ impl http_body::Body for Body {
             }
             Source::Made(_) | Source::Empty => Poll::Ready(None),
         };
-        if let (Some(line), Poll::Ready(Some(piece))) = (&mut self.line, &polled) {
-            match piece {
+        if let (Some(line), Poll::Ready(Some(polled))) = (&mut self.line, &polled) {
+            match polled {
                 Ok(frame) => line.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
                 Err(error) => line.note_truncated(error.label()),
+            }
+            if let Some(call) = &mut line.call {
+                note_frame(call, polled);
             }
         }
         polled

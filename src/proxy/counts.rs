@@ -13,13 +13,12 @@ use super::admit::Decider;
 use super::limiter::Limiter;
 use super::line::Line;
 use crate::clock;
-use crate::limit::headers::seconds_up;
-use crate::limit::{Charge, Decision, Item, Limit, OnError, Retry};
+use crate::limit::{Charge, Decision, Item, Limit, OnError};
 use crate::store::StoreError;
 use crate::store::lasting::Lasting;
 use crate::telemetry::access::Outcome;
 use crate::telemetry::decisions::Source;
-use crate::telemetry::denials::{Denial, short};
+use crate::telemetry::denials::{Denial, DeniedRate, short};
 use crate::telemetry::metrics::trail::Seen;
 use crate::telemetry::metrics::{Meter, Verdict};
 
@@ -128,11 +127,10 @@ impl Limiter {
         let Some(denials) = self.meter.denials() else {
             return;
         };
-        let mut items = charge.iter().zip(&decision.verdicts);
-        let Some((item, verdict)) = items.find(|(_, verdict)| verdict.retry.denies()) else {
-            return;
-        };
         denials.note(|| {
+            let mut items = charge.iter().zip(&decision.verdicts);
+            let (item, _) = items.find(|(_, verdict)| verdict.retry.denies())?;
+            let rates = DeniedRate::all(charge, decision);
             let asked = asked();
             Some(Denial {
                 at_us: clock::unix_us(),
@@ -142,10 +140,8 @@ impl Limiter {
                 path: short(asked.path),
                 client: asked.client,
                 tag: item.tag,
-                retry_after: match verdict.retry {
-                    Retry::After(us) => Some(seconds_up(us).max(1)),
-                    _ => None,
-                },
+                retry_after: rates.first().and_then(|rate| rate.retry_after),
+                rates,
                 request_id: asked.id.to_owned(),
                 shadow: false,
             })

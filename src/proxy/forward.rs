@@ -15,12 +15,17 @@ use crate::route::Route;
 use crate::upstream::Outgoing;
 use crate::upstream::body::RequestBody;
 
-/// What the route changes, what records the request, and where lines of the answer's head go.
-type With<'w, 'c> = (
-    Option<&'w Changes<'c>>,
-    Option<&'w mut Trace>,
-    Option<&'w mut Vec<u8>>,
-);
+/// What goes along with a request that is forwarded.
+pub(super) struct With<'w, 'c> {
+    /// What the route changes.
+    pub(super) changes: Option<&'w Changes<'c>>,
+    /// Whether it is a call of gRPC.
+    pub(super) is_grpc: bool,
+    /// What records the request.
+    pub(super) trace: Option<&'w mut Trace>,
+    /// Where lines of the answer's head go.
+    pub(super) lines: Option<&'w mut Vec<u8>>,
+}
 
 impl Proxy {
     /// Sends the request to its route's upstream and waits for the head of the answer, which is
@@ -30,15 +35,18 @@ impl Proxy {
         (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
         downstream: &Downstream,
         (route, upstream, affinity): (&Route, usize, Option<u64>),
-        (changes, trace, lines): With<'_, '_>,
+        with: With<'_, '_>,
     ) -> Result<(), Rejection> {
+        let With { changes, .. } = with;
         bound_body(request, route.body_limit)?;
         let turned = turn(request, downstream, route, changes)?;
         let upgrade = turned.upgrade.then(|| hyper::upgrade::on(&mut *request));
         if turned.forged {
             self.meter().forwarded_by_nobody();
         }
-        let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
+        let tries = with
+            .trace
+            .and_then(|trace| trace.send(request.headers_mut()));
         let outgoing = Outgoing {
             request,
             beside: turned.beside,
@@ -47,10 +55,11 @@ impl Proxy {
             tries,
             affinity,
             within: route.timeout,
+            is_grpc: with.is_grpc,
         };
         let body = self.upstreams.send(upstream, outgoing, response).await?;
         // What the route changes are fields.
-        headers::to_downstream(response, lines.filter(|_| changes.is_none()));
+        headers::to_downstream(response, with.lines.filter(|_| changes.is_none()));
         if let Some(changes) = changes {
             changes.downwards(response.headers_mut());
         }

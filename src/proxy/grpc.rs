@@ -5,11 +5,15 @@
 //! Pure: numbers and words in, headers out. The two protobuf messages are written by hand; both
 //! are a few bytes of google/rpc/status.proto and google/rpc/error_details.proto.
 
+mod call;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
+
+pub(crate) use call::Call;
 
 /// RESOURCE_EXHAUSTED: the code Google's API guide maps to 429.
 const RESOURCE_EXHAUSTED: u8 = 8;

@@ -9,15 +9,14 @@ use smallvec::SmallVec;
 
 use super::again::Question;
 use super::counts::Asked;
-use super::grpc::is_grpc;
+use super::grpc::{Call, is_grpc};
 use super::request_id::RequestId;
 use super::riders::Riders;
 use super::traced::Trace;
 use crate::clock;
-use crate::limit::headers::seconds_up;
 use crate::limit::{Charge, Decision, Retry, Shown, Tag};
 use crate::telemetry::access::{Buffer, Entry, Outcome, TRUNCATED, Truncated};
-use crate::telemetry::denials::{Denial, short};
+use crate::telemetry::denials::{Denial, DeniedRate, short};
 use crate::telemetry::metrics::method_of;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
@@ -41,6 +40,8 @@ pub(crate) struct Line {
     pub(crate) request_id: Option<RequestId>,
     /// Whether its client speaks gRPC, which nobody does below HTTP/2.
     pub(crate) grpc: bool,
+    /// The call, once a gRPC client has the head of its answer.
+    pub(crate) call: Option<Box<Call>>,
     denied_by: SmallVec<[(Arc<str>, Option<Shown>); 1]>,
     /// Limits on trial, until their decisions are wanted.
     pub(super) riders: Option<Box<Riders>>,
@@ -96,6 +97,7 @@ impl Line {
             reason: None,
             request_id: None,
             grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
+            call: None,
             denied_by: SmallVec::new(),
             riders: None,
             trace: None,
@@ -131,6 +133,7 @@ impl Line {
             reason: None,
             request_id: None,
             grpc: false,
+            call: None,
             denied_by: SmallVec::new(),
             riders: None,
             trace: None,
@@ -173,7 +176,8 @@ impl Line {
     /// Whether it is to be kept until the response has ended.
     pub(crate) fn is_wanted(&self) -> bool {
         let traced = self.trace.as_ref();
-        self.to_write || self.riders.is_some() || traced.is_some_and(|trace| trace.is_recorded())
+        let recorded = traced.is_some_and(|trace| trace.is_recorded());
+        self.to_write || self.riders.is_some() || self.call.is_some() || recorded
     }
 
     /// Notes that the request was let through, and whether a limit was asked.
@@ -222,10 +226,11 @@ impl Line {
     pub(super) fn denial_on_trial(
         &self,
         limit: &str,
-        (tag, retry): (Tag, Retry),
+        (charge, decision): (&Charge, &Decision),
     ) -> Option<Denial> {
         let head = self.head.as_ref()?;
         let request_id = self.request_id.as_ref().map_or("", RequestId::as_str);
+        let rates = DeniedRate::all(charge, decision);
         Some(Denial {
             at_us: clock::unix_us(),
             limit: limit.to_owned(),
@@ -233,11 +238,9 @@ impl Line {
             method: head.method.clone(),
             path: short(head.uri.path()),
             client: self.client,
-            tag,
-            retry_after: match retry {
-                Retry::After(us) => Some(seconds_up(us).max(1)),
-                _ => None,
-            },
+            tag: charge.first()?.tag,
+            retry_after: rates.first().and_then(|rate| rate.retry_after),
+            rates,
             request_id: request_id.to_owned(),
             shadow: true,
         })
@@ -318,6 +321,7 @@ impl Line {
             denied_by: &self.denied_by,
             would_deny: would_deny.unwrap_or_default(),
             reason: self.reason,
+            grpc_status: self.call.as_ref().and_then(|call| call.status()),
             request_id: self.request_id.as_ref().map(RequestId::as_str),
             trace_id: trace.map(Trace::id),
         });

@@ -139,12 +139,11 @@ impl Riders {
         };
         for rider in &mut self.list {
             let name = rider.name();
-            let retry = rider.decision().filter(|decision| !decision.allowed);
-            let retry = retry.and_then(|decision| decision.verdicts.first());
-            let retry = retry.map(|verdict| verdict.retry);
-            let item = rider.charge.first();
-            if let Some(((item, retry), name)) = item.zip(retry).zip(name) {
-                denials.note(|| line.denial_on_trial(&name, (item.tag, retry)));
+            if rider.decision().is_none_or(|decision| decision.allowed) {
+                continue;
+            }
+            if let Some((decision, name)) = rider.decision.as_ref().zip(name) {
+                denials.note(|| line.denial_on_trial(&name, (&rider.charge, decision)));
             }
         }
     }

@@ -19,7 +19,7 @@ use crate::config::TracingSettings;
 use crate::limit::{Charge, Decision, Role, Tag};
 use crate::route::Route;
 use crate::telemetry::denials::short;
-use crate::telemetry::metrics::METHODS;
+use crate::telemetry::metrics::{GrpcStatus, METHODS};
 use crate::telemetry::spans::{Kind, Queue, Room, Span, Value};
 use crate::trace::{Begun, Rules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
 use crate::upstream::{Tries, Try};
@@ -250,14 +250,19 @@ impl Recorded {
         if let Some(id) = &line.request_id {
             attributes.push(("tidegate.request_id", id.as_str().to_owned().into()));
         }
-        let failed = line.status >= 500 || line.is_truncated();
+        let grpc = line.call.as_ref().and_then(|call| call.status());
+        attributes.extend(grpc_attributes(grpc));
+        let failed =
+            line.status >= 500 || line.is_truncated() || grpc.is_some_and(GrpcStatus::is_failure);
         if let Some(reason) = line.reason {
             attributes.push(("tidegate.reason", reason.into()));
         }
         if failed {
-            let kind = line
-                .reason
-                .map_or_else(|| line.status.to_string().into(), Value::from);
+            let status = || match grpc {
+                Some(status) if line.status < 500 => status.to_string().into(),
+                _ => line.status.to_string().into(),
+            };
+            let kind = line.reason.map_or_else(status, Value::from);
             attributes.push(("error.type", kind));
         }
         Span {
@@ -334,6 +339,17 @@ impl Recorded {
     fn time(&self, at: Instant) -> u64 {
         self.began_us + micros(self.began, at)
     }
+}
+
+/// How a call of gRPC ended, as OpenTelemetry names it.
+fn grpc_attributes(status: Option<GrpcStatus>) -> Vec<(&'static str, Value)> {
+    let Some(status) = status else {
+        return Vec::new();
+    };
+    let system = ("rpc.system", "grpc".into());
+    let code = status.code().map(u64::from);
+    let code = code.map(|code| ("rpc.grpc.status_code", code.into()));
+    [system].into_iter().chain(code).collect()
 }
 
 /// What a decision was about: lists of the same order, one entry for each window.

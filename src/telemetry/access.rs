@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::lines::Lines;
+use super::metrics::GrpcStatus;
 use super::trials::Trials;
 use super::{FileId, json, lines, stamp};
 use crate::clock;
@@ -91,6 +92,8 @@ pub struct Entry<'a> {
     pub would_deny: &'a [Arc<str>],
     /// Why the proxy answered itself.
     pub reason: Option<&'static str>,
+    /// How a gRPC call ended.
+    pub grpc_status: Option<GrpcStatus>,
     /// The id given to the client.
     pub request_id: Option<&'a str>,
     /// The trace that it belongs to.
@@ -318,6 +321,9 @@ fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
     if let Some(reason) = entry.reason {
         let _ = write!(out, " {reason}");
     }
+    if let Some(status) = entry.grpc_status {
+        let _ = write!(out, " grpc_status {status}");
+    }
     for limit in entry.would_deny {
         let _ = write!(out, " would deny {limit}");
     }
@@ -411,6 +417,13 @@ fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
     if let Some(reason) = entry.reason {
         member(out, b",\"reason\":", reason);
     }
+    if let Some(status) = entry.grpc_status {
+        out.extend_from_slice(b",\"grpc_status\":");
+        match status.code() {
+            Some(code) => json::number(out, code),
+            None => out.extend_from_slice(b"null"),
+        }
+    }
     if let Some(id) = entry.request_id {
         member(out, b",\"request_id\":", id);
     }
@@ -427,11 +440,16 @@ fn combined(out: &mut Vec<u8>, entry: &Entry<'_>) {
     out.extend_from_slice(&stamp::common(entry.unix_us));
     let _ = write!(out, "] \"{} ", entry.method);
     printable(out, entry.path);
-    let _ = writeln!(
+    let _ = write!(
         out,
         " HTTP/1.1\" {} {} \"-\" \"-\"",
         entry.status, entry.bytes
     );
+    // Behind what the format names: readers of the format leave that alone.
+    if let Some(status) = entry.grpc_status {
+        let _ = write!(out, " grpc_status={status}");
+    }
+    out.push(b'\n');
 }
 
 /// `path` for a log that people read: what could end the field or the line becomes `?`.

@@ -8,10 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use http::Method;
 
-use crate::limit::Tag;
+use crate::limit::headers::seconds_up;
+use crate::limit::{Charge, Decision, Item, Retry, Tag, Verdict};
 
 /// Denials that wait to be taken out; those beyond are counted only.
 const ROOM: usize = 32;
+/// Rates of one denial that are kept.
+pub const MOST_RATES: usize = 4;
 /// Bytes of a path that are kept.
 const MOST_PATH: usize = 256;
 
@@ -20,7 +23,7 @@ const MOST_PATH: usize = 256;
 pub struct Denial {
     /// When it was made, microseconds since the Unix epoch.
     pub at_us: u64,
-    /// The limit that denied, the first of them.
+    /// The limit that denied, the first of them; of a candidate with its mark.
     pub limit: String,
     /// The route's name.
     pub route: String,
@@ -34,10 +37,76 @@ pub struct Denial {
     pub tag: Tag,
     /// What it was told to wait, seconds; nothing where nobody knows.
     pub retry_after: Option<u64>,
+    /// What the rates that denied it had counted, at most [`MOST_RATES`].
+    pub rates: Vec<DeniedRate>,
     /// The id that it was given.
     pub request_id: String,
     /// Whether the limit is on trial: the request went on.
     pub shadow: bool,
+}
+
+/// One rate of a limit that denied a request, as it was counted at that moment.
+#[derive(Clone, Debug)]
+pub struct DeniedRate {
+    /// The limit, or `NAME/WINDOW` where it has several rates.
+    pub policy: String,
+    /// The parts of the key, as the file has them.
+    pub key: String,
+    /// The hash of the key.
+    pub tag: Tag,
+    /// The rate, as a file has it; that of a tier or an override where it holds.
+    pub rate: String,
+    /// Units that the rate allows.
+    pub units: u64,
+    /// Units that were counted before the request.
+    pub used: u64,
+    /// Units that were left.
+    pub remaining: u64,
+    /// Units that the request asked for.
+    pub cost: u64,
+    /// When the same request could pass, seconds; nothing where no wait helps or nobody knows.
+    pub retry_after: Option<u64>,
+}
+
+impl DeniedRate {
+    /// Those of a charge that denied; nothing of the others.
+    pub fn all(charge: &Charge, decision: &Decision) -> Vec<DeniedRate> {
+        let items = charge.iter().zip(&decision.verdicts);
+        let denied = items.filter(|(_, verdict)| verdict.retry.denies());
+        denied
+            .take(MOST_RATES)
+            .map(|(item, verdict)| DeniedRate::of(item, verdict))
+            .collect()
+    }
+
+    fn of(item: &Item, verdict: &Verdict) -> DeniedRate {
+        let parts: Vec<String> = item
+            .limit
+            .key
+            .parts
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        DeniedRate {
+            policy: item.window.policy.to_string(),
+            key: parts.join(", "),
+            tag: item.tag,
+            rate: item.window.rate(),
+            units: item.window.rule.units,
+            used: verdict.used,
+            remaining: verdict.remaining,
+            cost: item.cost,
+            retry_after: wait(verdict.retry),
+        }
+    }
+}
+
+/// Whole seconds to wait, rounded up.
+fn wait(retry: Retry) -> Option<u64> {
+    match retry {
+        Retry::After(us) => Some(seconds_up(us).max(1)),
+        Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
+    }
 }
 
 /// See the file's head.

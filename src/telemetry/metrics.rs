@@ -10,6 +10,7 @@
 
 pub mod cells;
 pub mod codes;
+pub mod grpc;
 pub mod text;
 pub mod trail;
 
@@ -22,6 +23,7 @@ pub use cells::{
     RETRIES, RouteCells, RouteSum, SOURCES, ServerCells, UpstreamCells, UpstreamSum, Verdict,
 };
 pub use codes::{CODES, METHODS, method_of};
+pub use grpc::{GRPC_STATUSES, GrpcCounter, GrpcStatus, GrpcSum};
 
 use super::access::Outcome;
 use super::denials::Denials;
@@ -152,6 +154,15 @@ impl Meter {
         if status >= 500 {
             self.kept.errors.add(1);
         }
+    }
+
+    /// Where a gRPC call of this route is counted when it ends. `route` is as for `answered`.
+    pub fn grpc_counter(&self, route: usize) -> Option<GrpcCounter> {
+        let (_, cells) = self.routes.get(route).or(self.routes.last())?;
+        Some(GrpcCounter {
+            route: Arc::clone(cells),
+            kept: Arc::clone(&self.kept),
+        })
     }
 
     /// What has become of one more request.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use http::header::HOST;
-use http::{Request, Response, StatusCode};
+use http::{Request, Response};
 use http_body::Body as _;
 use smallvec::SmallVec;
 
@@ -15,6 +15,7 @@ use super::beside::Beside;
 use super::body::{RequestBody, ResponseBody};
 use super::connection::{Connection, Failure};
 use super::error::UpstreamError;
+use super::grpc::{self, Pending};
 use super::health::Trouble;
 use super::pool::Upstream;
 use super::retry::{Ended, is_repeatable, is_worth};
@@ -22,7 +23,7 @@ use super::server::{Seat, Server};
 use super::tries::Tries;
 use super::{Outgoing, accept, frame};
 use crate::clock::Alarm;
-use crate::config::{Ejection, Retries};
+use crate::config::Retries;
 use crate::trace::TRACEPARENT;
 
 /// An attempt that did not end well.
@@ -56,6 +57,8 @@ struct Terms<'a> {
     asks_upgrade: bool,
     /// HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
     names_host: bool,
+    /// Whether the answer has a status of gRPC.
+    is_grpc: bool,
     /// Rings when the whole has taken too long.
     whole: Option<&'a Alarm>,
     /// Where attempts are noted, if anywhere.
@@ -79,6 +82,7 @@ impl Upstream {
         let within = outgoing.within.filter(|_| whole.is_none());
         let (beside, tries) = (outgoing.beside, outgoing.tries);
         let (asks_upgrade, names_host) = (outgoing.asks_upgrade, outgoing.names_host);
+        let is_grpc = outgoing.is_grpc;
         async move {
             let this = upstream.ok_or(UpstreamError::NoServer)?;
             if let Some(within) = within {
@@ -89,6 +93,7 @@ impl Upstream {
                     names_host,
                     affinity,
                     within: None,
+                    is_grpc,
                     tries,
                 };
                 return Box::pin(this.send_within(outgoing, answer, within)).await;
@@ -106,6 +111,7 @@ impl Upstream {
                 is_repeatable: may_repeat(request, &this.settings().retries),
                 asks_upgrade,
                 names_host,
+                is_grpc,
                 whole,
                 tries: tries.as_deref(),
             };
@@ -118,7 +124,7 @@ impl Upstream {
                     let exchanged = connection.exchange(request, answer, with).await;
                     std::mem::forget(blame);
                     let answered = match exchanged {
-                        Ok(()) => this.take(answer.status(), (connection, seat), terms),
+                        Ok(()) => this.take(answer, (connection, seat), terms),
                         Err(Failure::Sent(error)) => {
                             Err(this.miss_sent(error, (connection, seat, true), terms))
                         }
@@ -194,7 +200,7 @@ impl Upstream {
             let exchanged = connection.exchange(&mut request, answer, with).await;
             std::mem::forget(blame);
             match exchanged {
-                Ok(()) => return self.take(answer.status(), (connection, seat), terms),
+                Ok(()) => return self.take(answer, (connection, seat), terms),
                 Err(Failure::Sent(error)) => {
                     return Err(self.miss_sent(error, (connection, seat, true), terms));
                 }
@@ -213,7 +219,7 @@ impl Upstream {
         let exchanged = connection.exchange(&mut request, answer, with).await;
         std::mem::forget(blame);
         match exchanged {
-            Ok(()) => self.take(answer.status(), (connection, seat), terms),
+            Ok(()) => self.take(answer, (connection, seat), terms),
             Err(Failure::Sent(error)) => {
                 Err(self.miss_sent(error, (connection, seat, false), terms))
             }
@@ -226,29 +232,35 @@ impl Upstream {
     }
 
     /// An answer's head has come.
-    fn take(
+    fn take<B>(
         &self,
-        status: StatusCode,
+        answer: &Response<B>,
         (mut connection, mut seat): (Connection, Seat),
         terms: Terms<'_>,
     ) -> Result<ResponseBody, Box<Missed>> {
+        let status = answer.status();
         seat.answered();
         if let Some(tries) = terms.tries {
             tries.end(Ok(status.as_u16()));
         }
         self.cells().codes.count(status.as_u16());
         seat.server().cells.requests.add(1);
-        let settings = self.settings();
-        let is_failure = |eject: &Ejection| eject.status.contains(status);
-        if settings.eject.as_ref().is_some_and(is_failure) {
-            seat.server().cells.failures.add(1);
-            self.failed(&seat, Trouble::Failed);
-        } else {
-            seat.succeeded();
+        let judged_by = match terms.is_grpc {
+            false => Some(status),
+            true => grpc::judged_by(answer, self.cells()),
+        };
+        match judged_by {
+            Some(status) => seat.judge(status, || self.servers_and_out()),
+            None => seat.began(),
         }
+        let settings = self.settings();
         let again = terms.is_repeatable && settings.retries.on.status.contains(status);
         let again = again.then(|| (Arc::clone(seat.server()), connection.take_spare()));
-        let body = accept(status, (connection, seat));
+        let mut body = accept(status, (connection, seat));
+        if judged_by.is_none() {
+            let servers = self.choice().servers.len();
+            body.judge_at_end(Pending::new(self.cells(), servers));
+        }
         match again {
             None => Ok(body),
             Some((server, request)) => Err(Box::new(Missed {
@@ -310,6 +322,9 @@ impl Upstream {
             | UpstreamError::TooManyConnections
             | UpstreamError::QueuedTooLong => (None, None),
         };
+        if trouble.is_some() {
+            seat.server().vital.note_failure();
+        }
         if let Some(trouble) = trouble
             && self.failed(seat, trouble)
         {
@@ -377,6 +392,7 @@ impl Drop for Blame<'_> {
         let Blame(upstream, seat, whole) = self;
         // Else the client has left.
         if whole.has_rung() {
+            seat.server().vital.note_failure();
             upstream.failed(seat, Trouble::Failed);
         }
     }

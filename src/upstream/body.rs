@@ -13,10 +13,12 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
 use super::connection::Lease;
 use super::error::UpstreamError;
+use super::grpc::Pending;
 use super::http1::Upgraded;
 use super::server::Seat;
 use crate::clock::Alarm;
@@ -31,6 +33,8 @@ pub struct ResponseBody {
     waiting: bool,
     /// Rings when the whole has taken too long, where that is bounded.
     whole: Option<Arc<Alarm>>,
+    /// The gRPC call that it answers, until its status has come.
+    call: Option<Box<Pending>>,
 }
 
 #[derive(Debug)]
@@ -52,6 +56,7 @@ impl ResponseBody {
             hold: Hold::Lease(lease),
             waiting: false,
             whole: None,
+            call: None,
         };
         if has_ended {
             body.end();
@@ -64,6 +69,7 @@ impl ResponseBody {
             hold: Hold::Tunnel(lease),
             waiting: false,
             whole: None,
+            call: None,
         }
     }
 
@@ -101,8 +107,16 @@ impl ResponseBody {
     }
 
     fn end(&mut self) {
+        self.end_with(None);
+    }
+
+    /// The same with the trailers that came last.
+    fn end_with(&mut self, trailers: Option<&HeaderMap>) {
         if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Nothing) {
             lease.seat().completed();
+            if let Some(call) = self.call.take() {
+                call.end(trailers, lease.seat());
+            }
             lease.give_back();
         }
     }
@@ -110,10 +124,22 @@ impl ResponseBody {
     /// It has ended before its end: its connection is closed.
     #[cold]
     fn cut(&mut self, error: UpstreamError) -> UpstreamError {
+        if let Some(call) = self.call.take() {
+            call.break_off();
+        }
         if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Cut) {
             lease.seat().truncated(&error);
         }
         error
+    }
+
+    /// Has its server judged by the status of a gRPC call, which comes at the end.
+    pub(super) fn judge_at_end(&mut self, call: Box<Pending>) {
+        match &self.hold {
+            Hold::Lease(_) => self.call = Some(call),
+            // The head was all of it.
+            _ => call.break_off(),
+        }
     }
 
     /// Nothing has come: whether that has lasted too long.
@@ -140,7 +166,11 @@ impl Body for ResponseBody {
         if let Some(whole) = &self.whole
             && whole.poll(context).is_ready()
         {
-            (self.hold, self.whole) = (Hold::Cut, None);
+            self.whole = None;
+            if let Some(call) = self.call.take() {
+                call.break_off();
+            }
+            self.hold = Hold::Cut;
             return Poll::Ready(Some(Err(UpstreamError::TimedOut)));
         }
         let Hold::Lease(lease) = &mut self.hold else {
@@ -165,7 +195,7 @@ impl Body for ResponseBody {
             Some(Ok(frame)) => {
                 // The last reader of a body need not ask once more to learn that it has ended.
                 if frame.is_trailers() || has_ended {
-                    self.end();
+                    self.end_with(frame.trailers_ref());
                 }
                 Some(Ok(frame))
             }

@@ -10,6 +10,8 @@ use crate::config::{Balance, UpstreamSettings};
 
 /// One answer of so many is measured: reading the clock has its price.
 const MEASURED: u64 = 4;
+/// The same where no choice depends on it, and only the views show it.
+const MEASURED_FOR_VIEWS: u64 = 16;
 /// One choice of so many is made as if all servers were equally fast: else one that was slow once
 /// would not be asked again for a while, and nobody would learn that it is not any more.
 const CURIOUS: u64 = 8;
@@ -21,7 +23,7 @@ pub(super) struct Choice {
     policy: Policy,
     /// Whether all servers have the same weight, always.
     is_even: bool,
-    /// Whether it matters how long answers take.
+    /// Whether the choice depends on how long answers take.
     measures: bool,
     /// What is drawn from.
     random: AtomicU64,
@@ -93,9 +95,14 @@ impl Choice {
             }
             (Policy::P2c | Policy::Hash, _) => balance::pick_weighted(servers.len(), random, load),
         };
+        let server = &servers[picked?];
+        let one_in = match self.measures {
+            true => MEASURED,
+            false => MEASURED_FOR_VIEWS,
+        };
         Some(Chosen {
-            server: &servers[picked?],
-            measure: self.measures && (random >> 32).is_multiple_of(MEASURED),
+            measure: (random >> 32).is_multiple_of(one_in) || server.is_unmeasured(),
+            server,
         })
     }
 

@@ -169,6 +169,7 @@ impl Lease {
         Lease { connection, seat }
     }
 
+    /// The place of the request.
     pub(super) fn seat(&self) -> &Seat {
         &self.seat
     }

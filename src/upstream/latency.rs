@@ -17,11 +17,37 @@ const PARTS: u64 = 8;
 #[derive(Debug, Default)]
 pub(super) struct Latency {
     us: AtomicU64,
+    /// The average for the views, in which good and bad news weigh the same.
+    mean_us: AtomicU64,
     /// When it was observed, milliseconds.
     at_ms: AtomicU64,
 }
 
+/// How long the answers of a server take, as a worker measured it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measured {
+    /// The moving average.
+    pub took: Duration,
+    /// How long ago an answer was measured last.
+    pub age: Duration,
+}
+
 impl Latency {
+    /// The average of what was measured by `now`; nothing is forgotten for lack of news.
+    pub(super) fn measured(&self, now: Duration) -> Option<Measured> {
+        let us = self.mean_us.load(Ordering::Relaxed);
+        let at = Duration::from_millis(self.at_ms.load(Ordering::Relaxed));
+        (us > 0).then(|| Measured {
+            took: Duration::from_micros(us),
+            age: now.saturating_sub(at),
+        })
+    }
+
+    /// Whether nothing was measured yet.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.mean_us.load(Ordering::Relaxed) == 0
+    }
+
     /// What to expect at `now`, microseconds; 0 while nothing is known.
     pub(super) fn expected_us(&self, now: Duration) -> u64 {
         let us = self.us.load(Ordering::Relaxed);
@@ -36,12 +62,14 @@ impl Latency {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         };
         copy(&self.us, &other.us);
+        copy(&self.mean_us, &other.mean_us);
         copy(&self.at_ms, &other.at_ms);
     }
 
     /// An answer took `took`.
     pub(super) fn observe(&self, took: Duration, now: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+        self.average(took);
         let expected = self.expected_us(now);
         let us = if took >= expected {
             took
@@ -50,6 +78,15 @@ impl Latency {
         };
         self.us.store(us, Ordering::Relaxed);
         self.at_ms.store(millis(now), Ordering::Relaxed);
+    }
+
+    fn average(&self, took: u64) {
+        let mean = match self.mean_us.load(Ordering::Relaxed) {
+            0 => took,
+            mean if took < mean => mean - (mean - took).div_ceil(PARTS),
+            mean => mean.saturating_add((took - mean).div_ceil(PARTS)),
+        };
+        self.mean_us.store(mean, Ordering::Relaxed);
     }
 
     /// A request got no answer in `waited`: it would have taken at least as long.
@@ -83,6 +120,17 @@ mod tests {
             latency.observe(10 * MS, now);
         }
         assert_eq!(latency.expected_us(now), 10_000);
+    }
+
+    #[test]
+    fn views_have_an_average_that_lasts() {
+        let latency = Latency::default();
+        assert!(latency.is_unknown() && latency.measured(MS).is_none());
+        for took in [8, 8, 80] {
+            latency.observe(took * MS, MS);
+        }
+        let seen = latency.measured(MS + 1000 * HALF_LIFE).unwrap();
+        assert_eq!((seen.took, seen.age), (17 * MS, 1000 * HALF_LIFE));
     }
 
     #[test]

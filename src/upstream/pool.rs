@@ -169,7 +169,7 @@ impl Upstream {
     }
 
     /// What is counted of its requests.
-    pub(super) fn cells(&self) -> &UpstreamCells {
+    pub(super) fn cells(&self) -> &Arc<UpstreamCells> {
         &self.cells
     }
 
@@ -317,11 +317,14 @@ impl Upstream {
         let Some(rules) = &self.settings().eject else {
             return false;
         };
-        seat.failed(trouble, rules, || {
-            let choice = self.choice();
-            let out = choice.servers.iter().filter(|one| !one.is_in_order());
-            (choice.servers.len(), out.count())
-        })
+        seat.failed(trouble, rules, || self.servers_and_out())
+    }
+
+    /// How many servers there are, and how many of them are not in order.
+    pub(super) fn servers_and_out(&self) -> (usize, usize) {
+        let choice = self.choice();
+        let out = choice.servers.iter().filter(|one| !one.is_in_order());
+        (choice.servers.len(), out.count())
     }
 
     /// One more request, which pays for its share of the retries.

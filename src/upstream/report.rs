@@ -1,10 +1,11 @@
 //! What one worker can say of its upstreams, for whoever adds up what all of them say.
 
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Upstreams;
 use super::health::Standing;
+use super::latency::Measured;
 use super::pool::Upstream;
 use super::server::Server;
 use crate::telemetry::metrics::UpstreamSum;
@@ -14,24 +15,47 @@ use crate::telemetry::metrics::UpstreamSum;
 pub struct ServerReport {
     /// Where it is.
     pub server: String,
-    /// Whether requests are sent there. Known to all workers.
-    pub up: bool,
-    /// Until when it is left alone after requests failed there.
-    pub ejected_until: Option<Instant>,
+    /// How it stands. Known to all workers.
+    pub state: ServerState,
     /// Its part of the requests.
     pub weight: u32,
     /// Requests under way.
     pub in_flight: u64,
     /// Connections that wait for one.
     pub idle: u64,
-    /// How long its answers take, where that is measured.
-    pub latency: Option<Duration>,
+    /// How long its answers take, once one was measured.
+    pub latency: Option<Measured>,
     /// Requests so far.
     pub requests: u64,
-    /// Those that came to nothing.
+    /// Those without a usable answer, or with one that says that the server failed.
     pub failures: u64,
     /// Answers that ended before their end, which are among them.
     pub truncated: u64,
+}
+
+/// How a server stands, in every view of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerState {
+    /// Requests are sent there.
+    Up,
+    /// Requests are sent there, and the last of them failed.
+    Failing,
+    /// It is left alone until then, after requests failed there.
+    Ejected(Instant),
+    /// No request is sent there: its checks fail.
+    Down,
+}
+
+impl ServerState {
+    /// The word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            ServerState::Up => "up",
+            ServerState::Failing => "failing",
+            ServerState::Ejected(_) => "ejected",
+            ServerState::Down => "down",
+        }
+    }
 }
 
 impl Upstreams {
@@ -52,19 +76,18 @@ impl Upstreams {
 
 impl Server {
     fn report(&self) -> ServerReport {
-        let standing = self.vital.watch.standing();
-        let us = self.expected_us();
         ServerReport {
             server: self.place.to_string(),
-            up: standing == Standing::InOrder,
-            ejected_until: match standing {
-                Standing::Ejected(until) => Some(until),
-                Standing::InOrder | Standing::Down => None,
+            state: match self.vital.watch.standing() {
+                Standing::InOrder if self.vital.is_failing() => ServerState::Failing,
+                Standing::InOrder => ServerState::Up,
+                Standing::Ejected(until) => ServerState::Ejected(until),
+                Standing::Down => ServerState::Down,
             },
             weight: self.weight,
             in_flight: self.in_flight.load(Ordering::Relaxed) as u64,
             idle: self.idle().len() as u64,
-            latency: (us > 0).then(|| Duration::from_micros(us)),
+            latency: self.measured_latency(),
             requests: self.cells.requests.get(),
             failures: self.cells.failures.get(),
             truncated: self.cells.truncated.get(),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use http::HeaderValue;
+use http::{HeaderValue, StatusCode};
 use tokio::runtime::Handle;
 
 use super::balance::{Load, Work};
@@ -20,7 +20,7 @@ use super::connection::{Connection, Deadline};
 use super::error::UpstreamError;
 use super::health::{Sent, Standing, Trouble};
 use super::http1::Http1;
-use super::latency::Latency;
+use super::latency::{Latency, Measured};
 use super::named::Addresses;
 use super::pool::Terms;
 use super::shared::Shared;
@@ -162,6 +162,16 @@ impl Server {
     /// How long an answer may take, microseconds; 0 where nobody knows.
     pub(super) fn expected_us(&self) -> u64 {
         self.latency.expected_us(self.terms.sweep.elapsed())
+    }
+
+    /// How long answers took when that was measured last, for the views: nothing is forgotten.
+    pub(super) fn measured_latency(&self) -> Option<Measured> {
+        self.latency.measured(self.terms.sweep.elapsed())
+    }
+
+    /// Whether no answer was measured yet.
+    pub(super) fn is_unmeasured(&self) -> bool {
+        self.latency.is_unknown()
     }
 
     fn is_full(&self) -> bool {
@@ -313,6 +323,7 @@ impl Seat {
     /// The answer to the request that has it came to its end.
     pub(super) fn completed(&self) {
         self.server.vital.watch.completed();
+        self.server.vital.note_completed();
     }
 
     /// The answer ended before its end, of which `error` says why. It is the server's fault unless
@@ -324,11 +335,43 @@ impl Seat {
         }
         self.server.cells.truncated.add(1);
         self.server.cells.failures.add(1);
+        self.server.vital.note_truncated();
         let watch = &self.server.vital.watch;
         if let Some(rules) = &self.settings().eject
             && watch.truncated(self.sent, rules)
         {
             watch.explain(&error.in_full());
+        }
+    }
+
+    /// The server answered with this status, or with one of gRPC that means the same. `count` is as
+    /// for `failed`.
+    pub(super) fn judge(&self, status: StatusCode, count: impl FnOnce() -> (usize, usize)) {
+        let server = &self.server;
+        let rules = self.settings().eject.as_ref();
+        let rules = rules.filter(|eject| eject.status.contains(status));
+        if rules.is_some() || status.is_server_error() {
+            server.cells.failures.add(1);
+            server.vital.note_failure();
+        } else {
+            server.vital.note_success();
+        }
+        match rules {
+            Some(rules) => _ = self.failed(Trouble::Failed, rules, count),
+            None => self.succeeded(),
+        }
+    }
+
+    /// How many servers of the upstream are not in order.
+    pub(super) fn servers_out(&self) -> usize {
+        self.server.vital.watch.servers_out()
+    }
+
+    /// The head of an answer came whose status is still to come. A server that was asked for a
+    /// trial is back by that: the call may take hours.
+    pub(super) fn began(&self) {
+        if self.sent != Sent::InOrder {
+            self.succeeded();
         }
     }
 

@@ -5,11 +5,14 @@
 //! names of its upstream and itself.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::watch::{Ward, Watch};
 use crate::config::ServerAddress;
+
+/// A server is said to fail when so many requests in a row failed there.
+const FAILING: u32 = 3;
 
 /// Every server's `Vital`, while somebody uses it.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +31,10 @@ pub(super) struct Vital {
     pub(super) watch: Watch,
     /// Requests under way there, of all workers. Counted only where it is bounded.
     under_way: AtomicUsize,
+    /// Requests in a row that failed there, of all workers. Only the views show it.
+    failed_in_a_row: AtomicU32,
+    /// Answers in a row that ended before their end, of all workers. Their heads counted as successes.
+    truncated_in_a_row: AtomicU32,
 }
 
 impl Vital {
@@ -42,6 +49,40 @@ impl Vital {
         self.under_way
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
             .is_ok()
+    }
+
+    /// A request failed there.
+    #[cold]
+    pub(super) fn note_failure(&self) {
+        self.failed_in_a_row.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An answer ended before its end.
+    #[cold]
+    pub(super) fn note_truncated(&self) {
+        self.truncated_in_a_row.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An answer came to its end.
+    pub(super) fn note_completed(&self) {
+        if self.truncated_in_a_row.load(Ordering::Relaxed) != 0 {
+            self.truncated_in_a_row.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A request was answered as it should be.
+    pub(super) fn note_success(&self) {
+        // Nothing is written that other workers read, unless it changes.
+        if self.failed_in_a_row.load(Ordering::Relaxed) != 0 {
+            self.failed_in_a_row.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the last requests there failed.
+    pub(super) fn is_failing(&self) -> bool {
+        let failed = self.failed_in_a_row.load(Ordering::Relaxed);
+        let truncated = self.truncated_in_a_row.load(Ordering::Relaxed);
+        failed.max(truncated) >= FAILING
     }
 
     /// One that entered has ended.
@@ -62,6 +103,8 @@ impl Vitals {
         let vital = Arc::new(Vital {
             watch: Watch::new(ward, server),
             under_way: AtomicUsize::new(0),
+            failed_in_a_row: AtomicU32::new(0),
+            truncated_in_a_row: AtomicU32::new(0),
         });
         known.servers.insert(key, Arc::downgrade(&vital));
         vital

@@ -93,6 +93,11 @@ impl Watch {
         }
     }
 
+    /// How many servers of its upstream are not in order.
+    pub(super) fn servers_out(&self) -> usize {
+        self.ward.out.load(Ordering::Relaxed)
+    }
+
     /// What requests may do with it.
     pub(super) fn standing(&self) -> Standing {
         match self.gate.load(Ordering::Relaxed) {

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { test } from 'node:test';
 
 import { asks, dialog, exhaust, LIMITS, on, scene, SOON } from './scene.mjs';
-import { eventually, look } from './stage.mjs';
+import { eventually, load, look } from './stage.mjs';
 
 /** What a client may send in a header and a path, and would be glad to see as markup. */
 const HOSTILE = '<img src=x onerror="window.hostile=1">';
@@ -79,19 +79,79 @@ test('a client is blocked and let in again; a wrong token does nothing', SOON, a
   await close();
 });
 
-test('a denial is seen at once, and opens its explanation', SOON, async () => {
+test('a denial is seen at once, and tells what was counted of it', SOON, async () => {
   await on({}, async (page) => {
-    await exhaust('dora', '/strict/why');
+    const id = await exhaust('dora', '/strict/why');
     await page.locator('.denial', { hasText: '/strict/why' }).first().click();
-    await dialog(page).getByText('It was denied by strict').waitFor();
     const verdict = dialog(page).locator('.verdict');
-    await verdict.waitFor();
-    // The client's key is no part of what was kept of it; with it the same request is denied.
+    const words = await verdict.textContent();
+    assert.match(words, /^strict allows 3\/h for each key \(header:x-client\)\./);
+    assert.match(words, /This key had used 3 of 3 when the request came/);
+    assert.match(words, /the request asked for one more\. The same request could pass .+ later/);
+    await dialog(page).getByText(`${id}`).first().waitFor();
+    await dialog(page).getByText('3 used, 0 left').waitFor();
+    // A request like it is asked about without an address that nobody sent.
+    await dialog(page).getByRole('button', { name: 'Explain a request like it' }).click();
+    assert.equal(await dialog(page).getByLabel('From address').inputValue(), '');
     await dialog(page).getByLabel('Headers').fill('x-client: dora');
     await dialog(page).getByRole('button', { name: 'Explain', exact: true }).click();
     await dialog(page).locator('.verdict.bad', { hasText: 'Denied' }).waitFor();
     await page.keyboard.press('Escape');
     await dialog(page).waitFor({ state: 'hidden' });
+  });
+});
+
+test('the id of a request leads to why it was denied', SOON, async () => {
+  await exhaust('fay', '/strict/by-id');
+  const answer = await fetch(`${scene.stage.page}api/v1/denials`);
+  const { denials } = await answer.json();
+  const { request_id: id } = denials.find((one) => one.path === '/strict/by-id');
+  await on({}, async (page) => {
+    await page.goto(`${scene.stage.page}#request=${id}`);
+    await dialog(page).getByText('Why it was denied').waitFor();
+    await dialog(page).getByText(id).waitFor();
+    await page.keyboard.press('Escape');
+    await page.goto(`${scene.stage.page}#request=unknown`);
+    await said(page, 'The request unknown is not among the last 200 denials');
+  });
+});
+
+test('a click on a limit shows its clients where one looks', SOON, async () => {
+  const id = await exhaust('gil');
+  await on({}, async (page) => {
+    const wide = page.getByRole('button', { name: 'wide', exact: true });
+    await wide.click();
+    const shown = () =>
+      page.evaluate(() => {
+        const box = document.getElementById('clients-title').getBoundingClientRect();
+        return box.top >= 0 && box.bottom < innerHeight / 2;
+      });
+    await eventually(shown, 'the clients are in view');
+    await page.evaluate(() => scrollTo(0, 0));
+    await page.getByRole('button', { name: 'strict', exact: true }).focus();
+    await page.keyboard.press('Enter');
+    await eventually(shown, 'the clients are in view again');
+    const focused = await page.evaluate(() => document.activeElement.id);
+    assert.equal(focused, 'clients-title', 'the keyboard goes on there');
+    await page.locator('#clients tr', { hasText: id }).waitFor();
+  });
+});
+
+test('room left is what the fullest client has left', SOON, async () => {
+  assert.equal(await asks('hal'), 200);
+  await on({}, async (page) => {
+    const room = page.locator('#limits tr', { hasText: 'strict' }).locator('td').last();
+    const width = () =>
+      room.locator('.meter span').evaluate((bar) => parseFloat(bar.style.width));
+    await exhaust('ida');
+    await eventually(async () => (await room.textContent()).includes('0\u202f% left'), 'none left');
+    assert.equal(await width(), 0, 'nothing left is an empty bar');
+    const wide = page.locator('#limits tr', { hasText: 'wide' }).locator('td').last();
+    await asks('hal', '/any/thing');
+    await eventually(
+      async () => (await wide.locator('.meter span').evaluate((bar) => bar.style.width)) !== '0%',
+      'a wide limit has much left',
+    );
   });
 });
 
@@ -127,12 +187,42 @@ test('a reload is marked with what changed', SOON, async () => {
 
 /** Presses Tab until the focus is where `selector` says. */
 async function tabTo(page, selector) {
-  for (let pressed = 0; pressed < 200; pressed += 1) {
+  for (let pressed = 1; pressed <= 200; pressed += 1) {
     await page.keyboard.press('Tab');
-    if (await page.evaluate((what) => document.activeElement?.matches(what), selector)) return;
+    const isThere = (what) => document.activeElement?.matches(what);
+    if (await page.evaluate(isThere, selector)) return pressed;
   }
   assert.fail(`the keyboard does not reach ${selector}`);
 }
+
+test('few presses of Tab lead to the first limit, however much has happened', SOON, async () => {
+  const { redis } = scene.stage;
+  await on({ signedIn: true }, async (page) => {
+    // Each outage leaves two marks in the chart.
+    await redis.stop();
+    const stop = load(scene.stage.url, '/some/thing');
+    await page.getByRole('img', { name: /Store away/ }).first().waitFor();
+    await redis.start();
+    await page.getByRole('img', { name: /Store back/ }).first().waitFor();
+    await stop();
+    assert.ok((await page.locator('.mark').count()) >= 3);
+    await page.reload();
+    await page.locator('#limits button.name').first().waitFor();
+    const presses = await tabTo(page, '#limits button.name');
+    assert.ok(presses <= 8, `${presses} presses`);
+    await page.keyboard.press('Shift+Tab');
+    const marks = page.locator('.mark');
+    const last = await marks.last().getAttribute('aria-label');
+    const tip = page.locator('.tip');
+    await tip.waitFor();
+    await page.keyboard.press('Home');
+    await tip.filter({ hasText: 'Start' }).waitFor();
+    await page.keyboard.press('End');
+    await page.keyboard.press('ArrowLeft');
+    const focused = await page.evaluate(() => document.activeElement.getAttribute('aria-label'));
+    assert.notEqual(focused, last, 'an arrow goes to the mark before');
+  });
+});
 
 test('the keyboard is enough', SOON, async () => {
   const id = await exhaust('eve');

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { test } from 'node:test';
 
 import { exhaust, on, scene, SOON } from './scene.mjs';
-import { AXE, eventually, load } from './stage.mjs';
+import { AXE, eventually, load, send } from './stage.mjs';
 
 const number = (text) => Number(text.replace(/[^0-9.]/g, '')) * (text.includes('k') ? 1000 : 1);
 
@@ -26,6 +26,37 @@ test('numbers live under load, and the chart and table follow', SOON, async () =
     await eventually(async () => (await rate.textContent()) === '0', 'it is quiet again');
     await page.getByRole('button', { name: 'As a table' }).click();
     await page.getByRole('region', { name: 'Traffic by minute' }).getByRole('table').waitFor();
+  });
+});
+
+test('routes, statuses and latency have rows', SOON, async () => {
+  await on({}, async (page) => {
+    await exhaust('rows');
+    const stop = load(scene.stage.url, '/some/thing');
+    const row = page.locator('#routes tr', { hasText: 'rest' });
+    const cell = (column) => row.locator(`[data-column="${column}"]`);
+    const seen = async () => number(await cell('2xx').textContent()) > 0;
+    await eventually(seen, 'the route has answers');
+    assert.match(await cell('p95').textContent(), /\d.*s$/);
+    const strict = page.locator('#routes tr', { hasText: 'strict' }).locator('[data-column="429"]');
+    await eventually(async () => number(await strict.textContent()) > 0, 'its denials are told');
+    await page.locator('#routes tr', { hasText: 'all routes' }).waitFor();
+    await page.locator('#statuses .use-row', { hasText: '429' }).waitFor();
+    await stop();
+  });
+});
+
+test('a server whose requests fail is not up', SOON, async () => {
+  await on({}, async (page) => {
+    const server = page.locator('#upstreams tbody tr').first();
+    await server.getByText('up', { exact: true }).waitFor();
+    assert.match(await server.locator('[data-column="Latency"]').textContent(), /\d.*s$/);
+    scene.stage.upstream.fails = true;
+    for (let asked = 0; asked < 3; asked += 1) await send(scene.stage.url, '/fails');
+    await server.getByText('failing').waitFor();
+    scene.stage.upstream.fails = false;
+    await send(scene.stage.url, '/fine');
+    await server.getByText('up', { exact: true }).waitFor();
   });
 });
 
@@ -66,6 +97,11 @@ for (const scheme of ['dark', 'light']) {
       await page.locator('#clients tbody tr').first().waitFor();
       await picture(page, scheme);
       assert.deepEqual(await barriers(page), []);
+      await page.locator('.denial').first().click();
+      await page.getByRole('dialog').getByText('The same key now').waitFor();
+      await picture(page, `${scheme}-why`, false);
+      assert.deepEqual(await barriers(page), []);
+      await page.keyboard.press('Escape');
       await page.setViewportSize({ width: 360, height: 780 });
       const wide = () => page.evaluate(() => document.documentElement.scrollWidth);
       assert.equal(await wide(), 360);
@@ -87,7 +123,7 @@ async function barriers(page) {
   return grave.map((one) => `${one.id}: ${one.nodes[0].target}: ${one.nodes[0].failureSummary}`);
 }
 
-async function picture(page, name) {
+async function picture(page, name, fullPage = true) {
   const folder = process.env.DASHBOARD_SHOTS;
-  if (folder) await page.screenshot({ path: join(folder, `${name}.png`), fullPage: true });
+  if (folder) await page.screenshot({ path: join(folder, `${name}.png`), fullPage });
 }

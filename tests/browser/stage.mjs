@@ -96,9 +96,14 @@ class Redis {
   }
 }
 
-/** Answers everything, and knows nothing of limits. */
+/** Answers everything, and knows nothing of limits; `fails` has it answer 503. */
+const upstream = { fails: false };
+
 async function startUpstream() {
-  const server = createServer((_, response) => response.end('fine'));
+  const server = createServer((_, response) => {
+    response.statusCode = upstream.fails ? 503 : 200;
+    response.end('fine');
+  });
   server.listen(0, '127.0.0.1');
   await once(server, 'listening');
   cleanups.push(() => {
@@ -143,7 +148,7 @@ export async function start(config) {
   });
   cleanups.push(() => stopped(child));
   const { url, page } = await opened(child);
-  return { url, page, redis, configure: write, token: TOKEN };
+  return { url, page, redis, upstream, configure: write, token: TOKEN };
 }
 
 /** Where it listens and where its admin does, as it says them. */

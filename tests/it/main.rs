@@ -27,6 +27,7 @@ mod faults;
 mod flow;
 mod framing;
 mod framing_upstream;
+mod grpc;
 mod headers;
 mod health;
 mod house;

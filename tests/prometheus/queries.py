@@ -1,5 +1,6 @@
 """Every query of deploy/grafana and deploy/prometheus, asked of a Prometheus that scrapes a running
-tidegate under a little load; then Redis is stopped, and its alert must fire."""
+tidegate under a little load. Calls of gRPC to a server that is away get an HTTP 200, and their alert
+must fire; then Redis is stopped, and so must its alert."""
 
 import contextlib
 import http.client
@@ -20,7 +21,6 @@ PATIENCE = 60  # seconds, for anything
 CONFIG = """
 listen   = "127.0.0.1:0"
 admin    = "127.0.0.1:0"
-upstream = "{upstream}"
 
 [store]
 url = "redis://127.0.0.1:{redis}"
@@ -34,9 +34,22 @@ rate = "5/min"
 rate   = "3/min"
 shadow = true
 
+[upstream.site]
+servers = ["{upstream}"]
+
+# Nothing listens there.
+[upstream.away]
+servers = ["h2c://127.0.0.1:{away}"]
+
 [[route]]
-path   = "/*"
-limits = ["api", "tried"]
+path     = "/calls.Service/*"
+upstream = "away"
+limits   = []
+
+[[route]]
+path     = "/*"
+upstream = "site"
+limits   = ["api", "tried"]
 
 [log]
 access = "off"
@@ -63,6 +76,16 @@ def ask(address, path):
         return answer.status, answer.read().decode()
     finally:
         connection.close()
+
+
+def call(address):
+    """A call of gRPC; its status of HTTP, and of gRPC."""
+    answer = subprocess.run(
+        ["curl", "--silent", "--max-time", "10", "--http2-prior-knowledge", "--request", "POST",
+         "--header", "content-type: application/grpc", "--header", "te: trailers",
+         "--output", "/dev/null", "--write-out", "%{http_code} %header{grpc-status}",
+         f"http://{address}/calls.Service/Method"], capture_output=True, text=True, check=False)
+    return answer.stdout
 
 
 def until(what, found):
@@ -120,6 +143,10 @@ def check(prometheus, deploy):
         count += 1
     denied = 'sum(tidegate_decisions_total{decision="denied"}) > 0'
     until("denials that Prometheus sees", lambda: result(denied))
+    failing = 'ALERTS{alertname="TidegateGrpcErrors",alertstate="firing"}'
+    until("the alert that calls of gRPC fail", lambda: result(failing))
+    away = 'ALERTS{alertname="TidegateNoServer",upstream="away",alertstate="firing"}'
+    until("the alert that no server is up", lambda: result(away))
     firing = 'ALERTS{alertname="TidegateStoreDown",alertstate="firing"}'
     if result(firing):
         sys.exit("an alert about a store that is up")
@@ -135,7 +162,8 @@ def main(deploy):
             ["redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", ""],
             cwd=directory, **quiet)))
         until("redis", lambda: socket.create_connection(("127.0.0.1", redis), 1).close() or True)
-        proxy, listening, admin = running.start(directory, CONFIG, redis=redis)
+        proxy, listening, admin = running.start(
+            directory, CONFIG, redis=redis, away=running.free_port())
         stack.enter_context(ended(proxy))
         scraping(directory, deploy, admin)
         at = f"127.0.0.1:{running.free_port()}"
@@ -149,8 +177,11 @@ def main(deploy):
         def load():
             while not stop.is_set():
                 ask(listening, "/")
+                call(listening)
                 stop.wait(0.05)
 
+        if (told := call(listening)) != "200 14":
+            sys.exit(f"a call to a server that is away gets {told!r}")
         loading = threading.Thread(target=load)
         loading.start()
         try:
@@ -160,7 +191,7 @@ def main(deploy):
         finally:
             stop.set()
             loading.join()
-    print(f"{count} queries answered by a running Prometheus; the store's alert fired")
+    print(f"{count} queries answered by a running Prometheus; the alerts of gRPC and of the store fired")
 
 
 main(pathlib.Path(sys.argv[1]))

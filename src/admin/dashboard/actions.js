@@ -287,17 +287,22 @@ export async function showConfig() {
   }
 }
 
+/** What each rate has counted of a client by now, as lines of a list. */
+export function standing(found) {
+  return (found.windows ?? []).map((rate) => {
+    const left = `${rate.used} used, ${rate.remaining} left`;
+    const when = rate.retry_seconds ? `; next one in ${span(Math.ceil(rate.retry_seconds))}` : '';
+    return h('li', { text: `${plain(rate.rate)}: ${left}${when}` });
+  });
+}
+
 /** How one client stands, by its key as a person knows it. */
 export async function lookUp(limit, key) {
   try {
     const found = await get(
       `limits/${encodeURIComponent(limit.name)}/keys/${encodeURIComponent(key)}`,
     );
-    const lines = (found.rates ?? []).map((rate) => {
-      const left = `${rate.used} used, ${rate.remaining} left`;
-      const when = rate.retry_seconds ? `; next one in ${span(Math.ceil(rate.retry_seconds))}` : '';
-      return h('li', { text: `${plain(rate.rate)}: ${left}${when}` });
-    });
+    const lines = standing(found);
     const subject = {
       limit: limit.name,
       rates: limit.rates,

@@ -86,12 +86,17 @@ export class TrafficChart {
     this.svg = svg('svg', { class: 'traffic', role: 'group', height: HEIGHT });
     this.svg.append(this.grid, bars, this.marks);
     setAttr(this.svg, 'aria-label', 'Requests of the last 15 minutes, with marks of what changed');
+    setAttr(this.marks, 'role', 'group');
+    setAttr(this.marks, 'aria-label', 'What changed: arrow keys go from mark to mark');
     this.tip = h('div', { class: 'tip', hidden: true });
     place.append(this.svg, this.tip);
     this.scale = new Scale();
     this.svg.addEventListener('pointermove', (event) => this.point(event));
     this.svg.addEventListener('pointerleave', () => this.unpoint());
-    this.svg.addEventListener('keydown', (event) => event.key === 'Escape' && this.unpoint());
+    this.svg.addEventListener('keydown', (event) => {
+      if (event.key === 'Escape') this.unpoint();
+      else this.step(event);
+    });
     new ResizeObserver(() => this.data && this.draw(this.data)).observe(place);
   }
 
@@ -175,13 +180,19 @@ export class TrafficChart {
       // A pointer finds a wider thing.
       const reach = svg('rect', { class: 'reach', width: 16, height: HEIGHT - MARGIN.bottom });
       const failed = mark.text.includes('failed') ? ' failed' : '';
-      const group = svg('g', { class: `mark ${MARK_WORDS[mark.kind] ? mark.kind : ''}${failed}` });
-      setAttr(group, 'tabindex', 0);
+      const group = svg('g', {
+        class: `mark ${MARK_WORDS[mark.kind] ? mark.kind : ''}${failed}`,
+      });
+      group.at = mark.at;
+      setAttr(group, 'tabindex', -1);
       setAttr(group, 'role', 'img');
       setAttr(group, 'aria-label', `${clock(mark.at)} ${markText(mark)}`);
       group.append(reach, line, head);
       const show = () => this.tell(this.x(mark.at), [clock(mark.at)], markText(mark));
-      group.addEventListener('focus', show);
+      group.addEventListener('focus', () => {
+        this.hold(group);
+        show();
+      });
       group.addEventListener('blur', () => this.unpoint());
       group.addEventListener('pointerenter', show);
       group.addEventListener('pointermove', (event) => event.stopPropagation());
@@ -194,6 +205,23 @@ export class TrafficChart {
       setAttr(row.reach, 'x', x - 8);
     };
     sync(this.marks, marks, { key: (mark) => `${mark.at}${mark.kind}`, create, update });
+    const all = [...this.marks.children];
+    if (!all.some((one) => one.tabIndex === 0)) this.hold(all.at(-1));
+  }
+
+  /** All marks are one stop of the Tab key, at `mark`; arrows go from one to the next. */
+  hold(mark) {
+    for (const one of this.marks.children) setAttr(one, 'tabindex', one === mark ? 0 : -1);
+  }
+
+  step(event) {
+    const all = [...this.marks.children].sort((a, b) => a.at - b.at);
+    const now = all.indexOf(document.activeElement);
+    const places = { ArrowLeft: now - 1, ArrowRight: now + 1, Home: 0, End: all.length - 1 };
+    const next = all[places[event.key]];
+    if (now < 0 || !next) return;
+    event.preventDefault();
+    next.focus();
   }
 
   point(event) {

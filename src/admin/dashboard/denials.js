@@ -2,6 +2,7 @@
 
 import { get, Stream } from './api.js';
 import { byId, clock, exact, h, plain, setAttr, setText, short, span, sync } from './dom.js';
+import { say, trouble } from './actions.js';
 import { explainDenial } from './explain.js';
 
 const KEPT = 200;
@@ -39,6 +40,20 @@ async function recent() {
     later();
   } catch {
     // The stream says how things stand.
+  }
+}
+
+/** Opens the denial of the request that the address names, so that an id leads to it. */
+export async function openAsked() {
+  const found = /[#&]request=([^&]+)/.exec(location.hash);
+  if (!found) return;
+  const id = decodeURIComponent(found[1]);
+  try {
+    const { denials } = await get(`denials?request_id=${encodeURIComponent(id)}`);
+    if (denials.length > 0) explainDenial(denials[0]);
+    else say(`The request ${plain(id, 80)} is not among the last ${KEPT} denials.`);
+  } catch (error) {
+    say(`The request ${plain(id, 80)} could not be looked up: ${trouble(error)}.`);
   }
 }
 

@@ -1,53 +1,83 @@
 // The explanation of one request: of a denial, or of one that somebody makes up. Nothing is charged
 // by asking.
 
-import { offers, post } from './api.js';
+import { get, offers, post } from './api.js';
 import * as actions from './actions.js';
 import { byId, clock, exact, h, plain, short, span } from './dom.js';
 
-/** Of a denial it is kept where its client is, and not who it is. */
-const WHERE =
-  'Only the network of its address is kept, so this asks for the first one in it: write its own, ' +
-  'and headers that it is known by, such as its API key.';
-
-/** Why a denial happened, and how the same request would fare now. */
+/** Why a request was denied: what was counted when it came, kept with the denial. */
 export function explainDenial(denial) {
-  const verdict = denial.shadow ? 'would have been denied' : 'was denied';
-  const facts = [
+  const subject = { limit: denial.limit.split('~')[0], id: denial.id, name: short(denial.id) };
+  const now = h('div', { class: 'now', 'aria-live': 'polite' });
+  const question = { method: denial.method, url: denial.path, ip: '' };
+  const ask = h('button', { type: 'button', class: 'quiet', text: 'Explain a request like it' });
+  ask.addEventListener('click', () => dialog('Explain a request', question));
+  const buttons = h('div', { class: 'buttons' }, actions.buttons(subject));
+  if (offers('explain')) buttons.prepend(ask);
+  const title = denial.shadow ? 'Why it would be denied' : 'Why it was denied';
+  actions.open(title, ...verdicts(denial), definitions(about(denial)), now, buttons);
+  byId('dialog').classList.add('wide');
+  showNow(subject, now);
+}
+
+/** One sentence for each rate that denied. */
+function verdicts(denial) {
+  const would = denial.shadow ? 'On trial: it denies nothing. ' : '';
+  const rates = denial.rates ?? [];
+  if (rates.length === 0) {
+    const text = `${would}The limit ${plain(denial.limit)} denied it.`;
+    return [h('p', { class: 'verdict bad', text })];
+  }
+  return rates.map((rate) => {
+    const name = h('strong', { text: plain(rate.policy) });
+    const text = ` ${counted(rate)} ${outlook(rate)}`;
+    return h('p', { class: 'verdict bad' }, would, name, text);
+  });
+}
+
+function counted(rate) {
+  const allows = `allows ${plain(rate.rate)} for each key (${plain(rate.key)}).`;
+  const used = `This key had used ${exact(rate.used)} of ${exact(rate.units)}`;
+  const cost = rate.cost === 1 ? 'one more' : `${exact(rate.cost)} more`;
+  return `${allows} ${used} when the request came, and the request asked for ${cost}.`;
+}
+
+function outlook(rate) {
+  if (rate.cost > rate.units) return 'That is more than the limit ever allows.';
+  if (rate.retry_after === null) return 'When it could pass was not known.';
+  return `The same request could pass ${span(rate.retry_after)} later.`;
+}
+
+function about(denial) {
+  const from = denial.client ? `an address in ${plain(denial.client)}` : 'not known';
+  const wait = denial.retry_after ? span(denial.retry_after) : 'nothing';
+  return [
     ['When', clock(denial.at)],
     ['Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
-    ['Verdict', `It ${verdict} by ${plain(denial.limit)}, on route ${plain(denial.route)}`],
-    [
-      'Client',
-      `${denial.client ? `from ${plain(denial.client)}, ` : ''}${plain(denial.id)} in logs`,
-    ],
-    ['Told to wait', denial.retry_after ? span(denial.retry_after) : '–'],
+    ['Route', plain(denial.route)],
+    ['Client', from],
+    ['Key', `${plain(denial.id)}, as logs show it`],
+    ['Told to wait', denial.shadow ? 'nothing: it was let through' : wait],
     ['Request id', plain(denial.request_id)],
   ];
-  const subject = {
-    limit: denial.limit,
-    id: denial.id,
-    name: short(denial.id),
-  };
-  const head = h(
-    'div',
-    {},
-    definitions(facts),
-    h('div', { class: 'buttons' }, actions.buttons(subject)),
-  );
-  const question = {
-    method: denial.method,
-    url: denial.host ? `http://${denial.host}${denial.path}` : denial.path,
-    ip: (denial.ip ?? denial.client ?? '').split('/')[0],
-  };
-  if (question.ip && !denial.ip && denial.client !== question.ip) question.note = WHERE;
-  if (offers('explain')) dialog('Why it was denied', question, head);
-  else actions.open('Why it was denied', head);
+}
+
+/** How the same key stands by now, where that is known by its hash. */
+async function showNow(subject, place) {
+  if (!offers('limits/{name}/keys/{key}')) return;
+  const [limit, id] = [subject.limit, subject.id].map(encodeURIComponent);
+  try {
+    const lines = actions.standing(await get(`limits/${limit}/keys/${id}?by=id`));
+    const heading = h('h3', { text: 'The same key now' });
+    place.replaceChildren(heading, h('ul', { class: 'facts' }, lines));
+  } catch {
+    // What was counted then is told above; there is no more to tell.
+  }
 }
 
 /** Asks about any request. */
 export function explainAny() {
-  dialog('Explain a request', { method: 'GET', url: '/', ip: '' }, null);
+  dialog('Explain a request', { method: 'GET', url: '/', ip: '' });
 }
 
 const definitions = (pairs) =>
@@ -59,7 +89,7 @@ const definitions = (pairs) =>
     ),
   );
 
-function dialog(title, question, head) {
+function dialog(title, question) {
   const input = (name, props) =>
     h('input', { name, spellcheck: 'false', autocomplete: 'off', ...props });
   const field = (text, control, kind = '') =>
@@ -111,12 +141,12 @@ function dialog(title, question, head) {
     event.preventDefault();
     answer();
   });
-  const asked = head ? h('h3', { text: 'The same request now' }) : null;
-  const note = `${question.note ?? ''} Nothing is charged by asking.`;
-  actions.open(title, head, asked, h('p', { class: 'faint', text: note }), form, result);
+  const note =
+    'Write the address of the client, and the headers that it is known by, such as its API key. ' +
+    'Nothing is charged by asking.';
+  actions.open(title, h('p', { class: 'faint', text: note }), form, result);
   byId('dialog').classList.add('wide');
-  if (head) answer();
-  else url.focus();
+  url.focus();
 }
 
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -10,7 +10,7 @@ import { cells, tableOf } from './table.js';
 const FEW = 8;
 const MANY = 50;
 
-const state = { limits: [], chosen: '', few: true, overrides: [] };
+const state = { limits: [], chosen: '', few: true, overrides: [], isSentTo: false };
 
 /** The limit whose clients are shown. */
 export const chosen = () => state.limits.find((limit) => limit.name === state.chosen);
@@ -31,6 +31,8 @@ export function takeChoice() {
   const found = /[#&]limit=([^&]+)/.exec(location.hash);
   if (!found) return;
   state.chosen = decodeURIComponent(found[1]);
+  // A page that is loaded again stays where it was.
+  state.isSentTo = performance.getEntriesByType('navigation')[0]?.type !== 'reload';
 }
 
 export async function pollLimits() {
@@ -50,6 +52,7 @@ export async function pollLimits() {
   });
   setText(byId('limits-note'), limits.length ? count(limits.length, 'limit') : '');
   showUse();
+  if (state.isSentTo) show();
 }
 
 function limitRow(limit) {
@@ -89,13 +92,15 @@ function updateLimit(row, limit) {
   row.denied.classList.toggle('bad', limit.per_second.denied > 0);
   row.columns.draw(limit.use);
   const room = limit.headroom;
-  setText(row.left, room === null || room === undefined ? '–' : percent(room));
-  const none = 'Nobody has used it yet';
-  const words = room === null || room === undefined ? none : 'What its fullest client has left';
+  setText(row.left, room === null || room === undefined ? 'all' : `${percent(room)} left`);
+  const none = 'Nobody has used it in the last ten seconds';
+  const fullest = 'What the client that used most of it in the last ten seconds has left';
+  const words = room === null || room === undefined ? none : fullest;
   setAttr(row.room, 'title', words);
-  const used = room === null || room === undefined ? 0 : 1 - room;
-  row.meter.firstChild.style.setProperty('width', `${(used * 100).toFixed(1)}%`);
-  row.meter.classList.toggle('full', used >= 0.995);
+  const isKnown = room !== null && room !== undefined;
+  const width = isKnown ? Math.max(0, Math.min(1, room)) * 100 : 100;
+  row.meter.firstChild.style.setProperty('width', `${width.toFixed(1)}%`);
+  row.meter.classList.toggle('low', isKnown && room < 0.1);
 }
 
 function showTags(place, limit) {
@@ -124,7 +129,21 @@ function select(name) {
   showUse();
   clientsTable.clear();
   setText(byId('said'), `Clients of ${name}`);
+  reveal();
   pollClients().catch(() => {});
+}
+
+/** Brings the clients of the chosen limit to where somebody looks, and the keyboard to them. */
+function reveal() {
+  byId('clients-title').focus({ preventScroll: true });
+  show();
+}
+
+function show() {
+  state.isSentTo = false;
+  const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
+  const card = byId('clients-title').closest('.card');
+  card.scrollIntoView({ behavior: still ? 'auto' : 'smooth', block: 'start' });
 }
 
 /** What one needs to choose a number: how many clients sit where below it. */

@@ -22,6 +22,7 @@ import {
 } from './dom.js';
 import { explainAny } from './explain.js';
 import * as limits from './limits.js';
+import { pollRoutes } from './routes.js';
 import { cells, tableOf, textTable } from './table.js';
 import { startTheme } from './theming.js';
 
@@ -235,10 +236,11 @@ async function pollUpstreams() {
     },
     update: (row, server) => {
       const left = server.ejected_until ? server.ejected_until - Date.now() / 1000 : 0;
-      const out = left > 0 ? `out, ${span(left)}` : 'down';
-      const isUp = server.up && left <= 0;
-      row.state.classList.toggle('down', !isUp);
-      setText(row.word, isUp ? 'up' : out);
+      const words = { ejected: left > 0 ? `out, ${span(left)}` : 'out' };
+      row.state.classList.toggle('down', server.state !== 'up');
+      setText(row.word, words[server.state] ?? plain(server.state, 20));
+      const failing = 'The last requests there failed';
+      setAttr(row.state, 'title', server.state === 'failing' ? failing : null);
       const texts = [
         si(server.in_flight),
         brief(server.latency_seconds),
@@ -361,10 +363,12 @@ const polls = {
     denials.offer(limits.names());
   }),
   clients: part('clients', 'limits/{name}/clients', 2 * SECOND, limits.pollClients),
+  routes: part('routes', 'routes', 5 * SECOND, pollRoutes),
   upstreams: part('upstreams', 'upstreams', 3 * SECOND, pollUpstreams),
   overrides: part('overrides', 'overrides', 10 * SECOND, pollOverrides),
 };
 let stream;
+denials.openAsked();
 if (offers('denials/stream')) stream = denials.start();
 else hide('denied');
 
@@ -387,6 +391,7 @@ byId('find').addEventListener('submit', (event) => {
 window.addEventListener('hashchange', () => {
   if (takeToken()) polls.fast.now();
   limits.takeChoice();
+  denials.openAsked();
   polls.limits.now();
 });
 // A click beside a dialog closes it, as Escape does.

@@ -20,6 +20,7 @@ fn with_entry(write: impl FnOnce(&Entry<'_>)) {
         denied_by: &[("per_ip".into(), Some(Shown::Hash(Tag([0xfb; 16]))))],
         would_deny: &["search".into()],
         reason: None,
+        grpc_status: None,
         request_id: None,
         trace_id: None,
     });

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::codes::{CODES, METHODS, code_of};
+use super::grpc::{GrpcCells, GrpcSum};
 
 /// A number that one thread alone adds to.
 #[derive(Debug, Default)]
@@ -103,6 +104,8 @@ pub struct RouteCells {
     /// Made with the first request of a method: few routes see all of them.
     methods: [OnceLock<Box<Codes>>; METHODS.len()],
     duration: Histogram,
+    /// Calls of gRPC by their own status.
+    pub grpc: GrpcCells,
 }
 
 impl RouteCells {
@@ -123,6 +126,7 @@ impl RouteCells {
             }
         }
         self.duration.add_to(&mut sum.duration);
+        self.grpc.add_to(&mut sum.grpc);
     }
 }
 
@@ -133,6 +137,8 @@ pub struct RouteSum {
     pub methods: [Option<Box<[u64; CODES.len()]>>; METHODS.len()],
     /// How long they took.
     pub duration: Durations,
+    /// Calls of gRPC by their own status.
+    pub grpc: GrpcSum,
 }
 
 impl RouteSum {
@@ -210,6 +216,8 @@ pub struct UpstreamCells {
     pub failures: Count,
     /// Further attempts, by [`RETRIES`].
     pub retries: [Count; RETRIES.len()],
+    /// Answers to calls of gRPC, by their own status.
+    pub grpc: GrpcCells,
 }
 
 /// What all workers have counted of one upstream.
@@ -221,6 +229,8 @@ pub struct UpstreamSum {
     pub failures: u64,
     /// Further attempts, by [`RETRIES`].
     pub retries: [u64; RETRIES.len()],
+    /// Answers to calls of gRPC, by their own status.
+    pub grpc: GrpcSum,
 }
 
 impl Default for UpstreamSum {
@@ -229,6 +239,7 @@ impl Default for UpstreamSum {
             codes: [0; CODES.len()],
             failures: 0,
             retries: [0; RETRIES.len()],
+            grpc: None,
         }
     }
 }
@@ -243,6 +254,7 @@ impl UpstreamCells {
         for (sum, count) in sum.retries.iter_mut().zip(&self.retries) {
             *sum += count.get();
         }
+        self.grpc.add_to(&mut sum.grpc);
     }
 }
 
@@ -251,7 +263,8 @@ impl UpstreamCells {
 pub struct ServerCells {
     /// Attempts.
     pub requests: Count,
-    /// Those without a usable answer, or with one that says the server is not well.
+    /// Those without a usable answer, or with one that says that the server failed: a 5xx, the
+    /// same in gRPC, or a status that `eject` names.
     pub failures: Count,
     /// Answers that ended before their end, which are failures too.
     pub truncated: Count,

@@ -1,0 +1,318 @@
+//! `/api/v1/routes`: what each route answered in the last minute: how often, with which status, and
+//! how long it took.
+//!
+//! A look every few seconds notes what was counted by then; an answer is the difference to the
+//! oldest look. Fixed memory: [`LOOKS`] looks at [`MOST_ROUTES`] routes.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+
+use super::Desk;
+use super::answer::{Refusal, seen};
+use crate::clock;
+use crate::server::sight::View;
+use crate::telemetry::metrics::grpc::failures;
+use crate::telemetry::metrics::{CODES, Durations, NO_ROUTE, REQUEST_BOUNDS, RouteSum, Sum};
+
+/// Looks that are kept: a minute.
+const LOOKS: usize = 12;
+/// Seconds from one look to the next.
+const EVERY: u64 = 5;
+/// Routes that are told, in the file's order.
+const MOST_ROUTES: usize = 256;
+/// Statuses that are told of each route, and the first digit of those that are one of them.
+const STATUSES: [(&str, char); 6] = [
+    ("1xx", '1'),
+    ("2xx", '2'),
+    ("3xx", '3'),
+    ("4xx", '4'),
+    ("429", '-'),
+    ("5xx", '5'),
+];
+/// The place of 429 among those.
+const DENIED: usize = 4;
+
+/// What was counted of one route.
+#[derive(Clone, Debug, Default)]
+struct Counted {
+    /// In the order of [`STATUSES`].
+    statuses: [u64; STATUSES.len()],
+    durations: Durations,
+    calls: u64,
+    failed_calls: u64,
+}
+
+/// What was counted of all routes by some time.
+#[derive(Debug, Default)]
+struct Look {
+    /// Seconds since the Unix epoch.
+    at: u64,
+    routes: HashMap<Arc<str>, Counted>,
+    codes: BTreeMap<&'static str, u64>,
+}
+
+/// See the file's head. The oldest look is first.
+#[derive(Debug, Default)]
+pub(super) struct Recent(VecDeque<Look>);
+
+impl Counted {
+    fn of(sum: &RouteSum) -> Counted {
+        let mut statuses = [0; STATUSES.len()];
+        for (code, count) in codes_of(sum) {
+            let class = match code {
+                "429" => Some(DENIED),
+                code => STATUSES
+                    .iter()
+                    .position(|(_, digit)| code.starts_with(*digit)),
+            };
+            if let Some(class) = class {
+                statuses[class] += count;
+            }
+        }
+        let grpc = sum.grpc.as_deref();
+        Counted {
+            statuses,
+            durations: sum.duration.clone(),
+            calls: grpc.map_or(0, |counts| counts.iter().sum()),
+            failed_calls: grpc.map_or(0, failures),
+        }
+    }
+
+    /// What came to it since `before`. A route that went and returned begins at 0.
+    fn since(&self, before: &Counted) -> Counted {
+        let less = |now: u64, before: u64| now.saturating_sub(before);
+        let mut gained = self.clone();
+        for (now, before) in gained.statuses.iter_mut().zip(before.statuses) {
+            *now = less(*now, before);
+        }
+        let classes = gained.durations.classes.iter_mut();
+        for (now, before) in classes.zip(before.durations.classes) {
+            *now = less(*now, before);
+        }
+        gained.calls = less(self.calls, before.calls);
+        gained.failed_calls = less(self.failed_calls, before.failed_calls);
+        gained
+    }
+
+    fn add(&mut self, more: &Counted) {
+        let pairs = self.statuses.iter_mut().zip(more.statuses);
+        pairs.for_each(|(sum, more)| *sum += more);
+        let classes = self.durations.classes.iter_mut();
+        let pairs = classes.zip(more.durations.classes);
+        pairs.for_each(|(sum, more)| *sum += more);
+        self.calls += more.calls;
+        self.failed_calls += more.failed_calls;
+    }
+
+    fn requests(&self) -> u64 {
+        self.statuses.iter().sum()
+    }
+
+    fn told(&self, seconds: u64) -> Value {
+        let statuses = STATUSES.iter().zip(self.statuses);
+        let statuses: BTreeMap<&str, u64> =
+            statuses.map(|((name, _), count)| (*name, count)).collect();
+        let latency = |share| quantile(&self.durations, share);
+        json!({
+            "requests": self.requests(),
+            "requests_per_second": self.requests() as f64 / seconds.max(1) as f64,
+            "statuses": statuses,
+            "grpc": { "calls": self.calls, "failed": self.failed_calls },
+            "latency_seconds": { "p50": latency(0.5), "p95": latency(0.95), "p99": latency(0.99) },
+        })
+    }
+}
+
+fn codes_of(sum: &RouteSum) -> impl Iterator<Item = (&'static str, u64)> {
+    let methods = sum.methods.iter().flatten();
+    methods.flat_map(|counts| CODES.iter().copied().zip(counts.iter().copied()))
+}
+
+/// How long that share of the requests took at most, seconds; within a class as if they lay evenly.
+fn quantile(durations: &Durations, share: f64) -> Option<f64> {
+    let all: u64 = durations.classes.iter().sum();
+    let wanted = share * all as f64;
+    let (mut below, mut from) = (0.0, 0.0);
+    for (count, bound) in durations.classes.iter().zip(REQUEST_BOUNDS) {
+        let (count, bound) = (*count as f64, bound as f64);
+        if count > 0.0 && below + count >= wanted {
+            let part = (wanted - below) / count;
+            return Some((from + (bound - from) * part) / 1e6);
+        }
+        (below, from) = (below + count, bound);
+    }
+    // Beyond the last bound nothing more is known.
+    (all > 0).then(|| REQUEST_BOUNDS[REQUEST_BOUNDS.len() - 1] as f64 / 1e6)
+}
+
+impl Look {
+    fn of(at: u64, view: &View<'_>) -> Look {
+        let mut sum = Sum::default();
+        view.proxies()
+            .for_each(|proxy| proxy.meter().add_to(&mut sum));
+        let mut codes = BTreeMap::new();
+        for (code, count) in sum.routes.values().flat_map(codes_of) {
+            if count > 0 {
+                *codes.entry(code).or_default() += count;
+            }
+        }
+        let names = view.config.routes.iter().take(MOST_ROUTES);
+        let names = names.map(|route| &*route.name).chain([NO_ROUTE]);
+        let counted = names.filter_map(|name| sum.routes.get_key_value(name));
+        Look {
+            at,
+            routes: counted
+                .map(|(name, sum)| (Arc::clone(name), Counted::of(sum)))
+                .collect(),
+            codes,
+        }
+    }
+}
+
+impl Recent {
+    /// Whether it is time for another look; also where the clock was set back.
+    fn is_due(&self, now: u64) -> bool {
+        let last = self.0.back().map(|look| look.at);
+        last.is_none_or(|last| now < last || now >= last + EVERY)
+    }
+
+    fn keep(&mut self, look: Look) {
+        if self.0.len() == LOOKS {
+            self.0.pop_front();
+        }
+        self.0.push_back(look);
+    }
+}
+
+impl Desk {
+    /// Notes what the routes have answered by now, every few seconds.
+    pub(super) fn look_at_routes(&self) {
+        let now = clock::unix_us() / 1_000_000;
+        if !self.recent().is_due(now) {
+            return;
+        }
+        if let Some(look) = self.grounds.sight.look(|view| Look::of(now, view)) {
+            self.recent().keep(look);
+        }
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The whole of it.
+pub(super) fn routes(desk: &Desk) -> Result<Value, Refusal> {
+    let now = clock::unix_us() / 1_000_000;
+    let (look, routes) = seen(desk.grounds.sight.look(|view| {
+        let routes = view.config.routes.iter().map(|route| {
+            let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
+            let path = route.path.to_string();
+            (
+                route.name.to_string(),
+                json!({ "path": path, "methods": methods }),
+            )
+        });
+        (Look::of(now, view), routes.collect::<Vec<_>>())
+    }))?;
+    let recent = desk.recent();
+    let nothing = Look::default();
+    let oldest = recent.0.front().unwrap_or(&nothing);
+    let started = desk.grounds.sight.started_us() / 1_000_000;
+    let seconds = now.saturating_sub(oldest.at.max(started)).max(1);
+    let none = Counted::default();
+    let gained = |name: &str| {
+        let counted = look.routes.get(name).unwrap_or(&none);
+        counted.since(oldest.routes.get(name).unwrap_or(&none))
+    };
+    let mut all = Counted::default();
+    let left_out = routes.len().saturating_sub(MOST_ROUTES);
+    let nowhere = (NO_ROUTE.to_owned(), json!({ "path": null, "methods": [] }));
+    let told = routes.into_iter().take(MOST_ROUTES).chain([nowhere]);
+    let told: Vec<Value> = told
+        .map(|(name, mut about)| {
+            let gained = gained(&name);
+            all.add(&gained);
+            about["name"] = json!(name);
+            for (field, value) in gained.told(seconds).as_object().into_iter().flatten() {
+                about[field] = value.clone();
+            }
+            about
+        })
+        .collect();
+    let codes = look.codes.iter().map(|(code, count)| {
+        let before = oldest.codes.get(code).copied().unwrap_or(0);
+        (*code, count.saturating_sub(before))
+    });
+    let codes: Vec<Value> = codes
+        .filter(|(_, count)| *count > 0)
+        .map(|(code, count)| json!({ "code": code, "requests": count }))
+        .collect();
+    Ok(json!({
+        "seconds": seconds,
+        "routes": told,
+        "all": all.told(seconds),
+        "statuses": codes,
+        "left_out": left_out,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::telemetry::metrics::RouteCells;
+
+    fn counted(answers: &[(u16, u64)]) -> Counted {
+        let cells = RouteCells::default();
+        for (status, millis) in answers {
+            cells.count(0, *status, Duration::from_millis(*millis));
+        }
+        let mut sum = RouteSum::default();
+        cells.add_to(&mut sum);
+        Counted::of(&sum)
+    }
+
+    #[test]
+    fn statuses_are_told_by_their_class_and_denials_by_themselves() {
+        let counted = counted(&[(200, 1), (204, 1), (418, 1), (429, 1), (503, 1), (101, 1)]);
+        assert_eq!(counted.statuses, [1, 2, 0, 1, 1, 1]);
+        let told = counted.told(2);
+        assert_eq!(told["requests_per_second"], 3.0);
+        assert_eq!(told["statuses"]["429"], 1);
+    }
+
+    #[test]
+    fn latency_is_that_of_the_last_minute_and_unknown_without_requests() {
+        let before = counted(&[(200, 9000); 50]);
+        let mut now = counted(&[(200, 2); 100]);
+        now.add(&before);
+        let gained = now.since(&before);
+        let latency = gained.told(60)["latency_seconds"].clone();
+        let p99 = latency["p99"].as_f64().unwrap();
+        assert!((0.001..=0.0025).contains(&p99), "{p99}");
+        assert_eq!(
+            Counted::default().told(60)["latency_seconds"]["p50"],
+            Value::Null
+        );
+    }
+
+    #[test]
+    fn what_is_kept_is_a_minute() {
+        let mut recent = Recent::default();
+        for at in 0..100 {
+            let at = at * EVERY;
+            assert!(recent.is_due(at));
+            recent.keep(Look {
+                at,
+                ..Look::default()
+            });
+            assert!(!recent.is_due(at + 1));
+        }
+        assert_eq!(recent.0.len(), LOOKS);
+        assert!(recent.is_due(3), "the clock was set back");
+    }
+}
