@@ -46,6 +46,17 @@ test('routes, statuses and latency have rows', SOON, async () => {
   });
 });
 
+test('short times are told in their unit, whatever their size', SOON, async () => {
+  await on({}, async (page) => {
+    const told = await page.evaluate(async () => {
+      const { brief } = await import('./dom.js');
+      return [0.0004, 0.0042, 0.48, 0.9994, 0.9996, 12].map((seconds) => brief(seconds));
+    });
+    const plain = told.map((text) => text.replace('\u202f', ' '));
+    assert.deepEqual(plain, ['400 µs', '4.2 ms', '480 ms', '999 ms', '1.0 s', '12.0 s']);
+  });
+});
+
 test('a server whose requests fail is not up', SOON, async () => {
   await on({}, async (page) => {
     const server = page.locator('#upstreams tbody tr').first();

@@ -43,8 +43,8 @@ async fn server(mut call: Call) {
             call.respond.send_response(head, true).unwrap();
         }
         "open" => {
-            let _stream = say(&mut call);
-            call.reset().await;
+            let mut stream = say(&mut call);
+            let _ = std::future::poll_fn(|context| stream.poll_reset(context)).await;
         }
         _ => _ = say(&mut call),
     }

@@ -128,7 +128,8 @@ export function percent(share) {
 export function brief(seconds) {
   if (seconds === null || seconds === undefined) return '–';
   if (seconds < 0.001) return `${Math.round(seconds * 1e6)}\u202fµs`;
-  if (seconds < 1) return `${(seconds * 1000).toPrecision(2).replace(/e.*/, '')}\u202fms`;
+  // A number drops the exponent: 480 would else be 4.8e+2.
+  if (seconds < 0.9995) return `${Number((seconds * 1000).toPrecision(3))}\u202fms`;
   return `${seconds.toFixed(1)}\u202fs`;
 }
 

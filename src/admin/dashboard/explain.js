@@ -56,7 +56,7 @@ function about(denial) {
     ['Request', `${plain(denial.method, 12)} ${plain(denial.path, 400)}`],
     ['Route', plain(denial.route)],
     ['Client', from],
-    ['Key', `${plain(denial.id)}, as logs show it`],
+    ['Key, hashed', plain(denial.id)],
     ['Told to wait', denial.shadow ? 'nothing: it was let through' : wait],
     ['Request id', plain(denial.request_id)],
   ];
