@@ -107,7 +107,12 @@ fn grpc_calls(text: &mut Text, view: &View<'_>, sum: &Sum) {
     let named = routes.map(|route| (&*route.name, !many && takes_grpc(view, route)));
     for (route, likely) in named.chain([(NO_ROUTE, false)]) {
         let counted = sum.routes.get(route).and_then(|sum| sum.grpc.as_deref());
-        grpc_samples(text, ("route", route), (counted, likely));
+        let calls = Calls {
+            label: ("route", route),
+            counted,
+            likely,
+        };
+        calls.write(text);
     }
 }
 
@@ -130,18 +135,24 @@ fn speaks_http2(upstream: &UpstreamSettings) -> bool {
     })
 }
 
-/// One series for each likely status, and for each that was seen. Where any was seen, all likely
-/// ones are there.
-fn grpc_samples(
-    text: &mut Text,
-    (label, name): (&'static str, &str),
-    (counted, likely): (Option<&[u64; GRPC_STATUSES.len()]>, bool),
-) {
-    let likely = likely || counted.is_some();
-    for (index, status) in GRPC_STATUSES.iter().enumerate() {
-        let count = counted.map_or(0, |counts| counts[index]);
-        if count > 0 || (likely && LIKELY_STATUSES.contains(status)) {
-            text.sample(&[(label, name), ("grpc_status", status)], count);
+/// Calls of gRPC of one route or upstream.
+struct Calls<'c> {
+    label: (&'static str, &'c str),
+    counted: Option<&'c [u64; GRPC_STATUSES.len()]>,
+    /// Whether there may be some although none was counted.
+    likely: bool,
+}
+
+impl Calls<'_> {
+    /// One series for each likely status, and for each that was seen. Where any was seen, all
+    /// likely ones are there.
+    fn write(&self, text: &mut Text) {
+        let likely = self.likely || self.counted.is_some();
+        for (index, status) in GRPC_STATUSES.iter().enumerate() {
+            let count = self.counted.map_or(0, |counts| counts[index]);
+            if count > 0 || (likely && LIKELY_STATUSES.contains(status)) {
+                text.sample(&[self.label, ("grpc_status", status)], count);
+            }
         }
     }
 }
@@ -260,8 +271,12 @@ fn of_upstreams(text: &mut Text, view: &View<'_>) {
     let help = "Answers to calls of gRPC, by the status of gRPC.";
     text.family(Kind::Counter, "tidegate_upstream_grpc_requests", help);
     for (index, (upstream, sum)) in named().enumerate() {
-        let likely = speaks_http2(&upstreams[index]);
-        grpc_samples(text, ("upstream", upstream), (sum.grpc.as_deref(), likely));
+        let calls = Calls {
+            label: ("upstream", upstream),
+            counted: sum.grpc.as_deref(),
+            likely: speaks_http2(&upstreams[index]),
+        };
+        calls.write(text);
     }
     let help = "Further attempts, by what was wrong with the one before.";
     text.family(Kind::Counter, "tidegate_upstream_retries", help);

@@ -19,11 +19,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use cells::{
-    Codes, Count, DECISION_BOUNDS, Durations, Histogram, LimitCells, LimitSum, REQUEST_BOUNDS,
-    RETRIES, RouteCells, RouteSum, SOURCES, ServerCells, UpstreamCells, UpstreamSum, Verdict,
+    Codes, Count, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, Histogram, LimitCells, LimitSum,
+    REQUEST_BOUNDS, RETRIES, RouteCells, RouteSum, SOURCES, ServerCells, UpstreamCells,
+    UpstreamSum, Verdict,
 };
 pub use codes::{CODES, METHODS, method_of};
-pub use grpc::{GRPC_STATUSES, GrpcCounter, GrpcStatus, GrpcSum};
+pub use grpc::{GRPC_STATUSES, GrpcStatus};
 
 use super::access::Outcome;
 use super::denials::Denials;
@@ -86,6 +87,24 @@ struct Kept {
     turns: Count,
     /// Rare.
     store_errors: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+/// Where one call is counted when its answer has ended.
+#[derive(Clone, Debug)]
+pub struct GrpcCounter {
+    route: Arc<RouteCells>,
+    kept: Arc<Kept>,
+}
+
+impl GrpcCounter {
+    /// The call whose answer had the HTTP status `http` ended.
+    pub fn ended(&self, status: GrpcStatus, http: u16) {
+        self.route.grpc.count(status);
+        // An answer of 5xx is among the errors already.
+        if status.is_failure() && http < 500 {
+            self.kept.errors.add(1);
+        }
+    }
 }
 
 /// What all workers have counted.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::codes::{CODES, METHODS, code_of};
-use super::grpc::{GrpcCells, GrpcSum};
+use super::grpc::{GRPC_STATUSES, GrpcStatus};
 
 /// A number that one thread alone adds to.
 #[derive(Debug, Default)]
@@ -46,6 +46,30 @@ impl Codes {
     /// How many of each, in the order of [`CODES`].
     pub fn get(&self) -> [u64; CODES.len()] {
         std::array::from_fn(|code| self.0[code].get())
+    }
+}
+
+/// How many calls ended with which status; made with the first call.
+#[derive(Debug, Default)]
+pub struct GrpcCells(OnceLock<Box<[Count; GRPC_STATUSES.len()]>>);
+
+/// The same of all workers, in the order of [`GRPC_STATUSES`]; nothing where there were no calls.
+pub type GrpcSum = Option<Box<[u64; GRPC_STATUSES.len()]>>;
+
+impl GrpcCells {
+    /// One more call.
+    pub fn count(&self, status: GrpcStatus) {
+        let new = || Box::new(std::array::from_fn(|_| Count::default()));
+        self.0.get_or_init(new)[status.index()].add(1);
+    }
+
+    /// Adds what is here to `sum`.
+    pub fn add_to(&self, sum: &mut GrpcSum) {
+        let Some(counts) = self.0.get() else { return };
+        let sum = sum.get_or_insert_with(|| Box::new([0; GRPC_STATUSES.len()]));
+        for (sum, count) in sum.iter_mut().zip(counts.iter()) {
+            *sum += count.get();
+        }
     }
 }
 
@@ -307,5 +331,23 @@ mod tests {
         other.add_to(&mut sum);
         assert_eq!((sum.requests(), sum.errors()), (3, 1));
         assert!(sum.methods[1].is_none());
+    }
+
+    #[test]
+    fn every_number_has_a_series_and_odd_ones_share_one() {
+        let cells = GrpcCells::default();
+        let mut sum = None;
+        cells.add_to(&mut sum);
+        assert!(sum.is_none());
+        for code in [0, 14, 14, 16, 17, 999, u16::MAX] {
+            cells.count(GrpcStatus::Code(code));
+        }
+        cells.count(GrpcStatus::Missing);
+        cells.add_to(&mut sum);
+        let sum = sum.unwrap();
+        let seen = |word: &str| sum[GRPC_STATUSES.iter().position(|one| *one == word).unwrap()];
+        assert_eq!((seen("0"), seen("14"), seen("16")), (1, 2, 1));
+        assert_eq!((seen("other"), seen("none")), (3, 1));
+        assert_eq!(crate::telemetry::metrics::grpc::failures(&sum), 3);
     }
 }

@@ -1,15 +1,12 @@
-//! The status of a gRPC call, and how calls are counted by it.
+//! The status of a gRPC call.
 //!
 //! HTTP says 200 of nearly every call. How it went is in `grpc-status`: in the trailers of its
 //! answer, or in the head of an answer without a body.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 
 use http::header::{CONTENT_TYPE, HeaderMap};
 use http::{Response, StatusCode};
-
-use super::cells::{Count, RouteCells};
 
 /// Statuses with a series of their own: the 17 of gRPC, all other numbers together, and calls whose
 /// answer ended without a status.
@@ -82,7 +79,8 @@ impl GrpcStatus {
         }
     }
 
-    fn index(self) -> usize {
+    /// Its place in [`GRPC_STATUSES`].
+    pub fn index(self) -> usize {
         match self {
             GrpcStatus::Code(code) => usize::from(code).min(OTHER),
             GrpcStatus::Missing => NONE,
@@ -117,30 +115,6 @@ pub fn is_in_body(fields: &HeaderMap) -> bool {
     content_type.is_some_and(|text| text.as_bytes().starts_with(b"application/grpc-web"))
 }
 
-/// How many calls ended with which status; made with the first call.
-#[derive(Debug, Default)]
-pub struct GrpcCells(OnceLock<Box<[Count; GRPC_STATUSES.len()]>>);
-
-/// The same of all workers, in the order of [`GRPC_STATUSES`]; nothing where there were no calls.
-pub type GrpcSum = Option<Box<[u64; GRPC_STATUSES.len()]>>;
-
-impl GrpcCells {
-    /// One more call.
-    pub fn count(&self, status: GrpcStatus) {
-        let new = || Box::new(std::array::from_fn(|_| Count::default()));
-        self.0.get_or_init(new)[status.index()].add(1);
-    }
-
-    /// Adds what is here to `sum`.
-    pub fn add_to(&self, sum: &mut GrpcSum) {
-        let Some(counts) = self.0.get() else { return };
-        let sum = sum.get_or_insert_with(|| Box::new([0; GRPC_STATUSES.len()]));
-        for (sum, count) in sum.iter_mut().zip(counts.iter()) {
-            *sum += count.get();
-        }
-    }
-}
-
 /// How many of these calls failed.
 pub fn failures(counts: &[u64; GRPC_STATUSES.len()]) -> u64 {
     let statuses = (0..OTHER as u16)
@@ -150,24 +124,6 @@ pub fn failures(counts: &[u64; GRPC_STATUSES.len()]) -> u64 {
         .filter(|status| status.is_failure())
         .map(|status| counts[status.index()])
         .sum()
-}
-
-/// Where one call is counted when its answer has ended.
-#[derive(Clone, Debug)]
-pub struct GrpcCounter {
-    pub(super) route: Arc<RouteCells>,
-    pub(super) kept: Arc<super::Kept>,
-}
-
-impl GrpcCounter {
-    /// The call whose answer had the HTTP status `http` ended.
-    pub fn ended(&self, status: GrpcStatus, http: u16) {
-        self.route.grpc.count(status);
-        // An answer of 5xx is among the errors already.
-        if status.is_failure() && http < 500 {
-            self.kept.errors.add(1);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -197,23 +153,5 @@ mod tests {
         for (http, code) in codes.into_iter().chain([(502, 14), (500, 2), (302, 2)]) {
             assert_eq!(told(http, None), Some(GrpcStatus::Code(code)), "{http}");
         }
-    }
-
-    #[test]
-    fn every_number_has_a_series_and_odd_ones_share_one() {
-        let cells = GrpcCells::default();
-        let mut sum = None;
-        cells.add_to(&mut sum);
-        assert!(sum.is_none());
-        for code in [0, 14, 14, 16, 17, 999, u16::MAX] {
-            cells.count(GrpcStatus::Code(code));
-        }
-        cells.count(GrpcStatus::Missing);
-        cells.add_to(&mut sum);
-        let sum = sum.unwrap();
-        let seen = |word: &str| sum[GRPC_STATUSES.iter().position(|one| *one == word).unwrap()];
-        assert_eq!((seen("0"), seen("14"), seen("16")), (1, 2, 1));
-        assert_eq!((seen("other"), seen("none")), (3, 1));
-        assert_eq!(failures(&sum), 3);
     }
 }
