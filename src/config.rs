@@ -37,6 +37,7 @@ mod routes;
 pub mod schema;
 mod section;
 mod settings;
+mod slip;
 mod standalone;
 mod store_url;
 mod syntax;

@@ -69,8 +69,11 @@ pub(super) fn accept(loaded: Result<(Config, Diagnostics), Diagnostics>) -> Resu
             if !warnings.is_empty() {
                 say(&render::human(&warnings, colour));
             }
-            if !warnings.notes.is_empty() {
-                say(&render::notes(&warnings, colour));
+            // Other notes are for whoever asks: `tidegate check`.
+            let mut found = warnings;
+            found.notes.retain(|one| one.code == Code::NothingLimited);
+            if !found.notes.is_empty() {
+                say(&render::notes(&found, colour));
             }
             Ok(config)
         }

@@ -154,8 +154,8 @@ impl std::error::Error for Diagnostics {}
 /// Declares the codes once: the enum, its spelling and the list of all.
 macro_rules! codes {
     ($($(#[$doc:meta])+ $name:ident = $text:literal,)+) => {
-        /// The kinds of findings: `T1..` are errors, `T2..` warnings, `T3..` notes. A code keeps its
-        /// meaning for ever; `docs/diagnostics.md` explains each with an example.
+        /// The kinds of findings: `T1..` are errors, `T2..` warnings, `T3..` notes. A code keeps
+        /// its meaning for ever; `docs/diagnostics.md` explains each with an example.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Code { $($(#[$doc])+ $name,)+ }
 

@@ -4,7 +4,7 @@
 use toml::de::DeValue;
 
 use super::known;
-use super::section::nearest;
+use super::slip::nearest;
 
 /// What a key was meant to be that means nothing in a section. `None` if its name says all.
 pub(super) fn key(section: &str, key: &str, value: &DeValue<'_>) -> Option<String> {

@@ -17,6 +17,7 @@ use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::known;
 use super::meant;
+pub(super) use super::slip::nearest;
 
 /// Something read, and where it stood.
 #[derive(Clone, Debug)]
@@ -436,29 +437,6 @@ enum Advice {
     Top,
     Help(String),
     Nothing,
-}
-
-/// The candidate that a person most likely meant.
-pub(super) fn nearest<'c>(
-    text: &str,
-    candidates: impl IntoIterator<Item = &'c str>,
-) -> Option<&'c str> {
-    let plain = |text: &str| text.to_lowercase().replace(['-', ' ', '.'], "_");
-    let wanted = plain(text);
-    candidates
-        .into_iter()
-        .map(|candidate| {
-            (
-                strsim::damerau_levenshtein(&wanted, &plain(candidate)),
-                candidate,
-            )
-        })
-        .filter(|(distance, candidate)| {
-            let longest = candidate.chars().count().max(wanted.chars().count());
-            *distance <= (longest / 3).max(1) && *distance < longest
-        })
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
 }
 
 /// What a value is, for people.
