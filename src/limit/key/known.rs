@@ -129,33 +129,41 @@ impl ApiKeys {
         self.known.as_ref()?.find(key)
     }
 
-    fn stand(&self, facts: &Facts<'_>) -> KeyStanding {
+    /// How the key of a request stands, and the key where it is counted by.
+    fn find<'r>(&self, facts: &Facts<'r>) -> (KeyStanding, Carried<'r>) {
         let mut standing = KeyStanding::Absent;
         for (source, place) in self.from.0.iter().enumerate() {
-            let carried = match place.find(facts) {
+            let value = match place.find(facts) {
                 Carried::Nothing => continue,
-                Carried::Several | Carried::Unknown => return KeyStanding::Several,
+                Carried::Several | Carried::Unknown => {
+                    return (KeyStanding::Several, Carried::Several);
+                }
                 Carried::One(value) => value,
             };
             let verified = self.tokens && *place == ApiKeySource::Bearer && facts.claims.is_some();
             let known = match verified {
                 true => Some(KeyNote::default()),
-                false => self.listed(carried.as_bytes()),
+                false => self.listed(value.as_bytes()),
             };
             if known.is_some() || self.unknown == UnknownKey::Trust {
-                return KeyStanding::Counted { source, known };
+                return (KeyStanding::Counted { source, known }, Carried::One(value));
             }
             // A known key may stand behind it: nobody hides one behind an invented one.
             standing = KeyStanding::Unknown;
         }
-        standing
+        match standing {
+            KeyStanding::Unknown if self.unknown == UnknownKey::Deny => {
+                (standing, Carried::Unknown)
+            }
+            _ => (standing, Carried::Nothing),
+        }
     }
 }
 
 impl Facts<'_> {
     /// How its API key stands.
     pub fn key_standing(&self) -> KeyStanding {
-        self.standing.unwrap_or_else(|| self.api_key.stand(self))
+        self.standing.unwrap_or_else(|| self.api_key.find(self).0)
     }
 
     /// The same request as if each key were known.
@@ -202,7 +210,10 @@ impl<'r> Facts<'r> {
     /// The API key that it is counted by.
     pub(super) fn api_key(&self) -> Carried<'r> {
         let keys: &'r ApiKeys = self.api_key;
-        match self.key_standing() {
+        let Some(standing) = self.standing else {
+            return keys.find(self).1;
+        };
+        match standing {
             KeyStanding::Absent => Carried::Nothing,
             KeyStanding::Several => Carried::Several,
             KeyStanding::Unknown if keys.unknown == UnknownKey::Deny => Carried::Unknown,

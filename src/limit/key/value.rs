@@ -196,6 +196,11 @@ fn header<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
 /// The same where API keys are carried: there a comma separates as a new line does, since
 /// programs on the way join lines with one (RFC 9110, section 5.3). No key has a comma in it.
 fn listed<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
+    match header(headers, name) {
+        Carried::Nothing => return Carried::Nothing,
+        Carried::One(key) if !key.as_bytes().contains(&b',') => return Carried::One(key),
+        _ => {}
+    }
     let lines = headers.get_all(name).iter();
     let keys = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
     Carried::from_copies(keys.map(|key| Value::Sent(key.trim_ascii())))
