@@ -133,6 +133,7 @@ impl<'a> CanonicalPath<'a> {
     }
 
     /// The path as a route of this case sees it. [`CanonicalPath::with_folded`] comes first.
+    #[inline]
     pub fn in_case(&self, case: Case) -> &CanonicalPath<'a> {
         match case {
             Case::Sensitive => self,
@@ -171,10 +172,12 @@ impl<'a> CanonicalPath<'a> {
     }
 
     /// Whether upstreams may read it in other ways.
+    #[inline]
     pub fn is_plain(&self) -> bool {
-        self.apart
-            .as_ref()
-            .is_none_or(|apart| apart.others.is_empty())
+        match &self.apart {
+            None => true,
+            Some(apart) => apart.others.is_empty(),
+        }
     }
 
     /// Whether the client wrote it exactly so.
@@ -217,10 +220,10 @@ fn is_canonical(raw: &str) -> bool {
     if raw == "/" {
         return true;
     }
-    let mut previous = 0;
+    let mut previous: u8 = 0;
     for &byte in raw.as_bytes() {
         let weight = WEIGHT[usize::from(byte)];
-        if previous + weight >= LONG_WAY {
+        if previous.wrapping_add(weight) >= LONG_WAY {
             return false;
         }
         previous = weight;

@@ -124,11 +124,14 @@ impl RouteTable {
     }
 
     /// The first reading of a request's path.
+    #[inline]
     fn first<'p>(&self, ask: &Ask<'p>) -> PathReading<'p> {
-        PathReading {
-            walked: ask.path.in_case(self.case).as_str(),
-            exact: ask.path.as_str(),
-        }
+        let exact = ask.path.as_str();
+        let walked = match self.case {
+            Case::Sensitive => exact,
+            Case::Insensitive => ask.path.in_case(self.case).as_str(),
+        };
+        PathReading { walked, exact }
     }
 
     /// Every route, in the given order.
