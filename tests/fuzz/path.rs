@@ -232,8 +232,10 @@ fn split(text: &[u8], read: impl Fn(&[u8]) -> Vec<u8>) -> Segments {
 /// Without dots and spaces at the end of segments; those that are nothing then are left out.
 fn trimmed(segments: Segments) -> Segments {
     let trim = |mut segment: Vec<u8>| {
-        while segment != b".." && matches!(segment.last(), Some(b'.' | b' ')) {
-            segment.pop();
+        if segment != b".." {
+            while matches!(segment.last(), Some(b'.' | b' ')) {
+                segment.pop();
+            }
         }
         segment
     };
