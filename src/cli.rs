@@ -110,6 +110,10 @@ struct RunArgs {
     /// Read the configuration again when it, or a file that it names, changes.
     #[arg(long, conflicts_with = "to")]
     watch: bool,
+    /// Start although another process runs this file or listens on its addresses: each gets a part
+    /// of the requests, and counts for itself where the store is `memory:`.
+    #[arg(long)]
+    alongside: bool,
     /// Run without a file: where requests go.
     #[arg(long, value_name = "URL")]
     to: Option<String>,

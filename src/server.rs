@@ -6,6 +6,7 @@
 
 mod checks;
 mod chunks;
+pub mod claim;
 mod connection;
 pub mod control;
 mod crew;
@@ -16,6 +17,7 @@ mod handover;
 mod http2;
 pub mod inherit;
 mod lean;
+mod left_behind;
 mod lint;
 pub mod listen;
 mod neighbours;
@@ -51,6 +53,7 @@ use crate::proxy::limiter::Counts;
 use crate::telemetry::access::AccessLog;
 use crate::upstream::Vitals;
 use checks::Checks;
+use claim::Claim;
 use crew::Crew;
 use listen::Listeners;
 use pulse::Pulse;
@@ -171,6 +174,8 @@ pub struct Source {
     pub requests: Requests,
     /// Whether it is also read when it changes.
     pub watch: bool,
+    /// The right to be the file's process; taken when the control socket is bound, if not before.
+    pub claim: Option<Arc<Claim>>,
 }
 
 /// What the house is about.

@@ -62,6 +62,7 @@ impl House {
             reload,
             requests,
             watch: false,
+            claim: None,
         };
         let thread = std::thread::spawn(move || {
             let pulse = Arc::new(Pulse::new(1));

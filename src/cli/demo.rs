@@ -40,6 +40,7 @@ pub(super) fn demo(args: &DemoArgs) -> u8 {
     let start = Start {
         path: None,
         watch: false,
+        alongside: false,
         alone: Some(match has_file {
             true => format!("end it, or change `listen` in {}", file.display()),
             false => {

@@ -1,5 +1,7 @@
 //! `tidegate run`: load, bind, say what is up, serve until told to stop.
 
+mod second;
+
 use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -13,11 +15,13 @@ use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer, render};
 use crate::server::inherit::{Given, Inherited, Predecessor};
 use crate::server::listen::{Listeners, bind_alone};
+use crate::server::pid_file::PidFile;
 use crate::server::pulse::Pulse;
 use crate::server::sight::Sight;
-use crate::server::{Course, Source, pid_file, reload};
+use crate::server::{Course, Source, reload};
 use crate::store::redis::{About, ask_about};
 use crate::{config, server, telemetry, upstream};
+use second::Role;
 
 /// How long the opening lines wait for a store or an upstream that does not answer.
 const LOOK: Duration = Duration::from_millis(500);
@@ -31,6 +35,8 @@ pub(super) struct Start {
     /// Where no other process may listen, which would have a part of the requests and counts of its
     /// own: what to do about one that does.
     pub(super) alone: Option<String>,
+    /// Whether another process may run the same file or listen on the same addresses.
+    pub(super) alongside: bool,
 }
 
 /// Runs until a signal ends it (`signals.rs`). Returns the exit code.
@@ -54,6 +60,7 @@ pub(super) fn run(args: &RunArgs) -> u8 {
                 path,
                 watch,
                 alone: None,
+                alongside: args.alongside,
             };
             serve(config, start, |_| {})
         }
@@ -105,15 +112,28 @@ fn serve_until_stopped(
     opened: impl FnOnce(SocketAddr),
 ) -> std::io::Result<()> {
     let workers = config.server.workers;
-    let (listeners, predecessor) = listen(&config, start.alone.as_deref())?;
+    let inherited = Inherited::take()?;
+    let from = inherited.predecessor.as_ref().map(Predecessor::pid);
+    let role = match from {
+        Some(pid) => Role::Successor(pid),
+        None if start.alongside => Role::Alongside,
+        None => Role::Alone,
+    };
+    let claim = match &start.path {
+        Some(file) => Some(second::claim(file, &config, role)?),
+        None => None,
+    };
+    let (listeners, predecessor) = listen(&config, inherited, role, start.alone.as_deref())?;
+    if let Some(claim) = &claim {
+        claim.tell(&listeners.places());
+    }
     let Start { path, watch, .. } = start;
     let pid_file = config.server.pid_file.clone();
-    if let (Some(path), None) = (&pid_file, &predecessor) {
-        pid_file::write(path)?;
+    let pid_file = pid_file.map(|path| Arc::new(PidFile::new(path)));
+    if let (Some(file), None) = (&pid_file, from) {
+        second::write(file, role)?;
     }
-    let from = predecessor.as_ref().map(Predecessor::pid);
-    if from.is_none() && listeners.have_neighbours() {
-        // It may be on its way out, or on another address.
+    if role == Role::Alongside && listeners.have_neighbours() {
         tracing::warn!(
             "another process listens on the same port: of the connections to one address each \
              gets a part, and what is counted in memory is each one's own"
@@ -130,6 +150,7 @@ fn serve_until_stopped(
         pulse: Arc::clone(&pulse),
         predecessor,
         pid_file: pid_file.clone(),
+        claim: claim.clone(),
     })?;
     let sight = Arc::<Sight>::default();
     let grounds = Grounds {
@@ -140,7 +161,7 @@ fn serve_until_stopped(
         file: path.clone(),
         shutdown: shutdown.clone(),
     };
-    let admin = look_in(&config, grounds, from.is_some())?;
+    let admin = look_in(&config, grounds, role != Role::Alone)?;
     open(&config, &listeners, (from, admin.as_ref()));
     if let Some(&address) = listeners.addresses().first() {
         opened(address);
@@ -150,13 +171,14 @@ fn serve_until_stopped(
         reload,
         requests,
         watch,
+        claim,
     };
     let served = server::run(config, listeners, (&shutdown, source), (pulse, sight));
     if let Some(admin) = admin {
         admin.end();
     }
-    if let Some(path) = &pid_file {
-        pid_file::remove(path);
+    if let Some(file) = &pid_file {
+        file.remove();
     }
     served
 }
@@ -181,18 +203,22 @@ fn look_in(config: &Config, grounds: Grounds, replaces: bool) -> std::io::Result
 /// Opens all sockets: those that this process was started with, and others.
 fn listen(
     config: &Config,
+    inherited: Inherited,
+    role: Role,
     alone: Option<&str>,
 ) -> std::io::Result<(Listeners, Option<Predecessor>)> {
     let Inherited {
         mut sockets,
         predecessor,
-    } = Inherited::take()?;
+    } = inherited;
     let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
     let all = (config.listen.as_slice(), secure);
     if let Some(advice) = alone {
         listen_alone(all.0.iter().chain(all.1), advice, &mut sockets)?;
     }
+    second::bind(all.0.iter().chain(all.1), config, role, &mut sockets)?;
     let listeners = Listeners::open(all, config.server.workers, &mut sockets)?;
+    let listeners = listeners.joining(role == Role::Alongside);
     // What an older process of ours listened on and `listen` no longer names is closed. What a
     // service manager holds would take connections that nobody serves.
     match sockets.iter().find(|unused| unused.is_lent()) {

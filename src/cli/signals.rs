@@ -12,7 +12,6 @@
 //! after it.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,12 +21,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Interval, interval};
 
 use super::DID_NOT_WORK;
+use crate::server::claim::Claim;
 use crate::server::inherit::Predecessor;
 use crate::server::listen::Listeners;
+use crate::server::pid_file::PidFile;
 use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
 use crate::server::upgrade::{self, Program, Successor, UpgradeError};
-use crate::server::{Course, notify, pid_file};
+use crate::server::{Course, notify};
 use crate::telemetry::panics::contained;
 
 /// What signals act on.
@@ -37,7 +38,8 @@ pub(super) struct Door {
     pub(super) listeners: Arc<Listeners>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) predecessor: Option<Predecessor>,
-    pub(super) pid_file: Option<PathBuf>,
+    pub(super) pid_file: Option<Arc<PidFile>>,
+    pub(super) claim: Option<Arc<Claim>>,
 }
 
 struct Signals {
@@ -197,8 +199,8 @@ impl Watch {
                 std::process::exit(i32::from(DID_NOT_WORK));
             }
             tracing::info!(from = pid, "upgrade: this process serves now");
-            let path = self.door.pid_file.as_deref();
-            if let Some(Err(error)) = path.map(pid_file::write) {
+            let file = self.door.pid_file.as_deref();
+            if let Some(Err(error)) = file.map(|file| file.write(true)) {
                 tracing::warn!(%error, "the pid file does not name this process");
             }
             drop(predecessor);
@@ -227,7 +229,19 @@ impl Watch {
         }
         let yields = self.door.listeners.yield_with_care();
         self.door.listeners.close();
+        // Before the process may end.
+        self.release();
         self.door.course.send_replace(Course::Stop { yields });
+    }
+
+    /// What this process drains, another one may run.
+    fn release(&self) {
+        if let Some(claim) = &self.door.claim {
+            claim.release();
+        }
+        if let Some(file) = &self.door.pid_file {
+            file.release();
+        }
     }
 
     fn upgrade(&mut self) {
@@ -265,6 +279,7 @@ impl Watch {
         match successor.go() {
             Ok(()) => {
                 tracing::info!(to = pid, "upgrade: draining");
+                self.release();
                 self.door.course.send_replace(Course::HandOver);
                 self.door.listeners.close();
             }
@@ -276,8 +291,8 @@ impl Watch {
     }
 
     fn remove_pid_file(&self) {
-        if let Some(path) = &self.door.pid_file {
-            pid_file::remove(path);
+        if let Some(file) = &self.door.pid_file {
+            file.remove();
         }
     }
 }

@@ -9,8 +9,9 @@
 //! ```
 //!
 //! Both ends derive its place from the configuration's path ([`places`]), unless the configuration
-//! names one. A process that takes another's place takes its socket too; one that finds its file
-//! gone, as after a cleaning of /tmp, makes it again.
+//! names one. A process that takes another's place by an upgrade takes its socket too. One that runs
+//! beside another waits until that drains ([`Claim`]). A file that is gone, as after a cleaning of
+//! /tmp, is made again.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -26,6 +27,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::claim::Claim;
+use super::left_behind::{FileId, SocketState, is_socket, socket_state};
 use super::pulse::Pulse;
 use super::reload::{Outcome, Reload, ReloadError};
 use crate::config::diagnostic::{Code, Diagnostics};
@@ -44,6 +47,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Sockets that are looked at, whether they were left behind, and how old such ones are.
 const MOST_SWEPT: usize = 256;
 const LEFT_AFTER: Duration = Duration::from_secs(60);
+/// How often a process that runs beside another asks for its place.
+const CLAIM_EVERY: Duration = Duration::from_secs(1);
 /// How often it is looked whether all workers serve.
 const SERVES_EVERY: Duration = Duration::from_millis(20);
 
@@ -96,9 +101,6 @@ struct Bound {
     file: FileId,
 }
 
-/// Device, number and birth: numbers are given again.
-type FileId = (u64, u64, (i64, i64));
-
 impl Bound {
     /// At the first of `places` that can be had.
     fn at_any(places: &[PathBuf], own_directory: bool) -> io::Result<Bound> {
@@ -130,7 +132,7 @@ impl Bound {
         let _ = fs::remove_file(&beside);
         let listener = UnixListener::bind(&beside)?;
         fs::set_permissions(&beside, Permissions::from_mode(0o600))?;
-        let file = file_id(&beside)?;
+        let file = FileId::of(&beside)?;
         fs::rename(&beside, path).inspect_err(|_| {
             let _ = fs::remove_file(&beside);
         })?;
@@ -148,20 +150,10 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        if file_id(&self.path).is_ok_and(|file| file == self.file) {
+        if FileId::of(&self.path).is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-fn is_socket(file: &fs::Metadata) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    file.file_type().is_socket()
-}
-
-fn file_id(path: &Path) -> io::Result<FileId> {
-    let file = fs::symlink_metadata(path)?;
-    Ok((file.dev(), file.ino(), (file.mtime(), file.mtime_nsec())))
 }
 
 /// A directory in which nobody else can put or replace anything.
@@ -186,26 +178,46 @@ fn sweep(directory: &Path) {
             let age = file.modified().ok().and_then(|time| time.elapsed().ok());
             is_socket(&file) && age.is_some_and(|age| age > LEFT_AFTER)
         });
-        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        if old && std::os::unix::net::UnixStream::connect(&path).is_err_and(refused) {
+        if old && socket_state(&path) == SocketState::Stale {
             let _ = fs::remove_file(&path);
         }
     }
 }
 
-/// Serves commands, from when all workers serve until it is dropped.
-pub(super) async fn serve(file: PathBuf, control: Control, reload: Reload, pulse: Arc<Pulse>) {
+/// What the control socket needs of its process.
+#[derive(Clone)]
+pub(super) struct Post {
+    /// Where it may be.
+    pub(super) places: Vec<PathBuf>,
+    pub(super) own_directory: bool,
+    pub(super) claim: Arc<Claim>,
+    pub(super) reload: Reload,
+    pub(super) pulse: Arc<Pulse>,
+}
+
+/// Serves commands, from when all workers serve and no other process has the file, until it is
+/// dropped.
+pub(super) async fn serve(post: Post) {
+    let Post {
+        places,
+        own_directory: derived,
+        claim,
+        reload,
+        pulse,
+    } = post;
     while !pulse.serves() {
         tokio::time::sleep(SERVES_EVERY).await;
     }
-    let places = places(&file, &control);
     if places.is_empty() {
         return;
     }
-    let derived = control == Control::Derived;
     let permits = Arc::new(Semaphore::new(MOST_AT_ONCE));
     let mut told = false;
     loop {
+        if !claim.may_control() {
+            tokio::time::sleep(CLAIM_EVERY).await;
+            continue;
+        }
         let bound = match Bound::at_any(&places, derived) {
             Ok(bound) => bound,
             Err(error) => {
@@ -222,6 +234,8 @@ pub(super) async fn serve(file: PathBuf, control: Control, reload: Reload, pulse
         #[cfg(test)]
         super::trap::in_a_part(super::trap::Part::Control);
         while !bound.is_gone() {
+            // After an upgrade the lock is free once the predecessor drains.
+            let _ = claim.take();
             let accepted = timeout(LOOK_EVERY, bound.listener.accept()).await;
             let Ok(Ok((stream, _))) = accepted else {
                 continue;

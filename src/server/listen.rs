@@ -5,23 +5,26 @@
 //! manager may hand over a single one: then workers share it. Sockets that the process was started
 //! with ([`Given`]) are used before anything is bound.
 
+mod bind;
 mod change;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+use socket2::{Domain, SockRef, Socket};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::inherit::Given;
+use super::left_behind::FileId;
 use super::neighbours;
+pub use super::neighbours::Neighbour;
 use crate::config::Listen;
 use crate::wire::Stream;
+pub use bind::{bind_alone, bind_first};
+use bind::{bind_tcp, bind_unix};
 pub(crate) use change::Moves;
 
 /// Connections the kernel holds for us before they are accepted, at most.
@@ -72,6 +75,8 @@ pub(crate) struct Bound {
     secure: bool,
     /// Whether a service manager keeps it too, and goes on listening when we are gone.
     pub(crate) lent: bool,
+    /// Of a unix socket: the file that stands for it.
+    file: Option<FileId>,
     /// One or more.
     sockets: Vec<Listener>,
 }
@@ -81,6 +86,8 @@ pub(crate) struct Bound {
 #[derive(Debug)]
 pub struct Listeners {
     workers: usize,
+    /// Whether addresses are shared with other processes.
+    joins: bool,
     bound: Mutex<Vec<Bound>>,
 }
 
@@ -159,6 +166,7 @@ impl Bound {
             place: wanted.clone(),
             secure: false,
             lent: false,
+            file: None,
             sockets: Vec::new(),
         };
         match wanted {
@@ -167,7 +175,10 @@ impl Bound {
                     bound.add_tcp()?;
                 }
             }
-            Listen::Unix(path) => bound.sockets.push(Listener::Unix(bind_unix(path)?)),
+            Listen::Unix(path) => {
+                bound.sockets.push(Listener::Unix(bind_unix(path)?));
+                bound.file = FileId::of(path).ok();
+            }
         }
         Ok(bound)
     }
@@ -187,12 +198,17 @@ impl Bound {
             .into_iter()
             .partition(|one| one.socket.place().is_ok_and(|other| other == place));
         *given = others;
+        let file = match &place {
+            Listen::Unix(path) => FileId::of(path).ok(),
+            Listen::Tcp(_) => None,
+        };
         let mut bound = Bound {
             line: next_line(),
             wanted: wanted.clone(),
             place,
             secure: false,
             lent,
+            file,
             sockets: mine.into_iter().map(|one| one.socket).collect(),
         };
         // More workers than sockets: more sockets, where the first ones allow it. Where not, they
@@ -245,6 +261,16 @@ impl Bound {
     }
 }
 
+/// A socket of another process at an address where none of these sockets is; nothing for a unix
+/// socket, which has one process at most.
+pub fn neighbour_at(wanted: &Listen, own: &[Given]) -> Option<Neighbour> {
+    let &Listen::Tcp(address) = wanted else {
+        return None;
+    };
+    let own: Vec<&Listener> = own.iter().map(|one| &one.socket).collect();
+    neighbours::find_at(address, &own)
+}
+
 /// Says which address an error is about.
 fn named(wanted: &Listen, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("cannot listen on {wanted}: {error}"))
@@ -281,6 +307,7 @@ impl Listeners {
         }
         Ok(Listeners {
             workers,
+            joins: false,
             bound: Mutex::new(bound),
         })
     }
@@ -327,7 +354,12 @@ impl Listeners {
         let bound = self.bound();
         let own = bound.iter().filter(|one| !one.lent);
         let sockets: Vec<&Listener> = own.flat_map(|one| &one.sockets).collect();
-        neighbours::listen_too(&sockets)
+        neighbours::find(&sockets).is_some()
+    }
+
+    /// The same sockets; whether later ones may be bound where other processes listen.
+    pub fn joining(self, joins: bool) -> Listeners {
+        Listeners { joins, ..self }
     }
 
     /// Whether something has to be done for connections that are in between as ours are closed and
@@ -352,69 +384,6 @@ fn flatten(part: io::Result<Vec<Entrance>>) -> Vec<io::Result<Entrance>> {
         Ok(sockets) => sockets.into_iter().map(Ok).collect(),
         Err(error) => vec![Err(error)],
     }
-}
-
-/// A socket on an address that no other process shares, now or later: for all workers together. A
-/// unix socket never has two processes, and none is bound here.
-///
-/// # Errors
-/// It cannot be bound; [`io::ErrorKind::AddrInUse`] where somebody listens there.
-pub fn bind_alone(wanted: &Listen) -> io::Result<Option<Given>> {
-    let &Listen::Tcp(address) = wanted else {
-        return Ok(None);
-    };
-    let socket = bind_tcp(address, false).map_err(|error| named(wanted, &error))?;
-    Ok(Some(Given {
-        name: wanted.to_string(),
-        lent: false,
-        socket: Listener::Tcp(socket),
-    }))
-}
-
-fn bind_tcp(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
-    let any_v6 = address.is_ipv6() && address.ip().is_unspecified();
-    match bind_one(address, shares) {
-        // A machine without IPv6: `:8080` then means every IPv4 address.
-        Err(_) if any_v6 && !has_ipv6() => {
-            let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
-            bind_one(any, shares)
-        }
-        bound => bound,
-    }
-}
-
-fn has_ipv6() -> bool {
-    Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).is_ok()
-}
-
-fn bind_one(address: SocketAddr, shares: bool) -> io::Result<std::net::TcpListener> {
-    let socket = Socket::new(
-        Domain::for_address(address),
-        Type::STREAM,
-        Some(Protocol::TCP),
-    )?;
-    if address.is_ipv6() {
-        // `[::]` takes IPv4 as well; a single IPv6 address has no IPv4 to take.
-        socket.set_only_v6(!address.ip().is_unspecified())?;
-    }
-    socket.set_reuse_address(true)?;
-    socket.set_reuse_port(shares)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&SockAddr::from(address))?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
-/// Takes over a socket file that nobody listens on any more.
-fn bind_unix(path: &Path) -> io::Result<std::os::unix::net::UnixListener> {
-    let stale = std::fs::metadata(path).is_ok_and(|file| file.file_type().is_socket())
-        && std::os::unix::net::UnixStream::connect(path).is_err();
-    if stale {
-        std::fs::remove_file(path)?;
-    }
-    let listener = std::os::unix::net::UnixListener::bind(path)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
 }
 
 #[cfg(test)]

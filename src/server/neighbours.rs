@@ -8,9 +8,12 @@
 //! then sends it again after a second, and reaches the others. With `net.ipv4.tcp_migrate_req`
 //! the kernel moves what waits to the other sockets, and none of this is needed.
 
+use std::fmt;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use socket2::{SockFilter, SockRef};
@@ -25,18 +28,67 @@ const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
 /// How a listening socket is marked there.
 const LISTENS: &str = "0A";
 
-/// Whether any socket but these listens on one of their ports.
-pub(crate) fn listen_too(own: &[&Listener]) -> bool {
-    let port = |socket: &&Listener| match socket {
-        Listener::Tcp(socket) => Some(socket.local_addr().ok()?.port()),
+/// A socket of another process that listens where one of ours does, or is to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Its process, where this process may know it.
+    pub pid: Option<u32>,
+    /// Where it listens.
+    pub address: SocketAddr,
+}
+
+/// A socket but these that listens at the address of one of them.
+pub(crate) fn find(own: &[&Listener]) -> Option<Neighbour> {
+    let address = |socket: &&Listener| match socket {
+        Listener::Tcp(socket) => socket.local_addr().ok(),
         Listener::Unix(_) => None,
     };
-    let ports: Vec<u16> = own.iter().filter_map(port).collect();
+    own.iter()
+        .filter_map(address)
+        .find_map(|address| find_at(address, own))
+}
+
+/// A socket but these that listens at this address.
+pub(crate) fn find_at(address: SocketAddr, own: &[&Listener]) -> Option<Neighbour> {
     let inodes: Vec<u64> = own.iter().filter_map(|socket| inode(socket).ok()).collect();
-    TABLES.into_iter().any(|table| {
+    TABLES.into_iter().find_map(|table| {
         let text = std::fs::read_to_string(table).unwrap_or_default();
-        listening(&text).any(|(port, inode)| ports.contains(&port) && !inodes.contains(&inode))
+        let mut all = listening(&text);
+        let (address, inode) =
+            all.find(|(place, inode)| overlap(*place, address) && !inodes.contains(inode))?;
+        Some(Neighbour {
+            pid: process_of(inode),
+            address,
+        })
     })
+}
+
+/// Whether a connection may be meant for either.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
+    let every = |any: IpAddr, ip: IpAddr| any.is_unspecified() && (any.is_ipv6() || ip.is_ipv4());
+    one.port() == other.port() && (a == b || every(a, b) || every(b, a))
+}
+
+/// The process that has a socket, of those into which this one may look.
+fn process_of(inode: u64) -> Option<u32> {
+    let link = format!("socket:[{inode}]");
+    let processes = std::fs::read_dir("/proc").ok()?.flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| {
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd"));
+        let mut descriptors = descriptors.into_iter().flatten().flatten();
+        descriptors.any(|one| std::fs::read_link(one.path()).is_ok_and(|to| to == Path::new(&link)))
+    })
+}
+
+impl fmt::Display for Neighbour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid} listens on {}", self.address),
+            None => write!(f, "another process listens on {}", self.address),
+        }
+    }
 }
 
 /// Whether the kernel moves what waits at a socket that is closed to the others of its port.
@@ -45,15 +97,31 @@ pub(crate) fn inherit_what_waits() -> bool {
     setting.is_ok_and(|text| text.trim() == "1")
 }
 
-/// Port and inode of every listening socket in a table.
-fn listening(table: &str) -> impl Iterator<Item = (u16, u64)> + '_ {
+/// Address and inode of every listening socket in a table.
+fn listening(table: &str) -> impl Iterator<Item = (SocketAddr, u64)> + '_ {
     table.lines().skip(1).filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let (_, port) = words.get(1)?.rsplit_once(':')?;
-        let port = u16::from_str_radix(port, 16).ok()?;
+        let (ip, port) = words.get(1)?.rsplit_once(':')?;
+        let address = SocketAddr::new(address(ip)?, u16::from_str_radix(port, 16).ok()?);
         let inode = words.get(9)?.parse().ok()?;
-        (words[3] == LISTENS).then_some((port, inode))
+        (words[3] == LISTENS).then_some((address, inode))
     })
+}
+
+/// An address as the kernel writes it: words of 32 bits in this machine's order of bytes.
+fn address(text: &str) -> Option<IpAddr> {
+    let word = |at: usize| {
+        let digits = text.get(at..at + 8)?;
+        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
+    };
+    if text.len() == 8 {
+        return Some(IpAddr::from(word(0)?));
+    }
+    let mut bytes = [0; 16];
+    for (index, four) in bytes.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *four = word(index * 8)?;
+    }
+    Some(IpAddr::from(bytes))
 }
 
 fn inode(socket: &Listener) -> io::Result<u64> {
@@ -88,7 +156,34 @@ mod tests {
             0 4711 1 0000000000000000 100 0 0 10 0\n   \
             1: 0100007F:1F91 0100007F:D431 01 00000000:00000000 00:00000000 00000000     0        \
             0 4712 1 0000000000000000 100 0 0 10 0\n";
-        assert_eq!(listening(table).collect::<Vec<_>>(), [(8080, 4711)]);
+        let expected = ("127.0.0.1:8080".parse().unwrap(), 4711);
+        assert_eq!(listening(table).collect::<Vec<_>>(), [expected]);
+        let loopback = "00000000000000000000000001000000";
+        assert_eq!(address(loopback), Some("::1".parse().unwrap()));
+        assert_eq!(address("0100007"), None);
+    }
+
+    #[test]
+    fn sockets_meet_where_a_connection_may_be_meant_for_either() {
+        let meet = |one: &str, other: &str| overlap(one.parse().unwrap(), other.parse().unwrap());
+        assert!(meet("127.0.0.1:80", "127.0.0.1:80"));
+        assert!(meet("127.0.0.1:80", "0.0.0.0:80") && meet("[::]:80", "127.0.0.1:80"));
+        assert!(meet("[::ffff:127.0.0.1]:80", "127.0.0.1:80"));
+        assert!(!meet("127.0.0.1:80", "127.0.0.2:80") && !meet("127.0.0.1:80", "127.0.0.1:81"));
+        assert!(!meet("0.0.0.0:80", "[::1]:80"));
+    }
+
+    #[test]
+    fn the_process_of_a_socket_is_known() {
+        let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let found = find_at(address, &[]).unwrap();
+        assert_eq!(
+            (found.pid, found.address),
+            (Some(std::process::id()), address)
+        );
+        let own = Listener::Tcp(socket);
+        assert_eq!(find_at(address, &[&own]), None);
     }
 
     #[test]
@@ -98,7 +193,7 @@ mod tests {
         let neighbours = |listeners: &Listeners| {
             let sets = listeners.sets().unwrap();
             let all = sets.iter().flatten().map(|one| &one.listener);
-            listen_too(&all.collect::<Vec<_>>())
+            find(&all.collect::<Vec<_>>()).is_some()
         };
         assert!(!neighbours(&first));
         let address = first.addresses()[0];

@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
+use super::claim::Claim;
 use super::listen::{Entrance, Listeners, Moves};
 use super::serving::Serving;
 #[cfg(test)]
@@ -31,7 +32,7 @@ use super::trap;
 use super::watcher::{LOOK_EVERY, Watcher};
 use super::{Course, House, Shutdown, Source, control, notify, tls};
 use crate::config::diagnostic::Diagnostics;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Control};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{contained, endure};
 
@@ -171,16 +172,21 @@ impl Reloader {
             reload,
             requests,
             watch,
+            claim,
         } = source;
         // Ends with this runtime, and takes the socket's file away.
         let mut control = JoinSet::new();
         if let Some(path) = &path {
-            let place = self.config.server.control.clone();
-            let (file, pulse) = (path.clone(), Arc::clone(&self.house.pulse));
-            control.spawn(endure(move || {
-                let (place, reload) = (place.clone(), reload.clone());
-                control::serve(file.clone(), place, reload, Arc::clone(&pulse))
-            }));
+            let place = &self.config.server.control;
+            let claim = claim.unwrap_or_else(|| Arc::new(Claim::new(path, place, false)));
+            let post = control::Post {
+                places: control::places(path, place),
+                own_directory: *place == Control::Derived,
+                claim,
+                reload,
+                pulse: Arc::clone(&self.house.pulse),
+            };
+            control.spawn(endure(move || control::serve(post.clone())));
             let written = &self.config.written;
             self.watcher.read(path, Some(&written.text), &written.files);
         }

@@ -63,6 +63,7 @@ mod replay;
 mod returns;
 mod rewriting;
 mod scripted;
+mod second;
 mod service;
 mod sessions;
 mod shares;

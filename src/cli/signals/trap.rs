@@ -67,6 +67,7 @@ mod tests {
             pulse: Arc::new(Pulse::new(1)),
             predecessor: None,
             pid_file: None,
+            claim: None,
         };
         spawn(door).unwrap();
         signal_that_panics(Signal::HUP);

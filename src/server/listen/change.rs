@@ -3,7 +3,7 @@
 
 use std::io;
 
-use super::{Bound, Entrance, Listen, Listeners, flatten, named};
+use super::{Bound, Entrance, FileId, Listen, Listener, Listeners, flatten, named, neighbours};
 
 /// What a reload changes, bound and not yet used.
 #[derive(Debug)]
@@ -37,6 +37,13 @@ impl Listeners {
                 left.remove(place);
                 continue;
             }
+            if let (false, Listen::Tcp(address)) = (self.joins, wanted) {
+                let own: Vec<&Listener> = bound.iter().flat_map(|one| &one.sockets).collect();
+                if let Some(other) = neighbours::find_at(*address, &own) {
+                    let why = io::Error::new(io::ErrorKind::AddrInUse, other.to_string());
+                    return Err(named(wanted, &why));
+                }
+            }
             let new = Bound::open(wanted, self.workers).map_err(|error| named(wanted, &error))?;
             opened.push(Bound { secure, ..new });
         }
@@ -68,8 +75,10 @@ impl Listeners {
             }
             let stays = bound.iter().any(|other| other.place == one.place);
             if let (Listen::Unix(path), false) = (&one.place, stays) {
-                // Where it is gone already, there is nothing to take away.
-                let _ = std::fs::remove_file(path);
+                // Another process may have put its own there since.
+                if one.file.is_some() && FileId::of(path).ok() == one.file {
+                    let _ = std::fs::remove_file(path);
+                }
             }
         }
         Ok(Moves {

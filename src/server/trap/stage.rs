@@ -71,6 +71,7 @@ impl Stage {
             reload: reload.clone(),
             requests,
             watch: false,
+            claim: None,
         };
         let seen = (Arc::clone(&pulse), Arc::clone(&sight));
         let sockets = Arc::clone(&listeners);
