@@ -1,8 +1,9 @@
 //! Whom: a client as an operator names it, and how it stands.
 //!
 //! A word for each part of the limit's key, `PART=VALUE`; or a plain VALUE where it is clear of
-//! which part; or `tag=HASH`, as logs and lists show it. It becomes the hash that the proxies make
-//! of a request that carries these. Pure: the secret comes with the [`Eyes`], and no value stays.
+//! which part; or a hash as logs and lists show it, with `tag=` before it or without. It becomes
+//! the hash that the proxies make of a request that carries these. Pure: the secret comes with the
+//! [`Eyes`], and no value stays.
 
 mod standing;
 
@@ -10,6 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::client::ClientIp;
+use crate::limit::key::tag_prefix::{SHORTEST, SHOWN, TagPrefix};
 use crate::limit::key::{Alternatives, ApiKeys, Given, HashKey, KeyError, Part};
 use crate::limit::{Limit, Missing, Tag};
 use crate::path::{CanonicalPath, Case, fold};
@@ -18,8 +20,8 @@ use crate::store::people::Record;
 
 pub use standing::{Row, every_window, items, standing};
 
-/// Characters of a hash that may stand for the whole.
-pub const SHORTEST_PREFIX: usize = 4;
+/// Clients that are listed where a hash is that of several, at most.
+const MOST_LISTED: usize = 10;
 
 /// A key that was named.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,15 +35,29 @@ pub struct Whom {
 /// Why words name nobody.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unclear {
+    /// In which way.
+    pub kind: Unclarity,
     /// What is wrong.
     pub message: String,
     /// What to write instead.
     pub help: Option<String>,
 }
 
+/// In which way words are unclear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unclarity {
+    /// They are no key.
+    Wrong,
+    /// They are the beginning of no client's hash that is known.
+    Unknown,
+    /// They are the beginning of several.
+    Ambiguous,
+}
+
 impl Unclear {
     fn new(message: impl Into<String>) -> Unclear {
         Unclear {
+            kind: Unclarity::Wrong,
             message: message.into(),
             help: None,
         }
@@ -64,6 +80,20 @@ pub struct Eyes<'e> {
     pub hash_key: &'e HashKey,
     /// What is in force: where hashes are looked for.
     pub records: &'e [Record],
+    /// And hashes of other clients, in any order: those that [`cut`] may stand for.
+    pub known: &'e [Tag],
+}
+
+/// The hash that words may stand for, whole or cut as logs cut it: to look for clients that have
+/// it, and to tell them by [`Eyes::known`].
+pub fn cut(words: &[String]) -> Option<TagPrefix> {
+    let [word] = words else {
+        return None;
+    };
+    match word.strip_prefix("tag=") {
+        Some(hash) => TagPrefix::parse(hash),
+        None => TagPrefix::parse(word).filter(|prefix| prefix.text().len() >= SHOWN),
+    }
 }
 
 /// One word of a key.
@@ -77,15 +107,83 @@ enum Word<'w> {
 impl Eyes<'_> {
     /// The key of one limit.
     pub fn of_limit(&self, words: &[String], limit: &Limit) -> Result<Whom, Unclear> {
-        let words = read_all(words)?;
+        if let Some(known) = self.shown(words) {
+            return known;
+        }
+        let split = parts_of(words, limit);
+        let words = read_all(split.as_deref().unwrap_or(words))?;
         if let [Word::Tag(hash)] = words[..] {
             return self.by_hash(hash);
         }
         self.assemble(&words, limit)
     }
 
+    /// What a word is that no `tag=` precedes, where clients are known with a hash like it.
+    fn shown(&self, words: &[String]) -> Option<Result<Whom, Unclear>> {
+        let prefix = cut(words).filter(|_| !words[0].starts_with("tag="))?;
+        let found = self.find(&prefix);
+        (!found.is_empty()).then(|| self.only(&prefix, &found))
+    }
+
+    /// Everyone known whose hash begins so, once and in order.
+    fn find(&self, prefix: &TagPrefix) -> Vec<Tag> {
+        let records = self.records.iter().map(|one| one.subject.tag());
+        let all = records.chain(self.known.iter().copied());
+        let mut found: Vec<Tag> = all.filter(|tag| prefix.matches(*tag)).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    fn only(&self, prefix: &TagPrefix, found: &[Tag]) -> Result<Whom, Unclear> {
+        match found {
+            [tag] => Ok(self.with_hash(*tag)),
+            [] => Err(Unclear {
+                kind: Unclarity::Unknown,
+                ..Unclear::new(format!("no client is known with a hash like `{prefix}`"))
+            }
+            .help(format!(
+                "nothing is counted for it any more, and no override or block is in force: write \
+                 all {} characters as `tag=HASH`, or the key itself as `PART=VALUE`",
+                Tag::TEXT_LEN
+            ))),
+            several => {
+                let listed = several.iter().take(MOST_LISTED);
+                let listed = listed
+                    .map(|tag| self.with_hash(*tag))
+                    .map(|one| match &*one.parts {
+                        "" => format!("`tag={}`", one.tag),
+                        parts => format!("`tag={}` ({parts})", one.tag),
+                    });
+                let mut listed: Vec<String> = listed.collect();
+                if several.len() > MOST_LISTED {
+                    listed.push(format!("and {} more", several.len() - MOST_LISTED));
+                }
+                Err(Unclear {
+                    kind: Unclarity::Ambiguous,
+                    ..Unclear::new(format!(
+                        "`{prefix}` is the beginning of {} clients' hashes",
+                        several.len()
+                    ))
+                }
+                .help(format!("write one of them: {}", listed.join(", "))))
+            }
+        }
+    }
+
+    fn with_hash(&self, tag: Tag) -> Whom {
+        let known = self.records.iter().find(|one| one.subject.tag() == tag);
+        Whom {
+            tag,
+            parts: known.map_or_else(String::new, |one| one.words.key.clone()),
+        }
+    }
+
     /// A key to block, of whatever limit: an address or an API key, or what some limit counts by.
     pub fn of_anyone(&self, words: &[String], limits: &[Arc<Limit>]) -> Result<Whom, Unclear> {
+        if let Some(known) = self.shown(words) {
+            return known;
+        }
         let given = match &read_all(words)?[..] {
             [Word::Tag(hash)] => return self.by_hash(hash),
             [Word::Plain(text)] if text.parse::<IpAddr>().is_ok() => {
@@ -123,44 +221,17 @@ impl Eyes<'_> {
     }
 
     fn by_hash(&self, hash: &str) -> Result<Whom, Unclear> {
-        let whom = |tag: Tag| {
-            let known = self.records.iter().find(|one| one.subject.tag() == tag);
-            Whom {
-                tag,
-                parts: known.map_or_else(String::new, |one| one.words.key.clone()),
-            }
-        };
         if let Some(tag) = Tag::parse(hash) {
-            return Ok(whom(tag));
+            return Ok(self.with_hash(tag));
         }
-        if hash.len() < SHORTEST_PREFIX {
-            let message = format!("`{hash}` is too short for a key's hash");
-            return Err(Unclear::new(message).help(format!(
-                "write its {} characters, or the first {SHORTEST_PREFIX} or more of one that \
-                 `tidegate limits ls` shows",
+        let prefix = TagPrefix::parse(hash).ok_or_else(|| {
+            let message = format!("`{hash}` is no key's hash");
+            Unclear::new(message).help(format!(
+                "write its {} characters, or its first {SHORTEST} or more",
                 Tag::TEXT_LEN
-            )));
-        }
-        let tags = self.records.iter().map(|one| one.subject.tag());
-        let mut tags: Vec<Tag> = tags
-            .filter(|tag| tag.to_string().starts_with(hash))
-            .collect();
-        tags.sort_unstable();
-        tags.dedup();
-        match tags[..] {
-            [tag] => Ok(whom(tag)),
-            [] => Err(
-                Unclear::new(format!("no override or block has a hash like `{hash}`")).help(
-                    format!(
-                        "write all its {} characters, or `PART=VALUE`",
-                        Tag::TEXT_LEN
-                    ),
-                ),
-            ),
-            _ => Err(Unclear::new(format!(
-                "several overrides or blocks have a hash like `{hash}`"
-            ))),
-        }
+            ))
+        })?;
+        self.only(&prefix, &self.find(&prefix))
     }
 
     /// A word for each part of the limit's key.
@@ -232,6 +303,35 @@ fn unknown_key() -> Unclear {
         "name the client by what it is counted by, for example `ip=ADDRESS`; or add the key to the \
          file of `[api_key] known`",
     )
+}
+
+/// A key of several parts as one word, which is how logs spell it: `&` between the parts, and
+/// percent signs for what could end a word.
+fn parts_of(words: &[String], limit: &Limit) -> Option<Vec<String>> {
+    let [word] = words else {
+        return None;
+    };
+    let several = limit.key.parts.len() > 1 && word.contains('&');
+    let parts = word.split('&').map(decoded);
+    parts.collect::<Option<Vec<_>>>().filter(|_| several)
+}
+
+/// A text without its percent signs; nothing where that is no text.
+pub(crate) fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, others)) = rest.split_first() {
+        rest = others;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, others) = rest.split_at_checked(2)?;
+        let digits = std::str::from_utf8(digits).ok()?;
+        bytes.push(u8::from_str_radix(digits, 16).ok()?);
+        rest = others;
+    }
+    String::from_utf8(bytes).ok()
 }
 
 fn read_all(words: &[String]) -> Result<Vec<Word<'_>>, Unclear> {
@@ -328,6 +428,7 @@ mod tests {
             api_key: &ApiKeys::trusting(config.api_key.from.clone()),
             hash_key: &HashKey::from_bytes([7; 32]),
             records,
+            known: &[],
         })
     }
 
@@ -455,6 +556,7 @@ mod tests {
             api_key: &config.api_key,
             hash_key: &HashKey::from_bytes([7; 32]),
             records: &[],
+            known: &[],
         };
         let whom = |word: &str| eyes.of_limit(&[word.to_owned()], &either);
         assert_eq!(whom("api_key=k1").unwrap().parts, "api_key");
@@ -465,6 +567,50 @@ mod tests {
             let block = eyes.of_anyone(&[word.to_owned()], &[]).unwrap();
             assert_eq!(block.parts, "api_key", "a block holds all the same");
         }
+    }
+
+    #[test]
+    fn a_hash_that_is_shown_can_be_pasted() {
+        let either = limit(&["api_key or ip"], Missing::Ip);
+        let both = limit(&["api_key or ip", "path"], Missing::Ip);
+        let mut tags = [Tag([1; 16]), Tag([2; 16]), Tag([1; 16])];
+        tags[2].0[15] = 3;
+        let find = |words: &str, known: &[Tag], limit: &Limit| {
+            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            eyes(&[], |eyes| {
+                let eyes = Eyes { known, ..*eyes };
+                assert_eq!(
+                    eyes.of_anyone(&words, &[]).is_ok(),
+                    eyes.of_limit(&words, limit).is_ok()
+                );
+                eyes.of_limit(&words, limit)
+            })
+        };
+        for words in ["AgICAgIC", "tag=AgIC", "AgICAgICAgICAgICAgICAg"] {
+            assert_eq!(find(words, &tags, &either).unwrap().tag, tags[1], "{words}");
+        }
+        let several = find("AQEBAQEB", &tags, &either).unwrap_err();
+        assert_eq!(several.kind, Unclarity::Ambiguous);
+        assert_eq!(
+            several.message,
+            "`AQEBAQEB` is the beginning of 2 clients' hashes"
+        );
+        assert_eq!(
+            several.help.unwrap(),
+            "write one of them: `tag=AQEBAQEBAQEBAQEBAQEBAQ`, `tag=AQEBAQEBAQEBAQEBAQEBAw`"
+        );
+        let unknown = find("tag=BQEBAQEB", &tags, &either).unwrap_err();
+        assert_eq!(unknown.kind, Unclarity::Unknown);
+        // What no client has is a value.
+        assert_eq!(parts(&either, "BQEBAQEB"), "api_key");
+        assert_eq!(
+            find("AgICAgIC", &[], &either),
+            of(&either, "api_key=AgICAgIC")
+        );
+        assert_eq!(
+            of(&both, "api_key=a%26b&path=%2Fx"),
+            of(&both, "api_key=a&b path=/x")
+        );
     }
 
     #[test]

@@ -152,18 +152,11 @@ fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer 
         Place::Config => config::config(desk, request.headers()),
         Place::Upstreams => Ok(json_of(&upstreams::upstreams(desk)?)),
         Place::Denials => {
-            let id = parameter(query, "request_id");
-            Ok(json_of(&desk.last_denials(id.as_deref())))
+            let filter = denials::Filter::of(query)?;
+            Ok(json_of(&desk.last_denials(&filter)))
         }
         Place::Routes => Ok(json_of(&routes::routes(desk)?)),
-        Place::DenialStream => denials::stream(
-            desk,
-            denials::Filter {
-                limit: parameter(query, "limit"),
-                route: parameter(query, "route"),
-                shadow: parameter(query, "shadow").as_deref() != Some("false"),
-            },
-        ),
+        Place::DenialStream => denials::stream(desk, denials::Filter::of(query)?),
         _ => Err(Refusal::nothing("there is nothing here")),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,11 +16,16 @@ use tokio::sync::{Semaphore, broadcast, mpsc};
 use super::Desk;
 use super::answer::{Answer, Refusal};
 use super::body::Body;
+use super::place::parameter;
 use super::status::seconds;
+use crate::limit::Tag;
+use crate::limit::key::tag_prefix::TagPrefix;
 use crate::telemetry::denials::{Denial, DeniedRate};
 
-/// Denials that are kept.
-const KEPT: usize = 200;
+/// Denials that are kept, for those that ask for one by its request's id; and those of them that
+/// are listed, where all are asked for.
+const KEPT: usize = 2000;
+const LISTED: usize = 200;
 /// Events that wait for whoever is slow to take them; more are counted as dropped.
 const WAITING: usize = 256;
 /// Streams at once.
@@ -44,6 +49,7 @@ enum Event {
 struct Told {
     limit: String,
     route: String,
+    tag: Tag,
     json: Value,
 }
 
@@ -70,17 +76,45 @@ impl Default for Followed {
 pub(super) struct Filter {
     pub(super) limit: Option<String>,
     pub(super) route: Option<String>,
+    /// The beginning of a client's hash.
+    pub(super) key: Option<TagPrefix>,
+    /// A request's id.
+    pub(super) request: Option<String>,
     /// Whether those of limits on trial are told too.
     pub(super) shadow: bool,
 }
 
 impl Filter {
+    /// Reads a query.
+    pub(super) fn of(query: Option<&str>) -> Result<Filter, Refusal> {
+        let key = parameter(query, "key").map(|key| {
+            let hash = key.strip_prefix("tag=").unwrap_or(&key);
+            TagPrefix::parse(hash).ok_or_else(|| {
+                Refusal::nonsense("`key` is a client's hash as logs show it, or its beginning")
+            })
+        });
+        Ok(Filter {
+            limit: parameter(query, "limit"),
+            route: parameter(query, "route"),
+            key: key.transpose()?,
+            request: parameter(query, "request_id"),
+            shadow: parameter(query, "shadow").as_deref() != Some("false"),
+        })
+    }
+
     fn wants(&self, told: &Told) -> bool {
         let is = |wanted: &Option<String>, found: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted == found)
         };
+        let is_of = |key: &TagPrefix| key.matches(told.tag);
+        let has_id = |request: &String| told.json["request_id"] == **request;
+        let is_named =
+            self.key.as_ref().is_none_or(is_of) && self.request.as_ref().is_none_or(has_id);
         let is_real = told.json["shadow"] != Value::Bool(true);
-        is(&self.limit, &told.limit) && is(&self.route, &told.route) && (self.shadow || is_real)
+        is(&self.limit, &told.limit)
+            && is(&self.route, &told.route)
+            && is_named
+            && (self.shadow || is_real)
     }
 }
 
@@ -103,22 +137,41 @@ impl Desk {
         }
     }
 
-    /// The last ones, newest first; of one request where its id is given.
-    pub(super) fn last_denials(&self, request_id: Option<&str>) -> Value {
-        let is_wanted =
-            |told: &&Arc<Told>| request_id.is_none_or(|id| told.json["request_id"] == *id);
-        let last = self
-            .followed
-            .last
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let list: Vec<&Value> = last
-            .iter()
-            .rev()
-            .filter(is_wanted)
-            .map(|told| &told.json)
-            .collect();
+    /// The last ones that the filter wants, newest first.
+    pub(super) fn last_denials(&self, filter: &Filter) -> Value {
+        self.drain();
+        let last = self.last();
+        let wanted = last.iter().rev().filter(|told| filter.wants(told));
+        let list: Vec<&Value> = wanted.take(LISTED).map(|told| &told.json).collect();
         json!({ "denials": list })
+    }
+
+    /// The client that was denied as its request had this id: by the limit, where it is among those
+    /// that denied.
+    pub(super) fn denied(&self, request: &str, limit: Option<&str>) -> Option<Tag> {
+        let request = request.strip_prefix("request=").unwrap_or(request);
+        if request.is_empty() {
+            return None;
+        }
+        self.drain();
+        let last = self.last();
+        let is_it = |told: &&Arc<Told>| told.json["request_id"] == *request;
+        let by_limit = |told: &&Arc<Told>| limit.is_none_or(|limit| told.limit == limit);
+        let mut all = last.iter().rev().filter(is_it);
+        all.clone()
+            .find(by_limit)
+            .or_else(|| all.next())
+            .map(|told| told.tag)
+    }
+
+    /// Clients that were denied.
+    pub(super) fn denied_tags(&self) -> Vec<Tag> {
+        self.last().iter().map(|told| told.tag).collect()
+    }
+
+    fn last(&self) -> MutexGuard<'_, VecDeque<Arc<Told>>> {
+        let last = self.followed.last.lock();
+        last.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -140,6 +193,7 @@ impl Told {
         Told {
             limit: denial.limit,
             route: denial.route,
+            tag: denial.tag,
             json,
         }
     }

@@ -12,10 +12,11 @@ use super::answer::{Answer, Refusal, json_of, seen};
 use super::people::{Counts, Where, record};
 use super::status::seconds;
 use crate::client::ClientIp;
+use crate::limit::key::tag_prefix::TagPrefix;
 use crate::limit::key::{ApiKeys, HashKey};
 use crate::limit::{Limit, Retry, Tag};
 use crate::store::redis::Said;
-use crate::whom::{Eyes, Row, SHORTEST_PREFIX, Unclear, Whom, standing};
+use crate::whom::{Eyes, Row, Unclarity, Unclear, Whom, cut, standing};
 
 /// Words of a key.
 const MOST_WORDS: usize = 16;
@@ -57,15 +58,24 @@ impl Register {
         words: &[String],
     ) -> Result<(Whom, Said), Refusal> {
         let said = counts.said()?;
-        let words = match words {
-            [word] => vec![self.whole(desk, word)],
-            words => words.to_vec(),
+        let denied = match words {
+            [word] => desk.denied(word, self.limit.as_ref().map(|limit| &*limit.name)),
+            _ => None,
+        };
+        let words = match denied {
+            Some(tag) => vec![format!("tag={tag}")],
+            None => words.to_vec(),
+        };
+        let known = match cut(&words) {
+            Some(prefix) => self.known(desk, counts, &prefix),
+            None => Vec::new(),
         };
         let eyes = Eyes {
             client_ip: &self.client_ip,
             api_key: &self.api_key,
             hash_key: &HashKey::from_bytes(counts.hash_key()),
             records: &said.records,
+            known: &known,
         };
         let whom = match &self.limit {
             Some(limit) => eyes.of_limit(&words, limit),
@@ -74,38 +84,33 @@ impl Register {
         Ok((whom.map_err(unclear)?, said))
     }
 
-    /// A hash that was cut, as logs cut it, made whole where one of the busiest clients has it.
-    fn whole(&self, desk: &Desk, word: &str) -> String {
-        let cut = word
-            .strip_prefix("tag=")
-            .filter(|hash| hash.len() >= SHORTEST_PREFIX && Tag::parse(hash).is_none());
-        let Some(cut) = cut else {
-            return word.to_owned();
-        };
+    /// Clients whose hash begins so: the busiest ones, those that were denied last, and those that
+    /// are counted.
+    fn known(&self, desk: &Desk, counts: &mut Counts, prefix: &TagPrefix) -> Vec<Tag> {
+        desk.drain();
+        let mut known = desk.denied_tags();
         let asked = self.limits.iter();
         let asked = asked.filter(|one| self.limit.as_ref().is_none_or(|it| it.name == one.name));
-        let mut found: Vec<String> = Vec::new();
-        for limit in asked {
+        for limit in asked.clone() {
             let (clients, _) = desk.crowd().clients(&limit.name, super::clients::now_s());
-            let ids = clients
-                .iter()
-                .map(|one| Tag(one.tag.to_le_bytes()).to_string());
-            found.extend(ids.filter(|id| id.starts_with(cut)));
+            known.extend(clients.iter().map(|one| Tag(one.tag.to_le_bytes())));
         }
-        found.sort_unstable();
-        found.dedup();
-        match &found[..] {
-            [id] => format!("tag={id}"),
-            _ => word.to_owned(),
-        }
+        known.extend(counts.find_tags(asked.map(AsRef::as_ref), prefix));
+        known
     }
 }
 
 fn unclear(unclear: Unclear) -> Refusal {
-    Refusal::nonsense(match unclear.help {
+    let status = match unclear.kind {
+        Unclarity::Wrong => StatusCode::BAD_REQUEST,
+        Unclarity::Unknown => StatusCode::NOT_FOUND,
+        Unclarity::Ambiguous => StatusCode::CONFLICT,
+    };
+    let detail = match unclear.help {
         Some(help) => format!("{}; {help}", unclear.message),
         None => unclear.message,
-    })
+    };
+    Refusal::new(status, detail)
 }
 
 /// How an order names a client: `id`, its hash, or `key`, a word or several.

@@ -15,7 +15,8 @@ use super::answer::{Answer, Refusal, json_of, seen};
 use super::keys::{Register, words_of};
 use super::status::seconds;
 use crate::config::{Config, RedisSettings, StoreKind, StoreSettings};
-use crate::limit::{Charge, Decision, Item, Limit, Window};
+use crate::limit::key::tag_prefix::TagPrefix;
+use crate::limit::{Charge, Decision, Item, Limit, Tag, Window};
 use crate::server::sight::View;
 use crate::store::people::{Deed, MAX_RECORDS, Record, Subject, Words, clean, rules};
 use crate::store::redis::{self, Change, Done, Said};
@@ -259,6 +260,25 @@ impl Counts {
         match self {
             Counts::Here(memory) => Ok(memory.stand(charge)),
             Counts::Redis(desk) => desk.stand(charge).map_err(away),
+        }
+    }
+
+    /// Clients that are counted by one of the limits, and whose hash begins so.
+    pub(super) fn find_tags<'l>(
+        &mut self,
+        limits: impl Iterator<Item = &'l Limit>,
+        prefix: &TagPrefix,
+    ) -> Vec<Tag> {
+        match self {
+            Counts::Here(memory) => {
+                let windows = limits.flat_map(|limit| {
+                    let tiers = limit.tiers.iter().flat_map(|tier| &tier.windows);
+                    limit.windows.iter().chain(tiers).map(AsRef::as_ref)
+                });
+                memory.find_tags(windows, prefix)
+            }
+            // What was not looked at is as unknown as what is not there.
+            Counts::Redis(desk) => desk.find_tags(limits, prefix).tags,
         }
     }
 

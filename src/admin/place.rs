@@ -2,6 +2,7 @@
 
 use super::gate::Deed;
 use super::people::What;
+use crate::whom::decoded;
 
 /// Everything that can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,24 +113,6 @@ pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
     decoded(&value.replace('+', " "))
 }
 
-/// A text without its percent signs; nothing where that is no text.
-fn decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((first, others)) = rest.split_first() {
-        rest = others;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let (digits, others) = rest.split_at_checked(2)?;
-        let digits = std::str::from_utf8(digits).ok()?;
-        bytes.push(u8::from_str_radix(digits, 16).ok()?);
-        rest = others;
-    }
-    String::from_utf8(bytes).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,8 +189,13 @@ mod tests {
             proptest::prop_assert!(spelled.bytes().all(|byte| byte.is_ascii_graphic()));
             let place = Place::of(&format!("/api/v1/limits/login/keys/{spelled}"));
             let Some(Place::Key(_, words)) = place else { panic!("{spelled}: {place:?}") };
-            let (client_ip, api_key) = (&config.client_ip, &config.api_key);
-            let eyes = Eyes { client_ip, api_key, hash_key: &SECRET, records: &[] };
+            let eyes = Eyes {
+                client_ip: &config.client_ip,
+                api_key: &config.api_key,
+                hash_key: &SECRET,
+                records: &[],
+                known: &[],
+            };
             let whom = eyes.of_limit(&words, limit);
             let tag = whom.map(|whom| Derived::Tag(whom.tag));
             let derived = limit.key.derive(&facts, limit.missing, &SECRET);

@@ -19,13 +19,17 @@ use clap::{Args, Subcommand};
 use super::run;
 use super::trouble::Trouble;
 use crate::config::{self, Config, StoreKind};
+use crate::limit::key::tag_prefix::TagPrefix;
 use crate::limit::{Item, Limit, Tag};
 use crate::store::people::{Deed, MAX_RECORDS, Subject, Words, clean};
 use crate::store::redis::{Change, Desk, Done, Said};
-use crate::whom::{Eyes, Whom, every_window, items, standing};
+use crate::whom::{Eyes, Unclarity, Whom, cut, every_window, items, standing};
 use json::Json;
 use place::{Asked, Place, Process};
 use print::Shown;
+
+/// Characters of a request's id, at least; the proxy's own have 16.
+const SHORTEST_ID: usize = 8;
 
 #[derive(Debug, Args)]
 pub(super) struct LimitsArgs {
@@ -71,7 +75,8 @@ enum Command {
 struct Target {
     /// The limit's name.
     limit: String,
-    /// Whose: `PART=VALUE` for each part of the limit's key, a plain value, or `tag=HASH`.
+    /// Whose: `PART=VALUE` for each part of the limit's key, a plain value, a hash as logs, `top`
+    /// and `tap` show it, `tag=HASH`, or the id of a request that was denied.
     #[arg(required = true)]
     key: Vec<String>,
 }
@@ -91,7 +96,8 @@ struct OverrideArgs {
 #[derive(Debug, Args)]
 struct BlockArgs {
     /// Whom: an address or an API key (plain, or `ip=..`, `api_key=..`), any key that a limit
-    /// counts by (`PART=VALUE`..), or `tag=HASH`.
+    /// counts by (`PART=VALUE`..), a hash as logs, `top` and `tap` show it, `tag=HASH`, or the id
+    /// of a request that was denied.
     #[arg(required = true)]
     key: Vec<String>,
     #[command(flatten)]
@@ -192,18 +198,59 @@ impl Order<'_> {
         limit: Option<&Limit>,
     ) -> Result<(Whom, Said), Trouble> {
         let said = desk.said()?;
+        let mut words = words.to_vec();
+        let (known, partly) = match cut(&words) {
+            Some(prefix) => self.known(desk, &prefix),
+            None => (Vec::new(), false),
+        };
+        if known.is_empty()
+            && let Some(tag) = self.denied(&words, limit)
+        {
+            words = vec![format!("tag={tag}")];
+        }
+        let words = &words[..];
         let key = desk.hash_key();
         let eyes = Eyes {
             client_ip: &self.config.client_ip,
             api_key: &self.config.api_key,
             hash_key: &key.key,
             records: &said.records,
+            known: &known,
         };
         let whom = match limit {
-            Some(limit) => eyes.of_limit(words, limit)?,
-            None => eyes.of_anyone(words, &self.config.limits)?,
+            Some(limit) => eyes.of_limit(words, limit),
+            None => eyes.of_anyone(words, &self.config.limits),
         };
+        let whom = whom.map_err(|unclear| match unclear.kind {
+            Unclarity::Unknown if partly => Trouble::failed(unclear.message).help(
+                "not every key of the store could be looked at in time, or this user may not \
+                 (`+scan`): write the whole hash as `tag=HASH`, or the key as `PART=VALUE`",
+            ),
+            _ => Trouble::from(unclear),
+        })?;
         Ok((whom, said))
+    }
+
+    /// Clients that Redis counts and whose hash begins so; and whether not all were looked at.
+    fn known(&self, desk: &mut Desk, prefix: &TagPrefix) -> (Vec<Tag>, bool) {
+        let limits = self.config.limits.iter().map(AsRef::as_ref);
+        let found = desk.find_tags(limits, prefix);
+        (found.tags, found.partly)
+    }
+
+    /// The client whose request had this id, where the proxy of this file knows that it denied it.
+    fn denied(&self, words: &[String], limit: Option<&Limit>) -> Option<Tag> {
+        let [word] = words else {
+            return None;
+        };
+        let id = word.strip_prefix("request=").unwrap_or(word);
+        let is_plain = !word.contains('=') || word.starts_with("request=");
+        let is_plain = is_plain && word.parse::<std::net::IpAddr>().is_err();
+        if !is_plain || id.len() < SHORTEST_ID || self.config.admin.is_none() {
+            return None;
+        }
+        let process = Process::of(self.config, self.file.clone().into()).ok()?;
+        process.denied(id, limit.map(|limit| &*limit.name))
     }
 
     /// For people the text, for scripts the JSON.

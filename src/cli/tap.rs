@@ -15,7 +15,7 @@ use super::colour;
 use super::figures::{count, span, time};
 use super::ink::{Line, Tone};
 use super::run::say;
-use super::seen::text;
+use super::seen::{list, text};
 use super::trouble::Trouble;
 use events::{Event, Events};
 
@@ -38,6 +38,13 @@ pub(super) struct TapArgs {
     /// Only by this limit.
     #[arg(long, value_name = "LIMIT")]
     limit: Option<String>,
+    /// Only of this client: a hash as logs, `top` and this command show it.
+    #[arg(long, value_name = "HASH")]
+    key: Option<String>,
+    /// What is known of the denial of one request, by the id that its answer and the access log
+    /// have; nothing is followed.
+    #[arg(long, value_name = "ID")]
+    request: Option<String>,
     /// Lines of JSON instead of text.
     #[arg(long)]
     json: bool,
@@ -56,6 +63,9 @@ pub(super) fn tap(args: &TapArgs) -> u8 {
 
 fn follow(args: &TapArgs) -> Result<(), Trouble> {
     let client = AdminClient::of(&args.admin)?;
+    if args.request.is_some() {
+        return look_up(args, &client);
+    }
     runtime()?.block_on(async {
         let mut tap = Tap {
             args,
@@ -75,6 +85,30 @@ fn follow(args: &TapArgs) -> Result<(), Trouble> {
     })
 }
 
+/// Shows the denials of one request.
+fn look_up(args: &TapArgs, client: &AdminClient) -> Result<(), Trouble> {
+    let path = path(args, "/api/v1/denials");
+    let found = runtime()?.block_on(client.get(&path));
+    let found = found.map_err(|failed| client.trouble(&failed))?;
+    let denials: Vec<&Value> = list(&found["denials"]).collect();
+    if denials.is_empty() {
+        let request = args.request.as_deref().unwrap_or_default();
+        let trouble = Trouble::failed(format!("no denial of request `{request}` is known"));
+        return Err(trouble
+            .help("the proxy knows the last 2000; the access log has every one, with the key"));
+    }
+    let colour = colour(&std::io::stdout());
+    for denial in denials {
+        let text = match args.json {
+            true => denial.to_string(),
+            false => line(denial).render(colour),
+        };
+        // Nobody to tell where standard output is closed.
+        let _ = writeln!(std::io::stdout(), "{text}");
+    }
+    Ok(())
+}
+
 struct Tap<'t> {
     args: &'t TapArgs,
     colour: bool,
@@ -91,7 +125,7 @@ enum End {
 
 impl Tap<'_> {
     async fn run(&mut self, client: &AdminClient) -> Result<(), Trouble> {
-        let path = path(self.args);
+        let path = path(self.args, "/api/v1/denials/stream");
         let mut body = open(client, &path)
             .await
             .map_err(|failed| client.trouble(&failed))?;
@@ -172,8 +206,13 @@ async fn open(client: &AdminClient, path: &str) -> Result<Incoming, Failed> {
 }
 
 /// What is asked for, with the filters that the proxy applies.
-fn path(args: &TapArgs) -> String {
-    let named = [("limit", &args.limit), ("route", &args.route)];
+fn path(args: &TapArgs, place: &str) -> String {
+    let named = [
+        ("limit", &args.limit),
+        ("route", &args.route),
+        ("key", &args.key),
+        ("request_id", &args.request),
+    ];
     let words = named
         .iter()
         .filter_map(|(name, value)| Some(format!("{name}={}", encoded(value.as_ref()?))));
@@ -182,8 +221,8 @@ fn path(args: &TapArgs) -> String {
         words.push("shadow=false".to_owned());
     }
     match words.is_empty() {
-        true => "/api/v1/denials/stream".to_owned(),
-        false => format!("/api/v1/denials/stream?{}", words.join("&")),
+        true => place.to_owned(),
+        false => format!("{place}?{}", words.join("&")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{DID_NOT_WORK, WRONG_USE, run};
 use crate::store::redis::DeskError;
-use crate::whom::Unclear;
+use crate::whom::{Unclarity, Unclear};
 
 /// What is said on standard error, and the exit code.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,9 +52,13 @@ impl From<DeskError> for Trouble {
 
 impl From<Unclear> for Trouble {
     fn from(unclear: Unclear) -> Trouble {
+        let trouble = match unclear.kind {
+            Unclarity::Wrong => Trouble::wrong(unclear.message),
+            Unclarity::Unknown | Unclarity::Ambiguous => Trouble::failed(unclear.message),
+        };
         Trouble {
             help: unclear.help,
-            ..Trouble::wrong(unclear.message)
+            ..trouble
         }
     }
 }

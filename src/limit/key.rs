@@ -13,6 +13,7 @@ mod known;
 mod parse;
 mod spelled;
 mod tag;
+pub mod tag_prefix;
 mod told;
 mod value;
 

@@ -18,6 +18,7 @@
 
 mod adjust;
 mod bounds;
+mod find;
 mod known;
 mod rows;
 mod shard;

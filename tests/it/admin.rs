@@ -13,6 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::house::{Answer, Client, PATIENCE, Tidegate, Upstream};
+use crate::support::free_port;
 
 /// A proxy whose admin listens on a port of its own.
 pub struct Looked {
@@ -27,11 +28,20 @@ impl Looked {
     }
 
     pub fn start_in(directory: TempDir, config: &str) -> Looked {
+        Looked::start_at(0, directory, config)
+    }
+
+    /// With a port that commands read in the file.
+    pub fn start_on_a_known_port(config: &str) -> Looked {
+        Looked::start_at(free_port(), tempfile::tempdir().unwrap(), config)
+    }
+
+    fn start_at(port: u16, directory: TempDir, config: &str) -> Looked {
         // Its socket and its token belong to this test alone.
         let runtime = directory.path().to_owned();
         let control = runtime.join("control.sock").display().to_string();
         let config =
-            format!("admin = \"127.0.0.1:0\"\n{config}\n[server]\ncontrol = \"{control}\"\n");
+            format!("admin = \"127.0.0.1:{port}\"\n{config}\n[server]\ncontrol = \"{control}\"\n");
         let tidegate = Tidegate::start_in(directory, &config, &[]);
         let line = tidegate.wait_for_line("dashboard  http://");
         let address = line.split('/').nth(2).unwrap().parse().unwrap();

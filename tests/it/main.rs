@@ -67,6 +67,7 @@ mod second;
 mod service;
 mod sessions;
 mod shares;
+mod shown;
 mod slots;
 mod smuggling;
 mod spellings;

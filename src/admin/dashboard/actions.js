@@ -314,7 +314,7 @@ export async function lookUp(limit, key) {
     if (found.id) body.append(h('p', { class: 'faint', text: `${found.id} in logs` }));
     for (const one of [found.override, found.block].filter(Boolean)) {
       const until = one.until ? `until ${clock(one.until)}` : 'until taken back';
-      const text = one.rate ? `Override: ${plain(one.rate)} ${until}` : `Blocked ${until}`;
+      const text = one.rates ? `Override: ${plain(one.rates)} ${until}` : `Blocked ${until}`;
       body.append(h('p', { text }));
     }
     body.append(h('div', { class: 'buttons' }, buttons(subject)));

@@ -14,7 +14,7 @@ use crate::limit::key::HashKey;
 use crate::limit::{Limit, Retry, Tag};
 use crate::store::people::{Deed, Record, Subject, Words, rules};
 use crate::store::redis::{Desk, Done, Said};
-use crate::whom::{Eyes, Row, Whom};
+use crate::whom::{Eyes, Row, Whom, cut};
 
 /// See the file's head.
 pub(super) enum Place<'c> {
@@ -97,12 +97,10 @@ pub(super) struct Obeyed {
     pub(super) done: Done,
 }
 
-/// The hash, if that is how a client is named.
-fn is_hash(words: &[String]) -> Option<&str> {
-    match words {
-        [word] => word.strip_prefix("tag="),
-        _ => None,
-    }
+/// Whether a client may be named by its hash or by a request's id: only the proxy knows them.
+fn may_be_shown(words: &[String]) -> bool {
+    let is_id = |word: &String| word.starts_with("tag=") || word.starts_with("request=");
+    cut(words).is_some() || matches!(words, [word] if is_id(word))
 }
 
 impl Process<'_> {
@@ -156,6 +154,16 @@ impl Process<'_> {
         Ok((whom(&told)?, rows, said))
     }
 
+    /// The client that was denied as its request had this id.
+    pub(super) fn denied(&self, request: &str, limit: Option<&str>) -> Option<Tag> {
+        let told = self.get(&format!("/api/v1/denials?request_id={}", encoded(request)));
+        let told = told.ok()?;
+        let all: Vec<&Value> = list(&told["denials"]).collect();
+        let by_limit = |one: &&&Value| limit.is_none_or(|limit| one["limit"] == *limit);
+        let found = all.iter().find(by_limit).or_else(|| all.first())?;
+        Tag::parse(found["id"].as_str()?)
+    }
+
     /// Has it do something.
     pub(super) fn order(&self, asked: &Asked, words: &[String]) -> Result<Obeyed, Trouble> {
         self.understands(words, asked.limit.as_deref())?;
@@ -174,17 +182,19 @@ impl Process<'_> {
                 whom: whom(&told)?,
                 done: Done::Made(micros(&told["until"])),
             }),
-            Err(Failed::Refused(404, why)) if asked.removes && !why.contains("limit") => {
+            Err(Failed::Refused(404, why)) if asked.removes && why.contains("to take back") => {
                 Ok(undone(Done::Nothing))
             }
-            Err(Failed::Refused(409, _)) => Ok(undone(Done::Full)),
+            Err(Failed::Refused(409, why)) if why.contains("as many as there may be") => {
+                Ok(undone(Done::Full))
+            }
             Err(failed) => Err(self.trouble(&failed)),
         }
     }
 
     /// Whether the words are a key at all: the proxy's file is the one that is read here.
     fn understands(&self, words: &[String], limit: Option<&Limit>) -> Result<(), Trouble> {
-        if is_hash(words).is_some() {
+        if may_be_shown(words) {
             return Ok(());
         }
         let eyes = Eyes {
@@ -193,6 +203,7 @@ impl Process<'_> {
             // Only the proxy knows its own.
             hash_key: &HashKey::from_bytes([0; 32]),
             records: &[],
+            known: &[],
         };
         match limit {
             Some(limit) => eyes.of_limit(words, limit)?,
@@ -204,6 +215,10 @@ impl Process<'_> {
     fn trouble(&self, failed: &Failed) -> Trouble {
         match failed {
             Failed::Refused(400, why) => Trouble::wrong(why.clone()),
+            Failed::Refused(404 | 409, why) if why.contains("hash") => match why.split_once("; ") {
+                Some((message, help)) => Trouble::failed(message).help(help),
+                None => Trouble::failed(why.clone()),
+            },
             Failed::Refused(404, why) if why.contains("limit") => {
                 Trouble::failed(format!("the proxy at {} says: {why}", self.client.url()))
                     .help("it runs another file, or has not read this one yet: `tidegate reload`")

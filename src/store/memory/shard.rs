@@ -54,7 +54,7 @@ pub(super) enum EvictionClass {
 
 #[derive(Debug)]
 pub(super) struct Entry {
-    id: [u64; 2],
+    pub(super) id: [u64; 2],
     pub(super) count: Count,
     /// From this time on nothing counts, microseconds.
     pub(super) empty_at_us: u64,

@@ -1,6 +1,8 @@
 //! An operator's own way to the store: what is said of single keys, how they stand, and how to
 //! change both. It blocks: for the command line, never on the path of a request.
 
+mod find;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -167,7 +167,8 @@ fn a_key_is_named_as_people_write_it(store: &str) {
     assert_eq!(get("other/keys/127.0.0.1"), 404);
     assert_eq!(get("login/keys/no-address"), 400);
     assert_eq!(get("login/keys/"), 400);
-    assert_eq!(get("login/keys/abcdefgh?by=id"), 400);
+    assert_eq!(get("login/keys/abc?by=id"), 400);
+    assert_eq!(get("login/keys/abcdefgh?by=id"), 404);
 }
 
 #[test]
