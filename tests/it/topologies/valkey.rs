@@ -12,7 +12,11 @@ fn valkey_server() -> PathBuf {
             .map(|folder| folder.join("valkey-server"))
             .find(|program| program.is_file())
     });
-    let ours = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools/valkey-server");
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    let ours = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join(target)
+        .join("tools/valkey-server");
     let program = found.unwrap_or(ours);
     assert!(program.is_file(), "no valkey-server: run tests/install.sh");
     program
