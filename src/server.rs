@@ -254,7 +254,14 @@ pub fn run(
 }
 
 fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {
-    AccessLog::open(&log.access, format_of(log), log.sample_allowed)
+    let opened = AccessLog::open(&log.access, format_of(log), log.sample_allowed);
+    opened.map_err(|error| match &log.access {
+        LogTarget::File(path) => {
+            let text = format!("log.access: cannot open {}: {error}", path.display());
+            io::Error::new(error.kind(), text)
+        }
+        _ => error,
+    })
 }
 
 fn format_of(log: &LogSettings) -> LogFormat {

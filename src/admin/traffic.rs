@@ -10,6 +10,7 @@ use super::history::{History, STEP, Sample};
 use super::status::{now, seconds};
 use crate::clock;
 use crate::server::sight::View;
+use crate::store::redis::OUTAGE_AFTER;
 use crate::telemetry::metrics::Sum;
 
 /// All that the workers have counted, without what each route had.
@@ -29,7 +30,8 @@ impl Desk {
         self.look_for_findings();
         self.look_at_routes();
         let seen = self.grounds.sight.look(|view| {
-            let degraded = view.counts.backing().away_since().is_some();
+            let since = view.counts.backing().away_since();
+            let degraded = since.is_some_and(|since| since.elapsed() >= OUTAGE_AFTER);
             let last = view.reload.map(|last| (last.at_us, said(&last.outcome)));
             (brief_sum(view), degraded, (view.reloads, last))
         });

@@ -2,6 +2,8 @@
 //!
 //! Writes to where it is told and returns the exit code; it never starts or connects to anything.
 
+mod writable;
+
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -32,7 +34,16 @@ pub(super) enum Format {
 /// Checks the file at `path`, writes what it finds, and returns the process's exit code.
 /// `deny_warnings` makes a warning as bad as an error.
 pub(super) fn check(path: &Path, format: Format, deny_warnings: bool, out: &mut dyn Write) -> u8 {
-    let outcome = config::load(path);
+    let outcome = config::load(path).and_then(|(config, mut found)| {
+        let unwritable = writable::find(&config);
+        match unwritable.is_empty() {
+            true => Ok((config, found)),
+            false => {
+                found.list.extend(unwritable);
+                Err(found)
+            }
+        }
+    });
     let written = match &outcome {
         Ok((config, warnings)) => {
             write_findings(warnings, format, out).and_then(|()| match format {

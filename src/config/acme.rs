@@ -49,8 +49,8 @@ pub(super) fn read(tls: &mut Section<'_>) -> Option<AcmeSettings> {
         fits.then(|| text.to_owned())
             .ok_or("write for example `https://acme-v02.api.letsencrypt.org/directory`")
     });
-    let cache = section.text("cache");
-    let ca = section.text("ca").map(|path| PathBuf::from(path.value));
+    let cache = section.text("cache").map(|path| section.path(path.value));
+    let ca = section.text("ca").map(|path| section.path(path.value));
     let ways = [
         ("http-01", AcmeChallenge::Http01),
         ("tls-alpn-01", AcmeChallenge::TlsAlpn01),
@@ -79,7 +79,7 @@ pub(super) fn read(tls: &mut Section<'_>) -> Option<AcmeSettings> {
         domains,
         contact,
         directory: directory.map_or_else(|| LETS_ENCRYPT.to_owned(), |url| url.value),
-        cache: PathBuf::from(cache.map(|path| path.value).unwrap_or_default()),
+        cache: cache.unwrap_or_default(),
         ca,
         challenge: challenge.unwrap_or(AcmeChallenge::Http01),
     })

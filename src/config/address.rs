@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use super::section::Section;
 use super::{Listen, ServerAddress};
 use crate::route::host_of;
 
@@ -169,6 +170,31 @@ pub(super) fn host_and_port(authority: &str, default: u16) -> Result<(String, u1
     let host = host_of(authority).map_err(|_| "not a host name or address")?;
     let host = host.trim_start_matches('[').trim_end_matches(']');
     Ok((host.to_owned(), port))
+}
+
+impl Section<'_> {
+    /// An address to listen on; a socket's path begins from the file's folder.
+    pub(super) fn listen_at(&self, text: &str) -> Result<Listen, Wrong> {
+        Ok(match listen(text)? {
+            Listen::Unix(path) => Listen::Unix(self.path(path)),
+            tcp => tcp,
+        })
+    }
+
+    /// The same for a server.
+    pub(super) fn server_at(&self, text: &str) -> Result<ServerAddress, Wrong> {
+        Ok(server(text)?.within(|path| self.path(path)))
+    }
+}
+
+impl ServerAddress {
+    /// The same server; a socket is where `place` says.
+    pub(super) fn within(self, place: impl FnOnce(PathBuf) -> PathBuf) -> ServerAddress {
+        match self {
+            ServerAddress::Unix(path) => ServerAddress::Unix(place(path)),
+            other => other,
+        }
+    }
 }
 
 pub(super) fn socket_path(path: &str) -> Result<PathBuf, Wrong> {

@@ -86,6 +86,37 @@ pub(super) fn read(top: &mut Section<'_>) -> Option<At<AdminSettings>> {
     })
 }
 
+/// Reports an `admin` on the port of a line of `listen`: only one of them could be bound.
+pub(super) fn stands_apart(
+    top: &Section<'_>,
+    admin: Option<&At<AdminSettings>>,
+    listen: &[At<Listen>],
+) {
+    let Some(admin) = admin.filter(|admin| admin.value.address.port() != 0) else {
+        return;
+    };
+    let own = admin.value.address;
+    let meets = |line: &&At<Listen>| match line.value {
+        Listen::Tcp(other) => {
+            let (a, b) = (own.ip().to_canonical(), other.ip().to_canonical());
+            let is_any = a.is_unspecified() || b.is_unspecified();
+            own.port() == other.port() && (a == b || is_any)
+        }
+        Listen::Unix(_) => false,
+    };
+    if let Some(line) = listen.iter().find(meets) {
+        let message = "`admin` is on the port of `listen`";
+        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+            .at(&admin.span, "only one of them can have the port");
+        let diagnostic = match line.span.is_empty() {
+            true => diagnostic,
+            false => diagnostic.at(&line.span, "clients connect here"),
+        };
+        let help = "give it a port of its own: `admin = \"127.0.0.1:9180\"`";
+        top.reader.report(diagnostic.help(help));
+    }
+}
+
 fn address(top: &mut Section<'_>) -> Option<At<SocketAddr>> {
     let tcp = |text: &str| match address::listen(text)? {
         Listen::Tcp(address) => Ok(address),

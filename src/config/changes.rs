@@ -82,6 +82,19 @@ pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
     lines
 }
 
+impl Config {
+    /// Takes over what takes a restart, so that it tells what runs.
+    pub fn keep_until_restart(&mut self, running: &Config) {
+        self.server.workers = running.server.workers;
+        self.server.control.clone_from(&running.server.control);
+        self.server.pid_file.clone_from(&running.server.pid_file);
+        self.log.decisions.clone_from(&running.log.decisions);
+        if running.admin.is_none() {
+            self.admin = None;
+        }
+    }
+}
+
 /// Every key of both, in order.
 fn keys<'t>(before: &'t Table, after: &'t Table) -> BTreeSet<&'t str> {
     before

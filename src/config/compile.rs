@@ -304,7 +304,7 @@ impl Names<'_> {
             return None;
         }
         let server = match address::server(&text.value) {
-            Ok(server) => server,
+            Ok(server) => server.within(|path| self.reader.surroundings.path(path)),
             Err(error) => {
                 let diagnostic = Diagnostic::new(Code::BadUrl, "`upstream` is not a server's URL");
                 let diagnostic = diagnostic.because(&text.span, &error);

@@ -39,7 +39,7 @@ pub fn load_noting(
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let noted = RefCell::new(Vec::new());
     let loaded = parse_file(path, |name, text, env| {
-        parse_noting(name, text, env, &noted)
+        parse_noting((name, folder_of(path)), text, env, &noted)
     });
     *files = noted.into_inner();
     loaded
@@ -48,7 +48,8 @@ pub fn load_noting(
 /// Reads a file that limits what somebody else serves: it has no `listen` and no `upstream`.
 /// Returns as [`load()`] does.
 pub fn load_limits(path: &Path) -> Result<(Limits, Diagnostics), Diagnostics> {
-    parse_file(path, parse_limits)
+    let folder = folder_of(path);
+    parse_file(path, |name, text, env| limits_in((name, folder), text, env))
 }
 
 /// The same for a text.
@@ -57,7 +58,16 @@ pub fn parse_limits(
     text: &str,
     env: Environment<'_>,
 ) -> Result<(Limits, Diagnostics), Diagnostics> {
+    limits_in((source_name, Path::new("")), text, env)
+}
+
+fn limits_in(
+    (source_name, base): (&str, &Path),
+    text: &str,
+    env: Environment<'_>,
+) -> Parsed<Limits> {
     let around = Surroundings {
+        base,
         forwards: false,
         env,
         read: &read_bounded,
@@ -126,11 +136,16 @@ pub fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    parse_noting(source_name, text, env, &RefCell::default())
+    parse_noting((source_name, Path::new("")), text, env, &RefCell::default())
+}
+
+/// The folder that a file's relative paths begin from.
+fn folder_of(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new(""))
 }
 
 fn parse_noting(
-    source_name: &str,
+    (source_name, base): (&str, &Path),
     text: &str,
     env: Environment<'_>,
     files: &RefCell<Vec<NamedFile>>,
@@ -144,6 +159,7 @@ fn parse_noting(
     let around = Surroundings {
         forwards: true,
         env,
+        base,
         read: &read,
         now_s: now_s(),
     };
@@ -167,7 +183,10 @@ pub fn control_of(path: &Path) -> Control {
     };
     let filled = interpolate(text, &environment).ok();
     let control = filled.and_then(|text| settings::control(&text).ok());
-    control.unwrap_or(Control::Derived)
+    match control {
+        Some(Control::At(socket)) => Control::At(folder_of(path).join(socket)),
+        control => control.unwrap_or(Control::Derived),
+    }
 }
 
 /// Where operators look in, as far as a file says it.
@@ -196,7 +215,7 @@ pub fn admin_of(path: &Path) -> io::Result<AdminPlace> {
             Listen::Tcp(address) => Some(address),
             Listen::Unix(_) => None,
         }),
-        token_file: word("admin_token_file").map(|path| PathBuf::from(&*path)),
+        token_file: word("admin_token_file").map(|file| folder_of(path).join(&*file)),
     })
 }
 
@@ -312,6 +331,7 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
     let upstream = top_upstream(&mut top);
     let (headers, request_id) = settings::headers(top.section("headers"));
     let jwt = auth::read(top.section("auth"));
+    admin::stands_apart(&top, admin.as_ref(), &listen);
     let raw = RawFile {
         listen,
         admin,
@@ -376,7 +396,7 @@ fn listen(top: &mut Section<'_>) -> Vec<At<Listen>> {
         |texts| texts.value,
     );
     let kind = (Code::BadAddress, "an address to listen on");
-    let read = |text| top.understood("listen", text, kind, address::listen);
+    let read = |text| top.understood("listen", text, kind, |text| top.listen_at(text));
     texts.into_iter().filter_map(read).collect()
 }
 

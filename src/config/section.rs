@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -41,10 +41,19 @@ pub(super) struct Surroundings<'a> {
     pub(super) forwards: bool,
     /// The environment.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
+    /// The folder of the file: what its relative paths begin from. Empty for a text without one.
+    pub(super) base: &'a Path,
     /// The files that it names: at most so many bytes of each.
     pub(super) read: &'a dyn Fn(&Path, u64) -> io::Result<Vec<u8>>,
     /// The Unix second, for certificates that expire.
     pub(super) now_s: u64,
+}
+
+impl Surroundings<'_> {
+    /// Where a path leads that the file has: every setting that is a path passes through here.
+    pub(super) fn path(&self, written: impl AsRef<Path>) -> PathBuf {
+        self.base.join(written)
+    }
 }
 
 /// Where findings gather, and what the readers of values need.

@@ -278,8 +278,11 @@ pub(super) fn server(top: &mut Section<'_>) -> ServerSettings {
         drain_timeout,
         drain_idle: section.duration("drain_idle", Duration::ZERO..=DAY, SECOND),
         handover_timeout: section.duration("handover_timeout", Duration::ZERO..=DAY, drain_timeout),
-        pid_file: pid_file.map(|path| path.value),
-        control: control_at.map_or(Control::Derived, |control| control.value),
+        pid_file: pid_file.map(|path| section.path(path.value)),
+        control: match control_at.map(|control| control.value) {
+            Some(Control::At(path)) => Control::At(section.path(path)),
+            control => control.unwrap_or(Control::Derived),
+        },
     };
     section.finish();
     settings
@@ -325,9 +328,12 @@ pub(super) fn log(mut section: Section<'_>) -> LogSettings {
     let place = "`stdout`, `stderr`, `off` or a file's path";
     let access = section.parsed("access", (Code::BadAddress, place), target);
     let settings = LogSettings {
-        decisions: decisions.map(|path| path.value),
+        decisions: decisions.map(|path| section.path(path.value)),
         format: section.word("format", &formats),
-        access: access.map_or(LogTarget::Stdout, |target| target.value),
+        access: match access.map(|target| target.value) {
+            Some(LogTarget::File(path)) => LogTarget::File(section.path(path)),
+            target => target.unwrap_or(LogTarget::Stdout),
+        },
         sample_allowed: section.share("sample_allowed", 0.0),
         keys: section.word("keys", &keys).unwrap_or(LogKeys::Hash),
         silence: silence(&mut section),

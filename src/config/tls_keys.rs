@@ -1,6 +1,5 @@
 //! The keys of `[tls]`: what each says by itself, and what they say to each other.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use toml::de::DeValue;
@@ -8,7 +7,7 @@ use toml::de::DeValue;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::{At, Section};
 use super::tls::{ClientCertificates, IdentityFiles, PemFile, TlsSettings, TlsVersion};
-use super::{AcmeChallenge, AcmeSettings, Listen, acme, address, pem};
+use super::{AcmeChallenge, AcmeSettings, Listen, acme, pem};
 use crate::certificate::{Certificate, Validity};
 
 /// Certificates of one proxy, at most.
@@ -79,7 +78,7 @@ fn listen(section: &mut Section<'_>) -> Vec<At<Listen>> {
         section.out_of_range_at("listen", &texts, "one or more addresses");
     }
     let kind = (Code::BadAddress, "an address to listen on");
-    let read = |text| section.understood("listen", text, kind, address::listen);
+    let read = |text| section.understood("listen", text, kind, |text| section.listen_at(text));
     texts.value.into_iter().filter_map(read).collect()
 }
 
@@ -241,7 +240,7 @@ impl Section<'_> {
         let path = self.text(key)?;
         let content = self.pem_of(key, &path)?;
         Some(path.map(|path| PemFile {
-            path: PathBuf::from(path),
+            path: self.path(path),
             content,
         }))
     }

@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Spanned;
@@ -392,17 +392,22 @@ impl Section<'_> {
                 let diagnostic = Diagnostic::new(Code::SecretFile, message).at(&path.span, why);
                 let astray =
                     why.starts_with("No such file") && Path::new(&path.value).is_relative();
-                let help = "paths are relative to the folder in which tidegate is started";
+                let help = "paths are relative to the folder of the file that names them";
                 self.reader
                     .report(diagnostic.maybe_help(astray.then(|| help.to_owned())));
             })
             .ok()
     }
 
+    /// Where a path of the file leads.
+    pub(super) fn path(&self, written: impl AsRef<Path>) -> PathBuf {
+        self.reader.surroundings.path(written)
+    }
+
     /// A file's bytes, if it has no more than `most`.
     fn bounded_file(&self, path: &str, most: usize) -> Result<Vec<u8>, String> {
         // One more than it may have, so that the excess is noticed.
-        let bytes = (self.reader.surroundings.read)(Path::new(path), most as u64 + 1)
+        let bytes = (self.reader.surroundings.read)(&self.path(path), most as u64 + 1)
             .map_err(|error| error.to_string())?;
         if bytes.len() > most {
             return Err(format!("longer than {most} bytes"));

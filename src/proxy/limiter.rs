@@ -40,7 +40,13 @@ pub struct Counts {
 impl Counts {
     /// Opens the decision log, if `config` wants one; asks no server anything.
     pub fn new(config: &Config) -> io::Result<Counts> {
-        let log = config.log.decisions.as_deref().map(DecisionLog::open);
+        let log = config.log.decisions.as_deref().map(|path| {
+            let named = |error: io::Error| {
+                let text = format!("log.decisions: cannot open {}: {error}", path.display());
+                io::Error::new(error.kind(), text)
+            };
+            DecisionLog::open(path).map_err(named)
+        });
         Counts::open_store(&config.store, log.transpose()?.map(Arc::new))
     }
 
@@ -63,8 +69,18 @@ impl Counts {
     }
 
     /// What counts from now on, where the store has these settings: these very counts if it can be,
-    /// so that nothing is forgotten. The decision log stays the one that is open.
+    /// so that nothing is forgotten. The decision log goes on, in a new file where its own was
+    /// moved away.
     pub fn renewed(self: &Arc<Self>, store: &StoreSettings) -> io::Result<Arc<Counts>> {
+        if let Some(log) = &self.log {
+            let named = |error: io::Error| {
+                io::Error::new(
+                    error.kind(),
+                    format!("log.decisions cannot be opened: {error}"),
+                )
+            };
+            log.reopen().map_err(named)?;
+        }
         let bounded = StoreSettings {
             max_keys: store.max_keys,
             max_memory: store.max_memory,

@@ -50,7 +50,10 @@ impl PidFile {
             return Ok(());
         }
         let named = |error: io::Error| {
-            let text = format!("cannot write the pid file {}: {error}", self.path.display());
+            let text = format!(
+                "server.pid_file: cannot write {}: {error}",
+                self.path.display()
+            );
             io::Error::new(error.kind(), text)
         };
         if let (false, Some(holder)) = (replaces, holder(&self.path)) {

@@ -274,9 +274,10 @@ impl Reloader {
     }
 
     async fn replace(&mut self, path: &Path) -> Result<Reloaded, ReloadError> {
-        let (config, warnings) = self.read(path).map_err(ReloadError::Mistakes)?;
+        let (mut config, warnings) = self.read(path).map_err(ReloadError::Mistakes)?;
         let changes = config::changes(&self.config, &config);
         let restarts = config::restarts(&self.config, &config);
+        config.keep_until_restart(&self.config);
         let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
         let change = self.listeners.prepare((&config.listen, secure));
         let change = change.map_err(ReloadError::Unusable)?;

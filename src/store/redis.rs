@@ -93,7 +93,12 @@ pub struct Shared {
 struct Outage {
     workers: u32,
     since: Option<Instant>,
+    told: bool,
 }
+
+/// An outage that is shorter than this is no line of the log, and no stretch of a chart: a store
+/// that is gone for milliseconds, time after time, would fill both.
+pub const OUTAGE_AFTER: Duration = Duration::from_millis(250);
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -13,16 +13,17 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::fmt;
 use std::io::{self, Write};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::lines::Lines;
-use super::{json, lines};
+use super::{FileId, json, lines};
 use crate::clock;
 use crate::config::LogTarget;
 use crate::limit::{Charge, Decision, Item, Retry, Role};
@@ -53,6 +54,9 @@ pub enum Source {
     Lease,
 }
 
+/// A file that was opened in place of the one that is written to.
+type Next = Arc<Mutex<Option<Box<dyn Write + Send>>>>;
+
 /// A line with its place: the store's time, then the order of arrival.
 type Placed = Reverse<(u64, u64, Line)>;
 
@@ -63,8 +67,11 @@ struct Line {
 }
 
 /// The log; dropping it writes what is left.
-#[derive(Debug)]
 pub struct DecisionLog {
+    path: Option<PathBuf>,
+    /// The file that is written to, and the one that the writer turns to.
+    file: Mutex<Option<FileId>>,
+    next: Next,
     queue: Option<SyncSender<Placed>>,
     arrivals: AtomicU64,
     dropped: Arc<AtomicU64>,
@@ -74,8 +81,32 @@ pub struct DecisionLog {
 impl DecisionLog {
     /// Opens the file for appending and starts its writer.
     pub fn open(path: &Path) -> io::Result<DecisionLog> {
-        let file = super::open(&LogTarget::File(path.to_owned()))?;
-        DecisionLog::over(file.unwrap_or(Box::new(io::sink())))
+        let target = LogTarget::File(path.to_owned());
+        let file = super::open(&target)?;
+        let mut log = DecisionLog::over(file.unwrap_or(Box::new(io::sink())))?;
+        log.path = Some(path.to_owned());
+        log.file = Mutex::new(FileId::of(&target));
+        Ok(log)
+    }
+
+    /// Goes on in the file at its path, where the one that is open was moved away. Lines that come
+    /// from now on are written there, and no line is lost.
+    ///
+    /// # Errors
+    /// It cannot be opened: the one that is open is written to.
+    pub fn reopen(&self) -> io::Result<()> {
+        let Some(path) = &self.path else {
+            return Ok(());
+        };
+        let target = LogTarget::File(path.clone());
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        if file.is_some() && FileId::of(&target) == *file {
+            return Ok(());
+        }
+        let opened = super::open(&target)?;
+        *file = FileId::of(&target);
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = opened;
+        Ok(())
     }
 
     fn over(file: Box<dyn Write + Send>) -> io::Result<DecisionLog> {
@@ -83,11 +114,18 @@ impl DecisionLog {
         let dropped = Arc::default();
         let mut file = Lines::new(file, "decision log", &dropped);
         let mut waiting = BinaryHeap::new();
-        let writing = move || lines::endure(|| write_lines(&placed, &mut waiting, &mut file));
+        let next = Next::default();
+        let opened = Arc::clone(&next);
+        let writing = move || {
+            lines::endure(|| write_lines(&placed, &mut waiting, (&mut file, &opened)));
+        };
         let writer = std::thread::Builder::new()
             .name("decision-log".to_owned())
             .spawn(writing)?;
         Ok(DecisionLog {
+            path: None,
+            file: Mutex::default(),
+            next,
             queue: Some(queue),
             arrivals: AtomicU64::new(0),
             dropped,
@@ -120,6 +158,14 @@ impl DecisionLog {
         {
             tracing::warn!("the decision log cannot keep up: lines are dropped");
         }
+    }
+}
+
+impl fmt::Debug for DecisionLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DecisionLog")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
     }
 }
 
@@ -202,9 +248,16 @@ fn trace_of(charge: &Charge) -> Option<TraceId> {
 }
 
 /// Writes lines in order until the log is dropped; then what is left, at once.
-fn write_lines(lines: &Receiver<Placed>, waiting: &mut BinaryHeap<Placed>, file: &mut Lines) {
+fn write_lines(
+    lines: &Receiver<Placed>,
+    waiting: &mut BinaryHeap<Placed>,
+    (file, next): (&mut Lines, &Next),
+) {
     let mut open = true;
     while open || !waiting.is_empty() {
+        if let Some(next) = next.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            file.go_on_in(next);
+        }
         match lines.recv_timeout(HOLD / 10) {
             Ok(line) => {
                 waiting.push(line);

@@ -35,6 +35,11 @@ impl Lines {
         }
     }
 
+    /// Writes to `out` from now on.
+    pub(super) fn go_on_in(&mut self, out: Box<dyn Write + Send>) {
+        (self.out, self.torn, self.failed) = (out, false, false);
+    }
+
     /// Writes `text`, which is lines.
     pub(super) fn write(&mut self, text: &[u8]) {
         let Lines {

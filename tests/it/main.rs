@@ -24,6 +24,7 @@ mod diagnostics;
 mod example;
 mod explain;
 mod faults;
+mod files;
 mod flow;
 mod framing;
 mod framing_upstream;

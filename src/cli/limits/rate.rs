@@ -73,6 +73,8 @@ mod tests {
         let slots = limit(&[(Algorithm::Slots, 5, 60_000_000, 1)]);
         assert_eq!(rules("20", &slots).unwrap()[0].units, 20);
         assert_eq!(rules("20", &slots).unwrap()[0].algorithm, Algorithm::Slots);
+        let shown = people::rate_text(&rules("20", &slots).unwrap()[0]);
+        assert_eq!(rules(&shown, &slots), rules("20", &slots), "{shown}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ fn codes(example: &str, files: bool) -> Vec<&'static str> {
         false => Err(io::Error::from(io::ErrorKind::NotFound)),
     };
     let around = Surroundings {
+        base: std::path::Path::new(""),
         forwards: true,
         env: &|_| None,
         now_s: 1_800_000_000,

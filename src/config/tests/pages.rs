@@ -80,6 +80,7 @@ pub(super) fn examples() -> Vec<Example> {
 /// The configuration of a text, and its warnings.
 fn read(name: &str, text: &str) -> Result<(Config, Vec<&'static str>), String> {
     let around = Surroundings {
+        base: std::path::Path::new(""),
         forwards: true,
         env: &|_| None,
         now_s: 1_800_000_000,

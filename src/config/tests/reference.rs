@@ -35,6 +35,7 @@ pub(super) fn file(path: &Path, _: u64) -> std::io::Result<Vec<u8>> {
 
 fn read(text: &str) -> (Config, Asked) {
     let around = Surroundings {
+        base: std::path::Path::new(""),
         forwards: true,
         env: &|_| None,
         now_s: 1_800_000_000,

@@ -112,6 +112,7 @@ fn faults_of(text: &str, schema: &Value) -> Vec<String> {
 
 fn said(text: &str) -> Vec<Diagnostic> {
     let around = Surroundings {
+        base: std::path::Path::new(""),
         forwards: true,
         env: &|_| None,
         now_s: 1_800_000_000,

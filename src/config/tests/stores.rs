@@ -228,6 +228,7 @@ fn every_example_of_the_page_is_fine() {
         std::fs::read(files.folder.path().join(file))
     };
     let around = Surroundings {
+        base: std::path::Path::new(""),
         env: &|_| None,
         now_s: 0,
         read: &read,

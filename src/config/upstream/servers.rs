@@ -83,7 +83,8 @@ fn server<'r>(
     match value.get_ref() {
         DeValue::String(_) => {
             let text = section.filled(value)?;
-            let address = section.understood("servers", text, kind, address::server)?;
+            let address =
+                section.understood("servers", text, kind, |text| section.server_at(text))?;
             Some(address.map(UpstreamServer::from))
         }
         DeValue::Table(table) => {
@@ -91,7 +92,10 @@ fn server<'r>(
             if section.peek("url").is_none() {
                 section.missing("url", "url = \"http://10.0.1.10:3000\"");
             }
-            let address = section.parsed("url", kind, address::server);
+            let surroundings = section.reader.surroundings;
+            let address = section.parsed("url", kind, |text| {
+                address::server(text).map(|server| server.within(|path| surroundings.path(path)))
+            });
             let weight = section.integer("weight", 1..=MAX_WEIGHT);
             let most = section.integer("max_connections", 1..=1 << 20);
             section.finish();

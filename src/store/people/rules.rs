@@ -61,7 +61,9 @@ fn rule(text: &str, limit: &Limit) -> Result<Rule, RulesError> {
     let slots = limit.windows.iter().map(|window| window.rule);
     let mut slots = slots.filter(|rule| rule.algorithm == Algorithm::Slots);
     if let Some(like) = slots.next() {
-        let units = text.replace('_', "").parse().ok();
+        // Lists show such a rate as `20 at once`, and it can be pasted.
+        let number = text.strip_suffix(" at once").unwrap_or(text);
+        let units = number.replace('_', "").parse().ok();
         let units = units.filter(|units| (1..=MAX_UNITS).contains(units));
         let units = units.ok_or_else(|| {
             let message = format!("`{text}` is not a number of requests under way");

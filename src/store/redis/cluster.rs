@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
 use super::holder::{Awaited, Holder};
-use super::{Outage, QUEUE};
+use super::{OUTAGE_AFTER, Outage, QUEUE};
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::{Algorithm, Charge, Decision};
@@ -75,19 +75,33 @@ impl Shared {
         &self.redis
     }
 
-    fn trouble_begins(&self, node: &RedisAddress, kind: StoreError, now: Instant) {
+    /// An outage is told once it has lasted [`OUTAGE_AFTER`].
+    fn trouble_begins(self: &Arc<Self>, node: &RedisAddress, kind: StoreError, now: Instant) {
         self.redis.goes_away();
         let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
         let outage = outages.entry(node.clone()).or_default();
         outage.workers += 1;
-        if outage.workers == 1 {
-            outage.since = Some(now);
-            tracing::warn!(
-                kind = kind.label(),
-                %node,
-                "redis: {kind}; limits kept there follow on_error until it is back"
-            );
+        if outage.workers > 1 {
+            return;
         }
+        (outage.since, outage.told) = (Some(now), false);
+        let (shared, node) = (Arc::clone(self), node.clone());
+        tokio::spawn(async move {
+            tokio::time::sleep(OUTAGE_AFTER).await;
+            let mut outages = shared
+                .outages
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            let outage = outages.get_mut(&node).filter(|one| one.since == Some(now));
+            if let Some(outage) = outage.filter(|one| !one.told) {
+                outage.told = true;
+                tracing::warn!(
+                    kind = kind.label(),
+                    %node,
+                    "redis: {kind}; limits kept there follow on_error until it is back"
+                );
+            }
+        });
     }
 
     fn trouble_ends(&self, node: &RedisAddress, now: Instant) {
@@ -100,8 +114,11 @@ impl Shared {
         if outage.workers > 0 {
             return;
         }
-        let since = outage.since.unwrap_or(now);
+        let (since, told) = (outage.since.unwrap_or(now), outage.told);
         outages.remove(node);
+        if !told {
+            return;
+        }
         let seconds = now.saturating_duration_since(since).as_secs_f64();
         let without = self.redis.unmade.swap(0, Ordering::Relaxed);
         tracing::info!(

@@ -1,11 +1,11 @@
 //! What a process does about an outage of its store: it tells of it once, remembers what it
 //! admitted meanwhile, and knows what to charge again where the store has lost its memory.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::Shared;
+use super::{OUTAGE_AFTER, Outage, Shared};
 use crate::limit::Charge;
 use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
@@ -87,25 +87,36 @@ impl Shared {
         }
     }
 
-    pub(super) fn trouble_begins(&self, kind: StoreError, now: Instant) {
+    /// An outage is told once it has lasted [`OUTAGE_AFTER`]; shorter ones are in the metrics.
+    pub(super) fn trouble_begins(self: &Arc<Self>, kind: StoreError, now: Instant) {
         self.goes_away();
-        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outage = self.outage();
         outage.workers += 1;
-        if outage.workers == 1 {
-            outage.since = Some(now);
-            tracing::warn!(
-                kind = kind.label(),
-                "redis: {kind}; limits follow on_error until it is back"
-            );
+        if outage.workers > 1 {
+            return;
         }
+        (outage.since, outage.told) = (Some(now), false);
+        let shared = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(OUTAGE_AFTER).await;
+            let mut outage = shared.outage();
+            if outage.since == Some(now) && !outage.told {
+                outage.told = true;
+                tracing::warn!(
+                    kind = kind.label(),
+                    "redis: {kind}; limits follow on_error until it is back"
+                );
+            }
+        });
     }
 
     pub(super) fn trouble_ends(&self, now: Instant) {
         self.comes_back();
-        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outage = self.outage();
         outage.workers = outage.workers.saturating_sub(1);
         if outage.workers == 0
             && let Some(since) = outage.since.take()
+            && std::mem::take(&mut outage.told)
         {
             let seconds = now.saturating_duration_since(since).as_secs_f64();
             let without = self.unmade.swap(0, Ordering::Relaxed);
@@ -115,5 +126,9 @@ impl Shared {
                 "redis: back"
             );
         }
+    }
+
+    fn outage(&self) -> MutexGuard<'_, Outage> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

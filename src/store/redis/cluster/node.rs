@@ -1,5 +1,6 @@
 //! A node as one worker knows it: its connection, its breaker, and the calls that wait for both.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use redis::aio::MultiplexedConnection;
@@ -85,7 +86,7 @@ impl Node {
     }
 
     /// Tells of trouble, once.
-    pub(super) fn begin_trouble(&mut self, kind: StoreError, shared: &Shared, now: Instant) {
+    pub(super) fn begin_trouble(&mut self, kind: StoreError, shared: &Arc<Shared>, now: Instant) {
         if self.trouble.replace(kind).is_none() {
             shared.trouble_begins(&self.address, kind, now);
         }
