@@ -197,7 +197,7 @@ fn colour(stream: &impl std::io::IsTerminal) -> bool {
 
 /// Reads the command line and does what it says.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(limits::with_hashes(std::env::args_os()));
     let code = match cli.command {
         None => run::run(&cli.run),
         Some(Command::Run(args)) => run::run(&args),

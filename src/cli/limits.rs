@@ -9,6 +9,7 @@ mod json;
 mod place;
 mod print;
 mod rate;
+mod words;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ use crate::whom::{Eyes, Unclarity, Whom, cut, every_window, items, standing};
 use json::Json;
 use place::{Asked, Place, Process};
 use print::Shown;
+pub(super) use words::with_hashes;
 
 /// Characters of a request's id, at least; the proxy's own have 16.
 const SHORTEST_ID: usize = 8;

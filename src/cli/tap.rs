@@ -39,7 +39,7 @@ pub(super) struct TapArgs {
     #[arg(long, value_name = "LIMIT")]
     limit: Option<String>,
     /// Only of this client: a hash as logs, `top` and this command show it.
-    #[arg(long, value_name = "HASH")]
+    #[arg(long, value_name = "HASH", allow_hyphen_values = true)]
     key: Option<String>,
     /// What is known of the denial of one request, by the id that its answer and the access log
     /// have; nothing is followed.

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::Listen;
 use super::address;
 use super::diagnostic::{Code, Diagnostic};
-use super::section::{At, Section};
+use super::section::{At, Reader, Section};
 
 /// Characters of a token, at least: fewer can be guessed.
 const SHORTEST_TOKEN: usize = 16;
@@ -86,21 +86,15 @@ pub(super) fn read(top: &mut Section<'_>) -> Option<At<AdminSettings>> {
     })
 }
 
-/// Reports an `admin` on the port of a line of `listen`: only one of them could be bound.
-pub(super) fn stands_apart(
-    top: &Section<'_>,
-    admin: Option<&At<AdminSettings>>,
-    listen: &[At<Listen>],
-) {
-    let Some(admin) = admin.filter(|admin| admin.value.address.port() != 0) else {
-        return;
-    };
+/// Reports an `admin` on the port of another line of `listen`: only one of them could be bound.
+/// The same address twice is reported elsewhere.
+pub(super) fn stands_apart(reader: &Reader<'_>, admin: &At<AdminSettings>, listen: &[At<Listen>]) {
     let own = admin.value.address;
     let meets = |line: &&At<Listen>| match line.value {
         Listen::Tcp(other) => {
             let (a, b) = (own.ip().to_canonical(), other.ip().to_canonical());
             let is_any = a.is_unspecified() || b.is_unspecified();
-            own.port() == other.port() && (a == b || is_any)
+            own.port() == other.port() && own.port() != 0 && own != other && (a == b || is_any)
         }
         Listen::Unix(_) => false,
     };
@@ -113,7 +107,7 @@ pub(super) fn stands_apart(
             false => diagnostic.at(&line.span, "clients connect here"),
         };
         let help = "give it a port of its own: `admin = \"127.0.0.1:9180\"`";
-        top.reader.report(diagnostic.help(help));
+        reader.report(diagnostic.help(help));
     }
 }
 

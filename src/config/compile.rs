@@ -16,7 +16,8 @@ use super::tls_keys::RawTls;
 use super::upstream::RawUpstream;
 use super::{
     AcmeChallenge, AdminSettings, Balance, Bypass, Config, DenySettings, Listen, LogSettings,
-    ServerSettings, StoreSettings, TlsSettings, TracingSettings, UpstreamSettings, address, routes,
+    ServerSettings, StoreSettings, TlsSettings, TracingSettings, UpstreamSettings, address, admin,
+    routes,
 };
 use crate::certificate::Validity;
 use crate::client::ClientIp;
@@ -196,6 +197,9 @@ fn check_listen(reader: &Reader<'_>, raw: &RawFile) {
         span: admin.span.clone(),
     });
     check_same(reader, &[&raw.listen, secure, admin.as_slice()].concat());
+    if let Some(admin) = &raw.admin {
+        admin::stands_apart(reader, admin, &[&raw.listen, secure].concat());
+    }
     let acme = raw.tls.as_ref().and_then(|tls| tls.settings.acme.as_ref());
     let http = acme.is_some_and(|acme| acme.challenge == AcmeChallenge::Http01);
     if http && raw.listen.is_empty() {

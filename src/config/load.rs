@@ -331,7 +331,6 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
     let upstream = top_upstream(&mut top);
     let (headers, request_id) = settings::headers(top.section("headers"));
     let jwt = auth::read(top.section("auth"));
-    admin::stands_apart(&top, admin.as_ref(), &listen);
     let raw = RawFile {
         listen,
         admin,

@@ -27,7 +27,7 @@ there since 0.1.0 unless it says otherwise. `tidegate init --full` writes a file
 - Any text may hold `${VAR}` or `${VAR:-default}`, filled in from the environment.
 - Keys that begin with `x-` are notes and mean nothing.
 - A list of one may be written as its only element.
-- Paths of files are relative to where the proxy is started.
+- Paths of files are relative to the folder of this file.
 - `NAME` is a name of your own.
 ";
 
