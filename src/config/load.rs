@@ -39,7 +39,15 @@ pub fn load_noting(
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let noted = RefCell::new(Vec::new());
     let loaded = parse_file(path, |name, text, env| {
-        parse_noting((name, folder_of(path)), text, env, &noted)
+        parse_noting(
+            &Origin {
+                name,
+                folder: folder_of(path),
+            },
+            text,
+            env,
+            &noted,
+        )
     });
     *files = noted.into_inner();
     loaded
@@ -49,7 +57,9 @@ pub fn load_noting(
 /// Returns as [`load()`] does.
 pub fn load_limits(path: &Path) -> Result<(Limits, Diagnostics), Diagnostics> {
     let folder = folder_of(path);
-    parse_file(path, |name, text, env| limits_in((name, folder), text, env))
+    parse_file(path, |name, text, env| {
+        limits_in(&Origin { name, folder }, text, env)
+    })
 }
 
 /// The same for a text.
@@ -58,22 +68,18 @@ pub fn parse_limits(
     text: &str,
     env: Environment<'_>,
 ) -> Result<(Limits, Diagnostics), Diagnostics> {
-    limits_in((source_name, Path::new("")), text, env)
+    limits_in(&Origin::of_text(source_name), text, env)
 }
 
-fn limits_in(
-    (source_name, base): (&str, &Path),
-    text: &str,
-    env: Environment<'_>,
-) -> Parsed<Limits> {
+fn limits_in(origin: &Origin<'_>, text: &str, env: Environment<'_>) -> Parsed<Limits> {
     let around = Surroundings {
-        base,
+        base: origin.folder,
         forwards: false,
         env,
         read: &read_bounded,
         now_s: now_s(),
     };
-    let (config, warnings) = read_text(source_name, text, &around).0?;
+    let (config, warnings) = read_text(origin.name, text, &around).0?;
     Ok((Limits(config), warnings))
 }
 
@@ -136,7 +142,26 @@ pub fn parse(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    parse_noting((source_name, Path::new("")), text, env, &RefCell::default())
+    parse_noting(
+        &Origin::of_text(source_name),
+        text,
+        env,
+        &RefCell::default(),
+    )
+}
+
+/// Where a text is from: what messages call it, and the folder that its relative paths begin from.
+struct Origin<'o> {
+    name: &'o str,
+    folder: &'o Path,
+}
+
+impl Origin<'_> {
+    /// A text that is no file: its paths begin from the working directory.
+    fn of_text(name: &str) -> Origin<'_> {
+        let folder = Path::new("");
+        Origin { name, folder }
+    }
 }
 
 /// The folder that a file's relative paths begin from.
@@ -145,7 +170,7 @@ fn folder_of(file: &Path) -> &Path {
 }
 
 fn parse_noting(
-    (source_name, base): (&str, &Path),
+    origin: &Origin<'_>,
     text: &str,
     env: Environment<'_>,
     files: &RefCell<Vec<NamedFile>>,
@@ -159,11 +184,11 @@ fn parse_noting(
     let around = Surroundings {
         forwards: true,
         env,
-        base,
+        base: origin.folder,
         read: &read,
         now_s: now_s(),
     };
-    let (mut config, warnings) = read_text(source_name, text, &around).0?;
+    let (mut config, warnings) = read_text(origin.name, text, &around).0?;
     config.written = Arc::new(Written {
         text: text.to_owned(),
         files: files.borrow().clone(),

@@ -117,7 +117,7 @@ impl DecisionLog {
         let next = Next::default();
         let opened = Arc::clone(&next);
         let writing = move || {
-            lines::endure(|| write_lines(&placed, &mut waiting, (&mut file, &opened)));
+            lines::endure(|| write_lines(&placed, &mut waiting, &mut file, &opened));
         };
         let writer = std::thread::Builder::new()
             .name("decision-log".to_owned())
@@ -251,7 +251,8 @@ fn trace_of(charge: &Charge) -> Option<TraceId> {
 fn write_lines(
     lines: &Receiver<Placed>,
     waiting: &mut BinaryHeap<Placed>,
-    (file, next): (&mut Lines, &Next),
+    file: &mut Lines,
+    next: &Next,
 ) {
     let mut open = true;
     while open || !waiting.is_empty() {
