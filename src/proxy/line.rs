@@ -15,7 +15,7 @@ use super::riders::Riders;
 use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Charge, Decision, Retry, Shown, Tag};
-use crate::telemetry::access::{Buffer, Entry, Outcome, TRUNCATED, Truncated};
+use crate::telemetry::access::{Buffer, Entry, MissingBytes, Outcome, TRUNCATED};
 use crate::telemetry::denials::{Denial, DeniedRate, short};
 use crate::telemetry::metrics::method_of;
 
@@ -313,7 +313,7 @@ impl Line {
             path: head.uri.path(),
             status: self.status,
             bytes: self.bytes,
-            truncated: self.is_truncated.then_some(Truncated {
+            truncated: self.is_truncated.then_some(MissingBytes {
                 expected: self.expected,
             }),
             route: self.route.as_deref(),

@@ -8,8 +8,8 @@ const MAX_BYTES: u32 = 16 << 10;
 
 /// Where the look at one request's content stands.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chunks {
-    next: Next,
+pub(super) struct ChunkCheck {
+    next: ChunkState,
     /// Of the chunk that was begun: its size as far as it is known, then its bytes to come.
     left: u64,
     size_bytes: u32,
@@ -18,7 +18,7 @@ pub(super) struct Chunks {
 
 /// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum ChunkState {
     /// The first digit of a size.
     Size,
     MoreSize,
@@ -39,7 +39,7 @@ enum Next {
 
 /// What some bytes of the connection are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Looked {
+pub(super) enum ChunkVerdict {
     /// Content, all of them.
     Content,
     /// So many of them are content, and its end.
@@ -48,10 +48,10 @@ pub(super) enum Looked {
     Broken(usize),
 }
 
-impl Chunks {
-    pub(super) fn new() -> Chunks {
-        Chunks {
-            next: Next::Size,
+impl ChunkCheck {
+    pub(super) fn new() -> ChunkCheck {
+        ChunkCheck {
+            next: ChunkState::Size,
             left: 0,
             size_bytes: 0,
             trailer_bytes: 0,
@@ -59,62 +59,62 @@ impl Chunks {
     }
 
     /// Looks at the next bytes of the connection.
-    pub(super) fn look(&mut self, bytes: &[u8]) -> Looked {
+    pub(super) fn look(&mut self, bytes: &[u8]) -> ChunkVerdict {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
-            if self.next == Next::Data {
+            if self.next == ChunkState::Data {
                 let rest = (bytes.len() - at) as u64;
                 let skipped = self.left.min(rest);
                 self.left -= skipped;
                 if self.left == 0 {
-                    self.next = Next::DataCr;
+                    self.next = ChunkState::DataCr;
                 }
                 at += usize::try_from(skipped).unwrap_or(bytes.len());
                 continue;
             }
             let Some(next) = self.step(byte) else {
-                return Looked::Broken(at);
+                return ChunkVerdict::Broken(at);
             };
             self.next = next;
             at += 1;
-            if next == Next::Nothing {
-                return Looked::Ended(at);
+            if next == ChunkState::Nothing {
+                return ChunkVerdict::Ended(at);
             }
         }
-        Looked::Content
+        ChunkVerdict::Content
     }
 
     /// What comes behind this byte; nothing if it does not belong here.
-    fn step(&mut self, byte: u8) -> Option<Next> {
+    fn step(&mut self, byte: u8) -> Option<ChunkState> {
         Some(match (self.next, byte) {
-            (Next::Size | Next::MoreSize, byte) if byte.is_ascii_hexdigit() => {
+            (ChunkState::Size | ChunkState::MoreSize, byte) if byte.is_ascii_hexdigit() => {
                 let digit = char::from(byte).to_digit(16)?;
                 self.left = self.left.checked_mul(16)?.checked_add(u64::from(digit))?;
                 self.count_size()?;
-                Next::MoreSize
+                ChunkState::MoreSize
             }
-            (Next::MoreSize | Next::Extension, b'\r') => Next::SizeLf,
-            (Next::MoreSize | Next::Blank, b' ' | b'\t') => {
+            (ChunkState::MoreSize | ChunkState::Extension, b'\r') => ChunkState::SizeLf,
+            (ChunkState::MoreSize | ChunkState::Blank, b' ' | b'\t') => {
                 self.count_size()?;
-                Next::Blank
+                ChunkState::Blank
             }
-            (Next::MoreSize | Next::Blank, b';') => Next::Extension,
-            (Next::Extension, byte) if is_text(byte) => {
+            (ChunkState::MoreSize | ChunkState::Blank, b';') => ChunkState::Extension,
+            (ChunkState::Extension, byte) if is_text(byte) => {
                 self.count_size()?;
-                Next::Extension
+                ChunkState::Extension
             }
-            (Next::SizeLf, b'\n') if self.left == 0 => Next::Line,
-            (Next::SizeLf, b'\n') => Next::Data,
-            (Next::DataCr, b'\r') => Next::DataLf,
-            (Next::DataLf, b'\n') => Next::Size,
-            (Next::Line, b'\r') => Next::EndLf,
-            (Next::Line | Next::Trailer, byte) if is_text(byte) => {
+            (ChunkState::SizeLf, b'\n') if self.left == 0 => ChunkState::Line,
+            (ChunkState::SizeLf, b'\n') => ChunkState::Data,
+            (ChunkState::DataCr, b'\r') => ChunkState::DataLf,
+            (ChunkState::DataLf, b'\n') => ChunkState::Size,
+            (ChunkState::Line, b'\r') => ChunkState::EndLf,
+            (ChunkState::Line | ChunkState::Trailer, byte) if is_text(byte) => {
                 self.trailer_bytes += 1;
-                (self.trailer_bytes < MAX_BYTES).then_some(Next::Trailer)?
+                (self.trailer_bytes < MAX_BYTES).then_some(ChunkState::Trailer)?
             }
-            (Next::Trailer, b'\r') => Next::TrailerLf,
-            (Next::TrailerLf, b'\n') => Next::Line,
-            (Next::EndLf, b'\n') => Next::Nothing,
+            (ChunkState::Trailer, b'\r') => ChunkState::TrailerLf,
+            (ChunkState::TrailerLf, b'\n') => ChunkState::Line,
+            (ChunkState::EndLf, b'\n') => ChunkState::Nothing,
             _ => return None,
         })
     }
@@ -135,15 +135,15 @@ mod tests {
     use super::*;
 
     /// What is made of the bytes, however they are cut in two.
-    fn check(bytes: &str, expected: Looked) {
+    fn check(bytes: &str, expected: ChunkVerdict) {
         let bytes = bytes.as_bytes();
         for cut in 0..=bytes.len() {
-            let mut chunks = Chunks::new();
+            let mut chunks = ChunkCheck::new();
             let found = match chunks.look(&bytes[..cut]) {
-                Looked::Content => match chunks.look(&bytes[cut..]) {
-                    Looked::Content => Looked::Content,
-                    Looked::Ended(at) => Looked::Ended(cut + at),
-                    Looked::Broken(at) => Looked::Broken(cut + at),
+                ChunkVerdict::Content => match chunks.look(&bytes[cut..]) {
+                    ChunkVerdict::Content => ChunkVerdict::Content,
+                    ChunkVerdict::Ended(at) => ChunkVerdict::Ended(cut + at),
+                    ChunkVerdict::Broken(at) => ChunkVerdict::Broken(cut + at),
                 },
                 found => found,
             };
@@ -153,36 +153,39 @@ mod tests {
 
     #[test]
     fn content_ends_where_it_ends() {
-        check("4\r\na\nb\r\r\n0\r\n\r\nGET", Looked::Ended(14));
-        check("04;a=b\r\nabcd\r\n0\r\nX: y\r\n\r\n0", Looked::Ended(25));
-        check("4 ;a\r\nabcd\r\n", Looked::Content);
+        check("4\r\na\nb\r\r\n0\r\n\r\nGET", ChunkVerdict::Ended(14));
+        check(
+            "04;a=b\r\nabcd\r\n0\r\nX: y\r\n\r\n0",
+            ChunkVerdict::Ended(25),
+        );
+        check("4 ;a\r\nabcd\r\n", ChunkVerdict::Content);
     }
 
     #[test]
     fn every_line_ends_in_both_bytes() {
-        check("4\nabcd", Looked::Broken(1));
-        check("4\rabcd", Looked::Broken(2));
-        check("4;a\nb\r\n", Looked::Broken(3));
-        check("4\r\nabcd\n0", Looked::Broken(7));
-        check("0\r\n\n", Looked::Broken(3));
-        check("0\r\nX-T: v\n\n", Looked::Broken(9));
-        check("0\r\nX-T: v\rX", Looked::Broken(10));
-        check("0\r\n\r\r", Looked::Broken(4));
+        check("4\nabcd", ChunkVerdict::Broken(1));
+        check("4\rabcd", ChunkVerdict::Broken(2));
+        check("4;a\nb\r\n", ChunkVerdict::Broken(3));
+        check("4\r\nabcd\n0", ChunkVerdict::Broken(7));
+        check("0\r\n\n", ChunkVerdict::Broken(3));
+        check("0\r\nX-T: v\n\n", ChunkVerdict::Broken(9));
+        check("0\r\nX-T: v\rX", ChunkVerdict::Broken(10));
+        check("0\r\n\r\r", ChunkVerdict::Broken(4));
     }
 
     #[test]
     fn sizes_are_exact_and_bounded() {
         for bytes in ["+4\r\n", "-4\r\n", " 4\r\n", "\r\n", "g\r\n", ";a\r\n"] {
-            check(bytes, Looked::Broken(0));
+            check(bytes, ChunkVerdict::Broken(0));
         }
-        check("0x4\r\n", Looked::Broken(1));
-        check("4 4\r\n", Looked::Broken(2));
-        check("4 \r\n", Looked::Broken(2));
-        check("10000000000000000\r\n", Looked::Broken(16));
+        check("0x4\r\n", ChunkVerdict::Broken(1));
+        check("4 4\r\n", ChunkVerdict::Broken(2));
+        check("4 \r\n", ChunkVerdict::Broken(2));
+        check("10000000000000000\r\n", ChunkVerdict::Broken(16));
         let endless = format!("4;{}", "x".repeat(20_000));
         assert_eq!(
-            Chunks::new().look(endless.as_bytes()),
-            Looked::Broken(MAX_BYTES as usize)
+            ChunkCheck::new().look(endless.as_bytes()),
+            ChunkVerdict::Broken(MAX_BYTES as usize)
         );
     }
 }

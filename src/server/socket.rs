@@ -4,7 +4,7 @@
 //! hyper parses and frames; this file adds only what hyper cannot know or say:
 //! - one alarm per connection stands for all of its timeouts, moved by a store per [`Phase`];
 //! - heads are looked at as they pass, for what hyper forgives and we do not (a bare LF as a line's
-//!   end, Content-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
+//!   end, ContentCheck-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
 //! - a client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
 //!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled.
 //!   A client that resets the connection has as long, so that the answer settles what both cost;
@@ -24,7 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::chunks::{Chunks, Looked};
+use super::chunks::{ChunkCheck, ChunkVerdict};
 use super::lint::Lint;
 use super::phase::{Phase, Stage};
 use crate::config::ServerSettings;
@@ -47,10 +47,10 @@ const AHEAD_BYTES: usize = 4096;
 
 /// The raw bytes of a request's content.
 #[derive(Clone, Copy, Debug)]
-enum Content {
+enum ContentCheck {
     /// hyper alone knows where they end.
     Other,
-    Chunks(Chunks),
+    Chunks(ChunkCheck),
     /// All of its chunks have come. What comes next belongs to the next request.
     Ended,
     /// They are no chunks. Nothing behind that is read.
@@ -65,7 +65,7 @@ pub(crate) struct Socket {
     ahead: Bytes,
     phase: Arc<Phase>,
     lint: Lint,
-    content: Content,
+    content: ContentCheck,
     /// Whether heads are looked at by whoever reads them.
     is_unlinted: bool,
     /// The client has sent its end of stream, and hyper has not been told yet.
@@ -91,7 +91,7 @@ impl Socket {
             ahead,
             phase,
             lint: Lint::new(settings.max_header_bytes),
-            content: Content::Other,
+            content: ContentCheck::Other,
             is_unlinted: false,
             ended: false,
             stalled: false,
@@ -183,7 +183,7 @@ impl Socket {
                 if stage != Stage::Head {
                     self.phase.begin_head();
                     self.lint.restart();
-                    self.content = Content::Other;
+                    self.content = ContentCheck::Other;
                 }
                 if self.is_unlinted {
                     return bytes.len();
@@ -191,7 +191,7 @@ impl Socket {
                 if let Some(flaw) = self.lint.look(bytes) {
                     self.phase.found(flaw);
                 } else if let Some(from) = self.lint.chunks_begin() {
-                    self.content = Content::Chunks(Chunks::new());
+                    self.content = ContentCheck::Chunks(ChunkCheck::new());
                     return self.note_content(bytes, from);
                 }
             }
@@ -201,17 +201,17 @@ impl Socket {
 
     /// The same for bytes that are content from `from` on.
     fn note_content(&mut self, bytes: &[u8], from: usize) -> usize {
-        let Content::Chunks(chunks) = &mut self.content else {
+        let ContentCheck::Chunks(chunks) = &mut self.content else {
             return bytes.len();
         };
         match chunks.look(&bytes[from..]) {
-            Looked::Content => bytes.len(),
-            Looked::Ended(at) => {
-                self.content = Content::Ended;
+            ChunkVerdict::Content => bytes.len(),
+            ChunkVerdict::Ended(at) => {
+                self.content = ContentCheck::Ended;
                 from + at
             }
-            Looked::Broken(at) => {
-                self.content = Content::Broken;
+            ChunkVerdict::Broken(at) => {
+                self.content = ContentCheck::Broken;
                 from + at
             }
         }
@@ -220,7 +220,7 @@ impl Socket {
     /// Takes back what hyper may not have of `read`: it is read again, or was no content.
     fn keep_back(&mut self, read: &[u8]) {
         self.ahead = match self.content {
-            Content::Broken => Bytes::new(),
+            ContentCheck::Broken => Bytes::new(),
             _ if self.ahead.is_empty() => Bytes::copy_from_slice(read),
             _ => [read, &self.ahead].concat().into(),
         };
@@ -242,7 +242,7 @@ impl Socket {
 
     /// Whether hyper has all of the request, and not yet its answer.
     fn holds_next(&self) -> bool {
-        matches!(self.content, Content::Ended) && self.phase.stage() == Stage::Request
+        matches!(self.content, ContentCheck::Ended) && self.phase.stage() == Stage::Request
     }
 
     fn note_write(&mut self) {
@@ -295,7 +295,7 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if matches!(this.content, Content::Broken) {
+        if matches!(this.content, ContentCheck::Broken) {
             return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
         }
         if this.holds_next() {
@@ -453,7 +453,7 @@ impl Socket {
         };
         self.is_unlinted = false;
         self.lint.restart();
-        self.content = Content::Other;
+        self.content = ContentCheck::Other;
     }
 
     /// Whether the client may still be sending what nobody will read.

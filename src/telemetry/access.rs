@@ -61,7 +61,7 @@ pub const TRUNCATED: &str = "truncated";
 
 /// An upstream's answer that ended before its end.
 #[derive(Clone, Copy, Debug)]
-pub struct Truncated {
+pub struct MissingBytes {
     /// Bytes that its body should have had, where its head said so.
     pub expected: Option<u64>,
 }
@@ -84,7 +84,7 @@ pub struct Entry<'a> {
     /// Bytes of the answer's body.
     pub bytes: u64,
     /// Whether that is less than the answer should have had.
-    pub truncated: Option<Truncated>,
+    pub truncated: Option<MissingBytes>,
     /// The route's name.
     pub route: Option<&'a str>,
     /// What became of it.

@@ -48,7 +48,7 @@ pub(super) struct Connection {
     retired: AtomicBool,
     /// Whether its server let too much time pass without a word.
     silent: AtomicBool,
-    greeted: watch::Sender<Greeting>,
+    greeted: watch::Sender<SettingsStatus>,
     /// Requests that it takes until its server has said how many.
     at_first: usize,
     /// Counts what has come on it.
@@ -60,7 +60,7 @@ pub(super) struct Connection {
 }
 
 /// How a connection is opened.
-pub(super) struct Opening {
+pub(super) struct ConnectionTerms {
     /// Rings when the server's settings have not come in `patience`, then when the connection was
     /// without a request for `idle`.
     pub(super) alarm: Arc<Alarm>,
@@ -72,7 +72,7 @@ pub(super) struct Opening {
 
 /// Opens a connection over `io`. Requests may be sent at once, before the server's settings have
 /// come (RFC 9113 section 3.4).
-pub(super) async fn open<T>(io: T, opening: Opening) -> Result<Arc<Connection>, h2::Error>
+pub(super) async fn open<T>(io: T, opening: ConnectionTerms) -> Result<Arc<Connection>, h2::Error>
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
@@ -91,7 +91,7 @@ where
         streams: AtomicUsize::new(0),
         retired: AtomicBool::new(false),
         silent: AtomicBool::new(false),
-        greeted: watch::Sender::new(Greeting::Awaited),
+        greeted: watch::Sender::new(SettingsStatus::Awaited),
         at_first: opening.at_first,
         heard: AtomicU32::new(0),
         unused: opening.alarm,
@@ -117,7 +117,7 @@ where
         }
         if let Some(connection) = known.upgrade() {
             connection.retire();
-            connection.greeted.send_replace(Greeting::Ended);
+            connection.greeted.send_replace(SettingsStatus::Ended);
         }
     });
     Ok(connection)
@@ -125,7 +125,7 @@ where
 
 /// Whether a server's settings have come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Greeting {
+enum SettingsStatus {
     Awaited,
     Came,
     /// The connection has ended.
@@ -147,15 +147,17 @@ impl Connection {
         if self.streams.load(Ordering::Relaxed) == 0 {
             self.unused.arm(self.idle);
         }
-        self.greeted.send_replace(Greeting::Came);
+        self.greeted.send_replace(SettingsStatus::Came);
         true
     }
 
     /// Waits until the server's settings have come; whether they have.
     pub(super) async fn wait_for_greeting(&self) -> bool {
         let mut greeted = self.greeted.subscribe();
-        let said = greeted.wait_for(|said| *said != Greeting::Awaited).await;
-        said.is_ok_and(|said| *said == Greeting::Came)
+        let said = greeted
+            .wait_for(|said| *said != SettingsStatus::Awaited)
+            .await;
+        said.is_ok_and(|said| *said == SettingsStatus::Came)
     }
 
     /// Whether its server let too much time pass without a word.

@@ -215,7 +215,7 @@ impl Seat {
             0 => std::time::Duration::ZERO,
             _ => settings.idle_timeout,
         };
-        let opening = http2::Opening {
+        let opening = http2::ConnectionTerms {
             alarm: server.terms.sweep.alarm(),
             patience: settings.connect_timeout,
             idle,

@@ -18,31 +18,34 @@ use crate::upstream::UpstreamError;
 
 /// Waits until the mark is written.
 #[derive(Debug)]
-pub(super) struct Cut {
-    written: Arc<Written>,
-    error: Option<Truncated>,
+pub(super) struct PendingReset {
+    written: Arc<MarkState>,
+    error: Option<TruncatedBody>,
 }
 
 #[derive(Debug, Default)]
-struct Written {
+struct MarkState {
     is_written: AtomicBool,
     waker: AtomicWaker,
 }
 
 /// Owns the bytes of the mark, of which there are none.
-struct Mark(Arc<Written>);
+struct WriteMark(Arc<MarkState>);
 
-impl Cut {
+impl PendingReset {
     /// Returns the mark to hand over, too.
-    pub(super) fn begin(error: Truncated) -> (Cut, Bytes) {
-        let written = Arc::new(Written::default());
-        let mark = Bytes::from_owner(Mark(Arc::clone(&written)));
+    pub(super) fn begin(error: TruncatedBody) -> (PendingReset, Bytes) {
+        let written = Arc::new(MarkState::default());
+        let mark = Bytes::from_owner(WriteMark(Arc::clone(&written)));
         let error = Some(error);
-        (Cut { written, error }, mark)
+        (PendingReset { written, error }, mark)
     }
 
     /// Ready once the library has written the mark, or has thrown it away with its stream.
-    pub(super) fn poll_written(&mut self, context: &mut Context<'_>) -> Poll<Option<Truncated>> {
+    pub(super) fn poll_written(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<TruncatedBody>> {
         self.written.waker.register(context.waker());
         match self.written.is_written.load(Ordering::Acquire) {
             true => Poll::Ready(self.error.take()),
@@ -51,13 +54,13 @@ impl Cut {
     }
 }
 
-impl AsRef<[u8]> for Mark {
+impl AsRef<[u8]> for WriteMark {
     fn as_ref(&self) -> &[u8] {
         &[]
     }
 }
 
-impl Drop for Mark {
+impl Drop for WriteMark {
     fn drop(&mut self) {
         self.0.is_written.store(true, Ordering::Release);
         self.0.waker.wake();
@@ -67,29 +70,29 @@ impl Drop for Mark {
 /// The upstream's answer has ended before its end. Its source is the reason that the server gave,
 /// with which the library resets the client's stream, unless that says that all is well.
 #[derive(Debug)]
-pub(super) struct Truncated(Option<h2::Error>);
+pub(super) struct TruncatedBody(Option<h2::Error>);
 
-impl Truncated {
-    pub(super) fn of(error: &UpstreamError) -> Truncated {
+impl TruncatedBody {
+    pub(super) fn of(error: &UpstreamError) -> TruncatedBody {
         let mut cause = error.source();
         while let Some(inner) = cause {
             if let Some(error) = inner.downcast_ref::<h2::Error>() {
                 let reason = error.reason().filter(|&reason| reason != Reason::NO_ERROR);
-                return Truncated(reason.map(h2::Error::from));
+                return TruncatedBody(reason.map(h2::Error::from));
             }
             cause = inner.source();
         }
-        Truncated(None)
+        TruncatedBody(None)
     }
 }
 
-impl fmt::Display for Truncated {
+impl fmt::Display for TruncatedBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the upstream's answer ended before its end")
     }
 }
 
-impl Error for Truncated {
+impl Error for TruncatedBody {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.as_ref().map(|error| error as _)
     }

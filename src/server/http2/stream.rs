@@ -17,7 +17,7 @@ use hyper::body::{Bytes, Incoming};
 use pin_project_lite::pin_project;
 
 use super::Flow;
-use super::cut::{Cut, Truncated};
+use super::cut::{PendingReset, TruncatedBody};
 use crate::clock::Alarm;
 use crate::proxy::body::Body;
 use crate::server::connection::Client;
@@ -262,7 +262,7 @@ pub(super) struct Answer {
     rest: Bytes,
     last: Bytes,
     /// It has ended before its end.
-    cut: Option<Cut>,
+    cut: Option<PendingReset>,
     open: Open,
     _client: Arc<Client>,
 }
@@ -292,12 +292,12 @@ impl Answer {
 
 impl http_body::Body for Answer {
     type Data = Bytes;
-    type Error = Truncated;
+    type Error = TruncatedBody;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Truncated>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, TruncatedBody>>> {
         if let Some(piece) = self.piece() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
@@ -310,7 +310,7 @@ impl http_body::Body for Answer {
             Some(Err(error)) => {
                 self.body = Body::empty();
                 self.open.taking.arm(self.open.flow.body_timeout);
-                let (cut, mark) = Cut::begin(Truncated::of(&error));
+                let (cut, mark) = PendingReset::begin(TruncatedBody::of(&error));
                 self.cut = Some(cut);
                 return Poll::Ready(Some(Ok(Frame::data(mark))));
             }
