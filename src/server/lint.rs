@@ -1,9 +1,9 @@
 //! A look at the raw bytes of a request's head, for what hyper forgives and we do not.
 //!
-//! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It never decides
-//! where a head ends for anyone but itself. Heads that arrive pipelined behind a request that hyper
-//! serves, in one read with it, are not seen: what hyper makes of them is re-framed before it
-//! reaches an upstream, so what is lost there is the refusal, not the safety.
+//! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It tells where a
+//! request without content ends, and where chunks begin, so that the next head is looked at too.
+//! A head behind content with a Content-Length, in one read with it, is not seen. hyper's reading
+//! of such a head is framed anew for the upstream: only the refusal is lost, not the safety.
 
 use memchr::memchr_iter;
 
@@ -52,6 +52,12 @@ impl Lint {
     /// Where chunked content began in the bytes that were looked at last.
     pub(crate) fn chunks_begin(&self) -> Option<usize> {
         self.ended_at.filter(|_| self.coding == Some(Ok(())))
+    }
+
+    /// Where in the bytes that were looked at last the request ended, if it has no content.
+    pub(crate) fn request_ends(&self) -> Option<usize> {
+        let has_content = self.length || self.coding.is_some();
+        self.ended_at.filter(|_| !has_content)
     }
 
     /// Whether the head names a transfer coding that is none of ours, and nothing worse.

@@ -51,7 +51,7 @@ enum ContentCheck {
     /// hyper alone knows where they end.
     Other,
     Chunks(ChunkCheck),
-    /// All of its chunks have come. What comes next belongs to the next request.
+    /// All of them have come, if there are any. What comes next belongs to the next request.
     Ended,
     /// They are no chunks. Nothing behind that is read.
     Broken,
@@ -193,6 +193,9 @@ impl Socket {
                 } else if let Some(from) = self.lint.chunks_begin() {
                     self.content = ContentCheck::Chunks(ChunkCheck::new());
                     return self.note_content(bytes, from);
+                } else if let Some(end) = self.lint.request_ends() {
+                    self.content = ContentCheck::Ended;
+                    return end;
                 }
             }
         }
