@@ -237,6 +237,8 @@ pub struct ServerSettings {
     pub proxy_protocol: ProxyProtocol,
     /// Whether clients may speak HTTP/2.
     pub http2: bool,
+    /// The port of `https` to which plain requests are sent.
+    pub https_port: Option<u16>,
     /// Requests at once on a connection of HTTP/2.
     pub max_streams: u32,
     /// Bytes in a request's body; `None` for no bound.

@@ -134,7 +134,7 @@ impl Proxy {
             max_headers: config.server.max_headers,
             request_id: config.request_id.clone(),
             upstreams,
-            secure: Secure::new(config.tls.as_deref()),
+            secure: Secure::new(config.tls.as_deref(), &config.server),
             log: log.clone(),
             show_keys: config.log.keys != LogKeys::Off,
             heads: Heads::default(),

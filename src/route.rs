@@ -11,6 +11,7 @@ mod host;
 mod near;
 mod pattern;
 mod prefix;
+mod regex;
 mod status;
 mod table;
 pub mod template;
@@ -35,6 +36,7 @@ pub use host::{HostError, HostPattern, MAX_HOST_BYTES, host_of};
 pub use near::{Miss, Near, Precedence};
 pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError, PatternFault};
 pub use prefix::Prefix;
+pub use regex::{Regex, RegexFault};
 pub use status::StatusSet;
 pub use table::{Conflict, RouteTable};
 
@@ -69,6 +71,8 @@ pub struct Route {
     pub refund: StatusSet,
     /// What is taken off its requests' paths on their way up.
     pub strip_prefix: Option<Prefix>,
+    /// What is put before their paths after that.
+    pub add_prefix: Option<Prefix>,
     /// Bytes in the body of one of its requests; `None` for no bound.
     pub body_limit: Option<u64>,
     /// What changes in its requests' heads, in this order.
@@ -107,8 +111,29 @@ pub enum CostSource {
 pub struct HeaderMatch {
     /// Its name.
     pub name: HeaderName,
-    /// Its exact value, spaces around it aside; `None` if any value will do.
-    pub value: Option<String>,
+    /// What it must be.
+    pub value: ValueMatch,
+}
+
+/// What a header's value must be, spaces around it aside.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ValueMatch {
+    /// Any value will do.
+    Any,
+    /// The expression is found in it.
+    Regex(Regex),
+    /// Exactly this.
+    Exactly(String),
+}
+
+impl ValueMatch {
+    /// Reads a value as it stands in a route: `regex:..` is an expression.
+    pub fn parse(text: String) -> Result<ValueMatch, RegexFault> {
+        match text.strip_prefix(regex::MARK) {
+            Some(expression) => Regex::parse(expression).map(ValueMatch::Regex),
+            None => Ok(ValueMatch::Exactly(text)),
+        }
+    }
 }
 
 /// What the table is asked about one request.

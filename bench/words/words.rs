@@ -138,6 +138,7 @@ fn route(name: &'static str, count: usize) -> Word {
         settle: None,
         refund: StatusSet::default(),
         strip_prefix: None,
+        add_prefix: None,
         body_limit: None,
         headers_up: Vec::new(),
         headers_down: Vec::new(),

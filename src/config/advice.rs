@@ -147,7 +147,7 @@ fn pattern(text: &str) -> Option<String> {
     let regular = text.starts_with('^') || text.ends_with('$') || text.contains(".*");
     if regular || text.contains(['(', '|', '\\']) {
         return Some(
-            "there are no regular expressions: write `/users/{id}` or `/files/*`".to_owned(),
+            "write `/users/{id}` or `/files/*`; a path may also be `regex:^/users/`".to_owned(),
         );
     }
     if let Some((host, port)) = text.rsplit_once(':')
@@ -282,7 +282,9 @@ fn of_others(section: &str, key: &str) -> Option<&'static str> {
              `limits = [\"100/min\"]`"
         }
         ("route", "limit") => "did you mean `limits`?",
-        ("route", "rewrite" | "strip" | "path_prefix") => "did you mean `strip_prefix`?",
+        ("route", "rewrite" | "strip" | "path_prefix") => {
+            "did you mean `strip_prefix`, or `add_prefix`?"
+        }
         ("route", "proxy_pass" | "target" | "backend" | "service" | "to" | "url") => {
             "where requests go is `upstream = \"http://127.0.0.1:3000\"`"
         }

@@ -25,6 +25,7 @@ impl Config {
                 .map(|limit| Arc::clone(by_name[&*limit.name]))
                 .collect(),
             strip_prefix: route.strip_prefix.as_ref().map(Prefix::own),
+            add_prefix: route.add_prefix.as_ref().map(Prefix::own),
             headers_up: route.headers_up.iter().map(HeaderChange::own).collect(),
             headers_down: route.headers_down.iter().map(HeaderChange::own).collect(),
             target: route.target.own(),

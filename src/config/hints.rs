@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use super::compile::Compiled;
 use super::diagnostic::{Code, Diagnostic};
 use crate::limit::key::Part;
-use crate::route::{Ask, HostPattern, Route};
+use crate::route::{Ask, HostPattern, Route, ValueMatch};
 
 /// Words in the paths of routes that people guess secrets on.
 const SECRET_WORDS: [&str; 17] = [
@@ -84,7 +84,10 @@ fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c 
     };
     let mut headers = HeaderMap::new();
     for wanted in &route.headers {
-        let value = wanted.value.as_deref().unwrap_or("x");
+        let value = match &wanted.value {
+            ValueMatch::Exactly(value) => value,
+            ValueMatch::Any | ValueMatch::Regex(_) => "x",
+        };
         headers.append(&wanted.name, HeaderValue::from_str(value).ok()?);
     }
     let routes = &compiled.config.routes;

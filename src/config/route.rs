@@ -17,7 +17,7 @@ use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::{At, Section, nearest};
 use super::settings::{header_name, some_time};
 use crate::path::Case;
-use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet};
+use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet, ValueMatch};
 pub(super) use passing::RawPassing;
 
 /// `[[route]]`
@@ -198,11 +198,20 @@ fn headers(section: Section<'_>) -> Vec<HeaderMatch> {
                 .report(Diagnostic::new(Code::Duplicate, message).at(&name.span, ""));
         }
         let wanted = match value.get_ref() {
-            DeValue::Boolean(true) => None,
-            DeValue::String(_) => match section.filled(value) {
-                Some(text) => Some(text.value),
-                None => continue,
-            },
+            DeValue::Boolean(true) => ValueMatch::Any,
+            DeValue::String(_) => {
+                let kind = (Code::BadPattern, "a header's value");
+                let text = section.filled(value);
+                let wanted = text.and_then(|text| {
+                    section.understood(name.value.as_str(), text, kind, |text| {
+                        ValueMatch::parse(text.to_owned())
+                    })
+                });
+                match wanted {
+                    Some(wanted) => wanted.value,
+                    None => continue,
+                }
+            }
             _ => {
                 section.wrong_type(name.value.as_str(), value, "a value, or `true` for any");
                 continue;

@@ -83,6 +83,7 @@ pub(super) fn compile(
                 .passing
                 .strip_prefix
                 .map(|prefix| prefix.value.in_case(case)),
+            add_prefix: raw.passing.add_prefix.map(|prefix| prefix.value),
             body_limit: raw.passing.body_limit.unwrap_or(names.max_body),
             headers_up: values(raw.passing.headers_up),
             headers_down: values(raw.passing.headers_down),

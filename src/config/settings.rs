@@ -260,6 +260,7 @@ pub(super) fn server(top: &mut Section<'_>) -> ServerSettings {
     let control_at = section.parsed("control", (Code::BadAddress, place), control);
     let head_size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let of_one = section.integer("max_connections_per_ip", 1..=10_000_000);
+    let https_port = section.integer("https_port", 1..=65_535);
     let small = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let settings = ServerSettings {
         workers: if workers == 0 { cores() } else { workers },
@@ -272,6 +273,7 @@ pub(super) fn server(top: &mut Section<'_>) -> ServerSettings {
         max_header_bytes: head_size(section.size("max_header_bytes", 8 << 10..=MIB, 32 << 10)),
         max_headers: section.count("max_headers", 1..=1000, 100),
         proxy_protocol,
+        https_port: https_port.and_then(|port| u16::try_from(port.value).ok()),
         http2: section.boolean("http2", true),
         max_streams: small(section.count("max_streams", 1..=10_000, 128)),
         max_body: section.bound("max_body").unwrap_or(Some(100 * MIB)),

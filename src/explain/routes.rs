@@ -6,7 +6,7 @@ use super::story::{NearRoute, RouteStory};
 use crate::config::{Bypass, Config};
 use crate::proxy::headers::check_framing;
 use crate::proxy::rehearsal::Scene;
-use crate::route::{Ask, Miss, Near, Precedence, Route, Target};
+use crate::route::{Ask, Miss, Near, Precedence, Route, Target, ValueMatch};
 
 /// The route that was found.
 pub(super) fn tell(config: &Config, scene: &Scene<'_, '_, '_>) -> RouteStory {
@@ -111,9 +111,10 @@ fn path_reason(at: usize, route: &Route, ask: &Ask<'_>) -> String {
 /// `x-version: 2`, or `x-version`.
 fn wanted(route: &Route, name: &str) -> String {
     let own = route.headers.iter().find(|one| one.name.as_str() == name);
-    match own.and_then(|one| one.value.as_ref()) {
-        Some(value) => format!("{name}: {value}"),
-        None => name.to_owned(),
+    match own.map(|one| &one.value) {
+        Some(ValueMatch::Exactly(value)) => format!("{name}: {value}"),
+        Some(ValueMatch::Regex(regex)) => format!("{name}: regex:{}", regex.as_str()),
+        Some(ValueMatch::Any) | None => name.to_owned(),
     }
 }
 

@@ -88,8 +88,12 @@ pub(super) fn turn<B>(
 ) -> Result<Turned, Rejection> {
     // What the route changes are fields.
     let mut turned = headers::to_upstream(request, &downstream.peer, changes.is_none())?;
+    let sent_slash = route.add_prefix.is_some() && request.uri().path().ends_with('/');
     if let Some(prefix) = &route.strip_prefix {
         headers::strip(request, prefix, &downstream.peer)?;
+    }
+    if let Some(prefix) = &route.add_prefix {
+        headers::prepend(request, prefix, sent_slash)?;
     }
     if let Some(changes) = changes {
         changes.upwards(request.headers_mut());

@@ -24,7 +24,7 @@ use hop::{Seen, has_option};
 pub use naming::scheme;
 use naming::{append, name_client, told};
 pub use peer::{Peer, Scheme};
-pub use prefix::strip;
+pub use prefix::{prepend, strip};
 
 use crate::limit::headers::put_line;
 use crate::upstream::Beside;

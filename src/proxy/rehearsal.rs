@@ -103,7 +103,7 @@ impl Rehearsal {
         config.store.max_keys = 64;
         let counts = Counts::open_store(&config.store, None)?.open();
         Ok(Rehearsal {
-            secure: Secure::new(config.tls.as_deref()),
+            secure: Secure::new(config.tls.as_deref(), &config.server),
             max_headers: config.server.max_headers,
             request_id: config.request_id.clone(),
             log: Arc::new(AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?),

@@ -7,11 +7,11 @@ use super::Downstream;
 use super::flaw::Flaw;
 use super::headers::{RequestFault, check_framing};
 use super::reject::Rejection;
-use crate::config::TlsSettings;
+use crate::config::{ServerSettings, TlsSettings};
 
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// `redirect` and `hsts` of `[tls]`.
+/// `redirect` and `hsts` of `[tls]`, and `https_port` of `[server]`.
 #[derive(Debug, Default)]
 pub(super) struct Secure {
     /// The port that clients of plain connections are sent to.
@@ -21,15 +21,18 @@ pub(super) struct Secure {
 }
 
 impl Secure {
-    pub(super) fn new(settings: Option<&TlsSettings>) -> Secure {
-        let Some(settings) = settings else {
-            return Secure::default();
+    pub(super) fn new(tls: Option<&TlsSettings>, server: &ServerSettings) -> Secure {
+        let Some(settings) = tls else {
+            return Secure {
+                redirect: server.https_port,
+                hsts: None,
+            };
         };
         let hsts = settings
             .hsts
             .map(|age| HeaderValue::try_from(format!("max-age={}", age.as_secs())));
         Secure {
-            redirect: settings.redirect,
+            redirect: settings.redirect.or(server.https_port),
             hsts: hsts.and_then(Result::ok),
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use http::{HeaderMap, Method};
 
-use super::{HeaderMatch, Route};
+use super::{HeaderMatch, Route, ValueMatch};
 use crate::path::Case;
 
 /// Why a text is not a method that a route can have. The configuration's author is at fault.
@@ -58,14 +58,15 @@ impl Route {
         }
     }
 
-    /// Smaller for more specific headers: more of them, then more exact ones. What is equally
+    /// Smaller for more specific headers: more of them, then more exact ones (a value before an
+    /// expression before any value). What is equally
     /// specific and yet different is ordered by its text, so that the file's order never matters.
     pub(super) fn header_rank(&self) -> impl Ord + use<> {
         let set = header_set(&self.headers);
-        let exact = set.iter().filter(|(_, value)| value.is_some()).count();
+        let exact: usize = set.iter().map(|(_, kind, _)| usize::from(*kind)).sum();
         let text: Vec<_> = set
             .iter()
-            .map(|(name, value)| (name.to_string(), value.map(str::to_owned)))
+            .map(|(name, kind, value)| ((*name).to_owned(), *kind, (*value).to_owned()))
             .collect();
         (Reverse((set.len(), exact)), text)
     }
@@ -99,17 +100,29 @@ impl HeaderMatch {
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(&self.name).iter();
         match &self.value {
-            None => values.next().is_some(),
-            Some(wanted) => values.any(|value| value.as_bytes().trim_ascii() == wanted.as_bytes()),
+            ValueMatch::Any => values.next().is_some(),
+            ValueMatch::Regex(regex) => {
+                values.any(|value| regex.is_in(value.as_bytes().trim_ascii()))
+            }
+            ValueMatch::Exactly(wanted) => {
+                values.any(|value| value.as_bytes().trim_ascii() == wanted.as_bytes())
+            }
         }
     }
 }
 
-/// Header matches without order and repetition.
-fn header_set(headers: &[HeaderMatch]) -> Vec<(&str, Option<&str>)> {
+/// Header matches without order and repetition: the name, how exact the value is, the value.
+fn header_set(headers: &[HeaderMatch]) -> Vec<(&str, u8, &str)> {
     let mut set: Vec<_> = headers
         .iter()
-        .map(|wanted| (wanted.name.as_str(), wanted.value.as_deref()))
+        .map(|wanted| {
+            let (kind, value) = match &wanted.value {
+                ValueMatch::Any => (0, ""),
+                ValueMatch::Regex(regex) => (1, regex.as_str()),
+                ValueMatch::Exactly(value) => (2, value.as_str()),
+            };
+            (wanted.name.as_str(), kind, value)
+        })
         .collect();
     set.sort_unstable();
     set.dedup();

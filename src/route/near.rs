@@ -110,7 +110,7 @@ impl Route {
     }
 
     fn takes_all_paths(&self) -> bool {
-        self.path.segments().is_empty() && self.path.takes_rest()
+        self.path.segments().is_empty() && self.path.takes_rest() && !self.path.is_regex()
     }
 
     /// By what this route, which fits, comes before another one that fits.
@@ -159,6 +159,9 @@ fn segments(path: &str) -> impl Iterator<Item = &str> {
 impl PathPattern {
     /// How many segments of a path fit from the left, and whether all do.
     fn common(&self, path: &str) -> (usize, bool) {
+        if self.is_regex() {
+            return (0, self.matches_text(path));
+        }
         let mut given = segments(path);
         for (at, segment) in self.segments().iter().enumerate() {
             let fits = match (segment, given.next()) {
@@ -180,7 +183,10 @@ impl PathPattern {
         let shape = |pattern: &PathPattern| -> Vec<bool> {
             pattern.segments().iter().map(literal).collect()
         };
-        shape(self) == shape(other) && self.takes_rest() == other.takes_rest()
+        shape(self) == shape(other)
+            && self.takes_rest() == other.takes_rest()
+            && !self.is_regex()
+            && !other.is_regex()
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use super::regex::{MARK, Regex, RegexFault};
 use crate::path::{CanonicalPath, Case, PathError, fold};
 
 /// Segments in one pattern, at most.
@@ -15,6 +16,8 @@ pub const MAX_SEGMENTS: usize = 32;
 pub struct PathPattern {
     segments: Vec<Segment>,
     rest: bool,
+    /// `regex:..`: of all paths those in which it is found.
+    regex: Option<Regex>,
 }
 
 /// One segment of a pattern.
@@ -66,11 +69,22 @@ pub enum PatternFault {
     NotCanonical,
     /// No request's path may look like this.
     Path(PathError),
+    /// What stands behind `regex:`.
+    Regex(RegexFault),
 }
 
 impl PathPattern {
     /// Reads a pattern. A trailing slash means nothing, as in requests.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
+        if let Some(expression) = text.strip_prefix(MARK) {
+            let regex = Regex::parse(expression)
+                .map_err(|why| fault(MARK.len(), PatternFault::Regex(why)))?;
+            return Ok(Self {
+                segments: Vec::new(),
+                rest: true,
+                regex: Some(regex),
+            });
+        }
         let body = text
             .strip_prefix('/')
             .ok_or(fault(0, PatternFault::Relative))?;
@@ -81,6 +95,7 @@ impl PathPattern {
         let mut pattern = Self {
             segments: Vec::new(),
             rest: false,
+            regex: None,
         };
         if body.is_empty() {
             return Ok(pattern);
@@ -121,6 +136,7 @@ impl PathPattern {
                     *text = fold(text).into();
                 }
             }
+            self.regex = self.regex.map(Regex::in_any_case);
         }
         self
     }
@@ -149,6 +165,9 @@ impl PathPattern {
 
     /// Whether one reading of a path is one that it stands for.
     pub(super) fn matches_text(&self, path: &str) -> bool {
+        if let Some(regex) = &self.regex {
+            return regex.is_in_path(path);
+        }
         let mut given = path.split('/').filter(|segment| !segment.is_empty());
         for segment in &self.segments {
             match (segment, given.next()) {
@@ -203,12 +222,23 @@ impl PathPattern {
 
     /// Whether all its paths begin with these segments, given in canonical spelling.
     pub fn begins_with(&self, prefix: &str) -> bool {
+        if let Some(regex) = &self.regex {
+            let head = regex.head();
+            return head
+                .strip_prefix(prefix)
+                .is_some_and(|rest| rest.starts_with('/'));
+        }
         let mut own = self.segments.iter();
         let mut wanted = prefix.split('/').filter(|segment| !segment.is_empty());
         wanted.all(|wanted| match own.next() {
             Some(Segment::Literal(literal)) => **literal == *wanted,
             _ => false,
         })
+    }
+
+    /// Whether it is a regular expression.
+    pub fn is_regex(&self) -> bool {
+        self.regex.is_some()
     }
 
     pub(super) fn segments(&self) -> &[Segment] {
@@ -293,6 +323,9 @@ fn fault(at: usize, fault: PatternFault) -> PatternError {
 
 impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(regex) = &self.regex {
+            return write!(f, "{MARK}{}", regex.as_str());
+        }
         for segment in &self.segments {
             match segment {
                 // A star, or a colon at the beginning, was written as an escape.
@@ -336,6 +369,7 @@ impl fmt::Display for PatternFault {
             Self::End => "dots and spaces at the end of a segment are left out of matching",
             Self::NotCanonical => "write the path without `.`, `..`, and escaped slashes",
             Self::Path(error) => return error.fmt(f),
+            Self::Regex(why) => return why.fmt(f),
         })
     }
 }

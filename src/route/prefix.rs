@@ -1,4 +1,4 @@
-//! What is taken off the front of a path before an upstream sees it.
+//! What is taken off the front of a path before an upstream sees it, or put there.
 //!
 //! The limiter has counted the canonical path. Whatever the rest is sent as, an upstream must read
 //! it as the rest of that path and as nothing else.
@@ -25,10 +25,10 @@ impl Prefix {
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let path = CanonicalPath::parse(text).map_err(|error| error.detail())?;
         if !path.is_plain() || text.contains([';', '{', '}', '*', '?', '#']) {
-            return Err("plain segments are taken off, such as `/api`");
+            return Err("a prefix is plain segments, such as `/api`");
         }
         if path.as_str() == "/" {
-            return Err("that takes nothing off; write for example `/api`");
+            return Err("that is no prefix; write for example `/api`");
         }
         let header = HeaderValue::from_str(path.as_str()).map_err(|_| "not a path")?;
         Ok(Self {

@@ -4,6 +4,8 @@
 //! grows with the segments of its path, not with the number of routes. Precedence is fixed when the
 //! table is built, so that the order of the file never matters.
 
+mod expressions;
+
 use smallvec::SmallVec;
 
 use super::trie::{Node, Texts, Trie};
@@ -58,7 +60,10 @@ impl RouteTable {
             let folded = folds.then(|| route.path.clone().in_case(Case::Insensitive));
             let path = folded.as_ref().unwrap_or(&route.path);
             let before = trie.add(path, u32::try_from(index).unwrap_or(u32::MAX));
-            let rival = |other: &&u32| table.routes[**other as usize].rivals(route);
+            let rival = |other: &&u32| {
+                let other = &table.routes[**other as usize];
+                other.rivals(route) && (!route.path.is_regex() || other.path == route.path)
+            };
             if let Some(first) = before.iter().find(rival) {
                 conflicts.push(Conflict {
                     first: *first as usize,
@@ -91,7 +96,8 @@ impl RouteTable {
     /// The most specific route that the request fits: first by host (this one, then below a longer
     /// name, then below a shorter one, then any), then segment by segment from the left (literal,
     /// `{param}`, `/*`), then with methods, then by headers. A route that does not fit gives way
-    /// to the next.
+    /// to the next. Regular expressions come after paths that end and before `/*`, in the order
+    /// of the file.
     ///
     /// `None` also if the path can be read in several ways that belong to different routes; see
     /// [`RouteTable::is_ambiguous`].
@@ -149,7 +155,10 @@ impl RouteTable {
                 exact: path.exact,
                 values: SmallVec::new(),
             };
-            let route = walk.from(trie.root(), segments)?;
+            let route = match trie.expressions().is_empty() {
+                true => walk.from(trie.root(), segments)?,
+                false => walk.with_expressions(segments)?,
+            };
             let params = match walk.values.is_empty() {
                 true => SmallVec::new(),
                 // The walk saw no letter case, which this route sees.

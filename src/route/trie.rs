@@ -48,6 +48,8 @@ pub(super) struct Trie {
     tables: Vec<HashTable<NonZeroU32>>,
     /// Routes, where several have one slot.
     lists: Vec<Vec<u32>>,
+    /// Routes whose path is a regular expression, in the order of the file.
+    expressions: Vec<u32>,
 }
 
 /// One segment of patterns, and what may follow.
@@ -133,14 +135,19 @@ impl Default for Trie {
             nodes: vec![Node::default()],
             tables: Vec::new(),
             lists: Vec::new(),
+            expressions: Vec::new(),
         }
     }
 }
 
 impl Trie {
     /// Adds a route, and returns those of the same pattern that were there. Names of parameters
-    /// make no difference.
+    /// make no difference. Of an expression it returns all expressions that were there.
     pub(super) fn add(&mut self, pattern: &PathPattern, route: u32) -> &[u32] {
+        if pattern.is_regex() {
+            self.expressions.push(route);
+            return &self.expressions[..self.expressions.len() - 1];
+        }
         let mut at = 0;
         for segment in pattern.segments() {
             at = match segment {
@@ -218,6 +225,11 @@ impl Trie {
         for list in &mut self.lists {
             list.sort_by_cached_key(|index| key(*index as usize));
         }
+    }
+
+    /// Routes whose path is a regular expression.
+    pub(super) fn expressions(&self) -> &[u32] {
+        &self.expressions
     }
 
     /// The node that a walk begins at.

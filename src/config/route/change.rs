@@ -1,5 +1,6 @@
 //! `headers_up` and `headers_down`: what a route changes in heads.
 
+use toml::Spanned;
 use toml::de::DeValue;
 
 use super::super::diagnostic::{Code, Diagnostic};
@@ -9,6 +10,14 @@ use crate::route::{Action, Direction, HeaderChange, Text};
 
 /// Changes of one kind of head, at most.
 const MAX_CHANGES: usize = 64;
+
+/// A value with its variables.
+fn text(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Text> {
+    let text = section.filled(value)?;
+    let kind = (Code::BadTemplate, "a header's value");
+    let text = section.understood(key, text, kind, Text::parse)?;
+    Some(text.value)
+}
 
 /// `{ "x-a" = "set", "+x-b" = "added", "x-c" = false }`, in the file's order.
 pub(super) fn changes(section: Section<'_>, direction: Direction) -> Vec<At<HeaderChange>> {
@@ -30,23 +39,28 @@ pub(super) fn changes(section: Section<'_>, direction: Direction) -> Vec<At<Head
             section.reader.report(diagnostic);
             continue;
         }
-        let action = match value.get_ref() {
-            DeValue::Boolean(false) if added.is_none() => Action::Remove,
+        let actions = match value.get_ref() {
+            DeValue::Boolean(false) if added.is_none() => vec![Action::Remove],
             DeValue::String(_) => {
-                let text = section.filled(value).and_then(|text| {
-                    let kind = (Code::BadTemplate, "a header's value");
-                    section.understood(&written, text, kind, Text::parse)
-                });
-                match (text, added) {
-                    (Some(text), Some(_)) => Action::Add(text.value),
-                    (Some(text), None) => Action::Set(text.value),
-                    (None, _) => continue,
-                }
+                let text = text(&section, &written, value);
+                let action = match added {
+                    Some(_) => text.map(Action::Add),
+                    None => text.map(Action::Set),
+                };
+                Vec::from_iter(action)
+            }
+            DeValue::Array(list) if added.is_some() && !list.is_empty() => {
+                let texts = list.iter().filter_map(|one| text(&section, &written, one));
+                texts.map(Action::Add).collect()
             }
             _ => {
-                section.wrong_type(&written, value, "a value, or `false` to remove it");
+                let wanted = "a value, `false` to remove it, or with `+` a list of values";
+                section.wrong_type(&written, value, wanted);
                 continue;
             }
+        };
+        let Some(action) = actions.first() else {
+            continue;
         };
         let adds = matches!(action, Action::Add(_));
         let same = |one: &&At<HeaderChange>| {
@@ -58,7 +72,10 @@ pub(super) fn changes(section: Section<'_>, direction: Direction) -> Vec<At<Head
                 .at(&first.span, "first here");
             section.reader.report(diagnostic);
         }
-        changes.push(name.map(|name| HeaderChange { name, action }));
+        for action in actions {
+            let change = |name| HeaderChange { name, action };
+            changes.push(name.clone().map(change));
+        }
     }
     if changes.len() > MAX_CHANGES {
         let message = format!("`{}` has more than {MAX_CHANGES} headers", section.name());

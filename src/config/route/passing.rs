@@ -10,6 +10,7 @@ use crate::route::{Direction, HeaderChange, Prefix, Target};
 #[derive(Default)]
 pub(in crate::config) struct RawPassing {
     pub(in crate::config) strip_prefix: Option<At<Prefix>>,
+    pub(in crate::config) add_prefix: Option<At<Prefix>>,
     /// Else the server's; `Some(None)` for no bound.
     pub(in crate::config) body_limit: Option<Option<u64>>,
     pub(in crate::config) headers_up: Vec<At<HeaderChange>>,
@@ -19,8 +20,9 @@ pub(in crate::config) struct RawPassing {
 }
 
 /// Settings that mean something to a proxy only.
-const FORWARDING: [&str; 6] = [
+const FORWARDING: [&str; 7] = [
     "strip_prefix",
+    "add_prefix",
     "body_limit",
     "headers_up",
     "headers_down",
@@ -28,9 +30,10 @@ const FORWARDING: [&str; 6] = [
     "redirect",
 ];
 /// Settings of what goes to an upstream.
-const ON_THE_WAY_UP: [&str; 5] = [
+const ON_THE_WAY_UP: [&str; 6] = [
     "upstream",
     "strip_prefix",
+    "add_prefix",
     "body_limit",
     "headers_up",
     "timeout",
@@ -48,6 +51,7 @@ pub(super) fn passing(section: &mut Section<'_>) -> RawPassing {
     let kind = (Code::BadPattern, "a path's beginning");
     let passing = RawPassing {
         strip_prefix: section.parsed("strip_prefix", kind, Prefix::parse),
+        add_prefix: section.parsed("add_prefix", kind, Prefix::parse),
         body_limit: section.bound("body_limit"),
         headers_up: change::changes(section.section("headers_up"), Direction::Up),
         headers_down: change::changes(section.section("headers_down"), Direction::Down),

@@ -187,6 +187,7 @@ fn every_key_that_is_commented_out_can_be_used() {
         "cert",
         "name",
         "strip_prefix",
+        "add_prefix",
         "respond",
         "redirect",
     ];

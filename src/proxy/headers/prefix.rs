@@ -35,6 +35,28 @@ pub fn strip<B>(
     Ok(())
 }
 
+/// Puts `prefix` before a request's path, what was taken off before that gone; `sent_slash` is
+/// whether the client's path ended in a slash.
+pub fn prepend<B>(
+    request: &mut Request<B>,
+    prefix: &Prefix,
+    sent_slash: bool,
+) -> Result<(), RequestFault> {
+    let uri = request.uri();
+    let rest = match uri.path() {
+        "/" if !sent_slash => "",
+        rest if rest.starts_with('/') => rest,
+        _ => return Err(RequestFault::Target),
+    };
+    let target = match uri.query() {
+        Some(query) => format!("{}{rest}?{query}", prefix.as_str()),
+        None => format!("{}{rest}", prefix.as_str()),
+    };
+    let target = PathAndQuery::try_from(target).map_err(|_| RequestFault::Target)?;
+    *request.uri_mut() = Uri::from(target);
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Scheme;
@@ -59,5 +81,21 @@ mod tests {
     #[test]
     fn what_is_not_below_it_is_refused() {
         assert_eq!(stripped("/apis").unwrap_err(), RequestFault::Target);
+    }
+
+    #[test]
+    fn a_prefix_is_replaced_by_another() {
+        for (sent, expected) in [
+            ("/api/a/?b=%2f", "/v1/a/?b=%2f"),
+            ("/api", "/v1"),
+            ("/api/", "/v1/"),
+            ("/api?x", "/v1?x"),
+            ("/api//a", "/v1/a"),
+        ] {
+            let mut request = stripped(sent).unwrap();
+            let slash = sent.split('?').next().unwrap().ends_with('/');
+            prepend(&mut request, &Prefix::parse("/v1").unwrap(), slash).unwrap();
+            assert_eq!(request.uri(), expected, "{sent}");
+        }
     }
 }

@@ -7,10 +7,10 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::route::pattern::Segment;
-use crate::route::{CostSource, HeaderMatch, PathPattern, StatusSet, Target};
+use crate::route::{CostSource, HeaderMatch, PathPattern, StatusSet, Target, ValueMatch};
 
 /// A route from `[METHOD,..] [host]/path [+header[=value]]..`, named by its text.
-fn route(text: &str) -> Route {
+pub(super) fn route(text: &str) -> Route {
     let mut route = Route {
         number: 0,
         name: text.into(),
@@ -26,6 +26,7 @@ fn route(text: &str) -> Route {
         settle: None,
         refund: StatusSet::default(),
         strip_prefix: None,
+        add_prefix: None,
         body_limit: None,
         headers_up: Vec::new(),
         headers_down: Vec::new(),
@@ -36,11 +37,16 @@ fn route(text: &str) -> Route {
             route.case = Case::Insensitive;
         } else if let Some(header) = word.strip_prefix('+') {
             let (name, value) = match header.split_once('=') {
-                Some((name, value)) => (name, Some(value.to_owned())),
-                None => (header, None),
+                Some((name, value)) => (name, ValueMatch::parse(value.to_owned()).unwrap()),
+                None => (header, ValueMatch::Any),
             };
             let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
             route.headers.push(HeaderMatch { name, value });
+        } else if let Some((host, _)) = word.split_once("regex:") {
+            route.path = PathPattern::parse(&word[host.len()..]).unwrap();
+            if !host.is_empty() {
+                route.host = HostPattern::parse(host).unwrap();
+            }
         } else if let Some(slash) = word.find('/') {
             route.path = PathPattern::parse(&word[slash..]).unwrap();
             if slash > 0 {
@@ -54,12 +60,12 @@ fn route(text: &str) -> Route {
     route
 }
 
-fn table(routes: &[&str]) -> RouteTable {
+pub(super) fn table(routes: &[&str]) -> RouteTable {
     RouteTable::new(routes.iter().map(|text| route(text)).collect()).unwrap()
 }
 
 /// What the table finds for `METHOD host/path [+header=value]..`: the route and its parameters.
-fn found(table: &RouteTable, request: &str) -> Option<String> {
+pub(super) fn found(table: &RouteTable, request: &str) -> Option<String> {
     ask(request, |ask| {
         let found = table.find(ask)?;
         let params = found
@@ -95,7 +101,7 @@ fn ask<T>(request: &str, look: impl FnOnce(&Ask<'_>) -> T) -> T {
 }
 
 #[track_caller]
-fn finds(table: &RouteTable, request: &str, expected: &str) {
+pub(super) fn finds(table: &RouteTable, request: &str, expected: &str) {
     assert_eq!(
         found(table, request).as_deref(),
         Some(expected),

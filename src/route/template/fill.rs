@@ -224,6 +224,7 @@ mod tests {
             refund: StatusSet::default(),
             timeout: None,
             strip_prefix: None,
+            add_prefix: None,
             body_limit: None,
             headers_up: Vec::new(),
             headers_down: Vec::new(),

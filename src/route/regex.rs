@@ -1,0 +1,249 @@
+//! Regular expressions: `regex:TEXT` as a route's path, and as a header's value.
+//!
+//! The engine takes time in proportion to the text, whatever the expression is. It has no
+//! look-around and no backreferences.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use regex::bytes;
+
+/// What a text begins with that is a regular expression.
+pub(super) const MARK: &str = "regex:";
+/// Bytes of an expression, at most.
+const MAX_BYTES: usize = 4096;
+/// Bytes of memory that a compiled expression may take.
+const MAX_COMPILED: usize = 1 << 20;
+
+/// An expression that is searched for; `^` and `$` anchor it. It knows bytes, not characters of
+/// several bytes.
+#[derive(Clone, Debug)]
+pub struct Regex {
+    text: Box<str>,
+    compiled: Box<bytes::Regex>,
+}
+
+/// Why a text is not an expression. The configuration's author is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RegexFault {
+    /// It is longer than this program takes.
+    TooLong,
+    /// It takes more memory than this program gives.
+    TooBig,
+    /// It looks ahead, looks behind or refers back.
+    LookAround,
+    /// It is not in the syntax.
+    Syntax,
+}
+
+impl Regex {
+    /// Reads an expression, without its mark.
+    pub fn parse(text: &str) -> Result<Self, RegexFault> {
+        if text.len() > MAX_BYTES {
+            return Err(RegexFault::TooLong);
+        }
+        let compiled = compiled(text, false).map_err(|error| match error {
+            regex::Error::CompiledTooBig(_) => RegexFault::TooBig,
+            _ if ["(?=", "(?!", "(?<=", "(?<!"]
+                .iter()
+                .any(|one| text.contains(one)) =>
+            {
+                RegexFault::LookAround
+            }
+            _ => RegexFault::Syntax,
+        })?;
+        Ok(Self {
+            text: text.into(),
+            compiled: Box::new(compiled),
+        })
+    }
+
+    /// The same for letters of either case.
+    pub(super) fn in_any_case(self) -> Self {
+        match compiled(&self.text, true) {
+            Ok(folded) => Self {
+                compiled: Box::new(folded),
+                ..self
+            },
+            // Both cases need more memory: the expression says so itself then, as `(?i)`.
+            Err(_) => self,
+        }
+    }
+
+    /// As it was written, without its mark.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// What every path that it takes begins with: the literal characters behind `^`.
+    pub(super) fn head(&self) -> String {
+        let mut head = String::new();
+        let Some(rest) = self
+            .text
+            .strip_prefix('^')
+            .filter(|rest| !rest.contains('|'))
+        else {
+            return head;
+        };
+        let mut chars = rest.chars().peekable();
+        while let Some(c) = chars.next() {
+            let literal = match c {
+                '\\' => chars.next().filter(|c| c.is_ascii_punctuation()),
+                c if c.is_ascii_alphanumeric() || "/-_~".contains(c) => Some(c),
+                _ => None,
+            };
+            let repeats = chars.peek().is_some_and(|c| "?*+{".contains(*c));
+            match literal.filter(|_| !repeats) {
+                Some(c) => head.push(c),
+                None => break,
+            }
+        }
+        head
+    }
+
+    /// Whether it is found in a header's value.
+    pub fn is_in(&self, value: &[u8]) -> bool {
+        self.compiled.is_match(value)
+    }
+
+    /// Whether it is found in a canonical path, escapes resolved. A slash at the path's end makes
+    /// no difference to a route, so the path is tried without it and with it.
+    pub(super) fn is_in_path(&self, path: &str) -> bool {
+        let plain = decoded(path);
+        if self.compiled.is_match(&plain) {
+            return true;
+        }
+        if plain.ends_with(b"/") {
+            return false;
+        }
+        let mut below = plain.into_owned();
+        below.push(b'/');
+        self.compiled.is_match(&below)
+    }
+}
+
+fn compiled(text: &str, any_case: bool) -> Result<bytes::Regex, regex::Error> {
+    bytes::RegexBuilder::new(text)
+        .unicode(false)
+        .case_insensitive(any_case)
+        // Letters of both cases take more, and what was read once is never refused again.
+        .size_limit(if any_case {
+            4 * MAX_COMPILED
+        } else {
+            MAX_COMPILED
+        })
+        .build()
+}
+
+/// A canonical path whose escapes stand for their bytes.
+fn decoded(path: &str) -> Cow<'_, [u8]> {
+    let bytes = path.as_bytes();
+    if !bytes.contains(&b'%') {
+        return Cow::Borrowed(bytes);
+    }
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut rest = bytes;
+    while let Some((&byte, behind)) = rest.split_first() {
+        let digit = |at: usize| {
+            behind
+                .get(at)
+                .and_then(|byte| char::from(*byte).to_digit(16))
+        };
+        rest = match (byte, digit(0), digit(1)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                &behind[2..]
+            }
+            _ => {
+                out.push(byte);
+                behind
+            }
+        };
+    }
+    Cow::Owned(out)
+}
+
+impl PartialEq for Regex {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Regex {}
+
+impl Hash for Regex {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
+
+impl fmt::Display for RegexFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooLong => "a regular expression has at most 4096 bytes",
+            Self::TooBig => "this regular expression needs more than 1 MiB of memory",
+            Self::LookAround => "regular expressions have no look-around: no `(?!..)`, `(?=..)`",
+            Self::Syntax => "not a regular expression in the syntax of RE2",
+        })
+    }
+}
+
+impl std::error::Error for RegexFault {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finds(text: &str, path: &str) -> bool {
+        Regex::parse(text).unwrap().is_in_path(path)
+    }
+
+    #[test]
+    fn an_expression_is_found_anywhere_unless_it_is_anchored() {
+        assert!(finds(r"\.php$", "/a/b.php") && !finds(r"\.php$", "/a/b.phps"));
+        assert!(finds(r"/\.git", "/x/.gitignore") && !finds(r"^/\.git", "/x/.git"));
+        assert!(finds(r"(?i)\.(png|css)$", "/A.PNG") && !finds(r"\.png$", "/A.PNG"));
+    }
+
+    #[test]
+    fn a_slash_at_the_end_makes_no_difference() {
+        for text in ["^/admin/", "^/admin$", "^/admin/$"] {
+            assert!(finds(text, "/admin"), "{text}");
+        }
+        assert!(!finds("^/admin/", "/administrator"));
+        assert!(finds("^/$", "/") && !finds("^//$", "/"));
+    }
+
+    #[test]
+    fn escapes_are_resolved_before_the_search() {
+        assert!(finds("a b", "/a%20b") && finds("%2", "/%252") && !finds("%20", "/a%20b"));
+        assert!(finds(r"\xC3\xA9$", "/caf%C3%A9"));
+    }
+
+    #[test]
+    fn the_head_is_what_every_path_begins_with() {
+        for (text, head) in [
+            (r"^/a\.b/", "/a.b/"),
+            ("^/api?", "/ap"),
+            ("^/a|^/b", ""),
+            ("/a", ""),
+            (r"^/a/\d", "/a/"),
+            ("^/a/(b)", "/a/"),
+        ] {
+            assert_eq!(Regex::parse(text).unwrap().head(), head, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_expression_is_refused() {
+        for (text, fault) in [
+            ("(", RegexFault::Syntax),
+            (r"/\.(?!well-known)", RegexFault::LookAround),
+            ("(a{1000}){1000}", RegexFault::TooBig),
+        ] {
+            assert_eq!(Regex::parse(text), Err(fault), "{text}");
+        }
+        assert_eq!(Regex::parse(&"a".repeat(4097)), Err(RegexFault::TooLong));
+    }
+}
