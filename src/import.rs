@@ -89,6 +89,11 @@ fn finish(mut draft: Draft, path: &Path) -> Result<Imported, ImportError> {
         line: 1,
     };
     prune::prune(&mut draft, &whole);
+    if draft.limits.is_empty() {
+        let why = "the file limits nothing that can be kept, so nothing is limited here: a \
+                   `[limit.default]` with a `rate` limits every route that names no other";
+        draft.notes.differs(&whole, "no limits", why);
+    }
     draft.settle();
     let mut text = print::print(&draft, &name);
     if let (Some(why), true) = (prune::refusal(&text), draft.tls.is_used()) {

@@ -42,6 +42,8 @@ pub(super) struct Tls {
     /// Certificate, key and where they are named.
     pub(super) certificates: Vec<(String, String, Place)>,
     pub(super) settings: Vec<Setting>,
+    /// Some of what is served was never served to plain requests; where that stands.
+    pub(super) only: Option<(Place, String)>,
     /// Why it is written as comments only.
     pub(super) elsewhere: Option<String>,
 }
@@ -116,6 +118,13 @@ pub(super) enum Goal {
     Closed(String),
 }
 
+impl Goal {
+    /// Whether requests are turned away.
+    pub(super) fn refuses(&self) -> bool {
+        matches!(self, Goal::Closed(_) | Goal::Respond { status: 400.., .. })
+    }
+}
+
 /// `[[route]]`
 #[derive(Clone, Debug)]
 pub(super) struct RouteDraft {
@@ -125,7 +134,8 @@ pub(super) struct RouteDraft {
     pub(super) host: Option<String>,
     pub(super) path: String,
     pub(super) methods: Vec<String>,
-    pub(super) headers: Vec<(String, String)>,
+    /// Names and values; any value where there is none.
+    pub(super) headers: Vec<(String, Option<String>)>,
     pub(super) goal: Goal,
     pub(super) limits: Vec<String>,
     pub(super) settings: Vec<Setting>,
@@ -178,11 +188,29 @@ impl Draft {
     pub(super) fn add_route(&mut self, route: RouteDraft) -> Option<&RouteDraft> {
         let at = self.routes.iter().position(|one| one.rivals(&route));
         match at {
-            Some(at) => self.routes.get(at),
+            Some(at) => {
+                let first = &mut self.routes[at];
+                // Of two for the same requests the one that turns them away is kept.
+                if route.goal.refuses() && !first.goal.refuses() {
+                    let why = format!("`{}` of line {} guards", route.was, route.place.line);
+                    first.goal = Goal::Closed(format!("{why} some of the same requests"));
+                    first.settings.retain(|(key, _)| key == "headers_down");
+                    first.limits.clear();
+                }
+                self.routes.get(at)
+            }
             None => {
                 self.routes.push(route);
                 None
             }
+        }
+    }
+
+    /// Plain requests are sent to https.
+    pub(super) fn redirect_to_https(&mut self) {
+        let settings = &mut self.tls.settings;
+        if !settings.iter().any(|(key, _)| key == "redirect") {
+            settings.push(("redirect".to_owned(), "true".to_owned()));
         }
     }
 
@@ -248,10 +276,42 @@ impl Draft {
         } else if self.tls.certificates.is_empty() {
             self.tls.elsewhere = Some("no certificate is named".to_owned());
         }
+        self.keep_tls();
         let mut pairs = BTreeSet::new();
         self.tls
             .certificates
             .retain(|(cert, key, _)| pairs.insert((cert.clone(), key.clone())));
+    }
+
+    /// What was served over TLS only is never served to plain requests: those are sent to https,
+    /// also while there is no certificate.
+    pub(super) fn keep_tls(&mut self) {
+        let redirects = |(key, _): &Setting| key == "redirect";
+        let is_set = self.tls.settings.iter().any(redirects);
+        if self.listen.is_empty() {
+            self.tls.settings.retain(|one| !redirects(one));
+        } else if let Some((place, what)) = self.tls.only.clone()
+            && !is_set
+            && self.tls.is_used()
+        {
+            self.redirect_to_https();
+            let why = "was served over TLS only, and routes do not depend on ports: all plain \
+                       requests are sent to https, also those that were served before";
+            self.notes.lost(&place, &what, why);
+        }
+        let guards = is_set || self.tls.only.is_some();
+        let known = self.server.iter().any(|(key, _)| key == "https_port");
+        if guards && !known && self.tls.elsewhere.is_some() && !self.tls.listen.is_empty() {
+            let port = |listen: &String| listen.rsplit_once(':')?.1.parse::<u16>().ok();
+            let port = self
+                .tls
+                .listen
+                .iter()
+                .find_map(port)
+                .filter(|port| *port > 0);
+            let value = port.unwrap_or(443).to_string();
+            self.server.push(("https_port".to_owned(), value));
+        }
     }
 
     /// `[tls]` cannot be used on this machine.
@@ -264,6 +324,7 @@ impl Draft {
                 format!("{why}; [tls] is written as comments: take their `#` away where it is");
             self.notes.lost(&place.clone(), &what, why);
         }
+        self.keep_tls();
     }
 }
 

@@ -1,13 +1,19 @@
 //! nginx.conf: its grammar, what each block inherits, and what of it `proxy.toml` can say.
 
 mod access;
+mod conditions;
+mod expressions;
 mod fates;
 mod headers;
 mod keys;
 mod limits;
 mod locations;
 mod maps;
+mod outcome;
 mod passing;
+mod places;
+mod rewrites;
+mod rules;
 mod scope;
 mod servers;
 mod settings;
@@ -61,6 +67,7 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
         servers::all(&http, scope, &mut draft);
         http.zones.rest(&mut draft);
     }
+    settings::usual_real_ip(&main, &mut draft);
     if draft.routes.is_empty() {
         let file = path.display().to_string().into();
         let place = Place { file, line: 1 };

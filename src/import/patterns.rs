@@ -19,7 +19,7 @@ impl Paths {
     }
 }
 
-fn checked(pattern: String, differs: Option<String>) -> Result<Paths, String> {
+pub(super) fn checked(pattern: String, differs: Option<String>) -> Result<Paths, String> {
     match PathPattern::parse(&pattern) {
         Ok(_) => Ok(Paths { pattern, differs }),
         Err(_) => Err(format!("`{pattern}` cannot be a route's path")),
@@ -50,6 +50,18 @@ pub(super) fn prefix(path: &str) -> Result<Paths, String> {
         return Err("routes take whole segments of a path, not parts of one".to_owned());
     };
     checked(format!("{body}/*"), differs)
+}
+
+/// Every path that begins so, within a segment too.
+pub(super) fn beginning(path: &str) -> Result<Paths, String> {
+    let mut text = String::new();
+    for c in path.chars() {
+        if ".+*?()|[]{}^$\\".contains(c) {
+            text.push('\\');
+        }
+        text.push(c);
+    }
+    checked(format!("regex:^{text}"), None)
 }
 
 fn no_braces(path: &str) -> Result<(), String> {

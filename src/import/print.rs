@@ -200,7 +200,8 @@ fn route(route: &RouteDraft, out: &mut String) {
     }
     if !route.headers.is_empty() {
         let headers = route.headers.iter();
-        let headers = headers.map(|(name, value)| format!("{} = {}", text(name), text(value)));
+        let value = |value: &Option<String>| value.as_deref().map_or("true".to_owned(), text);
+        let headers = headers.map(|(name, wanted)| format!("{} = {}", text(name), value(wanted)));
         let headers: Vec<String> = headers.collect();
         say("headers", format!("{{ {} }}", headers.join(", ")));
     }
@@ -257,14 +258,16 @@ pub(super) fn texts(list: &[String]) -> String {
 pub(super) fn text(value: &str) -> String {
     let mut out = String::with_capacity(value.len() + 2);
     out.push('"');
-    for c in value.chars() {
+    let mut chars = value.chars().peekable();
+    while let Some(c) = chars.next() {
         match c {
             '"' => out.push_str("\\\""),
             '\\' => out.push_str("\\\\"),
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            '$' => out.push_str("$$"),
+            // Before anything else a dollar sign is one.
+            '$' if matches!(chars.peek(), Some('$' | '{')) => out.push_str("$$"),
             c if c.is_control() => {
                 let _ = write!(out, "\\u{:04X}", u32::from(c));
             }

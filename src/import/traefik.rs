@@ -1,7 +1,8 @@
 //! Traefik: routers, middlewares and services of a dynamic configuration, and the entry points of a
-//! static one, in YAML or TOML.
+//! static one, in YAML or TOML; labels of containers in a compose file.
 
 mod entry_points;
+mod labels;
 mod middlewares;
 mod routers;
 mod rule;
@@ -50,10 +51,22 @@ pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
         name: name.clone(),
         draft: &mut draft,
     };
-    all(&root, &mut file);
+    match labels::compose(&root) {
+        Some(compose) => {
+            let why = "containers are asked for by their service's name, as in their own network; \
+                       the proxy must be in it, or their addresses must be written";
+            file.draft.notes.differs(&at(compose.line), "labels", why);
+            for (line, what, why) in &compose.lost {
+                file.draft.notes.lost(&at(*line), what, *why);
+            }
+            all(&compose.root, &mut file);
+        }
+        None => all(&root, &mut file),
+    }
     if draft.routes.is_empty() {
-        let why = "there is nothing to serve; one stands there to be changed. Routers that are \
-                   labels of containers are not read: write them as a file of dynamic ones";
+        let why = "there is nothing to serve; one stands there to be changed. What is read is a \
+                   file with `http.routers`, or a compose file with labels such as \
+                   `traefik.http.routers.NAME.rule`";
         draft.notes.lost(&at(1), "no http.routers", why);
     }
     Ok(draft)

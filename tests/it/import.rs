@@ -4,6 +4,8 @@
 //! `tests/fixtures/import/nginx/NAME` beside `NAME.toml`, and the same of Traefik's;
 //! `TIDEGATE_ACCEPT=1 cargo test --test it -- import` writes what comes out now.
 
+mod guards;
+
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -75,7 +77,7 @@ fn what_is_lost_is_said_and_may_be_an_error() {
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("not kept: classic.conf:69: location ~ \\.php$:"),
+        said.contains("not kept: classic.conf:70: fastcgi_pass "),
         "{said}"
     );
     assert!(said.ends_with("the whole list is at the head of the file\n"));

@@ -52,6 +52,8 @@ const READ: &[&str] = &[
     "grpc_ssl_name",
     "grpc_ssl_verify",
     "grpc_ssl_trusted_certificate",
+    "grpc_ssl_certificate",
+    "grpc_ssl_certificate_key",
     "ssl_certificate",
     "ssl_certificate_key",
     "ssl_protocols",
@@ -74,6 +76,12 @@ const READ: &[&str] = &[
     "auth_request",
     "auth_jwt",
     "access_by_lua_block",
+    "if",
+    "limit_except",
+    "include",
+    "proxy_http_version",
+    "max_headers",
+    "worker_shutdown_timeout",
     "default_type",
     "fastcgi_pass",
     "uwsgi_pass",
@@ -145,10 +153,6 @@ const NEEDLESS: &[(&str, &str)] = &[
         "`max_header_bytes` of [server]",
     ),
     ("send_timeout", "`body_timeout` of [server]"),
-    (
-        "proxy_http_version",
-        "HTTP/1.1, or 2 where servers speak it",
-    ),
     ("proxy_buffering", "answers are streamed"),
     ("proxy_buffers", "answers are streamed"),
     ("proxy_buffer_size", "answers are streamed"),
@@ -203,10 +207,6 @@ const NEEDLESS: &[(&str, &str)] = &[
 
 /// Why others cannot be kept.
 const LOST: &[(&str, &str)] = &[
-    (
-        "if",
-        "nothing depends on conditions; routes have `methods` and `headers`",
-    ),
     ("stream", "tidegate speaks HTTP only"),
     ("mail", "tidegate speaks HTTP only"),
     ("gzip", "tidegate does not compress; let upstreams do it"),
@@ -253,8 +253,17 @@ const LOST: &[(&str, &str)] = &[
     ("root", "tidegate serves no files"),
     ("alias", "tidegate serves no files"),
     ("try_files", "tidegate serves no files"),
-    ("valid_referers", "nothing depends on conditions"),
+    (
+        "valid_referers",
+        "what asks for `$invalid_referer` is closed",
+    ),
 ];
+
+/// Whether it is known what a directive does.
+pub(super) fn is_known(name: &str) -> bool {
+    let is_in = |table: &[(&str, &str)]| table.iter().any(|(known, _)| *known == name);
+    READ.contains(&name) || is_in(NEEDLESS) || is_in(LOST)
+}
 
 /// Tells of each directive that nobody reads, in this block and those within.
 pub(super) fn tell(list: &[Directive], context: Context, notes: &mut Notes) {

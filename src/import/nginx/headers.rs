@@ -6,7 +6,7 @@ use super::scope::Scope;
 use super::syntax::Directive;
 use super::values;
 use crate::import::draft::{Draft, Setting};
-use crate::import::print::text;
+use crate::import::print::{text, texts};
 use crate::route::{Direction, HeaderChange};
 
 /// What tidegate tells upstreams by itself, or needs not be told.
@@ -37,12 +37,29 @@ pub(super) fn changes(scope: &Scope<'_>, draft: &mut Draft) -> Vec<Setting> {
     let mut down = Vec::new();
     for one in scope.all("proxy_hide_header") {
         if let Some(name) = checked(one, Direction::Down, draft) {
-            down.push(format!("{} = false", key(&name)));
+            let change = format!("{} = false", key(&name));
+            if !down.contains(&change) {
+                down.push(change);
+            }
         }
     }
+    let mut added: Vec<(String, Vec<String>)> = Vec::new();
     for one in scope.all("add_header") {
-        down.extend(add(one, draft));
+        let Some((name, value)) = add(one, draft) else {
+            continue;
+        };
+        match added.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, values)) => values.push(value),
+            None => added.push((name, vec![value])),
+        }
     }
+    down.extend(added.into_iter().map(|(name, values)| {
+        let value = match &values[..] {
+            [one] => text(one),
+            _ => texts(&values),
+        };
+        format!("{} = {value}", text(&format!("+{name}")))
+    }));
     for (name, list) in [("headers_up", up), ("headers_down", down)] {
         if !list.is_empty() {
             found.push((name.to_owned(), format!("{{ {} }}", list.join(", "))));
@@ -104,7 +121,7 @@ fn set(one: &Directive, draft: &mut Draft) -> Option<String> {
 }
 
 /// `add_header X-Frame-Options DENY always;`
-fn add(one: &Directive, draft: &mut Draft) -> Option<String> {
+fn add(one: &Directive, draft: &mut Draft) -> Option<(String, String)> {
     let lower = one.arg(0).to_ascii_lowercase();
     if lower == "strict-transport-security" {
         // `hsts` of [tls] says it, which is written from it.
@@ -113,7 +130,7 @@ fn add(one: &Directive, draft: &mut Draft) -> Option<String> {
     let name = checked(one, Direction::Down, draft)?;
     match values::template(one.arg(1)) {
         Ok(value) if value.is_empty() => None,
-        Ok(value) => Some(format!("{} = {}", text(&format!("+{name}")), text(&value))),
+        Ok(value) => Some((name, value)),
         Err(variable) => {
             let why = format!("there is no {variable} here");
             draft.notes.lost(&one.place, &one.line(), why);

@@ -2,6 +2,8 @@
 
 use super::Http;
 use super::access;
+pub(super) use super::outcome::{At, Outcome, respond};
+use super::rewrites::{Rewritten, rewritten};
 use super::scope::Scope;
 use super::syntax::Directive;
 use super::upstreams;
@@ -26,23 +28,6 @@ const OTHERS: [&str; 11] = [
     "autoindex",
     "dav_methods",
 ];
-
-/// What becomes of a location's requests.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) goal: Goal,
-    /// Settings of the route that belong to it.
-    pub(super) settings: Vec<Setting>,
-}
-
-impl From<Goal> for Outcome {
-    fn from(goal: Goal) -> Outcome {
-        Outcome {
-            goal,
-            settings: Vec::new(),
-        }
-    }
-}
 
 /// The outcome of a scope whose requests begin with `path` (`None` for one path only).
 pub(super) fn outcome(
@@ -85,14 +70,22 @@ pub(super) fn outcome(
         ("grpc_pass", "grpc", "h2c", "https"),
     ] {
         if let Some(one) = scope.here(pass) {
+            let version = scope.last("proxy_http_version").map(|one| one.arg(0));
+            let speaks_2 = prefix == "proxy" && matches!(version, Some("2" | "2.0"));
             let to = Pass {
                 one,
                 prefix,
-                plain,
+                plain: if speaks_2 { "h2c" } else { plain },
                 secure,
             };
             return to.outcome(http, scope, &path, draft);
         }
+    }
+    if let Some(fallback) = fallback(scope) {
+        let one = scope.here("try_files").unwrap_or(fallback.one);
+        let why = "the proxy looks for no files: every request goes on to the named location";
+        draft.notes.differs(&one.place, &one.line(), why);
+        return outcome(http, &fallback.scope, &path, draft);
     }
     let other = scope
         .own()
@@ -108,44 +101,23 @@ pub(super) fn outcome(
     }
 }
 
-/// Whether all requests of a server are answered before any location is looked for. Other rewrites
-/// of a whole server cannot be kept.
-pub(super) fn answers_all(scope: &Scope<'_>, draft: &mut Draft) -> bool {
-    let whole = At {
-        path: None,
-        is_exact: false,
-        is_stripped: false,
-    };
-    for one in scope.own().iter().filter(|one| one.name == "rewrite") {
-        match rewritten(one, &whole) {
-            Ok(_) => return true,
-            Err(why) => draft.notes.lost(&one.place, &one.line(), why),
-        }
-    }
-    scope.here("return").is_some()
+/// The location that a `try_files` ends in.
+pub(super) struct Fallback<'d> {
+    one: &'d Directive,
+    pub(super) scope: Scope<'d>,
 }
 
-fn respond(status: u16) -> Goal {
-    Goal::Respond {
-        status,
-        body: None,
-        content_type: None,
-    }
-}
-
-/// Which requests a scope has.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct At<'p> {
-    /// The path that they have, or begin with; `None` of regular expressions.
-    pub(super) path: Option<&'p str>,
-    /// They have no other one.
-    pub(super) is_exact: bool,
-    /// A `rewrite` has taken it off.
-    pub(super) is_stripped: bool,
+/// `try_files $uri @app;`, unless the location named has one itself.
+pub(super) fn fallback<'d>(scope: &Scope<'d>) -> Option<Fallback<'d>> {
+    let one = scope.here("try_files")?;
+    let name = one.args.last().filter(|name| name.starts_with('@'))?;
+    let named = scope.named(name)?;
+    let ends = named.here("try_files").is_none();
+    ends.then_some(Fallback { one, scope: named })
 }
 
 /// `return 301 https://$host$request_uri;`
-fn returned(one: &Directive, scope: &Scope<'_>, notes: &mut Notes) -> Goal {
+pub(super) fn returned(one: &Directive, scope: &Scope<'_>, notes: &mut Notes) -> Goal {
     let (status, rest) = match one.arg(0).parse::<u16>() {
         Ok(status) => (status, one.args.get(1)),
         Err(_) => (302, one.args.first()),
@@ -204,49 +176,6 @@ fn redirect(to: &str, status: u16, scope: &Scope<'_>) -> Result<Goal, String> {
         Err(_) => Err(format!(
             "`{to}` is no place that a route may send clients to"
         )),
-    }
-}
-
-/// What a `rewrite` comes to.
-enum Rewritten {
-    To(Goal),
-    /// The location's own path is taken off.
-    Stripped,
-}
-
-/// The two kinds that routes can say: a redirect of everything, and a prefix that is taken off.
-fn rewritten(one: &Directive, path: &At<'_>) -> Result<Rewritten, String> {
-    let (from, to, flag) = (one.arg(0), one.arg(1), one.arg(2));
-    let status = match flag {
-        "permanent" => Some(301),
-        "redirect" => Some(302),
-        _ if to.starts_with("http://") || to.starts_with("https://") => Some(302),
-        _ => None,
-    };
-    let takes_all = matches!(
-        from,
-        "^" | "^/(.*)$" | "^/(.*)" | "^(.*)$" | "^(.*)" | ".*" | "^.*$"
-    );
-    if let (Some(status), true) = (status, takes_all) {
-        let slash = from.starts_with("^/");
-        let whole = if slash { "/$1" } else { "$1" };
-        let to = to.trim_end_matches('?').replace(whole, "$request_uri");
-        let code = StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND);
-        let ours = values::template(&to).map_err(|name| format!("there is no {name} here"))?;
-        return match Redirect::new(&ours, code) {
-            Ok(_) => Ok(Rewritten::To(Goal::Redirect { to: ours, status })),
-            Err(_) => Err("not a place that a route may send clients to".to_owned()),
-        };
-    }
-    let own = path
-        .path
-        .map(|path| path.trim_end_matches('/'))
-        .unwrap_or_default();
-    let ours = ["/(.*)$", "/(.*)", "/?(.*)$", "(/.*)$"].map(|rest| format!("^{own}{rest}"));
-    let strips = ours.iter().any(|one| one == from) && matches!(to, "/$1" | "$1");
-    match strips && flag == "break" && !own.is_empty() && !path.is_exact {
-        true => Ok(Rewritten::Stripped),
-        false => Err("no route can say this rewrite".to_owned()),
     }
 }
 
@@ -391,35 +320,50 @@ struct To<'p> {
     uri: Option<&'p str>,
 }
 
-/// What is taken off a path: nginx puts the URI of `proxy_pass` where the location's path was.
+/// What is taken off a path, and put there: nginx puts the URI of `proxy_pass` where the location's
+/// path was.
 fn stripped(
     uri: Option<&str>,
     at: &At<'_>,
     notes: &mut Notes,
     one: &Directive,
 ) -> Result<Vec<Setting>, String> {
-    let strip = |path: &str| {
+    let setting = |name: &str, path: &str| {
         let path = path.trim_end_matches('/');
-        vec![("strip_prefix".to_owned(), text(path))]
+        let value = (!path.is_empty()).then(|| text(path))?;
+        Some((name.to_owned(), value))
     };
+    let strip = |path: &str| setting("strip_prefix", path);
     let Some(uri) = uri else {
         let path = at.path.filter(|_| at.is_stripped);
-        return Ok(path.map(strip).unwrap_or_default());
+        return Ok(path.and_then(strip).into_iter().collect());
     };
     let path = at
         .path
         .ok_or("the path of a regular expression cannot be replaced")?;
-    match (uri, path) {
-        (uri, path) if uri == path && !at.is_stripped => Ok(Vec::new()),
-        ("/", path) if !at.is_exact => {
-            if !path.ends_with('/') {
-                let why = "the rest of the path begins with one slash, not with two";
-                notes.differs(&one.place, &one.line(), why);
-            }
-            Ok(strip(path))
-        }
-        _ => Err(format!(
-            "`{path}` cannot be replaced by `{uri}`; a prefix can be taken off"
-        )),
+    if uri == path && !at.is_stripped {
+        return Ok(Vec::new());
     }
+    let (ends, ours) = (path.ends_with('/'), uri.ends_with('/'));
+    let parts = ends && !ours && !at.is_exact;
+    if parts
+        || at.is_stripped
+        || uri.contains(['?', '#'])
+        || crate::route::Prefix::parse(uri).is_err() && uri != "/"
+    {
+        return Err(format!(
+            "`{path}` cannot be replaced by `{uri}`: routes replace whole segments of a path"
+        ));
+    }
+    if !ends && ours && !(at.is_exact && uri == "/") {
+        let why = match at.is_exact {
+            true => "the path that is asked for has no slash at its end",
+            false => "the rest of the path begins with one slash, not with two",
+        };
+        notes.differs(&one.place, &one.line(), why);
+    }
+    Ok(strip(path)
+        .into_iter()
+        .chain(setting("add_prefix", uri))
+        .collect())
 }

@@ -20,6 +20,17 @@ impl<'d> Scope<'d> {
         Scope { levels }
     }
 
+    /// The scope of the location with this name (`@app`), of this block or one around it.
+    pub(super) fn named(&self, name: &str) -> Option<Scope<'d>> {
+        self.levels.iter().enumerate().find_map(|(at, level)| {
+            let is_it = |one: &&Directive| one.name == "location" && one.arg(0) == name;
+            let block = level.iter().find(is_it)?;
+            let mut levels = vec![block.inner()];
+            levels.extend(&self.levels[at..]);
+            Some(Scope { levels })
+        })
+    }
+
     /// What stands in the block itself.
     pub(super) fn own(&self) -> &'d [Directive] {
         self.levels.first().copied().unwrap_or_default()
@@ -37,6 +48,21 @@ impl<'d> Scope<'d> {
         };
         let mut levels = self.levels.iter().map(at);
         levels.find(|found| !found.is_empty()).unwrap_or_default()
+    }
+
+    /// All of these names that have one list in common, as nginx inherits it.
+    pub(super) fn all_of(&self, names: &[&str]) -> Vec<&'d Directive> {
+        let at = |level: &&'d [Directive]| -> Vec<&'d Directive> {
+            let named = |one: &&Directive| names.contains(&one.name.as_str());
+            level.iter().filter(named).collect()
+        };
+        let mut levels = self.levels.iter().map(at);
+        levels.find(|found| !found.is_empty()).unwrap_or_default()
+    }
+
+    /// Every directive of the block and of those around it.
+    pub(super) fn every(&self) -> impl Iterator<Item = &'d Directive> {
+        self.levels.iter().flat_map(|level| level.iter())
     }
 
     /// The one of this name that holds.

@@ -1,8 +1,10 @@
 //! `server` blocks: where they listen, for which names, and with which certificates.
 
 use super::Http;
+use super::conditions::Around;
 use super::fates;
-use super::locations;
+use super::locations::{self, Site};
+use super::passing::At;
 use super::scope::Scope;
 use super::syntax::Directive;
 use crate::import::draft::{Draft, ProxyProtocol};
@@ -45,8 +47,8 @@ pub(super) fn all(http: &Http<'_>, scope: &Scope<'_>, draft: &mut Draft) {
         let mut hosts = one.hosts.clone();
         if Some(index) == first {
             // Who asks for another name gets the first server; its own names need no routes, unless
-            // another server has some below a name.
-            if !wild {
+            // another server has some below a name, or conditions tell them apart.
+            if !wild && !one.scope.own().iter().any(|one| one.name == "if") {
                 hosts.clear();
             }
             if !hosts.contains(&None) {
@@ -61,7 +63,60 @@ pub(super) fn all(http: &Http<'_>, scope: &Scope<'_>, draft: &mut Draft) {
                 continue;
             }
         }
-        locations::routes(http, one.one, &one.scope, &hosts, draft);
+        let secure = one.listens.iter().filter(|listen| listen.ssl).count();
+        let site = Site {
+            one: one.one,
+            scope: &one.scope,
+            hosts: &hosts,
+            around: Around {
+                http,
+                block: &[],
+                at: At {
+                    path: Some("/"),
+                    is_exact: false,
+                    is_stripped: false,
+                },
+                secure: match secure {
+                    0 => Some(false),
+                    all if all == one.listens.len() => Some(true),
+                    _ => None,
+                },
+                verified: one.verifies(),
+            },
+            closed: inner(one, &servers, draft),
+        };
+        locations::routes(&site, draft);
+    }
+}
+
+/// Why a server is closed that only this machine could reach: routes do not depend on addresses.
+fn inner(one: &Server<'_>, all: &[Server<'_>], draft: &mut Draft) -> Option<String> {
+    let is_inner = |server: &Server<'_>| server.listens.iter().all(Listen::is_inner);
+    if !is_inner(one) || all.iter().all(is_inner) {
+        return None;
+    }
+    let at = one.listens.first().map_or("", |listen| listen.at.as_str());
+    let why = format!(
+        "only this machine could reach it, at {at}: routes do not depend on the address that a \
+         request came to, so it is closed"
+    );
+    draft.notes.lost(&one.one.place, "server", why.clone());
+    Some(why)
+}
+
+impl Server<'_> {
+    /// Whether clients without a certificate are turned away, here as there.
+    fn verifies(&self) -> bool {
+        let on = |name: &str| self.scope.last(name).is_some_and(|one| one.arg(0) == "on");
+        on("ssl_verify_client") && self.scope.last("ssl_client_certificate").is_some()
+    }
+}
+
+impl Listen {
+    /// Whether only this machine can come here.
+    fn is_inner(&self) -> bool {
+        let address = self.at.parse::<std::net::SocketAddr>();
+        self.at.starts_with("unix:") || address.is_ok_and(|at| at.ip().is_loopback())
     }
 }
 
@@ -278,46 +333,64 @@ fn certificates(server: &Server<'_>, draft: &mut Draft) {
 
 /// Servers that send everybody to https, by index: `redirect` of `[tls]` does the same, for all.
 fn redirecting(servers: &[Server<'_>], draft: &mut Draft) -> Vec<usize> {
+    if draft.tls.listen.is_empty() {
+        return Vec::new();
+    }
     let is_one = |server: &Server<'_>| {
-        let returns = server.scope.here("return");
-        let to = returns
-            .filter(|one| one.arg(0).starts_with("30"))
-            .map(|one| one.arg(1));
-        let to = to.and_then(|to| to.strip_prefix("https://"));
-        let here = to.is_some_and(|to| {
-            let rest = to.split_once('$').map(|(_, rest)| rest).unwrap_or_default();
-            to.starts_with('$') && (rest.ends_with("request_uri"))
-        });
-        here && server.listens.iter().all(|listen| !listen.ssl)
+        server.listens.iter().all(|listen| !listen.ssl) && sends_to_https(server.one.inner(), 0)
     };
-    let plain = |server: &Server<'_>| server.listens.iter().any(|listen| !listen.ssl);
     let found: Vec<usize> = (0..servers.len())
         .filter(|at| is_one(&servers[*at]))
         .collect();
-    if found.is_empty() || draft.tls.listen.is_empty() {
-        return Vec::new();
+    if !found.is_empty() {
+        draft.redirect_to_https();
     }
     let others = servers.iter().enumerate();
-    let mut others = others.filter(|(at, one)| plain(one) && !found.contains(at));
-    match others.next() {
-        None => {
-            draft
-                .tls
-                .settings
-                .push(("redirect".to_owned(), "true".to_owned()));
-        }
-        Some(_) => {
-            for at in &found {
-                let one = servers[*at].one;
-                let why = "`redirect` of [tls] is for all plain requests, and other servers answer \
-                           some; here plain requests for these names are served";
-                draft
-                    .notes
-                    .lost(&one.place, "server that sends clients to https", why);
-            }
-        }
+    let mut others = others
+        .filter(|(at, _)| !found.contains(at))
+        .map(|(_, one)| one);
+    let only = |one: &Server<'_>| one.listens.iter().all(|listen| listen.ssl);
+    if let Some(one) = others.clone().find(|one| only(one)) {
+        draft.tls.only = Some((one.one.place.clone(), "server".to_owned()));
+    }
+    if let Some(one) = others.find(|one| !only(one)).filter(|_| !found.is_empty()) {
+        let why = "`redirect` of [tls] is for all plain requests: those to this server are sent to \
+                   https as well";
+        draft.notes.lost(&one.one.place, "server", why);
     }
     found
+}
+
+/// Whether a block sends clients to https and serves nothing else. Where certificates are proved
+/// (`/.well-known/acme-challenge/`), the proxy answers by itself.
+fn sends_to_https(list: &[Directive], depth: usize) -> bool {
+    let to = |one: &Directive| {
+        let word = if one.name == "rewrite" {
+            one.arg(1)
+        } else {
+            one.args.last().map_or("", String::as_str)
+        };
+        word.starts_with("https://") || word.starts_with("https:$")
+    };
+    let mut sends = false;
+    for one in list {
+        match one.name.as_str() {
+            "return" if to(one) => sends = true,
+            "return" if matches!(one.arg(0), "403" | "404" | "444") => {}
+            "rewrite" if to(one) => sends = true,
+            "if" | "location" if depth < 2 && sends_to_https(one.inner(), depth + 1) => {
+                sends = true;
+            }
+            "location" if one.args.iter().any(|arg| arg.contains(".well-known")) => {}
+            "return" | "rewrite" | "if" | "location" | "proxy_pass" | "grpc_pass" | "root"
+                if depth > 0 || one.name != "root" =>
+            {
+                return false;
+            }
+            _ => {}
+        }
+    }
+    sends
 }
 
 /// Which status denials have: one for all.

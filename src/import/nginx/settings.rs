@@ -2,6 +2,7 @@
 //! denials.
 
 use super::scope::Scope;
+use super::syntax::Directive;
 use super::values;
 use crate::import::draft::Draft;
 use crate::import::print::text;
@@ -41,6 +42,32 @@ pub(super) fn http(scope: &Scope<'_>, draft: &mut Draft) {
                 .lost(&one.place, &one.line(), "4 KiB to 1 MiB are possible"),
         }
     }
+    if let Some(one) = scope.last("max_headers") {
+        match one
+            .arg(0)
+            .parse::<u64>()
+            .ok()
+            .filter(|most| (1..=1000).contains(most))
+        {
+            Some(most) => draft
+                .server
+                .push(("max_headers".to_owned(), most.to_string())),
+            None => draft
+                .notes
+                .lost(&one.place, &one.line(), "1 to 1000 are possible"),
+        }
+    }
+    if let Some(one) = scope.last("worker_shutdown_timeout") {
+        match values::time_ms(one.arg(0)).filter(|ms| (1..=86_400_000).contains(ms)) {
+            Some(ms) => {
+                let setting = ("drain_timeout".to_owned(), values::time_text(ms));
+                draft.server.push(setting);
+            }
+            None => draft
+                .notes
+                .lost(&one.place, &one.line(), "not such a time here"),
+        }
+    }
     let body = body_bytes(scope, draft).unwrap_or(USUAL_BODY);
     draft.server.push(("max_body".to_owned(), body_text(body)));
     real_ip(scope, draft);
@@ -62,6 +89,18 @@ pub(super) fn body_text(bytes: u64) -> String {
         0 => text("unlimited"),
         bytes => values::size_text(bytes),
     }
+}
+
+/// nginx's own header with the client's address, where none is named.
+pub(super) fn usual_real_ip(main: &[Directive], draft: &mut Draft) {
+    if !draft.trusted.is_empty() && !names_header(main) && draft.client_ip_header.is_none() {
+        draft.client_ip_header = Some("x-real-ip".to_owned());
+    }
+}
+
+fn names_header(list: &[Directive]) -> bool {
+    list.iter()
+        .any(|one| one.name == "real_ip_header" || names_header(one.inner()))
 }
 
 /// Whom to believe of whom a request comes from.
@@ -93,6 +132,12 @@ pub(super) fn real_ip(scope: &Scope<'_>, draft: &mut Draft) {
             }
         }
         "proxy_protocol" => {}
-        other => draft.client_ip_header = Some(other.to_owned()),
+        other => match &draft.client_ip_header {
+            Some(known) if known != other => {
+                let why = format!("there is one header for all, `{known}`");
+                draft.notes.lost(&one.place, &one.line(), why);
+            }
+            _ => draft.client_ip_header = Some(other.to_owned()),
+        },
     }
 }

@@ -176,6 +176,8 @@ impl Reader<'_> {
                 Err(why) => {
                     let why = why.to_string();
                     self.notes.lost(&include.place, &include.line(), why);
+                    // It stays, since it may have guarded what it stands in.
+                    list.push(include.clone());
                     continue;
                 }
             };

@@ -229,10 +229,25 @@ pub(super) fn tls(
             }
         }
     }
-    for rest in ["certificate", "certificate_key"] {
-        if let Some(one) = scope.last(&name(rest)) {
-            let why = "`tls = { cert = .., key = .. }` of the upstream says it";
-            draft.notes.lost(&one.place, &one.line(), why);
+    let pair = (
+        scope.last(&name("certificate")),
+        scope.last(&name("certificate_key")),
+    );
+    match pair {
+        (Some(cert), Some(key)) if files::is_there(cert.arg(0)) && files::is_there(key.arg(0)) => {
+            said.push(format!("cert = {}", text(cert.arg(0))));
+            said.push(format!("key = {}", text(key.arg(0))));
+        }
+        (cert, key) => {
+            for one in cert
+                .into_iter()
+                .chain(key)
+                .filter(|one| !one.arg(0).is_empty())
+            {
+                let why = "no such pair of files here; `tls = { cert = .., key = .. }` of the \
+                           upstream names it";
+                draft.notes.lost(&one.place, &one.line(), why);
+            }
         }
     }
     (!said.is_empty()).then(|| ("tls".to_owned(), format!("{{ {} }}", said.join(", "))))

@@ -17,6 +17,8 @@ pub(super) struct Effect {
     pub(super) limits: Vec<String>,
     pub(super) settings: Vec<Setting>,
     pub(super) strip: Vec<String>,
+    /// Put before the path.
+    pub(super) prefix: Option<String>,
     /// Of the upstream.
     pub(super) retries: Option<u64>,
     /// What happens in place of the service.
@@ -28,7 +30,7 @@ pub(super) struct Effect {
 }
 
 /// What guards access or chooses another path, and cannot be kept.
-const CLOSING: [(&str, &str); 10] = [
+const CLOSING: [(&str, &str); 9] = [
     ("ipAllowList", "tidegate keeps no addresses out"),
     ("ipWhiteList", "tidegate keeps no addresses out"),
     ("basicAuth", "tidegate asks for no credentials"),
@@ -37,7 +39,6 @@ const CLOSING: [(&str, &str); 10] = [
     ("stripPrefixRegex", "no route can say this path"),
     ("replacePath", "no route can say this path"),
     ("replacePathRegex", "no route can say this path"),
-    ("addPrefix", "no route can say this path"),
     ("redirectRegex", "no route can say this redirect"),
 ];
 
@@ -94,6 +95,17 @@ fn one(name: &str, kind: &str, options: &Item, effect: &mut Effect, file: &mut F
         "ratelimit" => effect.limits.extend(rate_limit(name, options, file)),
         "inflightreq" => effect.limits.extend(in_flight(name, options, file)),
         "stripprefix" => effect.strip.extend(options.texts_at("prefixes")),
+        "addprefix" => {
+            let prefix = options.text_at("prefix").unwrap_or_default();
+            match (crate::route::Prefix::parse(prefix), &effect.prefix) {
+                (Ok(_), None) => effect.prefix = Some(prefix.to_owned()),
+                _ => {
+                    let why = "no route can say this path";
+                    file.lost(options, &what, format!("{why}; its routers are closed"));
+                    effect.goal = Some(Goal::Closed(format!("`{what}`: {why}")));
+                }
+            }
+        }
         "redirectscheme" => redirect_scheme(options, &what, effect, file),
         "headers" => headers(options, &what, effect, file),
         "retry" => {
@@ -120,8 +132,15 @@ fn one(name: &str, kind: &str, options: &Item, effect: &mut Effect, file: &mut F
         }
         "contenttype" => file.needless(options, &what, "what upstreams say is passed on"),
         "circuitbreaker" => file.lost(options, &what, "`eject` of the upstream is like it"),
+        "errors" | "passtlsclientcert" | "grpcweb" => {
+            file.lost(options, &what, "tidegate has nothing like it");
+        }
         "compress" => file.lost(options, &what, "tidegate does not compress"),
-        _ => file.lost(options, &what, "tidegate has nothing like it"),
+        _ => {
+            let why = "it is not known what it does";
+            file.lost(options, &what, format!("{why}; its routers are closed"));
+            effect.goal = Some(Goal::Closed(format!("`{what}`: {why}")));
+        }
     }
 }
 

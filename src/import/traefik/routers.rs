@@ -111,6 +111,10 @@ fn one(name: &str, router: &Item, http: &Item, points: &[Point], file: &mut File
     }
     let all = http.get("middlewares").unwrap_or(&empty);
     let effect = middlewares::effect(&names, all, router, file);
+    if !here.is_empty() && here.iter().all(|point| point.tls) {
+        let only = (file.place(router), what.clone());
+        file.draft.tls.only.get_or_insert(only);
+    }
     let is_plain = !here.is_empty() && here.iter().all(|point| !point.tls);
     let has_tls = points.iter().any(|point| point.tls);
     if effect.to_https && is_plain && has_tls {
@@ -125,6 +129,8 @@ fn one(name: &str, router: &Item, http: &Item, points: &[Point], file: &mut File
         .to_owned();
     let alternatives = match rule::read(&rule) {
         Ok(found) => found,
+        // What is closed may be more than what the rule says.
+        Err(_) if effect.goal.as_ref().is_some_and(Goal::refuses) => vec![Vec::new()],
         Err(why) => return leave_out(router, (&what, &rule), &why, file),
     };
     let goal = goal(&what, router, &effect, http, file);
@@ -154,11 +160,12 @@ struct Wanted {
     host: Option<String>,
     path: Option<String>,
     methods: Vec<String>,
-    headers: Vec<(String, String)>,
+    headers: Vec<(String, Option<String>)>,
     differs: Option<String>,
 }
 
-fn wanted(all: &All) -> Result<Wanted, String> {
+/// `closes` is whether the route turns all of its requests away.
+fn wanted(all: &All, closes: bool) -> Result<Wanted, String> {
     let mut wanted = Wanted::default();
     for matcher in all {
         let arg = matcher.args.first().map_or("", String::as_str);
@@ -173,15 +180,21 @@ fn wanted(all: &All) -> Result<Wanted, String> {
             }
             "Header" | "Headers" if matcher.args.len() == 2 => {
                 let name = arg.to_ascii_lowercase();
-                wanted.headers.push((name, matcher.args[1].clone()));
+                wanted.headers.push((name, Some(matcher.args[1].clone())));
                 continue;
             }
             "Path" => match PathPattern::parse(arg) {
                 Ok(_) => Ok(patterns::Paths::plain(arg)),
                 Err(_) => Err(format!("`{arg}` cannot be a route's path")),
             },
-            "PathPrefix" => patterns::prefix(arg),
-            "PathRegexp" => patterns::regex(arg, false),
+            "PathPrefix" if closes && PathPattern::parse(arg).is_ok() && !arg.ends_with('/') => {
+                patterns::beginning(arg)
+            }
+            "PathPrefix" => patterns::prefix(arg).or_else(|_| patterns::beginning(arg)),
+            "PathRegexp" => patterns::regex(arg, false)
+                .or_else(|_| patterns::checked(format!("regex:{arg}"), None)),
+            // What is closed may be more than what the rule says.
+            _ if closes => continue,
             name => Err(format!("no route can say {name}(`{arg}`)")),
         };
         let paths = paths?;
@@ -209,7 +222,7 @@ fn add(
     (goal, effect): (&Goal, &Effect),
     file: &mut File<'_>,
 ) {
-    let wanted = match wanted(all) {
+    let wanted = match wanted(all, goal.refuses()) {
         Ok(wanted) => wanted,
         Err(why) => return leave_out(router, (what, rule), &why, file),
     };
@@ -226,6 +239,9 @@ fn add(
             file.lost(router, &format!("{what}: stripPrefix"), why);
             goal = Goal::Closed(why.to_owned());
         }
+    }
+    if let Some(prefix) = &effect.prefix {
+        settings.push(("add_prefix".to_owned(), text(prefix)));
     }
     let limits = match goal {
         Goal::Closed(_) => Vec::new(),
