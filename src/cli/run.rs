@@ -21,7 +21,7 @@ use crate::server::sight::Sight;
 use crate::server::{Course, Source, reload};
 use crate::store::redis::{About, ask_about};
 use crate::{config, server, telemetry, upstream};
-use second::Role;
+use second::ProcessRole;
 
 /// How long the opening lines wait for a store or an upstream that does not answer.
 const LOOK: Duration = Duration::from_millis(500);
@@ -115,9 +115,9 @@ fn serve_until_stopped(
     let inherited = Inherited::take()?;
     let from = inherited.predecessor.as_ref().map(Predecessor::pid);
     let role = match from {
-        Some(pid) => Role::Successor(pid),
-        None if start.alongside => Role::Alongside,
-        None => Role::Alone,
+        Some(pid) => ProcessRole::Successor(pid),
+        None if start.alongside => ProcessRole::Alongside,
+        None => ProcessRole::Alone,
     };
     let claim = match &start.path {
         Some(file) => Some(second::claim(file, &config, role)?),
@@ -133,7 +133,7 @@ fn serve_until_stopped(
     if let (Some(file), None) = (&pid_file, from) {
         second::write(file, role)?;
     }
-    if role == Role::Alongside && listeners.have_neighbours() {
+    if role == ProcessRole::Alongside && listeners.have_neighbours() {
         tracing::warn!(
             "another process listens on the same port: of the connections to one address each \
              gets a part, and what is counted in memory is each one's own"
@@ -161,7 +161,7 @@ fn serve_until_stopped(
         file: path.clone(),
         shutdown: shutdown.clone(),
     };
-    let admin = look_in(&config, grounds, role != Role::Alone)?;
+    let admin = look_in(&config, grounds, role != ProcessRole::Alone)?;
     open(&config, &listeners, (from, admin.as_ref()));
     if let Some(&address) = listeners.addresses().first() {
         opened(address);
@@ -204,7 +204,7 @@ fn look_in(config: &Config, grounds: Grounds, replaces: bool) -> std::io::Result
 fn listen(
     config: &Config,
     inherited: Inherited,
-    role: Role,
+    role: ProcessRole,
     alone: Option<&str>,
 ) -> std::io::Result<(Listeners, Option<Predecessor>)> {
     let Inherited {
@@ -218,7 +218,7 @@ fn listen(
     }
     second::bind(all.0.iter().chain(all.1), config, role, &mut sockets)?;
     let listeners = Listeners::open(all, config.server.workers, &mut sockets)?;
-    let listeners = listeners.joining(role == Role::Alongside);
+    let listeners = listeners.joining(role == ProcessRole::Alongside);
     // What an older process of ours listened on and `listen` no longer names is closed. What a
     // service manager holds would take connections that nobody serves.
     match sockets.iter().find(|unused| unused.is_lent()) {

@@ -130,6 +130,18 @@ fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 
+/// The raw bytes of a request's content.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ContentCheck {
+    /// hyper alone knows where they end.
+    Other,
+    Chunks(ChunkCheck),
+    /// All of them have come, if there are any. What comes next belongs to the next request.
+    Ended,
+    /// They are no chunks. Nothing behind that is read.
+    Broken,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

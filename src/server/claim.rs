@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use rustix::fs::{FlockOperation, flock};
 
 use super::control;
-use super::left_behind::{FileId, SocketState, socket_state};
+use super::left_behind::{SocketFileId, SocketState, socket_state};
 use crate::config::Control;
 
 /// Bytes of a lock's file that are read, at most.
@@ -156,8 +156,8 @@ impl Locked {
 
     /// Only the process that has the lock removes its file.
     fn remove(self) {
-        if FileId::of(&self.path)
-            .is_ok_and(|there| FileId::of_file(&self.file).is_ok_and(|own| own == there))
+        if SocketFileId::of(&self.path)
+            .is_ok_and(|there| SocketFileId::of_file(&self.file).is_ok_and(|own| own == there))
         {
             // It may be gone already.
             let _ = fs::remove_file(&self.path);
@@ -180,7 +180,7 @@ fn lock(path: &Path, own_directory: bool) -> Attempt {
                 Err(error) => return Err(error.into()),
             }
             // Also a symbolic link is another file than the one that it leads to.
-            if FileId::of(path).ok() == Some(FileId::of_file(&file)?) {
+            if SocketFileId::of(path).ok() == Some(SocketFileId::of_file(&file)?) {
                 let locked = Locked {
                     file,
                     path: path.to_owned(),

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Both ends derive its place from the configuration's path ([`places`]), unless the configuration
-//! names one. A process that takes another's place by an upgrade takes its socket too. One that runs
-//! beside another waits until that drains ([`Claim`]). A file that is gone, as after a cleaning of
+//! names one. A process that takes another's place by an upgrade takes its socket too. A process
+//! beside another one waits until that one drains ([`Claim`]). A file that is gone, as after a cleaning of
 //! /tmp, is made again.
 
 use std::fs::{self, Permissions};
@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::claim::Claim;
-use super::left_behind::{FileId, SocketState, is_socket, socket_state};
+use super::left_behind::{SocketFileId, SocketState, is_socket, socket_state};
 use super::pulse::Pulse;
 use super::reload::{Outcome, Reload, ReloadError};
 use crate::config::diagnostic::{Code, Diagnostics};
@@ -98,7 +98,7 @@ fn directories() -> Vec<PathBuf> {
 struct Bound {
     listener: UnixListener,
     path: PathBuf,
-    file: FileId,
+    file: SocketFileId,
 }
 
 impl Bound {
@@ -132,7 +132,7 @@ impl Bound {
         let _ = fs::remove_file(&beside);
         let listener = UnixListener::bind(&beside)?;
         fs::set_permissions(&beside, Permissions::from_mode(0o600))?;
-        let file = FileId::of(&beside)?;
+        let file = SocketFileId::of(&beside)?;
         fs::rename(&beside, path).inspect_err(|_| {
             let _ = fs::remove_file(&beside);
         })?;
@@ -150,7 +150,7 @@ impl Bound {
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        if FileId::of(&self.path).is_ok_and(|file| file == self.file) {
+        if SocketFileId::of(&self.path).is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -11,7 +11,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Tells a file from every other, also from one that was given the same number later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileId {
+pub(crate) struct SocketFileId {
     device: u64,
     inode: u64,
     /// When a socket's file was made, seconds and nanoseconds. Nothing for other files, which are
@@ -30,20 +30,20 @@ pub(crate) enum SocketState {
     Served(Option<u32>),
 }
 
-impl FileId {
-    pub(crate) fn of(path: &Path) -> io::Result<FileId> {
-        fs::symlink_metadata(path).map(|file| FileId::from(&file))
+impl SocketFileId {
+    pub(crate) fn of(path: &Path) -> io::Result<SocketFileId> {
+        fs::symlink_metadata(path).map(|file| SocketFileId::from(&file))
     }
 
-    pub(crate) fn of_file(file: &File) -> io::Result<FileId> {
-        file.metadata().map(|file| FileId::from(&file))
+    pub(crate) fn of_file(file: &File) -> io::Result<SocketFileId> {
+        file.metadata().map(|file| SocketFileId::from(&file))
     }
 }
 
-impl From<&Metadata> for FileId {
-    fn from(file: &Metadata) -> FileId {
+impl From<&Metadata> for SocketFileId {
+    fn from(file: &Metadata) -> SocketFileId {
         let made = is_socket(file).then(|| (file.mtime(), file.mtime_nsec()));
-        FileId {
+        SocketFileId {
             device: file.dev(),
             inode: file.ino(),
             made,

@@ -18,7 +18,7 @@ use socket2::{Domain, SockRef, Socket};
 use tokio::net::{TcpStream, UnixStream};
 
 use super::inherit::Given;
-use super::left_behind::FileId;
+use super::left_behind::SocketFileId;
 use super::neighbours;
 pub use super::neighbours::Neighbour;
 use crate::config::Listen;
@@ -76,7 +76,7 @@ pub(crate) struct Bound {
     /// Whether a service manager keeps it too, and goes on listening when we are gone.
     pub(crate) lent: bool,
     /// Of a unix socket: the file that stands for it.
-    file: Option<FileId>,
+    file: Option<SocketFileId>,
     /// One or more.
     sockets: Vec<Listener>,
 }
@@ -177,7 +177,7 @@ impl Bound {
             }
             Listen::Unix(path) => {
                 bound.sockets.push(Listener::Unix(bind_unix(path)?));
-                bound.file = FileId::of(path).ok();
+                bound.file = SocketFileId::of(path).ok();
             }
         }
         Ok(bound)
@@ -199,7 +199,7 @@ impl Bound {
             .partition(|one| one.socket.place().is_ok_and(|other| other == place));
         *given = others;
         let file = match &place {
-            Listen::Unix(path) => FileId::of(path).ok(),
+            Listen::Unix(path) => SocketFileId::of(path).ok(),
             Listen::Tcp(_) => None,
         };
         let mut bound = Bound {

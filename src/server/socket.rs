@@ -4,7 +4,7 @@
 //! hyper parses and frames; this file adds only what hyper cannot know or say:
 //! - one alarm per connection stands for all of its timeouts, moved by a store per [`Phase`];
 //! - heads are looked at as they pass, for what hyper forgives and we do not (a bare LF as a line's
-//!   end, ContentCheck-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
+//!   end, Content-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
 //! - a client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
 //!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled.
 //!   A client that resets the connection has as long, so that the answer settles what both cost;
@@ -24,7 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::chunks::{ChunkCheck, ChunkVerdict};
+use super::chunks::{ChunkCheck, ChunkVerdict, ContentCheck};
 use super::lint::Lint;
 use super::phase::{Phase, Stage};
 use crate::config::ServerSettings;
@@ -44,18 +44,6 @@ const LINGER_READS: usize = 8;
 
 /// Bytes of a next request that are read while one is served, at most.
 const AHEAD_BYTES: usize = 4096;
-
-/// The raw bytes of a request's content.
-#[derive(Clone, Copy, Debug)]
-enum ContentCheck {
-    /// hyper alone knows where they end.
-    Other,
-    Chunks(ChunkCheck),
-    /// All of them have come, if there are any. What comes next belongs to the next request.
-    Ended,
-    /// They are no chunks. Nothing behind that is read.
-    Broken,
-}
 
 /// See the file's head.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ const PID_FILE_EVERY: Duration = Duration::from_secs(1);
 
 /// What this process is to others that run the same file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ProcessRole {
     /// There is to be no other.
     Alone,
     /// `--alongside`.
@@ -35,11 +35,11 @@ pub(super) enum Role {
 }
 
 /// Takes the claim to the file that is run.
-pub(super) fn claim(file: &Path, config: &Config, role: Role) -> Result<Arc<Claim>> {
-    let replaces = matches!(role, Role::Successor(_));
+pub(super) fn claim(file: &Path, config: &Config, role: ProcessRole) -> Result<Arc<Claim>> {
+    let replaces = matches!(role, ProcessRole::Successor(_));
     let claim = Claim::new(file, &config.server.control, replaces);
     match within_patience(|| claim.take().map_err(Some)) {
-        Err(Some(holder)) if role == Role::Alone => {
+        Err(Some(holder)) if role == ProcessRole::Alone => {
             Err(refusal(&ran(file, &holder), config, &instead(holder.pid)))
         }
         _ => Ok(Arc::new(claim)),
@@ -69,10 +69,10 @@ fn ran(file: &Path, holder: &Holder) -> String {
 pub(super) fn bind<'l>(
     lines: impl Iterator<Item = &'l Listen>,
     config: &Config,
-    role: Role,
+    role: ProcessRole,
     sockets: &mut Vec<Given>,
 ) -> Result<()> {
-    if role == Role::Alongside {
+    if role == ProcessRole::Alongside {
         return Ok(());
     }
     for line in lines {
@@ -105,10 +105,12 @@ pub(super) fn bind<'l>(
     Ok(())
 }
 
-fn is_ours(pid: Option<u32>, role: Role) -> bool {
+fn is_ours(pid: Option<u32>, role: ProcessRole) -> bool {
     match role {
-        Role::Successor(predecessor) => pid == Some(predecessor) || pid == Some(std::process::id()),
-        Role::Alone | Role::Alongside => pid == Some(std::process::id()),
+        ProcessRole::Successor(predecessor) => {
+            pid == Some(predecessor) || pid == Some(std::process::id())
+        }
+        ProcessRole::Alone | ProcessRole::Alongside => pid == Some(std::process::id()),
     }
 }
 
@@ -139,9 +141,9 @@ fn refusal(found: &str, config: &Config, end: &str) -> Error {
 }
 
 /// Writes the pid file; beside another process once that drains.
-pub(super) fn write(file: &Arc<PidFile>, role: Role) -> Result<()> {
+pub(super) fn write(file: &Arc<PidFile>, role: ProcessRole) -> Result<()> {
     match (file.write(false), role) {
-        (Err(error), Role::Alongside) if error.kind() == ErrorKind::AddrInUse => {
+        (Err(error), ProcessRole::Alongside) if error.kind() == ErrorKind::AddrInUse => {
             tracing::warn!(%error, "the pid file is written once the other process drains");
             let file = Arc::clone(file);
             let named = std::thread::Builder::new().name("pid-file".to_owned());

@@ -3,7 +3,9 @@
 
 use std::io;
 
-use super::{Bound, Entrance, FileId, Listen, Listener, Listeners, flatten, named, neighbours};
+use super::{
+    Bound, Entrance, Listen, Listener, Listeners, SocketFileId, flatten, named, neighbours,
+};
 
 /// What a reload changes, bound and not yet used.
 #[derive(Debug)]
@@ -76,7 +78,7 @@ impl Listeners {
             let stays = bound.iter().any(|other| other.place == one.place);
             if let (Listen::Unix(path), false) = (&one.place, stays) {
                 // Another process may have put its own there since.
-                if one.file.is_some() && FileId::of(path).ok() == one.file {
+                if one.file.is_some() && SocketFileId::of(path).ok() == one.file {
                     let _ = std::fs::remove_file(path);
                 }
             }

@@ -105,22 +105,7 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
         json::number(out, expected);
     }
     if !entry.denied_by.is_empty() {
-        out.extend_from_slice(b",\"denied_by\":[");
-        for (index, (limit, key)) in entry.denied_by.iter().enumerate() {
-            out.extend_from_slice(if index == 0 {
-                b"{\"limit\":"
-            } else {
-                b",{\"limit\":"
-            });
-            json::string(out, limit);
-            if let Some(key) = key {
-                out.extend_from_slice(b",\"key\":\"");
-                shown(out, key);
-                out.push(b'"');
-            }
-            out.push(b'}');
-        }
-        out.push(b']');
+        denied_by(out, entry);
     }
     if !entry.would_deny.is_empty() {
         out.extend_from_slice(b",\"would_deny\":[");
@@ -147,6 +132,25 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
         let _ = write!(out, ",\"trace_id\":\"{id}\"");
     }
     out.extend_from_slice(b"}\n");
+}
+
+fn denied_by(out: &mut Vec<u8>, entry: &Entry<'_>) {
+    out.extend_from_slice(b",\"denied_by\":[");
+    for (index, (limit, key)) in entry.denied_by.iter().enumerate() {
+        out.extend_from_slice(if index == 0 {
+            b"{\"limit\":"
+        } else {
+            b",{\"limit\":"
+        });
+        json::string(out, limit);
+        if let Some(key) = key {
+            out.extend_from_slice(b",\"key\":\"");
+            shown(out, key);
+            out.push(b'"');
+        }
+        out.push(b'}');
+    }
+    out.push(b']');
 }
 
 /// The combined format; referrer and user agent are what a client wrote, and left out.
