@@ -108,6 +108,11 @@ impl Claim {
         Ok(())
     }
 
+    /// Whether no other process has it.
+    pub fn is_held(&self) -> bool {
+        self.take().is_ok()
+    }
+
     /// Whether this process may bind the file's control socket.
     pub(crate) fn may_control(&self) -> bool {
         let takes = self.take().is_ok() || self.replaces;

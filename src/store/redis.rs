@@ -98,7 +98,7 @@ struct Outage {
 
 /// An outage that is shorter than this is no line of the log, and no stretch of a chart: a store
 /// that is gone for milliseconds, time after time, would fill both.
-pub const OUTAGE_AFTER: Duration = Duration::from_millis(250);
+pub const OUTAGE_AFTER: Duration = Duration::from_millis(100);
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

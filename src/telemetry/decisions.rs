@@ -55,7 +55,7 @@ pub enum Source {
 }
 
 /// A file that was opened in place of the one that is written to.
-type Next = Arc<Mutex<Option<Box<dyn Write + Send>>>>;
+type NextFile = Arc<Mutex<Option<Box<dyn Write + Send>>>>;
 
 /// A line with its place: the store's time, then the order of arrival.
 type Placed = Reverse<(u64, u64, Line)>;
@@ -71,7 +71,7 @@ pub struct DecisionLog {
     path: Option<PathBuf>,
     /// The file that is written to, and the one that the writer turns to.
     file: Mutex<Option<FileId>>,
-    next: Next,
+    next: NextFile,
     queue: Option<SyncSender<Placed>>,
     arrivals: AtomicU64,
     dropped: Arc<AtomicU64>,
@@ -114,7 +114,7 @@ impl DecisionLog {
         let dropped = Arc::default();
         let mut file = Lines::new(file, "decision log", &dropped);
         let mut waiting = BinaryHeap::new();
-        let next = Next::default();
+        let next = NextFile::default();
         let opened = Arc::clone(&next);
         let writing = move || {
             lines::endure(|| write_lines(&placed, &mut waiting, &mut file, &opened));
@@ -252,7 +252,7 @@ fn write_lines(
     lines: &Receiver<Placed>,
     waiting: &mut BinaryHeap<Placed>,
     file: &mut Lines,
-    next: &Next,
+    next: &NextFile,
 ) {
     let mut open = true;
     while open || !waiting.is_empty() {

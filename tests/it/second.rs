@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use crate::house::{Client, PATIENCE, Upstream, program};
 use crate::probe::eventually;
-use crate::support::{free_port, mortal};
+use crate::support::{RedisServer, free_port, mortal};
 
 /// Processes that run files of one directory.
 struct Place {
@@ -73,9 +73,14 @@ impl Place {
 
     /// Starts one that is to run, and waits until it serves.
     fn start(&self, words: &[&str]) -> Running {
+        self.start_with(&[], words)
+    }
+
+    fn start_with(&self, environment: &[(&str, String)], words: &[&str]) -> Running {
         let log = format!("log.{}", std::fs::read_dir(self.path()).unwrap().count());
         let log = self.path().join(log);
         let mut command = self.command(words);
+        command.envs(environment.iter().cloned());
         let file = std::fs::File::create(&log).unwrap();
         let child = command.stdout(Stdio::null()).stderr(file).spawn().unwrap();
         let running = Running(child);
@@ -230,6 +235,51 @@ fn beside_the_first_when_told_and_in_its_place_once_it_ends() {
     second.end();
     assert_eq!(place.pid_in_file(), None);
     assert!(!place.reloads());
+}
+
+#[test]
+fn a_file_with_addresses_of_the_environment_runs_several_times_with_one_redis() {
+    let redis = RedisServer::start();
+    let place = Place::new();
+    place.write("proxy.toml", "\"127.0.0.1:${PORT}\"", "pid");
+    let file = place.path().join("proxy.toml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let store = format!(
+        "{text}[store]\nurl = \"redis://127.0.0.1:{}\"\n",
+        redis.port()
+    );
+    std::fs::write(&file, store).unwrap();
+    let start = |port: u16| place.start_with(&[("PORT", port.to_string())], &["run"]);
+    let (port, first) = (free_port(), start(place.port));
+    eventually("it can be reloaded", || {
+        let reload = place
+            .command(&["reload"])
+            .env("PORT", place.port.to_string())
+            .output();
+        reload.unwrap().status.success()
+    });
+    let second = start(port);
+    assert_eq!(place.pid_in_file(), Some(first.pid()));
+    // The same address would take a part of its requests.
+    let same = place
+        .command(&["run"])
+        .env("PORT", port.to_string())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&same.stderr).into_owned();
+    assert_eq!(same.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains(&format!("process {} listens on", second.pid())),
+        "{said}"
+    );
+    assert!(
+        said.contains(&format!("kill -USR2 {}", second.pid())),
+        "{said}"
+    );
+    first.end();
+    eventually("the pid file names the other", || {
+        place.pid_in_file() == Some(second.pid())
+    });
 }
 
 #[test]

@@ -147,6 +147,8 @@ fn what_was_admitted_alone_is_owed_when_redis_is_back() {
         began.elapsed() < Duration::from_millis(TIMEOUT_MS / 4)
     });
     assert_eq!(pass(&proxy, "k", 3), 3, "4 of 10 are known here");
+    // A shorter outage would not be told.
+    proxy.wait_for_line("limits follow on_error");
     redis.thaw();
     proxy.wait_for_line("redis: back");
     let left: usize = get(&mut proxy.connect(), "k")

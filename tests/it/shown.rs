@@ -11,7 +11,7 @@ use crate::look::command;
 use crate::probe::eventually;
 use crate::support::RedisServer;
 
-const USER: &str = "X-Api-Key: a-key-of-somebody\r\n";
+const USER: &str = "X-User: a-key-of-somebody\r\n";
 /// Hashes that begin alike, and that no client has.
 const ALIKE: [&str; 2] = ["AQEBAQEBAQEBAQEBAQEBAQ", "AQEBAQEBAQEBAQEBAQEBAw"];
 
@@ -24,7 +24,7 @@ struct Shown {
 fn config(upstream: &Upstream, store: &str) -> String {
     format!(
         "upstream = \"{}\"\n[store]\n{store}\n[log]\naccess = \"stdout\"\nformat = \"json\"\n\
-         [limit.login]\nrate = \"2/h\"\nkey = \"api_key or ip\"\nmissing = \"ip\"\n\
+         [limit.login]\nrate = \"2/h\"\nkey = \"header:x-user or ip\"\n\
          [[route]]\npath = \"/*\"\nlimits = [\"login\"]\n",
         upstream.url()
     )
@@ -79,7 +79,7 @@ fn everything_shown_can_be_pasted(store: &str) {
         let told = done(&looked, &["limits", "show", "login", name, "--json"]);
         serde_json::from_str(&told).unwrap()
     };
-    let tag = of_user("api_key=a-key-of-somebody")["tag"].clone();
+    let tag = of_user("header:x-user=a-key-of-somebody")["tag"].clone();
     let whole = tag.as_str().unwrap();
     assert!(whole.starts_with(&shown.key));
     let (short, request) = (
@@ -207,7 +207,7 @@ fn a_client_among_many_is_found_by_what_the_log_shows() {
         // Busier than it, so that no list of the busiest has it.
         let mut client = looked.tidegate.connect();
         for number in 0..CLIENTS {
-            let ask = format!("GET / HTTP/1.1\r\nHost: test\r\nX-Api-Key: k{number}\r\n\r\n");
+            let ask = format!("GET / HTTP/1.1\r\nHost: test\r\nX-User: k{number}\r\n\r\n");
             assert_eq!(client.ask(&ask).status, 200);
         }
         let told = done(&looked, &["limits", "show", "login", &shown.key, "--json"]);

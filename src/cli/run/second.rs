@@ -34,16 +34,21 @@ pub(super) enum ProcessRole {
     Successor(u32),
 }
 
-/// Takes the claim to the file that is run.
+/// Takes the claim to the file that is run. A file whose addresses come from the environment may
+/// be run several times with one Redis: nothing is counted twice, and the control socket and the
+/// pid file stay those of the first process.
 pub(super) fn claim(file: &Path, config: &Config, role: ProcessRole) -> Result<Arc<Claim>> {
     let replaces = matches!(role, ProcessRole::Successor(_));
     let claim = Claim::new(file, &config.server.control, replaces);
-    match within_patience(|| claim.take().map_err(Some)) {
-        Err(Some(holder)) if role == ProcessRole::Alone => {
-            Err(refusal(&ran(file, &holder), config, &instead(holder.pid)))
+    let taken = within_patience(|| claim.take().map_err(Some));
+    if let (Err(Some(holder)), ProcessRole::Alone) = (taken, role) {
+        let found = ran(file, &holder);
+        if matches!(config.store.kind, StoreKind::Memory) {
+            return Err(refusal(&found, config, &instead(holder.pid)));
         }
-        _ => Ok(Arc::new(claim)),
+        tracing::warn!("{found}: `tidegate reload` reaches that process until it ends");
     }
+    Ok(Arc::new(claim))
 }
 
 /// What to do about a process of ours.
@@ -93,6 +98,7 @@ pub(super) fn bind<'l>(
                 Some(Neighbour { pid, .. }) if is_ours(pid, role) => {}
                 Some(other) => {
                     let end = match other.pid {
+                        pid @ Some(one) if is_like_this(one) => instead(pid),
                         Some(pid) => format!("End it (`kill {pid}`)"),
                         None => "End it".to_owned(),
                     };
@@ -112,6 +118,12 @@ fn is_ours(pid: Option<u32>, role: ProcessRole) -> bool {
         }
         ProcessRole::Alone | ProcessRole::Alongside => pid == Some(std::process::id()),
     }
+}
+
+/// Whether a process runs the same program.
+fn is_like_this(pid: u32) -> bool {
+    let program = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok();
+    program("self").is_some_and(|own| program(&pid.to_string()) == Some(own))
 }
 
 /// Tries again for a while: a process that was just told to end may still have it.
@@ -140,10 +152,10 @@ fn refusal(found: &str, config: &Config, end: &str) -> Error {
     Error::new(ErrorKind::AddrInUse, text)
 }
 
-/// Writes the pid file; beside another process once that drains.
-pub(super) fn write(file: &Arc<PidFile>, role: ProcessRole) -> Result<()> {
-    match (file.write(false), role) {
-        (Err(error), ProcessRole::Alongside) if error.kind() == ErrorKind::AddrInUse => {
+/// Writes the pid file; beside another process that runs the same file once that drains.
+pub(super) fn write(file: &Arc<PidFile>, waits: bool) -> Result<()> {
+    match (file.write(false), waits) {
+        (Err(error), true) if error.kind() == ErrorKind::AddrInUse => {
             tracing::warn!(%error, "the pid file is written once the other process drains");
             let file = Arc::clone(file);
             let named = std::thread::Builder::new().name("pid-file".to_owned());

@@ -19,7 +19,7 @@ const MOST_RANGES: usize = 1024;
 
 /// What was found, and whether everything was looked at.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct FoundTags {
     /// Clients with a count, in order.
     pub tags: Vec<Tag>,
     /// Redis has more names than could be looked at in time, or does not let this user look.
@@ -33,7 +33,7 @@ impl Desk {
         &mut self,
         limits: impl Iterator<Item = &'l Limit>,
         prefix: &TagPrefix,
-    ) -> Found {
+    ) -> FoundTags {
         let patterns = self.patterns(limits, prefix);
         let until = clock::now() + PATIENCE;
         let mut found = BTreeSet::new();
@@ -45,7 +45,7 @@ impl Desk {
                 partly |= !turned || !self.scan(pattern, prefix, &mut found, left);
             }
         }
-        Found {
+        FoundTags {
             tags: found.into_iter().take(MOST).collect(),
             partly,
         }
