@@ -10,8 +10,8 @@
 //!
 //! Both ends derive its place from the configuration's path ([`places`]), unless the configuration
 //! names one. A process that takes another's place by an upgrade takes its socket too. A process
-//! beside another one waits until that one drains ([`Claim`]). A file that is gone, as after a cleaning of
-//! /tmp, is made again.
+//! beside another one waits until that one drains ([`Claim`]). A file that is gone, as after a
+//! cleaning of /tmp, is made again.
 
 use std::fs::{self, Permissions};
 use std::io;

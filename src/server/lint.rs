@@ -1,8 +1,8 @@
 //! A look at the raw bytes of a request's head, for what hyper forgives and we do not.
 //!
-//! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It tells where a
-//! request without content ends, and where chunks begin, so that the next head is looked at too.
-//! A head behind content with a Content-Length, in one read with it, is not seen. hyper's reading
+//! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It tells where
+//! chunks begin. A head behind other content, or behind a request without content, in one read with
+//! it, is not seen. hyper's reading
 //! of such a head is framed anew for the upstream: only the refusal is lost, not the safety.
 
 use memchr::memchr_iter;
@@ -54,15 +54,24 @@ impl Lint {
         self.ended_at.filter(|_| self.coding == Some(Ok(())))
     }
 
-    /// Where in the bytes that were looked at last the request ended, if it has no content.
-    pub(crate) fn request_ends(&self) -> Option<usize> {
-        let has_content = self.length || self.coding.is_some();
-        self.ended_at.filter(|_| !has_content)
-    }
-
     /// Whether the head names a transfer coding that is none of ours, and nothing worse.
     pub(crate) fn has_unknown_coding(&self) -> bool {
         !self.length && self.coding == Some(Err(RequestFault::UnknownCoding))
+    }
+
+    /// Looks at the heads behind a request without content that came with it in `bytes`. Their
+    /// faults are not told, only an unknown coding is: hyper alone refuses such a head.
+    pub(crate) fn look_behind(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        while let Some(end) = self.ended_at
+            && !self.length
+            && self.coding.is_none()
+            && end < rest.len()
+        {
+            rest = &rest[end..];
+            self.restart();
+            self.look(rest);
+        }
     }
 
     /// A new head begins.

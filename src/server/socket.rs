@@ -181,9 +181,8 @@ impl Socket {
                 } else if let Some(from) = self.lint.chunks_begin() {
                     self.content = ContentCheck::Chunks(ChunkCheck::new());
                     return self.note_content(bytes, from);
-                } else if let Some(end) = self.lint.request_ends() {
-                    self.content = ContentCheck::Ended;
-                    return end;
+                } else {
+                    self.lint.look_behind(bytes);
                 }
             }
         }

@@ -33,7 +33,7 @@ pub(super) struct Vital {
     under_way: AtomicUsize,
     /// Requests in a row that failed there, of all workers. Only the views show it.
     failed_in_a_row: AtomicU32,
-    /// Answers in a row that ended before their end, of all workers. Their heads counted as successes.
+    /// Answers in a row that ended before their end, of all workers. Their heads were successes.
     truncated_in_a_row: AtomicU32,
 }
 

@@ -68,7 +68,7 @@ struct KnownEntry {
     said: KeyNote,
 }
 
-/// What is said of one key, by places in [`KnownKeys::words`].
+/// What is said of one key, by places in `KnownKeys::words`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyNote {
     name: Option<u32>,

@@ -11,12 +11,12 @@ use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
 
 impl Shared {
-    /// See [`super::Store::may_decide_alone`].
+    /// See `Store::may_decide_alone`.
     pub fn may_decide_alone(&self) -> bool {
         self.recovery.may_decide(self.clock.now_us())
     }
 
-    /// See [`super::Store::suspect`].
+    /// See `Store::suspect`.
     pub fn suspect(&self, lost: Charge) {
         let now_us = self.clock.now_us();
         self.recovery.away(now_us);

@@ -35,6 +35,8 @@ export async function start(config) {
     listen = "127.0.0.1:0"
     upstream = "${upstream.url}"
     ${config}
+    [api_key]
+    unknown = "trust"
     [server]
     workers = 2
     [log]
