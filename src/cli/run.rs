@@ -131,9 +131,7 @@ fn serve_until_stopped(
     let pid_file = config.server.pid_file.clone();
     let pid_file = pid_file.map(|path| Arc::new(PidFile::new(path)));
     if let (Some(file), None) = (&pid_file, from) {
-        let waits =
-            role == ProcessRole::Alongside || claim.as_ref().is_some_and(|one| !one.is_held());
-        second::write(file, waits)?;
+        second::write(file, role, claim.as_deref())?;
     }
     if role == ProcessRole::Alongside && listeners.have_neighbours() {
         tracing::warn!(

@@ -153,7 +153,8 @@ fn refusal(found: &str, config: &Config, end: &str) -> Error {
 }
 
 /// Writes the pid file; beside another process that runs the same file once that drains.
-pub(super) fn write(file: &Arc<PidFile>, waits: bool) -> Result<()> {
+pub(super) fn write(file: &Arc<PidFile>, role: ProcessRole, claim: Option<&Claim>) -> Result<()> {
+    let waits = role == ProcessRole::Alongside || claim.is_some_and(|one| !one.is_held());
     match (file.write(false), waits) {
         (Err(error), true) if error.kind() == ErrorKind::AddrInUse => {
             tracing::warn!(%error, "the pid file is written once the other process drains");
