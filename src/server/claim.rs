@@ -97,7 +97,10 @@ impl Claim {
                 Attempt::Impossible(error) => tracing::debug!(%error, "no lock there"),
             }
             // A process of an older version has a socket and no lock.
-            if let (false, SocketState::Served(pid)) = (self.replaces, socket_state(socket)) {
+            // A socket in a directory that this user may not enter tells nothing.
+            if let (false, SocketState::Served(pid)) = (self.replaces, socket_state(socket))
+                && socket.symlink_metadata().is_ok()
+            {
                 if let Some(one) = locked.take() {
                     one.remove();
                 }
