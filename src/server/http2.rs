@@ -1,12 +1,14 @@
 //! HTTP/2 on a client's connection: many requests at once, each as if it had come by itself.
 //!
 //! hyper and h2 speak the protocol; the files here hold what they leave open to a limit: frames
-//! that move nothing (`frames`, `socket`), streams whose client takes nothing (`stream`), and
+//! that move nothing and malformed heads (`frames`, `field_block`, `socket`), streams whose client takes nothing (`stream`), and
 //! connections without any. A request is charged when its head has come, whatever becomes of its
 //! stream.
 
 mod cut;
+mod field_block;
 mod frames;
+mod huffman;
 mod socket;
 mod stream;
 
@@ -32,7 +34,7 @@ use crate::config::ServerSettings;
 use crate::telemetry::metrics::Unanswered;
 use crate::wire::Stream;
 use frames::Allowance;
-use socket::Socket;
+use socket::{Bounds, Socket};
 use stream::Streams;
 
 /// Bytes of a request's body that a client may send ahead of its reader, on one stream and on all.
@@ -117,8 +119,12 @@ pub(super) fn serve(
         body_timeout: settings.body_timeout,
         sweep: sweep.clone(),
     });
-    let timeouts = (settings.header_timeout, settings.body_timeout);
-    let socket = Socket::new(stream, Arc::clone(&flow), sweep.alarm(), timeouts);
+    let bounds = Bounds {
+        header_timeout: settings.header_timeout,
+        body_timeout: settings.body_timeout,
+        max_head_bytes: settings.max_header_bytes,
+    };
+    let socket = Socket::new(stream, Arc::clone(&flow), sweep.alarm(), bounds);
     let streams = Streams::default();
     let http = builder(settings, streams.clone());
     drop(began);

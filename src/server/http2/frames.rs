@@ -1,16 +1,25 @@
-//! A look at the frames that a client sends, for what the library does not count: frames that cost
-//! us work and move nothing.
+//! A look at the frames that a client sends, before the library gets them.
 //!
-//! Pure and incremental: bytes in, what they cost out. Each connection has an allowance of such
-//! frames that is spent by them and earned back by time and by work done: a request answered, a
-//! piece of a response taken. Whoever does what connections are for never runs out.
+//! It counts what the library does not: frames that cost work and move nothing. Each connection has
+//! an allowance of such frames. They spend it; time and work done earn it back: a request answered,
+//! a piece of a response taken. A client that uses its connection for requests never runs out.
+//!
+//! It passes the head of a request on when the head is whole, and writes a malformed one anew
+//! (`field_block`). Pure and incremental: bytes in, bytes and their cost out.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
+use bytes::{Buf, BytesMut};
+
 use super::super::opening::PREFACE;
+use super::field_block;
 
 /// Bytes before a frame's payload.
 const HEAD_BYTES: usize = 9;
+/// Bytes of a payload that a client may send, as we set no other SETTINGS_MAX_FRAME_SIZE.
+const MAX_FRAME_BYTES: usize = 16 << 10;
+const PRIORITY_BYTES: usize = 5;
 
 /// Units that a connection has at its start, and at most.
 const ALLOWANCE: i64 = 1000;
@@ -26,9 +35,57 @@ const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
+const PRIORITY: u8 = 0x20;
+
+/// A frame's head (RFC 9113 section 4.1).
+struct FrameHead {
+    length: usize,
+    kind: u8,
+    flags: u8,
+    stream: u32,
+}
+
+impl FrameHead {
+    fn of(bytes: &[u8]) -> Option<FrameHead> {
+        let &[high, middle, low, kind, flags, a, b, c, d, ..] = bytes else {
+            return None;
+        };
+        Some(FrameHead {
+            length: usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low),
+            kind,
+            flags,
+            stream: u32::from_be_bytes([a & 0x7f, b, c, d]),
+        })
+    }
+
+    fn cost(&self) -> i64 {
+        let per = |bytes: usize| i64::try_from(self.length / bytes).unwrap_or(ALLOWANCE);
+        match self.kind {
+            DATA if self.length == 0 && self.flags & END_STREAM == 0 => 1,
+            // Nearly all of it may be padding.
+            DATA if self.flags & PADDED != 0 && self.length <= 256 => 1,
+            DATA => 0,
+            RST_STREAM => 2,
+            SETTINGS => 1 + per(6),
+            CONTINUATION if self.length < 1024 => 2,
+            _ => 1 + per(4096),
+        }
+    }
+}
+
+/// What the library gets of the bytes that came.
+#[derive(Debug)]
+pub(super) struct PassedBytes {
+    /// What the frames among them cost.
+    pub(super) cost: i64,
+    /// Bytes at their beginning that pass as they are. What passes of the others is in `ready`.
+    pub(super) as_they_are: usize,
+}
 
 /// Where the look at one connection stands.
-#[derive(Debug, Default)]
+///
+/// A head of a request is passed on when it is whole, because a malformed one is written anew.
+#[derive(Debug)]
 pub(super) struct Frames {
     /// Bytes of the preface that have come.
     preface: usize,
@@ -36,41 +93,164 @@ pub(super) struct Frames {
     has_begun: bool,
     /// What came is not how HTTP/2 begins.
     is_foreign: bool,
-    head: [u8; HEAD_BYTES],
-    head_bytes: usize,
-    /// Bytes of the current frame's payload that have not come.
+    /// Bytes of the current frame's payload that have not come, and pass as they come.
     payload: usize,
     in_data: bool,
-    /// A head of a request has begun and not ended.
+    /// A head too large to be held passes as it comes, and has not ended.
     in_block: bool,
+    /// Bytes that do not pass yet: a part of a frame's head, or a request's head without its end.
+    held: BytesMut,
+    /// Bytes of `held` whose frames are whole.
+    walked: usize,
+    max_held_bytes: usize,
+    /// The highest stream that has had a head. A second head is that of trailers.
+    highest_stream: u32,
+    /// Bytes to pass before any that come.
+    pub(super) ready: BytesMut,
+}
+
+enum FrameStep {
+    Pass(usize),
+    /// Frames to pass in the place of so many bytes.
+    Replace(usize, Vec<u8>),
+    Hold,
 }
 
 impl Frames {
-    /// Looks at the next bytes of the connection, and tells what the frames that begin in them
-    /// cost.
-    pub(super) fn look(&mut self, mut bytes: &[u8]) -> i64 {
-        let mut cost = 0;
+    /// `max_head_bytes` is what the library takes of a head, decoded.
+    pub(super) fn new(max_head_bytes: usize) -> Frames {
+        Frames {
+            preface: 0,
+            has_begun: false,
+            is_foreign: false,
+            payload: 0,
+            in_data: false,
+            in_block: false,
+            held: BytesMut::new(),
+            walked: 0,
+            max_held_bytes: max_head_bytes + MAX_FRAME_BYTES,
+            highest_stream: 0,
+            ready: BytesMut::new(),
+        }
+    }
+
+    /// Looks at the next bytes of the connection.
+    pub(super) fn look(&mut self, bytes: &[u8]) -> PassedBytes {
+        let mut passed = PassedBytes {
+            cost: 0,
+            as_they_are: 0,
+        };
+        if !self.held.is_empty() {
+            let mut held = std::mem::take(&mut self.held);
+            held.extend_from_slice(bytes);
+            self.sift(held, &mut passed.cost);
+            return passed;
+        }
         let preface = bytes.len().min(PREFACE.len() - self.preface);
         self.is_foreign |= bytes[..preface] != PREFACE[self.preface..][..preface];
         self.preface += preface;
-        bytes = &bytes[preface..];
-        while !bytes.is_empty() {
-            if self.payload > 0 {
-                let taken = self.payload.min(bytes.len());
-                self.payload -= taken;
-                bytes = &bytes[taken..];
-                continue;
-            }
-            let taken = (HEAD_BYTES - self.head_bytes).min(bytes.len());
-            self.head[self.head_bytes..][..taken].copy_from_slice(&bytes[..taken]);
-            self.head_bytes += taken;
-            bytes = &bytes[taken..];
-            if self.head_bytes == HEAD_BYTES {
-                self.head_bytes = 0;
-                cost += self.begin_frame();
+        passed.as_they_are = preface;
+        while passed.as_they_are < bytes.len() {
+            let rest = &bytes[passed.as_they_are..];
+            match self.step(rest, &mut passed.cost) {
+                FrameStep::Pass(length) => passed.as_they_are += length,
+                FrameStep::Replace(length, frames) => {
+                    self.ready.extend_from_slice(&frames);
+                    self.sift(rest[length..].into(), &mut passed.cost);
+                    break;
+                }
+                FrameStep::Hold => {
+                    self.held.extend_from_slice(rest);
+                    break;
+                }
             }
         }
-        cost
+        passed
+    }
+
+    /// Moves from `bytes` to `ready` what passes, and holds the rest.
+    fn sift(&mut self, mut bytes: BytesMut, cost: &mut i64) {
+        while !bytes.is_empty() {
+            match self.step(&bytes, cost) {
+                FrameStep::Pass(length) => self.ready.extend_from_slice(&bytes.split_to(length)),
+                FrameStep::Replace(length, frames) => {
+                    bytes.advance(length);
+                    self.ready.extend_from_slice(&frames);
+                }
+                FrameStep::Hold => break,
+            }
+        }
+        self.held = bytes;
+    }
+
+    /// What becomes of the first of `bytes`, which are not empty.
+    fn step(&mut self, bytes: &[u8], cost: &mut i64) -> FrameStep {
+        if self.payload > 0 {
+            let passes = self.payload.min(bytes.len());
+            self.payload -= passes;
+            return FrameStep::Pass(passes);
+        }
+        while let Some(head) = FrameHead::of(&bytes[self.walked..]) {
+            let is_first = self.walked == 0;
+            if !is_first && head.kind != CONTINUATION {
+                // The library ends the connection for it.
+                return FrameStep::Pass(std::mem::take(&mut self.walked));
+            }
+            if !std::mem::replace(&mut self.has_begun, true) {
+                self.is_foreign |= head.kind != SETTINGS || head.flags & ACK != 0;
+            }
+            let is_held = !is_first || head.kind == HEADERS;
+            if !is_held || head.length > MAX_FRAME_BYTES {
+                return self.pass_frame(&head, cost);
+            }
+            let end = self.walked + HEAD_BYTES + head.length;
+            if bytes.len() < end {
+                break;
+            }
+            *cost += head.cost();
+            self.walked = end;
+            if head.flags & END_HEADERS != 0 {
+                self.walked = 0;
+                return self.judge(&bytes[..end]);
+            }
+        }
+        if bytes.len() > self.max_held_bytes && self.walked > 0 {
+            self.in_block = true;
+            return FrameStep::Pass(std::mem::take(&mut self.walked));
+        }
+        FrameStep::Hold
+    }
+
+    /// Passes the frame that begins behind what was walked, as it comes.
+    fn pass_frame(&mut self, head: &FrameHead, cost: &mut i64) -> FrameStep {
+        *cost += head.cost();
+        self.payload = head.length;
+        self.in_data = head.kind == DATA;
+        if matches!(head.kind, HEADERS | CONTINUATION) {
+            self.in_block = head.flags & END_HEADERS == 0;
+        }
+        FrameStep::Pass(std::mem::take(&mut self.walked) + HEAD_BYTES)
+    }
+
+    /// What becomes of the head of a request, or of trailers, in whole frames.
+    fn judge(&mut self, frames: &[u8]) -> FrameStep {
+        let Some(first) = FrameHead::of(frames) else {
+            return FrameStep::Pass(frames.len());
+        };
+        let are_trailers = first.stream <= self.highest_stream;
+        self.highest_stream = self.highest_stream.max(first.stream);
+        let Some(head) = HeaderFrames::of(&first, frames) else {
+            return FrameStep::Pass(frames.len());
+        };
+        let block = if are_trailers {
+            Some(field_block::instead_of_trailers(&head.block))
+        } else {
+            field_block::instead_of(&head.block)
+        };
+        match block {
+            None => FrameStep::Pass(frames.len()),
+            Some(block) => FrameStep::Replace(frames.len(), head.written(&first, &block)),
+        }
     }
 
     /// Whether more has to come before anything can be done with what has: half a preface, a head
@@ -78,7 +258,7 @@ impl Frames {
     pub(super) fn is_unfinished(&self) -> bool {
         self.preface < PREFACE.len()
             || self.in_block
-            || self.head_bytes > 0
+            || !self.held.is_empty()
             || (self.payload > 0 && !self.in_data)
     }
 
@@ -86,29 +266,57 @@ impl Frames {
     pub(super) fn is_foreign(&self) -> bool {
         self.is_foreign
     }
+}
 
-    fn begin_frame(&mut self) -> i64 {
-        let [high, middle, low, kind, flags, ..] = self.head;
-        if !std::mem::replace(&mut self.has_begun, true) {
-            self.is_foreign |= kind != SETTINGS || flags & ACK != 0;
+/// HEADERS with all their CONTINUATION.
+struct HeaderFrames<'f> {
+    /// The five bytes of a priority, if there are any.
+    priority: &'f [u8],
+    block: Cow<'f, [u8]>,
+}
+
+impl<'f> HeaderFrames<'f> {
+    /// Nothing where the padding is longer than the frame, for which the library ends the
+    /// connection.
+    fn of(first: &FrameHead, frames: &'f [u8]) -> Option<HeaderFrames<'f>> {
+        let (mut payload, mut rest) = frames[HEAD_BYTES..].split_at(first.length);
+        if first.flags & PADDED != 0 {
+            let (&padding, behind) = payload.split_first()?;
+            payload = &behind[..behind.len().checked_sub(usize::from(padding))?];
         }
-        let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
-        self.payload = length;
-        self.in_data = kind == DATA;
-        if matches!(kind, HEADERS | CONTINUATION) {
-            self.in_block = flags & END_HEADERS == 0;
+        let priority = if first.flags & PRIORITY != 0 {
+            PRIORITY_BYTES
+        } else {
+            0
+        };
+        let (priority, block) = payload.split_at_checked(priority)?;
+        let mut block = Cow::Borrowed(block);
+        while let Some(head) = FrameHead::of(rest) {
+            let (payload, behind) = rest[HEAD_BYTES..].split_at(head.length);
+            block.to_mut().extend_from_slice(payload);
+            rest = behind;
         }
-        let per = |bytes: usize| i64::try_from(length / bytes).unwrap_or(ALLOWANCE);
-        match kind {
-            DATA if length == 0 && flags & END_STREAM == 0 => 1,
-            // Nearly all of it may be padding.
-            DATA if flags & PADDED != 0 && length <= 256 => 1,
-            DATA => 0,
-            RST_STREAM => 2,
-            SETTINGS => 1 + per(6),
-            CONTINUATION if length < 1024 => 2,
-            _ => 1 + per(4096),
+        Some(HeaderFrames { priority, block })
+    }
+
+    /// The same frames, without padding, with another block.
+    fn written(&self, first: &FrameHead, block: &[u8]) -> Vec<u8> {
+        let payload = [self.priority, block].concat();
+        let mut out = Vec::with_capacity(payload.len() + 2 * HEAD_BYTES);
+        let last = payload.chunks(MAX_FRAME_BYTES).count() - 1;
+        for (place, piece) in payload.chunks(MAX_FRAME_BYTES).enumerate() {
+            let (kind, kept) = match place {
+                0 => (HEADERS, first.flags & (END_STREAM | PRIORITY)),
+                _ => (CONTINUATION, 0),
+            };
+            let ends = if place == last { END_HEADERS } else { 0 };
+            let length = (piece.len() as u32).to_be_bytes();
+            out.extend_from_slice(&length[1..]);
+            out.extend_from_slice(&[kind, kept | ends]);
+            out.extend_from_slice(&first.stream.to_be_bytes());
+            out.extend_from_slice(piece);
         }
+        out
     }
 }
 
@@ -164,8 +372,8 @@ mod tests {
         let bytes = [PREFACE, &frame(SETTINGS, 0, 0), &frames.concat()].concat();
         let cost = cost + 1;
         for cut in 0..=bytes.len() {
-            let mut look = Frames::default();
-            let found = look.look(&bytes[..cut]) + look.look(&bytes[cut..]);
+            let mut look = Frames::new(MAX_FRAME_BYTES);
+            let found = look.look(&bytes[..cut]).cost + look.look(&bytes[cut..]).cost;
             assert_eq!(found, cost, "cut at {cut}");
             assert_eq!(look.is_unfinished(), unfinished, "cut at {cut}");
             assert!(!look.is_foreign(), "cut at {cut}");
@@ -175,7 +383,7 @@ mod tests {
     #[test]
     fn a_connection_begins_with_the_preface_and_settings() {
         let foreign = |bytes: &[u8]| {
-            let mut look = Frames::default();
+            let mut look = Frames::new(MAX_FRAME_BYTES);
             bytes.chunks(1).for_each(|byte| _ = look.look(byte));
             look.is_foreign()
         };
@@ -212,7 +420,7 @@ mod tests {
             3,
             false,
         );
-        let mut look = Frames::default();
+        let mut look = Frames::new(MAX_FRAME_BYTES);
         look.look(&PREFACE[..20]);
         assert!(look.is_unfinished());
         look.look(&PREFACE[20..]);

@@ -1,8 +1,8 @@
 //! A client's socket under HTTP/2: it counts the frames that pass, and holds waits that concern
 //! the whole connection to their limits. Those of single streams are theirs.
 //!
-//! It must never change a byte, but for one: who exceeds the allowance is told so, in a last frame
-//! of ours.
+//! It changes two things: it writes a malformed head anew (`frames`), and tells a client that
+//! exceeds its allowance so, in a last frame.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -31,6 +31,14 @@ const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 1 << 20;
 const LINGER_READ_BYTES: usize = 4 << 10;
 
+/// How long a client is waited for, and how much of a head is held.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) header_timeout: Duration,
+    pub(super) body_timeout: Duration,
+    pub(super) max_head_bytes: usize,
+}
+
 /// See the file's head.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -56,14 +64,19 @@ impl Socket {
         (stream, ahead): (Stream, Bytes),
         flow: Arc<Flow>,
         alarm: Arc<Alarm>,
-        (header_timeout, body_timeout): (Duration, Duration),
+        bounds: Bounds,
     ) -> Socket {
+        let Bounds {
+            header_timeout,
+            body_timeout,
+            max_head_bytes,
+        } = bounds;
         alarm.arm(header_timeout);
         Socket {
             stream,
             flow,
             ahead,
-            frames: Frames::default(),
+            frames: Frames::new(max_head_bytes),
             alarm,
             header_timeout,
             body_timeout,
@@ -101,9 +114,10 @@ impl Socket {
         Poll::Ready(io::ErrorKind::InvalidData.into())
     }
 
-    fn note_read(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> io::Result<()> {
+    /// Bytes at the beginning of `bytes` that pass as they are.
+    fn note_read(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> io::Result<usize> {
         let was_unfinished = self.frames.is_unfinished();
-        let cost = self.frames.look(bytes);
+        let passed = self.frames.look(bytes);
         if !self.stalled {
             match (was_unfinished, self.frames.is_unfinished()) {
                 (false, true) => self.alarm.arm(self.header_timeout),
@@ -111,8 +125,8 @@ impl Socket {
                 _ => {}
             }
         }
-        if self.flow.spend(cost) {
-            return Ok(());
+        if self.flow.spend(passed.cost) {
+            return Ok(passed.as_they_are);
         }
         tracing::debug!("a client of HTTP/2 sends too many frames that move nothing");
         if !self.cut {
@@ -120,6 +134,29 @@ impl Socket {
             let _ = Pin::new(&mut self.stream).poll_write(cx, CALM);
         }
         Err(io::ErrorKind::ConnectionAborted.into())
+    }
+
+    /// Bytes from the client, as they come.
+    fn poll_bytes(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let taken = self.ahead.len().min(buf.remaining());
+            buf.put_slice(&self.ahead[..taken]);
+            self.ahead.advance(taken);
+            return Poll::Ready(Ok(()));
+        }
+        let read = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if read.is_pending() {
+            ready!(self.alarm.poll(cx));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+
+    fn give_ready(&mut self, buf: &mut ReadBuf<'_>) {
+        let ready = &mut self.frames.ready;
+        let taken = ready.len().min(buf.remaining());
+        buf.put_slice(&ready[..taken]);
+        ready.advance(taken);
     }
 
     fn note_write(&mut self, whole: usize, written: &Poll<io::Result<usize>>) {
@@ -158,25 +195,23 @@ impl AsyncRead for Socket {
             return this.poll_farewell(cx).map(Err);
         }
         let before = buf.filled().len();
-        if this.ahead.is_empty() {
-            match Pin::new(&mut this.stream).poll_read(cx, buf) {
-                Poll::Ready(read) => read?,
-                Poll::Pending => {
-                    ready!(this.alarm.poll(cx));
-                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-                }
+        // A read whose bytes are all held is followed by another: none would be the end.
+        loop {
+            this.give_ready(buf);
+            if buf.filled().len() > before {
+                return Poll::Ready(Ok(()));
             }
-        } else {
-            let taken = this.ahead.len().min(buf.remaining());
-            buf.put_slice(&this.ahead[..taken]);
-            this.ahead.advance(taken);
+            ready!(this.poll_bytes(cx, buf))?;
+            if buf.filled().len() == before {
+                return Poll::Ready(Ok(()));
+            }
+            let passed = this.note_read(cx, &buf.filled()[before..]);
+            if this.frames.is_foreign() {
+                buf.set_filled(before);
+                return this.poll_farewell(cx).map(Err);
+            }
+            buf.set_filled(before + passed?);
         }
-        let noted = this.note_read(cx, &buf.filled()[before..]);
-        if this.frames.is_foreign() {
-            buf.set_filled(before);
-            return this.poll_farewell(cx).map(Err);
-        }
-        Poll::Ready(noted)
     }
 }
 
