@@ -199,7 +199,7 @@ impl Sweep {
     pub fn wake_all(&self) {
         let alarms = self.0.alarms.lock().unwrap_or_else(PoisonError::into_inner);
         for alarm in alarms.iter().filter_map(Weak::upgrade) {
-            alarm.waker.wake();
+            alarm.wake();
         }
     }
 }
@@ -269,6 +269,11 @@ impl Alarm {
         } else {
             Poll::Pending
         }
+    }
+
+    /// Wakes the task behind it without ringing, so that it looks around.
+    pub fn wake(&self) {
+        self.waker.wake();
     }
 
     fn ring_if_due(&self, tick: u32) {

@@ -39,7 +39,7 @@ enum ChunkState {
 
 /// What some bytes of the connection are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChunkVerdict {
+enum ChunkVerdict {
     /// Content, all of them.
     Content,
     /// So many of them are content, and its end.
@@ -59,7 +59,7 @@ impl ChunkCheck {
     }
 
     /// Looks at the next bytes of the connection.
-    pub(super) fn look(&mut self, bytes: &[u8]) -> ChunkVerdict {
+    fn look(&mut self, bytes: &[u8]) -> ChunkVerdict {
         let mut at = 0;
         while let Some(&byte) = bytes.get(at) {
             if self.next == ChunkState::Data {
@@ -133,13 +133,51 @@ fn is_text(byte: u8) -> bool {
 /// The raw bytes of a request's content.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ContentCheck {
-    /// hyper alone knows where they end.
+    /// Of a head that has not ended, of one that is refused, or of bytes that are not looked at.
     Other,
     Chunks(ChunkCheck),
+    /// So many of them are to come.
+    Length(u64),
     /// All of them have come, if there are any. What comes next belongs to the next request.
     Ended,
     /// They are no chunks. Nothing behind that is read.
     Broken,
+}
+
+impl ContentCheck {
+    /// Whether bytes of it are to come.
+    pub(super) fn is_under_way(&self) -> bool {
+        matches!(self, ContentCheck::Chunks(_) | ContentCheck::Length(_))
+    }
+
+    /// Looks at the next bytes of the connection. Returns how many of them belong to the content
+    /// and are in order.
+    pub(super) fn look(&mut self, bytes: &[u8]) -> usize {
+        match self {
+            ContentCheck::Other => bytes.len(),
+            ContentCheck::Ended | ContentCheck::Broken => 0,
+            ContentCheck::Length(left) => {
+                let count =
+                    usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
+                *left -= count as u64;
+                if *left == 0 {
+                    *self = ContentCheck::Ended;
+                }
+                count
+            }
+            ContentCheck::Chunks(chunks) => match chunks.look(bytes) {
+                ChunkVerdict::Content => bytes.len(),
+                ChunkVerdict::Ended(at) => {
+                    *self = ContentCheck::Ended;
+                    at
+                }
+                ChunkVerdict::Broken(at) => {
+                    *self = ContentCheck::Broken;
+                    at
+                }
+            },
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! HTTP/2 on a client's connection: many requests at once, each as if it had come by itself.
 //!
-//! hyper and h2 speak the protocol; the files here hold what they leave open to a limit: frames
-//! that move nothing and malformed heads (`frames`, `field_block`, `socket`), streams whose client takes nothing (`stream`), and
-//! connections without any. A request is charged when its head has come, whatever becomes of its
-//! stream.
+//! hyper and h2 speak the protocol. The files here hold what they leave open to a limit: frames
+//! that move nothing (`frames`, `socket`), malformed heads (`field_block`), streams whose client
+//! takes nothing (`stream`), and connections without any. A request is charged when its head has
+//! come, whatever becomes of its stream.
 
 mod cut;
 mod field_block;

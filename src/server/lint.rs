@@ -1,17 +1,17 @@
 //! A look at the raw bytes of a request's head, for what hyper forgives and we do not.
 //!
-//! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It tells where
-//! chunks begin. A head behind other content, or behind a request without content, in one read with
-//! it, is not seen. hyper's reading
-//! of such a head is framed anew for the upstream: only the refusal is lost, not the safety.
+//! Pure and incremental: bytes in, faults out, at most one pass with `memchr`. It tells where a
+//! head ends and how its content is framed, so that the socket knows where the next head begins. A
+//! look that began within a head would take its rest for another request.
 
 use memchr::memchr_iter;
 
+use super::chunks::{ChunkCheck, ContentCheck};
 use crate::proxy::flaw::Flaw;
 use crate::proxy::headers::{RequestFault, check_coding};
 
 /// Bytes that are kept of a line which comes in parts: `transfer-encoding:` and what it says.
-const NAME_BYTES: usize = 64;
+const NAME_BYTES: usize = 48;
 
 const CONTENT_LENGTH: &[u8] = b"content-length:";
 const TRANSFER_ENCODING: &[u8] = b"transfer-encoding:";
@@ -24,13 +24,22 @@ pub(crate) struct Lint {
     line: [u8; NAME_BYTES],
     line_bytes: usize,
     last: u8,
-    length: bool,
+    length: SaidLength,
     /// What its lines say of the transfer coding.
     coding: Option<Result<(), RequestFault>>,
     started: bool,
     done: bool,
     /// Where in the last bytes the head ended, if it did.
     ended_at: Option<usize>,
+}
+
+/// What the lines of a head say of its content's length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SaidLength {
+    Unsaid,
+    Bytes(u64),
+    /// They contradict each other, or are no number: hyper refuses them.
+    Unclear,
 }
 
 impl Lint {
@@ -41,7 +50,7 @@ impl Lint {
             line: [0; NAME_BYTES],
             line_bytes: 0,
             last: b'\r',
-            length: false,
+            length: SaidLength::Unsaid,
             coding: None,
             started: false,
             done: false,
@@ -49,29 +58,29 @@ impl Lint {
         }
     }
 
-    /// Where chunked content began in the bytes that were looked at last.
-    pub(crate) fn chunks_begin(&self) -> Option<usize> {
-        self.ended_at.filter(|_| self.coding == Some(Ok(())))
+    /// Where in the bytes that were looked at last the head ended, if it did.
+    pub(super) fn ended_at(&self) -> Option<usize> {
+        self.ended_at
+    }
+
+    /// How the content behind this head is framed. The head has no flaw.
+    pub(super) fn content(&self) -> ContentCheck {
+        match (self.coding, self.length) {
+            (Some(Ok(())), SaidLength::Unsaid) => ContentCheck::Chunks(ChunkCheck::new()),
+            (None, SaidLength::Unsaid | SaidLength::Bytes(0)) => ContentCheck::Ended,
+            (None, SaidLength::Bytes(left)) => ContentCheck::Length(left),
+            // It is refused, and its connection ends.
+            _ => ContentCheck::Other,
+        }
     }
 
     /// Whether the head names a transfer coding that is none of ours, and nothing worse.
     pub(crate) fn has_unknown_coding(&self) -> bool {
-        !self.length && self.coding == Some(Err(RequestFault::UnknownCoding))
+        !self.has_length() && self.coding == Some(Err(RequestFault::UnknownCoding))
     }
 
-    /// Looks at the heads behind a request without content that came with it in `bytes`. Their
-    /// faults are not told, only an unknown coding is: hyper alone refuses such a head.
-    pub(crate) fn look_behind(&mut self, bytes: &[u8]) {
-        let mut rest = bytes;
-        while let Some(end) = self.ended_at
-            && !self.length
-            && self.coding.is_none()
-            && end < rest.len()
-        {
-            rest = &rest[end..];
-            self.restart();
-            self.look(rest);
-        }
+    fn has_length(&self) -> bool {
+        self.length != SaidLength::Unsaid
     }
 
     /// A new head begins.
@@ -120,7 +129,7 @@ impl Lint {
         self.last = bytes.last().copied().unwrap_or(self.last);
         if self.seen > self.max_bytes {
             Some(Flaw::HeadTooLarge)
-        } else if self.length && self.coding.is_some() {
+        } else if self.has_length() && self.coding.is_some() {
             Some(Flaw::TwoLengths)
         } else {
             None
@@ -143,13 +152,25 @@ impl Lint {
                 .is_some_and(|start| start.eq_ignore_ascii_case(name))
         };
         match line.first().map(|byte| byte | 0x20) {
-            Some(b'c') if is(CONTENT_LENGTH) => self.length = true,
+            Some(b'c') if is(CONTENT_LENGTH) => self.read_length(&line[CONTENT_LENGTH.len()..]),
             Some(b't') if is(TRANSFER_ENCODING) => {
                 let coding = check_coding(&line[TRANSFER_ENCODING.len()..], self.coding);
                 self.coding = Some(coding);
             }
             _ => {}
         }
+    }
+
+    /// Lines that say the same are one, as for hyper.
+    fn read_length(&mut self, value: &[u8]) {
+        let value = value.trim_ascii();
+        let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+        let number = std::str::from_utf8(value).ok().filter(|_| is_number);
+        self.length = match (self.length, number.and_then(|text| text.parse().ok())) {
+            (SaidLength::Unsaid, Some(bytes)) => SaidLength::Bytes(bytes),
+            (SaidLength::Bytes(before), Some(bytes)) if before == bytes => self.length,
+            _ => SaidLength::Unclear,
+        };
     }
 }
 

@@ -45,6 +45,8 @@ pub(crate) struct Phase {
     flaw: AtomicU8,
     answer_pending: AtomicBool,
     cut: AtomicU8,
+    /// hyper has asked for the next request, which it gets once this one is answered.
+    holds_next: AtomicBool,
     /// How far the request's body has been read; one for all requests of the connection.
     pub(crate) body: Progress,
     pub(crate) alarm: Arc<Alarm>,
@@ -62,6 +64,7 @@ impl Phase {
             flaw: AtomicU8::new(0),
             answer_pending: AtomicBool::new(false),
             cut: AtomicU8::new(WHOLE),
+            holds_next: AtomicBool::new(false),
             body: Progress::default(),
             alarm,
             header_timeout: settings.header_timeout,
@@ -99,10 +102,20 @@ impl Phase {
         Flaw::from_code(flaw)
     }
 
+    /// The next request is kept back until this one is answered. The task behind the alarm is woken
+    /// then.
+    pub(crate) fn hold_next(&self) {
+        self.holds_next.store(true, Ordering::Relaxed);
+    }
+
     /// The response has been handed to hyper to its end.
     pub(crate) fn end_response(&self) {
         if self.stage() != Stage::Request {
             return;
+        }
+        if self.holds_next.load(Ordering::Relaxed) {
+            self.holds_next.store(false, Ordering::Relaxed);
+            self.alarm.wake();
         }
         if self.body.has_ended() {
             self.begin_short_wait();

@@ -5,6 +5,8 @@
 //! - one alarm per connection stands for all of its timeouts, moved by a store per [`Phase`];
 //! - heads are looked at as they pass, for what hyper forgives and we do not (a bare LF as a line's
 //!   end, Content-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
+//! - bytes behind a request are kept back until its answer has ended, so that each head is looked
+//!   at from its first byte;
 //! - a client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
 //!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled.
 //!   A client that resets the connection has as long, so that the answer settles what both cost;
@@ -21,10 +23,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::chunks::{ChunkCheck, ChunkVerdict, ContentCheck};
+use super::chunks::ContentCheck;
 use super::lint::Lint;
 use super::phase::{Phase, Stage};
 use crate::config::ServerSettings;
@@ -125,7 +127,8 @@ impl Socket {
     /// Whether the client has ended its side. What it has sent of a next request is taken out of
     /// the way once.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        if self.ahead.is_empty() && self.phase.body.has_ended() {
+        let is_whole = self.phase.body.has_ended() && !self.content.is_under_way();
+        if self.ahead.is_empty() && is_whole {
             let mut scratch = [MaybeUninit::uninit(); AHEAD_BYTES];
             let mut buf = ReadBuf::uninit(&mut scratch);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
@@ -155,79 +158,73 @@ impl Socket {
 
     /// Notes what was read. Returns how many of the bytes hyper may have now.
     fn note_read(&mut self, bytes: &[u8]) -> usize {
-        match self.phase.stage() {
-            Stage::Request => {
-                if !self.phase.body.has_ended() {
-                    self.phase.expect_body();
-                }
-                return self.note_content(bytes, 0);
+        let stage = self.phase.stage();
+        let is_content = match stage {
+            Stage::Tunnel => return bytes.len(),
+            Stage::Request => true,
+            // Content whose end only hyper knows.
+            Stage::Discard if matches!(self.content, ContentCheck::Other) => {
+                !self.phase.body.has_ended()
             }
-            Stage::Tunnel => {}
-            Stage::Discard if !self.phase.body.has_ended() => {
+            _ => self.content.is_under_way(),
+        };
+        if is_content {
+            if !self.phase.body.has_ended() {
                 self.phase.expect_body();
-                return self.note_content(bytes, 0);
             }
-            stage => {
-                if stage != Stage::Head {
-                    self.phase.begin_head();
-                    self.lint.restart();
-                    self.content = ContentCheck::Other;
-                }
-                if self.is_unlinted {
-                    return bytes.len();
-                }
-                if let Some(flaw) = self.lint.look(bytes) {
-                    self.phase.found(flaw);
-                } else if let Some(from) = self.lint.chunks_begin() {
-                    self.content = ContentCheck::Chunks(ChunkCheck::new());
-                    return self.note_content(bytes, from);
-                } else {
-                    self.lint.look_behind(bytes);
-                }
-            }
+            return self.content.look(bytes);
+        }
+        if stage != Stage::Head {
+            self.phase.begin_head();
+            self.lint.restart();
+            self.content = ContentCheck::Other;
+        }
+        if self.is_unlinted {
+            return bytes.len();
+        }
+        if let Some(flaw) = self.lint.look(bytes) {
+            self.phase.found(flaw);
+        } else if let Some(end) = self.lint.ended_at() {
+            self.content = self.lint.content();
+            return end + self.content.look(&bytes[end..]);
         }
         bytes.len()
     }
 
-    /// The same for bytes that are content from `from` on.
-    fn note_content(&mut self, bytes: &[u8], from: usize) -> usize {
-        let ContentCheck::Chunks(chunks) = &mut self.content else {
-            return bytes.len();
-        };
-        match chunks.look(&bytes[from..]) {
-            ChunkVerdict::Content => bytes.len(),
-            ChunkVerdict::Ended(at) => {
-                self.content = ContentCheck::Ended;
-                from + at
-            }
-            ChunkVerdict::Broken(at) => {
-                self.content = ContentCheck::Broken;
-                from + at
-            }
-        }
-    }
-
-    /// Takes back what hyper may not have of `read`: it is read again, or was no content.
-    fn keep_back(&mut self, read: &[u8]) {
-        self.ahead = match self.content {
-            ContentCheck::Broken => Bytes::new(),
-            _ if self.ahead.is_empty() => Bytes::copy_from_slice(read),
-            _ => [read, &self.ahead].concat().into(),
-        };
-    }
-
-    /// Notes the bytes in `buf` from `before` on, and leaves there what hyper may have of them.
-    fn hand_over(&mut self, buf: &mut ReadBuf<'_>, before: usize) -> Poll<io::Result<()>> {
+    /// Notes the bytes in `buf` from `before` on, leaves there what hyper may have of them, and
+    /// takes the others back: they are read again.
+    fn hand_over(&mut self, buf: &mut ReadBuf<'_>, before: usize) -> io::Result<()> {
         let read = &buf.filled()[before..];
         let count = self.note_read(read);
         if count < read.len() {
-            self.keep_back(&read[count..]);
+            self.ahead = Bytes::copy_from_slice(&read[count..]);
             buf.set_filled(before + count);
-            if count == 0 {
-                return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
-            }
         }
-        Poll::Ready(Ok(()))
+        self.check_given(count)
+    }
+
+    /// The same for bytes that were read before.
+    fn hand_over_ahead(&mut self, buf: &mut ReadBuf<'_>) -> io::Result<()> {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        let offered = &ahead[..ahead.len().min(buf.remaining())];
+        let count = self.note_read(offered);
+        buf.put_slice(&offered[..count]);
+        if count < ahead.len() {
+            ahead.advance(count);
+            self.ahead = ahead;
+        }
+        self.check_given(count)
+    }
+
+    /// Nothing behind broken content is read. Without a byte hyper would see an end of stream.
+    fn check_given(&mut self, count: usize) -> io::Result<()> {
+        if matches!(self.content, ContentCheck::Broken) {
+            self.ahead = Bytes::new();
+        }
+        if count == 0 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(())
     }
 
     /// Whether hyper has all of the request, and not yet its answer.
@@ -291,13 +288,13 @@ impl AsyncRead for Socket {
         if this.holds_next() {
             this.watched = false;
             this.wait_without_deadline(cx);
+            // hyper asks again only if it is woken: it takes the stream for the cause of this.
+            this.phase.hold_next();
             return Poll::Pending;
         }
         let before = buf.filled().len();
         if !this.ahead.is_empty() {
-            let taken = this.ahead.split_to(this.ahead.len().min(buf.remaining()));
-            buf.put_slice(&taken);
-            return this.hand_over(buf, before);
+            return Poll::Ready(this.hand_over_ahead(buf));
         }
         // A body that is on its way upstream. If it ends too early, it does so by the grace.
         let serving = this.phase.stage() == Stage::Request;
@@ -308,7 +305,7 @@ impl AsyncRead for Socket {
         if !this.ended {
             match Pin::new(&mut this.stream).poll_read(cx, buf) {
                 Poll::Ready(Ok(())) if buf.filled().len() > before => {
-                    return this.hand_over(buf, before);
+                    return Poll::Ready(this.hand_over(buf, before));
                 }
                 Poll::Ready(Ok(())) => {
                     this.ended = true;
@@ -492,3 +489,6 @@ impl Socket {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,7 +7,7 @@ use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ struct Marks {
     bytes: AtomicU64,
     unfinished: AtomicBool,
     too_large: AtomicBool,
+    /// Counts the requests of the connection: what is left of an earlier body may still be read.
+    turn: AtomicU32,
     pace: Option<Pace>,
 }
 
@@ -88,6 +90,7 @@ impl Progress {
 
     /// A new request begins, with or without a body.
     pub fn restart(&self, has_body: bool) {
+        self.0.turn.fetch_add(1, Ordering::Relaxed);
         self.0.bytes.store(0, Ordering::Relaxed);
         self.0.unfinished.store(has_body, Ordering::Relaxed);
         self.0.too_large.store(false, Ordering::Relaxed);
@@ -110,6 +113,10 @@ impl Progress {
 
     fn end(&self) {
         self.0.unfinished.store(false, Ordering::Relaxed);
+    }
+
+    fn turn(&self) -> u32 {
+        self.0.turn.load(Ordering::Relaxed)
     }
 }
 
@@ -168,6 +175,8 @@ pub struct RequestBody(Option<Box<Inflow>>);
 struct Inflow {
     incoming: Option<Incoming>,
     progress: Option<Progress>,
+    /// Which request of its connection it belongs to.
+    turn: u32,
     /// Content bytes that may still come; `None` for no bound.
     left: Option<u64>,
     deadline: Option<Arc<Deadline>>,
@@ -230,6 +239,7 @@ impl Inflow {
     fn new(incoming: Incoming, progress: Option<Progress>) -> Box<Inflow> {
         Box::new(Inflow {
             incoming: Some(incoming),
+            turn: progress.as_ref().map_or(0, Progress::turn),
             progress,
             left: None,
             deadline: None,
@@ -255,20 +265,26 @@ impl Inflow {
             .left
             .map_or(Some(None), |left| left.checked_sub(length).map(Some))
         else {
-            if let Some(progress) = &self.progress {
+            if let Some(progress) = self.progress() {
                 progress.0.too_large.store(true, Ordering::Relaxed);
             }
             return Err(BodyError::TooLarge);
         };
         self.left = left;
-        if let Some(progress) = &self.progress {
+        if let Some(progress) = self.progress() {
             progress.0.bytes.fetch_add(length, Ordering::Relaxed);
         }
         Ok(())
     }
 
+    /// None once its connection serves a later request: the marks are of that one.
+    fn progress(&self) -> Option<&Progress> {
+        let progress = self.progress.as_ref();
+        progress.filter(|progress| progress.turn() == self.turn)
+    }
+
     fn end(&self) {
-        if let Some(progress) = &self.progress {
+        if let Some(progress) = self.progress() {
             progress.end();
         }
     }
@@ -386,6 +402,7 @@ impl Drop for Inflow {
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let mut rest = Inflow::new(incoming, self.progress.take());
+            rest.turn = self.turn;
             rest.left = Some(if lingers { LINGER_BYTES } else { DISCARD_BYTES });
             // Once only: a runtime that shuts down drops what it is given to run.
             rest.given_up = true;
