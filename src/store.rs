@@ -118,7 +118,7 @@ impl Backing {
         match self {
             Backing::Memory(_) => None,
             Backing::Redis(shared) => shared.away_since(),
-            Backing::Cluster(shared) => shared.redis().away_since(),
+            Backing::Cluster(shared) => shared.away_since(),
         }
     }
 

@@ -15,6 +15,10 @@ pub(super) const SAMPLES: usize = 180;
 pub(super) const STEP: u64 = 5;
 /// Marks that are kept.
 const MARKS: usize = 64;
+/// Outages of the store with marks of their own, before further ones share one mark.
+const MARKED_OUTAGES: u32 = 5;
+/// How long the store must have been well until outages have marks of their own again, seconds.
+const QUIET: u64 = 60;
 
 /// What happened in some time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,7 +39,7 @@ pub(super) struct Sample {
 pub(super) struct Mark {
     /// When, microseconds since the Unix epoch.
     pub(super) at_us: u64,
-    /// `start`, `reload`, `store_down` or `store_up`.
+    /// `start`, `reload`, `store_down`, `store_up` or `store_flaps`.
     pub(super) kind: &'static str,
     pub(super) text: String,
 }
@@ -50,8 +54,20 @@ pub(super) struct History {
     pub(super) marks: VecDeque<Mark>,
     /// Of each limit: what it allowed and denied until the last look, and in the second before it.
     limits: BTreeMap<Arc<str>, [(u64, u64); 2]>,
-    /// How the store was at the last look, and how many reloads there had been.
-    pub(super) known: (bool, u64),
+    store: StoreMarks,
+    /// How many reloads there had been at the last look.
+    pub(super) known_reloads: u64,
+}
+
+/// The store's marks: a store that fails again and again would push out all others.
+#[derive(Debug, Default)]
+struct StoreMarks {
+    /// Whether decisions were made without it at the last look.
+    is_away: bool,
+    /// When they last were, seconds since the Unix epoch.
+    away_at: u64,
+    /// Outages since it was last well for [`QUIET`].
+    outages: u32,
 }
 
 impl History {
@@ -73,7 +89,8 @@ impl History {
             samples: empty(SAMPLES, STEP),
             marks: VecDeque::new(),
             limits: BTreeMap::new(),
-            known: (false, 0),
+            store: StoreMarks::default(),
+            known_reloads: 0,
         };
         history.mark(started_us, "start", "tidegate started".to_owned());
         history
@@ -85,6 +102,43 @@ impl History {
             self.marks.pop_front();
         }
         self.marks.push_back(Mark { at_us, kind, text });
+    }
+
+    /// The store is away at `at_us`, or it is not. Marks what is new.
+    pub(super) fn look_at_store(&mut self, at_us: u64, is_away: bool) {
+        let at = at_us / 1_000_000;
+        let was_away = std::mem::replace(&mut self.store.is_away, is_away);
+        if is_away && !was_away {
+            if self.store.away_at + QUIET <= at {
+                self.store.outages = 0;
+            }
+            self.store.outages += 1;
+        }
+        if is_away {
+            self.store.away_at = at;
+        }
+        let damped = self.store.outages.saturating_sub(MARKED_OUTAGES);
+        match (was_away, is_away) {
+            (false, true) if damped > 0 => self.mark_damped(at_us, damped),
+            (false, true) => self.mark(at_us, "store_down", "the store is away".to_owned()),
+            (true, false) if damped == 0 => {
+                self.mark(at_us, "store_up", "the store is back".to_owned());
+            }
+            _ => {}
+        }
+    }
+
+    /// One mark for all outages that have none of their own.
+    fn mark_damped(&mut self, at_us: u64, damped: u32) {
+        let mut newest = self.marks.iter_mut().rev();
+        let mark = newest.find(|mark| mark.kind == "store_flaps");
+        match mark.filter(|_| damped > 1) {
+            Some(mark) => {
+                let seconds = at_us.saturating_sub(mark.at_us) / 1_000_000;
+                mark.text = format!("the store was away {damped} more times in {seconds} s");
+            }
+            None => self.mark(at_us, "store_flaps", "the store is away again".to_owned()),
+        }
     }
 
     /// What was counted by `at`, seconds since the Unix epoch.
@@ -233,5 +287,29 @@ mod tests {
         assert_eq!(history.marks.len(), MARKS);
         history.look((1 << 40) + 2000, &sum(0, 0), true);
         assert!(history.marks.is_empty() && history.seconds.back().unwrap().degraded);
+    }
+
+    #[test]
+    fn a_store_that_comes_and_goes_has_few_marks() {
+        let mut history = History::new(1_000_000_000);
+        let kinds = |history: &History| -> Vec<&'static str> {
+            history.marks.iter().map(|mark| mark.kind).collect()
+        };
+        let mut at_us = 1_000_000_000;
+        for _ in 0..40 {
+            for is_away in [true, false] {
+                history.look_at_store(at_us, is_away);
+                at_us += 1_000_000;
+            }
+        }
+        let pair = ["store_down", "store_up"];
+        let expected = [&["start"][..], &pair.repeat(5), &["store_flaps"]].concat();
+        assert_eq!(kinds(&history), expected);
+        let text = &history.marks.back().unwrap().text;
+        assert_eq!(text, "the store was away 35 more times in 68 s");
+        at_us += 60_000_000;
+        history.look_at_store(at_us, true);
+        history.look_at_store(at_us + 1_000_000, false);
+        assert_eq!(kinds(&history), [&expected[..], &pair].concat());
     }
 }

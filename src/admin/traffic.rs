@@ -40,16 +40,11 @@ impl Desk {
         };
         let now_us = clock::unix_us();
         let mut history = self.history();
-        let (was_degraded, known) = history.known;
-        if let Some((at_us, text)) = last.filter(|_| reloads != known) {
+        if let Some((at_us, text)) = last.filter(|_| reloads != history.known_reloads) {
             history.mark(at_us, "reload", text);
         }
-        if degraded && !was_degraded {
-            history.mark(now_us, "store_down", "the store is away".to_owned());
-        } else if was_degraded && !degraded {
-            history.mark(now_us, "store_up", "the store is back".to_owned());
-        }
-        history.known = (degraded, reloads);
+        history.known_reloads = reloads;
+        history.look_at_store(now_us, degraded);
         history.look(now_us / 1_000_000, &sum, degraded);
     }
 

@@ -12,6 +12,7 @@ mod holder;
 mod line;
 mod link;
 mod outage;
+mod outage_log;
 mod people;
 mod reply;
 mod sentinel;
@@ -23,7 +24,7 @@ mod upkeep;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
@@ -32,6 +33,8 @@ pub use about::{About, about, ask_about};
 pub use desk::{Change, Desk, DeskError, Done, Said};
 pub(super) use holder::Awaited;
 use holder::Holder;
+pub use outage_log::OUTAGE_AFTER;
+use outage_log::OutageReporter;
 pub use people::CurrentPeople;
 
 use smallvec::SmallVec;
@@ -63,9 +66,9 @@ pub struct Shared {
     clock: MonotonicClock,
     keys: KeyRing,
     log: Option<Arc<DecisionLog>>,
-    outage: Mutex<Outage>,
-    /// Decisions that were asked for and not made since the outage began.
-    unmade: AtomicU64,
+    outage: Arc<OutageReporter>,
+    /// Decisions that were asked for and not made since the log last told of them.
+    unmade: Arc<AtomicU64>,
     /// Keys in Redis that held something not ours and were begun anew.
     begun_anew: AtomicU64,
     spawned: AtomicU32,
@@ -88,18 +91,6 @@ pub struct Shared {
     traps: trap::Traps,
 }
 
-/// Trouble is told once when the first worker has it, and once when the last one has not.
-#[derive(Debug, Default)]
-struct Outage {
-    workers: u32,
-    since: Option<Instant>,
-    told: bool,
-}
-
-/// An outage that is shorter than this is no line of the log, and no stretch of a chart: a store
-/// that is gone for milliseconds, time after time, would fill both.
-pub const OUTAGE_AFTER: Duration = Duration::from_millis(100);
-
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The ways in hold a password.
@@ -118,6 +109,7 @@ impl Shared {
         log: Option<Arc<DecisionLog>>,
     ) -> Result<Shared, StoreError> {
         let (clock, name) = (MonotonicClock::start(), super::hash_key::random()?);
+        let unmade = Arc::<AtomicU64>::default();
         let fleet = Arc::new(settings.fleet.into());
         Ok(Shared {
             access: Arc::new(link::Access::new(server)?),
@@ -129,8 +121,8 @@ impl Shared {
             clock,
             keys,
             log,
-            outage: Mutex::default(),
-            unmade: AtomicU64::new(0),
+            outage: Arc::new(OutageReporter::new(None, Arc::clone(&unmade))),
+            unmade,
             begun_anew: AtomicU64::new(0),
             spawned: AtomicU32::new(0),
             recovery: Arc::new(Recovery::new(fleet, name, clock.now_us())),
@@ -163,8 +155,7 @@ impl Shared {
 
     /// Since when decisions are made without it, if any worker has to.
     pub fn away_since(&self) -> Option<Instant> {
-        let outage = self.outage.lock();
-        outage.unwrap_or_else(PoisonError::into_inner).since
+        self.outage.away_since()
     }
 
     /// What operators said of single keys, and the time it goes by; `None` if nothing.

@@ -14,7 +14,8 @@ use tidegate::store::people::{Deed, Subject, Words};
 use tidegate::store::redis::{Change, Desk, Done};
 use tidegate::store::{Backing, Store, StoreError};
 
-use crate::house::{Tidegate, Upstream};
+use crate::admin::Looked;
+use crate::house::Upstream;
 use crate::support::{Chance, item, limit, log_rule, on_a_worker, one};
 use nodes::RedisCluster;
 
@@ -168,7 +169,7 @@ fn running_proxies_share_their_counts_and_say_once_that_a_master_is_gone() {
     let mut cluster = RedisCluster::start(true, &[]);
     let upstream = Upstream::ok();
     let proxy = || {
-        Tidegate::start(&format!(
+        Looked::start(&format!(
             "upstream = \"{}\"\n[store]\nurl = \"{}\"\ntimeout = \"5s\"\n[log]\naccess = \"off\"\n\
              [limit.all]\nrate = \"90/day\"\nkey = \"global\"\n\
              [limit.each]\nrate = \"20/day\"\nkey = \"header:x-key\"\n\
@@ -184,7 +185,7 @@ fn running_proxies_share_their_counts_and_say_once_that_a_master_is_gone() {
         for who in 0..6 {
             let path = if turn % 2 == 0 { "/both" } else { "/one" };
             let header = format!("X-Key: {who}\r\n");
-            let answer = proxies[turn % 2].get_with(path, &header);
+            let answer = proxies[turn % 2].tidegate.get_with(path, &header);
             assert!(matches!(answer.status, 200 | 429), "{answer:?}");
             if answer.status == 429 {
                 assert!(answer.header("retry-after").is_some(), "{answer:?}");
@@ -201,12 +202,20 @@ fn running_proxies_share_their_counts_and_say_once_that_a_master_is_gone() {
     }
     cluster.nodes[1].kill();
     for proxy in &proxies {
-        let began = proxy.wait_for_line("limits kept there follow on_error");
+        proxy.wait_until(
+            "it says that decisions are made without the store",
+            |proxy| proxy.get("/metrics").text().contains("tidegate_degraded 1"),
+        );
+    }
+    for proxy in &proxies {
+        let began = proxy
+            .tidegate
+            .wait_for_line("limits kept there follow on_error");
         assert!(
             began.contains(&cluster.nodes[1].port().to_string()),
             "{began}"
         );
-        proxy.wait_for_line("back, or replaced");
+        proxy.tidegate.wait_for_line("back, or replaced");
     }
 }
 

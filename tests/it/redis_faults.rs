@@ -8,6 +8,9 @@ mod wire;
 
 use std::time::Duration;
 
+use tidegate::store::redis::OUTAGE_AFTER;
+
+use crate::admin::Looked;
 use crate::house::{Tidegate, Upstream};
 use crate::probe::eventually;
 use crate::support::RedisServer;
@@ -252,6 +255,49 @@ fn redis_may_be_away_at_the_start() {
         end: |weather| weather.redis.restart(),
     });
     weather.ends();
+}
+
+#[test]
+fn a_redis_that_comes_and_goes_fills_no_log() {
+    const OUTAGES: usize = 9;
+    let (redis, upstream) = (RedisServer::start(), Upstream::ok());
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n[store]\nurl = \"redis://127.0.0.1:{}\"\ntimeout = \"100ms\"\n\
+         [limit.default]\nrate = \"1_000_000/day\"\n[log]\naccess = \"off\"\n",
+        upstream.url(),
+        redis.port()
+    ));
+    let degraded = |is: u8| {
+        let line = format!("tidegate_degraded {is}");
+        looked.wait_until(&line, |looked| {
+            // A worker notices by a decision of its own.
+            assert_eq!(looked.tidegate.get("/").status, 200);
+            looked.get("/metrics").text().contains(&line)
+        });
+    };
+    let mut lines = Vec::new();
+    degraded(0);
+    for _ in 0..OUTAGES {
+        redis.freeze();
+        degraded(1);
+        // Long enough for a line of its own.
+        std::thread::sleep(OUTAGE_AFTER * 2);
+        redis.thaw();
+        degraded(0);
+    }
+    eventually("the rest is summed up", || {
+        lines.extend(looked.tidegate.said());
+        lines.iter().any(|line| line.contains("more times in"))
+    });
+    let of = |part: &str| lines.iter().filter(|line| line.contains(part)).count();
+    let (begun, ended, sums) = (
+        of("until it is back"),
+        of("redis: back"),
+        of("more times in"),
+    );
+    // A sum may be written while Redis is away; then it says so, and a line says when it is back.
+    assert!((5..=5 + sums).contains(&begun), "{lines:#?}");
+    assert!((5..=5 + sums).contains(&ended), "{lines:#?}");
 }
 
 #[test]

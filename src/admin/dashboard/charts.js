@@ -60,6 +60,7 @@ const MARK_WORDS = {
   reload: 'Reload',
   start: 'Start',
   store_down: 'Store away',
+  store_flaps: 'Store comes and goes',
   store_up: 'Store back',
 };
 
@@ -186,9 +187,8 @@ export class TrafficChart {
       group.at = mark.at;
       setAttr(group, 'tabindex', -1);
       setAttr(group, 'role', 'img');
-      setAttr(group, 'aria-label', `${clock(mark.at)} ${markText(mark)}`);
       group.append(reach, line, head);
-      const show = () => this.tell(this.x(mark.at), [clock(mark.at)], markText(mark));
+      const show = () => this.tell(this.x(mark.at), [clock(mark.at)], markText(group.mark));
       group.addEventListener('focus', () => {
         this.hold(group);
         show();
@@ -199,6 +199,9 @@ export class TrafficChart {
       return { element: group, line, head, reach };
     };
     const update = (row, mark) => {
+      // The mark of a store that comes and goes counts on.
+      row.element.mark = mark;
+      setAttr(row.element, 'aria-label', `${clock(mark.at)} ${markText(mark)}`);
       const x = Math.round(this.x(mark.at)) + 0.5;
       setAttr(row.line, 'd', `M${x} 14V${HEIGHT - MARGIN.bottom}`);
       setAttr(row.head, 'd', `M${x} 4l5 5-5 5-5-5z`);

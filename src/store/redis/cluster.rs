@@ -20,15 +20,16 @@ mod view;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
+use super::QUEUE;
 use super::holder::{Awaited, Holder};
-use super::{OUTAGE_AFTER, Outage, QUEUE};
+use super::outage_log::OutageReporter;
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::{Algorithm, Charge, Decision};
@@ -50,8 +51,8 @@ use view::View;
 pub struct Shared {
     redis: Arc<super::Shared>,
     seeds: Vec<RedisAddress>,
-    /// Nodes that some worker has trouble with.
-    outages: Mutex<HashMap<RedisAddress, Outage>>,
+    /// Nodes that some worker has trouble with, or had lately.
+    outages: Mutex<HashMap<RedisAddress, Arc<OutageReporter>>>,
 }
 
 impl fmt::Debug for Shared {
@@ -75,58 +76,32 @@ impl Shared {
         &self.redis
     }
 
-    /// An outage is told once it has lasted [`OUTAGE_AFTER`].
-    fn trouble_begins(self: &Arc<Self>, node: &RedisAddress, kind: StoreError, now: Instant) {
+    /// Since when some node is away for some worker.
+    pub fn away_since(&self) -> Option<Instant> {
+        let outages = self.outages();
+        outages.values().filter_map(|one| one.away_since()).min()
+    }
+
+    fn trouble_begins(&self, node: &RedisAddress, kind: StoreError, now: Instant) {
         self.redis.goes_away();
-        let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
-        let outage = outages.entry(node.clone()).or_default();
-        outage.workers += 1;
-        if outage.workers > 1 {
-            return;
-        }
-        (outage.since, outage.told) = (Some(now), false);
-        let (shared, node) = (Arc::clone(self), node.clone());
-        tokio::spawn(async move {
-            tokio::time::sleep(OUTAGE_AFTER).await;
-            let mut outages = shared
-                .outages
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let outage = outages.get_mut(&node).filter(|one| one.since == Some(now));
-            if let Some(outage) = outage.filter(|one| !one.told) {
-                outage.told = true;
-                tracing::warn!(
-                    kind = kind.label(),
-                    %node,
-                    "redis: {kind}; limits kept there follow on_error until it is back"
-                );
-            }
+        let mut outages = self.outages();
+        outages.retain(|_, one| !one.is_over(now));
+        let reporter = outages.entry(node.clone()).or_insert_with(|| {
+            let unmade = Arc::clone(&self.redis.unmade);
+            Arc::new(OutageReporter::new(Some(node.to_string()), unmade))
         });
+        reporter.begin(kind, now);
     }
 
     fn trouble_ends(&self, node: &RedisAddress, now: Instant) {
         self.redis.comes_back();
-        let mut outages = self.outages.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(outage) = outages.get_mut(node) else {
-            return;
-        };
-        outage.workers = outage.workers.saturating_sub(1);
-        if outage.workers > 0 {
-            return;
+        if let Some(reporter) = self.outages().get(node) {
+            reporter.end(now);
         }
-        let (since, told) = (outage.since.unwrap_or(now), outage.told);
-        outages.remove(node);
-        if !told {
-            return;
-        }
-        let seconds = now.saturating_duration_since(since).as_secs_f64();
-        let without = self.redis.unmade.swap(0, Ordering::Relaxed);
-        tracing::info!(
-            seconds = format_args!("{seconds:.3}"),
-            decisions_without = without,
-            %node,
-            "redis: back, or replaced"
-        );
+    }
+
+    fn outages(&self) -> MutexGuard<'_, HashMap<RedisAddress, Arc<OutageReporter>>> {
+        self.outages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

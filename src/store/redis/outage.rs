@@ -2,10 +2,9 @@
 //! admitted meanwhile, and knows what to charge again where the store has lost its memory.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::{OUTAGE_AFTER, Outage, Shared};
+use super::Shared;
 use crate::limit::Charge;
 use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
@@ -87,48 +86,13 @@ impl Shared {
         }
     }
 
-    /// An outage is told once it has lasted [`OUTAGE_AFTER`]; shorter ones are in the metrics.
-    pub(super) fn trouble_begins(self: &Arc<Self>, kind: StoreError, now: Instant) {
+    pub(super) fn trouble_begins(&self, kind: StoreError, now: Instant) {
         self.goes_away();
-        let mut outage = self.outage();
-        outage.workers += 1;
-        if outage.workers > 1 {
-            return;
-        }
-        (outage.since, outage.told) = (Some(now), false);
-        let shared = Arc::clone(self);
-        tokio::spawn(async move {
-            tokio::time::sleep(OUTAGE_AFTER).await;
-            let mut outage = shared.outage();
-            if outage.since == Some(now) && !outage.told {
-                outage.told = true;
-                tracing::warn!(
-                    kind = kind.label(),
-                    "redis: {kind}; limits follow on_error until it is back"
-                );
-            }
-        });
+        self.outage.begin(kind, now);
     }
 
     pub(super) fn trouble_ends(&self, now: Instant) {
         self.comes_back();
-        let mut outage = self.outage();
-        outage.workers = outage.workers.saturating_sub(1);
-        if outage.workers == 0
-            && let Some(since) = outage.since.take()
-            && std::mem::take(&mut outage.told)
-        {
-            let seconds = now.saturating_duration_since(since).as_secs_f64();
-            let without = self.unmade.swap(0, Ordering::Relaxed);
-            tracing::info!(
-                seconds = format_args!("{seconds:.3}"),
-                decisions_without = without,
-                "redis: back"
-            );
-        }
-    }
-
-    fn outage(&self) -> MutexGuard<'_, Outage> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outage.end(now);
     }
 }
