@@ -1,7 +1,7 @@
 //! A Redis Cluster as the store: real nodes, real migrations, masters that die.
 
 mod faults;
-mod nodes;
+pub mod nodes;
 mod secure;
 
 use std::collections::HashMap;

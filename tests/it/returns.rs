@@ -3,6 +3,8 @@
 //!
 //! `cargo test --test it -- returns --nocapture` prints the windows.
 
+mod topologies;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -62,27 +64,28 @@ const fn load(paces: [u64; PROXIES], away_ms: u64) -> Load {
     }
 }
 
-fn fleet(redis: &RedisServer, upstream: &Upstream) -> Vec<Tidegate> {
+/// Four proxies on the store of that URL; `counted` says how many the store has counted.
+fn fleet(url: &str, upstream: &Upstream, counted: impl Fn() -> usize) -> Vec<Tidegate> {
     let config = format!(
         "upstream = \"{}\"\n[server]\nworkers = 2\n[log]\naccess = \"off\"\n\
-         [store]\nurl = \"redis://127.0.0.1:{}\"\n\
+         [store]\nurl = \"{url}\"\n\
          [limit.default]\nrate = \"{LIMIT}/{}s\"\nkey = \"global\"\n",
         upstream.url(),
-        redis.port(),
         WINDOW.as_secs()
     );
     let proxies: Vec<Tidegate> = (0..PROXIES).map(|_| Tidegate::start(&config)).collect();
-    let mut connection = redis.connect();
-    eventually("all are counted", || {
-        let count: usize = redis::cmd("ZCARD")
-            .arg("tidegate:fleet")
-            .query(&mut connection)
-            .unwrap();
-        count == PROXIES
-    });
+    eventually("all are counted", || counted() == PROXIES);
     // Each hears of the others with its next word.
     std::thread::sleep(Duration::from_millis(1_200));
     proxies
+}
+
+/// How many proxies a server has counted; none where it does not hold their names.
+fn counted(redis: &RedisServer) -> usize {
+    match redis.run("ZCARD tidegate:fleet") {
+        redis::Value::Int(count) => usize::try_from(count).unwrap(),
+        _ => 0,
+    }
 }
 
 /// Asks one proxy all the time, and returns when it was let through.
@@ -139,31 +142,47 @@ fn window_of(outage: Outage, load: Load, mishap: Mishap) -> usize {
         _ => &[],
     };
     let (mut redis, upstream) = (RedisServer::start_with(keeps), Upstream::ok());
-    let proxies = fleet(&redis, &upstream);
+    let url = format!("redis://127.0.0.1:{}", redis.port());
+    let proxies = fleet(&url, &upstream, || counted(&redis));
     let victim = &proxies[PROXIES - 1];
-    let (began, over) = (Instant::now(), AtomicBool::new(false));
-    let (passed, away, back) = std::thread::scope(|scope| {
-        let over = &over;
-        let addresses = proxies.iter().map(|proxy| proxy.address);
-        let clients: Vec<_> = (addresses.zip(load.paces))
-            .map(|(at, every_ms)| scope.spawn(move || ask_on(at, every_ms, began, over)))
-            .collect();
-        std::thread::sleep(BEFORE);
-        let away = began.elapsed();
+    let name = format!("{outage:?} {load:?} {mishap:?}");
+    fullest_window(&name, &proxies, load.paces, || {
+        let away = Instant::now();
         go_away(&mut redis, outage, load.away, || match mishap {
             Mishap::None => {}
             Mishap::Killed => victim.signal("KILL"),
             Mishap::Stopped => victim.signal("STOP"),
         });
-        let back = began.elapsed();
+        let back = Instant::now();
         std::thread::sleep(Duration::from_secs(1));
         if mishap == Mishap::Stopped {
             victim.signal("CONT");
         }
+        (away, back)
+    })
+}
+
+/// Has clients ask all proxies while `outage` happens, and for two windows more. `outage` returns
+/// when the store was away and when it was back. Returns the most that a window held.
+fn fullest_window(
+    name: &str,
+    proxies: &[Tidegate],
+    paces: [u64; PROXIES],
+    outage: impl FnOnce() -> (Instant, Instant),
+) -> usize {
+    let (began, over) = (Instant::now(), AtomicBool::new(false));
+    let (passed, away, back) = std::thread::scope(|scope| {
+        let over = &over;
+        let addresses = proxies.iter().map(|proxy| proxy.address);
+        let clients: Vec<_> = (addresses.zip(paces))
+            .map(|(at, every_ms)| scope.spawn(move || ask_on(at, every_ms, began, over)))
+            .collect();
+        std::thread::sleep(BEFORE);
+        let (away, back) = outage();
         std::thread::sleep(WINDOW * 2);
         over.store(true, Ordering::Relaxed);
         let passed = clients.into_iter().map(|client| client.join().unwrap());
-        (passed.collect::<Vec<_>>(), away, back)
+        (passed.collect::<Vec<_>>(), away - began, back - began)
     });
     let each: Vec<usize> = passed.iter().map(Vec::len).collect();
     let passed: Vec<Duration> = passed.into_iter().flatten().collect();
@@ -173,10 +192,11 @@ fn window_of(outage: Outage, load: Load, mishap: Mishap) -> usize {
     };
     let most = fullest(passed.clone());
     println!(
-        "{outage:?} {load:?} {mishap:?}: fullest window {most} of {LIMIT}; {} before, {} without, {} in 1 s \
+        "{name}: fullest window {most} of {LIMIT}; {} before, {} in the {:.1?} without, {} in 1 s \
          after, {} later; by proxy {each:?}",
         within(Duration::ZERO, away),
         within(away, back),
+        back - away,
         within(back, back + Duration::from_secs(1)),
         within(back + Duration::from_secs(1), Duration::MAX),
     );

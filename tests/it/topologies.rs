@@ -3,7 +3,7 @@
 
 pub mod certificates;
 mod failover;
-mod sentinels;
+pub mod sentinels;
 mod valkey;
 
 use std::time::{Duration, Instant};

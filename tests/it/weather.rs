@@ -221,7 +221,8 @@ impl Watched {
                 _ => 2 * (samples.len() as u64 - decided),
             };
         let name = self.policy;
-        // What a store has lost is charged again, and with it what came before that was known.
+        // When a proxy notices a loss, it charges every unit again. The store still has those units that
+        // it decided between the loss and the notice. So a unit counts twice at most.
         let again = if remembers { 0 } else { decided };
         assert!(
             used <= decided + unsure + again,
