@@ -309,6 +309,24 @@ fn raw_toml_stays_in_the_configuration() {
     }
 }
 
+/// Each promise of docs/threats.md names the test that holds it.
+#[test]
+fn each_row_of_the_threats_names_a_test() {
+    let page = fs::read_to_string(root().join("docs/threats.md")).unwrap();
+    let rows = page.lines().filter(|line| {
+        let is_head = line.starts_with("|--") || line.ends_with("| test |");
+        line.starts_with('|') && !is_head
+    });
+    let rows: Vec<&str> = rows.collect();
+    assert!(rows.len() > 60, "{}", rows.len());
+    for row in rows {
+        let cells = row.trim_matches('|').rsplit_once('|');
+        let tests = cells.map_or("", |(_, tests)| tests);
+        let names_one = tests.contains("::") && tests.contains('`');
+        assert!(names_one, "docs/threats.md names no test: {row}");
+    }
+}
+
 /// Every test that docs/threats.md names is there: a defence whose test is gone is none.
 #[test]
 fn the_tests_of_the_threats_are_there() {

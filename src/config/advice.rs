@@ -2,6 +2,7 @@
 //! a guess at what a person meant who knows other programs' ways. Pure.
 
 use super::diagnostic::Code;
+use crate::limit::key::{ApiKeySource, Key};
 use crate::limit::rate::{Rate, parse_duration};
 use crate::route::{HostPattern, PathPattern};
 
@@ -92,8 +93,13 @@ fn quantity(text: &str) -> Option<String> {
     is_m.then(|| format!("write `{minutes}` or `{text}s`"))
 }
 
-/// `ip,path`, `ip and path`, `user`.
+/// `header: x-user`, `ip,path`, `ip and path`, `user`.
 fn key(text: &str) -> Option<String> {
+    let joined = with_plain_colons(text);
+    if joined != text && (Key::parse_part(&joined).is_ok() || ApiKeySource::parse(&joined).is_ok())
+    {
+        return Some(format!("did you mean `{joined}`?"));
+    }
     for between in [" and ", ",", "+", "&"] {
         if text.contains(between) {
             let parts = text
@@ -107,6 +113,31 @@ fn key(text: &str) -> Option<String> {
     let all = "there are `ip`, `api_key`, `header:NAME`, `query:NAME`, `cookie:NAME`, `jwt:CLAIM`, \
                `path`, `path:PARAM`, `method`, `host`, `route`, `tier` and `global`";
     (!text.contains(':')).then(|| all.to_owned())
+}
+
+/// A key's text with one colon between each word and its name: `header: x-user`, `header x-user`
+/// and `header=x-user` become `header:x-user`.
+fn with_plain_colons(text: &str) -> String {
+    let spaced = text.replace(['=', ':'], " : ");
+    let mut joined = String::new();
+    let mut open = false;
+    for word in spaced.split_whitespace() {
+        if word == ":" {
+            open = true;
+            continue;
+        }
+        let named = ["header", "query", "cookie", "jwt", "tls"];
+        let last = joined.rsplit(' ').next().unwrap_or_default();
+        let before = match open || (named.contains(&last) && word != "or") {
+            true => ":",
+            false if joined.is_empty() => "",
+            false => " ",
+        };
+        joined.push_str(before);
+        joined.push_str(word);
+        open = false;
+    }
+    joined
 }
 
 /// `::1:8080`, `*:8080`.
@@ -361,6 +392,29 @@ mod tests {
         ] {
             assert_eq!(rate(text).as_deref(), expected, "{text}");
         }
+    }
+
+    #[test]
+    fn keys_in_other_ways_of_writing() {
+        for (text, expected) in [
+            ("header: x-user", "did you mean `header:x-user`?"),
+            ("header :x-user", "did you mean `header:x-user`?"),
+            ("header x-user", "did you mean `header:x-user`?"),
+            ("header=x-user", "did you mean `header:x-user`?"),
+            ("query: user or ip", "did you mean `query:user or ip`?"),
+            (
+                "api_key or header: x-user",
+                "did you mean `api_key or header:x-user`?",
+            ),
+            (
+                "ip and path",
+                "what is counted together is a list: `[\"ip\", \"path\"]`",
+            ),
+        ] {
+            assert_eq!(key(text).as_deref(), Some(expected), "{text}");
+        }
+        assert_eq!(key("header: X Api"), None);
+        assert_eq!(key("header:"), None);
     }
 
     #[test]

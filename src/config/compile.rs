@@ -332,6 +332,9 @@ impl Names<'_> {
     }
 
     fn unknown_upstream(&self, text: &At<String>) {
+        if self.reader.is_misnamed("upstream", &text.value) {
+            return;
+        }
         let known = || self.targets.iter().map(|target| &*target.settings.name);
         let help = match nearest(&text.value, known()) {
             Some(near) => format!("did you mean `{near}`?"),

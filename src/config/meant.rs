@@ -29,6 +29,17 @@ pub(super) fn key(section: &str, key: &str, value: &DeValue<'_>) -> Option<Strin
         };
         return Some(help);
     }
+    let near = misnamed(key, value)?;
+    let written = match near {
+        "limit" => format!("[limit.{}]", inner.unwrap_or("default")),
+        "upstream" => format!("[upstream.{}]", inner.unwrap_or("api")),
+        other => known::header(other),
+    };
+    Some(format!("did you mean `{written}`?"))
+}
+
+/// The section of the top that a table of an unknown name was meant to be.
+pub(super) fn misnamed(key: &str, value: &DeValue<'_>) -> Option<&'static str> {
     let is_section = match value {
         DeValue::Table(_) => true,
         DeValue::Array(list) => list.iter().any(|one| one.get_ref().is_table()),
@@ -37,15 +48,12 @@ pub(super) fn key(section: &str, key: &str, value: &DeValue<'_>) -> Option<Strin
     if !is_section {
         return None;
     }
+    if key == "rate_limits" {
+        return Some("limit");
+    }
     let sections = known::parts().iter().map(|part| part.section.as_str());
     let first = |section: &'static str| section.split('.').next().unwrap_or(section);
-    let near = nearest(key, sections.map(first))?;
-    let written = match near {
-        "limit" => format!("[limit.{}]", inner.unwrap_or("default")),
-        "upstream" => format!("[upstream.{}]", inner.unwrap_or("api")),
-        other => known::header(other),
-    };
-    Some(format!("did you mean `{written}`?"))
+    nearest(key, sections.map(first))
 }
 
 fn letter_case(section: &str, key: &str) -> Option<&'static str> {

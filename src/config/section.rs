@@ -63,6 +63,8 @@ pub(super) struct Reader<'a> {
     found: RefCell<Vec<Diagnostic>>,
     /// `(section, key)` of all that was asked for, names of limits and upstreams as `NAME`.
     asked: RefCell<BTreeSet<(String, &'static str)>>,
+    /// Sections and the names in them that stand in a table whose own name has a slip.
+    misnamed: RefCell<BTreeSet<(&'static str, String)>>,
 }
 
 impl<'a> Reader<'a> {
@@ -72,6 +74,7 @@ impl<'a> Reader<'a> {
             surroundings,
             found: RefCell::default(),
             asked: RefCell::default(),
+            misnamed: RefCell::default(),
         }
     }
 
@@ -93,6 +96,29 @@ impl<'a> Reader<'a> {
             one.code == Code::UnknownKey && help.contains(&quoted)
         };
         self.found.borrow().iter().any(is_it)
+    }
+
+    /// Whether `[section.name]` is defined in a table whose own name has a slip: the slip has been
+    /// reported, and the name would only be reported for it again.
+    pub(super) fn is_misnamed(&self, section: &'static str, name: &str) -> bool {
+        let misnamed = self.misnamed.borrow();
+        misnamed.contains(&(section, name.to_owned()))
+    }
+
+    /// Remembers what a table of an unknown name at the top defines.
+    fn remember_misnamed(&self, key: &str, value: &DeValue<'_>) {
+        let (Some(section), Some(table)) = (meant::misnamed(key, value), value.as_table()) else {
+            return;
+        };
+        let mut misnamed = self.misnamed.borrow_mut();
+        for (name, value) in table {
+            // A table without a name, `[limits]` with a rate, is read as the default one.
+            let name = match value.get_ref().is_table() {
+                true => name.get_ref().as_ref(),
+                false => "default",
+            };
+            misnamed.insert((section, name.to_owned()));
+        }
     }
 
     /// Adds help to the last finding, if it is about this place.
@@ -387,6 +413,9 @@ impl<'r> Section<'r> {
                 "" => format!("unknown key `{text}`"),
                 name => format!("unknown key `{text}` in `{name}`"),
             };
+            if self.name.is_empty() {
+                self.reader.remember_misnamed(text, value.get_ref());
+            }
             let diagnostic =
                 Diagnostic::new(Code::UnknownKey, message).at(&key.span, "not a setting here");
             self.reader

@@ -39,6 +39,7 @@ def check(name, text, files=()):
         words = [TIDEGATE, "check", "-c", str(path), "--deny-warnings"]
         done = subprocess.run(words, capture_output=True, text=True, env={})
         assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        assert "note[" not in done.stdout, f"{name}: {done.stdout}"
 
 
 def drain_of(text):

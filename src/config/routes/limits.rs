@@ -56,6 +56,9 @@ pub(super) fn choose(names: &mut Names<'_>, raw: &RawRoute, route: &str) -> Vec<
 }
 
 fn unknown_limit(names: &Names<'_>, text: &At<String>) {
+    if names.reader.is_misnamed("limit", &text.value) {
+        return;
+    }
     let known = names
         .limits()
         .iter()

@@ -1,7 +1,7 @@
 //! Every example of a configuration in the documentation is right. A block of `toml` that begins
-//! with `# proxy.toml` is a whole file and earns no warning; one that begins with the name of
-//! another file is none of ours; all others show a part, and are completed here by the least that
-//! makes a file of them.
+//! with `# proxy.toml` is a whole file and earns no warning and no note. A block that begins with
+//! the name of another file is left alone. All others show a part, and are completed here by the
+//! least that makes a file of them.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,9 @@ use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 
 use super::super::load::read_text;
+use super::super::render;
 use super::super::schema::as_json;
 use super::super::section::Surroundings;
-use super::super::{Config, render};
 use super::reference;
 
 /// Shows mistakes on purpose; `explained.rs` reads it.
@@ -77,8 +77,15 @@ pub(super) fn examples() -> Vec<Example> {
     found
 }
 
-/// The configuration of a text, and its warnings.
-fn read(name: &str, text: &str) -> Result<(Config, Vec<&'static str>), String> {
+/// What a text that can be used earns all the same: codes.
+#[derive(Debug)]
+struct Doubts {
+    warnings: Vec<&'static str>,
+    notes: Vec<&'static str>,
+}
+
+/// The doubts about a text, or what is wrong with it as `tidegate check` prints it.
+fn read(name: &str, text: &str) -> Result<Doubts, String> {
     let around = Surroundings {
         base: std::path::Path::new(""),
         forwards: true,
@@ -87,10 +94,10 @@ fn read(name: &str, text: &str) -> Result<(Config, Vec<&'static str>), String> {
         read: &reference::file,
     };
     match read_text(name, text, &around).0 {
-        Ok((config, warnings)) => {
-            let codes = warnings.list.iter().map(|one| one.code.as_str());
-            Ok((config, codes.collect()))
-        }
+        Ok((_, found)) => Ok(Doubts {
+            warnings: found.list.iter().map(|one| one.code.as_str()).collect(),
+            notes: found.notes.iter().map(|one| one.code.as_str()).collect(),
+        }),
         Err(found) => Err(render::human(&found, false)),
     }
 }
@@ -189,8 +196,10 @@ fn every_example_is_right() {
             (_, Err(found)) => {
                 let _ = writeln!(wrong, "{found}");
             }
-            (_, Ok((_, warnings))) if !warnings.is_empty() => {
-                let _ = writeln!(wrong, "{}: {warnings:?}\n{text}", example.place);
+            (file, Ok(doubts))
+                if !doubts.warnings.is_empty() || (file.is_some() && !doubts.notes.is_empty()) =>
+            {
+                let _ = writeln!(wrong, "{}: {doubts:?}\n{text}", example.place);
             }
             (Some(_), Ok(_)) => whole += 1,
             (None, Ok(_)) => parts += 1,
@@ -198,4 +207,39 @@ fn every_example_is_right() {
     }
     assert!(wrong.is_empty(), "{wrong}");
     assert!(whole + parts > 30, "{whole} and {parts}");
+}
+
+/// Every file for the proxy that is shipped, by its place: those of `deploy/` are found, so that a
+/// new one is read as well.
+fn shipped() -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = vec![root.join("proxy.toml"), root.join("proxy.reference.toml")];
+    for folder in std::fs::read_dir(root.join("deploy")).unwrap() {
+        let file = folder.unwrap().path().join("proxy.toml");
+        files.extend(file.is_file().then_some(file));
+    }
+    let text_of = |file: &Path| std::fs::read_to_string(file).unwrap();
+    let mut all: Vec<(String, String)> = files
+        .iter()
+        .map(|file| (file.display().to_string(), text_of(file)))
+        .collect();
+    let manifest = text_of(&root.join("deploy/kubernetes/tidegate.yaml"));
+    let (_, config) = manifest.split_once("  proxy.toml: |\n").unwrap();
+    let inside = config
+        .lines()
+        .take_while(|line| line.is_empty() || line.starts_with("    "))
+        .map(|line| format!("{}\n", line.trim_start()));
+    all.push(("kubernetes".to_owned(), inside.collect()));
+    all
+}
+
+#[test]
+fn a_shipped_file_earns_neither_a_warning_nor_a_note() {
+    let shipped = shipped();
+    assert!(shipped.len() >= 6, "{}", shipped.len());
+    for (name, text) in shipped {
+        let doubts = read(&name, &text).unwrap_or_else(|found| panic!("{found}"));
+        let none = doubts.warnings.is_empty() && doubts.notes.is_empty();
+        assert!(none, "{name}: {doubts:?}");
+    }
 }
