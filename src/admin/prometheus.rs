@@ -372,6 +372,11 @@ fn house(text: &mut Text, view: &View<'_>) {
         help,
     );
     text.sample(&[], seconds(view.loaded_us));
+    if let Some(known) = &view.config.api_key.known {
+        let help = "API keys that the files of the configuration name.";
+        text.family(Kind::Gauge, "tidegate_known_keys", help);
+        text.sample(&[], known.len());
+    }
     text.family(
         Kind::Gauge,
         "tidegate_workers",

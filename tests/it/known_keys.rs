@@ -7,6 +7,7 @@ use tidegate::config::parse_limits;
 use tidegate::layer::LimitLayer;
 use tower::{Layer, ServiceExt, service_fn};
 
+use crate::admin::Looked;
 use crate::bypass::guarded;
 use crate::house::{Tidegate, Upstream};
 use crate::look::command;
@@ -246,4 +247,37 @@ fn a_layer_knows_the_same_keys() {
             assert_eq!(refused.status().as_u16(), 400, "{source}");
         });
     }
+}
+
+#[test]
+fn the_metrics_tell_how_many_keys_are_known_and_whether_their_file_was_read() {
+    let upstream = Upstream::ok();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("keys.txt");
+    std::fs::write(&file, "k1 acme\nk2 bolt\n").unwrap();
+    let looked = Looked::start(&format!(
+        "upstream = \"{}\"\n[api_key]\nknown = \"{}\"\n{LIMIT}",
+        upstream.url(),
+        file.display()
+    ));
+    let sample = |name: &str| {
+        let text = looked.get("/metrics").text();
+        let line = text.lines().find(|line| line.starts_with(name));
+        line.map(|line| line[name.len()..].trim().to_owned())
+    };
+    let successful = "tidegate_config_last_reload_successful ";
+    assert_eq!(sample("tidegate_known_keys ").as_deref(), Some("2"));
+    std::fs::write(&file, "k1 acme\nk2 bolt\nk3 crew\n").unwrap();
+    looked.tidegate.signal("HUP");
+    looked.wait_until("the file is read again", |_| {
+        sample("tidegate_known_keys ").as_deref() == Some("3")
+    });
+    std::fs::write(&file, "k1 acme one two three four\n").unwrap();
+    looked.tidegate.signal("HUP");
+    looked.wait_until("the failure is told", |_| {
+        sample(successful).as_deref() == Some("0")
+    });
+    assert_eq!(sample("tidegate_known_keys ").as_deref(), Some("3"));
+    let none = Looked::start(&format!("upstream = \"{}\"\n", upstream.url()));
+    assert!(!none.get("/metrics").text().contains("tidegate_known_keys"));
 }

@@ -2,8 +2,12 @@
 //! becomes of a request when there is no TLS.
 
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::time::Duration;
 
+use tokio_rustls::rustls::{ServerConnection, StreamOwned};
+
+use crate::admin::Looked;
 use crate::backend::{Backend, Call, secure};
 use crate::house::{Answer, Tidegate};
 use crate::pace::Pace;
@@ -188,4 +192,52 @@ fn an_answer_that_was_cut_off_is_never_complete() {
     let text = String::from_utf8(client.rest()).unwrap();
     assert!(text.starts_with("HTTP/1.1 200"), "{text}");
     assert!(!text.ends_with("0\r\n\r\n"), "{text}");
+}
+
+/// An upstream behind TLS that sends `answer` to each request, and ends the connection without
+/// close_notify. Its thread ends with the listener's process.
+fn cutting(certificates: &Certificates, answer: &'static str) -> String {
+    let offers = secure(certificates, "good", &BOTH[1..], false);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let session = ServerConnection::new(offers.clone()).unwrap();
+            let mut secured = StreamOwned::new(session, stream);
+            let mut head = [0; 4096];
+            if secured.read(&mut head).is_ok_and(|read| read > 0) {
+                let _ = secured.write_all(answer.as_bytes());
+                let _ = secured.flush();
+            }
+        }
+    });
+    format!("https://localhost:{port}")
+}
+
+#[test]
+fn an_answer_that_ends_without_close_notify_is_truncated_unless_its_length_came() {
+    let certificates = Certificates::new();
+    let whole = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc";
+    let short = "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc";
+    let open = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nabc";
+    for (answer, truncated) in [(whole, 0), (short, 1), (open, 1)] {
+        let url = cutting(&certificates, answer);
+        let looked = Looked::start(&format!(
+            "[log]\naccess = \"stdout\"\n[[route]]\npath = \"/*\"\nupstream = \"api\"\nlimits = []\n\
+             [upstream.api]\nservers = [\"{url}\"]\ntls = {{ ca = \"{}\" }}\n",
+            certificates.path("ca.pem").display()
+        ));
+        let mut client = looked.tidegate.connect();
+        client.send("GET / HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        let text = String::from_utf8(client.rest()).unwrap();
+        assert!(text.starts_with("HTTP/1.1 200"), "{answer:?}: {text}");
+        assert!(text.contains("abc"), "{answer:?}: {text}");
+        let is_complete = text.ends_with("0\r\n\r\n") || text.contains("ength: 3\r\n");
+        assert_eq!(is_complete, truncated == 0, "{answer:?}: {text}");
+        let labels = format!("upstream=\"api\",server=\"{url}\"");
+        let sample = format!("tidegate_upstream_truncated_total{{{labels}}} {truncated}\n");
+        eventually(&format!("{answer:?}: {sample} is counted"), || {
+            looked.get("/metrics").text().contains(&sample)
+        });
+    }
 }

@@ -213,6 +213,7 @@ const servers = tableOf('upstreams', 'Upstream servers', [
   '#Latency',
   '#Requests',
   '#Failed',
+  '#Cut short',
 ]);
 
 async function pollUpstreams() {
@@ -246,6 +247,7 @@ async function pollUpstreams() {
         brief(server.latency_seconds),
         si(server.requests),
         si(server.failures),
+        si(server.truncated),
       ];
       texts.forEach((text, index) => setText(row.numbers[index], text));
       setAttr(row.numbers[0], 'title', `${server.idle} idle connections, weight ${server.weight}`);
