@@ -40,6 +40,13 @@ const GUARDING: [&str; 9] = [
     "testcookie",
     "oidc_",
 ];
+/// Directives that turn a web application firewall on.
+const FIREWALLS: [&str; 4] = [
+    "modsecurity",
+    "SecRulesEnabled",
+    "app_protect_enable",
+    "wallarm_mode",
+];
 /// Words in the name of a directive that this program does not know, and that may guard.
 const SUSPECT: [&str; 17] = [
     "auth", "access", "deny", "allow", "block", "guard", "secure", "acl", "token", "jwt", "oidc",
@@ -96,7 +103,11 @@ fn named(scope: &Scope<'_>, notes: &mut Notes) -> Option<Guard> {
         let Some(one) = scope.last(name).filter(|one| one.arg(0) != "off") else {
             continue;
         };
-        let why = "tidegate asks for no credentials and runs no programs; the route is closed";
+        let why = if FIREWALLS.contains(&name) {
+            "tidegate has no web application firewall; the route is closed"
+        } else {
+            "tidegate asks for no credentials and runs no programs; the route is closed"
+        };
         notes.lost(&one.place, &one.line(), why);
         guard = Some(Guard::Some(format!("`{}`: {why}", one.line())));
     }
@@ -108,7 +119,7 @@ fn guards(name: &str) -> bool {
     let known = GUARDING.iter().any(|begin| name.starts_with(begin))
         && !(sets && name.starts_with("auth_"));
     let suspect = || !fates::is_known(name) && SUSPECT.iter().any(|word| name.contains(word));
-    known && name != "auth_http" || !sets && suspect()
+    known && name != "auth_http" || FIREWALLS.contains(&name) || !sets && suspect()
 }
 
 /// `allow` and `deny`, which are one list.
