@@ -3,6 +3,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::process::Command;
 use std::time::Duration;
 
 use http::Response;
@@ -107,6 +108,27 @@ fn a_stream_of_http_2_is_reset_behind_what_came() {
                 }
             }
         }
+    }
+}
+
+/// curl throws away a head that it reads together with the reset.
+#[test]
+fn curl_gets_what_came_over_http_2() {
+    let upstream = cutting(ANSWERS[0], false);
+    let proxy = before(&upstream);
+    for time in 0..TIMES {
+        let output = Command::new("curl")
+            .args(["--silent", "--http2-prior-knowledge", "--max-time", "20"])
+            .args(["--write-out", " %{http_code} %{size_download}"])
+            .arg(format!("http://{}/", proxy.address))
+            .output()
+            .unwrap();
+        assert!(
+            !output.status.success(),
+            "{time}: an answer cut short is an error"
+        );
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(said, "abc 200 3", "{time}");
     }
 }
 

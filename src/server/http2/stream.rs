@@ -310,7 +310,8 @@ impl http_body::Body for Answer {
             Some(Err(error)) => {
                 self.body = Body::empty();
                 self.open.taking.arm(self.open.flow.body_timeout);
-                let (cut, mark) = PendingReset::begin(TruncatedBody::of(&error));
+                let error = TruncatedBody::of(&error);
+                let (cut, mark) = PendingReset::begin(error, &self.open.flow.sweep);
                 self.cut = Some(cut);
                 return Poll::Ready(Some(Ok(Frame::data(mark))));
             }
