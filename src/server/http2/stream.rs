@@ -4,14 +4,14 @@
 //! handed over in small pieces, and each has to be taken before the deadline of bodies; otherwise
 //! the stream is reset, which cancels the work upstream.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use http::header::{CONTENT_LENGTH, COOKIE, EXPECT, Entry, HeaderMap, HeaderValue};
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::{Bytes, Incoming};
 use pin_project_lite::pin_project;
@@ -22,7 +22,7 @@ use crate::clock::Alarm;
 use crate::proxy::body::Body;
 use crate::server::connection::Client;
 use crate::server::socket::HALF_CLOSE_GRACE;
-use crate::upstream::body::{Progress, RequestBody};
+use crate::upstream::body::{BodyError, Progress, RequestBody};
 
 /// Bytes of a response that are handed over at once: what a client has to take in time.
 const PIECE_BYTES: usize = 16 << 10;
@@ -122,12 +122,17 @@ pub(super) fn answer(
         request.body_mut().await_continue();
     }
     let bodiless = request.method() == Method::HEAD;
+    let has_stated_end = says_no_content(request.headers()) && !ended.has_ended();
     let settles = Arc::new(AtomicBool::new(false));
     let (told, flow) = (Arc::clone(&settles), Arc::clone(&open.flow));
     let work = async move {
         let mut response = Response::new(Body::awaited(told));
         let exchange = (&mut request, &mut response);
-        client.handle(exchange, (None, None)).await;
+        if has_stated_end && ends_as_stated(exchange.0.body_mut()).await.is_err() {
+            *response.status_mut() = StatusCode::BAD_REQUEST;
+        } else {
+            client.handle(exchange, (None, None)).await;
+        }
         drop(request);
         if bodiless {
             say_length(&mut response);
@@ -148,6 +153,21 @@ pub(super) fn answer(
         ended,
         flow,
     }
+}
+
+fn says_no_content(headers: &HeaderMap) -> bool {
+    headers
+        .get(CONTENT_LENGTH)
+        .is_some_and(|value| value == "0")
+}
+
+/// Waits for the end of a request that says it has no content. Its head is the whole of it for an
+/// upstream, so the head has to wait until no content contradicts it.
+async fn ends_as_stated(body: &mut RequestBody) -> Result<(), BodyError> {
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+        frame?;
+    }
+    Ok(())
 }
 
 /// The work on one request. A client that resets its stream, or closes or resets its connection,

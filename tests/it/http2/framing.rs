@@ -2,8 +2,8 @@
 
 use super::client::{self, Http2, get};
 use super::raw::{
-    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, REQUEST, RST_STREAM, Raw, block,
-    frame,
+    CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEADERS, PING, REQUEST, RST_STREAM, Raw,
+    block, frame,
 };
 use crate::admin::Looked;
 use crate::house::Upstream;
@@ -228,6 +228,9 @@ fn bodies_that_are_not_as_long_as_they_say_are_never_whole() {
         let observed = probe.observe(|proxy| {
             let mut raw = Raw::to(proxy.address, &[]);
             raw.send(&frame(HEADERS, END_HEADERS, 1, &block(&lines)));
+            // The head is read before its content is sent.
+            raw.send(&frame(PING, 0, 0, &[7; 8]));
+            raw.until(&[PING]).unwrap();
             raw.send(&frame(DATA, END_STREAM, 1, body.as_bytes()));
             let end = raw.until(&[RST_STREAM, GOAWAY]).unwrap();
             assert_ne!(end.error(), 0, "{length}");
@@ -237,6 +240,27 @@ fn bodies_that_are_not_as_long_as_they_say_are_never_whole() {
         let whole = observed.seen.iter().filter(|seen| !seen.is_for("/after"));
         assert_eq!(whole.count(), 0, "{length}: {:?}", observed.seen);
     }
+}
+
+#[test]
+fn a_request_without_content_may_end_behind_its_head() {
+    let probe = Probe::start("");
+    let mut lines = with(":method", "POST");
+    lines.push(("content-length", "0"));
+    let observed = probe.observe(|proxy| {
+        let mut raw = Raw::to(proxy.address, &[]);
+        raw.send(&frame(HEADERS, END_HEADERS, 1, &block(&lines)));
+        raw.send(&frame(PING, 0, 0, &[7; 8]));
+        raw.until(&[PING]).unwrap();
+        raw.send(&frame(DATA, END_STREAM, 1, b""));
+        raw.until(&[DATA, RST_STREAM]).unwrap().kind
+    });
+    assert_eq!(observed.client, DATA);
+    assert_eq!(observed.seen.len(), 1, "{:?}", observed.seen);
+    assert_eq!(
+        observed.seen[0].header("content-length").as_deref(),
+        Some("0")
+    );
 }
 
 #[test]
