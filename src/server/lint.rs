@@ -10,7 +10,8 @@ use super::chunks::{ChunkCheck, ContentCheck};
 use crate::proxy::flaw::Flaw;
 use crate::proxy::headers::{RequestFault, check_coding};
 
-/// Bytes that are kept of a line which comes in parts: `transfer-encoding:` and what it says.
+/// Bytes that are kept of a line which comes in parts, without blanks: `transfer-encoding:` and what
+/// it says.
 const NAME_BYTES: usize = 48;
 
 const CONTENT_LENGTH: &[u8] = b"content-length:";
@@ -23,6 +24,8 @@ pub(crate) struct Lint {
     seen: usize,
     line: [u8; NAME_BYTES],
     line_bytes: usize,
+    /// Bytes in `line`.
+    kept_bytes: u8,
     last: u8,
     length: SaidLength,
     /// What its lines say of the transfer coding.
@@ -49,6 +52,7 @@ impl Lint {
             seen: 0,
             line: [0; NAME_BYTES],
             line_bytes: 0,
+            kept_bytes: 0,
             last: b'\r',
             length: SaidLength::Unsaid,
             coding: None,
@@ -118,8 +122,8 @@ impl Lint {
             } else {
                 self.keep(line);
                 let kept = self.line;
-                self.read_name(&kept[..self.line_bytes.min(NAME_BYTES)]);
-                self.line_bytes = 0;
+                self.read_name(&kept[..usize::from(self.kept_bytes)]);
+                (self.line_bytes, self.kept_bytes) = (0, 0);
             }
         }
         if !self.done {
@@ -136,11 +140,15 @@ impl Lint {
         }
     }
 
-    /// Keeps part of a line: its length, and its first bytes for the name.
+    /// Keeps part of a line: its length, and its first bytes. Blanks are left out, so that padding
+    /// hides nothing. hyper refuses a line in which they change the meaning.
     fn keep(&mut self, part: &[u8]) {
-        if let Some(room) = NAME_BYTES.checked_sub(self.line_bytes) {
-            let taken = room.min(part.len());
-            self.line[self.line_bytes..][..taken].copy_from_slice(&part[..taken]);
+        for &byte in part.iter().filter(|byte| !matches!(byte, b' ' | b'\t')) {
+            let Some(place) = self.line.get_mut(usize::from(self.kept_bytes)) else {
+                break;
+            };
+            *place = byte;
+            self.kept_bytes += 1;
         }
         self.line_bytes += part.len();
     }
@@ -166,6 +174,8 @@ impl Lint {
         let value = value.trim_ascii();
         let is_number = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
         let number = std::str::from_utf8(value).ok().filter(|_| is_number);
+        // Of a longer line in parts the end is not known.
+        let number = number.filter(|_| usize::from(self.kept_bytes) < NAME_BYTES);
         self.length = match (self.length, number.and_then(|text| text.parse().ok())) {
             (SaidLength::Unsaid, Some(bytes)) => SaidLength::Bytes(bytes),
             (SaidLength::Bytes(before), Some(bytes)) if before == bytes => self.length,
@@ -215,6 +225,39 @@ mod tests {
             "POST / HTTP/1.1\r\nTransfer-encoding:chunked\r\nContent-Length:0\r\n\r\n0\r\n\r\n",
             Some(Flaw::TwoLengths),
         );
+    }
+
+    /// How the content is framed however the head's bytes are cut in two.
+    fn check_content(line: &str, expected: ContentCheck) {
+        let head = format!("POST / HTTP/1.1\r\n{line}\r\n\r\n");
+        for cut in 0..head.len() {
+            let mut lint = Lint::new(1000);
+            lint.look(&head.as_bytes()[..cut]);
+            lint.look(&head.as_bytes()[cut..]);
+            let (found, expected) = (format!("{:?}", lint.content()), format!("{expected:?}"));
+            assert_eq!(found, expected, "cut at {cut} of {head:?}");
+        }
+    }
+
+    #[test]
+    fn padding_hides_no_framing() {
+        let pad = " ".repeat(100);
+        let chunks = ContentCheck::Chunks(ChunkCheck::new());
+        check_content(&format!("Transfer-Encoding:{pad}chunked{pad}"), chunks);
+        let length = ContentCheck::Length(5);
+        check_content(&format!("Content-Length:\t{pad}5{pad}"), length);
+    }
+
+    #[test]
+    fn a_length_whose_end_is_not_known_is_unclear() {
+        let head = format!(
+            "POST / HTTP/1.1\r\nContent-Length: {}5\r\n\r\n",
+            "0".repeat(60)
+        );
+        let mut lint = Lint::new(1000);
+        lint.look(&head.as_bytes()[..40]);
+        lint.look(&head.as_bytes()[40..]);
+        assert!(matches!(lint.content(), ContentCheck::Other));
     }
 
     #[test]

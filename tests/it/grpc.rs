@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::admin::Looked;
 use crate::backend::{Backend, Call, Manners};
+use crate::house::Upstream;
 use crate::http2::client::{Http2, Reply, run};
 use crate::probe::eventually;
 use crate::support::free_port;
@@ -291,4 +292,33 @@ fn a_server_that_fails_calls_is_ejected_as_with_an_http_status() {
         let mut servers = told["upstreams"][0]["servers"].as_array().unwrap().iter();
         servers.any(|server| server["state"] == "ejected")
     });
+}
+
+/// The attribute of a span, as OTLP over HTTP has it: a key, and a value that is a number.
+fn status_attribute(code: u8) -> Vec<u8> {
+    let key = b"rpc.grpc.status_code";
+    let mut bytes = vec![0x0a, u8::try_from(key.len()).unwrap()];
+    bytes.extend(key);
+    bytes.extend([0x12, 2, 0x18, code]);
+    bytes
+}
+
+#[test]
+fn spans_tell_the_status_of_a_call() {
+    let collector = Upstream::ok();
+    let backend = Backend::h2c(Manners::default(), server);
+    let tracing = format!(
+        "[tracing]\nendpoint = \"{}\"\nsample = 1.0\nevery = \"10ms\"\n",
+        collector.url()
+    );
+    let looked = start(&backend, &tracing);
+    for code in [0, 7, 14] {
+        calls(&looked, &[&format!("/calls/trailers-{code}")]);
+        let wanted = status_attribute(code);
+        eventually("a span has the status", || {
+            let seen = collector.seen();
+            let has = |body: &Vec<u8>| body.windows(wanted.len()).any(|part| part == wanted);
+            seen.iter().any(|export| has(&export.body))
+        });
+    }
 }

@@ -122,7 +122,7 @@ pub(super) fn answer(
         request.body_mut().await_continue();
     }
     let bodiless = request.method() == Method::HEAD;
-    let has_stated_end = says_no_content(request.headers()) && !ended.has_ended();
+    let has_stated_end = !ended.has_ended() && says_no_content(request.headers());
     let settles = Arc::new(AtomicBool::new(false));
     let (told, flow) = (Arc::clone(&settles), Arc::clone(&open.flow));
     let work = async move {
