@@ -10,8 +10,8 @@ use super::chunks::{ChunkCheck, ContentCheck};
 use crate::proxy::flaw::Flaw;
 use crate::proxy::headers::{RequestFault, check_coding};
 
-/// Bytes that are kept of a line which comes in parts, without blanks: `transfer-encoding:` and what
-/// it says.
+/// Bytes that are kept of a line which comes in parts, without blanks: `transfer-encoding:` and
+/// its value.
 const NAME_BYTES: usize = 48;
 
 const CONTENT_LENGTH: &[u8] = b"content-length:";

@@ -87,10 +87,10 @@ impl Journal {
         }
     }
 
-    /// Whether the store is suspected to have lost units of a key.
-    #[cfg(test)]
-    pub(crate) fn suspects(&self) -> bool {
-        !self.books().suspected.is_empty()
+    /// Whether the store lacks anything, or seems to: owed units, and suspected ones.
+    pub(crate) fn is_empty(&self) -> bool {
+        let books = self.books();
+        books.owed.is_empty() && books.suspected.is_empty()
     }
 
     /// Owes what was suspected for long enough.
@@ -228,12 +228,13 @@ mod tests {
         }
         journal.forget(charge(2, 5)[0].id());
         journal.ripen(1_000_000 + SUSPECT_FOR_US - 1);
-        assert!(!journal.owes() && journal.suspects());
+        assert!(!journal.owes() && !journal.is_empty());
         journal.ripen(1_000_000 + SUSPECT_FOR_US);
-        assert!(!journal.suspects());
+        assert!(journal.owes());
         let debts = journal.take(64, 1_000_000 + SUSPECT_FOR_US, |_| true);
         assert_eq!((debts.owed.len(), debts.owed[0][0].cost), (1, 5));
         debts.paid();
+        assert!(journal.is_empty());
     }
 
     #[test]

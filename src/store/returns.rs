@@ -43,16 +43,19 @@ enum Outage {
     Flushed,
     /// A replica that lags takes over.
     Failover,
+    /// The same at once, while the master serves.
+    Handover,
     /// The same, and heartbeats go to another node all the while.
     MasterLost,
 }
 
-const OUTAGES: [Outage; 6] = [
+const OUTAGES: [Outage; 7] = [
     Outage::KilledAndKeeps,
     Outage::Frozen,
     Outage::KilledAndEmpty,
     Outage::Flushed,
     Outage::Failover,
+    Outage::Handover,
     Outage::MasterLost,
 ];
 

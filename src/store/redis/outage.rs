@@ -57,9 +57,10 @@ impl Shared {
         }
     }
 
-    /// Whether this process owes the store nothing.
+    /// Whether this process owes the store nothing. Units that the store seems to have lost are
+    /// charged later, so they count as owed: else all proxies trust the store before it knows them.
     pub(super) fn is_clear(&self) -> bool {
-        self.troubled.load(Ordering::Acquire) == 0 && !self.journal.owes()
+        self.troubled.load(Ordering::Acquire) == 0 && self.journal.is_empty()
     }
 
     /// One worker more is without the store.

@@ -151,7 +151,7 @@ impl World {
     pub(super) fn beat(&mut self, who: usize) {
         let now_us = self.now_us;
         let (proxy, store) = (&mut self.proxies[who], &mut self.store);
-        let is_clear = !proxy.is_away && !proxy.journal.owes();
+        let is_clear = !proxy.is_away && proxy.journal.is_empty();
         let greeting = proxy.recovery.greeting(is_clear);
         store.names.insert(proxy.name, now_us);
         if is_clear && greeting.began_us == Some(store.began_us) {
@@ -194,13 +194,13 @@ impl World {
 
     pub(super) fn go_away(&mut self) {
         let away_us = match self.outage {
-            Outage::Flushed => 0,
+            Outage::Flushed | Outage::Handover => 0,
             _ => 100 * MS + self.chance(6_000) * MS,
         };
         self.excuse_what_is_not_known();
         match self.outage {
             Outage::Frozen => self.is_frozen = true,
-            Outage::Flushed => {}
+            Outage::Flushed | Outage::Handover => {}
             _ => self.is_down = true,
         }
         if self.mishap != Mishap::None {
@@ -220,7 +220,7 @@ impl World {
     }
 
     pub(super) fn come_back(&mut self) {
-        let (before, now_us) = (self.used(), self.now_us);
+        let now_us = self.now_us;
         self.is_down = false;
         self.is_frozen = false;
         self.back_us = now_us;
@@ -232,14 +232,8 @@ impl World {
                 let of = |proxy: &Proxy| proxy.counted_at(now_us);
                 self.excused += dead.map(of).sum::<u64>();
             }
-            Outage::Failover => {
-                self.store = self.replica.clone();
-                self.excused += before.saturating_sub(self.used());
-            }
-            Outage::MasterLost => {
-                self.store.count = self.replica.count.clone();
-                self.excused += before.saturating_sub(self.used());
-            }
+            Outage::Failover | Outage::Handover => self.store = self.replica.clone(),
+            Outage::MasterLost => self.store.count = self.replica.count.clone(),
         }
     }
 
