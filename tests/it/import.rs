@@ -121,6 +121,25 @@ fn standard_input_is_read_too() {
     );
 }
 
+/// Blocks and included files count as one depth, so that a file which includes itself within many
+/// blocks is refused before the stack is used up.
+#[test]
+fn a_file_that_includes_itself_in_deep_blocks_is_refused() {
+    const BLOCKS: usize = 31;
+    let folder = tempfile::tempdir().unwrap();
+    let (open, close) = ("location / {\n".repeat(BLOCKS), "}\n".repeat(BLOCKS));
+    let conf = format!("{open}include *.conf;\n{close}");
+    fs::write(folder.path().join("nginx.conf"), conf).unwrap();
+    let mut command = mortal("sh");
+    let bin = env!("CARGO_BIN_EXE_tidegate");
+    let script = format!("ulimit -s 2048; exec {bin} import nginx nginx.conf");
+    command.current_dir(folder.path()).args(["-c", &script]);
+    let output = command.output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(78), "{error}");
+    assert!(error.contains("blocks are nested too deep"), "{error}");
+}
+
 #[test]
 fn certificates_that_are_here_are_used() {
     let written = tempfile::tempdir().unwrap();

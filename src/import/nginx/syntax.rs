@@ -7,7 +7,8 @@ use super::words::{BadWord, Token, Words};
 use crate::import::notes::{Notes, Place};
 use crate::import::{ImportError, files};
 
-/// Blocks within blocks, and files within files, at most.
+/// Blocks within blocks and included files within them, at most, together: each is a call on the
+/// stack.
 const MAX_DEPTH: usize = 32;
 /// Files that are read, at most; one counts as often as it is included.
 const MAX_FILES: usize = 1000;
@@ -53,32 +54,32 @@ pub(super) fn read(path: &Path, notes: &mut Notes) -> Result<Vec<Directive>, Imp
     let mut reader = Reader {
         folder,
         files: 1,
-        nested: 0,
+        depth: 0,
         directives: 0,
         notes,
     };
     let file: Rc<str> = path.display().to_string().into();
     let mut words = Words::new(&text);
-    reader.list(&mut words, &file, 0)
+    reader.list(&mut words, &file, false)
 }
 
 struct Reader<'n> {
     /// Where `include` looks.
     folder: PathBuf,
     files: usize,
-    /// Files within files.
-    nested: usize,
+    /// Blocks and included files around the place that is read.
+    depth: usize,
     directives: usize,
     notes: &'n mut Notes,
 }
 
 impl Reader<'_> {
-    /// Directives until the block's end, or the file's at depth 0.
+    /// Directives until the end of the block, or of the file outside of a block.
     fn list(
         &mut self,
         words: &mut Words<'_>,
         file: &Rc<str>,
-        depth: usize,
+        in_block: bool,
     ) -> Result<Vec<Directive>, ImportError> {
         let bad = |line, what: &str| ImportError::Syntax {
             place: Place {
@@ -88,7 +89,7 @@ impl Reader<'_> {
             what: what.to_owned(),
         };
         let broken = |word: BadWord| bad(word.line, word.what);
-        if depth > MAX_DEPTH {
+        if self.depth > MAX_DEPTH {
             return Err(bad(words.line(), "blocks are nested too deep"));
         }
         let mut list = Vec::new();
@@ -101,8 +102,8 @@ impl Reader<'_> {
                     found.push(word);
                     line = Some((at, found));
                 }
-                (Some(Token::Close), None) if depth > 0 => return Ok(list),
-                (None, None) if depth == 0 => return Ok(list),
+                (Some(Token::Close), None) if in_block => return Ok(list),
+                (None, None) if !in_block => return Ok(list),
                 (None, None) => return Err(bad(words.line(), "a `}` is missing")),
                 (Some(Token::Close), None) => return Err(bad(words.line(), "a `}` too many")),
                 (Some(Token::End | Token::Open), None) => {
@@ -124,13 +125,26 @@ impl Reader<'_> {
                     let foreign = found[0].ends_with("_by_lua_block");
                     let block = match foreign {
                         true => words.skip_block().map(|()| Vec::new()).map_err(broken)?,
-                        false => self.list(words, file, depth + 1)?,
+                        false => self.deeper(words, file, true)?,
                     };
                     let one = self.directive(found, Some(block), file, at);
                     list.push(one.map_err(|what| bad(at, what))?);
                 }
             }
         }
+    }
+
+    /// The same, one level deeper.
+    fn deeper(
+        &mut self,
+        words: &mut Words<'_>,
+        file: &Rc<str>,
+        in_block: bool,
+    ) -> Result<Vec<Directive>, ImportError> {
+        self.depth += 1;
+        let list = self.list(words, file, in_block);
+        self.depth -= 1;
+        list
     }
 
     fn directive(
@@ -165,10 +179,10 @@ impl Reader<'_> {
                 continue;
             }
             self.files += 1;
-            if self.files > MAX_FILES || self.nested >= MAX_DEPTH {
+            if self.files > MAX_FILES || self.depth >= MAX_DEPTH {
                 return Err(ImportError::Syntax {
                     place: include.place.clone(),
-                    what: "too many files are included".to_owned(),
+                    what: "too many files are included, or too deep".to_owned(),
                 });
             }
             let text = match files::text(&path) {
@@ -182,9 +196,7 @@ impl Reader<'_> {
                 }
             };
             let file: Rc<str> = path.display().to_string().into();
-            self.nested += 1;
-            list.extend(self.list(&mut Words::new(&text), &file, 0)?);
-            self.nested -= 1;
+            list.extend(self.deeper(&mut Words::new(&text), &file, false)?);
         }
         Ok(list)
     }
