@@ -8,9 +8,11 @@ pub(crate) mod outflow;
 pub(crate) mod spelling;
 
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -25,6 +27,20 @@ pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<Stream>>),
+}
+
+/// A stream of which the first bytes have been read, and are not used yet.
+#[derive(Debug)]
+pub(crate) struct PrefixedStream {
+    pub(crate) stream: Stream,
+    pub(crate) prefix: Bytes,
+}
+
+/// A client's connection as it was accepted: nothing has been read of it.
+#[derive(Debug)]
+pub(crate) struct Accepted {
+    pub(crate) stream: Stream,
+    pub(crate) ip: IpAddr,
 }
 
 impl Stream {

@@ -35,7 +35,7 @@ use crate::proxy::upgrade::Tunnel;
 use crate::proxy::{Arrival, Downstream};
 use crate::telemetry::metrics::{Meter, Unanswered};
 use crate::upstream::body::RequestBody;
-use crate::wire::Stream;
+use crate::wire::{PrefixedStream, Stream};
 
 /// Whoever is at the other end of a connection; lives as long as that, or the tunnel it became.
 pub(super) struct Client {
@@ -178,7 +178,10 @@ async fn opening(
         _open: open,
         worker: Arc::clone(&worker),
     };
-    let first = (stream, read);
+    let first = PrefixedStream {
+        stream,
+        prefix: read,
+    };
     Some(match version {
         Version::Http1 => Either::Left(serve_http1(first, Arc::new(Held { client, phase }))),
         Version::Http2 => {
@@ -193,33 +196,34 @@ async fn opening(
     clippy::manual_async_fn,
     reason = "an `async fn` keeps what it is given twice"
 )]
-fn serve_http1(
-    (mut stream, mut read): (Stream, Bytes),
-    held: Arc<Held>,
-) -> impl Future<Output = ()> + Send {
+fn serve_http1(mut socket: PrefixedStream, held: Arc<Held>) -> impl Future<Output = ()> + Send {
     async move {
         loop {
-            if read.is_empty() {
-                let waiting = parked::wait(&mut stream, &held.phase, &held.client.worker.drain);
+            if socket.prefix.is_empty() {
+                let waiting =
+                    parked::wait(&mut socket.stream, &held.phase, &held.client.worker.drain);
                 let Some(first) = waiting.await else {
                     return;
                 };
-                read = first;
+                socket.prefix = first;
             }
-            let speaking = lean::speak((stream, read), &held.client, &held.phase);
-            let socket = match Box::pin(speaking).await {
+            let speaking = lean::speak(socket, &held.client, &held.phase);
+            let odd = match Box::pin(speaking).await {
                 End::Closed => return,
                 End::Idle(idle) => {
                     held.client.downstream.rest();
-                    (stream, read) = (idle, Bytes::new());
+                    socket = PrefixedStream {
+                        stream: idle,
+                        prefix: Bytes::new(),
+                    };
                     continue;
                 }
-                End::Odd(socket) => socket,
+                End::Odd(odd) => odd,
             };
-            let Some(idle) = Box::pin(speak_until_idle(socket, &held)).await else {
+            let Some(idle) = Box::pin(speak_until_idle(odd, &held)).await else {
                 return;
             };
-            (stream, read) = idle;
+            socket = idle;
         }
     }
 }
@@ -229,13 +233,13 @@ enum Spoken {
     /// With the connection.
     Ended,
     /// The connection has been idle for a while; the bytes were read of it and not used.
-    Idle((Stream, Bytes)),
+    Idle(PrefixedStream),
     /// An answer has ended before its end, and what came of it is written.
     Cut(Socket),
 }
 
 /// Serves with hyper. Returns the connection if it has been idle for a while.
-async fn speak_until_idle(socket: Socket, held: &Arc<Held>) -> Option<(Stream, Bytes)> {
+async fn speak_until_idle(socket: Socket, held: &Arc<Held>) -> Option<PrefixedStream> {
     match speak_http1(socket, held).await {
         Spoken::Idle(idle) => Some(idle),
         Spoken::Cut(socket) => {
@@ -298,7 +302,10 @@ async fn speak_http1(socket: Socket, held: &Arc<Held>) -> Spoken {
     }
     // Where nothing is in it, it still holds a whole buffer.
     let unused = Some(parts.read_buf).filter(|bytes| !bytes.is_empty());
-    Spoken::Idle((socket.into_stream(), unused.unwrap_or_default()))
+    Spoken::Idle(PrefixedStream {
+        stream: socket.into_stream(),
+        prefix: unused.unwrap_or_default(),
+    })
 }
 
 /// One request: the proxy's sentence, and what surrounds it on this connection.

@@ -19,7 +19,7 @@ use super::worker::{Worker, endure};
 use super::{Course, connection, neighbours, tls};
 use crate::proxy::Arrival;
 use crate::telemetry::panics::contained;
-use crate::wire::Stream;
+use crate::wire::{Accepted, Stream};
 
 /// How long `accept` rests when the machine has no file descriptor or memory for a connection.
 const ACCEPT_REST: Duration = Duration::from_millis(50);
@@ -107,15 +107,15 @@ impl Entrances {
 }
 
 /// Begins a connection that was accepted, where TLS is spoken if `secure`.
-fn greet(worker: &Arc<Worker>, (stream, ip): (Stream, IpAddr), secure: bool, open: Open) {
+fn greet(worker: &Arc<Worker>, accepted: Accepted, secure: bool, open: Open) {
     let own = Arc::clone(worker);
     match secure.then(|| worker.serving.load().tls.clone()).flatten() {
         None => {
-            let arrival = Arrival::plain(ip);
-            tokio::spawn(connection::serve(stream, arrival, own, open));
+            let arrival = Arrival::plain(accepted.ip);
+            tokio::spawn(connection::serve(accepted.stream, arrival, own, open));
         }
         Some(tls) => {
-            tokio::spawn(tls::serve((stream, ip), tls, own, open));
+            tokio::spawn(tls::serve(accepted, tls, own, open));
         }
     }
 }
@@ -134,7 +134,7 @@ async fn accept_tcp(listener: Arc<TcpListener>, worker: Arc<Worker>, secure: boo
                 #[cfg(test)]
                 trap::at_the_door(ip);
                 if worker.seat(&mut open, ip) {
-                    place(&worker, (stream, ip), secure, open);
+                    place(&worker, AcceptedTcp { stream, ip }, secure, open);
                 }
             }
             Err(error) => rest(&error).await,
@@ -142,11 +142,19 @@ async fn accept_tcp(listener: Arc<TcpListener>, worker: Arc<Worker>, secure: boo
     }
 }
 
+/// A client of a TCP listener, which may go to another worker.
+struct AcceptedTcp {
+    stream: TcpStream,
+    ip: IpAddr,
+}
+
 /// Greets a client, or has a worker do it that has clearly fewer.
-fn place(worker: &Arc<Worker>, (stream, ip): (TcpStream, IpAddr), secure: bool, open: Open) {
+fn place(worker: &Arc<Worker>, accepted: AcceptedTcp, secure: bool, open: Open) {
+    let AcceptedTcp { stream, ip } = accepted;
     let (crew, index) = &worker.place;
     let Some(lighter) = crew.lighter(*index) else {
-        return greet(worker, (Stream::Tcp(stream), ip), secure, open);
+        let stream = Stream::Tcp(stream);
+        return greet(worker, Accepted { stream, ip }, secure, open);
     };
     // One that cannot be taken from this worker has failed already.
     let Ok(stream) = stream.into_std() else {
@@ -165,7 +173,10 @@ fn place(worker: &Arc<Worker>, (stream, ip): (TcpStream, IpAddr), secure: bool, 
 
 fn welcome(worker: &Arc<Worker>, guest: Guest) {
     if let Ok(stream) = TcpStream::from_std(guest.stream) {
-        let accepted = (Stream::Tcp(stream), guest.ip);
+        let accepted = Accepted {
+            stream: Stream::Tcp(stream),
+            ip: guest.ip,
+        };
         greet(worker, accepted, guest.secure, guest.open);
     }
 }
@@ -186,7 +197,10 @@ async fn accept_unix(listener: Arc<UnixListener>, worker: Arc<Worker>, secure: b
         match accepted {
             Ok((stream, _)) => {
                 // Whoever can open the socket is on this machine.
-                let accepted = (Stream::Unix(stream), IpAddr::from(Ipv4Addr::LOCALHOST));
+                let accepted = Accepted {
+                    stream: Stream::Unix(stream),
+                    ip: IpAddr::from(Ipv4Addr::LOCALHOST),
+                };
                 greet(&worker, accepted, secure, worker.drain.open(permit));
             }
             Err(error) => rest(&error).await,

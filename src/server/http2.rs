@@ -20,7 +20,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 use http::Request;
 use hyper::body::Incoming;
@@ -32,7 +31,7 @@ use super::connection::Client;
 use crate::clock::{Alarm, Sweep};
 use crate::config::ServerSettings;
 use crate::telemetry::metrics::Unanswered;
-use crate::wire::Stream;
+use crate::wire::PrefixedStream;
 use frames::Allowance;
 use socket::{Bounds, Socket};
 use stream::Streams;
@@ -100,7 +99,7 @@ fn builder(settings: &ServerSettings, streams: Streams) -> Builder<Streams> {
 /// Serves a client that speaks HTTP/2, whose first bytes may have been read, until either side
 /// ends it. `idle` is the connection's alarm.
 pub(super) fn serve(
-    stream: (Stream, Bytes),
+    opened: PrefixedStream,
     client: Arc<Client>,
     idle: Arc<Alarm>,
 ) -> impl Future<Output = ()> + Send {
@@ -124,7 +123,7 @@ pub(super) fn serve(
         body_timeout: settings.body_timeout,
         max_head_bytes: settings.max_header_bytes,
     };
-    let socket = Socket::new(stream, Arc::clone(&flow), sweep.alarm(), bounds);
+    let socket = Socket::new(opened, Arc::clone(&flow), sweep.alarm(), bounds);
     let streams = Streams::default();
     let http = builder(settings, streams.clone());
     drop(began);

@@ -40,8 +40,8 @@ use crate::clock::Sweep;
 use crate::proxy::again::{Again, Paper, Room};
 use crate::proxy::body::Body;
 use crate::upstream::body::RequestBody;
-use crate::wire::Stream;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
+use crate::wire::{PrefixedStream, Stream};
 use answer::{Asked, Framing, Length};
 use head::Bounds;
 
@@ -127,7 +127,7 @@ struct Speaker<'c> {
 
 /// Serves until either side ends the connection, it is idle, or something comes that is not plain;
 /// by what is configured as this begins, except for each request itself.
-pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<Phase>) -> End {
+pub(super) async fn speak(opened: PrefixedStream, client: &Client, phase: &Arc<Phase>) -> End {
     let mut speaker = Speaker::new(opened, client, phase);
     loop {
         let answered = match poll_fn(|context| speaker.poll_next(context)).await {
@@ -180,7 +180,7 @@ pub(super) async fn speak(opened: (Stream, Bytes), client: &Client, phase: &Arc<
 }
 
 impl Speaker<'_> {
-    fn new<'c>(opened: (Stream, Bytes), client: &'c Client, phase: &'c Arc<Phase>) -> Speaker<'c> {
+    fn new<'c>(opened: PrefixedStream, client: &'c Client, phase: &'c Arc<Phase>) -> Speaker<'c> {
         let now = client.worker.serving.load();
         let settings = &now.settings;
         Speaker {

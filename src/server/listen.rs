@@ -22,7 +22,7 @@ use super::left_behind::SocketFileId;
 use super::neighbours;
 pub use super::neighbours::Neighbour;
 use crate::config::Listen;
-use crate::wire::Stream;
+use crate::wire::{Accepted, Stream};
 pub use bind::{bind_alone, bind_first};
 use bind::{bind_tcp, bind_unix};
 pub(crate) use change::Moves;
@@ -114,7 +114,7 @@ impl Listener {
     }
 
     /// The next connection that waits, if there is one; to be called on a runtime.
-    pub(crate) fn accept(&self) -> io::Result<(Stream, IpAddr)> {
+    pub(crate) fn accept(&self) -> io::Result<Accepted> {
         Ok(match self {
             Listener::Tcp(socket) => {
                 let (stream, address) = socket.accept()?;
@@ -122,14 +122,16 @@ impl Listener {
                 // Without it an answer in two writes waits for the client's delayed ACK.
                 let _ = stream.set_nodelay(true);
                 let ip = address.ip().to_canonical();
-                (Stream::Tcp(TcpStream::from_std(stream)?), ip)
+                let stream = Stream::Tcp(TcpStream::from_std(stream)?);
+                Accepted { stream, ip }
             }
             Listener::Unix(socket) => {
                 let (stream, _) = socket.accept()?;
                 stream.set_nonblocking(true)?;
                 // Whoever can open the socket is on this machine.
                 let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
-                (Stream::Unix(UnixStream::from_std(stream)?), ip)
+                let stream = Stream::Unix(UnixStream::from_std(stream)?);
+                Accepted { stream, ip }
             }
         })
     }

@@ -31,7 +31,7 @@ use super::lint::Lint;
 use super::phase::{Phase, Stage};
 use crate::config::ServerSettings;
 use crate::proxy::reject;
-use crate::wire::Stream;
+use crate::wire::{PrefixedStream, Stream};
 
 /// How long a client that has sent its end of stream may go without progress before it counts as
 /// gone. A half-closed client is indistinguishable from one that left until we write to it.
@@ -72,13 +72,13 @@ pub(crate) struct Socket {
 
 impl Socket {
     pub(crate) fn new(
-        (stream, ahead): (Stream, Bytes),
+        opened: PrefixedStream,
         phase: Arc<Phase>,
         settings: &ServerSettings,
     ) -> Socket {
         Socket {
-            stream,
-            ahead,
+            stream: opened.stream,
+            ahead: opened.prefix,
             phase,
             lint: Lint::new(settings.max_header_bytes),
             content: ContentCheck::Other,

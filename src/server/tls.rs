@@ -28,7 +28,7 @@ use crate::certificate::{Certificate, Validity};
 use crate::clock;
 use crate::config::{AcmeChallenge, IdentityFiles, TlsSettings, TlsVersion, pem};
 use crate::proxy::{Arrival, Secured};
-use crate::wire::Stream;
+use crate::wire::{Accepted, Stream};
 pub(super) use acme::acme;
 use certificates::Certificates;
 use challenges::Challenges;
@@ -144,12 +144,12 @@ impl Tls {
 // Not `async` itself, and what comes first is boxed: so nothing of it is left where the connection
 // is parked.
 pub(super) fn serve(
-    (stream, ip): (Stream, IpAddr),
+    accepted: Accepted,
     tls: Arc<Tls>,
     worker: Arc<Worker>,
     open: Open,
 ) -> impl Future<Output = ()> + Send {
-    let beginning = Box::pin(begin((stream, ip), tls, worker, open));
+    let beginning = Box::pin(begin(accepted, tls, worker, open));
     async move {
         let Some(serving) = beginning.await else {
             return;
@@ -161,7 +161,7 @@ pub(super) fn serve(
 /// What comes before the first byte inside, and what serves the connection then. Nothing if it ends
 /// there.
 async fn begin(
-    (stream, ip): (Stream, IpAddr),
+    Accepted { stream, ip }: Accepted,
     tls: Arc<Tls>,
     worker: Arc<Worker>,
     mut open: Open,

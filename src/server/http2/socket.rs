@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Flow;
 use super::frames::Frames;
 use crate::clock::Alarm;
-use crate::wire::Stream;
+use crate::wire::{PrefixedStream, Stream};
 
 /// GOAWAY with ENHANCE_YOUR_CALM; that nothing below the highest stream was refused is not claimed.
 const CALM: &[u8] = &[
@@ -61,7 +61,7 @@ pub(super) struct Socket {
 
 impl Socket {
     pub(super) fn new(
-        (stream, ahead): (Stream, Bytes),
+        opened: PrefixedStream,
         flow: Arc<Flow>,
         alarm: Arc<Alarm>,
         bounds: Bounds,
@@ -73,9 +73,9 @@ impl Socket {
         } = bounds;
         alarm.arm(header_timeout);
         Socket {
-            stream,
+            stream: opened.stream,
             flow,
-            ahead,
+            ahead: opened.prefix,
             frames: Frames::new(max_head_bytes),
             alarm,
             header_timeout,

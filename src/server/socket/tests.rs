@@ -36,7 +36,10 @@ impl SocketReader {
         let phase = Phase::new(Sweep::new().alarm(), &config.server);
         let (near, mut client) = UnixStream::pair().unwrap();
         client.write_all(bytes.as_bytes()).await.unwrap();
-        let opened = (Stream::Unix(near), Bytes::new());
+        let opened = PrefixedStream {
+            stream: Stream::Unix(near),
+            prefix: Bytes::new(),
+        };
         SocketReader {
             socket: Socket::new(opened, Arc::clone(&phase), &config.server),
             phase,
