@@ -26,6 +26,8 @@ pub mod config;
 
 pub mod clock;
 
+pub mod body;
+
 pub mod telemetry;
 
 pub mod tls;

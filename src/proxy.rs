@@ -44,6 +44,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 
+use crate::body::RequestBody;
 use crate::clock::Sweep;
 use crate::config::{Config, LogKeys, TracingSettings};
 use crate::route::{Route, Target};
@@ -52,7 +53,6 @@ use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
 use crate::telemetry::spans::Queue;
-use crate::upstream::body::RequestBody;
 use crate::upstream::{Upstreams, Vitals};
 use admit::Admission;
 use again::Heads;

@@ -45,10 +45,11 @@ use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 
+use crate::body::RequestBody;
 use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
 pub use beside::Beside;
-use body::{RequestBody, ResponseBody};
+use body::UpstreamBody;
 pub use connect::look;
 use connection::{Connection, Lease};
 pub use error::{HeadFault, ProtocolError, UpstreamError};
@@ -134,7 +135,7 @@ impl Upstreams {
         upstream: usize,
         outgoing: Outgoing<'a>,
         answer: &'a mut Response<B>,
-    ) -> impl Future<Output = Result<ResponseBody, UpstreamError>> + Send + 'a {
+    ) -> impl Future<Output = Result<UpstreamBody, UpstreamError>> + Send + 'a {
         Upstream::send(self.0.get(upstream), outgoing, answer, None)
     }
 }
@@ -150,11 +151,11 @@ fn frame(request: &mut Request<RequestBody>) {
 }
 
 /// The body of a response whose head is in order.
-fn accept(status: StatusCode, (connection, seat): (Connection, Seat)) -> ResponseBody {
+fn accept(status: StatusCode, (connection, seat): (Connection, Seat)) -> UpstreamBody {
     let lease = Lease::new(connection, seat);
     match status {
-        StatusCode::SWITCHING_PROTOCOLS => ResponseBody::tunnel(lease),
-        _ => ResponseBody::new(lease),
+        StatusCode::SWITCHING_PROTOCOLS => UpstreamBody::tunnel(lease),
+        _ => UpstreamBody::new(lease),
     }
 }
 

@@ -14,13 +14,14 @@ use super::grpc::Call;
 use super::line::Line;
 use super::reject::Denial;
 use super::slots::Slots;
+use crate::body::ResponseBody;
 use crate::upstream::UpstreamError;
-use crate::upstream::body::ResponseBody;
+use crate::upstream::body::UpstreamBody;
 
 /// See the file's head.
 #[derive(Debug)]
 pub struct Body {
-    source: Source,
+    content: ResponseBody<UpstreamBody>,
     line: Option<Box<Line>>,
     /// What the request holds until here.
     slots: Option<Box<Slots>>,
@@ -33,17 +34,10 @@ pub struct Body {
     pub(crate) trapped: bool,
 }
 
-#[derive(Debug)]
-enum Source {
-    Upstream(ResponseBody),
-    Made(Bytes),
-    Empty,
-}
-
 impl Body {
-    fn of(source: Source) -> Body {
+    fn of(content: ResponseBody<UpstreamBody>) -> Body {
         Body {
-            source,
+            content,
             line: None,
             slots: None,
             denial: None,
@@ -55,7 +49,7 @@ impl Body {
 
     /// Nothing.
     pub(crate) fn empty() -> Body {
-        Body::of(Source::Empty)
+        Body::of(ResponseBody::Empty)
     }
 
     /// Nothing yet; `settles` is set where the answer will decide what its request costs.
@@ -74,24 +68,24 @@ impl Body {
 
     /// Bytes that the proxy wrote itself.
     pub(crate) fn made(bytes: Bytes) -> Body {
-        Body::of(Source::Made(bytes))
+        Body::of(ResponseBody::Full(bytes))
     }
 
     /// What the upstream sends, as it sends it.
-    pub(crate) fn upstream(body: ResponseBody) -> Body {
-        Body::of(Source::Upstream(body))
+    pub(crate) fn upstream(body: UpstreamBody) -> Body {
+        Body::of(ResponseBody::Streaming(body))
     }
 
     /// Whether the proxy made it itself.
     pub(crate) fn is_made_here(&self) -> bool {
-        !matches!(self.source, Source::Upstream(_))
+        !matches!(self.content, ResponseBody::Streaming(_))
     }
 
     /// How long it may still take as a whole, where that is bounded.
     pub(crate) fn time_left(&self) -> Option<Duration> {
-        match &self.source {
-            Source::Upstream(body) => body.time_left(),
-            Source::Made(_) | Source::Empty => None,
+        match &self.content {
+            ResponseBody::Streaming(body) => body.time_left(),
+            ResponseBody::Full(_) | ResponseBody::Empty => None,
         }
     }
 
@@ -112,9 +106,9 @@ impl Body {
 
     /// Whether it can end before its end, as only an upstream's can.
     pub(crate) fn may_be_cut(&self) -> bool {
-        match &self.source {
-            Source::Upstream(body) => body.may_be_cut(),
-            Source::Made(_) | Source::Empty => false,
+        match &self.content {
+            ResponseBody::Streaming(body) => body.may_be_cut(),
+            ResponseBody::Full(_) | ResponseBody::Empty => false,
         }
     }
 
@@ -159,14 +153,7 @@ impl http_body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         #[cfg(test)]
         assert!(!self.trapped, "a trap in a body: key=secret");
-        let polled = match &mut self.source {
-            Source::Upstream(body) => Pin::new(body).poll_frame(context),
-            Source::Made(bytes) if !bytes.is_empty() => {
-                let frame = Frame::data(std::mem::take(bytes));
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Source::Made(_) | Source::Empty => Poll::Ready(None),
-        };
+        let polled = Pin::new(&mut self.content).poll_frame(context);
         if let (Some(line), Poll::Ready(Some(polled))) = (&mut self.line, &polled) {
             match polled {
                 Ok(frame) => line.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
@@ -180,18 +167,10 @@ impl http_body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.source {
-            Source::Upstream(body) => body.is_end_stream(),
-            Source::Made(bytes) => bytes.is_empty(),
-            Source::Empty => true,
-        }
+        self.content.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Upstream(body) => body.size_hint(),
-            Source::Made(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Source::Empty => SizeHint::with_exact(0),
-        }
+        self.content.size_hint()
     }
 }

@@ -11,9 +11,9 @@ use super::reject::Rejection;
 use super::traced::Trace;
 use super::upgrade::Tunnel;
 use super::{Downstream, Proxy};
+use crate::body::RequestBody;
 use crate::route::Route;
 use crate::upstream::Outgoing;
-use crate::upstream::body::RequestBody;
 
 /// What goes along with a request that is forwarded.
 pub(super) struct With<'w, 'c> {

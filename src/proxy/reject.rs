@@ -22,11 +22,11 @@ use super::line::Line;
 use super::people::{Blocked, POLICY};
 use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
 use super::request_id;
+use crate::body::BodyError;
 use crate::clock;
 use crate::config::BodyKind;
 use crate::path::PathError;
 use crate::upstream::UpstreamError;
-use crate::upstream::body::BodyError;
 pub(crate) use denial::{Denial, Form};
 use said::Said;
 
@@ -89,7 +89,7 @@ impl From<UpstreamError> for Rejection {
 impl Rejection {
     /// Whether the client left, or broke the framing, in the middle of its upload.
     pub(super) fn is_cut_upload(&self) -> bool {
-        let broken = |error: &BodyError| matches!(error, BodyError::Broken(_));
+        let broken = |error: &BodyError| matches!(error, BodyError::Broken);
         matches!(self, Rejection::Upstream(UpstreamError::Request(error)) if broken(error))
     }
 }

@@ -12,7 +12,7 @@ use http::{Request, Response};
 
 use super::body::Body;
 use super::{Arrival, Downstream, Proxy};
-use crate::upstream::body::RequestBody;
+use crate::body::RequestBody;
 
 /// One client's requests to one worker's proxy.
 #[derive(Clone, Debug)]

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
 use super::slots::Slots;
-use crate::upstream::body::ResponseBody;
+use crate::upstream::body::UpstreamBody;
 use crate::upstream::{Seat, Upgraded};
 
 /// How long one direction stays open after the other has ended.
@@ -36,7 +36,7 @@ pub struct Tunnel {
 impl Tunnel {
     /// The tunnel between the client's connection and the one that the response (101) came from
     /// that has this `body`.
-    pub fn new(client: OnUpgrade, mut body: ResponseBody) -> Tunnel {
+    pub fn new(client: OnUpgrade, mut body: UpstreamBody) -> Tunnel {
         Tunnel {
             client,
             upstream: Arc::new(Mutex::new(body.take_tunnel())),

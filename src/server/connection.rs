@@ -26,6 +26,7 @@ use super::parked;
 use super::phase::{Phase, Stage};
 use super::socket::Socket;
 use super::worker::Worker;
+use crate::body::RequestBody;
 use crate::config::ProxyProtocol;
 use crate::proxy::again::{Again, Paper};
 use crate::proxy::body::Body;
@@ -34,7 +35,6 @@ use crate::proxy::reject::Denial;
 use crate::proxy::upgrade::Tunnel;
 use crate::proxy::{Arrival, Downstream};
 use crate::telemetry::metrics::{Meter, Unanswered};
-use crate::upstream::body::RequestBody;
 use crate::wire::{PrefixedStream, Stream};
 
 /// Whoever is at the other end of a connection; lives as long as that, or the tunnel it became.

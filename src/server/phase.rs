@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
+use crate::body::Progress;
 use crate::clock::Alarm;
 use crate::config::ServerSettings;
 use crate::proxy::flaw::Flaw;
-use crate::upstream::body::Progress;
 
 /// How long a connection is kept as it is after an answer, in case the next request is on its way.
 /// A connection that is busy must never be parked: it would allocate anew for each request.

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use http::{Request, Response};
 
+use crate::body::RequestBody;
 use crate::config::Config;
 use crate::proxy::body::Body;
 use crate::proxy::flaw::Flaw;
 use crate::proxy::{Downstream, Proxy};
-use crate::upstream::body::RequestBody;
 
 /// Whose connection panics as it is accepted, and whose as it begins.
 const AT_THE_DOOR: Ipv4Addr = Ipv4Addr::new(127, 66, 0, 1);

@@ -12,7 +12,6 @@ use http_body::Body as _;
 use smallvec::SmallVec;
 
 use super::beside::Beside;
-use super::body::{RequestBody, ResponseBody};
 use super::connection::{Connection, Failure};
 use super::error::UpstreamError;
 use super::grpc::{self, Pending};
@@ -22,16 +21,18 @@ use super::retry::{Ended, is_repeatable, is_worth};
 use super::server::{Seat, Server};
 use super::tries::Tries;
 use super::{Outgoing, accept, frame};
+use crate::body::RequestBody;
 use crate::clock::Alarm;
 use crate::config::Retries;
 use crate::trace::TRACEPARENT;
+use crate::upstream::body::UpstreamBody;
 
 /// An attempt that did not end well.
 struct Missed {
     /// How, if another one may follow that.
     ended: Option<Ended>,
     /// What the client gets if none does: this content with the head that was put in its place.
-    outcome: Result<ResponseBody, UpstreamError>,
+    outcome: Result<UpstreamBody, UpstreamError>,
     /// The request, if nothing of it was sent or it can be sent again.
     request: Option<Request<RequestBody>>,
     server: Arc<Server>,
@@ -77,7 +78,7 @@ impl Upstream {
         outgoing: Outgoing<'a>,
         answer: &'a mut Response<B>,
         whole: Option<&'a Alarm>,
-    ) -> impl Future<Output = Result<ResponseBody, UpstreamError>> + Send + 'a {
+    ) -> impl Future<Output = Result<UpstreamBody, UpstreamError>> + Send + 'a {
         let (request, affinity) = (outgoing.request, outgoing.affinity);
         let within = outgoing.within.filter(|_| whole.is_none());
         let (beside, tries) = (outgoing.beside, outgoing.tries);
@@ -150,7 +151,7 @@ impl Upstream {
         next: Next,
         answer: &mut Response<B>,
         terms: Terms<'_>,
-    ) -> Result<ResponseBody, UpstreamError> {
+    ) -> Result<UpstreamBody, UpstreamError> {
         let mut missed = match next {
             Next::Missed(missed) => missed,
             Next::Attempt(seat, request) => {
@@ -191,7 +192,7 @@ impl Upstream {
         (seat, mut request): (Seat, Request<RequestBody>),
         answer: &mut Response<B>,
         terms: Terms<'_>,
-    ) -> Result<ResponseBody, Box<Missed>> {
+    ) -> Result<UpstreamBody, Box<Missed>> {
         prepare(&mut request, &seat, terms);
         let asks_upgrade = terms.asks_upgrade;
         let with = (None, terms.is_repeatable, asks_upgrade);
@@ -237,7 +238,7 @@ impl Upstream {
         answer: &Response<B>,
         (mut connection, mut seat): (Connection, Seat),
         terms: Terms<'_>,
-    ) -> Result<ResponseBody, Box<Missed>> {
+    ) -> Result<UpstreamBody, Box<Missed>> {
         let status = answer.status();
         seat.answered();
         if let Some(tries) = terms.tries {

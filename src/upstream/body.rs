@@ -1,11 +1,7 @@
-//! Bodies on their way through: the client's towards an upstream, an upstream's towards the
-//! client. Both are streamed; neither is ever collected.
+//! A response's content as a server sends it, and the connection it comes from.
 //!
-//! Lengths and trailers pass through, so that hyper frames each side as the other was framed. A
-//! response's body that does not end well is an error, which cuts the client's connection: it
-//! must never look complete.
-
-mod request;
+//! Content that does not end well is an error, which cuts the client's connection: it must never
+//! look complete.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,12 +18,11 @@ use super::grpc::Pending;
 use super::http1::Upgraded;
 use super::server::Seat;
 use crate::clock::Alarm;
-pub use request::{BodyError, Progress, RequestBody};
 
 /// A response's body. It holds the connection it comes from: taken to its end, the connection goes
 /// back to the pool; dropped before, the connection is closed, which cancels the work upstream.
 #[derive(Debug)]
-pub struct ResponseBody {
+pub struct UpstreamBody {
     hold: Hold,
     /// Whether the deadline is armed, because nothing had come when we last looked.
     waiting: bool,
@@ -49,10 +44,10 @@ enum Hold {
     Nothing,
 }
 
-impl ResponseBody {
-    pub(super) fn new(lease: Lease) -> ResponseBody {
+impl UpstreamBody {
+    pub(super) fn new(lease: Lease) -> UpstreamBody {
         let has_ended = lease.connection.is_end_stream();
-        let mut body = ResponseBody {
+        let mut body = UpstreamBody {
             hold: Hold::Lease(lease),
             waiting: false,
             whole: None,
@@ -64,8 +59,8 @@ impl ResponseBody {
         body
     }
 
-    pub(super) fn tunnel(lease: Lease) -> ResponseBody {
-        ResponseBody {
+    pub(super) fn tunnel(lease: Lease) -> UpstreamBody {
+        UpstreamBody {
             hold: Hold::Tunnel(lease),
             waiting: false,
             whole: None,
@@ -155,7 +150,7 @@ impl ResponseBody {
     }
 }
 
-impl Body for ResponseBody {
+impl Body for UpstreamBody {
     type Data = Bytes;
     type Error = UpstreamError;
 

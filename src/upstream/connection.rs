@@ -16,12 +16,12 @@ use http_body::{Frame, SizeHint};
 use tokio::task::{AbortHandle, JoinHandle};
 
 use super::beside::Beside;
-use super::body::RequestBody;
 use super::error::UpstreamError;
 use super::http1::{Crossing, Http1, Upgraded};
 use super::http2::Stream;
 use super::server::Seat;
 use super::spare;
+use crate::body::RequestBody;
 use crate::clock::Alarm;
 
 /// What one request at a time is sent on: a connection of HTTP/1.1, or a place on one of HTTP/2.

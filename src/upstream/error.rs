@@ -8,9 +8,9 @@ use std::{fmt, io};
 use http::StatusCode;
 use rustix::io::Errno;
 
-use super::body::BodyError;
 use super::connect::ConnectError;
 use super::http1::Http1Fault;
+use crate::body::BodyError;
 use crate::tls::TlsTrouble;
 
 /// Why a request has no answer, or its answer no end. `Display` and [`UpstreamError::label`] hold
@@ -91,8 +91,8 @@ impl UpstreamError {
             | UpstreamError::Garbage(_)
             | UpstreamError::Head(_) => StatusCode::BAD_GATEWAY,
             UpstreamError::Request(BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
-            UpstreamError::Request(BodyError::TimedOut(_)) => StatusCode::REQUEST_TIMEOUT,
-            UpstreamError::Request(BodyError::Broken(_)) => StatusCode::BAD_REQUEST,
+            UpstreamError::Request(BodyError::TimedOut) => StatusCode::REQUEST_TIMEOUT,
+            UpstreamError::Request(BodyError::Broken) => StatusCode::BAD_REQUEST,
         }
     }
 
@@ -123,8 +123,8 @@ impl UpstreamError {
             UpstreamError::Closed(_) => "upstream_closed",
             UpstreamError::Garbage(_) | UpstreamError::Head(_) => "upstream_garbage",
             UpstreamError::Request(BodyError::TooLarge) => "request_too_large",
-            UpstreamError::Request(BodyError::TimedOut(_)) => "request_timeout",
-            UpstreamError::Request(BodyError::Broken(_)) => "request_broken",
+            UpstreamError::Request(BodyError::TimedOut) => "request_timeout",
+            UpstreamError::Request(BodyError::Broken) => "request_broken",
         }
     }
 

@@ -36,9 +36,9 @@ use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
 use super::beside::Beside;
-use super::body::{BodyError, RequestBody};
 use super::connection::{Deadline, Failure};
 use super::error::{HeadFault, ProtocolError, UpstreamError};
+use crate::body::{BodyError, RequestBody};
 use crate::wire::Stream;
 use crate::wire::outflow::MAX_PIECES;
 use content::{Content, Piece, Taken};

@@ -13,7 +13,6 @@ use http::Response;
 
 use super::Outgoing;
 use super::balance::Load;
-use super::body::ResponseBody;
 use super::choice::Choice;
 use super::error::UpstreamError;
 use super::health::{Sent, Trouble};
@@ -27,6 +26,7 @@ use super::watch::Ward;
 use crate::clock::{self, Sweep};
 use crate::config::UpstreamSettings;
 use crate::telemetry::metrics::UpstreamCells;
+use crate::upstream::body::UpstreamBody;
 
 /// One upstream of one worker.
 #[derive(Debug)]
@@ -349,7 +349,7 @@ impl Upstream {
         outgoing: Outgoing<'_>,
         answer: &mut Response<B>,
         within: Duration,
-    ) -> Result<ResponseBody, UpstreamError> {
+    ) -> Result<UpstreamBody, UpstreamError> {
         let whole = self.terms.sweep.alarm();
         whole.arm(within);
         let mut sending = pin!(Upstream::send(Some(self), outgoing, answer, Some(&whole)));

@@ -16,13 +16,13 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::body::RequestBody;
 use super::connection::{Connection, Failure};
 use super::error::UpstreamError;
 use super::health::Sent;
 use super::pool::Upstream;
 use super::server::{Seat, Server};
 use super::vitals::Vitals;
+use crate::body::RequestBody;
 use crate::clock::{self, Sweep};
 use crate::config::{HealthCheck, UpstreamSettings};
 

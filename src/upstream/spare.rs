@@ -6,7 +6,7 @@
 
 use http::Request;
 
-use super::body::RequestBody;
+use crate::body::RequestBody;
 
 /// The request that was written as this.
 pub(super) fn parsed(head: &[u8]) -> Option<Request<RequestBody>> {

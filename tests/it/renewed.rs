@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use http_body_util::BodyExt;
+use tidegate::body::RequestBody;
 use tidegate::clock::Sweep;
 use tidegate::config::{Balance, UpstreamSettings};
-use tidegate::upstream::body::{RequestBody, ResponseBody};
+use tidegate::upstream::body::UpstreamBody;
 use tidegate::upstream::{UpstreamError, Upstreams, Vitals};
 
 use super::house;
@@ -41,7 +42,7 @@ impl Worker {
         self.upstreams = self.upstreams.renewed(settings, &self.sweep, &self.vitals);
     }
 
-    async fn ask(&self, upstream: usize) -> Result<Response<ResponseBody>, UpstreamError> {
+    async fn ask(&self, upstream: usize) -> Result<Response<UpstreamBody>, UpstreamError> {
         let request = Request::get("/").header("host", "a.example");
         let mut request = request.body(RequestBody::empty()).unwrap();
         send(&self.upstreams, upstream, &mut request).await

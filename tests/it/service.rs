@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use tidegate::body::RequestBody;
 use tidegate::clock::{Micros, Sweep};
 use tidegate::config::{LogFormat, LogTarget, parse};
 use tidegate::proxy::Proxy;
@@ -13,7 +14,6 @@ use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 use tidegate::telemetry::access::AccessLog;
 use tidegate::upstream::Vitals;
-use tidegate::upstream::body::RequestBody;
 use tower::ServiceExt;
 
 use crate::house::Upstream;

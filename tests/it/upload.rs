@@ -15,10 +15,11 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use tidegate::body::{Progress, RequestBody};
 use tidegate::clock::Sweep;
 use tidegate::proxy::headers::{self, Peer, Scheme};
 use tidegate::proxy::upgrade::Tunnel;
-use tidegate::upstream::body::{Progress, RequestBody, ResponseBody};
+use tidegate::upstream::body::UpstreamBody;
 use tidegate::upstream::{UpstreamError, Upstreams, Vitals};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
@@ -37,7 +38,7 @@ struct Client {
 }
 
 /// What the server answers: the upstream's body or none.
-struct Answer(Option<ResponseBody>);
+struct Answer(Option<UpstreamBody>);
 
 impl Body for Answer {
     type Data = Bytes;

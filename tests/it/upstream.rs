@@ -8,9 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Collected};
+use tidegate::body::RequestBody;
 use tidegate::clock::Sweep;
 use tidegate::config::ServerAddress;
-use tidegate::upstream::body::{RequestBody, ResponseBody};
+use tidegate::upstream::body::UpstreamBody;
 use tidegate::upstream::{HeadFault, UpstreamError, Upstreams, Vitals};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -43,7 +44,7 @@ fn get() -> Request<RequestBody> {
     request(Method::GET)
 }
 
-pub type Answer = Result<Response<ResponseBody>, UpstreamError>;
+pub type Answer = Result<Response<UpstreamBody>, UpstreamError>;
 
 /// The answer to a request, by the upstream with this number.
 pub async fn send(

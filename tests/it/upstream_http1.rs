@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use http::{Method, Request};
 use http_body_util::BodyExt;
+use tidegate::body::RequestBody;
 use tidegate::clock::Sweep;
-use tidegate::upstream::body::RequestBody;
 use tidegate::upstream::{Upstreams, Vitals};
 
 use super::scripted::Step::{End, Hold, Reset, Send, Stay};

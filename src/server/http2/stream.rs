@@ -18,11 +18,11 @@ use pin_project_lite::pin_project;
 
 use super::Flow;
 use super::cut::{PendingReset, TruncatedBody};
+use crate::body::{BodyError, Progress, RequestBody};
 use crate::clock::Alarm;
 use crate::proxy::body::Body;
 use crate::server::connection::Client;
 use crate::server::socket::HALF_CLOSE_GRACE;
-use crate::upstream::body::{BodyError, Progress, RequestBody};
 
 /// Bytes of a response that are handed over at once: what a client has to take in time.
 const PIECE_BYTES: usize = 16 << 10;

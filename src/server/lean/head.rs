@@ -9,7 +9,7 @@ use http::header::HeaderValue;
 use http::{Method, Request, Uri};
 use httparse::{ParserConfig, Status};
 
-use crate::upstream::body::RequestBody;
+use crate::body::RequestBody;
 use crate::wire::spelling;
 
 /// Lines in a head, at most.

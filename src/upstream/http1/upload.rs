@@ -9,7 +9,7 @@ use http::header::TRANSFER_ENCODING;
 use http_body::Body as _;
 
 use super::outbox::{Framing, Outbox, WrongLength, announced_trailers};
-use crate::upstream::body::{BodyError, RequestBody};
+use crate::body::{BodyError, RequestBody};
 use crate::upstream::connection::Deadline;
 
 /// A request's content on its way.
@@ -47,7 +47,7 @@ impl Upload {
                     let trailers = frame.into_trailers().unwrap_or_default();
                     outbox
                         .put_trailers(&trailers, &self.framing)
-                        .map_err(|WrongLength| BodyError::Broken(None))?;
+                        .map_err(|WrongLength| BodyError::Broken)?;
                 }
             }
         }
@@ -62,7 +62,7 @@ fn put(
     framing: &mut Framing,
 ) -> Result<(), BodyError> {
     let put = outbox.put(data, last, framing);
-    put.map_err(|WrongLength| BodyError::Broken(None))
+    put.map_err(|WrongLength| BodyError::Broken)
 }
 
 /// How the request's content is framed: what its body says goes, whatever its head does.

@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 
 use super::upload::{Upload, pump};
 use super::{Connection, Download};
-use crate::upstream::body::RequestBody;
+use crate::body::RequestBody;
 use crate::upstream::check_framing;
 use crate::upstream::connection::{Deadline, Failure, Task};
 use crate::upstream::error::{HeadFault, UpstreamError};
@@ -88,8 +88,8 @@ impl Stream {
         self.deadline.await_head();
         let mut upload = None;
         if !ends {
-            body.move_deadline(&self.deadline);
-            let sending = Upload::new(std::mem::take(&mut body));
+            let deadline = Arc::clone(&self.deadline);
+            let sending = Upload::new(std::mem::take(&mut body), deadline);
             self.upload = Task::of(&tokio::spawn(pump(stream, Arc::clone(&sending))));
             upload = Some(sending);
         }

@@ -14,7 +14,8 @@ use http::HeaderMap;
 use http::header::{CONNECTION, TE, TRANSFER_ENCODING, UPGRADE};
 use http_body::{Body as _, Frame};
 
-use crate::upstream::body::{BodyError, RequestBody};
+use crate::body::{BodyError, RequestBody};
+use crate::upstream::connection::Deadline;
 
 /// Bytes of a body that are remembered at most.
 const MAX_KEPT_BYTES: usize = 64 << 10;
@@ -31,14 +32,17 @@ struct State {
     /// What has been read, if that is all of it.
     kept: Option<Vec<Bytes>>,
     flaw: Option<BodyError>,
+    /// Moves as the body moves, until the response's head has come.
+    deadline: Arc<Deadline>,
 }
 
 impl Upload {
-    pub(super) fn new(body: RequestBody) -> Arc<Upload> {
+    pub(super) fn new(body: RequestBody, deadline: Arc<Deadline>) -> Arc<Upload> {
         Arc::new(Upload(Mutex::new(State {
             body: Some(body),
             kept: Some(Vec::new()),
             flaw: None,
+            deadline,
         })))
     }
 
@@ -48,7 +52,7 @@ impl Upload {
 
     /// Why the body did not reach its end, if that is the client's fault.
     pub(super) fn flaw(&self) -> Option<BodyError> {
-        self.state().flaw.clone()
+        self.state().flaw
     }
 
     /// It will not be asked for again.
@@ -74,9 +78,10 @@ impl Upload {
             return Poll::Ready(None);
         };
         let polled = Pin::new(body).poll_frame(context);
+        state.deadline.upload(polled.is_ready());
         match &polled {
             Poll::Ready(Some(Ok(frame))) => state.keep(frame),
-            Poll::Ready(Some(Err(flaw))) => state.flaw = Some(flaw.clone()),
+            Poll::Ready(Some(Err(flaw))) => state.flaw = Some(*flaw),
             Poll::Ready(None) | Poll::Pending => {}
         }
         polled
