@@ -29,6 +29,8 @@ mod health;
 mod history;
 mod keys;
 mod limits;
+#[cfg(all(test, debug_assertions))]
+mod panics;
 mod people;
 mod place;
 mod process;
@@ -38,8 +40,6 @@ mod routes;
 mod status;
 pub mod token;
 mod traffic;
-#[cfg(test)]
-mod trap;
 mod upstreams;
 
 use std::io;
@@ -232,8 +232,7 @@ impl Door {
             tokio::select! {
                 stream = accept(listener.as_ref()) => self.connections.serve(stream, desk),
                 Ok(()) = self.changes.changed() => {
-                    #[cfg(test)]
-                    trap::at_a_look(desk);
+                    failpoint!("admin.look");
                     desk.renew(listener);
                     findings::ask_store(desk);
                 }

@@ -4,6 +4,11 @@
 //! those above it. `tests/tidy.rs` holds that; ARCHITECTURE.md walks through it. (A blank line
 //! between two keeps rustfmt from sorting them.)
 
+// -- tests arm these; a release has none
+
+#[macro_use]
+mod failpoint;
+
 // -- words: pure. No IO, no clock, no async, no panic.
 
 pub mod client;

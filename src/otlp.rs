@@ -15,8 +15,8 @@
 
 mod collector;
 mod messages;
-#[cfg(test)]
-mod trap;
+#[cfg(all(test, debug_assertions))]
+mod panics;
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -14,6 +14,8 @@ mod drain;
 pub mod echo;
 mod entrances;
 mod handover;
+#[cfg(test)]
+pub(crate) mod harness;
 mod http2;
 pub mod inherit;
 mod lean;
@@ -23,6 +25,8 @@ pub mod listen;
 mod neighbours;
 pub mod notify;
 mod opening;
+#[cfg(all(test, debug_assertions))]
+mod panics;
 mod parked;
 mod phase;
 pub mod pid_file;
@@ -34,8 +38,6 @@ mod serving;
 pub mod sight;
 mod socket;
 mod tls;
-#[cfg(test)]
-pub(crate) mod trap;
 pub mod upgrade;
 mod watcher;
 mod worker;

@@ -142,6 +142,35 @@ fn the_structure_does_not_get_worse() {
     );
 }
 
+/// Tests run what is released: `cfg(test)` adds items, and changes no function and no type.
+#[test]
+fn no_function_is_another_one_in_tests() {
+    for (file, text) in sources() {
+        assert!(
+            !text.contains("cfg!(test)"),
+            "src/{file} asks whether it is tested"
+        );
+        assert!(
+            !text.contains("cfg(not(test))"),
+            "src/{file} leaves code out of tests"
+        );
+        let lines: Vec<&str> = text.lines().collect();
+        for pair in lines.windows(2) {
+            let [attribute, item] = pair else {
+                continue;
+            };
+            let is_inside = attribute.starts_with(' ') && attribute.trim() == "#[cfg(test)]";
+            let is_function = ["fn ", "pub"]
+                .iter()
+                .any(|word| item.trim().starts_with(word));
+            assert!(
+                !is_inside || is_function,
+                "src/{file}: cfg(test) before `{item}`"
+            );
+        }
+    }
+}
+
 #[test]
 fn every_room_is_declared_and_every_declared_room_exists() {
     let rooms = rooms();

@@ -90,8 +90,7 @@ pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Resp
 
 async fn find(desk: &Arc<Desk>, request: Request<Incoming>) -> Answer {
     let place = admit(desk, &request)?;
-    #[cfg(test)]
-    super::trap::at_a_request(&request);
+    failpoint!("admin.request");
     match place {
         place if place.is_told_something() => write(desk, &place, request).await,
         Place::Overrides => people::overrides(desk).await,

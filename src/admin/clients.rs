@@ -24,8 +24,7 @@ impl Desk {
 
     /// Takes what the workers have told since the last time.
     pub(super) fn drain(&self) {
-        #[cfg(test)]
-        super::trap::at_a_look(self);
+        failpoint!("admin.look");
         let now = now_s();
         self.grounds.sight.look(|view| {
             let mut crowd = self.crowd();

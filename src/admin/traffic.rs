@@ -25,8 +25,7 @@ impl Desk {
     /// Looks at what has been counted since the last time.
     pub(super) fn tick(&self) {
         self.look_at_beats();
-        #[cfg(test)]
-        super::trap::at_a_look(self);
+        failpoint!("admin.look");
         self.look_for_findings();
         self.look_at_routes();
         let seen = self.grounds.sight.look(|view| {

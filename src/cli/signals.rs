@@ -138,8 +138,6 @@ impl Watch {
     async fn listen(&mut self, signals: &mut Signals) {
         loop {
             let event = self.next(signals).await;
-            #[cfg(test)]
-            trap::spring(&event);
             match event {
                 Event::Serving => self.announce(),
                 Event::Stop if *self.door.course.borrow() == Course::Serve => self.stop().await,
@@ -147,7 +145,10 @@ impl Watch {
                     self.remove_pid_file();
                     std::process::exit(i32::from(DID_NOT_WORK));
                 }
-                Event::Reload => self.door.reload.ask_and_leave(),
+                Event::Reload => {
+                    failpoint!("signals.reload");
+                    self.door.reload.ask_and_leave();
+                }
                 Event::Upgrade => self.upgrade(),
                 Event::Upgraded(outcome) => self.upgraded(outcome),
                 Event::Fallen if *self.door.course.borrow() == Course::Serve => {
@@ -215,8 +216,7 @@ impl Watch {
     async fn stop(&mut self) {
         self.ends = true;
         tracing::info!("draining");
-        #[cfg(test)]
-        trap::spring(&Event::Serving);
+        failpoint!("signals.stop");
         notify::stopping("draining");
         self.abandon.store(true, Ordering::Relaxed);
         if let Some(upgrading) = self.upgrading.take() {
@@ -297,5 +297,5 @@ impl Watch {
     }
 }
 
-#[cfg(test)]
-mod trap;
+#[cfg(all(test, debug_assertions))]
+mod panics;

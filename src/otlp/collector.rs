@@ -98,8 +98,7 @@ impl Trouble {
 
 impl Collector {
     pub(super) fn new(settings: Arc<TracingSettings>) -> Collector {
-        #[cfg(test)]
-        super::trap::at_settings(&settings);
+        failpoint!("otlp.collector", settings.service);
         let protocol: &[u8] = match settings.protocol {
             OtlpProtocol::Http => b"http/1.1",
             OtlpProtocol::Grpc => b"h2",

@@ -29,9 +29,6 @@ pub struct Body {
     denial: Option<Box<Denial>>,
     /// Set where the answer decides what its request costs.
     settles: Option<Arc<AtomicBool>>,
-    /// Whoever looks into it panics.
-    #[cfg(test)]
-    pub(crate) trapped: bool,
 }
 
 impl Body {
@@ -42,8 +39,6 @@ impl Body {
             slots: None,
             denial: None,
             settles: None,
-            #[cfg(test)]
-            trapped: false,
         }
     }
 
@@ -151,8 +146,7 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
-        #[cfg(test)]
-        assert!(!self.trapped, "a trap in a body: key=secret");
+        failpoint!("proxy.body");
         let polled = Pin::new(&mut self.content).poll_frame(context);
         if let (Some(line), Poll::Ready(Some(polled))) = (&mut self.line, &polled) {
             match polled {

@@ -71,13 +71,11 @@ impl Client {
         let another = serving.another(&self.downstream, self.generation);
         let downstream = another.as_deref().unwrap_or(&self.downstream);
         let mut awaited = Awaited(serving.proxy.meter(), true);
-        #[cfg(test)]
-        let mine = super::trap::Trap::for_request(request);
         let exchange = (request, &mut *response);
-        #[cfg(not(test))]
-        let handling = serving.proxy.handle(exchange, downstream, more);
-        #[cfg(test)]
-        let handling = mine.handle(&serving.proxy, exchange, downstream, more);
+        let handling = async {
+            serving.proxy.handle(exchange, downstream, more).await;
+            failpoint!("server.handled");
+        };
         let answered = AssertUnwindSafe(handling).catch_unwind().await;
         awaited.1 = false;
         if answered.is_err() {
@@ -149,8 +147,7 @@ async fn opening(
     worker: Arc<Worker>,
     mut open: Open,
 ) -> Option<impl Future<Output = ()> + Send> {
-    #[cfg(test)]
-    super::trap::on_a_connection(arrival.ip);
+    failpoint!("server.connection");
     let began = worker.serving.load_full();
     let phase = Phase::new(worker.sweep.alarm(), &began.settings);
     let tells_apart = began.settings.http2;

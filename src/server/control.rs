@@ -231,8 +231,7 @@ pub(super) async fn serve(post: Post) {
         };
         told = false;
         tracing::debug!(path = %bound.path.display(), "control socket");
-        #[cfg(test)]
-        super::trap::in_a_part(super::trap::Part::Control);
+        failpoint!("server.control");
         while !bound.is_gone() {
             // After an upgrade the lock is free once the predecessor drains.
             let _ = claim.take();

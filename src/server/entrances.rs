@@ -13,8 +13,6 @@ use tokio::task::JoinHandle;
 use super::crew::Guest;
 use super::drain::Open;
 use super::listen::{BACKLOG, Entrance, Listener};
-#[cfg(test)]
-use super::trap;
 use super::worker::{Worker, endure};
 use super::{Course, connection, neighbours, tls};
 use crate::proxy::Arrival;
@@ -131,8 +129,7 @@ async fn accept_tcp(listener: Arc<TcpListener>, worker: Arc<Worker>, secure: boo
                 // Without it an answer in two writes waits for the client's delayed ACK.
                 let _ = stream.set_nodelay(true);
                 let (mut open, ip) = (worker.drain.open(permit), address.ip().to_canonical());
-                #[cfg(test)]
-                trap::at_the_door(ip);
+                failpoint!("server.accept");
                 if worker.seat(&mut open, ip) {
                     place(&worker, AcceptedTcp { stream, ip }, secure, open);
                 }

@@ -27,8 +27,6 @@ use tokio::time::MissedTickBehavior;
 use super::claim::Claim;
 use super::listen::{Entrance, Listeners, Moves};
 use super::serving::Serving;
-#[cfg(test)]
-use super::trap;
 use super::watcher::{LOOK_EVERY, Watcher};
 use super::{Course, House, Shutdown, Source, control, notify, tls};
 use crate::config::diagnostic::Diagnostics;
@@ -222,8 +220,7 @@ impl Reloader {
                     }
                 }
             }
-            #[cfg(test)]
-            trap::in_a_part(trap::Part::Reloads);
+            failpoint!("server.reload");
             while let Ok(more) = requests.0.try_recv() {
                 asked.push(more);
             }

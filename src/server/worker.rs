@@ -129,8 +129,7 @@ impl Worker {
 
     /// Serves by another configuration from the next request on.
     async fn renew(&self, order: Order, kept: &mut Kept, entrances: &mut Entrances) {
-        #[cfg(test)]
-        super::trap::at_a_reload(&order.config);
+        failpoint!("server.worker_reload");
         let old = self.serving.load_full();
         let house = (&*order.house, &self.sweep);
         let next = kept.renew(&old, *order.config, house).await;

@@ -13,13 +13,13 @@ mod line;
 mod link;
 mod outage;
 mod outage_log;
+#[cfg(all(test, debug_assertions))]
+mod panics;
 mod people;
 mod reply;
 mod sentinel;
 mod task;
 mod tls;
-#[cfg(test)]
-mod trap;
 mod upkeep;
 
 use std::fmt;
@@ -87,8 +87,6 @@ pub struct Shared {
     /// What was admitted here while the store was away.
     journal: Journal,
     roll: people::Roll,
-    #[cfg(test)]
-    traps: trap::Traps,
 }
 
 impl fmt::Debug for Shared {
@@ -133,8 +131,6 @@ impl Shared {
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
             roll: people::Roll::default(),
-            #[cfg(test)]
-            traps: trap::Traps::default(),
         })
     }
 

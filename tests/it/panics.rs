@@ -1,5 +1,5 @@
 //! What once made threads of the program panic, and must not again. What a panic comes to, wherever
-//! it is: `src/server/trap.rs`.
+//! it is: `src/server/panics.rs`.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};

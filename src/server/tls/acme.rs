@@ -20,8 +20,6 @@ use super::Tls;
 use crate::certificate::Certificate;
 use crate::clock;
 use crate::config::{AcmeChallenge, AcmeSettings, pem};
-#[cfg(test)]
-use crate::server::trap;
 use crate::server::{Course, Shutdown};
 
 pub(super) use cache::stored;
@@ -78,8 +76,7 @@ impl From<instant_acme::Error> for AcmeError {
 
 /// Sees to the certificate until the house ends.
 pub(in crate::server) async fn acme(tls: Arc<Tls>, mut shutdown: Shutdown) {
-    #[cfg(test)]
-    trap::in_a_part(trap::Part::Acme);
+    failpoint!("server.acme");
     let work = async {
         let mut rest = FIRST_REST;
         loop {

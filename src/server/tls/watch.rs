@@ -13,8 +13,6 @@ use std::time::Duration;
 use super::Tls;
 use crate::certificate::Certificate;
 use crate::config::{IdentityFiles, PemFile, TlsSettings, pem};
-#[cfg(test)]
-use crate::server::trap;
 use crate::server::{Course, Shutdown};
 
 /// From one look to the next.
@@ -78,8 +76,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Looks until the house ends.
 pub(in crate::server) async fn watch(tls: Arc<Tls>, mut shutdown: Shutdown) {
-    #[cfg(test)]
-    trap::in_a_part(trap::Part::Certificates);
+    failpoint!("server.certificates");
     let mut all: Vec<Watched> = Vec::new();
     loop {
         tokio::select! {

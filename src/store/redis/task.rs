@@ -133,8 +133,7 @@ impl Task {
         {
             return ControlFlow::Break(());
         }
-        #[cfg(test)]
-        self.shared.traps.spring(super::trap::Place::Connecting);
+        failpoint!("redis.connect", self.shared.prefix);
         let shared = Arc::clone(&self.shared);
         let attempt = async {
             let mut link = connect(&shared).await?;
@@ -344,8 +343,7 @@ impl Task {
 
     /// One call. An error means that the connection must go; the batch has been answered.
     async fn call(&mut self, link: &mut Link, batch: Batch) -> Result<(), StoreError> {
-        #[cfg(test)]
-        self.shared.traps.spring(super::trap::Place::Calling);
+        failpoint!("redis.call", self.shared.prefix);
         let sent = clock::now();
         self.epoch = self.shared.roll.epoch();
         // Its oldest decides how long all may wait; what is only told waits as if it were new.

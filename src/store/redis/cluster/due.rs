@@ -11,8 +11,6 @@ use super::task::{ASSERT_EVERY, Event, LOOK_AFTER_MOVE, LOOK_EVERY, Task};
 use super::{Placed, topology};
 use crate::clock;
 use crate::store::redis::link::{PROBE_TIMEOUT, learn_key};
-#[cfg(test)]
-use crate::store::redis::trap::Place;
 use crate::store::redis::{people, upkeep};
 use crate::store::{ServerTrouble, StoreError};
 
@@ -47,8 +45,7 @@ impl Task {
         }
         for (id, node) in &mut self.nodes {
             if node.wants_connection(now) {
-                #[cfg(test)]
-                self.shared.redis.traps.spring(Place::Connecting);
+                failpoint!("redis.connect", self.shared.redis.prefix);
                 node.opening = true;
                 let opening = topology::open(Arc::clone(&self.shared), node.address.clone());
                 let id = *id;

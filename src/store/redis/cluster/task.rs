@@ -32,8 +32,6 @@ use crate::store::guard::PAUSE_MIN;
 use crate::store::known::Known;
 use crate::store::redis::holder::Holder;
 use crate::store::redis::link::{Link, PROBE_TIMEOUT};
-#[cfg(test)]
-use crate::store::redis::trap::Place;
 use crate::store::waiting::Waiting;
 use crate::store::{ServerTrouble, StoreError};
 
@@ -267,8 +265,7 @@ impl Task {
 
     /// A new call.
     fn begin(&mut self, owner: Option<NodeId>, call: Call, now: Instant) {
-        #[cfg(test)]
-        self.shared.redis.traps.spring(Place::Calling);
+        failpoint!("redis.call", self.shared.redis.prefix);
         if call.batch.bundles.is_empty() {
             return;
         }

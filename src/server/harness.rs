@@ -1,5 +1,5 @@
-//! A house in a test's own process, with one worker. Whoever panics there is seen from outside,
-//! and so is what is told of it: the test is run once more, in a process of its own.
+//! A server with one worker, for tests that arm failpoints. Such a test runs once more in a process
+//! of its own, so that its panics and diagnostics are seen from outside.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -21,8 +21,8 @@ use crate::telemetry::metrics::Unanswered;
 use crate::{config, server, telemetry};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// Says that this process is the one that panics.
-const STAGED: &str = "TIDEGATE_TEST_TRAPS";
+/// Set in the process that runs one test alone.
+const ALONE: &str = "TIDEGATE_TEST_ALONE";
 /// One worker, which a panic would take from all; few connections and a single slot, which
 /// panics would use up if they kept them.
 const FILE: &str = r#"
@@ -39,8 +39,7 @@ const FILE: &str = r#"
     respond = { body = "ok" }
 "#;
 
-/// See the file's head.
-pub(crate) struct Stage {
+pub(crate) struct Harness {
     pub(crate) address: SocketAddr,
     pub(crate) file: PathBuf,
     pub(crate) course: watch::Sender<Course>,
@@ -52,9 +51,9 @@ pub(crate) struct Stage {
     _directory: tempfile::TempDir,
 }
 
-impl Stage {
+impl Harness {
     /// With `more` at the head of its file.
-    pub(crate) fn open(more: &str) -> Stage {
+    pub(crate) fn open(more: &str) -> Harness {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("proxy.toml");
         std::fs::write(&file, format!("{more}\n{FILE}")).unwrap();
@@ -77,7 +76,7 @@ impl Stage {
         let sockets = Arc::clone(&listeners);
         let serving =
             std::thread::spawn(move || server::run(config, sockets, (&shutdown, source), seen));
-        Stage {
+        Harness {
             address,
             file,
             course,
@@ -160,25 +159,26 @@ pub(crate) fn on_a_runtime<T>(body: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(bounded)
 }
 
-/// This test in a process of its own, where panics are told as in the program.
-pub(crate) fn staged(name: &str) -> Option<Output> {
-    if std::env::var_os(STAGED).is_some() {
+/// Runs this test in a process of its own, with the diagnostics of the program. Returns its output;
+/// nothing in that process itself.
+pub(crate) fn run_alone(name: &str) -> Option<Output> {
+    if std::env::var_os(ALONE).is_some() {
         telemetry::init(None);
         return None;
     }
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", name])
-        .env(STAGED, "1")
+        .env(ALONE, "1")
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     Some(output)
 }
 
-/// The panics that the diagnostics tell.
-pub(crate) fn told(output: &Output) -> Vec<String> {
+/// The diagnostics' lines about panics.
+pub(crate) fn panics_in(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!text.contains("secret"), "{text}");
-    let is_told = |line: &&str| line.contains("a panic, which is our mistake: a trap");
-    text.lines().filter(is_told).map(str::to_owned).collect()
+    let is_panic = |line: &&str| line.contains("a panic, which is our mistake: failpoint");
+    text.lines().filter(is_panic).map(str::to_owned).collect()
 }

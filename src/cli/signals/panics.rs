@@ -1,0 +1,57 @@
+//! A panic of the thread that listens for signals loses that signal, and no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::{Door, spawn};
+use crate::clock;
+use crate::failpoint::control::arm;
+use crate::server::harness::{PATIENCE, panics_in, run_alone};
+use crate::server::listen::Listeners;
+use crate::server::pulse::Pulse;
+use crate::server::{Course, reload};
+
+fn signal_that_panics(signal: Signal, name: &'static str) {
+    let failure = arm(name, 1);
+    kill_process(getpid(), signal).unwrap();
+    let began = clock::now();
+    while failure.left() > 0 {
+        assert!(began.elapsed() < PATIENCE, "nobody listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// In a process of its own: whoever has this one's signals is not this test.
+#[test]
+fn a_panic_loses_no_signal_but_its_own_and_no_end() {
+    let name = "cli::signals::panics::a_panic_loses_no_signal_but_its_own_and_no_end";
+    if let Some(output) = run_alone(name) {
+        assert_eq!(panics_in(&output).len(), 3);
+        return;
+    }
+    let listeners = Listeners::open((&[], &[]), 1, &mut Vec::new()).unwrap();
+    let (course, mut shutdown) = tokio::sync::watch::channel(Course::Serve);
+    let (reload, _requests) = reload::channel();
+    let door = Door {
+        course,
+        reload,
+        listeners: Arc::new(listeners),
+        pulse: Arc::new(Pulse::new(1)),
+        predecessor: None,
+        pid_file: None,
+        claim: None,
+    };
+    spawn(door).unwrap();
+    signal_that_panics(Signal::HUP, "signals.reload");
+    signal_that_panics(Signal::HUP, "signals.reload");
+    assert_eq!(*shutdown.borrow_and_update(), Course::Serve);
+    signal_that_panics(Signal::TERM, "signals.stop");
+    let began = clock::now();
+    while *shutdown.borrow_and_update() == Course::Serve {
+        assert!(began.elapsed() < PATIENCE, "it does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(*shutdown.borrow(), Course::Stop { yields: false });
+}
