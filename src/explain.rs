@@ -16,7 +16,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 
 use crate::config::{Config, UpstreamServer};
-use crate::limit::Tag;
+use crate::limit::KeyHash;
 use crate::path::CanonicalPath;
 use crate::proxy::rehearsal::{Counted, Ending, Rehearsal, Rehearsed, Scene};
 use crate::route::Target;
@@ -227,7 +227,7 @@ fn verdict(rehearsed: &Rehearsed<Told>, limits: &[LimitStory], spared: Option<&s
 }
 
 /// As many characters of a hash as logs show.
-fn short(tag: Tag) -> String {
+fn short(tag: KeyHash) -> String {
     tag.to_string().chars().take(8).collect()
 }
 

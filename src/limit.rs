@@ -27,7 +27,7 @@ use crate::path::Case;
 
 pub use asker::{Asker, Shown};
 pub use exempt::Exempt;
-pub use key::{Key, Tag};
+pub use key::{Key, KeyHash};
 pub use rate::Rate;
 pub use window::{Tier, Window, Wording};
 
@@ -164,13 +164,13 @@ impl Limit {
 
 /// What one request asks of one window of one limit.
 #[derive(Clone, Debug)]
-pub struct Item {
+pub struct LimitCheck {
     /// The budget.
     pub limit: Arc<Limit>,
     /// Which of its rates, or that of a tier or an override.
     pub window: Arc<Window>,
     /// Whose budget: the hashed key.
-    pub tag: Tag,
+    pub tag: KeyHash,
     /// Units asked for; 0 peeks.
     pub cost: u64,
     /// What logs tell of who asks, beyond the tag.
@@ -199,7 +199,7 @@ impl Role {
     }
 }
 
-impl Item {
+impl LimitCheck {
     /// What it is to its request.
     pub fn role(&self) -> Role {
         let is_own = |window: &Arc<Window>| Arc::ptr_eq(window, &self.window);
@@ -213,7 +213,7 @@ impl Item {
     }
 
     /// An item of the same slot that no store lets pass, whatever is counted.
-    pub fn never(like: &Item) -> Item {
+    pub fn never(like: &LimitCheck) -> LimitCheck {
         let rule = Rule {
             algorithm: Algorithm::Log,
             units: 1,
@@ -221,7 +221,7 @@ impl Item {
             precision_us: 1,
         };
         let name = format!("{}~never", like.limit.name);
-        Item {
+        LimitCheck {
             window: Arc::new(Window::new(&name, rule)),
             cost: 2,
             ..like.clone()
@@ -235,7 +235,7 @@ impl Item {
 }
 
 /// All that one request asks, at most one item for each window: granted together or not at all.
-pub type Charge = SmallVec<[Item; 2]>;
+pub type Charge = SmallVec<[LimitCheck; 2]>;
 
 /// When the same request could be allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

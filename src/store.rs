@@ -168,7 +168,7 @@ impl Store {
     }
 
     /// Decides one request and charges it if every limit allows it. `generation` is that of the
-    /// key with which the items' tags were derived ([`Store::hash_key`]).
+    /// key with which the checks' key hashes were derived ([`Store::hash_key`]).
     ///
     /// Answers within the store's timeout, counted from when it `arrived`. After an error the
     /// charge may have been made ([`StoreError::maybe_charged`]); it is never repeated here.
@@ -288,11 +288,11 @@ impl Store {
     /// Waits until the first attempt to reach the store has ended, well or badly. Before that
     /// charges are answered [`StoreError::Away`]; a proxy that listens after it need not begin
     /// with decisions of its own. Takes half a second at most.
-    pub async fn settled(&self) {
+    pub async fn ready(&self) {
         match self {
             Store::Memory(_) => {}
-            Store::Redis(redis) => redis.settled().await,
-            Store::Cluster(cluster) => cluster.settled().await,
+            Store::Redis(redis) => redis.ready().await,
+            Store::Cluster(cluster) => cluster.ready().await,
         }
     }
 

@@ -11,9 +11,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::client::ClientIp;
-use crate::limit::key::tag_prefix::{SHORTEST, SHOWN, TagPrefix};
-use crate::limit::key::{Alternatives, ApiKeys, Given, HashKey, KeyError, Part};
-use crate::limit::{Limit, Missing, Tag};
+use crate::limit::key::key_hash_prefix::{KeyHashPrefix, SHORTEST, SHOWN};
+use crate::limit::key::{Alternatives, ApiKeys, Given, HashSecret, KeyError, Part};
+use crate::limit::{KeyHash, Limit, Missing};
 use crate::path::{CanonicalPath, Case, fold};
 use crate::route::host_of;
 use crate::store::people::Record;
@@ -27,7 +27,7 @@ const MOST_LISTED: usize = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whom {
     /// Its hash.
-    pub tag: Tag,
+    pub tag: KeyHash,
     /// Its parts without their values; empty where they are not known.
     pub parts: String,
 }
@@ -77,28 +77,28 @@ pub struct Eyes<'e> {
     /// Which API keys are known.
     pub api_key: &'e ApiKeys,
     /// The secret that keys are hashed with.
-    pub hash_key: &'e HashKey,
+    pub hash_key: &'e HashSecret,
     /// What is in force: where hashes are looked for.
     pub records: &'e [Record],
     /// And hashes of other clients, in any order: those that [`cut`] may stand for.
-    pub known: &'e [Tag],
+    pub known: &'e [KeyHash],
 }
 
 /// The hash that words may stand for, whole or cut as logs cut it: to look for clients that have
 /// it, and to tell them by [`Eyes::known`].
-pub fn cut(words: &[String]) -> Option<TagPrefix> {
+pub fn cut(words: &[String]) -> Option<KeyHashPrefix> {
     let [word] = words else {
         return None;
     };
     match word.strip_prefix("tag=") {
-        Some(hash) => TagPrefix::parse(hash),
-        None => TagPrefix::parse(word).filter(|prefix| prefix.text().len() >= SHOWN),
+        Some(hash) => KeyHashPrefix::parse(hash),
+        None => KeyHashPrefix::parse(word).filter(|prefix| prefix.text().len() >= SHOWN),
     }
 }
 
 /// One word of a key.
 enum Word<'w> {
-    Tag(&'w str),
+    Hash(&'w str),
     Named(Part, &'w str),
     Missing,
     Plain(&'w str),
@@ -112,7 +112,7 @@ impl Eyes<'_> {
         }
         let split = parts_of(words, limit);
         let words = read_all(split.as_deref().unwrap_or(words))?;
-        if let [Word::Tag(hash)] = words[..] {
+        if let [Word::Hash(hash)] = words[..] {
             return self.by_hash(hash);
         }
         self.assemble(&words, limit)
@@ -126,16 +126,16 @@ impl Eyes<'_> {
     }
 
     /// Everyone known whose hash begins so, once and in order.
-    fn find(&self, prefix: &TagPrefix) -> Vec<Tag> {
+    fn find(&self, prefix: &KeyHashPrefix) -> Vec<KeyHash> {
         let records = self.records.iter().map(|one| one.subject.tag());
         let all = records.chain(self.known.iter().copied());
-        let mut found: Vec<Tag> = all.filter(|tag| prefix.matches(*tag)).collect();
+        let mut found: Vec<KeyHash> = all.filter(|tag| prefix.matches(*tag)).collect();
         found.sort_unstable();
         found.dedup();
         found
     }
 
-    fn only(&self, prefix: &TagPrefix, found: &[Tag]) -> Result<Whom, Unclear> {
+    fn only(&self, prefix: &KeyHashPrefix, found: &[KeyHash]) -> Result<Whom, Unclear> {
         match found {
             [tag] => Ok(self.with_hash(*tag)),
             [] => Err(Unclear {
@@ -145,7 +145,7 @@ impl Eyes<'_> {
             .help(format!(
                 "nothing is counted for it any more, and no override or block is in force: write \
                  all {} characters as `tag=HASH`, or the key itself as `PART=VALUE`",
-                Tag::TEXT_LEN
+                KeyHash::TEXT_LEN
             ))),
             several => {
                 let listed = several.iter().take(MOST_LISTED);
@@ -171,7 +171,7 @@ impl Eyes<'_> {
         }
     }
 
-    fn with_hash(&self, tag: Tag) -> Whom {
+    fn with_hash(&self, tag: KeyHash) -> Whom {
         let known = self.records.iter().find(|one| one.subject.tag() == tag);
         Whom {
             tag,
@@ -185,7 +185,7 @@ impl Eyes<'_> {
             return known;
         }
         let given = match &read_all(words)?[..] {
-            [Word::Tag(hash)] => return self.by_hash(hash),
+            [Word::Hash(hash)] => return self.by_hash(hash),
             [Word::Plain(text)] if text.parse::<IpAddr>().is_ok() => {
                 self.given(&Part::Ip, text, Case::Sensitive)?
             }
@@ -221,14 +221,14 @@ impl Eyes<'_> {
     }
 
     fn by_hash(&self, hash: &str) -> Result<Whom, Unclear> {
-        if let Some(tag) = Tag::parse(hash) {
+        if let Some(tag) = KeyHash::parse(hash) {
             return Ok(self.with_hash(tag));
         }
-        let prefix = TagPrefix::parse(hash).ok_or_else(|| {
+        let prefix = KeyHashPrefix::parse(hash).ok_or_else(|| {
             let message = format!("`{hash}` is no key's hash");
             Unclear::new(message).help(format!(
                 "write its {} characters, or its first {SHORTEST} or more",
-                Tag::TEXT_LEN
+                KeyHash::TEXT_LEN
             ))
         })?;
         self.only(&prefix, &self.find(&prefix))
@@ -246,7 +246,7 @@ impl Eyes<'_> {
             given.push(match left.remove(place) {
                 Word::Named(part, value) => self.given(part, value, limit.case)?,
                 Word::Plain(text) => self.given(guess(part, text), text, limit.case)?,
-                Word::Missing | Word::Tag(_) => Given::missing(),
+                Word::Missing | Word::Hash(_) => Given::missing(),
             });
         }
         if left.is_empty() {
@@ -340,7 +340,7 @@ fn read_all(words: &[String]) -> Result<Vec<Word<'_>>, Unclear> {
 
 fn read(word: &str) -> Result<Word<'_>, Unclear> {
     match word.split_once('=') {
-        Some(("tag", hash)) => Ok(Word::Tag(hash)),
+        Some(("tag", hash)) => Ok(Word::Hash(hash)),
         Some((name, value)) => match Part::parse(name) {
             Ok(part) => Ok(Word::Named(part, value)),
             // A key may well have a `=` in it; one slip in a part's name would make it another.
@@ -362,7 +362,7 @@ fn fits(word: &Word<'_>, part: &Alternatives, missing: Missing) -> bool {
         Word::Plain(text) => {
             part.0.iter().any(|one| *one != Part::Ip) || text.parse::<IpAddr>().is_ok()
         }
-        Word::Tag(_) => false,
+        Word::Hash(_) => false,
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tidegate::clock::Micros;
 use tidegate::config::{Fleet, StoreKind, StoreSettings};
-use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
+use tidegate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
 
@@ -132,10 +132,10 @@ impl Store {
             mixed = mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
             mixed ^= mixed >> 64;
         }
-        let item = Item {
+        let item = LimitCheck {
             limit: Arc::clone(&self.limit),
             window: Arc::clone(&self.limit.windows[0]),
-            tag: Tag(mixed.to_le_bytes()),
+            tag: KeyHash(mixed.to_le_bytes()),
             cost: 1,
             asker: None,
         };

@@ -9,8 +9,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tidegate::clock::Micros;
 use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSettings};
 use tidegate::limit::headers::{HeaderSettings, ResetForm, Told, write};
-use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashKey};
-use tidegate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, Missing, OnError, Rule, Tag};
+use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashSecret};
+use tidegate::limit::{
+    Algorithm, Charge, Decision, Key, KeyHash, Limit, LimitCheck, Missing, OnError, Rule,
+};
 use tidegate::path::{CanonicalPath, Case};
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
 use tidegate::proxy::problem::{Detail, Problem, QUOTA_EXCEEDED, render};
@@ -161,7 +163,7 @@ fn route(name: &'static str, count: usize) -> Word {
 fn key(name: &'static str, part: &str) -> Word {
     let key = Key::parse([part]).unwrap();
     let (headers, sources) = (head(), ApiKeys::trusting(ApiKeySources::default()));
-    let secret = HashKey::from_bytes([7; 32]);
+    let secret = HashSecret::from_bytes([7; 32]);
     word(name, move || {
         let facts = Facts {
             ip: IpAddr::from([192, 0, 2, 7]),
@@ -196,10 +198,10 @@ fn charge(algorithm: Algorithm, units: u64, limits: u8) -> Charge {
         };
         let name = format!("limit_{number}");
         let limit = Limit::new(&name, &[rule], Key::parse(["ip"]).unwrap());
-        Item {
+        LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
-            tag: Tag([number; 16]),
+            tag: KeyHash([number; 16]),
             cost: 1,
             asker: None,
         }

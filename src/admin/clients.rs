@@ -10,7 +10,7 @@ use super::answer::{Refusal, seen};
 use super::crowd::Crowd;
 use super::place::parameter;
 use crate::clock;
-use crate::limit::{Limit, Tag};
+use crate::limit::{KeyHash, Limit};
 
 /// Clients that are told.
 const MOST: usize = 100;
@@ -86,7 +86,7 @@ pub(super) fn clients(desk: &Desk, limit: &str, query: Option<&str>) -> Result<V
     let (clients, all) = desk.crowd().clients(limit, now_s());
     let told = clients.iter().take(top).map(|client| {
         json!({
-            "id": Tag(client.tag.to_le_bytes()).to_string(),
+            "id": KeyHash(client.tag.to_le_bytes()).to_string(),
             "key": null,
             "requests": client.requests,
             "error": client.error,

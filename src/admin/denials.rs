@@ -18,8 +18,8 @@ use super::answer::{Answer, Refusal};
 use super::body::Body;
 use super::place::parameter;
 use super::status::seconds;
-use crate::limit::Tag;
-use crate::limit::key::tag_prefix::TagPrefix;
+use crate::limit::KeyHash;
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::telemetry::denials::{Denial, DeniedRate};
 
 /// Denials that are kept, for those that ask for one by its request's id; and those of them that
@@ -49,7 +49,7 @@ enum Event {
 struct Told {
     limit: String,
     route: String,
-    tag: Tag,
+    tag: KeyHash,
     json: Value,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct Filter {
     pub(super) limit: Option<String>,
     pub(super) route: Option<String>,
     /// The beginning of a client's hash.
-    pub(super) key: Option<TagPrefix>,
+    pub(super) key: Option<KeyHashPrefix>,
     /// A request's id.
     pub(super) request: Option<String>,
     /// Whether those of limits on trial are told too.
@@ -89,7 +89,7 @@ impl Filter {
     pub(super) fn of(query: Option<&str>) -> Result<Filter, Refusal> {
         let key = parameter(query, "key").map(|key| {
             let hash = key.strip_prefix("tag=").unwrap_or(&key);
-            TagPrefix::parse(hash).ok_or_else(|| {
+            KeyHashPrefix::parse(hash).ok_or_else(|| {
                 Refusal::nonsense("`key` is a client's hash as logs show it, or its beginning")
             })
         });
@@ -106,7 +106,7 @@ impl Filter {
         let is = |wanted: &Option<String>, found: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted == found)
         };
-        let is_of = |key: &TagPrefix| key.matches(told.tag);
+        let is_of = |key: &KeyHashPrefix| key.matches(told.tag);
         let has_id = |request: &String| told.json["request_id"] == **request;
         let is_named =
             self.key.as_ref().is_none_or(is_of) && self.request.as_ref().is_none_or(has_id);
@@ -148,7 +148,7 @@ impl Desk {
 
     /// The client that was denied as its request had this id: by the limit, where it is among those
     /// that denied.
-    pub(super) fn denied(&self, request: &str, limit: Option<&str>) -> Option<Tag> {
+    pub(super) fn denied(&self, request: &str, limit: Option<&str>) -> Option<KeyHash> {
         let request = request.strip_prefix("request=").unwrap_or(request);
         if request.is_empty() {
             return None;
@@ -165,7 +165,7 @@ impl Desk {
     }
 
     /// Clients that were denied.
-    pub(super) fn denied_tags(&self) -> Vec<Tag> {
+    pub(super) fn denied_tags(&self) -> Vec<KeyHash> {
         self.last().iter().map(|told| told.tag).collect()
     }
 

@@ -15,7 +15,7 @@ use super::status::seconds;
 use crate::clock;
 use crate::config::{FINDINGS, RedisTopology, StoreKind};
 use crate::limit::key::Part;
-use crate::limit::{Limit, Tag};
+use crate::limit::{KeyHash, Limit};
 use crate::server::sight::View;
 use crate::store::memory::Evictions;
 use crate::store::redis::{About, about};
@@ -242,7 +242,7 @@ impl Desk {
             let client = crowd.dominant(&limit.name, SHARE, LEAST, now)?;
             Some((&limit.name, client))
         })?;
-        let id = Tag(client.tag.to_le_bytes());
+        let id = KeyHash(client.tag.to_le_bytes());
         let text = format!(
             "one client makes nine of ten requests that limit `{limit}` counts ({id}): a proxy in \
              front that `trusted_proxies` does not name looks like that, and so does a key that \

@@ -12,9 +12,9 @@ use super::answer::{Answer, Refusal, json_of, seen};
 use super::people::{Counts, Where, record};
 use super::status::seconds;
 use crate::client::ClientIp;
-use crate::limit::key::tag_prefix::TagPrefix;
-use crate::limit::key::{ApiKeys, HashKey};
-use crate::limit::{Limit, Retry, Tag};
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::key::{ApiKeys, HashSecret};
+use crate::limit::{KeyHash, Limit, Retry};
 use crate::store::redis::Said;
 use crate::whom::{Eyes, Row, Unclarity, Unclear, Whom, cut, standing};
 
@@ -73,7 +73,7 @@ impl Register {
         let eyes = Eyes {
             client_ip: &self.client_ip,
             api_key: &self.api_key,
-            hash_key: &HashKey::from_bytes(counts.hash_key()),
+            hash_key: &HashSecret::from_bytes(counts.hash_key()),
             records: &said.records,
             known: &known,
         };
@@ -86,16 +86,16 @@ impl Register {
 
     /// Clients whose hash begins so: the busiest ones, those that were denied last, and those that
     /// are counted.
-    fn known(&self, desk: &Desk, counts: &mut Counts, prefix: &TagPrefix) -> Vec<Tag> {
+    fn known(&self, desk: &Desk, counts: &mut Counts, prefix: &KeyHashPrefix) -> Vec<KeyHash> {
         desk.drain();
         let mut known = desk.denied_tags();
         let asked = self.limits.iter();
         let asked = asked.filter(|one| self.limit.as_ref().is_none_or(|it| it.name == one.name));
         for limit in asked.clone() {
             let (clients, _) = desk.crowd().clients(&limit.name, super::clients::now_s());
-            known.extend(clients.iter().map(|one| Tag(one.tag.to_le_bytes())));
+            known.extend(clients.iter().map(|one| KeyHash(one.tag.to_le_bytes())));
         }
-        known.extend(counts.find_tags(asked.map(AsRef::as_ref), prefix));
+        known.extend(counts.find_key_hashes(asked.map(AsRef::as_ref), prefix));
         known
     }
 }

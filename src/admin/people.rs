@@ -15,8 +15,8 @@ use super::answer::{Answer, Refusal, json_of, seen};
 use super::keys::{Register, words_of};
 use super::status::seconds;
 use crate::config::{Config, RedisSettings, StoreKind, StoreSettings};
-use crate::limit::key::tag_prefix::TagPrefix;
-use crate::limit::{Charge, Decision, Item, Limit, Tag, Window};
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Window};
 use crate::server::sight::View;
 use crate::store::people::{Deed, MAX_RECORDS, Record, Subject, Words, clean, rules};
 use crate::store::redis::{self, Change, Done, Said};
@@ -264,21 +264,21 @@ impl Counts {
     }
 
     /// Clients that are counted by one of the limits, and whose hash begins so.
-    pub(super) fn find_tags<'l>(
+    pub(super) fn find_key_hashes<'l>(
         &mut self,
         limits: impl Iterator<Item = &'l Limit>,
-        prefix: &TagPrefix,
-    ) -> Vec<Tag> {
+        prefix: &KeyHashPrefix,
+    ) -> Vec<KeyHash> {
         match self {
             Counts::Here(memory) => {
                 let windows = limits.flat_map(|limit| {
                     let tiers = limit.tiers.iter().flat_map(|tier| &tier.windows);
                     limit.windows.iter().chain(tiers).map(AsRef::as_ref)
                 });
-                memory.find_tags(windows, prefix)
+                memory.find_key_hashes(windows, prefix)
             }
             // What was not looked at is as unknown as what is not there.
-            Counts::Redis(desk) => desk.find_tags(limits, prefix).tags,
+            Counts::Redis(desk) => desk.find_key_hashes(limits, prefix).tags,
         }
     }
 
@@ -321,7 +321,7 @@ impl Counts {
             Counts::Redis(desk) => {
                 let suffix = |window: &Arc<Window>| window.store_suffix.clone();
                 change.words.suffixes = windows.iter().map(suffix).collect();
-                let items: Vec<Item> = items(limit, &windows, whom.tag).collect();
+                let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
                 Some(desk.forget(&items).map_err(away)?)
             }
         };

@@ -116,7 +116,7 @@ pub(super) fn parameter(query: Option<&str>, name: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::key::{Derived, Facts, HashKey};
+    use crate::limit::key::{Derived, Facts, HashSecret};
     use crate::path::CanonicalPath;
     use crate::whom::Eyes;
 
@@ -153,7 +153,7 @@ mod tests {
             is_v4: bool,
             path in "(/[a-z&=%?#. ]{0,5}){1,3}",
         ) {
-            const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+            const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
             let text = "upstream = \"http://127.0.0.1:1\"\n[limit.login]\nrate = \"5/min\"\n\
                 key = [\"header:x-user or ip\", \"path\"]\n";
             let (config, _) = crate::config::parse("proxy.toml", text, &|_| None).unwrap();
@@ -197,7 +197,7 @@ mod tests {
                 known: &[],
             };
             let whom = eyes.of_limit(&words, limit);
-            let tag = whom.map(|whom| Derived::Tag(whom.tag));
+            let tag = whom.map(|whom| Derived::Hash(whom.tag));
             let derived = limit.key.derive(&facts, limit.missing, &SECRET);
             proptest::prop_assert_eq!(tag, Ok(derived), "{}", spelled);
         }

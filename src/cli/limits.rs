@@ -20,8 +20,8 @@ use clap::{Args, Subcommand};
 use super::run;
 use super::trouble::Trouble;
 use crate::config::{self, Config, StoreKind};
-use crate::limit::key::tag_prefix::TagPrefix;
-use crate::limit::{Item, Limit, Tag};
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::{KeyHash, Limit, LimitCheck};
 use crate::store::people::{Deed, MAX_RECORDS, Subject, Words, clean};
 use crate::store::redis::{Change, Desk, Done, Said};
 use crate::whom::{Eyes, Unclarity, Whom, cut, every_window, items, standing};
@@ -234,14 +234,14 @@ impl Order<'_> {
     }
 
     /// Clients that Redis counts and whose hash begins so; and whether not all were looked at.
-    fn known(&self, desk: &mut Desk, prefix: &TagPrefix) -> (Vec<Tag>, bool) {
+    fn known(&self, desk: &mut Desk, prefix: &KeyHashPrefix) -> (Vec<KeyHash>, bool) {
         let limits = self.config.limits.iter().map(AsRef::as_ref);
-        let found = desk.find_tags(limits, prefix);
+        let found = desk.find_key_hashes(limits, prefix);
         (found.tags, found.partly)
     }
 
     /// The client whose request had this id, where the proxy of this file knows that it denied it.
-    fn denied(&self, words: &[String], limit: Option<&Limit>) -> Option<Tag> {
+    fn denied(&self, words: &[String], limit: Option<&Limit>) -> Option<KeyHash> {
         let [word] = words else {
             return None;
         };
@@ -372,7 +372,7 @@ impl Order<'_> {
         &self,
         terms: &Terms,
         (key, limit): (&[String], Option<&Arc<Limit>>),
-        subject: impl FnOnce(Tag) -> Subject,
+        subject: impl FnOnce(KeyHash) -> Subject,
         words: Words,
     ) -> Result<(Whom, u64), Trouble> {
         let lasts_us = rate::lasts_us(terms.lasts.as_deref())?;
@@ -433,7 +433,7 @@ fn made(limit: Option<&Arc<Limit>>, whom: &Whom, until_us: u64) -> Json {
 /// Forgets what is counted; returns how many counts there were.
 fn reset(desk: &mut Desk, limit: &Arc<Limit>, whom: &Whom, said: &Said) -> Result<u64, Trouble> {
     let windows = every_window(limit, whom.tag, &said.records);
-    let items: Vec<Item> = items(limit, &windows, whom.tag).collect();
+    let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
     let gone = desk.forget(&items)?;
     // Told after it is done: who hears of it asks the store again.
     desk.change(&Change {

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::run::{accept, say};
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::config::{self, Config};
-use crate::limit::key::HashKey;
+use crate::limit::key::HashSecret;
 use crate::replay::engine::Engine;
 use crate::replay::entry::Format;
 use crate::replay::logs::{Forms, Logs};
@@ -202,10 +202,12 @@ fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
 
 /// What keys are hashed with: the configuration's own secret, so that hashes are those of the logs
 /// where they can be; else one of this report.
-fn secret(config: &Config) -> Result<HashKey, String> {
+fn secret(config: &Config) -> Result<HashSecret, String> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| error.to_string())?;
-    Ok(HashKey::from_bytes(config.store.hash_key.unwrap_or(bytes)))
+    Ok(HashSecret::from_bytes(
+        config.store.hash_key.unwrap_or(bytes),
+    ))
 }
 
 /// Whether a bar would be seen.

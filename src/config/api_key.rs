@@ -12,7 +12,7 @@ use super::section::{At, Section};
 use super::values::list_lines;
 use crate::limit::Limit;
 use crate::limit::key::{
-    ApiKeySource, ApiKeySources, ApiKeys, HashKey, KeyDigest, KnownKey, KnownKeys, MAX_CHOICES,
+    ApiKeySource, ApiKeySources, ApiKeys, HashSecret, KeyDigest, KnownKey, KnownKeys, MAX_CHOICES,
     UnknownKey,
 };
 
@@ -113,9 +113,9 @@ impl RawKeys {
 }
 
 /// What known keys are hashed with: made once in a process.
-fn secret() -> HashKey {
+fn secret() -> HashSecret {
     static SECRET: OnceLock<[u8; 32]> = OnceLock::new();
-    HashKey::from_bytes(*SECRET.get_or_init(|| {
+    HashSecret::from_bytes(*SECRET.get_or_init(|| {
         let mut bytes = [0; 32];
         // Without random numbers the hash is a plain one of the keys' SHA-256, and still holds.
         let _ = getrandom::fill(&mut bytes);

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use super::secret::Secrets;
 use super::story::{KeyPart, LimitStory, RateStory};
-use crate::limit::key::{ApiKeySource, Derived, Facts, HashKey, KeyStanding, KnownKey, Part, Told};
+use crate::limit::key::{
+    ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, Told,
+};
 use crate::limit::{
-    Algorithm, Charge, Decision, Item, Limit, Missing, OnError, Retry, Role, Verdict, Window,
+    Algorithm, Charge, Decision, Limit, LimitCheck, Missing, OnError, Retry, Role, Verdict, Window,
 };
 use crate::proxy::rehearsal::{Rehearsed, Scene};
 use crate::route::{CostSource, Route};
@@ -74,7 +76,7 @@ fn stand(rate: &mut RateStory, verdict: &Verdict) {
 
 fn one(limit: &Arc<Limit>, scene: &Scene<'_, '_, '_>, shown: Shown<'_>, known: bool) -> LimitStory {
     let facts = scene.facts;
-    let items: Vec<&Item> = items(limit, scene).collect();
+    let items: Vec<&LimitCheck> = items(limit, scene).collect();
     let (state, why) = state(limit, scene, &items);
     let own = limit.windows_of(facts.tier);
     let is_own = |window: &Arc<Window>| own.iter().any(|one| Arc::ptr_eq(one, window));
@@ -115,7 +117,10 @@ fn one(limit: &Arc<Limit>, scene: &Scene<'_, '_, '_>, shown: Shown<'_>, known: b
 }
 
 /// What the request asks of this limit.
-fn items<'s>(limit: &'s Arc<Limit>, scene: &Scene<'s, '_, '_>) -> impl Iterator<Item = &'s Item> {
+fn items<'s>(
+    limit: &'s Arc<Limit>,
+    scene: &Scene<'s, '_, '_>,
+) -> impl Iterator<Item = &'s LimitCheck> {
     let (charge, riders) = scene.charge.unzip();
     let all = charge.into_iter().chain(riders.into_iter().flatten());
     all.flatten().filter(|item| item.limit.name == limit.name)
@@ -124,10 +129,10 @@ fn items<'s>(limit: &'s Arc<Limit>, scene: &Scene<'s, '_, '_>) -> impl Iterator<
 fn state(
     limit: &Limit,
     scene: &Scene<'_, '_, '_>,
-    items: &[&Item],
+    items: &[&LimitCheck],
 ) -> (&'static str, Option<String>) {
     let why = |text: &str| Some(text.to_owned());
-    let enforced = |item: &&&Item| item.role() == Role::Enforced;
+    let enforced = |item: &&&LimitCheck| item.role() == Role::Enforced;
     if items.iter().find(enforced).is_some() {
         return ("enforced", None);
     }
@@ -144,7 +149,7 @@ fn state(
     }
     match limit
         .key
-        .derive(facts, limit.missing, &HashKey::from_bytes([0; 32]))
+        .derive(facts, limit.missing, &HashSecret::from_bytes([0; 32]))
     {
         Derived::Skip => (
             "skipped",
@@ -159,13 +164,13 @@ fn state(
             why("the request has several different values for one key: 400"),
         ),
         Derived::Unknown => ("refuses", why("its API key is not known: 401")),
-        Derived::Tag(_) if limit.windows_of(facts.tier).is_empty() => {
+        Derived::Hash(_) if limit.windows_of(facts.tier).is_empty() => {
             ("unlimited", why("no rate holds for this client"))
         }
-        Derived::Tag(_) if scene.charge.is_none() => {
+        Derived::Hash(_) if scene.charge.is_none() => {
             ("spared", why("not asked: the request is refused before"))
         }
-        Derived::Tag(_) => ("unlimited", why("an override lifts it for this client")),
+        Derived::Hash(_) => ("unlimited", why("an override lifts it for this client")),
     }
 }
 

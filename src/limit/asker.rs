@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::Tag;
+use super::KeyHash;
 use crate::trace::TraceId;
 
 /// What goes along with an item for the logs. Nothing counts by it.
@@ -19,7 +19,7 @@ pub struct Asker {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// By the beginning of this hash.
-    Hash(Tag),
+    Hash(KeyHash),
     /// As it is.
     Plain(Arc<str>),
 }

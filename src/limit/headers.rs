@@ -14,7 +14,7 @@ use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
 };
 
-use super::{Charge, Decision, Item, Retry, Verdict};
+use super::{Charge, Decision, LimitCheck, Retry, Verdict};
 pub use lines::{put_line, put_lines, take_out};
 use told::State;
 pub use told::{Told, seconds_up};
@@ -215,7 +215,7 @@ fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, state: Sta
 }
 
 /// `"login";q=5;w=60, `
-fn write_policy(room: &mut Vec<u8>, item: &Item) {
+fn write_policy(room: &mut Vec<u8>, item: &LimitCheck) {
     room.extend_from_slice(item.window.wording.policy.as_bytes());
     room.extend_from_slice(b", ");
 }
@@ -229,7 +229,7 @@ fn write_states(room: &mut Vec<u8>, charge: &Charge, told: &Told) {
 }
 
 /// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
-fn write_state(room: &mut Vec<u8>, item: &Item, state: State) {
+fn write_state(room: &mut Vec<u8>, item: &LimitCheck, state: State) {
     // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
     room.push(b'"');
     room.extend_from_slice(item.window.policy.as_bytes());
@@ -253,7 +253,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, Limit, Rule, Tag};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
 
     #[test]
     fn every_number_of_seconds_is_written_as_it_is() {
@@ -270,7 +270,7 @@ mod tests {
         pass_upstream: false,
     };
 
-    pub(super) fn item(name: &str, units: u64, window_us: u64) -> Item {
+    pub(super) fn item(name: &str, units: u64, window_us: u64) -> LimitCheck {
         let rule = Rule {
             algorithm: Algorithm::Log,
             units,
@@ -278,10 +278,10 @@ mod tests {
             precision_us: 1,
         };
         let limit = Limit::new(name, &[rule], Key::parse(["ip"]).unwrap());
-        Item {
+        LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
-            tag: Tag([0; 16]),
+            tag: KeyHash([0; 16]),
             cost: 1,
             asker: None,
         }

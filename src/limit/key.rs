@@ -1,19 +1,19 @@
 //! Keys: whose budget a request is counted against.
 //!
-//! A key's text is parsed once; for each request it becomes a [`Tag`], a keyed hash of its parts.
+//! A key's text is parsed once; each request makes it a [`KeyHash`], a keyed hash of its parts.
 //! What a client sent never leaves this room in the clear: not to Redis, not to a log. No two
-//! different sets of parts may share a tag, and no spelling of the same value may have two.
+//! different sets of parts may share a hash, and no spelling of the same value may have two.
 
 mod claims;
 mod credential;
 mod given;
 mod identity;
 pub mod jwt;
+mod key_hash;
+pub mod key_hash_prefix;
 mod known;
 mod parse;
 mod spelled;
-mod tag;
-pub mod tag_prefix;
 mod told;
 mod value;
 
@@ -29,17 +29,17 @@ pub use claims::Claims;
 pub use credential::Credential;
 pub use given::Given;
 use identity::Identity;
+pub use key_hash::KeyHash;
 pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};
 pub use parse::{KeyError, MAX_CHOICES};
-pub use tag::Tag;
 pub use told::Told;
 use value::{Carried, Value};
 
 /// The secret that identities are hashed with, shared by all proxies of one store.
 #[derive(Clone, PartialEq, Eq)]
-pub struct HashKey([u8; 32]);
+pub struct HashSecret([u8; 32]);
 
-impl HashKey {
+impl HashSecret {
     /// From 32 secret bytes.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
@@ -153,7 +153,7 @@ pub struct Facts<'r> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Derived {
     /// This identity's.
-    Tag(Tag),
+    Hash(KeyHash),
     /// Nobody's: it has no key, and the limit says `missing = "skip"`.
     Skip,
     /// Refused, 400: it has no key, and the limit says `missing = "deny"`.
@@ -185,10 +185,10 @@ impl Key {
     /// For each part the first alternative that the request carries is taken; what it is called is
     /// part of the identity, so an API key `1.2.3.4` is not the address. A part of which it carries
     /// none is what `missing` says; `Missing::Ip` counts it as the part `ip` would.
-    pub fn derive(&self, facts: &Facts<'_>, missing: Missing, hash_key: &HashKey) -> Derived {
+    pub fn derive(&self, facts: &Facts<'_>, missing: Missing, hash_key: &HashSecret) -> Derived {
         let mut identity = Identity::new(hash_key);
         match self.each_part(facts, missing, |part, value| identity.add_part(part, value)) {
-            Ok(()) => Derived::Tag(identity.tag()),
+            Ok(()) => Derived::Hash(identity.tag()),
             Err(without) => without,
         }
     }
@@ -327,7 +327,7 @@ mod tests {
 
     use super::*;
 
-    const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+    const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
 
     /// Derives a key for `GET http://h.example/a/b?QUERY` from 192.0.2.7 with these headers.
     fn derive(key: &[&str], missing: Missing, query: &str, headers: &[(&str, &str)]) -> Derived {
@@ -357,9 +357,9 @@ mod tests {
             .derive(&facts, missing, &SECRET)
     }
 
-    fn tag(key: &[&str], query: &str, headers: &[(&str, &str)]) -> Tag {
+    fn tag(key: &[&str], query: &str, headers: &[(&str, &str)]) -> KeyHash {
         match derive(key, Missing::Deny, query, headers) {
-            Derived::Tag(tag) => tag,
+            Derived::Hash(tag) => tag,
             other => panic!("{other:?}"),
         }
     }
@@ -415,10 +415,10 @@ mod tests {
         assert_eq!(derive(Missing::Deny), Derived::Denied);
         assert_eq!(
             derive(Missing::Ip),
-            Derived::Tag(tag(&["ip", "path"], "", &[]))
+            Derived::Hash(tag(&["ip", "path"], "", &[]))
         );
         let shared = derive(Missing::Shared);
-        assert!(matches!(shared, Derived::Tag(_)) && shared != derive(Missing::Ip));
+        assert!(matches!(shared, Derived::Hash(_)) && shared != derive(Missing::Ip));
     }
 
     #[test]
@@ -445,14 +445,14 @@ mod tests {
                 derive(&[key], Missing::Skip, &format!("k={a}&k={b}"), &headers)
             };
             assert_eq!(two("good", "fresh"), Derived::Ambiguous, "{key}");
-            assert!(matches!(two("good", "good"), Derived::Tag(_)), "{key}");
+            assert!(matches!(two("good", "good"), Derived::Hash(_)), "{key}");
         }
     }
 
     #[test]
     fn secrets_are_equal_or_not_and_never_shown() {
         assert!(same_secret(b"s3cret", b"s3cret") && !same_secret(b"s3cre", b"s3cret"));
-        assert_eq!(format!("{SECRET:?}"), "HashKey(secret)");
+        assert_eq!(format!("{SECRET:?}"), "HashSecret(secret)");
     }
 
     proptest! {

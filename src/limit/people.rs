@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Tag, Window};
+use super::{KeyHash, Window};
 
 /// Until when something an operator said holds, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,8 +46,8 @@ struct Override {
 /// Every override and every block in force. Cheap to ask, made anew at each change.
 #[derive(Clone, Debug, Default)]
 pub struct People {
-    overrides: HashMap<Tag, SmallVec<[Override; 1]>>,
-    blocks: HashMap<Tag, Until>,
+    overrides: HashMap<KeyHash, SmallVec<[Override; 1]>>,
+    blocks: HashMap<KeyHash, Until>,
     next_end_us: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ impl People {
     pub fn set_override(
         &mut self,
         limit: &Arc<str>,
-        tag: Tag,
+        tag: KeyHash,
         windows: &Arc<[Arc<Window>]>,
         until: Until,
     ) {
@@ -72,7 +72,7 @@ impl People {
     }
 
     /// Keeps out whoever has this key.
-    pub fn block(&mut self, tag: Tag, until: Until) {
+    pub fn block(&mut self, tag: KeyHash, until: Until) {
         self.will_end(until);
         self.blocks.insert(tag, until);
     }
@@ -94,14 +94,14 @@ impl People {
     }
 
     /// What one key of `limit` is measured by instead of the limit's own windows.
-    pub fn windows(&self, limit: &str, tag: Tag, now_us: u64) -> Option<&[Arc<Window>]> {
+    pub fn windows(&self, limit: &str, tag: KeyHash, now_us: u64) -> Option<&[Arc<Window>]> {
         let mut of_tag = self.overrides.get(&tag)?.iter();
         let found = of_tag.find(|one| *one.limit == *limit && !one.until.is_over(now_us))?;
         Some(&found.windows)
     }
 
     /// Until when the key is kept out, if it is.
-    pub fn blocked(&self, tag: Tag, now_us: u64) -> Option<Until> {
+    pub fn blocked(&self, tag: KeyHash, now_us: u64) -> Option<Until> {
         let until = *self.blocks.get(&tag)?;
         (!until.is_over(now_us)).then_some(until)
     }
@@ -112,7 +112,7 @@ impl People {
     }
 
     /// What has ended by `now_us`: each key, with the limit of an override.
-    pub fn ended(&self, now_us: u64) -> impl Iterator<Item = (Option<&str>, Tag)> {
+    pub fn ended(&self, now_us: u64) -> impl Iterator<Item = (Option<&str>, KeyHash)> {
         let overrides = self.overrides.iter().flat_map(move |(tag, of_tag)| {
             let ended = of_tag.iter().filter(move |one| one.until.is_over(now_us));
             ended.map(|one| (Some(&*one.limit), *tag))
@@ -153,7 +153,7 @@ mod tests {
     }
 
     fn units(people: &People, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64>> {
-        let windows = people.windows(limit, Tag([who; 16]), now_us)?;
+        let windows = people.windows(limit, KeyHash([who; 16]), now_us)?;
         Some(windows.iter().map(|one| one.rule.units).collect())
     }
 
@@ -161,14 +161,24 @@ mod tests {
     fn an_override_is_for_one_key_of_one_limit_until_its_end() {
         let mut people = People::default();
         assert!(people.is_empty());
-        people.set_override(&"login".into(), Tag([1; 16]), &windows(7), Until::Time(100));
         people.set_override(
             &"login".into(),
-            Tag([2; 16]),
+            KeyHash([1; 16]),
+            &windows(7),
+            Until::Time(100),
+        );
+        people.set_override(
+            &"login".into(),
+            KeyHash([2; 16]),
             &Arc::from([]),
             Until::Removed,
         );
-        people.set_override(&"search".into(), Tag([1; 16]), &windows(9), Until::Removed);
+        people.set_override(
+            &"search".into(),
+            KeyHash([1; 16]),
+            &windows(9),
+            Until::Removed,
+        );
         assert!(!people.is_empty() && !people.has_blocks());
         assert_eq!(units(&people, "login", 1, 99), Some(vec![7]));
         assert_eq!(units(&people, "login", 1, 100), None);
@@ -176,18 +186,23 @@ mod tests {
         assert_eq!(units(&people, "search", 1, 1000), Some(vec![9]));
         assert_eq!(units(&people, "search", 2, 0), None);
         assert_eq!(units(&people, "other", 1, 0), None);
-        people.set_override(&"login".into(), Tag([1; 16]), &windows(8), Until::Time(200));
+        people.set_override(
+            &"login".into(),
+            KeyHash([1; 16]),
+            &windows(8),
+            Until::Time(200),
+        );
         assert_eq!(units(&people, "login", 1, 150), Some(vec![8]));
     }
 
     #[test]
     fn a_block_holds_until_its_end_and_says_how_long() {
         let mut people = People::default();
-        people.block(Tag([1; 16]), Until::Time(100));
-        people.block(Tag([2; 16]), Until::Removed);
+        people.block(KeyHash([1; 16]), Until::Time(100));
+        people.block(KeyHash([2; 16]), Until::Removed);
         assert!(people.has_blocks());
         let left = |who: u8, now_us| {
-            let until = people.blocked(Tag([who; 16]), now_us)?;
+            let until = people.blocked(KeyHash([who; 16]), now_us)?;
             Some(until.left_us(now_us))
         };
         assert_eq!(left(1, 40), Some(Some(60)));
@@ -199,9 +214,19 @@ mod tests {
     #[test]
     fn what_has_ended_is_noticed_once_and_taken_out() {
         let mut people = People::default();
-        people.block(Tag([1; 16]), Until::Time(100));
-        people.set_override(&"login".into(), Tag([1; 16]), &windows(7), Until::Time(50));
-        people.set_override(&"search".into(), Tag([1; 16]), &windows(7), Until::Removed);
+        people.block(KeyHash([1; 16]), Until::Time(100));
+        people.set_override(
+            &"login".into(),
+            KeyHash([1; 16]),
+            &windows(7),
+            Until::Time(50),
+        );
+        people.set_override(
+            &"search".into(),
+            KeyHash([1; 16]),
+            &windows(7),
+            Until::Removed,
+        );
         assert!(!people.has_ended(49));
         assert!(people.has_ended(50));
         let ended = |now_us| people.ended(now_us).map(|(limit, _)| limit);

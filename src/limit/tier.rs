@@ -80,7 +80,7 @@ mod tests {
     use http::{HeaderMap, HeaderValue, Method};
 
     use super::*;
-    use crate::limit::key::{ApiKeys, HashKey, Key, KeyDigest, KnownKey, KnownKeys};
+    use crate::limit::key::{ApiKeys, HashSecret, Key, KeyDigest, KnownKey, KnownKeys};
     use crate::path::CanonicalPath;
 
     fn tier(tiers: &Tiers, headers: &[(&'static str, &str)], trusted: bool) -> Option<String> {
@@ -140,7 +140,7 @@ mod tests {
         };
         let list = [("k1", said("pro")), ("k2", said("free"))];
         let list = list.map(|(key, said)| (KeyDigest::of(key.as_bytes()), said));
-        let known = KnownKeys::new(list, HashKey::from_bytes([7; 32]));
+        let known = KnownKeys::new(list, HashSecret::from_bytes([7; 32]));
         let keys = ApiKeys {
             known: Some(Arc::new(known)),
             ..ApiKeys::default()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-use super::{Algorithm, Rate, Rule, Tag};
+use super::{Algorithm, KeyHash, Rate, Rule};
 pub use wording::Wording;
 
 /// The version of what is stored. Another version is another key: counts start anew.
@@ -75,7 +75,7 @@ impl Window {
     }
 
     /// The identity in memory of one key's budget in the window with that suffix.
-    pub fn budget(store_suffix: &str, tag: Tag) -> u128 {
+    pub fn budget(store_suffix: &str, tag: KeyHash) -> u128 {
         u128::from_le_bytes(tag.0) ^ identity(store_suffix)
     }
 

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderName, Response};
 use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
 use super::line::Line;
-use crate::limit::{Algorithm, Charge, Decision, Item};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
 use crate::route::Route;
 
 /// What becomes of what was charged.
@@ -106,7 +106,7 @@ fn differences(
             Adjustment::Refund => 0,
             Adjustment::Settle(units) => item.limit.units(units),
         };
-        let costs = |cost: u64| Item {
+        let costs = |cost: u64| LimitCheck {
             cost: cost.min(u64::from(u32::MAX)),
             ..item.clone()
         };

@@ -19,8 +19,8 @@ use super::riders::Riders;
 use super::slots::{Slots, slots_of};
 use crate::clock;
 use crate::limit::headers::{self, Told};
-use crate::limit::key::{Derived, Facts, HashKey};
-use crate::limit::{Asker, Charge, Decision, Item, Limit, Missing, OnError, Tag, Window};
+use crate::limit::key::{Derived, Facts, HashSecret};
+use crate::limit::{Asker, Charge, Decision, KeyHash, Limit, LimitCheck, Missing, OnError, Window};
 use crate::path::Case;
 use crate::route::{Found, Route, is_preflight};
 use crate::store::StoreError;
@@ -66,10 +66,10 @@ impl Admission {
     fn add(
         &mut self,
         (limit, windows): (&Arc<Limit>, &[Arc<Window>]),
-        (tag, asker): (Tag, Option<Arc<Asker>>),
+        (tag, asker): (KeyHash, Option<Arc<Asker>>),
         cost: u64,
     ) {
-        let item = |window: &Arc<Window>| Item {
+        let item = |window: &Arc<Window>| LimitCheck {
             limit: Arc::clone(limit),
             window: Arc::clone(window),
             tag,
@@ -167,7 +167,7 @@ impl Limiter {
             // Who is blocked is kept out, exempt or not.
             let exempt = limit.exempt.has(client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
-                Derived::Tag(tag) => {
+                Derived::Hash(tag) => {
                     let mut windows = limit.windows_of(facts.tier);
                     if let Some(said) = said {
                         said.admits_tag(tag, facts).map_err(|refused| {
@@ -398,7 +398,7 @@ impl Limiter {
         generation: u64,
         error: &StoreError,
     ) -> Result<Option<Decision>, Rejection> {
-        let policy = |item: &Item| item.limit.on_error;
+        let policy = |item: &LimitCheck| item.limit.on_error;
         if charge.iter().any(|item| policy(item) == OnError::Deny) {
             let denied = charge.iter().filter(|item| policy(item) == OnError::Deny);
             let limits = denied.map(|item| item.limit.name.clone()).collect();
@@ -428,12 +428,12 @@ impl Limiter {
 /// The number of what the route's requests are told apart by, if they are; the same in every
 /// process. A request without it goes wherever there is room.
 fn affinity(route: &Route, facts: &Facts<'_>) -> Option<u64> {
-    const NUMBERING: HashKey = HashKey::from_bytes(*b"tidegate 1: which server is it?!");
+    const NUMBERING: HashSecret = HashSecret::from_bytes(*b"tidegate 1: which server is it?!");
     let key = route.affinity.as_ref()?;
     // An invented key chooses a server and nothing else: it need not be known.
     let facts = &facts.trusting_keys();
     match key.derive(facts, Missing::Skip, &NUMBERING) {
-        Derived::Tag(Tag(tag)) => Some(u128::from_le_bytes(tag) as u64),
+        Derived::Hash(KeyHash(tag)) => Some(u128::from_le_bytes(tag) as u64),
         Derived::Skip | Derived::Denied | Derived::Ambiguous | Derived::Unknown => None,
     }
 }

@@ -13,7 +13,7 @@ use super::admit::Decider;
 use super::limiter::Limiter;
 use super::line::Line;
 use crate::clock;
-use crate::limit::{Charge, Decision, Item, Limit, OnError};
+use crate::limit::{Charge, Decision, Limit, LimitCheck, OnError};
 use crate::store::StoreError;
 use crate::store::lasting::Lasting;
 use crate::telemetry::access::Outcome;
@@ -173,7 +173,12 @@ impl Limiter {
 }
 
 /// Tells whoever watches what a limit said of a request.
-pub(super) fn see(meter: &Meter, (item, again): (&Item, bool), allowed: bool, remaining: u64) {
+pub(super) fn see(
+    meter: &Meter,
+    (item, again): (&LimitCheck, bool),
+    allowed: bool,
+    remaining: u64,
+) {
     let Some(trail) = meter.trail() else { return };
     trail.push(&Seen {
         tag: item.tag.0,

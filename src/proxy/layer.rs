@@ -68,7 +68,7 @@ impl LimitLayer {
     /// Waits until the first attempt to reach the store has ended, well or badly; half a second at
     /// most. Who serves only then need not begin with decisions of its own.
     pub async fn settled(&self) {
-        self.limiter.settled().await;
+        self.limiter.ready().await;
     }
 
     /// Waits until the store knows what requests hold here, a quarter of a second at most: for the

@@ -196,8 +196,8 @@ impl Limiter {
     }
 
     /// Waits until the first attempt to reach the store has ended, well or badly.
-    pub(super) async fn settled(&self) {
-        self.store.settled().await;
+    pub(super) async fn ready(&self) {
+        self.store.ready().await;
     }
 
     /// Waits until the store knows what is held here.

@@ -14,7 +14,7 @@ use super::request_id::RequestId;
 use super::riders::Riders;
 use super::traced::Trace;
 use crate::clock;
-use crate::limit::{Charge, Decision, Retry, Shown, Tag};
+use crate::limit::{Charge, Decision, KeyHash, Retry, Shown};
 use crate::telemetry::access::{Buffer, Entry, MissingBytes, Outcome, TRUNCATED};
 use crate::telemetry::denials::{Denial, DeniedRate, short};
 use crate::telemetry::metrics::method_of;
@@ -212,7 +212,11 @@ impl Line {
     }
 
     /// Notes who denied, and whom: by the key as it is where it is known.
-    pub(crate) fn note_denier(&mut self, name: &Arc<str>, (tag, plain): (Tag, Option<&Arc<str>>)) {
+    pub(crate) fn note_denier(
+        &mut self,
+        name: &Arc<str>,
+        (tag, plain): (KeyHash, Option<&Arc<str>>),
+    ) {
         if self.head.is_some() {
             let key = self.show_keys.then(|| match plain {
                 Some(plain) => Shown::Plain(Arc::clone(plain)),

@@ -11,9 +11,9 @@ use super::logged::Logged;
 use super::problem::{Detail, Problem, QUOTA_EXCEEDED};
 use super::reject::{Form, Rejection};
 use crate::limit::headers::{seconds_up, seconds_value};
-use crate::limit::key::{Facts, HashKey, Part};
+use crate::limit::key::{Facts, HashSecret, Part};
 use crate::limit::people::{People, Until};
-use crate::limit::{Limit, Tag, Window};
+use crate::limit::{KeyHash, Limit, Window};
 use crate::store::Store;
 use crate::store::redis::CurrentPeople;
 
@@ -30,7 +30,7 @@ pub(super) struct Said {
 #[derive(Debug)]
 pub(crate) struct Blocked {
     /// Its key.
-    pub(crate) tag: Tag,
+    pub(crate) tag: KeyHash,
     /// The same before it was hashed, where logs tell that.
     pub(super) plain: Option<Arc<str>>,
     /// How long still, microseconds; `None` if nobody knows.
@@ -58,7 +58,7 @@ impl Said {
     pub(super) fn admits(
         &self,
         facts: &Facts<'_>,
-        (key, logged): (&HashKey, Logged),
+        (key, logged): (&HashSecret, Logged),
     ) -> Result<(), Rejection> {
         if !self.people.has_blocks() {
             return Ok(());
@@ -81,7 +81,7 @@ impl Said {
     }
 
     /// Refuses whoever has this key if it is blocked.
-    pub(super) fn admits_tag(&self, tag: Tag, facts: &Facts<'_>) -> Result<(), Rejection> {
+    pub(super) fn admits_tag(&self, tag: KeyHash, facts: &Facts<'_>) -> Result<(), Rejection> {
         let blocked = |until: Until| Blocked {
             tag,
             plain: None,
@@ -95,7 +95,7 @@ impl Said {
     }
 
     /// The windows that the key has instead of the limit's own.
-    pub(super) fn windows(&self, limit: &Limit, tag: Tag) -> Option<&[Arc<Window>]> {
+    pub(super) fn windows(&self, limit: &Limit, tag: KeyHash) -> Option<&[Arc<Window>]> {
         self.people.windows(&limit.name, tag, self.now_us)
     }
 }

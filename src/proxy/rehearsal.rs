@@ -24,7 +24,7 @@ use super::{Arrival, Downstream, request_id};
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::people::People;
-use crate::limit::{Charge, Decision, Retry, Tag};
+use crate::limit::{Charge, Decision, KeyHash, Retry};
 use crate::route::{Found, Route, Target, is_preflight};
 use crate::telemetry::access::AccessLog;
 
@@ -89,7 +89,7 @@ pub(crate) enum Ending {
     /// A limit denies it.
     Denied,
     /// An operator keeps the client out.
-    Blocked(Tag),
+    Blocked(KeyHash),
     /// It is refused: a word for what, and a sentence.
     Refused(&'static str, String),
 }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::limiter::Limiter;
-use crate::limit::{Algorithm, Charge, Item, OnError};
+use crate::limit::{Algorithm, Charge, LimitCheck, OnError};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::metrics::Meter;
@@ -84,7 +84,8 @@ impl Limiter {
 
 /// The items of `charge` that are held rather than spent, if there are any.
 pub(super) fn slots_of(charge: &Charge) -> Option<Charge> {
-    let is_held = |item: &Item| item.window.rule.algorithm == Algorithm::Slots && item.cost > 0;
+    let is_held =
+        |item: &LimitCheck| item.window.rule.algorithm == Algorithm::Slots && item.cost > 0;
     if !charge.iter().any(is_held) {
         return None;
     }

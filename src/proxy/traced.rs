@@ -16,7 +16,7 @@ use super::reject::Rejection;
 use super::{Downstream, headers};
 use crate::clock;
 use crate::config::TracingSettings;
-use crate::limit::{Charge, Decision, Role, Tag};
+use crate::limit::{Charge, Decision, KeyHash, Role};
 use crate::route::Route;
 use crate::telemetry::denials::short;
 use crate::telemetry::metrics::{GrpcStatus, METHODS};
@@ -382,7 +382,7 @@ fn describe(
     }
 }
 
-fn key(tag: Tag) -> Value {
+fn key(tag: KeyHash) -> Value {
     let text = tag.text();
     String::from_utf8_lossy(&text[..KEY_CHARACTERS])
         .into_owned()

@@ -13,7 +13,7 @@ use super::plan::Row;
 use super::rates::{RATES, Rates};
 use super::series::Minute;
 use super::spaces;
-use crate::limit::key::HashKey;
+use crate::limit::key::HashSecret;
 use crate::limit::{Algorithm, Rate, Role};
 
 /// Clients that are shown of each limit.
@@ -25,7 +25,7 @@ pub struct Wanted {
     /// The share of clients that a suggested rate may deny something.
     pub suggest: Option<f64>,
     /// Shows keys by their hash under this secret.
-    pub hash_keys: Option<HashKey>,
+    pub hash_keys: Option<HashSecret>,
     /// Leading bits of an IPv4 and an IPv6 address that make one client.
     pub prefixes: (u8, u8),
 }
@@ -244,11 +244,11 @@ fn worst(mut entries: Vec<&Entry>, wanted: &Wanted) -> Vec<Client> {
 }
 
 /// As short as in the access log, and of no use elsewhere.
-fn hashed(name: &[u8], secret: &HashKey) -> String {
+fn hashed(name: &[u8], secret: &HashSecret) -> String {
     let hash = blake3::keyed_hash(secret.as_bytes(), name);
     let mut tag = [0; 16];
     tag.copy_from_slice(&hash.as_bytes()[..16]);
-    crate::limit::Tag(tag).to_string()[..8].to_owned()
+    crate::limit::KeyHash(tag).to_string()[..8].to_owned()
 }
 
 /// `100/min`, `20 at once`

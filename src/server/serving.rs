@@ -76,7 +76,7 @@ impl Kept {
             access: Arc::clone(&house.access),
             spans: house.exports.queue(),
         };
-        kept.store().settled().await;
+        kept.store().ready().await;
         kept
     }
 
@@ -106,7 +106,7 @@ impl Kept {
         if !Arc::ptr_eq(&self.counts, &house.counts) {
             self.stores = house.counts.open();
             self.counts = Arc::clone(&house.counts);
-            self.store().settled().await;
+            self.store().ready().await;
         }
         self.store().limits_changed();
         let log = if Arc::ptr_eq(&self.access, &house.access) {

@@ -6,7 +6,7 @@ use redis::Cmd;
 use smallvec::SmallVec;
 
 use super::{ServerTrouble, StoreError};
-use crate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule, Verdict, log};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict, log};
 
 /// The script, its five files joined.
 pub const SCRIPT: &str = concat!(
@@ -184,13 +184,13 @@ pub fn write<'c>(
 }
 
 /// The name of an item's key.
-pub fn store_key(prefix: &str, item: &Item) -> Vec<u8> {
+pub fn store_key(prefix: &str, item: &LimitCheck) -> Vec<u8> {
     key_of(prefix, item, &item.tag.text()).concat()
 }
 
 /// `<prefix>{<tag>}<limit>.<fp>`: the braces keep one identity's limits in one slot of a cluster;
 /// or, where the limit names the slot, `<prefix>{<slot>}<limit>.<fp>.<tag>`. In pieces.
-fn key_of<'k>(prefix: &'k str, item: &'k Item, tag: &'k [u8]) -> [&'k [u8]; 7] {
+fn key_of<'k>(prefix: &'k str, item: &'k LimitCheck, tag: &'k [u8]) -> [&'k [u8]; 7] {
     let suffix = item.window.store_suffix.as_bytes();
     let prefix = prefix.as_bytes();
     match &item.limit.slot {

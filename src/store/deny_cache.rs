@@ -28,7 +28,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use smallvec::SmallVec;
 
 use super::lasting::Lasting;
-use crate::limit::{Charge, Decision, Item, Retry, Verdict};
+use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
 
 /// Keys in one generation; about 150 bytes each.
 const GENERATION: usize = 16_384;
@@ -139,7 +139,7 @@ impl DenyCache {
     }
 
     /// The denial of one item, if it is known to be denied now, and lasts.
-    pub fn lasting(&self, item: &Item, now_us: u64) -> Option<Lasting> {
+    pub fn lasting(&self, item: &LimitCheck, now_us: u64) -> Option<Lasting> {
         let denied = self.get(item, now_us)?;
         let span = (denied.came_us, denied.until_us);
         Lasting::new(&denied.verdict, span, (denied.at_us, self.epoch))
@@ -164,7 +164,7 @@ impl DenyCache {
         self.old.clear();
     }
 
-    fn get(&self, item: &Item, now_us: u64) -> Option<&Denied> {
+    fn get(&self, item: &LimitCheck, now_us: u64) -> Option<&Denied> {
         let id = item.id();
         let units = item.window.rule.units;
         let holds = |denied: &&Denied| {
@@ -195,7 +195,7 @@ impl Denied {
         verdict.later(now_us.saturating_sub(self.came_us))
     }
 
-    fn other(&self, item: &Item, now_us: u64) -> Verdict {
+    fn other(&self, item: &LimitCheck, now_us: u64) -> Verdict {
         let stood = self.others.iter().find(|(id, _)| *id == item.id());
         stood.map_or_else(|| unasked(item), |(_, verdict)| self.aged(verdict, now_us))
     }
@@ -218,7 +218,7 @@ fn others(charge: &Charge, decision: &Decision) -> Box<[(u128, Verdict)]> {
         .collect()
 }
 
-fn unasked(item: &Item) -> Verdict {
+fn unasked(item: &LimitCheck) -> Verdict {
     Verdict {
         used: 0,
         remaining: item.window.rule.units,
@@ -257,7 +257,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::limit::decide::Count;
-    use crate::limit::{Algorithm, Key, Limit, Rule, Tag};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
 
     fn limit(algorithm: Algorithm, units: u64, precision_us: u64) -> Arc<Limit> {
         let rule = Rule {
@@ -271,10 +271,10 @@ pub(super) mod tests {
     }
 
     fn charge(limit: &Arc<Limit>, cost: u64) -> Charge {
-        let item = Item {
+        let item = LimitCheck {
             limit: Arc::clone(limit),
             window: Arc::clone(&limit.windows[0]),
-            tag: Tag([1; 16]),
+            tag: KeyHash([1; 16]),
             cost,
             asker: None,
         };

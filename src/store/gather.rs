@@ -10,7 +10,7 @@ use super::StoreError;
 use super::batch::{Deed, Group, Outcome};
 use super::known::Known;
 use super::waiting::Waiting;
-use crate::limit::{Charge, Decision, Item};
+use crate::limit::{Charge, Decision, LimitCheck};
 
 /// Bundles that a batch has room for before there are any, at most.
 const MOST_AT_FIRST: usize = 64;
@@ -172,7 +172,7 @@ impl Bundle {
 
     /// Whether one more request asks the same.
     fn takes(&self, waiting: &Waiting, count: u16) -> bool {
-        let same = |(mine, other): (&Item, &Item)| {
+        let same = |(mine, other): (&LimitCheck, &LimitCheck)| {
             mine.id() == other.id()
                 && mine.cost == other.cost
                 && mine.window.rule == other.window.rule
@@ -199,7 +199,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Asker, Key, Limit, Retry, Rule, Tag, Verdict};
+    use crate::limit::{Algorithm, Asker, Key, KeyHash, Limit, Retry, Rule, Verdict};
     use crate::store::waiting::{Asked, Question, ask};
     use crate::trace::TraceId;
 
@@ -215,10 +215,10 @@ mod tests {
             precision_us: 1,
         };
         let limit = Limit::new("l", &[rule], Key::parse(["global"]).unwrap());
-        let item = Item {
+        let item = LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
-            tag: Tag([who; 16]),
+            tag: KeyHash([who; 16]),
             cost,
             asker,
         };

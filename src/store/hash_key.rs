@@ -12,7 +12,7 @@ use arc_swap::{ArcSwap, Guard};
 
 use super::StoreError;
 use crate::config::{StoreKind, StoreSettings};
-use crate::limit::key::HashKey;
+use crate::limit::key::HashSecret;
 
 /// The generation of a provisional key, whose tags only this process knows.
 pub const PROVISIONAL: u64 = 0;
@@ -21,7 +21,7 @@ pub const PROVISIONAL: u64 = 0;
 #[derive(Debug)]
 pub struct KeyInForce {
     /// The secret.
-    pub key: HashKey,
+    pub key: HashSecret,
     /// Grows with every change; [`PROVISIONAL`] until the shared key is known.
     pub generation: u64,
 }
@@ -50,7 +50,7 @@ impl KeyRing {
         let known = configured || settings.kind == StoreKind::Memory;
         let generation = if known { PROVISIONAL + 1 } else { PROVISIONAL };
         let key = KeyInForce {
-            key: HashKey::from_bytes(bytes),
+            key: HashSecret::from_bytes(bytes),
             generation,
         };
         Ok(KeyRing {
@@ -83,7 +83,7 @@ impl KeyRing {
             if changed {
                 let generation = old.generation + 1;
                 Arc::new(KeyInForce {
-                    key: HashKey::from_bytes(bytes),
+                    key: HashSecret::from_bytes(bytes),
                     generation,
                 })
             } else {

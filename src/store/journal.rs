@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::limit::decide::Count;
-use crate::limit::{Algorithm, Charge, Item};
+use crate::limit::{Algorithm, Charge, LimitCheck};
 
 /// Keys remembered, at most; more are forgotten.
 const KEYS: usize = 65_536;
@@ -23,9 +23,9 @@ pub(crate) struct Journal(Mutex<Books>);
 
 #[derive(Debug, Default)]
 struct Books {
-    owed: HashMap<u128, (Item, Count)>,
+    owed: HashMap<u128, (LimitCheck, Count)>,
     /// Units that the store seems to have lost, and when they are owed.
-    suspected: HashMap<u128, (Item, u64)>,
+    suspected: HashMap<u128, (LimitCheck, u64)>,
 }
 
 /// Debts on their way to the store; owed still unless they are [`Debts::paid`]. Where the answer is
@@ -70,7 +70,7 @@ impl Journal {
 
     /// The store has lost all that it counted: this is what this process has admitted of `item`,
     /// and all that is owed of it.
-    pub(crate) fn put(&self, item: Item, now_us: u64) -> bool {
+    pub(crate) fn put(&self, item: LimitCheck, now_us: u64) -> bool {
         let mut books = self.books();
         books.owed.remove(&item.id());
         books.suspected.remove(&item.id());
@@ -78,7 +78,7 @@ impl Journal {
     }
 
     /// The store seems to have lost so many units of this key as the item costs.
-    pub(crate) fn suspect(&self, item: Item, now_us: u64) {
+    pub(crate) fn suspect(&self, item: LimitCheck, now_us: u64) {
         let suspected = &mut self.books().suspected;
         if suspected.len() < KEYS {
             suspected
@@ -100,7 +100,7 @@ impl Journal {
             return;
         }
         let ripe = (books.suspected).extract_if(|_, (_, at_us)| *at_us <= now_us);
-        let ripe: Vec<Item> = ripe.map(|(_, (item, _))| item).collect();
+        let ripe: Vec<LimitCheck> = ripe.map(|(_, (item, _))| item).collect();
         for item in &ripe {
             books.add(item, now_us);
         }
@@ -113,7 +113,12 @@ impl Journal {
 
     /// Takes out up to `keys` of those that are `due`. What has left its window by `now_us` is not
     /// owed.
-    pub(crate) fn take(&self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Debts<'_> {
+    pub(crate) fn take(
+        &self,
+        keys: usize,
+        now_us: u64,
+        due: impl Fn(&LimitCheck) -> bool,
+    ) -> Debts<'_> {
         Debts {
             owed: self.books().take_out(keys, now_us, due),
             journal: self,
@@ -121,7 +126,7 @@ impl Journal {
         }
     }
 
-    /// Forgets what is owed for one budget ([`Item::id`]).
+    /// Forgets what is owed for one budget ([`LimitCheck::id`]).
     pub(crate) fn forget(&self, budget: u128) {
         let mut books = self.books();
         books.owed.remove(&budget);
@@ -135,7 +140,7 @@ impl Journal {
 }
 
 impl Books {
-    fn add(&mut self, item: &Item, now_us: u64) -> bool {
+    fn add(&mut self, item: &LimitCheck, now_us: u64) -> bool {
         let rule = item.window.rule;
         if rule.algorithm == Algorithm::Slots || item.cost == 0 {
             // Holders of slots say so with every call.
@@ -150,7 +155,12 @@ impl Books {
         true
     }
 
-    fn take_out(&mut self, keys: usize, now_us: u64, due: impl Fn(&Item) -> bool) -> Vec<Charge> {
+    fn take_out(
+        &mut self,
+        keys: usize,
+        now_us: u64,
+        due: impl Fn(&LimitCheck) -> bool,
+    ) -> Vec<Charge> {
         let mut taken = Vec::new();
         let due = self.owed.iter().filter(|(_, (item, _))| due(item));
         let ids: Vec<u128> = due.map(|(id, _)| *id).take(keys).collect();
@@ -172,7 +182,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Key, Limit, Rule, Tag};
+    use crate::limit::{Key, KeyHash, Limit, Rule};
 
     fn charge(who: u64, cost: u64) -> Charge {
         let rule = Rule {
@@ -182,9 +192,9 @@ mod tests {
             precision_us: 1,
         };
         let limit = Limit::new("l", &[rule], Key::parse(["ip"]).unwrap());
-        let mut tag = Tag([0; 16]);
+        let mut tag = KeyHash([0; 16]);
         tag.0[..8].copy_from_slice(&who.to_le_bytes());
-        let item = Item {
+        let item = LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag,

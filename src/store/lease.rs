@@ -169,7 +169,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Item, Key, Limit, Retry, Rule, Tag, Verdict};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, LimitCheck, Retry, Rule, Verdict};
 
     fn charge() -> Charge {
         let rule = Rule {
@@ -182,10 +182,10 @@ mod tests {
             lease_us: 10_000,
             ..Limit::new("hot", &[rule], Key::parse(["global"]).unwrap())
         };
-        let item = Item {
+        let item = LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
-            tag: Tag([1; 16]),
+            tag: KeyHash([1; 16]),
             cost: 1,
             asker: None,
         };

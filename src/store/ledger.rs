@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::fleet::Fleet;
-use crate::limit::{Item, Verdict};
+use crate::limit::{LimitCheck, Verdict};
 
 /// Maps, so that workers seldom wait for each other.
 const MAPS: usize = 64;
@@ -44,7 +44,7 @@ struct Map {
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     /// Whose, and which limit.
-    pub(crate) item: Item,
+    pub(crate) item: LimitCheck,
     /// Units that all proxies had used after the answer.
     used: u64,
     /// Those of them that this process had admitted.
@@ -64,7 +64,7 @@ pub(crate) struct Seen {
 /// One answer of the store, as this process took it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Answered<'a> {
-    pub(crate) item: &'a Item,
+    pub(crate) item: &'a LimitCheck,
     pub(crate) verdict: &'a Verdict,
     /// Units that the answer has charged.
     pub(crate) charged: u64,
@@ -111,7 +111,7 @@ impl Ledger {
             return;
         }
         let seen = Seen {
-            item: Item {
+            item: LimitCheck {
                 asker: None,
                 cost: 1,
                 ..item.clone()
@@ -129,7 +129,7 @@ impl Ledger {
     }
 
     /// Whether anything is remembered of this budget.
-    pub(crate) fn knows(&self, item: &Item) -> bool {
+    pub(crate) fn knows(&self, item: &LimitCheck) -> bool {
         self.map(item.id()).keys.contains_key(&item.id())
     }
 
@@ -163,7 +163,7 @@ impl Ledger {
     /// The most units that this process may have admitted within the window while the store is
     /// away since `away_us`: those it had admitted, and its part of what was left. `None` where
     /// nothing is known that still counts.
-    pub(crate) fn most(&self, item: &Item, fleet: &Fleet, at: Away) -> Option<u64> {
+    pub(crate) fn most(&self, item: &LimitCheck, fleet: &Fleet, at: Away) -> Option<u64> {
         if fleet.size() == 1 {
             return None;
         }
@@ -177,16 +177,16 @@ impl Ledger {
     }
 
     /// Every key of which something may still count.
-    pub(crate) fn items(&self, now_us: u64) -> Vec<Item> {
+    pub(crate) fn items(&self, now_us: u64) -> Vec<LimitCheck> {
         let live = |seen: &&Seen| seen.reset_at_us > now_us;
-        let of = |map: MutexGuard<'_, Map>| -> Vec<Item> {
+        let of = |map: MutexGuard<'_, Map>| -> Vec<LimitCheck> {
             let live = map.keys.values().filter(live);
             live.map(|seen| seen.item.clone()).collect()
         };
         self.all().flat_map(of).collect()
     }
 
-    /// Forgets one budget ([`Item::id`]).
+    /// Forgets one budget ([`LimitCheck::id`]).
     pub(crate) fn forget(&self, budget: u128) {
         self.map(budget).keys.remove(&budget);
     }
@@ -229,9 +229,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, Limit, Retry, Rule, Tag};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Retry, Rule};
 
-    fn item(who: u64) -> Item {
+    fn item(who: u64) -> LimitCheck {
         let rule = Rule {
             algorithm: Algorithm::Log,
             units: 400,
@@ -239,9 +239,9 @@ mod tests {
             precision_us: 1,
         };
         let limit = Limit::new("l", &[rule], Key::parse(["ip"]).unwrap());
-        let mut tag = Tag([0; 16]);
+        let mut tag = KeyHash([0; 16]);
         tag.0[..8].copy_from_slice(&who.to_le_bytes());
-        Item {
+        LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
             tag,
@@ -261,7 +261,7 @@ mod tests {
         }
     }
 
-    fn answered<'a>(item: &'a Item, verdict: &'a Verdict, own: u64) -> Answered<'a> {
+    fn answered<'a>(item: &'a LimitCheck, verdict: &'a Verdict, own: u64) -> Answered<'a> {
         Answered {
             item,
             verdict,

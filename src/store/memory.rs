@@ -41,7 +41,7 @@ use super::recovery::Recovery;
 use super::redis::{Change, CurrentPeople, Done, Said};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
-use crate::limit::{Charge, Decision, Item, Retry, Verdict};
+use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
 use crate::telemetry::decisions::{DecisionLog, Source};
 use bounds::Bounds;
 use known::How;
@@ -191,7 +191,7 @@ impl Memory {
     /// The same for one item.
     fn denial_of(
         &self,
-        (charge, item): (&Charge, &Item),
+        (charge, item): (&Charge, &LimitCheck),
         last: &mut Option<Lasting>,
         (mut now_us, epoch): (u64, u64),
     ) -> Option<Decision> {
@@ -246,7 +246,7 @@ impl Memory {
         self.own.change(change)
     }
 
-    /// Forgets what is counted for one budget ([`Item::id`]).
+    /// Forgets what is counted for one budget ([`LimitCheck::id`]).
     pub fn forget(&self, budget: u128) {
         let id = halves(budget);
         for (_, shard) in &mut self.lock(&[id]) {
@@ -316,7 +316,7 @@ impl Memory {
 
     /// What [`Memory::decide_all`] does for one item, which is what most requests have: no shards
     /// to put in order, and no other item to ask between the passes.
-    fn decide_one(&self, charge: &Charge, item: &Item, how: How) -> Decision {
+    fn decide_one(&self, charge: &Charge, item: &LimitCheck, how: How) -> Decision {
         let id = id(item);
         let shard = self.shards[self.shard_of(id)].lock();
         let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
@@ -371,7 +371,7 @@ impl Memory {
         how: How,
         now_us: u64,
     ) -> SmallVec<[Asked<'i>; 4]> {
-        let look = |(item, id): (&'i Item, &[u64; 2])| {
+        let look = |(item, id): (&'i LimitCheck, &[u64; 2])| {
             let guard = self.guard_of(guards, *id);
             self.look_at(&guards[guard].1, (item, *id), how, now_us)
         };
@@ -426,7 +426,7 @@ impl Memory {
 }
 
 /// The identity of one item's budget: whose, and which.
-fn id(item: &Item) -> [u64; 2] {
+fn id(item: &LimitCheck) -> [u64; 2] {
     halves(item.id())
 }
 

@@ -121,7 +121,7 @@ impl Own {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::Tag;
+    use crate::limit::KeyHash;
     use crate::store::people::{Subject, Words};
 
     fn change(subject: Subject, deed: Deed, lasts_us: u64) -> Change {
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn what_is_said_holds_until_it_is_taken_back() {
         let own = Own::default();
-        let (one, other) = (Tag([1; 16]), Tag([2; 16]));
+        let (one, other) = (KeyHash([1; 16]), KeyHash([2; 16]));
         assert!(own.current().is_none());
         let block = || Subject::Block(one);
         assert_eq!(own.change(change(block(), Deed::Remove, 0)), Done::Nothing);
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn what_was_changed_is_kept_up_to_a_number() {
         let own = Own::default();
-        let tag = Tag([1; 16]);
+        let tag = KeyHash([1; 16]);
         assert_eq!(
             own.change(change(Subject::Block(tag), Deed::Set, 0)),
             Done::Made(0)

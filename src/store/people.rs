@@ -9,7 +9,7 @@ mod rules;
 use std::fmt;
 
 use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US};
-use crate::limit::{Algorithm, Rate, Rule, Tag};
+use crate::limit::{Algorithm, KeyHash, Rate, Rule};
 use crate::telemetry::stamp;
 
 pub use rules::{RulesError, rules};
@@ -29,11 +29,11 @@ const MAX_NOTE: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Subject {
     /// Another rate for one key of a limit.
-    Override(String, Tag),
+    Override(String, KeyHash),
     /// A key that is kept out.
-    Block(Tag),
+    Block(KeyHash),
     /// One key of a limit begins anew.
-    Reset(String, Tag),
+    Reset(String, KeyHash),
 }
 
 impl Subject {
@@ -42,11 +42,11 @@ impl Subject {
         let (kind, rest) = field.split_once(':')?;
         let of_limit = || {
             let (limit, tag) = rest.rsplit_once(':')?;
-            Some((limit.to_owned(), Tag::parse(tag)?))
+            Some((limit.to_owned(), KeyHash::parse(tag)?))
         };
         match kind {
             "o" => of_limit().map(|(limit, tag)| Subject::Override(limit, tag)),
-            "b" => Tag::parse(rest).map(Subject::Block),
+            "b" => KeyHash::parse(rest).map(Subject::Block),
             "r" => of_limit().map(|(limit, tag)| Subject::Reset(limit, tag)),
             _ => None,
         }
@@ -61,7 +61,7 @@ impl Subject {
     }
 
     /// The key it is about.
-    pub fn tag(&self) -> Tag {
+    pub fn tag(&self) -> KeyHash {
         match self {
             Subject::Override(_, tag) | Subject::Block(tag) | Subject::Reset(_, tag) => *tag,
         }
@@ -318,7 +318,7 @@ mod tests {
             ..words()
         };
         assert_eq!(record.words, expected);
-        let subject = Subject::Override("login".to_owned(), Tag([1; 16]));
+        let subject = Subject::Override("login".to_owned(), KeyHash([1; 16]));
         assert_eq!(record.subject, subject);
         assert!(record.is_over(70) && !record.is_over(69));
         for text in [format!("b:{TAG}"), format!("r:a:b:{TAG}")] {

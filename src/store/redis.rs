@@ -222,7 +222,7 @@ pub struct Redis {
     queue: mpsc::Sender<Waiting>,
     open: Arc<AtomicBool>,
     known: Known,
-    settled: watch::Receiver<bool>,
+    ready: watch::Receiver<bool>,
     holder: Holder,
 }
 
@@ -230,7 +230,7 @@ impl Redis {
     /// Starts the connection's task on the current runtime; it ends with the last handle.
     pub fn spawn(shared: Arc<Shared>) -> Redis {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        let (settle, settled) = watch::channel(false);
+        let (settle, ready) = watch::channel(false);
         let open = Arc::new(AtomicBool::new(false));
         let known = Known::default();
         let holder = Holder::new();
@@ -242,7 +242,7 @@ impl Redis {
             queue,
             open,
             known,
-            settled,
+            ready,
             holder,
         }
     }
@@ -408,9 +408,9 @@ impl Redis {
     }
 
     /// Waits until the first attempt to connect has ended.
-    pub async fn settled(&self) {
-        // An error means that the task is gone: settled as well.
-        let _ = self.settled.clone().wait_for(|settled| *settled).await;
+    pub async fn ready(&self) {
+        // An error means that the task is gone: ready as well.
+        let _ = self.ready.clone().wait_for(|ready| *ready).await;
     }
 
     /// What the workers have in common.

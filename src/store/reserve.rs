@@ -19,7 +19,7 @@ use std::cmp::Ordering;
 use smallvec::SmallVec;
 
 use super::StoreError;
-use crate::limit::{Charge, Decision, Item, Retry, Verdict};
+use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
 
 /// What must happen next, in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl Reserve {
     /// the narrowest limit first.
     pub fn new(
         charge: &Charge,
-        place: impl Fn(&Item) -> u16,
+        place: impl Fn(&LimitCheck) -> u16,
         apart: bool,
         one_by_one: bool,
     ) -> Reserve {
@@ -256,7 +256,7 @@ fn give_back((number, part): (usize, &Part)) -> Option<Step> {
 
 /// The narrower of two limits is the one with the lower rate: where limits ride together, the one
 /// that more requests share has the higher rate, or the other would never bind.
-fn narrower(one: &Item, other: &Item) -> Ordering {
+fn narrower(one: &LimitCheck, other: &LimitCheck) -> Ordering {
     let (one, other) = (&one.window.rule, &other.window.rule);
     let rate = |units: u64, other_us: u64| u128::from(units) * u128::from(other_us);
     rate(one.units, other.window_us).cmp(&rate(other.units, one.window_us))
@@ -300,9 +300,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, Limit, Rule, Tag};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
 
-    fn item(name: &str, units: u64, cost: u64) -> Item {
+    fn item(name: &str, units: u64, cost: u64) -> LimitCheck {
         let rule = Rule {
             algorithm: Algorithm::Log,
             units,
@@ -310,10 +310,10 @@ mod tests {
             precision_us: 1,
         };
         let limit = Arc::new(Limit::new(name, &[rule], Key { parts: Vec::new() }));
-        Item {
+        LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit,
-            tag: Tag([0; 16]),
+            tag: KeyHash([0; 16]),
             cost,
             asker: None,
         }
@@ -327,7 +327,7 @@ mod tests {
             item("also", 20, 2),
         ];
         let charge: Charge = items.into_iter().collect();
-        let place = |item: &Item| if &*item.limit.name == "wide" { 1 } else { 2 };
+        let place = |item: &LimitCheck| if &*item.limit.name == "wide" { 1 } else { 2 };
         let reserve = Reserve::new(&charge, place, false, one_by_one);
         (charge, reserve)
     }

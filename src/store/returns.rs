@@ -20,7 +20,7 @@ use super::recovery::{ProcessName, Recovery};
 use crate::clock::Micros;
 use crate::config::{self, StoreKind, StoreSettings};
 use crate::limit::decide::Count;
-use crate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, OnError, Rule, Tag};
+use crate::limit::{Algorithm, Charge, Decision, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
 
 const MS: u64 = 1_000;
 const WINDOW_US: u64 = 4_000 * MS;
@@ -161,10 +161,10 @@ fn one() -> Charge {
         precision_us: 1,
     };
     let limit = Limit::new("l", &[rule], Key::parse(["global"]).unwrap());
-    let item = Item {
+    let item = LimitCheck {
         window: Arc::clone(&limit.windows[0]),
         limit: Arc::new(limit),
-        tag: Tag([3; 16]),
+        tag: KeyHash([3; 16]),
         cost: 1,
         asker: None,
     };

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use super::batch::Outcome;
 use super::deny_cache::{DenyCache, Span};
 use super::lease::Leases;
-use crate::limit::{Algorithm, Charge, Decision, Item, Key, Limit, Retry, Rule, Tag, Verdict};
+use crate::limit::{
+    Algorithm, Charge, Decision, Key, KeyHash, Limit, LimitCheck, Retry, Rule, Verdict,
+};
 
 const WINDOW_US: u64 = 1_000_000;
 const ROUND_TRIP_US: u64 = 500;
@@ -205,10 +207,10 @@ fn charge(units: u64, lease_us: u64) -> Charge {
         lease_us,
         ..Limit::new("hot", &[rule], Key::parse(["global"]).unwrap())
     };
-    let item = Item {
+    let item = LimitCheck {
         window: Arc::clone(&limit.windows[0]),
         limit: Arc::new(limit),
-        tag: Tag([1; 16]),
+        tag: KeyHash([1; 16]),
         cost: 1,
         asker: None,
     };

@@ -26,7 +26,7 @@ use super::lines::Lines;
 use super::{FileId, json, lines};
 use crate::clock;
 use crate::config::LogTarget;
-use crate::limit::{Charge, Decision, Item, Retry, Role};
+use crate::limit::{Charge, Decision, LimitCheck, Retry, Role};
 use crate::trace::TraceId;
 
 /// How long a line waits for an earlier decision to arrive.
@@ -193,7 +193,7 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         Source::Local => b",\"source\":\"local\"",
         Source::Lease => b",\"source\":\"lease\"",
     });
-    let role = charge.first().map_or(Role::Enforced, Item::role);
+    let role = charge.first().map_or(Role::Enforced, LimitCheck::role);
     if role != Role::Enforced {
         out.extend_from_slice(b",\"role\":");
         json::string(&mut out, role.word());
@@ -298,7 +298,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::limit::{Algorithm, Item, Key, Limit, Rule, Tag, Verdict};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, LimitCheck, Rule, Verdict};
     use crate::telemetry::lines::tests::Faulty;
 
     fn charge() -> Charge {
@@ -309,10 +309,10 @@ mod tests {
             precision_us: 1,
         };
         let limit = Limit::new("login", &[rule], Key::parse(["ip"]).unwrap());
-        smallvec![Item {
+        smallvec![LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
-            tag: Tag([0; 16]),
+            tag: KeyHash([0; 16]),
             cost: 2,
             asker: None
         }]

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use http::Method;
 
 use crate::limit::headers::seconds_up;
-use crate::limit::{Charge, Decision, Item, Retry, Tag, Verdict};
+use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Verdict};
 
 /// Denials that wait to be taken out; those beyond are counted only.
 const ROOM: usize = 32;
@@ -34,7 +34,7 @@ pub struct Denial {
     /// Its client's address.
     pub client: IpAddr,
     /// The hash of its key.
-    pub tag: Tag,
+    pub tag: KeyHash,
     /// What it was told to wait, seconds; nothing where nobody knows.
     pub retry_after: Option<u64>,
     /// What the rates that denied it had counted, at most [`MOST_RATES`].
@@ -53,7 +53,7 @@ pub struct DeniedRate {
     /// The parts of the key, as the file has them.
     pub key: String,
     /// The hash of the key.
-    pub tag: Tag,
+    pub tag: KeyHash,
     /// The rate, as a file has it; that of a tier or an override where it holds.
     pub rate: String,
     /// Units that the rate allows.
@@ -79,7 +79,7 @@ impl DeniedRate {
             .collect()
     }
 
-    fn of(item: &Item, verdict: &Verdict) -> DeniedRate {
+    fn of(item: &LimitCheck, verdict: &Verdict) -> DeniedRate {
         let parts: Vec<String> = item
             .limit
             .key

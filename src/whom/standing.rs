@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::Whom;
-use crate::limit::{Charge, Decision, Item, Limit, Retry, Tag, Window};
+use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Retry, Window};
 use crate::store::people::{Record, Subject, rate_text};
 
 /// One window.
@@ -61,7 +61,7 @@ pub fn standing<E>(
 }
 
 /// Every window that counts of this key may lie in, each once.
-pub fn every_window(limit: &Limit, tag: Tag, records: &[Record]) -> Vec<Arc<Window>> {
+pub fn every_window(limit: &Limit, tag: KeyHash, records: &[Record]) -> Vec<Arc<Window>> {
     let tiers = limit.tiers.iter().flat_map(|tier| &tier.windows);
     let mut all: Vec<Arc<Window>> = limit.windows.iter().chain(tiers).cloned().collect();
     all.extend(in_force(limit, tag, records).flat_map(|(_, windows)| windows));
@@ -71,8 +71,12 @@ pub fn every_window(limit: &Limit, tag: Tag, records: &[Record]) -> Vec<Arc<Wind
 }
 
 /// What a request with this key takes of each window.
-pub fn items(limit: &Arc<Limit>, windows: &[Arc<Window>], tag: Tag) -> impl Iterator<Item = Item> {
-    windows.iter().map(move |window| Item {
+pub fn items(
+    limit: &Arc<Limit>,
+    windows: &[Arc<Window>],
+    tag: KeyHash,
+) -> impl Iterator<Item = LimitCheck> {
+    windows.iter().map(move |window| LimitCheck {
         limit: Arc::clone(limit),
         window: Arc::clone(window),
         tag,
@@ -82,7 +86,7 @@ pub fn items(limit: &Arc<Limit>, windows: &[Arc<Window>], tag: Tag) -> impl Iter
 }
 
 /// An override's windows, or the limit's own and those of its tiers; and the candidate's.
-fn in_force(limit: &Limit, tag: Tag, records: &[Record]) -> impl Iterator<Item = Set> {
+fn in_force(limit: &Limit, tag: KeyHash, records: &[Record]) -> impl Iterator<Item = Set> {
     let subject = Subject::Override(limit.name.to_string(), tag);
     let found = records.iter().find(|one| one.subject == subject);
     let mut sets: Vec<Set> = Vec::new();

@@ -25,7 +25,7 @@ fn eyes<R>(records: &[Record], look: impl FnOnce(&Eyes<'_>) -> R) -> R {
     look(&Eyes {
         client_ip: &config.client_ip,
         api_key: &ApiKeys::trusting(config.api_key.from.clone()),
-        hash_key: &HashKey::from_bytes([7; 32]),
+        hash_key: &HashSecret::from_bytes([7; 32]),
         records,
         known: &[],
     })
@@ -117,7 +117,7 @@ fn a_slip_in_a_part_is_no_value() {
 #[test]
 fn a_hash_may_be_shortened_where_it_is_known() {
     let ip = limit(&["ip"], Missing::Ip);
-    let tag = Tag([1; 16]);
+    let tag = KeyHash([1; 16]);
     let record = Record {
         subject: Subject::Block(tag),
         words: Words {
@@ -137,7 +137,10 @@ fn a_hash_may_be_shortened_where_it_is_known() {
     };
     assert_eq!(find("AQEBAQEB"), Ok(expected.clone()));
     assert_eq!(find(&tag.to_string()), Ok(expected));
-    assert_eq!(find(&Tag([2; 16]).to_string()).unwrap().tag, Tag([2; 16]));
+    assert_eq!(
+        find(&KeyHash([2; 16]).to_string()).unwrap().tag,
+        KeyHash([2; 16])
+    );
     assert!(find("AQE").is_err() && find("BQEBAQEB").is_err());
 }
 
@@ -153,7 +156,7 @@ fn no_request_is_counted_by_a_key_that_is_not_known() {
     let eyes = Eyes {
         client_ip: &config.client_ip,
         api_key: &config.api_key,
-        hash_key: &HashKey::from_bytes([7; 32]),
+        hash_key: &HashSecret::from_bytes([7; 32]),
         records: &[],
         known: &[],
     };
@@ -172,9 +175,9 @@ fn no_request_is_counted_by_a_key_that_is_not_known() {
 fn a_hash_that_is_shown_can_be_pasted() {
     let either = limit(&["api_key or ip"], Missing::Ip);
     let both = limit(&["api_key or ip", "path"], Missing::Ip);
-    let mut tags = [Tag([1; 16]), Tag([2; 16]), Tag([1; 16])];
+    let mut tags = [KeyHash([1; 16]), KeyHash([2; 16]), KeyHash([1; 16])];
     tags[2].0[15] = 3;
-    let find = |words: &str, known: &[Tag], limit: &Limit| {
+    let find = |words: &str, known: &[KeyHash], limit: &Limit| {
         let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
         eyes(&[], |eyes| {
             let eyes = Eyes { known, ..*eyes };

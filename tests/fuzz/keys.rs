@@ -3,12 +3,12 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use tidegate::limit::Missing;
-use tidegate::limit::key::{ApiKeySources, ApiKeys, Derived, Facts, HashKey, Key, Part};
+use tidegate::limit::key::{ApiKeySources, ApiKeys, Derived, Facts, HashSecret, Key, Part};
 use tidegate::path::CanonicalPath;
 
 use crate::{both, both_texts};
 
-const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
 const WORDS: &[&str] = &[
     "x-api-key: ",
     "X-A: ",
@@ -147,7 +147,7 @@ fn check_value(value: &str) {
     let one = by_query(&format!("k={escaped}"));
     assert_eq!(one, by_query(&format!("a=b&k={sparing}&c")), "{value:?}");
     if !value.trim().is_empty() {
-        assert!(matches!(one, Derived::Tag(_)), "{value:?}: {one:?}");
+        assert!(matches!(one, Derived::Hash(_)), "{value:?}: {one:?}");
         assert_ne!(one, by_query(&format!("k={escaped}x")), "{value:?}");
     }
     // Parts never run into each other, wherever the border is.

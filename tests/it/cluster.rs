@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tidegate::clock::now;
 use tidegate::config::StoreKind;
-use tidegate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule};
+use tidegate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule};
 use tidegate::store::people::{Deed, Subject, Words};
 use tidegate::store::redis::{Change, Desk, Done};
 use tidegate::store::{Backing, Store, StoreError};
@@ -26,7 +26,7 @@ async fn open(cluster: &RedisCluster, timeout: Duration) -> Store {
     let store = Backing::new(&cluster.settings(timeout), None)
         .unwrap()
         .open();
-    store.settled().await;
+    store.ready().await;
     store
 }
 
@@ -36,7 +36,7 @@ async fn ask(store: &Store, charge: &Charge) -> Result<Decision, StoreError> {
 }
 
 /// CRC-16/XMODEM bit by bit, as the cluster's specification has it.
-fn slot_of(item: &Item) -> usize {
+fn slot_of(item: &LimitCheck) -> usize {
     let tag = item
         .limit
         .slot
@@ -296,7 +296,7 @@ fn an_operator_reaches_every_key_and_every_proxy() {
     let store = Backing::new(&settings, None).unwrap();
     on_a_worker(async {
         let store = store.open();
-        store.settled().await;
+        store.ready().await;
         let subject = Subject::Block(charges[0][0].tag);
         let change = Change {
             subject,

@@ -97,7 +97,7 @@ struct Run {
 }
 
 /// Every key is in a place of its own, but that two of three share one now and then.
-fn place(item: &tidegate::limit::Item) -> u16 {
+fn place(item: &tidegate::limit::LimitCheck) -> u16 {
     (item.id() % 97) as u16
 }
 
@@ -277,7 +277,7 @@ impl Run {
 }
 
 fn decide(counts: &mut HashMap<u128, Count>, charge: &Charge, now_us: u64) -> Decision {
-    let look = |counts: &mut HashMap<u128, Count>, item: &tidegate::limit::Item| {
+    let look = |counts: &mut HashMap<u128, Count>, item: &tidegate::limit::LimitCheck| {
         let rule = item.window.rule;
         let count = counts
             .entry(item.id())
@@ -286,7 +286,7 @@ fn decide(counts: &mut HashMap<u128, Count>, charge: &Charge, now_us: u64) -> De
     };
     let looks: Vec<_> = charge.iter().map(|item| look(counts, item)).collect();
     let allowed = looks.iter().all(|look| look.retry == Retry::Now);
-    let settle = |(item, look): (&tidegate::limit::Item, _)| {
+    let settle = |(item, look): (&tidegate::limit::LimitCheck, _)| {
         let count = counts.get_mut(&item.id()).unwrap();
         count.settle(&item.window.rule, item.cost, look, allowed)
     };

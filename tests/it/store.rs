@@ -64,7 +64,7 @@ fn patient(settings: StoreSettings) -> StoreSettings {
 
 async fn open(settings: &StoreSettings) -> Store {
     let store = Backing::new(settings, None).expect("a store").open();
-    store.settled().await;
+    store.ready().await;
     store
 }
 
@@ -198,7 +198,7 @@ fn proxies_sharing_one_redis_hold_one_limit() {
             let backing = Backing::new(&settings, None).unwrap();
             let stores = [backing.open(), backing.open()];
             for store in &stores {
-                store.settled().await;
+                store.ready().await;
             }
             let charge = one(&limit, 1, 1);
             let generation = stores[0].hash_key().generation;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tidegate::config::{RedisAddress, RedisSettings, RedisTopology, StoreKind, StoreSettings};
-use tidegate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
+use tidegate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
 
 /// A command whose process the kernel kills as soon as the thread that started it is gone. Servers
 /// are killed when they are dropped, but a test binary that is itself killed drops nothing, and one
@@ -276,10 +276,10 @@ pub fn limit(name: &str, rule: Rule) -> Arc<Limit> {
 }
 
 /// One item: `who`'s budget.
-pub fn item(limit: &Arc<Limit>, who: u64, cost: u64) -> Item {
+pub fn item(limit: &Arc<Limit>, who: u64, cost: u64) -> LimitCheck {
     let digest = blake3::hash(&who.to_le_bytes());
-    let tag = Tag(digest.as_bytes()[..16].try_into().unwrap());
-    Item {
+    let tag = KeyHash(digest.as_bytes()[..16].try_into().unwrap());
+    LimitCheck {
         limit: Arc::clone(limit),
         window: Arc::clone(&limit.windows[0]),
         tag,

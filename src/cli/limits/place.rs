@@ -10,8 +10,8 @@ use crate::cli::admin_client::{AdminArgs, AdminClient, Failed, runtime};
 use crate::cli::seen::{list, text};
 use crate::cli::trouble::Trouble;
 use crate::config::Config;
-use crate::limit::key::HashKey;
-use crate::limit::{Limit, Retry, Tag};
+use crate::limit::key::HashSecret;
+use crate::limit::{KeyHash, Limit, Retry};
 use crate::store::people::{Deed, Record, Subject, Words, rules};
 use crate::store::redis::{Desk, Done, Said};
 use crate::whom::{Eyes, Row, Whom, cut};
@@ -155,13 +155,13 @@ impl Process<'_> {
     }
 
     /// The client that was denied as its request had this id.
-    pub(super) fn denied(&self, request: &str, limit: Option<&str>) -> Option<Tag> {
+    pub(super) fn denied(&self, request: &str, limit: Option<&str>) -> Option<KeyHash> {
         let told = self.get(&format!("/api/v1/denials?request_id={}", encoded(request)));
         let told = told.ok()?;
         let all: Vec<&Value> = list(&told["denials"]).collect();
         let by_limit = |one: &&&Value| limit.is_none_or(|limit| one["limit"] == *limit);
         let found = all.iter().find(by_limit).or_else(|| all.first())?;
-        Tag::parse(found["id"].as_str()?)
+        KeyHash::parse(found["id"].as_str()?)
     }
 
     /// Has it do something.
@@ -172,7 +172,7 @@ impl Process<'_> {
         let done = self.runtime.block_on(self.client.post(&asked.path, &said));
         let undone = |done| Obeyed {
             whom: Whom {
-                tag: Tag([0; 16]),
+                tag: KeyHash([0; 16]),
                 parts: String::new(),
             },
             done,
@@ -201,7 +201,7 @@ impl Process<'_> {
             client_ip: &self.config.client_ip,
             api_key: &self.config.api_key,
             // Only the proxy knows its own.
-            hash_key: &HashKey::from_bytes([0; 32]),
+            hash_key: &HashSecret::from_bytes([0; 32]),
             records: &[],
             known: &[],
         };
@@ -228,7 +228,7 @@ impl Process<'_> {
     }
 
     fn record(&self, told: &Value) -> Option<Record> {
-        let tag = Tag::parse(told["id"].as_str()?)?;
+        let tag = KeyHash::parse(told["id"].as_str()?)?;
         let mut words = Words {
             until_us: micros(&told["until"]),
             at_us: micros(&told["at"]),
@@ -258,7 +258,7 @@ impl Process<'_> {
 }
 
 fn whom(told: &Value) -> Result<Whom, Trouble> {
-    let tag = told["id"].as_str().and_then(Tag::parse);
+    let tag = told["id"].as_str().and_then(KeyHash::parse);
     let tag = tag.ok_or_else(|| Trouble::failed("the proxy does not say whom it understood"))?;
     Ok(Whom {
         tag,

@@ -1,7 +1,7 @@
 //! What `tidegate limits` prints: tables for people, one line of JSON for scripts.
 
 use super::json::Json;
-use crate::limit::{Limit, Retry, Tag, Window};
+use crate::limit::{KeyHash, Limit, Retry, Window};
 use crate::store::people::{Record, rate_text};
 use crate::store::redis::Said;
 use crate::telemetry::stamp;
@@ -18,12 +18,12 @@ pub(super) struct Shown<'s> {
     pub(super) said: &'s Said,
 }
 
-pub(super) fn short(tag: Tag) -> String {
+pub(super) fn short(tag: KeyHash) -> String {
     tag.to_string().chars().take(SHORT).collect()
 }
 
 /// `3q2-7wAA (ip)`
-pub(super) fn named(tag: Tag, parts: &str) -> String {
+pub(super) fn named(tag: KeyHash, parts: &str) -> String {
     match parts {
         "" => short(tag),
         parts => format!("{} ({parts})", short(tag)),

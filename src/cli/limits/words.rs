@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use crate::limit::key::tag_prefix::{SHOWN, TagPrefix};
+use crate::limit::key::key_hash_prefix::{KeyHashPrefix, SHOWN};
 
 /// Long options that could be taken for a hash.
 const OPTIONS: [&str; 3] = ["--config", "--remove", "--version"];
@@ -21,7 +21,7 @@ pub(in crate::cli) fn with_hashes(words: impl Iterator<Item = OsString>) -> Vec<
             Some(file) => Path::new(file).exists(),
             None => text.starts_with("--") && OPTIONS.contains(&text),
         };
-        let is_hash = TagPrefix::parse(text).is_some_and(|one| one.text().len() >= SHOWN);
+        let is_hash = KeyHashPrefix::parse(text).is_some_and(|one| one.text().len() >= SHOWN);
         if text.starts_with('-') && is_hash && !is_option {
             *word = format!("tag={text}").into();
         }

@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Charge, Decision, Item, ResetForm, Retry, Verdict};
+use super::{Charge, Decision, LimitCheck, ResetForm, Retry, Verdict};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -73,17 +73,17 @@ impl Told {
 
     /// The limit a client should look at first: one that denies, else the smallest remaining share;
     /// among equals the longest wait.
-    pub fn tightest<'c>(&self, charge: &'c Charge) -> Option<(&'c Item, State)> {
+    pub fn tightest<'c>(&self, charge: &'c Charge) -> Option<(&'c LimitCheck, State)> {
         Some((charge.get(self.tightest)?, *self.states.get(self.tightest)?))
     }
 
     /// The limit that keeps the client waiting longest.
-    pub fn longest<'c>(&self, charge: &'c Charge) -> Option<&'c Item> {
+    pub fn longest<'c>(&self, charge: &'c Charge) -> Option<&'c LimitCheck> {
         charge.get(self.longest)
     }
 
     /// How each item stands.
-    pub fn states<'c>(&self, charge: &'c Charge) -> impl Iterator<Item = (&'c Item, State)> {
+    pub fn states<'c>(&self, charge: &'c Charge) -> impl Iterator<Item = (&'c LimitCheck, State)> {
         charge.iter().zip(self.states.iter().copied())
     }
 }
@@ -107,13 +107,13 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     Some(seconds_up(longest).max(1))
 }
 
-fn is_tighter(left: (&Item, &Verdict), right: (&Item, &Verdict)) -> bool {
-    let denies = |(_, verdict): (&Item, &Verdict)| verdict.retry.denies();
+fn is_tighter(left: (&LimitCheck, &Verdict), right: (&LimitCheck, &Verdict)) -> bool {
+    let denies = |(_, verdict): (&LimitCheck, &Verdict)| verdict.retry.denies();
     if denies(left) != denies(right) {
         return denies(left);
     }
     // remaining / units, compared crosswise; both stay below 2^32.
-    let share = |(_, verdict): (&Item, &Verdict), (item, _): (&Item, &Verdict)| {
+    let share = |(_, verdict): (&LimitCheck, &Verdict), (item, _): (&LimitCheck, &Verdict)| {
         u128::from(verdict.remaining) * u128::from(item.window.rule.units)
     };
     let (left_share, right_share) = (share(left, right), share(right, left));

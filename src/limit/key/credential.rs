@@ -67,10 +67,10 @@ mod tests {
     use super::*;
     use crate::certificate::Certificate;
     use crate::limit::Missing;
-    use crate::limit::key::{ApiKeys, Derived, Given, HashKey, Key, Part, Tag};
+    use crate::limit::key::{ApiKeys, Derived, Given, HashSecret, Key, KeyHash, Part};
     use crate::path::CanonicalPath;
 
-    const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+    const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
 
     fn derived(key: &str, certificate: Option<&Certificate>) -> Derived {
         let facts = Facts {
@@ -102,7 +102,7 @@ mod tests {
         }
     }
 
-    fn given(part: &str, text: &str) -> Tag {
+    fn given(part: &str, text: &str) -> KeyHash {
         Given::tag(&[Given::text(Part::parse(part).unwrap(), text)], &SECRET)
     }
 
@@ -116,11 +116,11 @@ mod tests {
             ("tls:fingerprint", &"ab".repeat(32)),
         ] {
             let tag = given(part, text);
-            assert_eq!(derived(part, Some(&worker)), Derived::Tag(tag), "{part}");
+            assert_eq!(derived(part, Some(&worker)), Derived::Hash(tag), "{part}");
         }
         let address = of("", vec![AltName::Ip("::1".parse().unwrap())]);
         let tag = given("tls:san", "::1");
-        assert_eq!(derived("tls:san", Some(&address)), Derived::Tag(tag));
+        assert_eq!(derived("tls:san", Some(&address)), Derived::Hash(tag));
     }
 
     #[test]

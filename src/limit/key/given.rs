@@ -8,7 +8,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Method;
 
 use super::value::{Carried, Value, method, named_value};
-use super::{Facts, HashKey, Identity, Part, Tag};
+use super::{Facts, HashSecret, Identity, KeyHash, Part};
 
 /// A value for one part of a key, in the spelling in which it is hashed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Given {
     }
 
     /// The tag of a request that has these, in the order of its key's parts.
-    pub fn tag(given: &[Given], hash_key: &HashKey) -> Tag {
+    pub fn tag(given: &[Given], hash_key: &HashSecret) -> KeyHash {
         let mut identity = Identity::new(hash_key);
         for one in given {
             match &one.0 {
@@ -69,7 +69,7 @@ impl Given {
 
 impl Facts<'_> {
     /// Whoever has this address, whatever limits count by.
-    pub fn ip_tag(&self, hash_key: &HashKey) -> Tag {
+    pub fn ip_tag(&self, hash_key: &HashSecret) -> KeyHash {
         let mut identity = Identity::new(hash_key);
         identity.add(&Part::Ip, Value::ip(self.ip).as_bytes());
         identity.tag()
@@ -77,7 +77,7 @@ impl Facts<'_> {
 
     /// Tells `see` the tag of each API key that the request carries, known or not; false if a
     /// place carries several that differ.
-    pub fn each_api_key(&self, hash_key: &HashKey, mut see: impl FnMut(Tag)) -> bool {
+    pub fn each_api_key(&self, hash_key: &HashSecret, mut see: impl FnMut(KeyHash)) -> bool {
         for source in &self.api_key.from.0 {
             match source.find(self) {
                 Carried::Nothing | Carried::Unknown => {}
@@ -93,17 +93,17 @@ impl Facts<'_> {
     }
 }
 
-impl fmt::Debug for HashKey {
+impl fmt::Debug for HashSecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HashKey(secret)")
+        f.write_str("HashSecret(secret)")
     }
 }
 
-impl Tag {
+impl KeyHash {
     /// Reads its text back.
-    pub fn parse(text: &str) -> Option<Tag> {
+    pub fn parse(text: &str) -> Option<KeyHash> {
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-        Some(Tag(bytes.try_into().ok()?))
+        Some(KeyHash(bytes.try_into().ok()?))
     }
 }
 
@@ -116,9 +116,9 @@ mod tests {
     use crate::limit::key::{ApiKeySources, ApiKeys, Derived, Facts, Key};
     use crate::path::CanonicalPath;
 
-    const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+    const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
 
-    fn derived(key: &[&str], missing: Missing) -> Tag {
+    fn derived(key: &[&str], missing: Missing) -> KeyHash {
         let path = CanonicalPath::parse("/search/a%20b").unwrap();
         let mut headers = HeaderMap::new();
         for (name, value) in [
@@ -145,7 +145,7 @@ mod tests {
         };
         let key = Key::parse(key.iter().copied()).unwrap();
         match key.derive(&facts, missing, &SECRET) {
-            Derived::Tag(tag) => tag,
+            Derived::Hash(tag) => tag,
             other => panic!("{other:?}"),
         }
     }
@@ -183,10 +183,10 @@ mod tests {
 
     #[test]
     fn a_tag_reads_back() {
-        let tag = Tag([0xfb; 16]);
-        assert_eq!(Tag::parse(&tag.to_string()), Some(tag));
+        let tag = KeyHash([0xfb; 16]);
+        assert_eq!(KeyHash::parse(&tag.to_string()), Some(tag));
         for text in ["", "abc", &"A".repeat(23), "+/+/+/+/+/+/+/+/+/+/+w"] {
-            assert_eq!(Tag::parse(text), None, "{text}");
+            assert_eq!(KeyHash::parse(text), None, "{text}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! How identities become tags.
 
-use super::{HashKey, Part, Tag};
+use super::{HashSecret, KeyHash, Part};
 
 /// Bytes of an identity that need nothing of the heap: most are much shorter.
 const USUAL: usize = 192;
@@ -13,7 +13,7 @@ const HEAD: usize = 17;
 /// They are gathered first and hashed at once: a hasher that takes them one by one has a state of
 /// two thousand bytes to set up.
 pub(super) struct Identity<'h> {
-    hash_key: &'h HashKey,
+    hash_key: &'h HashSecret,
     length: usize,
     usual: [u8; USUAL],
     /// All of it, once it is longer than usual.
@@ -21,7 +21,7 @@ pub(super) struct Identity<'h> {
 }
 
 impl<'h> Identity<'h> {
-    pub(super) fn new(hash_key: &'h HashKey) -> Self {
+    pub(super) fn new(hash_key: &'h HashSecret) -> Self {
         Self {
             hash_key,
             length: 0,
@@ -69,13 +69,13 @@ impl<'h> Identity<'h> {
         values.copy_from_slice(value);
     }
 
-    pub(super) fn tag(&self) -> Tag {
+    pub(super) fn tag(&self) -> KeyHash {
         let parts = match self.length > USUAL {
             true => &self.long[..],
             false => &self.usual[..self.length],
         };
         let hash = blake3::keyed_hash(&self.hash_key.0, parts);
         let (tag, _) = hash.as_bytes().split_at(16);
-        Tag(tag.try_into().unwrap_or_default())
+        KeyHash(tag.try_into().unwrap_or_default())
     }
 }

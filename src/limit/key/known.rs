@@ -14,7 +14,7 @@ use hashbrown::HashTable;
 use ring::digest::{SHA256, digest};
 
 use super::value::Carried;
-use super::{ApiKeySource, ApiKeySources, Facts, HashKey};
+use super::{ApiKeySource, ApiKeySources, Facts, HashSecret};
 
 /// What a key that is not known is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub struct KnownKey<'k> {
 
 /// API keys that the proxy knows.
 pub struct KnownKeys {
-    secret: HashKey,
+    secret: HashSecret,
     table: HashTable<KnownEntry>,
     /// Names and tiers, each once.
     words: Vec<Arc<str>>,
@@ -252,7 +252,7 @@ impl KnownKeys {
     /// Of keys with what is said of each; no key comes twice. `secret` is this process's own.
     pub fn new<'k>(
         keys: impl IntoIterator<Item = (KeyDigest, KnownKey<'k>)>,
-        secret: HashKey,
+        secret: HashSecret,
     ) -> KnownKeys {
         let mut known = KnownKeys {
             secret,
@@ -331,7 +331,7 @@ mod tests {
     use crate::limit::key::{Derived, Key};
     use crate::path::CanonicalPath;
 
-    const SECRET: HashKey = HashKey::from_bytes([7; 32]);
+    const SECRET: HashSecret = HashSecret::from_bytes([7; 32]);
 
     fn known(keys: &[(&str, KnownKey<'_>)]) -> Option<Arc<KnownKeys>> {
         let keys = keys

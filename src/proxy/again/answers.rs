@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::config::BodyKind;
 use crate::limit::headers::Told;
-use crate::limit::{Charge, Item, Window};
+use crate::limit::{Charge, LimitCheck, Window};
 
 const ANSWERS: usize = 64;
 /// Bytes of an answer that is kept, at most.
@@ -54,7 +54,7 @@ impl Answers {
     /// Who is answered like one who asked this, in this form; nothing where there are too many.
     pub(super) fn class(&mut self, charge: &Charge, kind: BodyKind) -> Option<Class> {
         let is_alike = |alike: &Alike| {
-            let same = |(item, (window, cost)): (&Item, &(Arc<Window>, u64))| {
+            let same = |(item, (window, cost)): (&LimitCheck, &(Arc<Window>, u64))| {
                 Arc::ptr_eq(&item.window, window) && item.cost == *cost
             };
             alike.kind == kind
@@ -67,7 +67,7 @@ impl Answers {
             return None;
         }
         if known.is_none() {
-            let asked = |item: &Item| (Arc::clone(&item.window), item.cost);
+            let asked = |item: &LimitCheck| (Arc::clone(&item.window), item.cost);
             self.classes.push(Alike {
                 asked: charge.iter().map(asked).collect(),
                 kind,
@@ -122,7 +122,7 @@ impl Answers {
 )]
 mod tests {
     use super::*;
-    use crate::limit::{Algorithm, Key, Limit, Rule, Tag};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
 
     /// What is said of `wait` at `second`, and whether it had to be worded.
     fn said(last: &mut Answers, (wait, second): (u64, u64), id: &str) -> (String, bool) {
@@ -181,10 +181,10 @@ mod tests {
             precision_us: 1,
         };
         let limit = Limit::new(name, &[rule], Key::parse(["ip"]).unwrap());
-        let item = Item {
+        let item = LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
-            tag: Tag([0; 16]),
+            tag: KeyHash([0; 16]),
             cost,
             asker: None,
         };
@@ -199,7 +199,7 @@ mod tests {
         dear[0].cost = 2;
         let both: Charge = one.iter().chain(&two).cloned().collect();
         let mut other_tag = one.clone();
-        other_tag[0].tag = Tag([1; 16]);
+        other_tag[0].tag = KeyHash([1; 16]);
         let json = BodyKind::Json;
         let rows = [(&one, json), (&two, json), (&dear, json), (&both, json)];
         for (number, (charge, kind)) in rows.into_iter().chain([(&one, BodyKind::Text)]).enumerate()

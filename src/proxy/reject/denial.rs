@@ -17,7 +17,7 @@ use super::insert_static;
 use crate::clock;
 use crate::config::BodyKind;
 use crate::limit::headers::{Told, expose_to_scripts, put_line, put_lines, write_behind};
-use crate::limit::{Charge, Decision, Item, Rate, Retry};
+use crate::limit::{Charge, Decision, LimitCheck, Rate, Retry};
 
 /// A denial, with what its answer tells.
 #[derive(Debug)]
@@ -232,7 +232,7 @@ impl Limiter {
 }
 
 /// Said where no wait helps.
-fn never_allowed(item: &Item) -> String {
+fn never_allowed(item: &LimitCheck) -> String {
     let (rule, policy) = (item.window.rule, &item.window.policy);
     let rate = Rate {
         units: rule.units,

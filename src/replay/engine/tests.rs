@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::clock::Micros;
 use crate::config;
-use crate::limit::{Charge, Item as Asked, Limit};
+use crate::limit::{Charge, Limit, LimitCheck as Asked};
 use crate::path::CanonicalPath;
 use crate::store::hash_key::KeyRing;
 use crate::store::memory::Memory;
@@ -170,7 +170,7 @@ impl Model {
                 continue;
             }
             let key = self.memory.hash_key();
-            let Derived::Tag(tag) = limit.key.derive(&facts, limit.missing, &key.key) else {
+            let Derived::Hash(tag) = limit.key.derive(&facts, limit.missing, &key.key) else {
                 panic!("no tag");
             };
             let item = |window: &Arc<Window>| Asked {
@@ -371,7 +371,7 @@ impl Plain {
         let item = Asked {
             limit: Arc::clone(&self.limit),
             window: Arc::clone(&self.limit.windows[0]),
-            tag: crate::limit::Tag([1; 16]),
+            tag: crate::limit::KeyHash([1; 16]),
             cost: self.limit.cost,
             asker: None,
         };

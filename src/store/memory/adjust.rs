@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::bounds::Bounds;
 use super::{Memory, Shard, id};
 use crate::limit::decide::Count;
-use crate::limit::{Algorithm, Charge, Decision, Item, Rule};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck, Rule};
 
 impl Memory {
     /// Lets go of the slots that an admitted `charge` holds; its other items stay as they are.
@@ -51,7 +51,7 @@ impl Memory {
     }
 
     /// Changes what is counted, if anything is.
-    fn change(&self, item: &Item, change: impl FnOnce(&mut Count, &Rule, u64)) {
+    fn change(&self, item: &LimitCheck, change: impl FnOnce(&mut Count, &Rule, u64)) {
         self.at(item, |shard, rule, now_us| {
             if let Some(place) = shard.find(id(item)) {
                 shard.change(place, (rule, now_us), &self.bounds, change);
@@ -60,7 +60,7 @@ impl Memory {
     }
 
     /// The same, where nothing is counted yet as well.
-    fn add(&self, item: &Item, change: impl FnOnce(&mut Count, &Rule, u64)) {
+    fn add(&self, item: &LimitCheck, change: impl FnOnce(&mut Count, &Rule, u64)) {
         self.at(item, |shard, rule, now_us| {
             let place = match shard.find(id(item)) {
                 Some(place) => place,
@@ -70,7 +70,7 @@ impl Memory {
         });
     }
 
-    fn at(&self, item: &Item, work: impl FnOnce(&mut Shard, &Rule, u64)) {
+    fn at(&self, item: &LimitCheck, work: impl FnOnce(&mut Shard, &Rule, u64)) {
         let shard = self.shards[self.shard_of(id(item))].lock();
         let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
         let rule = self.fleet.share(item.window.rule);
@@ -102,6 +102,6 @@ impl Shard {
     }
 }
 
-fn is_held(item: &Item) -> bool {
+fn is_held(item: &LimitCheck) -> bool {
     item.window.rule.algorithm == Algorithm::Slots
 }

@@ -4,8 +4,8 @@
 use std::sync::PoisonError;
 
 use super::Memory;
-use crate::limit::key::tag_prefix::TagPrefix;
-use crate::limit::{Tag, Window};
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::{KeyHash, Window};
 
 /// Clients that are told, at most.
 const MOST: usize = 100;
@@ -13,11 +13,11 @@ const MOST: usize = 100;
 impl Memory {
     /// Clients with a count in one of the windows and a hash that begins so. Each shard is locked
     /// for the time in which its thousand keys are looked at.
-    pub fn find_tags<'w>(
+    pub fn find_key_hashes<'w>(
         &self,
         windows: impl Iterator<Item = &'w Window>,
-        prefix: &TagPrefix,
-    ) -> Vec<Tag> {
+        prefix: &KeyHashPrefix,
+    ) -> Vec<KeyHash> {
         let identities: Vec<u128> = windows.map(|window| window.identity).collect();
         let mut found = Vec::new();
         for shard in &self.shards {
@@ -28,7 +28,7 @@ impl Memory {
                 // The budget of another window gives a hash that is like no other.
                 let tags = identities
                     .iter()
-                    .map(|one| Tag((budget ^ one).to_le_bytes()));
+                    .map(|one| KeyHash((budget ^ one).to_le_bytes()));
                 found.extend(tags.filter(|tag| prefix.matches(*tag)));
             }
             if found.len() >= MOST {

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::shard::{Asked, Shard};
 use super::{Memory, id};
-use crate::limit::{Algorithm, Charge, Decision, Item, OnError, Retry};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry};
 use crate::store::ledger::{Answered, slack_us};
 use crate::store::recovery::Recovery;
 
@@ -60,7 +60,7 @@ impl Memory {
     pub fn stand(&self, charge: &Charge) -> Decision {
         let mut asked = charge.clone();
         if let Some(first) = charge.first() {
-            asked.push(Item::never(first));
+            asked.push(LimitCheck::never(first));
         }
         let mut decision = self.decide(&asked, How::Stand);
         decision.verdicts.truncate(charge.len());
@@ -71,7 +71,7 @@ impl Memory {
     pub(super) fn look_at<'i>(
         &self,
         shard: &Shard,
-        (item, id): (&'i Item, [u64; 2]),
+        (item, id): (&'i LimitCheck, [u64; 2]),
         how: How,
         now_us: u64,
     ) -> Asked<'i> {
@@ -102,7 +102,7 @@ impl Memory {
         one
     }
 
-    fn keeps_to_share(&self, item: &Item, now_us: u64) -> bool {
+    fn keeps_to_share(&self, item: &LimitCheck, now_us: u64) -> bool {
         let window_us = item.window.rule.window_us;
         let holds = |recovery: &Arc<Recovery>| recovery.holds_for(window_us, now_us);
         item.limit.on_error == OnError::Local && self.recovery.as_ref().is_some_and(holds)
@@ -110,14 +110,14 @@ impl Memory {
 
     /// The most units of this item that may count here while the shared store is away, where
     /// something is known of it.
-    fn most_of(&self, item: &Item, now_us: u64) -> Option<u64> {
+    fn most_of(&self, item: &LimitCheck, now_us: u64) -> Option<u64> {
         let recovery = self.recovery.as_ref()?;
         let at = recovery.at(now_us)?;
         recovery.ledger.most(item, &self.fleet, at)
     }
 
     /// Units of this budget that were admitted here and count at a time, microseconds.
-    pub fn own_at(&self, item: &Item, at_us: u64) -> u64 {
+    pub fn own_at(&self, item: &LimitCheck, at_us: u64) -> u64 {
         let id = id(item);
         let shard = self.shards[self.shard_of(id)].lock();
         let shard = shard.unwrap_or_else(PoisonError::into_inner);
@@ -154,7 +154,7 @@ impl Memory {
             };
             let missing = recovery.ledger.missing(&answered, others);
             if missing > 0 {
-                lost.push(Item {
+                lost.push(LimitCheck {
                     cost: missing.min(own),
                     asker: None,
                     ..item.clone()
@@ -198,7 +198,7 @@ impl Memory {
     }
 
     /// All that was admitted here and still counts, budget by budget.
-    pub fn admitted(&self) -> Vec<Item> {
+    pub fn admitted(&self) -> Vec<LimitCheck> {
         let Some(recovery) = &self.recovery else {
             return Vec::new();
         };

@@ -17,7 +17,7 @@ use super::bounds::Bounds;
 use super::rows::{PIECE, Rows};
 use super::shares::{LimitNumber, WindowNumber};
 use crate::limit::decide::{Count, Look};
-use crate::limit::{Item, Retry, Rule, Verdict};
+use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 
 /// Keys that each charge looks at in each of its shards, to drop the expired.
 pub(super) const SWEEP: usize = 2;
@@ -67,7 +67,7 @@ pub(super) struct Entry {
 /// One item between the two passes.
 pub(super) struct Asked<'i> {
     pub(super) id: [u64; 2],
-    pub(super) item: &'i Item,
+    pub(super) item: &'i LimitCheck,
     pub(super) rule: Rule,
     pub(super) cost: u64,
     /// Where its entry is, if it has one.
@@ -108,7 +108,7 @@ impl Shard {
     /// First pass over one item, which costs `cost` by `rule`.
     pub(super) fn look<'i>(
         &self,
-        item: &'i Item,
+        item: &'i LimitCheck,
         id: [u64; 2],
         rule: Rule,
         cost: u64,
@@ -183,7 +183,7 @@ impl Shard {
 
     pub(super) fn insert(
         &mut self,
-        item: &Item,
+        item: &LimitCheck,
         id: [u64; 2],
         rule: &Rule,
         bounds: &Bounds,

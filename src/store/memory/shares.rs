@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use crate::limit::{Item, Rule};
+use crate::limit::{LimitCheck, Rule};
 
 /// Limits, and windows of limits, that are told apart; the last number stands for all others.
 const MOST: usize = 1024;
@@ -91,7 +91,7 @@ impl Default for MemoryShares {
 
 impl MemoryShares {
     /// The number of an item's window, which is given one if it has none.
-    pub(super) fn window_of(&self, item: &Item, rule: &Rule) -> WindowNumber {
+    pub(super) fn window_of(&self, item: &LimitCheck, rule: &Rule) -> WindowNumber {
         let identity = item.window.identity;
         let numbers = self.numbers.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(number) = numbers.windows.get(&identity) {

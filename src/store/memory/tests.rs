@@ -8,7 +8,7 @@ use super::shard::{Entry, KEY_BYTES, Shard};
 use super::{KeyRing, Memory, SHARD_KEYS, TIDY};
 use crate::clock::Micros;
 use crate::config::{Fleet, StoreKind, StoreSettings};
-use crate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
+use crate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
 
 const KEYS: u64 = 60_000;
 const WINDOW_US: u64 = 60_000_000;
@@ -64,10 +64,10 @@ impl Bench {
 
     fn charge(&self, who: u64) -> Charge {
         let mixed = (u128::from(who) + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835);
-        let item = Item {
+        let item = LimitCheck {
             limit: Arc::clone(&self.limit),
             window: Arc::clone(&self.limit.windows[0]),
-            tag: Tag((mixed ^ mixed >> 64).to_le_bytes()),
+            tag: KeyHash((mixed ^ mixed >> 64).to_le_bytes()),
             cost: 1,
             asker: None,
         };

@@ -120,14 +120,14 @@ pub struct Cluster {
     view: View,
     known: Known,
     holder: Holder,
-    settled: watch::Receiver<bool>,
+    ready: watch::Receiver<bool>,
 }
 
 impl Cluster {
     /// Starts the worker's task on the current runtime; it ends with the last handle.
     pub fn spawn(shared: Arc<Shared>) -> Cluster {
         let (queue, asked) = mpsc::channel(QUEUE);
-        let (settle, settled) = watch::channel(false);
+        let (settle, ready) = watch::channel(false);
         let (view, known, holder) = (View::default(), Known::default(), Holder::new());
         let handle = (view.clone(), known.clone(), holder.clone());
         tokio::spawn(task::Task::new(Arc::clone(&shared), asked, handle, settle).run());
@@ -137,7 +137,7 @@ impl Cluster {
             view,
             known,
             holder,
-            settled,
+            ready,
         }
     }
 
@@ -341,9 +341,9 @@ impl Cluster {
     }
 
     /// Waits until the first attempt to reach the cluster has ended.
-    pub async fn settled(&self) {
-        // An error means that the task is gone: settled as well.
-        let _ = self.settled.clone().wait_for(|settled| *settled).await;
+    pub async fn ready(&self) {
+        // An error means that the task is gone: ready as well.
+        let _ = self.ready.clone().wait_for(|ready| *ready).await;
     }
 
     /// What the workers have in common.

@@ -16,7 +16,7 @@ use super::link::{Link, connect, kind_of, learn_key};
 use super::people::{self, Names};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::people::People;
-use crate::limit::{Charge, Decision, Item};
+use crate::limit::{Charge, Decision, LimitCheck};
 use crate::store::StoreError;
 use crate::store::batch::{self, Call, Group, Reply};
 use crate::store::hash_key::{CurrentKey, KeyRing};
@@ -220,7 +220,7 @@ impl Desk {
         // With one item more, which can never pass, it is a denial whatever the others say: they
         // tell what they would say, and nothing is written.
         let mut asked = charge.clone();
-        asked.push(Item::never(first));
+        asked.push(LimitCheck::never(first));
         let groups = [Group::one(&asked)];
         let prefix = (self.shared.prefix.as_str(), 0);
         let command = batch::encode(Call::Whole, prefix, groups.into_iter(), None);
@@ -240,7 +240,7 @@ impl Desk {
     }
 
     /// Deletes the items' counts; returns how many there were.
-    pub fn forget(&mut self, items: &[Item]) -> Result<u64, DeskError> {
+    pub fn forget(&mut self, items: &[LimitCheck]) -> Result<u64, DeskError> {
         let mut gone = 0;
         for item in items {
             self.turn_to(slot_of(item))?;

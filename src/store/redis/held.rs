@@ -17,7 +17,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::limit::{Algorithm, Charge, Item};
+use crate::limit::{Algorithm, Charge, LimitCheck};
 
 /// A holder says what it has this many times in a lease.
 const BEATS: u32 = 3;
@@ -37,7 +37,7 @@ pub(super) struct Held {
 #[derive(Debug)]
 struct Key {
     /// Whose; its cost is 0, which makes of a charge a statement.
-    item: Item,
+    item: LimitCheck,
     units: u64,
     state: State,
     /// It waits in `unsaid`.
@@ -59,7 +59,7 @@ enum State {
 
 impl Held {
     /// Units held now: what a call says of this item beside asking for more.
-    pub(super) fn extra_for(&self, item: &Item) -> u64 {
+    pub(super) fn extra_for(&self, item: &LimitCheck) -> u64 {
         self.keys.get(&item.id()).map_or(0, |key| key.units)
     }
 
@@ -136,7 +136,7 @@ impl Held {
 
     /// The call that said `charge`, one of those that were due, has its answer.
     pub(super) fn said(&mut self, charge: &Charge) {
-        for id in charge.iter().map(Item::id) {
+        for id in charge.iter().map(LimitCheck::id) {
             let Some(key) = self.keys.get_mut(&id) else {
                 continue;
             };
@@ -151,7 +151,7 @@ impl Held {
 
     /// Redis would not write what `charge` said: again, but not at once.
     pub(super) fn refused(&mut self, charge: &Charge, now: Instant) {
-        for id in charge.iter().map(Item::id) {
+        for id in charge.iter().map(LimitCheck::id) {
             if let Some(key) = self.keys.get_mut(&id) {
                 let rest = (lease(&key.item) / BEATS).min(REFUSED_REST);
                 key.state = State::Said;
@@ -175,12 +175,12 @@ impl Held {
     }
 
     /// The item's key, made with nothing held if there is none.
-    fn key(&mut self, item: &Item, now: Instant) -> &mut Key {
+    fn key(&mut self, item: &LimitCheck, now: Instant) -> &mut Key {
         let (id, beat) = (item.id(), now + lease(item) / BEATS);
         let beats = &mut self.beats;
         self.keys.entry(id).or_insert_with(|| {
             beats.insert((beat, id));
-            let item = Item {
+            let item = LimitCheck {
                 cost: 0,
                 ..item.clone()
             };
@@ -238,12 +238,12 @@ impl Held {
 }
 
 /// The items of `charge` that are held rather than spent.
-fn slots(charge: &Charge) -> impl Iterator<Item = &Item> {
-    let held = |item: &&Item| item.window.rule.algorithm == Algorithm::Slots;
+fn slots(charge: &Charge) -> impl Iterator<Item = &LimitCheck> {
+    let held = |item: &&LimitCheck| item.window.rule.algorithm == Algorithm::Slots;
     charge.iter().filter(held)
 }
 
-fn lease(item: &Item) -> Duration {
+fn lease(item: &LimitCheck) -> Duration {
     Duration::from_micros(item.window.rule.window_us)
 }
 
@@ -253,7 +253,7 @@ mod tests {
 
     use super::*;
     use crate::clock;
-    use crate::limit::{Key as LimitKey, Limit, Rule, Tag};
+    use crate::limit::{Key as LimitKey, KeyHash, Limit, Rule};
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -265,10 +265,10 @@ mod tests {
             precision_us: 1,
         };
         let limit = Limit::new("jobs", &[rule], LimitKey::parse(["ip"]).unwrap());
-        let item = Item {
+        let item = LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
-            tag: Tag([who; 16]),
+            tag: KeyHash([who; 16]),
             cost: 1,
             asker: None,
         };

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 
 use super::held::Held;
 use crate::clock;
-use crate::limit::{Algorithm, Charge, Decision, Item};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
 use crate::store::StoreError;
 use crate::store::batch::{Deed, Outcome};
 use crate::store::gather::{Batch, Bundle};
@@ -245,6 +245,6 @@ fn has_slots(charge: &Charge) -> bool {
     charge.iter().any(is_slots)
 }
 
-fn is_slots(item: &Item) -> bool {
+fn is_slots(item: &LimitCheck) -> bool {
     item.window.rule.algorithm == Algorithm::Slots
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::config::{Fleet, RedisAddress, RedisSettings, RedisTopology, StoreKind, StoreSettings};
 use crate::failpoint::control::arm_for;
-use crate::limit::{Algorithm, Charge, Item, Key, Limit, OnError, Rule, Tag};
+use crate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
 use crate::store::{Backing, Store, StoreError};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -98,10 +98,10 @@ fn charge() -> Charge {
         precision_us: 1,
     };
     let limit = Limit::new("trapped", &[rule], Key { parts: Vec::new() });
-    let item = Item {
+    let item = LimitCheck {
         window: std::sync::Arc::clone(&limit.windows[0]),
         limit: std::sync::Arc::new(limit),
-        tag: Tag([7; 16]),
+        tag: KeyHash([7; 16]),
         cost: 1,
         asker: None,
     };
@@ -124,7 +124,7 @@ async fn decided(store: &Store) -> u64 {
 fn panics_cost_the_link_and_no_more(backing: &Backing, prefix: &'static str) {
     let body = async {
         let store = backing.open();
-        store.settled().await;
+        store.ready().await;
         let mut used = decided(&store).await;
         for times in 1..=3 {
             // And then, before it can be made anew, a few more.

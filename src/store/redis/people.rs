@@ -19,7 +19,7 @@ use super::Shared;
 use super::link::kind_of;
 use crate::clock::MonotonicClock;
 use crate::limit::people::{People, Until};
-use crate::limit::{Rule, Tag, Window};
+use crate::limit::{KeyHash, Rule, Window};
 use crate::store::StoreError;
 use crate::store::memory::Memory;
 use crate::store::people::{MAX_CHANGES, MAX_RECORDS, Record, Subject};
@@ -494,6 +494,6 @@ fn tell(known: u64, read: &Read, new: &[Record]) {
 }
 
 /// As many characters of a tag as the access log shows.
-fn short(tag: Tag) -> String {
+fn short(tag: KeyHash) -> String {
     tag.to_string().chars().take(8).collect()
 }

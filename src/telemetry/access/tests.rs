@@ -1,7 +1,7 @@
 //! What lines look like, and which are written.
 
 use super::*;
-use crate::limit::Tag;
+use crate::limit::KeyHash;
 use crate::telemetry::lines::tests::Faulty;
 
 /// Hands an entry to whoever writes it.
@@ -17,7 +17,7 @@ fn with_entry(write: impl FnOnce(&Entry<'_>)) {
         truncated: None,
         route: Some("login"),
         outcome: Outcome::Denied,
-        denied_by: &[("per_ip".into(), Some(Shown::Hash(Tag([0xfb; 16]))))],
+        denied_by: &[("per_ip".into(), Some(Shown::Hash(KeyHash([0xfb; 16]))))],
         would_deny: &["search".into()],
         reason: None,
         grpc_status: None,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tidegate::config::StoreSettings;
-use tidegate::limit::{Charge, Item, Limit};
+use tidegate::limit::{Charge, Limit, LimitCheck};
 use tidegate::store::{Backing, ServerTrouble, StoreError};
 
 use super::nodes::{self, RedisCluster, eventually, info};
@@ -22,7 +22,7 @@ const MOST_ROUNDS: usize = 20;
 fn load(settings: &StoreSettings, charges: &[Charge], stop: &AtomicBool) -> Vec<Sample> {
     on_a_worker(async {
         let store = Backing::new(settings, None).unwrap().open();
-        store.settled().await;
+        store.ready().await;
         let clients = charges.chunks(charges.len().div_ceil(8)).enumerate();
         let clients = clients.map(async |(chunk, charges)| {
             let (mut samples, first) = (Vec::new(), chunk * charges.len());
@@ -66,7 +66,7 @@ fn a_slot_that_moves_under_load_is_neither_wrong_nor_late() {
         let one = item(&moving, who, 1);
         let windows = moving.windows.iter();
         windows
-            .map(|window| Item {
+            .map(|window| LimitCheck {
                 window: Arc::clone(window),
                 ..one.clone()
             })

@@ -43,7 +43,7 @@ impl Trial {
     async fn with(settings: StoreSettings) -> Trial {
         let backing = Backing::new(&settings, None).unwrap();
         let store = backing.open();
-        store.settled().await;
+        store.ready().await;
         let limit = limit("ample", log_rule(1_000_000, Duration::from_secs(60)));
         Trial {
             store,
@@ -152,7 +152,7 @@ fn an_outage_is_told_once_when_it_begins_and_once_when_it_ends() {
             let mut server = RedisServer::start();
             let trial = Trial::patient(&server).await;
             let colleague = trial.backing.open();
-            colleague.settled().await;
+            colleague.ready().await;
             trial.recovers().await;
             server.kill();
             trial.sends_everyone_away().await;

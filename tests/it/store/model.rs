@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tidegate::limit::decide::Count;
-use tidegate::limit::{Algorithm, Charge, Decision, Item, Retry, Rule, Verdict};
+use tidegate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict};
 use tidegate::store::batch::Deed;
 
 /// The definitions, executed: every admission is kept, and time is searched.
@@ -182,7 +182,7 @@ impl Model {
 #[derive(Default)]
 pub(super) struct Models(HashMap<(String, [u8; 16]), (Model, Option<Count>)>);
 
-pub(super) fn key(item: &Item) -> (String, [u8; 16]) {
+pub(super) fn key(item: &LimitCheck) -> (String, [u8; 16]) {
     (item.window.store_suffix.clone(), item.tag.0)
 }
 
@@ -276,7 +276,7 @@ impl Models {
             looks.push(count.look(&item.window.rule, item.cost, now_us));
         }
         let allowed = looks.iter().all(|look| look.retry == Retry::Now);
-        let settle = |(item, look): (&Item, &_)| {
+        let settle = |(item, look): (&LimitCheck, &_)| {
             let count = self.0.get_mut(&key(item)).unwrap().1.as_mut().unwrap();
             count.settle(&item.window.rule, item.cost, look, allowed)
         };

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tidegate::clock::now;
 use tidegate::config::StoreSettings;
-use tidegate::limit::{Charge, Decision, Limit, Tag};
+use tidegate::limit::{Charge, Decision, KeyHash, Limit};
 use tidegate::store::lasting::Lasting;
 use tidegate::store::{Backing, Store};
 use tidegate::telemetry::decisions::DecisionLog;
@@ -133,7 +133,7 @@ async fn ask(store: &Store, limits: &Limits, task: u64, requests: usize, refunds
             tokio::time::sleep(pause).await;
         }
     }
-    let tag: Tag = item(&limits.refunded, 100 + task, 1).tag;
+    let tag: KeyHash = item(&limits.refunded, 100 + task, 1).tag;
     let key = ("refunded".to_owned(), tag.to_string());
     refunds.lock().unwrap().insert(key, given_back);
 }
@@ -215,7 +215,7 @@ fn audit(settings: &[StoreSettings], requests: usize) {
             scope.spawn(move || {
                 on_a_worker(async {
                     let store = backing.open();
-                    store.settled().await;
+                    store.ready().await;
                     let tasks = (0..TASKS)
                         .map(|task| ask(&store, limits, worker * TASKS + task, requests, refunds));
                     futures_util::future::join_all(tasks).await;

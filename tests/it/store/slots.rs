@@ -236,7 +236,7 @@ fn a_worker_that_ends_in_order_leaves_nothing_behind() {
     on_a_worker(async {
         let backing = Backing::new(&patient(server.settings()), None).unwrap();
         let store = backing.open();
-        store.settled().await;
+        store.ready().await;
         let limit = slots("orderly", 10, LEASE);
         for _ in 0..5 {
             assert!(ask(&store, &one(&limit, 1, 1)).await.allowed);

@@ -5,7 +5,7 @@
 use redis::Value;
 
 use crate::config::RedisAddress;
-use crate::limit::Item;
+use crate::limit::LimitCheck;
 
 /// Slots of every cluster.
 pub(super) const SLOTS: usize = 16_384;
@@ -16,7 +16,7 @@ const NOBODY: NodeId = NodeId::MAX;
 
 /// The slot that an item's key is in: only what stands between the braces counts, and no prefix
 /// has braces (`store::batch::store_key`).
-pub(in crate::store::redis) fn slot_of(item: &Item) -> u16 {
+pub(in crate::store::redis) fn slot_of(item: &LimitCheck) -> u16 {
     match &item.limit.slot {
         Some(slot) => slot_of_tag(slot.as_bytes()),
         None => slot_of_tag(&item.tag.text()),

@@ -10,7 +10,7 @@ use super::Placed;
 use super::map::{NodeId, Range, slot_of};
 use super::node::Node;
 use super::task::{Event, IDLE, LOOK_AFTER_MOVE, LOOK_IN_TROUBLE, Task};
-use crate::limit::Item;
+use crate::limit::LimitCheck;
 use crate::store::batch::Deed;
 use crate::store::redis::link::Link;
 use crate::store::waiting::{Question, ask};
@@ -54,7 +54,7 @@ impl Task {
         let generation = redis.keys.generation();
         let mut debts = {
             let view = self.view.lock();
-            let due = |item: &Item| match (view.map.owner(slot_of(item)), back) {
+            let due = |item: &LimitCheck| match (view.map.owner(slot_of(item)), back) {
                 (owner, Some(_)) => owner == back,
                 (Some(owner), None) => !view.away.contains(&owner),
                 (None, None) => false,

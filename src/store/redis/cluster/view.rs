@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::map::{NodeId, SlotMap, slot_of};
-use crate::limit::{Charge, Item};
+use crate::limit::{Charge, LimitCheck};
 use crate::store::StoreError;
 use crate::store::reserve::{Habit, Reserve};
 
@@ -105,6 +105,6 @@ impl Inner {
 
 /// Names the set of a request's limits, whoever it counts against.
 fn set_of(charge: &Charge) -> u128 {
-    let mix = |set: u128, item: &Item| set.rotate_left(1) ^ item.window.identity;
+    let mix = |set: u128, item: &LimitCheck| set.rotate_left(1) ^ item.window.identity;
     charge.iter().fold(0, mix)
 }

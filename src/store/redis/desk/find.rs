@@ -7,8 +7,8 @@ use redis::Value;
 
 use super::{Desk, PATIENCE, patiently, told};
 use crate::clock;
-use crate::limit::key::tag_prefix::TagPrefix;
-use crate::limit::{Limit, Tag};
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::{KeyHash, Limit};
 
 /// Names that Redis looks at in one call, about.
 const AT_ONCE: u32 = 2000;
@@ -19,9 +19,9 @@ const MOST_RANGES: usize = 1024;
 
 /// What was found, and whether everything was looked at.
 #[derive(Debug, Default)]
-pub struct FoundTags {
+pub struct FoundHashes {
     /// Clients with a count, in order.
-    pub tags: Vec<Tag>,
+    pub tags: Vec<KeyHash>,
     /// Redis has more names than could be looked at in time, or does not let this user look.
     pub partly: bool,
 }
@@ -29,11 +29,11 @@ pub struct FoundTags {
 impl Desk {
     /// Clients with a count in one of the limits and a hash that begins so. Looks at the names of
     /// all keys of the database (SCAN), for as long as an operator waits.
-    pub fn find_tags<'l>(
+    pub fn find_key_hashes<'l>(
         &mut self,
         limits: impl Iterator<Item = &'l Limit>,
-        prefix: &TagPrefix,
-    ) -> FoundTags {
+        prefix: &KeyHashPrefix,
+    ) -> FoundHashes {
         let patterns = self.patterns(limits, prefix);
         let until = clock::now() + PATIENCE;
         let mut found = BTreeSet::new();
@@ -45,7 +45,7 @@ impl Desk {
                 partly |= !turned || !self.scan(pattern, prefix, &mut found, left);
             }
         }
-        FoundTags {
+        FoundHashes {
             tags: found.into_iter().take(MOST).collect(),
             partly,
         }
@@ -55,7 +55,7 @@ impl Desk {
     fn patterns<'l>(
         &self,
         limits: impl Iterator<Item = &'l Limit>,
-        prefix: &TagPrefix,
+        prefix: &KeyHashPrefix,
     ) -> BTreeSet<String> {
         let start = escaped(&self.shared.prefix);
         let pattern = |limit: &Limit| match &limit.slot {
@@ -89,8 +89,8 @@ impl Desk {
     fn scan(
         &mut self,
         pattern: &str,
-        prefix: &TagPrefix,
-        found: &mut BTreeSet<Tag>,
+        prefix: &KeyHashPrefix,
+        found: &mut BTreeSet<KeyHash>,
         patience: Duration,
     ) -> bool {
         let until = clock::now() + patience;
@@ -121,11 +121,11 @@ impl Desk {
 }
 
 /// The tag in a key's name: between its braces, or at its end.
-fn tag_of(name: &[u8], prefix: usize) -> Option<Tag> {
+fn tag_of(name: &[u8], prefix: usize) -> Option<KeyHash> {
     let name = std::str::from_utf8(name.get(prefix..)?).ok()?;
     let (braced, rest) = name.strip_prefix('{')?.split_once('}')?;
     let last = rest.rsplit_once('.').map(|(_, last)| last);
-    Tag::parse(braced).or_else(|| Tag::parse(last?))
+    KeyHash::parse(braced).or_else(|| KeyHash::parse(last?))
 }
 
 /// A text as it stands in a pattern.
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_tag_is_read_from_either_form_of_a_name() {
-        let tag = Tag([7; 16]);
+        let tag = KeyHash([7; 16]);
         let names = [
             format!("t:{{{tag}}}login.9f"),
             format!("t:{{s1}}login.9f.{tag}"),

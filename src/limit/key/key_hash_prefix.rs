@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Tag;
+use super::KeyHash;
 
 /// Characters that lists and logs show of a tag.
 pub const SHOWN: usize = 8;
@@ -11,22 +11,22 @@ pub const SHORTEST: usize = 4;
 
 /// The first characters of a tag's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TagPrefix {
+pub struct KeyHashPrefix {
     text: String,
     /// The bits that the characters stand for, from the highest one on, and which bits these are.
     bits: u128,
     mask: u128,
 }
 
-impl TagPrefix {
+impl KeyHashPrefix {
     /// Reads 4 to 22 characters of base64url.
-    pub fn parse(text: &str) -> Option<TagPrefix> {
-        if !(SHORTEST..=Tag::TEXT_LEN).contains(&text.len()) {
+    pub fn parse(text: &str) -> Option<KeyHashPrefix> {
+        if !(SHORTEST..=KeyHash::TEXT_LEN).contains(&text.len()) {
             return None;
         }
-        if text.len() == Tag::TEXT_LEN {
-            let whole = Tag::parse(text)?;
-            return Some(TagPrefix {
+        if text.len() == KeyHash::TEXT_LEN {
+            let whole = KeyHash::parse(text)?;
+            return Some(KeyHashPrefix {
                 text: text.to_owned(),
                 bits: u128::from_be_bytes(whole.0),
                 mask: u128::MAX,
@@ -45,7 +45,7 @@ impl TagPrefix {
             bits = bits << 6 | u128::from(six);
         }
         let left = 128 - 6 * text.len() as u32;
-        Some(TagPrefix {
+        Some(KeyHashPrefix {
             text: text.to_owned(),
             bits: bits << left,
             mask: u128::MAX << left,
@@ -58,12 +58,12 @@ impl TagPrefix {
     }
 
     /// Whether a tag's text begins with it.
-    pub fn matches(&self, tag: Tag) -> bool {
+    pub fn matches(&self, tag: KeyHash) -> bool {
         u128::from_be_bytes(tag.0) & self.mask == self.bits
     }
 }
 
-impl fmt::Display for TagPrefix {
+impl fmt::Display for KeyHashPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -80,11 +80,11 @@ mod tests {
         fn a_prefix_matches_what_begins_with_it(
             tag in any::<[u8; 16]>(),
             other in any::<[u8; 16]>(),
-            length in SHORTEST..=Tag::TEXT_LEN,
+            length in SHORTEST..=KeyHash::TEXT_LEN,
         ) {
-            let (tag, other) = (Tag(tag), Tag(other));
+            let (tag, other) = (KeyHash(tag), KeyHash(other));
             let text = tag.to_string();
-            let prefix = TagPrefix::parse(&text[..length]).unwrap();
+            let prefix = KeyHashPrefix::parse(&text[..length]).unwrap();
             prop_assert!(prefix.matches(tag));
             let begins = other.to_string().starts_with(prefix.text());
             prop_assert_eq!(prefix.matches(other), begins);
@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn what_is_no_hash_is_no_prefix() {
         for text in ["", "abc", "192.0.2.7", "abcd=efg", "AAAAAAAAAAAAAAAAAAAAAB"] {
-            assert_eq!(TagPrefix::parse(text), None, "{text}");
+            assert_eq!(KeyHashPrefix::parse(text), None, "{text}");
         }
-        assert!(TagPrefix::parse("abcd").is_some());
+        assert!(KeyHashPrefix::parse("abcd").is_some());
     }
 }

@@ -4,9 +4,9 @@ use std::fmt;
 
 /// The hashed identity of a key: equal for equal identities, and unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Tag(pub [u8; 16]);
+pub struct KeyHash(pub [u8; 16]);
 
-impl Tag {
+impl KeyHash {
     /// Characters in its text.
     pub const TEXT_LEN: usize = 22;
 
@@ -29,7 +29,7 @@ impl Tag {
     }
 }
 
-impl fmt::Display for Tag {
+impl fmt::Display for KeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.text()
             .iter()
@@ -48,7 +48,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_text_of_a_tag_is_base64url(tag in any::<[u8; 16]>()) {
-            prop_assert_eq!(Tag(tag).to_string(), URL_SAFE_NO_PAD.encode(tag));
+            prop_assert_eq!(KeyHash(tag).to_string(), URL_SAFE_NO_PAD.encode(tag));
         }
     }
 }
