@@ -55,11 +55,11 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::AdminSettings;
+use crate::server::heartbeat::Heartbeats;
+use crate::server::introspection::Introspection;
 use crate::server::listen::Listeners;
-use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
-use crate::server::sight::Sight;
-use crate::server::{Course, Shutdown};
+use crate::server::{Lifecycle, Shutdown};
 use crate::telemetry::panics::contained;
 use connection::Connections;
 use crowd::Crowd;
@@ -82,11 +82,11 @@ const WAYS: usize = 4;
 
 /// What it looks at.
 #[derive(Debug)]
-pub struct Grounds {
+pub struct ServerHandles {
     /// The house.
-    pub sight: Arc<Sight>,
+    pub introspection: Arc<Introspection>,
     /// Its workers' signs of life.
-    pub pulse: Arc<Pulse>,
+    pub heartbeats: Arc<Heartbeats>,
     /// Where it listens.
     pub listeners: Arc<Listeners>,
     /// Who has it read its configuration again.
@@ -99,8 +99,8 @@ pub struct Grounds {
 
 /// What every request of an operator needs.
 #[derive(Debug)]
-struct Desk {
-    grounds: Grounds,
+struct AdminState {
+    server: ServerHandles,
     /// Where it listens, and who may ask.
     pass: ArcSwap<Pass>,
     /// The token where no file of the configuration says it.
@@ -134,14 +134,14 @@ impl Admin {
     pub fn spawn(
         settings: &AdminSettings,
         own_token: Option<Vec<u8>>,
-        grounds: Grounds,
+        server: ServerHandles,
         replaces: bool,
     ) -> io::Result<Admin> {
         let listener = bind::bind(settings.address, replaces)?;
         let address = listener.local_addr()?;
-        let desk = Arc::new(Desk {
+        let state = Arc::new(AdminState {
             pass: ArcSwap::from_pointee(Pass::new(settings, own_token.as_deref())),
-            history: Mutex::new(History::new(grounds.sight.started_us())),
+            history: Mutex::new(History::new(server.introspection.started_us())),
             recent: Mutex::default(),
             crowd: Mutex::default(),
             followed: Followed::default(),
@@ -149,7 +149,7 @@ impl Admin {
             findings: Mutex::default(),
             ways: Semaphore::new(WAYS),
             own_token,
-            grounds,
+            server,
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -157,7 +157,7 @@ impl Admin {
         let (end, ended) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("admin".to_owned())
-            .spawn(move || runtime.block_on(serve(desk, listener, ended)))?;
+            .spawn(move || runtime.block_on(serve(state, listener, ended)))?;
         Ok(Admin {
             address,
             end,
@@ -179,23 +179,27 @@ impl Admin {
     }
 }
 
-async fn serve(desk: Arc<Desk>, listener: std::net::TcpListener, end: oneshot::Receiver<()>) {
+async fn serve(
+    state: Arc<AdminState>,
+    listener: std::net::TcpListener,
+    end: oneshot::Receiver<()>,
+) {
     let listener = TcpListener::from_std(listener)
         .inspect_err(|error| tracing::error!(%error, "admin: cannot listen"))
         .ok();
     let mut door = Door {
         listener,
         connections: Connections::default(),
-        changes: desk.grounds.sight.changes(),
-        shutdown: desk.grounds.shutdown.clone(),
+        changes: state.server.introspection.changes(),
+        shutdown: state.server.shutdown.clone(),
     };
-    let attending = async { while contained(door.attend(&desk)).await.is_none() {} };
+    let attending = async { while contained(door.attend(&state)).await.is_none() {} };
     let parts = async {
         tokio::join!(
             attending,
-            every(TICK, || desk.tick()),
-            every(DRAIN_EVERY, || desk.drain()),
-            every(ASK_EVERY, || findings::ask_store(&desk)),
+            every(TICK, || state.tick()),
+            every(DRAIN_EVERY, || state.drain()),
+            every(ASK_EVERY, || findings::ask_store(&state)),
         )
     };
     tokio::select! {
@@ -224,20 +228,20 @@ struct Door {
 }
 
 impl Door {
-    async fn attend(&mut self, desk: &Arc<Desk>) {
+    async fn attend(&mut self, state: &Arc<AdminState>) {
         let Door {
             listener, shutdown, ..
         } = self;
         loop {
             tokio::select! {
-                stream = accept(listener.as_ref()) => self.connections.serve(stream, desk),
+                stream = accept(listener.as_ref()) => self.connections.serve(stream, state),
                 Ok(()) = self.changes.changed() => {
                     failpoint!("admin.look");
-                    desk.renew(listener);
-                    findings::ask_store(desk);
+                    state.renew(listener);
+                    findings::ask_store(state);
                 }
                 // The next process has the address.
-                Ok(_) = shutdown.wait_for(|course| *course == Course::HandOver),
+                Ok(_) = shutdown.wait_for(|lifecycle| *lifecycle == Lifecycle::HandOver),
                     if listener.is_some() => *listener = None,
             }
         }
@@ -258,10 +262,13 @@ async fn accept(listener: Option<&TcpListener>) -> tokio::net::TcpStream {
     }
 }
 
-impl Desk {
+impl AdminState {
     /// Another configuration may want it elsewhere, or other names and tokens.
     fn renew(&self, listener: &mut Option<TcpListener>) {
-        let settings = self.grounds.sight.look(|view| view.config.admin.clone());
+        let settings = self
+            .server
+            .introspection
+            .inspect(|snapshot| snapshot.config.admin.clone());
         let Some(settings) = settings else { return };
         let Some(settings) = settings else {
             if listener.take().is_some() {
@@ -272,7 +279,7 @@ impl Desk {
         let own_token = self.own_token.as_deref();
         let pass = Pass::new(&settings, own_token);
         let moves = pass.wanted != self.pass.load().wanted;
-        if moves || (listener.is_none() && *self.grounds.shutdown.borrow() == Course::Serve) {
+        if moves || (listener.is_none() && *self.server.shutdown.borrow() == Lifecycle::Serve) {
             let bound = bind::bind(settings.address, false).and_then(TcpListener::from_std);
             match bound {
                 Ok(bound) => {

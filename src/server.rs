@@ -4,25 +4,27 @@
 //! store connection; nothing on the path of a request is shared between them but the embedded
 //! store and the logs. `run` is given its sockets and its reason to stop by the caller.
 
+mod acceptors;
+mod active_config;
 mod checks;
 mod chunks;
 pub mod claim;
 mod connection;
+mod connections_per_ip;
 pub mod control;
-mod crew;
 mod drain;
 pub mod echo;
-mod entrances;
 mod handover;
 #[cfg(test)]
 pub(crate) mod harness;
+pub mod heartbeat;
 mod http2;
 pub mod inherit;
+pub mod introspection;
 mod lean;
 mod left_behind;
 mod lint;
 pub mod listen;
-mod neighbours;
 pub mod notify;
 mod opening;
 #[cfg(all(test, debug_assertions))]
@@ -30,17 +32,15 @@ mod panics;
 mod parked;
 mod phase;
 pub mod pid_file;
+mod port_sharing;
 mod proxy_protocol;
-pub mod pulse;
 pub mod reload;
-mod seats;
-mod serving;
-pub mod sight;
 mod socket;
 mod tls;
 pub mod upgrade;
 mod watcher;
 mod worker;
+mod worker_set;
 
 use std::io;
 use std::panic::AssertUnwindSafe;
@@ -56,17 +56,17 @@ use crate::telemetry::access::AccessLog;
 use crate::upstream::Vitals;
 use checks::Checks;
 use claim::Claim;
-use crew::Crew;
+use connections_per_ip::ConnectionsPerIp;
+use heartbeat::Heartbeats;
+use introspection::Introspection;
 use listen::Listeners;
-use pulse::Pulse;
 use reload::{Reload, Reloader, Requests};
-use seats::Seats;
-use sight::Sight;
 use tls::Tls;
+use worker_set::WorkerSet;
 
 /// What all workers share: the logs, where they count, what they know of the upstreams' servers,
 /// and the bound on connections.
-pub(crate) struct House {
+pub(crate) struct ServerState {
     pub(crate) access: Arc<AccessLog>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) vitals: Arc<Vitals>,
@@ -75,24 +75,27 @@ pub(crate) struct House {
     /// How many connections there may be: what the semaphore has, in use or not.
     max_connections: usize,
     /// Who has how many of them.
-    seats: Arc<Seats>,
-    pub(crate) pulse: Arc<Pulse>,
+    per_ip: Arc<ConnectionsPerIp>,
+    pub(crate) heartbeats: Arc<Heartbeats>,
     /// What is seen of it from outside.
-    pub(crate) sight: Arc<Sight>,
+    pub(crate) introspection: Arc<Introspection>,
     /// Where traces go.
     pub(crate) exports: Arc<Exports>,
     /// Where clients come over TLS.
     pub(crate) tls: Option<Arc<Tls>>,
 }
 
-impl House {
-    fn new(config: &Config, (pulse, sight): (Arc<Pulse>, Arc<Sight>)) -> io::Result<House> {
+impl ServerState {
+    fn new(
+        config: &Config,
+        (heartbeats, introspection): (Arc<Heartbeats>, Arc<Introspection>),
+    ) -> io::Result<ServerState> {
         let most = config.server.max_connections;
         let (checks, vitals) = (Arc::<Checks>::default(), Arc::default());
         checks.follow(&config.upstreams, &vitals)?;
         let exports = Arc::<Exports>::default();
         exports.follow(config.tracing.as_ref())?;
-        Ok(House {
+        Ok(ServerState {
             exports,
             access: Arc::new(open_access_log(&config.log)?),
             counts: Arc::new(Counts::new(config)?),
@@ -100,9 +103,9 @@ impl House {
             checks,
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,
-            seats: Arc::default(),
-            pulse,
-            sight,
+            per_ip: Arc::default(),
+            heartbeats,
+            introspection,
             tls: config
                 .tls
                 .as_deref()
@@ -114,7 +117,7 @@ impl House {
 
     /// The house under another configuration: with everything of this one that can stay. Called
     /// on a runtime.
-    fn renewed(&self, config: &Config) -> io::Result<House> {
+    fn renewed(&self, config: &Config) -> io::Result<ServerState> {
         let log = &config.log;
         let (target, format, share) = (&log.access, format_of(log), log.sample_allowed);
         let access = if self.access.is_still(target, format, share) {
@@ -133,7 +136,7 @@ impl House {
         };
         self.checks.follow(&config.upstreams, &self.vitals)?;
         self.exports.follow(config.tracing.as_ref())?;
-        Ok(House {
+        Ok(ServerState {
             exports: Arc::clone(&self.exports),
             access,
             counts,
@@ -141,9 +144,9 @@ impl House {
             checks: Arc::clone(&self.checks),
             connections: Arc::clone(&self.connections),
             max_connections: self.bound(config.server.max_connections),
-            seats: Arc::clone(&self.seats),
-            pulse: Arc::clone(&self.pulse),
-            sight: Arc::clone(&self.sight),
+            per_ip: Arc::clone(&self.per_ip),
+            heartbeats: Arc::clone(&self.heartbeats),
+            introspection: Arc::clone(&self.introspection),
             tls,
         })
     }
@@ -182,7 +185,7 @@ pub struct Source {
 
 /// What the house is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Course {
+pub enum Lifecycle {
     /// Connections are accepted.
     Serve,
     /// The end: what waits at the sockets is still served, then they are closed.
@@ -195,59 +198,61 @@ pub enum Course {
     HandOver,
 }
 
-/// Tells workers to drain: dropped or sent anything but [`Course::Serve`].
-pub type Shutdown = watch::Receiver<Course>;
+/// Tells workers to drain: dropped or sent anything but [`Lifecycle::Serve`].
+pub type Shutdown = watch::Receiver<Lifecycle>;
 
-/// Serves until `shutdown` says so, then drains; what is served can be replaced from `source`
-/// meanwhile. Whoever says stop closes `listeners` before; `pulse` tells when all workers serve,
-/// and `sight` shows what they do.
+/// Serves until `shutdown` changes, then drains. `source` brings other configurations. The
+/// caller closes `listeners` before it tells the workers to stop.
 ///
 /// # Errors
-/// A log that cannot be opened or a thread that cannot be started. Once it serves, a worker that
-/// ends though nobody told it to: `pulse` tells so, and whoever runs it then ends all others.
+/// The access log cannot be opened, a thread cannot be started, or a worker ended unexpectedly:
+/// `heartbeats` reports that worker, and the caller then stops all others.
 pub fn run(
     config: Config,
     listeners: Arc<Listeners>,
     (shutdown, source): (&Shutdown, Source),
-    (pulse, sight): (Arc<Pulse>, Arc<Sight>),
+    (heartbeats, introspection): (Arc<Heartbeats>, Arc<Introspection>),
 ) -> io::Result<()> {
-    let house = Arc::new(House::new(&config, (pulse, Arc::clone(&sight)))?);
-    sight.renew(config.fresh_copy(), &house);
-    let (mut workers, mut orders) = (Vec::new(), Vec::new());
+    let state = Arc::new(ServerState::new(
+        &config,
+        (heartbeats, Arc::clone(&introspection)),
+    )?);
+    introspection.renew(config.fresh_copy(), &state);
+    let (mut threads, mut orders) = (Vec::new(), Vec::new());
     let sets = listeners.sets()?;
-    let crew = Arc::new(Crew::new(sets.len()));
+    let workers = Arc::new(WorkerSet::new(sets.len()));
     for (index, sockets) in sets.into_iter().enumerate() {
         let (order, ordered) = mpsc::channel(1);
         orders.push(order);
-        let (config, house) = (config.fresh_copy(), Arc::clone(&house));
+        let (config, state) = (config.fresh_copy(), Arc::clone(&state));
         let told = (ordered, shutdown.clone());
-        let place = (Arc::clone(&crew), index);
-        workers.push(
+        let place = (Arc::clone(&workers), index);
+        threads.push(
             std::thread::Builder::new()
                 .name(format!("worker-{index}"))
                 .spawn(move || {
-                    let work = || worker::run(config, sockets, &house, told, place);
+                    let work = || worker::run(config, sockets, &state, told, place);
                     let ended = std::panic::catch_unwind(AssertUnwindSafe(work));
                     let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
                     match ended {
-                        Ok(()) => house.pulse.end(index),
-                        Err(_) => house.pulse.fall(index),
+                        Ok(()) => state.heartbeats.end(index),
+                        Err(_) => state.heartbeats.fall(index),
                     }
                     ended.map_err(|why| io::Error::other(format!("worker {index}: {why}")))
                 })?,
         );
     }
-    let exports = Arc::clone(&house.exports);
-    let reloader = Reloader::new(config, house, listeners, orders);
+    let exports = Arc::clone(&state.exports);
+    let reloader = Reloader::new(config, state, listeners, orders);
     let reloading = reloader.spawn(source, shutdown.clone())?;
-    let ended = workers.into_iter().map(|worker| {
-        let joined = worker.join();
+    let ended = threads.into_iter().map(|thread| {
+        let joined = thread.join();
         joined.unwrap_or_else(|_| Err(io::Error::other("a worker panicked as it ended")))
     });
     // All are waited for, whatever became of the first.
     let ended: Vec<io::Result<()>> = ended.collect();
     exports.finish();
-    sight.close();
+    introspection.close();
     // It has the last handles of the logs, which are to be written to their end.
     if reloading.join().is_err() {
         tracing::error!("the reload thread panicked");

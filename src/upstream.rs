@@ -57,7 +57,7 @@ pub use http1::{Http1Fault, Upgraded};
 pub use latency::Measured;
 use pool::Upstream;
 pub use prober::check;
-pub use report::{ServerReport, ServerState};
+pub use report::{ServerReport, ServerStatus};
 pub use server::Seat;
 pub use tries::{Tries, Try};
 pub use vitals::Vitals;

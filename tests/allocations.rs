@@ -24,9 +24,9 @@ use std::time::{Duration, Instant};
 use memchr::memmem;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidegate::config::parse;
+use tidegate::server::heartbeat::Heartbeats;
 use tidegate::server::listen::Listeners;
-use tidegate::server::pulse::Pulse;
-use tidegate::server::{Course, Source, reload, run};
+use tidegate::server::{Lifecycle, Source, reload, run};
 use tokio::sync::watch;
 
 #[global_allocator]
@@ -44,7 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A tidegate of one worker on threads of this process.
 struct House {
     address: SocketAddr,
-    course: Option<watch::Sender<Course>>,
+    course: Option<watch::Sender<Lifecycle>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -55,7 +55,7 @@ impl House {
         let listeners = Listeners::open((&config.listen, &[]), 1, &mut Vec::new()).unwrap();
         let listeners = Arc::new(listeners);
         let address = listeners.addresses()[0];
-        let (course, shutdown) = watch::channel(Course::Serve);
+        let (course, shutdown) = watch::channel(Lifecycle::Serve);
         let (reload, requests) = reload::channel();
         let source = Source {
             path: None,
@@ -65,7 +65,7 @@ impl House {
             claim: None,
         };
         let thread = std::thread::spawn(move || {
-            let pulse = Arc::new(Pulse::new(1));
+            let pulse = Arc::new(Heartbeats::new(1));
             let seen = (pulse, Arc::default());
             run(config, listeners, (&shutdown, source), seen).unwrap();
         });

@@ -19,8 +19,8 @@ use super::gate::Deed;
 use super::place::{Place, parameter};
 use super::upstreams;
 use super::{
-    Desk, clients, config, dashboard, denials, explain, keys, limits, people, prometheus, reload,
-    routes, status, traffic,
+    AdminState, clients, config, dashboard, denials, explain, keys, limits, people, prometheus,
+    reload, routes, status, traffic,
 };
 use crate::telemetry::metrics::text::Form;
 use crate::telemetry::panics::contained;
@@ -62,8 +62,8 @@ impl Refusal {
 pub(super) type Answer = Result<Response<Body>, Refusal>;
 
 /// Answers one request, whatever becomes of it.
-pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Response<Body> {
-    let answered = contained(find(desk, request)).await;
+pub(super) async fn answer(state: &Arc<AdminState>, request: Request<Incoming>) -> Response<Body> {
+    let answered = contained(find(state, request)).await;
     let answered = answered.unwrap_or_else(|| {
         let why = "something of ours broke, which the log has told";
         Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, why))
@@ -88,30 +88,30 @@ pub(super) async fn answer(desk: &Arc<Desk>, request: Request<Incoming>) -> Resp
     response
 }
 
-async fn find(desk: &Arc<Desk>, request: Request<Incoming>) -> Answer {
-    let place = admit(desk, &request)?;
+async fn find(state: &Arc<AdminState>, request: Request<Incoming>) -> Answer {
+    let place = admit(state, &request)?;
     failpoint!("admin.request");
     match place {
-        place if place.is_told_something() => write(desk, &place, request).await,
-        Place::Overrides => people::overrides(desk).await,
-        Place::Changes => people::changes(desk).await,
+        place if place.is_told_something() => write(state, &place, request).await,
+        Place::Overrides => people::overrides(state).await,
+        Place::Changes => people::changes(state).await,
         Place::Key(limit, words) => {
             let words = match parameter(request.uri().query(), "by").as_deref() {
                 Some("id") => vec![format!("tag={}", words.join("&"))],
                 _ => words,
             };
-            keys::show(desk, &limit, words).await
+            keys::show(state, &limit, words).await
         }
-        place => read(desk, &place, &request),
+        place => read(state, &place, &request),
     }
 }
 
 /// What a request asks for, if it may.
-fn admit(desk: &Desk, request: &Request<Incoming>) -> Result<Place, Refusal> {
+fn admit(state: &AdminState, request: &Request<Incoming>) -> Result<Place, Refusal> {
     let place = Place::of(request.uri().path());
     // Who may not ask is not told what there is.
     let deed = place.as_ref().map_or(Deed::Glance, Place::deed);
-    desk.pass.load().admits(request, deed)?;
+    state.pass.load().admits(request, deed)?;
     let place = place.ok_or_else(|| Refusal::nothing("there is nothing here"))?;
     let fits = match *request.method() {
         Method::GET | Method::HEAD => !place.is_told_something(),
@@ -127,43 +127,44 @@ fn admit(desk: &Desk, request: &Request<Incoming>) -> Result<Place, Refusal> {
     }
 }
 
-fn read(desk: &Arc<Desk>, place: &Place, request: &Request<Incoming>) -> Answer {
+fn read(state: &Arc<AdminState>, place: &Place, request: &Request<Incoming>) -> Answer {
     let query = request.uri().query();
     match place {
-        Place::Healthz => Ok(desk.healthz()),
-        Place::Readyz => Ok(desk.readyz()),
+        Place::Healthz => Ok(state.healthz()),
+        Place::Readyz => Ok(state.readyz()),
         Place::Metrics => {
             let accept = request.headers().get(ACCEPT);
             let form = Form::asked(accept.and_then(|accept| accept.to_str().ok()));
             let text = seen(
-                desk.grounds
-                    .sight
-                    .look(|view| prometheus::write(desk, view, form)),
+                state
+                    .server
+                    .introspection
+                    .inspect(|snapshot| prometheus::write(state, snapshot, form)),
             )?;
             Ok(with_type(StatusCode::OK, form.media_type(), text))
         }
         Place::OpenApi => Ok(with_type(StatusCode::OK, "application/json", OPENAPI)),
         Place::Page(name) => dashboard::file(name).ok_or_else(|| Refusal::nothing("no such page")),
-        Place::Status => Ok(json_of(&status::status(desk)?)),
-        Place::Traffic => Ok(json_of(&traffic::traffic(desk))),
-        Place::Limits => Ok(json_of(&limits::limits(desk)?)),
-        Place::Clients(limit) => Ok(json_of(&clients::clients(desk, limit, query)?)),
-        Place::Config => config::config(desk, request.headers()),
-        Place::Upstreams => Ok(json_of(&upstreams::upstreams(desk)?)),
+        Place::Status => Ok(json_of(&status::status(state)?)),
+        Place::Traffic => Ok(json_of(&traffic::traffic(state))),
+        Place::Limits => Ok(json_of(&limits::limits(state)?)),
+        Place::Clients(limit) => Ok(json_of(&clients::clients(state, limit, query)?)),
+        Place::Config => config::config(state, request.headers()),
+        Place::Upstreams => Ok(json_of(&upstreams::upstreams(state)?)),
         Place::Denials => {
             let filter = denials::Filter::of(query)?;
-            Ok(json_of(&desk.last_denials(&filter)))
+            Ok(json_of(&state.last_denials(&filter)))
         }
-        Place::Routes => Ok(json_of(&routes::routes(desk)?)),
-        Place::DenialStream => denials::stream(desk, denials::Filter::of(query)?),
+        Place::Routes => Ok(json_of(&routes::routes(state)?)),
+        Place::DenialStream => denials::stream(state, denials::Filter::of(query)?),
         _ => Err(Refusal::nothing("there is nothing here")),
     }
 }
 
-async fn write(desk: &Arc<Desk>, place: &Place, request: Request<Incoming>) -> Answer {
+async fn write(state: &Arc<AdminState>, place: &Place, request: Request<Incoming>) -> Answer {
     if *place == Place::Secrets {
         // Nothing is told it but the token.
-        return config::secrets(desk, request.headers());
+        return config::secrets(state, request.headers());
     }
     let body = Limited::new(request.into_body(), MOST_BODY).collect();
     let body = timeout(BODY_TIMEOUT, body).await;
@@ -185,9 +186,9 @@ async fn write(desk: &Arc<Desk>, place: &Place, request: Request<Incoming>) -> A
         return Err(Refusal::nonsense("the body is not an object"));
     }
     match place {
-        Place::Reload => reload::reload(desk).await,
-        Place::Explain => explain::tell(desk, &said).await,
-        Place::Change(limit, what) => people::change(desk, limit.as_deref(), *what, &said).await,
+        Place::Reload => reload::reload(state).await,
+        Place::Explain => explain::tell(state, &said).await,
+        Place::Change(limit, what) => people::change(state, limit.as_deref(), *what, &said).await,
         _ => Err(Refusal::nothing("there is nothing here")),
     }
 }

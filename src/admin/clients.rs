@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Refusal, seen};
 use super::crowd::Crowd;
 use super::place::parameter;
@@ -17,7 +17,7 @@ const MOST: usize = 100;
 /// The same where nobody says how many.
 const USUAL: usize = 50;
 
-impl Desk {
+impl AdminState {
     pub(super) fn crowd(&self) -> MutexGuard<'_, Crowd> {
         self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -26,9 +26,9 @@ impl Desk {
     pub(super) fn drain(&self) {
         failpoint!("admin.look");
         let now = now_s();
-        self.grounds.sight.look(|view| {
+        self.server.introspection.inspect(|snapshot| {
             let mut crowd = self.crowd();
-            let limits: HashMap<u32, (Arc<str>, u64)> = (view.config.limits.iter())
+            let limits: HashMap<u32, (Arc<str>, u64)> = (snapshot.config.limits.iter())
                 .map(|limit| {
                     (
                         limit.number as u32,
@@ -36,7 +36,7 @@ impl Desk {
                     )
                 })
                 .collect();
-            for trail in view.proxies().filter_map(|proxy| proxy.meter().trail()) {
+            for trail in snapshot.proxies().filter_map(|proxy| proxy.meter().trail()) {
                 let missed = trail.drain(|seen| {
                     if let Some((name, window)) = limits.get(&seen.limit) {
                         crowd.see(name, *window, &seen, now);
@@ -45,7 +45,10 @@ impl Desk {
                 crowd.missed += missed;
             }
             crowd.retain(|name| limits.values().any(|(there, _)| **there == *name));
-            for denials in view.proxies().filter_map(|proxy| proxy.meter().denials()) {
+            for denials in snapshot
+                .proxies()
+                .filter_map(|proxy| proxy.meter().denials())
+            {
                 let (list, dropped) = denials.take();
                 self.tell_denials(list, dropped);
             }
@@ -67,7 +70,11 @@ pub(super) fn now_s() -> u64 {
     clock::unix_us() / 1_000_000
 }
 
-pub(super) fn clients(desk: &Desk, limit: &str, query: Option<&str>) -> Result<Value, Refusal> {
+pub(super) fn clients(
+    state: &AdminState,
+    limit: &str,
+    query: Option<&str>,
+) -> Result<Value, Refusal> {
     let top = match parameter(query, "top") {
         None => USUAL,
         Some(text) => match text.parse() {
@@ -75,15 +82,15 @@ pub(super) fn clients(desk: &Desk, limit: &str, query: Option<&str>) -> Result<V
             _ => return Err(Refusal::nonsense("`top` is a number from 1 to 100")),
         },
     };
-    let is_there = desk.grounds.sight.look(|view| {
-        let mut limits = view.config.limits.iter();
+    let is_there = state.server.introspection.inspect(|snapshot| {
+        let mut limits = snapshot.config.limits.iter();
         limits.any(|one| *one.name == *limit)
     });
     if !seen(is_there)? {
         return Err(Refusal::nothing(format!("there is no limit `{limit}`")));
     }
-    desk.drain();
-    let (clients, all) = desk.crowd().clients(limit, now_s());
+    state.drain();
+    let (clients, all) = state.crowd().clients(limit, now_s());
     let told = clients.iter().take(top).map(|client| {
         json!({
             "id": KeyHash(client.tag.to_le_bytes()).to_string(),

@@ -4,16 +4,16 @@
 use http::{HeaderMap, StatusCode, header};
 use serde_json::json;
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Answer, json_of, seen, with_type};
 use crate::config::{effective, environment};
 
 /// `POST /api/v1/config/secrets`: what stands for each secret, for whoever has the token.
-pub(super) fn secrets(desk: &Desk, headers: &HeaderMap) -> Answer {
-    let text = desk
-        .grounds
-        .sight
-        .look(|view| view.config.written.text.clone());
+pub(super) fn secrets(state: &AdminState, headers: &HeaderMap) -> Answer {
+    let text = state
+        .server
+        .introspection
+        .inspect(|snapshot| snapshot.config.written.text.clone());
     let shown = headers.get(header::AUTHORIZATION);
     let token = shown.and_then(|shown| shown.as_bytes().get(7..));
     let token = token.unwrap_or_default().trim_ascii();
@@ -21,11 +21,11 @@ pub(super) fn secrets(desk: &Desk, headers: &HeaderMap) -> Answer {
     Ok(json_of(&json!({ "secrets": marks })))
 }
 
-pub(super) fn config(desk: &Desk, headers: &HeaderMap) -> Answer {
-    let text = desk
-        .grounds
-        .sight
-        .look(|view| view.config.written.text.clone());
+pub(super) fn config(state: &AdminState, headers: &HeaderMap) -> Answer {
+    let text = state
+        .server
+        .introspection
+        .inspect(|snapshot| snapshot.config.written.text.clone());
     let found = effective::effective(&seen(text)?, &environment);
     let accept = headers
         .get(header::ACCEPT)

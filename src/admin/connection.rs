@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use super::{Desk, answer};
+use super::{AdminState, answer};
 
 /// Connections at once; those beyond are closed unanswered.
 const MOST: usize = 64;
@@ -36,16 +36,16 @@ impl Default for Connections {
 
 impl Connections {
     /// Serves whoever is at the other end of `stream`, beside all others.
-    pub(super) fn serve(&self, stream: TcpStream, desk: &Arc<Desk>) {
+    pub(super) fn serve(&self, stream: TcpStream, state: &Arc<AdminState>) {
         let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else {
             return;
         };
         let _ = stream.set_nodelay(true);
-        let desk = Arc::clone(desk);
+        let state = Arc::clone(state);
         tokio::spawn(async move {
             let service = service_fn(move |request| {
-                let desk = Arc::clone(&desk);
-                async move { Ok::<_, Infallible>(answer::answer(&desk, request).await) }
+                let state = Arc::clone(&state);
+                async move { Ok::<_, Infallible>(answer::answer(&state, request).await) }
             });
             speak(stream, service, HEAD_TIMEOUT).await;
             drop(permit);

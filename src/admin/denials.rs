@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, mpsc};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Answer, Refusal};
 use super::body::Body;
 use super::place::parameter;
@@ -118,7 +118,7 @@ impl Filter {
     }
 }
 
-impl Desk {
+impl AdminState {
     /// Denials that a worker has told, and how many it has not.
     pub(super) fn tell_denials(&self, list: Vec<Denial>, dropped: u64) {
         let followed = &self.followed;
@@ -225,8 +225,8 @@ fn network(ip: IpAddr) -> Option<String> {
 }
 
 /// A stream of what is to come, as far as `filter` wants it.
-pub(super) fn stream(desk: &Arc<Desk>, filter: Filter) -> Answer {
-    let followed = &desk.followed;
+pub(super) fn stream(state: &Arc<AdminState>, filter: Filter) -> Answer {
+    let followed = &state.followed;
     let Ok(permit) = Arc::clone(&followed.streams).try_acquire_owned() else {
         let detail = "as many follow as may";
         return Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, detail));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Answer, Refusal, json_of, seen};
 use super::people::Where;
 use crate::config::Config;
@@ -16,19 +16,19 @@ use crate::limit::{Charge, Decision};
 /// Headers of a question, at most.
 const MOST_HEADERS: usize = 100;
 
-pub(super) async fn tell(desk: &Arc<Desk>, said: &Value) -> Answer {
+pub(super) async fn tell(state: &Arc<AdminState>, said: &Value) -> Answer {
     let question = question(said)?;
     let live = match said.get("live") {
         None => false,
         Some(Value::Bool(live)) => *live,
         Some(_) => return Err(Refusal::nonsense("`live` is true or false")),
     };
-    let found = desk
-        .grounds
-        .sight
-        .look(|view| (view.config.fresh_copy(), Where::of(view)));
+    let found = state
+        .server
+        .introspection
+        .inspect(|snapshot| (snapshot.config.fresh_copy(), Where::of(snapshot)));
     let (config, place) = seen(found)?;
-    let _way = desk.way().await?;
+    let _way = state.way().await?;
     let telling = tokio::task::spawn_blocking(move || match live {
         true => with_counts(&config, &question, place),
         false => explain(&config, &question, None).map_err(refusal),

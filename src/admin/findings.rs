@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::clients::now_s;
 use super::status::seconds;
 use crate::clock;
 use crate::config::{FINDINGS, RedisTopology, StoreKind};
 use crate::limit::key::Part;
 use crate::limit::{KeyHash, Limit};
-use crate::server::sight::View;
+use crate::server::introspection::Snapshot;
 use crate::store::memory::Evictions;
 use crate::store::redis::{About, about};
 
@@ -209,7 +209,7 @@ fn tells_clients_apart(limit: &Limit) -> bool {
     })
 }
 
-impl Desk {
+impl AdminState {
     pub(super) fn findings(&self) -> MutexGuard<'_, Findings> {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -217,26 +217,26 @@ impl Desk {
     /// Looks for what can be seen in this process.
     pub(super) fn look_for_findings(&self) {
         let now = now_s();
-        self.grounds.sight.look(|view| {
-            let silent = &view.config.log.silence;
+        self.server.introspection.inspect(|snapshot| {
+            let silent = &snapshot.config.log.silence;
             if !silent.contains(&FORWARDED) {
-                let forwarded = view.proxies().map(|proxy| proxy.meter().forwarded());
+                let forwarded = snapshot.proxies().map(|proxy| proxy.meter().forwarded());
                 self.findings().forwarded(forwarded.sum(), now);
             }
             if !silent.contains(&FULL) {
-                let evictions = view.counts.in_process().evictions();
+                let evictions = snapshot.counts.in_process().evictions();
                 self.findings().evictions(&evictions, now);
             }
             if now.is_multiple_of(LOOK_EVERY) && !silent.contains(&ONE_CLIENT) {
-                let met = self.one_client(view, now);
+                let met = self.one_client(snapshot, now);
                 self.findings().note(ONE_CLIENT, met);
             }
         });
     }
 
-    fn one_client(&self, view: &View<'_>, now: u64) -> Option<(String, u64)> {
+    fn one_client(&self, snapshot: &Snapshot<'_>, now: u64) -> Option<(String, u64)> {
         let crowd = self.crowd();
-        let limits = view.config.limits.iter();
+        let limits = snapshot.config.limits.iter();
         let mut limits = limits.filter(|limit| tells_clients_apart(limit));
         let (limit, client) = limits.find_map(|limit| {
             let client = crowd.dominant(&limit.name, SHARE, LEAST, now)?;
@@ -253,23 +253,24 @@ impl Desk {
 }
 
 /// Asks the store about itself, beside everything else.
-pub(super) fn ask_store(desk: &Arc<Desk>) {
-    let seen = desk
-        .grounds
-        .sight
-        .look(|view| match &view.config.store.kind {
-            StoreKind::Redis(redis) => Some((redis.clone(), view.config.log.silence.clone())),
+pub(super) fn ask_store(state: &Arc<AdminState>) {
+    let seen = state
+        .server
+        .introspection
+        .inspect(|snapshot| match &snapshot.config.store.kind {
+            StoreKind::Redis(redis) => Some((redis.clone(), snapshot.config.log.silence.clone())),
             StoreKind::Memory => None,
         });
     let Some(Some((redis, silent))) = seen else {
         return;
     };
-    let desk = Arc::clone(desk);
+    let state = Arc::clone(state);
     tokio::spawn(async move {
         // Any node of a cluster may answer, also one that takes no writes.
         let may_be_replica = matches!(redis.topology, RedisTopology::Cluster { .. });
         let said = about(&redis, PATIENCE).await.ok();
-        desk.findings()
+        state
+            .findings()
             .of_store(said.as_ref(), may_be_replica, &silent);
     });
 }

@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use http::{Response, StatusCode};
 use serde_json::json;
 
-use super::Desk;
+use super::AdminState;
 use super::answer::with_type;
 use super::body::Body;
 use crate::clock;
-use crate::server::Course;
+use crate::server::Lifecycle;
 
 /// A worker that has not beaten for so long stands still: they beat five times a second.
 const STANDS_STILL: Duration = Duration::from_secs(5);
@@ -26,18 +26,18 @@ pub(super) struct Beats {
     all_since: Option<Instant>,
 }
 
-impl Desk {
+impl AdminState {
     /// Looks whether the workers have beaten.
     pub(super) fn look_at_beats(&self) {
         let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.grounds.pulse.all_beat_since(&mut beats.seen) || beats.all_since.is_none() {
+        if self.server.heartbeats.all_beat_since(&mut beats.seen) || beats.all_since.is_none() {
             beats.all_since = Some(clock::now());
         }
     }
 
     /// Whether a worker stands still.
     fn stands_still(&self) -> bool {
-        if !self.grounds.pulse.serves() {
+        if !self.server.heartbeats.serves() {
             return false;
         }
         let beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,9 +55,11 @@ impl Desk {
 
     pub(super) fn readyz(&self) -> Response<Body> {
         let mut reasons = Vec::new();
-        if *self.grounds.shutdown.borrow() != Course::Serve {
+        if *self.server.shutdown.borrow() != Lifecycle::Serve {
             reasons.push("draining");
-        } else if self.grounds.sight.look(|_| ()).is_none() || !self.grounds.pulse.serves() {
+        } else if self.server.introspection.inspect(|_| ()).is_none()
+            || !self.server.heartbeats.serves()
+        {
             reasons.push("starting");
         }
         if self.stands_still() {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Answer, Refusal, json_of, seen};
 use super::people::{Counts, Where, record};
 use super::status::seconds;
@@ -32,9 +32,12 @@ pub(super) struct Register {
 
 impl Register {
     /// Looks it up; also where counts are.
-    pub(super) fn open(desk: &Desk, name: Option<&str>) -> Result<(Register, Where), Refusal> {
-        let (register, place) = seen(desk.grounds.sight.look(|view| {
-            let config = view.config;
+    pub(super) fn open(
+        state: &AdminState,
+        name: Option<&str>,
+    ) -> Result<(Register, Where), Refusal> {
+        let (register, place) = seen(state.server.introspection.inspect(|snapshot| {
+            let config = snapshot.config;
             let mut limits = config.limits.iter();
             let register = Register {
                 client_ip: config.client_ip.clone(),
@@ -42,7 +45,7 @@ impl Register {
                 limit: name.and_then(|name| limits.find(|one| *one.name == *name).cloned()),
                 limits: config.limits.clone(),
             };
-            (register, Where::of(view))
+            (register, Where::of(snapshot))
         }))?;
         match (name, &register.limit) {
             (Some(name), None) => Err(Refusal::nothing(format!("there is no limit `{name}`"))),
@@ -53,13 +56,13 @@ impl Register {
     /// Whom words name, and what is said of anybody.
     pub(super) fn whom(
         &self,
-        desk: &Desk,
+        state: &AdminState,
         counts: &mut Counts,
         words: &[String],
     ) -> Result<(Whom, Said), Refusal> {
         let said = counts.said()?;
         let denied = match words {
-            [word] => desk.denied(word, self.limit.as_ref().map(|limit| &*limit.name)),
+            [word] => state.denied(word, self.limit.as_ref().map(|limit| &*limit.name)),
             _ => None,
         };
         let words = match denied {
@@ -67,7 +70,7 @@ impl Register {
             None => words.to_vec(),
         };
         let known = match cut(&words) {
-            Some(prefix) => self.known(desk, counts, &prefix),
+            Some(prefix) => self.known(state, counts, &prefix),
             None => Vec::new(),
         };
         let eyes = Eyes {
@@ -86,13 +89,18 @@ impl Register {
 
     /// Clients whose hash begins so: the busiest ones, those that were denied last, and those that
     /// are counted.
-    fn known(&self, desk: &Desk, counts: &mut Counts, prefix: &KeyHashPrefix) -> Vec<KeyHash> {
-        desk.drain();
-        let mut known = desk.denied_tags();
+    fn known(
+        &self,
+        state: &AdminState,
+        counts: &mut Counts,
+        prefix: &KeyHashPrefix,
+    ) -> Vec<KeyHash> {
+        state.drain();
+        let mut known = state.denied_tags();
         let asked = self.limits.iter();
         let asked = asked.filter(|one| self.limit.as_ref().is_none_or(|it| it.name == one.name));
         for limit in asked.clone() {
-            let (clients, _) = desk.crowd().clients(&limit.name, super::clients::now_s());
+            let (clients, _) = state.crowd().clients(&limit.name, super::clients::now_s());
             known.extend(clients.iter().map(|one| KeyHash(one.tag.to_le_bytes())));
         }
         known.extend(counts.find_key_hashes(asked.map(AsRef::as_ref), prefix));
@@ -133,10 +141,10 @@ pub(super) fn words_of(said: &Value) -> Result<Vec<String>, Refusal> {
 }
 
 /// `GET /api/v1/limits/NAME/keys/KEY`
-pub(super) async fn show(desk: &Arc<Desk>, limit: &str, words: Vec<String>) -> Answer {
-    let (register, place) = Register::open(desk, Some(limit))?;
-    let _way = desk.way().await?;
-    let crowd = Arc::clone(desk);
+pub(super) async fn show(state: &Arc<AdminState>, limit: &str, words: Vec<String>) -> Answer {
+    let (register, place) = Register::open(state, Some(limit))?;
+    let _way = state.way().await?;
+    let crowd = Arc::clone(state);
     let asking = tokio::task::spawn_blocking(move || {
         let mut counts = place.open()?;
         let (whom, said) = register.whom(&crowd, &mut counts, &words)?;

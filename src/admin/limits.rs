@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Refusal, seen};
 use super::clients::now_s;
 use super::traffic::brief_sum;
@@ -16,10 +16,10 @@ use crate::telemetry::metrics::{LimitSum, Verdict};
 const MOST_ROUTES: usize = 100;
 
 /// All of them, in the file's order.
-pub(super) fn limits(desk: &Desk) -> Result<Value, Refusal> {
-    let (list, sum) = seen(desk.grounds.sight.look(|view| {
+pub(super) fn limits(state: &AdminState) -> Result<Value, Refusal> {
+    let (list, sum) = seen(state.server.introspection.inspect(|snapshot| {
         let mut routes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for route in view.config.routes.iter() {
+        for route in snapshot.config.routes.iter() {
             for limit in &route.limits {
                 routes.entry(&limit.name).or_default().push(&route.name);
             }
@@ -28,12 +28,12 @@ pub(super) fn limits(desk: &Desk) -> Result<Value, Refusal> {
             let routes = routes.get(&*limit.name).map_or(&[][..], Vec::as_slice);
             (Arc::clone(&limit.name), describe(limit, routes))
         };
-        let list: Vec<_> = view.config.limits.iter().map(describe).collect();
-        (list, brief_sum(view))
+        let list: Vec<_> = snapshot.config.limits.iter().map(describe).collect();
+        (list, brief_sum(snapshot))
     }))?;
-    desk.drain();
-    let history = desk.history();
-    let mut crowd = desk.crowd();
+    state.drain();
+    let history = state.history();
+    let mut crowd = state.crowd();
     let now = now_s();
     let counted = list.into_iter().map(|(name, mut described)| {
         let none = LimitSum::default();

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use crate::admin::{Admin, Grounds};
+use crate::admin::{Admin, ServerHandles};
 use crate::clock;
 use crate::failpoint::control::arm;
 use crate::server::harness::{Harness, PATIENCE, exchange, panics_in, plain, run_alone};
@@ -14,16 +14,18 @@ const TIMES: usize = 20;
 const FILE: &str = "admin = \"127.0.0.1:0\"";
 
 fn begin(harness: &Harness) -> Admin {
-    let grounds = Grounds {
-        sight: Arc::clone(&harness.sight),
-        pulse: Arc::clone(&harness.pulse),
+    let server = ServerHandles {
+        introspection: Arc::clone(&harness.introspection),
+        heartbeats: Arc::clone(&harness.heartbeats),
         listeners: Arc::clone(&harness.listeners),
         reload: harness.reload.clone(),
         file: Some(harness.file.clone()),
-        shutdown: harness.course.subscribe(),
+        shutdown: harness.lifecycle.subscribe(),
     };
-    let settings = harness.sight.look(|view| view.config.admin.clone());
-    Admin::spawn(&settings.unwrap().unwrap(), None, grounds, false).unwrap()
+    let settings = harness
+        .introspection
+        .inspect(|snapshot| snapshot.config.admin.clone());
+    Admin::spawn(&settings.unwrap().unwrap(), None, server, false).unwrap()
 }
 
 fn ask(admin: &Admin, place: &str) -> String {

@@ -10,14 +10,14 @@ use http::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::SemaphorePermit;
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Answer, Refusal, json_of, seen};
 use super::keys::{Register, words_of};
 use super::status::seconds;
 use crate::config::{Config, RedisSettings, StoreKind, StoreSettings};
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Window};
-use crate::server::sight::View;
+use crate::server::introspection::Snapshot;
 use crate::store::people::{Deed, MAX_RECORDS, Record, Subject, Words, clean, rules};
 use crate::store::redis::{self, Change, Done, Said};
 use crate::store::{Backing, memory::Memory};
@@ -59,16 +59,16 @@ struct Order {
 
 /// Does `what` to the client that is named, of a limit or, of a block, of none in particular.
 pub(super) async fn change(
-    desk: &Arc<Desk>,
+    state: &Arc<AdminState>,
     limit: Option<&str>,
     what: What,
     said: &Value,
 ) -> Answer {
-    let (register, place) = Register::open(desk, limit)?;
+    let (register, place) = Register::open(state, limit)?;
     let order = order(register.limit.as_ref(), what, said)?;
     let named = words_of(said)?;
-    let _way = desk.way().await?;
-    let crowd = Arc::clone(desk);
+    let _way = state.way().await?;
+    let crowd = Arc::clone(state);
     let doing = tokio::task::spawn_blocking(move || {
         let mut counts = place.open()?;
         let (whom, said) = register.whom(&crowd, &mut counts, &named)?;
@@ -95,31 +95,31 @@ pub(super) async fn change(
 }
 
 /// Every override and block in force.
-pub(super) async fn overrides(desk: &Desk) -> Answer {
-    let said = ask(desk, Counts::said).await?;
+pub(super) async fn overrides(state: &AdminState) -> Answer {
+    let said = ask(state, Counts::said).await?;
     let list: Vec<Value> = said.records.iter().map(record).collect();
     Ok(json_of(&json!({ "overrides": list })))
 }
 
 /// The last changes, newest first.
-pub(super) async fn changes(desk: &Desk) -> Answer {
-    let changes = ask(desk, Counts::changes).await?;
+pub(super) async fn changes(state: &AdminState) -> Answer {
+    let changes = ask(state, Counts::changes).await?;
     let list: Vec<Value> = changes.iter().map(record).collect();
     Ok(json_of(&json!({ "changes": list })))
 }
 
 async fn ask<T: Send + 'static>(
-    desk: &Desk,
+    state: &AdminState,
     question: impl FnOnce(&mut Counts) -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let place = seen(desk.grounds.sight.look(Where::of))?;
-    let _way = desk.way().await?;
+    let place = seen(state.server.introspection.inspect(Where::of))?;
+    let _way = state.way().await?;
     let asking = tokio::task::spawn_blocking(move || question(&mut place.open()?));
     let broke = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read");
     asking.await.map_err(broke)?
 }
 
-impl Desk {
+impl AdminState {
     /// Waits until one more may connect to the store.
     pub(super) async fn way(&self) -> Result<SemaphorePermit<'_>, Refusal> {
         let ending = |_| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "the admin is ending");
@@ -197,11 +197,11 @@ fn order(limit: Option<&Arc<Limit>>, what: What, said: &Value) -> Result<Order, 
 }
 
 impl Where {
-    pub(super) fn of(view: &View<'_>) -> Where {
-        match (view.counts.backing(), &view.config.store.kind) {
+    pub(super) fn of(snapshot: &Snapshot<'_>) -> Where {
+        match (snapshot.counts.backing(), &snapshot.config.store.kind) {
             (Backing::Memory(memory), _) => Where::Here(Arc::clone(memory)),
             (_, StoreKind::Redis(server)) => {
-                Where::Redis(Box::new((view.config.store.clone(), server.clone())))
+                Where::Redis(Box::new((snapshot.config.store.clone(), server.clone())))
             }
             (_, StoreKind::Memory) => Where::Nowhere,
         }
@@ -212,8 +212,8 @@ impl Where {
         match self {
             Where::Here(memory) => Ok(Counts::Here(memory)),
             Where::Redis(place) => {
-                let desk = redis::Desk::open(&place.0, &place.1).map_err(away)?;
-                Ok(Counts::Redis(Box::new(desk)))
+                let state = redis::Desk::open(&place.0, &place.1).map_err(away)?;
+                Ok(Counts::Redis(Box::new(state)))
             }
             Where::Nowhere => {
                 let detail = "the store is being replaced";
@@ -227,7 +227,7 @@ impl Counts {
     pub(super) fn said(&mut self) -> Result<Said, Refusal> {
         match self {
             Counts::Here(memory) => Ok(memory.said()),
-            Counts::Redis(desk) => desk.said().map_err(away),
+            Counts::Redis(state) => state.said().map_err(away),
         }
     }
 
@@ -235,7 +235,7 @@ impl Counts {
     pub(super) fn changes(&mut self) -> Result<Vec<Record>, Refusal> {
         match self {
             Counts::Here(memory) => Ok(memory.changes()),
-            Counts::Redis(desk) => desk.changes().map_err(away),
+            Counts::Redis(state) => state.changes().map_err(away),
         }
     }
 
@@ -243,7 +243,7 @@ impl Counts {
     pub(super) fn hash_key(&self) -> [u8; 32] {
         match self {
             Counts::Here(memory) => *memory.hash_key().key.as_bytes(),
-            Counts::Redis(desk) => *desk.hash_key().key.as_bytes(),
+            Counts::Redis(state) => *state.hash_key().key.as_bytes(),
         }
     }
 
@@ -259,7 +259,7 @@ impl Counts {
     pub(super) fn stand(&mut self, charge: &Charge) -> Result<Decision, Refusal> {
         match self {
             Counts::Here(memory) => Ok(memory.stand(charge)),
-            Counts::Redis(desk) => desk.stand(charge).map_err(away),
+            Counts::Redis(state) => state.stand(charge).map_err(away),
         }
     }
 
@@ -278,14 +278,14 @@ impl Counts {
                 memory.find_key_hashes(windows, prefix)
             }
             // What was not looked at is as unknown as what is not there.
-            Counts::Redis(desk) => desk.find_key_hashes(limits, prefix).tags,
+            Counts::Redis(state) => state.find_key_hashes(limits, prefix).tags,
         }
     }
 
     fn change(&mut self, change: Change) -> Result<Done, Refusal> {
         match self {
             Counts::Here(memory) => Ok(memory.say(change)),
-            Counts::Redis(desk) => desk.change(&change).map_err(away),
+            Counts::Redis(state) => state.change(&change).map_err(away),
         }
     }
 
@@ -318,11 +318,11 @@ impl Counts {
                 }
                 None
             }
-            Counts::Redis(desk) => {
+            Counts::Redis(state) => {
                 let suffix = |window: &Arc<Window>| window.store_suffix.clone();
                 change.words.suffixes = windows.iter().map(suffix).collect();
                 let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
-                Some(desk.forget(&items).map_err(away)?)
+                Some(state.forget(&items).map_err(away)?)
             }
         };
         // Told after it is done: who hears of it asks the store again.

@@ -7,7 +7,7 @@
 
 use crate::config::{ServerAddress, StoreKind, UpstreamSettings};
 use crate::route::{Route, Target};
-use crate::server::sight::View;
+use crate::server::introspection::Snapshot;
 use crate::store::StoreError;
 use crate::store::memory::Evictions;
 use crate::telemetry::metrics::text::{Form, Kind, Text};
@@ -16,11 +16,11 @@ use crate::telemetry::metrics::{
     RouteSum, SOURCES, Sum, Unanswered, UpstreamSum, Verdict,
 };
 use crate::telemetry::panics::panics;
-use crate::upstream::{ServerReport, ServerState};
+use crate::upstream::{ServerReport, ServerStatus};
 
 use super::process::process;
 use super::status::{seconds, store_kind};
-use super::{Desk, upstreams};
+use super::{AdminState, upstreams};
 
 /// A number of a server.
 type Value = fn(&ServerReport) -> u64;
@@ -35,24 +35,25 @@ const LIKELY_STATUSES: [&str; 8] = ["0", "2", "4", "8", "12", "13", "14", "none"
 const LIKELY_ANSWERS: [&str; 4] = ["200", "404", "500", "503"];
 
 /// The whole text.
-pub(super) fn write(desk: &Desk, view: &View<'_>, form: Form) -> String {
+pub(super) fn write(state: &AdminState, snapshot: &Snapshot<'_>, form: Form) -> String {
     let mut sum = Sum::default();
-    view.proxies()
+    snapshot
+        .proxies()
         .for_each(|proxy| proxy.meter().add_to(&mut sum));
     let mut text = Text::new(form);
-    requests(&mut text, view, &sum);
-    decisions(&mut text, view, &sum);
-    store(&mut text, view, &sum);
-    evictions(&mut text, view);
-    of_upstreams(&mut text, view);
-    house(&mut text, view);
-    findings(&mut text, desk, view);
-    of_process(&mut text, desk);
+    requests(&mut text, snapshot, &sum);
+    decisions(&mut text, snapshot, &sum);
+    store(&mut text, snapshot, &sum);
+    evictions(&mut text, snapshot);
+    of_upstreams(&mut text, snapshot);
+    house(&mut text, snapshot);
+    findings(&mut text, state, snapshot);
+    of_process(&mut text, state);
     text.finish()
 }
 
-fn requests(text: &mut Text, view: &View<'_>, sum: &Sum) {
-    let routes: Vec<&Route> = view.config.routes.iter().collect();
+fn requests(text: &mut Text, snapshot: &Snapshot<'_>, sum: &Sum) {
+    let routes: Vec<&Route> = snapshot.config.routes.iter().collect();
     let many = routes.len() > MANY_ROUTES;
     let none = RouteSum::default();
     let named: Vec<(&str, Vec<&str>)> = (routes.iter())
@@ -74,11 +75,14 @@ fn requests(text: &mut Text, view: &View<'_>, sum: &Sum) {
             }
         }
     }
-    grpc_calls(text, view, sum);
+    grpc_calls(text, snapshot, sum);
     let help = "Requests that got no answer of a route.";
     text.family(Kind::Counter, "tidegate_http_requests_unanswered", help);
     let mut unanswered = [0; Unanswered::WORDS.len()];
-    for counted in view.proxies().map(|proxy| proxy.meter().all_unanswered()) {
+    for counted in snapshot
+        .proxies()
+        .map(|proxy| proxy.meter().all_unanswered())
+    {
         unanswered = std::array::from_fn(|why| unanswered[why] + counted[why]);
     }
     for (why, count) in Unanswered::WORDS.iter().zip(unanswered) {
@@ -99,12 +103,12 @@ fn requests(text: &mut Text, view: &View<'_>, sum: &Sum) {
 }
 
 /// Calls of gRPC. HTTP says 200 of nearly all.
-fn grpc_calls(text: &mut Text, view: &View<'_>, sum: &Sum) {
-    let many = view.config.routes.iter().count() > MANY_ROUTES;
+fn grpc_calls(text: &mut Text, snapshot: &Snapshot<'_>, sum: &Sum) {
+    let many = snapshot.config.routes.iter().count() > MANY_ROUTES;
     let help = "Calls of gRPC that ended, by the status of gRPC.";
     text.family(Kind::Counter, "tidegate_grpc_requests", help);
-    let routes = view.config.routes.iter();
-    let named = routes.map(|route| (&*route.name, !many && takes_grpc(view, route)));
+    let routes = snapshot.config.routes.iter();
+    let named = routes.map(|route| (&*route.name, !many && takes_grpc(snapshot, route)));
     for (route, likely) in named.chain([(NO_ROUTE, false)]) {
         let counted = sum.routes.get(route).and_then(|sum| sum.grpc.as_deref());
         let calls = Calls {
@@ -118,11 +122,11 @@ fn grpc_calls(text: &mut Text, view: &View<'_>, sum: &Sum) {
 
 /// Whether calls of gRPC are likely on a route: it takes their method, and its servers their
 /// protocol.
-fn takes_grpc(view: &View<'_>, route: &Route) -> bool {
+fn takes_grpc(snapshot: &Snapshot<'_>, route: &Route) -> bool {
     let Target::Upstream(upstream) = route.target else {
         return false;
     };
-    let upstream = view.config.upstreams.get(upstream);
+    let upstream = snapshot.config.upstreams.get(upstream);
     likely_methods(route).contains(&"POST") && upstream.is_some_and(speaks_http2)
 }
 
@@ -164,12 +168,12 @@ fn likely_methods(route: &Route) -> Vec<&str> {
     }
 }
 
-fn decisions(text: &mut Text, view: &View<'_>, sum: &Sum) {
+fn decisions(text: &mut Text, snapshot: &Snapshot<'_>, sum: &Sum) {
     let none = LimitSum::default();
-    let shared = view.config.store.kind != StoreKind::Memory;
+    let shared = snapshot.config.store.kind != StoreKind::Memory;
     let help = "What limits said of requests, and who decided.";
     text.family(Kind::Counter, "tidegate_decisions", help);
-    for limit in &view.config.limits {
+    for limit in &snapshot.config.limits {
         let counts = sum.limits.get(&limit.name).unwrap_or(&none);
         limit_samples(text, &limit.name, counts, (limit.shadow, shared));
         if !limit.candidate.is_empty() {
@@ -207,17 +211,17 @@ fn limit_samples(
     }
 }
 
-fn store(text: &mut Text, view: &View<'_>, sum: &Sum) {
-    let away = view.counts.backing().away_since().is_some();
+fn store(text: &mut Text, snapshot: &Snapshot<'_>, sum: &Sum) {
+    let away = snapshot.counts.backing().away_since().is_some();
     let help = "Whether the store makes the decisions.";
     text.family(Kind::Gauge, "tidegate_store_up", help);
-    text.sample(&[("store", store_kind(view))], u8::from(!away));
+    text.sample(&[("store", store_kind(snapshot))], u8::from(!away));
     let help = "Whether decisions are made without the store, as on_error says.";
     text.family(Kind::Gauge, "tidegate_degraded", help);
     text.sample(&[], u8::from(away));
     let help = "Decisions that the store was asked for and did not make.";
     text.family(Kind::Counter, "tidegate_store_errors", help);
-    let shared = view.config.store.kind != StoreKind::Memory;
+    let shared = snapshot.config.store.kind != StoreKind::Memory;
     let likely = StoreError::LIKELY.iter().filter(|_| shared);
     for kind in likely.clone() {
         let count = sum.store_errors.get(kind).copied().unwrap_or(0);
@@ -231,11 +235,11 @@ fn store(text: &mut Text, view: &View<'_>, sum: &Sum) {
 }
 
 /// What counts in this process has lost because there was no room.
-fn evictions(text: &mut Text, view: &View<'_>) {
-    let lost = view.counts.in_process().evictions();
+fn evictions(text: &mut Text, snapshot: &Snapshot<'_>) {
+    let lost = snapshot.counts.in_process().evictions();
     let mut family = |name: &'static str, help: &'static str, count: fn(&Evictions) -> u64| {
         text.family(Kind::Counter, name, help);
-        for limit in &view.config.limits {
+        for limit in &snapshot.config.limits {
             let lost = lost.iter().find(|lost| lost.limit == limit.name);
             text.sample(&[("limit", &limit.name)], lost.map_or(0, count));
         }
@@ -248,11 +252,12 @@ fn evictions(text: &mut Text, view: &View<'_>) {
     family("tidegate_memory_forgiven_units", help, |lost| lost.units);
 }
 
-fn of_upstreams(text: &mut Text, view: &View<'_>) {
-    let upstreams = &view.config.upstreams;
+fn of_upstreams(text: &mut Text, snapshot: &Snapshot<'_>) {
+    let upstreams = &snapshot.config.upstreams;
     let sum = |index: usize| {
         let mut sum = UpstreamSum::default();
-        view.proxies()
+        snapshot
+            .proxies()
             .for_each(|proxy| proxy.upstreams().add_to(index, &mut sum));
         sum
     };
@@ -286,7 +291,7 @@ fn of_upstreams(text: &mut Text, view: &View<'_>) {
         }
     }
     let servers: Vec<_> = (0..upstreams.len())
-        .map(|index| upstreams::servers(view, index))
+        .map(|index| upstreams::servers(snapshot, index))
         .collect();
     let named = || upstreams.iter().map(|one| &*one.name).zip(&servers);
     of_servers(text, || {
@@ -326,7 +331,7 @@ where
     };
     let name = "tidegate_upstream_server_up";
     let help = "Whether requests are sent to the server and the last ones did not all fail.";
-    let is_up = |server: &ServerReport| u64::from(server.state == ServerState::Up);
+    let is_up = |server: &ServerReport| u64::from(server.state == ServerStatus::Up);
     family(Kind::Gauge, name, help, is_up);
     let name = "tidegate_upstream_server_requests";
     family(Kind::Counter, name, "Attempts at the server.", |server| {
@@ -337,22 +342,22 @@ where
     family(Kind::Counter, name, help, |server| server.failures);
 }
 
-fn house(text: &mut Text, view: &View<'_>) {
+fn house(text: &mut Text, snapshot: &Snapshot<'_>) {
     let help = "Connections of clients that are open.";
     text.family(Kind::Gauge, "tidegate_connections", help);
-    text.sample(&[], view.connections);
+    text.sample(&[], snapshot.connections);
     let help = "Panics, each of them a bug of this program, whatever part it ended.";
     text.family(Kind::Counter, "tidegate_panics", help);
     text.sample(&[], panics());
     let help = "Lines that a log could not take in time.";
     text.family(Kind::Counter, "tidegate_log_dropped", help);
-    text.sample(&[("log", "access")], view.access.dropped());
-    if let Some(dropped) = view.counts.log_dropped() {
+    text.sample(&[("log", "access")], snapshot.access.dropped());
+    if let Some(dropped) = snapshot.counts.log_dropped() {
         text.sample(&[("log", "decisions")], dropped);
     }
     let help = "Spans of recorded traces, by what became of them.";
     text.family(Kind::Counter, "tidegate_spans", help);
-    let fates = view.exports.fates();
+    let fates = snapshot.exports.fates();
     for (outcome, count) in [
         ("exported", fates.exported),
         ("dropped", fates.dropped),
@@ -361,7 +366,7 @@ fn house(text: &mut Text, view: &View<'_>) {
     ] {
         text.sample(&[("outcome", outcome)], count);
     }
-    let failed = view.reload.is_some_and(|last| last.outcome.is_err());
+    let failed = snapshot.reload.is_some_and(|last| last.outcome.is_err());
     let help = "Whether the configuration that was read last is the one that is served by.";
     text.family(Kind::Gauge, "tidegate_config_last_reload_successful", help);
     text.sample(&[], u8::from(!failed));
@@ -371,8 +376,8 @@ fn house(text: &mut Text, view: &View<'_>) {
         "tidegate_config_last_reload_success_timestamp_seconds",
         help,
     );
-    text.sample(&[], seconds(view.loaded_us));
-    if let Some(known) = &view.config.api_key.known {
+    text.sample(&[], seconds(snapshot.loaded_us));
+    if let Some(known) = &snapshot.config.api_key.known {
         let help = "API keys that the files of the configuration name.";
         text.family(Kind::Gauge, "tidegate_known_keys", help);
         text.sample(&[], known.len());
@@ -382,22 +387,22 @@ fn house(text: &mut Text, view: &View<'_>) {
         "tidegate_workers",
         "Threads that serve clients.",
     );
-    text.sample(&[], view.config.server.workers);
+    text.sample(&[], snapshot.config.server.workers);
     text.family(Kind::Info, "tidegate_build", "What this program is.");
     let target = format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS);
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("target", &*target)];
     text.sample(&labels, 1);
 }
 
-fn findings(text: &mut Text, desk: &Desk, view: &View<'_>) {
+fn findings(text: &mut Text, state: &AdminState, snapshot: &Snapshot<'_>) {
     let help = "What is probably wrong though nothing fails, as /api/v1/status says it.";
     text.family(Kind::Gauge, "tidegate_findings", help);
-    for (id, holds) in desk.findings().all(&view.config.log.silence) {
+    for (id, holds) in state.findings().all(&snapshot.config.log.silence) {
         text.sample(&[("id", id)], u8::from(holds));
     }
 }
 
-fn of_process(text: &mut Text, desk: &Desk) {
+fn of_process(text: &mut Text, state: &AdminState) {
     let process = process();
     let help = "Time of all threads on a core, seconds.";
     text.family(Kind::Counter, "process_cpu_seconds", help);
@@ -422,5 +427,5 @@ fn of_process(text: &mut Text, desk: &Desk) {
     text.sample(&[], process.threads);
     let help = "When the process was started, seconds since the Unix epoch.";
     text.family(Kind::Gauge, "process_start_time_seconds", help);
-    text.sample(&[], seconds(desk.grounds.sight.started_us()));
+    text.sample(&[], seconds(state.server.introspection.started_us()));
 }

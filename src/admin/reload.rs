@@ -3,13 +3,13 @@
 use http::StatusCode;
 use serde_json::json;
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Answer, Refusal, json_of};
 use crate::config::render;
 use crate::server::reload::ReloadError;
 
-pub(super) async fn reload(desk: &Desk) -> Answer {
-    let outcome = desk.grounds.reload.ask().await;
+pub(super) async fn reload(state: &AdminState) -> Answer {
+    let outcome = state.server.reload.ask().await;
     match &*outcome {
         Ok(reloaded) => Ok(json_of(&json!({
             "done": true,

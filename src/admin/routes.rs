@@ -9,10 +9,10 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Refusal, seen};
 use crate::clock;
-use crate::server::sight::View;
+use crate::server::introspection::Snapshot;
 use crate::telemetry::metrics::grpc::failures;
 use crate::telemetry::metrics::{CODES, Durations, NO_ROUTE, REQUEST_BOUNDS, RouteSum, Sum};
 
@@ -148,9 +148,10 @@ fn quantile(durations: &Durations, share: f64) -> Option<f64> {
 }
 
 impl Look {
-    fn of(at: u64, view: &View<'_>) -> Look {
+    fn of(at: u64, snapshot: &Snapshot<'_>) -> Look {
         let mut sum = Sum::default();
-        view.proxies()
+        snapshot
+            .proxies()
             .for_each(|proxy| proxy.meter().add_to(&mut sum));
         let mut codes = BTreeMap::new();
         for (code, count) in sum.routes.values().flat_map(codes_of) {
@@ -158,7 +159,7 @@ impl Look {
                 *codes.entry(code).or_default() += count;
             }
         }
-        let names = view.config.routes.iter().take(MOST_ROUTES);
+        let names = snapshot.config.routes.iter().take(MOST_ROUTES);
         let names = names.map(|route| &*route.name).chain([NO_ROUTE]);
         let counted = names.filter_map(|name| sum.routes.get_key_value(name));
         Look {
@@ -186,14 +187,18 @@ impl Recent {
     }
 }
 
-impl Desk {
+impl AdminState {
     /// Notes what the routes have answered by now, every few seconds.
     pub(super) fn look_at_routes(&self) {
         let now = clock::unix_us() / 1_000_000;
         if !self.recent().is_due(now) {
             return;
         }
-        if let Some(look) = self.grounds.sight.look(|view| Look::of(now, view)) {
+        if let Some(look) = self
+            .server
+            .introspection
+            .inspect(|snapshot| Look::of(now, snapshot))
+        {
             self.recent().keep(look);
         }
     }
@@ -204,10 +209,10 @@ impl Desk {
 }
 
 /// The whole of it.
-pub(super) fn routes(desk: &Desk) -> Result<Value, Refusal> {
+pub(super) fn routes(state: &AdminState) -> Result<Value, Refusal> {
     let now = clock::unix_us() / 1_000_000;
-    let (look, routes) = seen(desk.grounds.sight.look(|view| {
-        let routes = view.config.routes.iter().map(|route| {
+    let (look, routes) = seen(state.server.introspection.inspect(|snapshot| {
+        let routes = snapshot.config.routes.iter().map(|route| {
             let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
             let path = route.path.to_string();
             (
@@ -215,12 +220,12 @@ pub(super) fn routes(desk: &Desk) -> Result<Value, Refusal> {
                 json!({ "path": path, "methods": methods }),
             )
         });
-        (Look::of(now, view), routes.collect::<Vec<_>>())
+        (Look::of(now, snapshot), routes.collect::<Vec<_>>())
     }))?;
-    let recent = desk.recent();
+    let recent = state.recent();
     let nothing = Look::default();
     let oldest = recent.0.front().unwrap_or(&nothing);
-    let started = desk.grounds.sight.started_us() / 1_000_000;
+    let started = state.server.introspection.started_us() / 1_000_000;
     let seconds = now.saturating_sub(oldest.at.max(started)).max(1);
     let none = Counted::default();
     let gained = |name: &str| {

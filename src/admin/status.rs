@@ -2,35 +2,35 @@
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Refusal, seen};
 use crate::clock;
 use crate::config::{RedisTopology, StoreKind};
-use crate::server::sight::{LastReload, View};
+use crate::server::introspection::{LastReload, Snapshot};
 
 /// The whole of it.
-pub(super) fn status(desk: &Desk) -> Result<Value, Refusal> {
-    seen(desk.grounds.sight.look(|view| {
-        let file = desk
-            .grounds
+pub(super) fn status(state: &AdminState) -> Result<Value, Refusal> {
+    seen(state.server.introspection.inspect(|snapshot| {
+        let file = state
+            .server
             .file
             .as_ref()
             .map(|file| file.display().to_string());
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "pid": std::process::id(),
-            "started_at": seconds(desk.grounds.sight.started_us()),
+            "started_at": seconds(state.server.introspection.started_us()),
             "now": now(),
-            "workers": view.config.server.workers,
-            "listen": desk.grounds.listeners.places(),
+            "workers": snapshot.config.server.workers,
+            "listen": state.server.listeners.places(),
             "config": {
                 "file": file,
-                "loaded_at": seconds(view.loaded_us),
-                "last_reload": view.reload.map(last_reload),
+                "loaded_at": seconds(snapshot.loaded_us),
+                "last_reload": snapshot.reload.map(last_reload),
             },
-            "store": store(desk, view),
-            "connections": view.connections,
-            "findings": desk.findings().told(&view.config.log.silence),
+            "store": store(state, snapshot),
+            "connections": snapshot.connections,
+            "findings": state.findings().told(&snapshot.config.log.silence),
         })
     }))
 }
@@ -59,8 +59,8 @@ fn last_reload(last: &LastReload) -> Value {
 }
 
 /// What kind of store it is.
-pub(super) fn store_kind(view: &View<'_>) -> &'static str {
-    match &view.config.store.kind {
+pub(super) fn store_kind(snapshot: &Snapshot<'_>) -> &'static str {
+    match &snapshot.config.store.kind {
         StoreKind::Memory => "memory",
         StoreKind::Redis(redis) => match redis.topology {
             RedisTopology::Single(_) => "redis",
@@ -70,22 +70,22 @@ pub(super) fn store_kind(view: &View<'_>) -> &'static str {
     }
 }
 
-fn store(desk: &Desk, view: &View<'_>) -> Value {
-    let since = view.counts.backing().away_since();
+fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> Value {
+    let since = snapshot.counts.backing().away_since();
     let since = since.map(|since| {
         let ago = clock::now().saturating_duration_since(since);
         now() - ago.as_secs_f64()
     });
-    let round_trip = match &view.config.store.kind {
+    let round_trip = match &snapshot.config.store.kind {
         StoreKind::Memory => None,
-        StoreKind::Redis(_) => desk.findings().round_trip,
+        StoreKind::Redis(_) => state.findings().round_trip,
     };
     json!({
-        "kind": store_kind(view),
+        "kind": store_kind(snapshot),
         "up": since.is_none(),
         "degraded": since.is_some(),
         "since": since,
         "round_trip_seconds": round_trip.map(|took| took.as_secs_f64()),
-        "on_error": view.config.store.on_error.word(),
+        "on_error": snapshot.config.store.on_error.word(),
     })
 }

@@ -5,34 +5,37 @@ use std::sync::{MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::history::{History, STEP, Sample};
 use super::status::{now, seconds};
 use crate::clock;
-use crate::server::sight::View;
+use crate::server::introspection::Snapshot;
 use crate::store::redis::OUTAGE_AFTER;
 use crate::telemetry::metrics::Sum;
 
 /// All that the workers have counted, without what each route had.
-pub(super) fn brief_sum(view: &View<'_>) -> Sum {
+pub(super) fn brief_sum(snapshot: &Snapshot<'_>) -> Sum {
     let mut sum = Sum::default();
-    view.proxies()
+    snapshot
+        .proxies()
         .for_each(|proxy| proxy.meter().add_brief_to(&mut sum));
     sum
 }
 
-impl Desk {
+impl AdminState {
     /// Looks at what has been counted since the last time.
     pub(super) fn tick(&self) {
         self.look_at_beats();
         failpoint!("admin.look");
         self.look_for_findings();
         self.look_at_routes();
-        let seen = self.grounds.sight.look(|view| {
-            let since = view.counts.backing().away_since();
+        let seen = self.server.introspection.inspect(|snapshot| {
+            let since = snapshot.counts.backing().away_since();
             let degraded = since.is_some_and(|since| since.elapsed() >= OUTAGE_AFTER);
-            let last = view.reload.map(|last| (last.at_us, said(&last.outcome)));
-            (brief_sum(view), degraded, (view.reloads, last))
+            let last = snapshot
+                .reload
+                .map(|last| (last.at_us, said(&last.outcome)));
+            (brief_sum(snapshot), degraded, (snapshot.reloads, last))
         });
         let Some((sum, degraded, (reloads, last))) = seen else {
             return;
@@ -64,8 +67,8 @@ fn said(outcome: &crate::server::reload::Outcome) -> String {
 }
 
 /// The whole of it.
-pub(super) fn traffic(desk: &Desk) -> Value {
-    let history = desk.history();
+pub(super) fn traffic(state: &AdminState) -> Value {
+    let history = state.history();
     let sample = |one: &Sample| {
         json!({
             "at": one.at,

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::Desk;
+use super::AdminState;
 use super::answer::{Refusal, seen};
 use super::status::now;
 use crate::clock;
 use crate::config::Balance;
-use crate::server::sight::View;
-use crate::upstream::{ServerReport, ServerState};
+use crate::server::introspection::Snapshot;
+use crate::upstream::{ServerReport, ServerStatus};
 
 /// The servers of the upstream of this index, as all workers together see them. In the order of the
 /// first worker that has them.
-pub(super) fn servers(view: &View<'_>, upstream: usize) -> Vec<ServerReport> {
+pub(super) fn servers(snapshot: &Snapshot<'_>, upstream: usize) -> Vec<ServerReport> {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     let mut all: Vec<ServerReport> = Vec::new();
-    for proxy in view.proxies() {
+    for proxy in snapshot.proxies() {
         for report in proxy.upstreams().servers(upstream) {
             let Some(place) = places.get(&report.server) else {
                 places.insert(report.server.clone(), all.len());
@@ -42,11 +42,11 @@ pub(super) fn servers(view: &View<'_>, upstream: usize) -> Vec<ServerReport> {
 }
 
 /// All of them, in the file's order.
-pub(super) fn upstreams(desk: &Desk) -> Result<Value, Refusal> {
-    let list = seen(desk.grounds.sight.look(|view| {
-        let upstreams = view.config.upstreams.iter().enumerate();
+pub(super) fn upstreams(state: &AdminState) -> Result<Value, Refusal> {
+    let list = seen(state.server.introspection.inspect(|snapshot| {
+        let upstreams = snapshot.config.upstreams.iter().enumerate();
         let described = upstreams.map(|(index, settings)| {
-            let servers: Vec<Value> = servers(view, index).iter().map(server).collect();
+            let servers: Vec<Value> = servers(snapshot, index).iter().map(server).collect();
             json!({
                 "name": &*settings.name,
                 "balance": balance(&settings.balance),
@@ -60,16 +60,16 @@ pub(super) fn upstreams(desk: &Desk) -> Result<Value, Refusal> {
 
 fn server(report: &ServerReport) -> Value {
     let until = match report.state {
-        ServerState::Ejected(until) => {
+        ServerStatus::Ejected(until) => {
             let left = until.saturating_duration_since(clock::now());
             Some(now() + left.as_secs_f64())
         }
-        ServerState::Up | ServerState::Failing | ServerState::Down => None,
+        ServerStatus::Up | ServerStatus::Failing | ServerStatus::Down => None,
     };
     json!({
         "server": report.server,
         "state": report.state.word(),
-        "up": report.state == ServerState::Up,
+        "up": report.state == ServerStatus::Up,
         "weight": report.weight,
         "in_flight": report.in_flight,
         "idle": report.idle,

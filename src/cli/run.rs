@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use super::signals::{self, Door};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
-use crate::admin::{self, Admin, Grounds};
+use crate::admin::{self, Admin, ServerHandles};
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer, render};
+use crate::server::heartbeat::Heartbeats;
 use crate::server::inherit::{Given, Inherited, Predecessor};
+use crate::server::introspection::Introspection;
 use crate::server::listen::{Listeners, bind_alone};
 use crate::server::pid_file::PidFile;
-use crate::server::pulse::Pulse;
-use crate::server::sight::Sight;
-use crate::server::{Course, Source, reload};
+use crate::server::{Lifecycle, Source, reload};
 use crate::store::redis::{About, ask_about};
 use crate::{config, server, telemetry, upstream};
 use second::ProcessRole;
@@ -133,35 +133,35 @@ fn serve_until_stopped(
     if let (Some(file), None) = (&pid_file, from) {
         second::write(file, role, claim.as_deref())?;
     }
-    if role == ProcessRole::Alongside && listeners.have_neighbours() {
+    if role == ProcessRole::Alongside && listeners.shares_ports() {
         tracing::warn!(
             "another process listens on the same port: of the connections to one address each \
              gets a part, and what is counted in memory is each one's own"
         );
     }
     let listeners = Arc::new(listeners);
-    let pulse = Arc::new(Pulse::new(workers));
-    let (course, shutdown) = tokio::sync::watch::channel(Course::Serve);
+    let heartbeats = Arc::new(Heartbeats::new(workers));
+    let (lifecycle, shutdown) = tokio::sync::watch::channel(Lifecycle::Serve);
     let (reload, requests) = reload::channel();
     signals::spawn(Door {
-        course,
+        lifecycle,
         reload: reload.clone(),
         listeners: Arc::clone(&listeners),
-        pulse: Arc::clone(&pulse),
+        heartbeats: Arc::clone(&heartbeats),
         predecessor,
         pid_file: pid_file.clone(),
         claim: claim.clone(),
     })?;
-    let sight = Arc::<Sight>::default();
-    let grounds = Grounds {
-        sight: Arc::clone(&sight),
-        pulse: Arc::clone(&pulse),
+    let introspection = Arc::<Introspection>::default();
+    let server = ServerHandles {
+        introspection: Arc::clone(&introspection),
+        heartbeats: Arc::clone(&heartbeats),
         listeners: Arc::clone(&listeners),
         reload: reload.clone(),
         file: path.clone(),
         shutdown: shutdown.clone(),
     };
-    let admin = look_in(&config, grounds, role != ProcessRole::Alone)?;
+    let admin = look_in(&config, server, role != ProcessRole::Alone)?;
     open(&config, &listeners, (from, admin.as_ref()));
     if let Some(&address) = listeners.addresses().first() {
         opened(address);
@@ -173,7 +173,12 @@ fn serve_until_stopped(
         watch,
         claim,
     };
-    let served = server::run(config, listeners, (&shutdown, source), (pulse, sight));
+    let served = server::run(
+        config,
+        listeners,
+        (&shutdown, source),
+        (heartbeats, introspection),
+    );
     if let Some(admin) = admin {
         admin.end();
     }
@@ -184,11 +189,15 @@ fn serve_until_stopped(
 }
 
 /// Starts the admin, if there is to be one.
-fn look_in(config: &Config, grounds: Grounds, replaces: bool) -> std::io::Result<Option<Admin>> {
+fn look_in(
+    config: &Config,
+    server: ServerHandles,
+    replaces: bool,
+) -> std::io::Result<Option<Admin>> {
     let Some(settings) = &config.admin else {
         return Ok(None);
     };
-    let file = grounds.file.as_deref();
+    let file = server.file.as_deref();
     let kept = file.map(|file| admin::token::keep(file, &config.server.control));
     let own_token = match kept {
         Some(Err(error)) if settings.token.is_none() => {
@@ -197,7 +206,7 @@ fn look_in(config: &Config, grounds: Grounds, replaces: bool) -> std::io::Result
         }
         kept => kept.and_then(Result::ok),
     };
-    Admin::spawn(settings, own_token, grounds, replaces).map(Some)
+    Admin::spawn(settings, own_token, server, replaces).map(Some)
 }
 
 /// Opens all sockets: those that this process was started with, and others.

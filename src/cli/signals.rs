@@ -22,21 +22,21 @@ use tokio::time::{Interval, interval};
 
 use super::DID_NOT_WORK;
 use crate::server::claim::Claim;
+use crate::server::heartbeat::Heartbeats;
 use crate::server::inherit::Predecessor;
 use crate::server::listen::Listeners;
 use crate::server::pid_file::PidFile;
-use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
 use crate::server::upgrade::{self, Program, Successor, UpgradeError};
-use crate::server::{Course, notify};
+use crate::server::{Lifecycle, notify};
 use crate::telemetry::panics::contained;
 
 /// What signals act on.
 pub(super) struct Door {
-    pub(super) course: watch::Sender<Course>,
+    pub(super) lifecycle: watch::Sender<Lifecycle>,
     pub(super) reload: Reload,
     pub(super) listeners: Arc<Listeners>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) heartbeats: Arc<Heartbeats>,
     pub(super) predecessor: Option<Predecessor>,
     pub(super) pid_file: Option<Arc<PidFile>>,
     pub(super) claim: Option<Arc<Claim>>,
@@ -69,7 +69,7 @@ struct Watch {
 }
 
 enum Event {
-    Serving,
+    ActiveConfig,
     Stop,
     Reload,
     Upgrade,
@@ -128,10 +128,10 @@ impl Watch {
             tracing::error!("nobody knows that this process serves: it ends");
             std::process::exit(i32::from(DID_NOT_WORK));
         }
-        if self.ends && *self.door.course.borrow() == Course::Serve {
+        if self.ends && *self.door.lifecycle.borrow() == Lifecycle::Serve {
             self.door.listeners.close();
             let yields = false;
-            self.door.course.send_replace(Course::Stop { yields });
+            self.door.lifecycle.send_replace(Lifecycle::Stop { yields });
         }
     }
 
@@ -139,8 +139,10 @@ impl Watch {
         loop {
             let event = self.next(signals).await;
             match event {
-                Event::Serving => self.announce(),
-                Event::Stop if *self.door.course.borrow() == Course::Serve => self.stop().await,
+                Event::ActiveConfig => self.announce(),
+                Event::Stop if *self.door.lifecycle.borrow() == Lifecycle::Serve => {
+                    self.stop().await
+                }
                 Event::Stop => {
                     self.remove_pid_file();
                     std::process::exit(i32::from(DID_NOT_WORK));
@@ -151,13 +153,13 @@ impl Watch {
                 }
                 Event::Upgrade => self.upgrade(),
                 Event::Upgraded(outcome) => self.upgraded(outcome),
-                Event::Fallen if *self.door.course.borrow() == Course::Serve => {
+                Event::Fallen if *self.door.lifecycle.borrow() == Lifecycle::Serve => {
                     tracing::error!("a worker is lost: this process ends");
                     self.stop().await;
                 }
                 Event::Fallen => {}
                 Event::Watchdog => {
-                    if self.door.pulse.all_beat_since(&mut self.seen) {
+                    if self.door.heartbeats.all_beat_since(&mut self.seen) {
                         notify::alive();
                     }
                 }
@@ -183,9 +185,9 @@ impl Watch {
             _ = signals.interrupt.recv() => Event::Stop,
             _ = signals.hangup.recv() => Event::Reload,
             _ = signals.user2.recv() => Event::Upgrade,
-            () = self.door.pulse.all_serve(), if !self.serves => Event::Serving,
+            () = self.door.heartbeats.all_serve(), if !self.serves => Event::ActiveConfig,
             outcome = upgraded => Event::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned))),
-            () = self.door.pulse.one_falls() => Event::Fallen,
+            () = self.door.heartbeats.one_falls() => Event::Fallen,
             _ = watchdog => Event::Watchdog,
         }
     }
@@ -231,7 +233,7 @@ impl Watch {
         self.door.listeners.close();
         // Before the process may end.
         self.release();
-        self.door.course.send_replace(Course::Stop { yields });
+        self.door.lifecycle.send_replace(Lifecycle::Stop { yields });
     }
 
     /// What this process drains, another one may run.
@@ -246,7 +248,7 @@ impl Watch {
 
     fn upgrade(&mut self) {
         let reason = match (&self.program, &self.upgrading) {
-            _ if *self.door.course.borrow() != Course::Serve => "this process is ending",
+            _ if *self.door.lifecycle.borrow() != Lifecycle::Serve => "this process is ending",
             _ if !self.serves => {
                 self.wanted = true;
                 return;
@@ -280,7 +282,7 @@ impl Watch {
             Ok(()) => {
                 tracing::info!(to = pid, "upgrade: draining");
                 self.release();
-                self.door.course.send_replace(Course::HandOver);
+                self.door.lifecycle.send_replace(Lifecycle::HandOver);
                 self.door.listeners.close();
             }
             Err(error) => {

@@ -156,7 +156,7 @@ async fn opening(
         let asked = (&*began, &*worker.drain);
         let peer = arrival.ip;
         ahead = opening::announced(&mut stream, &mut arrival, asked, &phase.alarm).await?;
-        if arrival.ip != peer && !worker.seat(&mut open, arrival.ip) {
+        if arrival.ip != peer && !worker.permit(&mut open, arrival.ip) {
             return None;
         }
     }

@@ -28,8 +28,8 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::claim::Claim;
+use super::heartbeat::Heartbeats;
 use super::left_behind::{SocketFileId, SocketState, is_socket, socket_state};
-use super::pulse::Pulse;
 use super::reload::{Outcome, Reload, ReloadError};
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::{self, Control, render};
@@ -192,7 +192,7 @@ pub(super) struct Post {
     pub(super) own_directory: bool,
     pub(super) claim: Arc<Claim>,
     pub(super) reload: Reload,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) heartbeats: Arc<Heartbeats>,
 }
 
 /// Serves commands, from when all workers serve and no other process has the file, until it is
@@ -203,9 +203,9 @@ pub(super) async fn serve(post: Post) {
         own_directory: derived,
         claim,
         reload,
-        pulse,
+        heartbeats,
     } = post;
-    while !pulse.serves() {
+    while !heartbeats.serves() {
         tokio::time::sleep(SERVES_EVERY).await;
     }
     if places.is_empty() {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use super::seats::Seat;
+use super::connections_per_ip::ConnectionPermit;
 use crate::clock::Sweep;
 
 /// What a worker's connections and its end tell each other.
@@ -39,7 +39,7 @@ pub(crate) struct Open {
     drain: Arc<Drain>,
     _permit: OwnedSemaphorePermit,
     /// Boxed: mostly there is none, and a parked connection should take little.
-    seat: Option<Box<Seat>>,
+    permit: Option<Box<ConnectionPermit>>,
 }
 
 impl Drain {
@@ -48,7 +48,7 @@ impl Drain {
         Open {
             drain: Arc::clone(self),
             _permit: permit,
-            seat: None,
+            permit: None,
         }
     }
 
@@ -103,8 +103,8 @@ impl Drain {
 
 impl Open {
     /// Its place among the connections of its address, where those are counted.
-    pub(super) fn sit(&mut self, seat: Option<Seat>) {
-        self.seat = seat.map(Box::new);
+    pub(super) fn hold_permit(&mut self, permit: Option<ConnectionPermit>) {
+        self.permit = permit.map(Box::new);
     }
 
     /// Another worker has the connection from now on.

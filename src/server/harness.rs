@@ -12,11 +12,11 @@ use std::time::Duration;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::watch;
 
+use crate::server::heartbeat::Heartbeats;
+use crate::server::introspection::Introspection;
 use crate::server::listen::Listeners;
-use crate::server::pulse::Pulse;
 use crate::server::reload::Reload;
-use crate::server::sight::Sight;
-use crate::server::{Course, Source, reload};
+use crate::server::{Lifecycle, Source, reload};
 use crate::telemetry::metrics::Unanswered;
 use crate::{config, server, telemetry};
 
@@ -42,10 +42,10 @@ const FILE: &str = r#"
 pub(crate) struct Harness {
     pub(crate) address: SocketAddr,
     pub(crate) file: PathBuf,
-    pub(crate) course: watch::Sender<Course>,
+    pub(crate) lifecycle: watch::Sender<Lifecycle>,
     pub(crate) reload: Reload,
-    pub(crate) pulse: Arc<Pulse>,
-    pub(crate) sight: Arc<Sight>,
+    pub(crate) heartbeats: Arc<Heartbeats>,
+    pub(crate) introspection: Arc<Introspection>,
     pub(crate) listeners: Arc<Listeners>,
     pub(crate) serving: JoinHandle<std::io::Result<()>>,
     _directory: tempfile::TempDir,
@@ -62,9 +62,12 @@ impl Harness {
         let listeners = Listeners::open(listeners, 1, &mut Vec::new()).unwrap();
         let listeners = Arc::new(listeners);
         let address = listeners.addresses()[0];
-        let (course, shutdown) = watch::channel(Course::Serve);
+        let (lifecycle, shutdown) = watch::channel(Lifecycle::Serve);
         let (reload, requests) = reload::channel();
-        let (pulse, sight) = (Arc::new(Pulse::new(1)), Arc::<Sight>::default());
+        let (heartbeats, introspection) = (
+            Arc::new(Heartbeats::new(1)),
+            Arc::<Introspection>::default(),
+        );
         let source = Source {
             path: Some(file.clone()),
             reload: reload.clone(),
@@ -72,17 +75,17 @@ impl Harness {
             watch: false,
             claim: None,
         };
-        let seen = (Arc::clone(&pulse), Arc::clone(&sight));
+        let seen = (Arc::clone(&heartbeats), Arc::clone(&introspection));
         let sockets = Arc::clone(&listeners);
         let serving =
             std::thread::spawn(move || server::run(config, sockets, (&shutdown, source), seen));
         Harness {
             address,
             file,
-            course,
+            lifecycle,
             reload,
-            pulse,
-            sight,
+            heartbeats,
+            introspection,
             listeners,
             serving,
             _directory: directory,
@@ -98,7 +101,8 @@ impl Harness {
     /// Ends it, as the thread does that listens for signals.
     pub(crate) fn close(self) -> std::io::Result<()> {
         self.listeners.close();
-        self.course.send_replace(Course::Stop { yields: false });
+        self.lifecycle
+            .send_replace(Lifecycle::Stop { yields: false });
         self.serving.join().unwrap()
     }
 
@@ -124,8 +128,10 @@ impl Harness {
     /// Requests that were answered with 500 for a panic.
     pub(crate) fn counted(&self) -> u64 {
         let panic = Unanswered::Panic as usize;
-        let count = self.sight.look(|view| {
-            let all = view.proxies().map(|proxy| proxy.meter().all_unanswered());
+        let count = self.introspection.inspect(|snapshot| {
+            let all = snapshot
+                .proxies()
+                .map(|proxy| proxy.meter().all_unanswered());
             all.map(|counted| counted[panic]).sum()
         });
         count.unwrap()

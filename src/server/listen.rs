@@ -19,8 +19,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use super::inherit::Given;
 use super::left_behind::SocketFileId;
-use super::neighbours;
-pub use super::neighbours::Neighbour;
+use super::port_sharing;
+pub use super::port_sharing::PortSharer;
 use crate::config::Listen;
 use crate::wire::{Accepted, Stream};
 pub use bind::{bind_alone, bind_first};
@@ -265,12 +265,12 @@ impl Bound {
 
 /// A socket of another process at an address where none of these sockets is; nothing for a unix
 /// socket, which has one process at most.
-pub fn neighbour_at(wanted: &Listen, own: &[Given]) -> Option<Neighbour> {
+pub fn neighbour_at(wanted: &Listen, own: &[Given]) -> Option<PortSharer> {
     let &Listen::Tcp(address) = wanted else {
         return None;
     };
     let own: Vec<&Listener> = own.iter().map(|one| &one.socket).collect();
-    neighbours::find_at(address, &own)
+    port_sharing::find_at(address, &own)
 }
 
 /// Says which address an error is about.
@@ -352,11 +352,11 @@ impl Listeners {
 
     /// Whether other processes listen on the same TCP ports, each with sockets of its own
     /// (SO_REUSEPORT).
-    pub fn have_neighbours(&self) -> bool {
+    pub fn shares_ports(&self) -> bool {
         let bound = self.bound();
         let own = bound.iter().filter(|one| !one.lent);
         let sockets: Vec<&Listener> = own.flat_map(|one| &one.sockets).collect();
-        neighbours::find(&sockets).is_some()
+        port_sharing::find(&sockets).is_some()
     }
 
     /// The same sockets; whether later ones may be bound where other processes listen.
@@ -367,7 +367,7 @@ impl Listeners {
     /// Whether something has to be done for connections that are in between as ours are closed and
     /// others go to the neighbours.
     pub fn yield_with_care(&self) -> bool {
-        self.have_neighbours() && !neighbours::inherit_what_waits()
+        self.shares_ports() && !port_sharing::inherit_what_waits()
     }
 
     /// Lets go of all of them, so that the workers' copies are the last.

@@ -13,10 +13,10 @@ use std::task::Poll;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, ReadBuf};
 
+use super::active_config::ActiveConfig;
 use super::drain::Drain;
 use super::phase::Phase;
 use super::proxy_protocol;
-use super::serving::Serving;
 use super::worker::Worker;
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;
@@ -58,7 +58,7 @@ fn version(ahead: &[u8]) -> Option<Version> {
 pub(super) async fn announced(
     stream: &mut Stream,
     arrival: &mut Arrival,
-    (began, drain): (&Serving, &Drain),
+    (began, drain): (&ActiveConfig, &Drain),
     alarm: &Alarm,
 ) -> Option<Vec<u8>> {
     let settings = &began.settings;

@@ -26,7 +26,7 @@ enum State {
     /// Not written yet.
     Absent,
     /// Written, and locked until this process drains.
-    Serving(File),
+    ActiveConfig(File),
     Draining,
 }
 
@@ -60,13 +60,13 @@ impl PidFile {
             let text = format!("it names {holder}, which serves");
             return Err(named(io::Error::new(io::ErrorKind::AddrInUse, text)));
         }
-        *state = State::Serving(place(&self.path).map_err(named)?);
+        *state = State::ActiveConfig(place(&self.path).map_err(named)?);
         Ok(())
     }
 
     /// Lets another process write it.
     pub fn release(&self) {
-        if let State::Serving(file) = std::mem::replace(&mut *self.state(), State::Draining) {
+        if let State::ActiveConfig(file) = std::mem::replace(&mut *self.state(), State::Draining) {
             // Closing the file would do the same, but for a copy that a child has.
             let _ = flock(&file, FlockOperation::Unlock);
         }

@@ -24,11 +24,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
+use super::active_config::ActiveConfig;
 use super::claim::Claim;
 use super::listen::{Entrance, Listeners, Moves};
-use super::serving::Serving;
 use super::watcher::{LOOK_EVERY, Watcher};
-use super::{Course, House, Shutdown, Source, control, notify, tls};
+use super::{Lifecycle, ServerState, Shutdown, Source, control, notify, tls};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config, Control};
 use crate::telemetry::access::AccessLog;
@@ -42,12 +42,12 @@ const REST: Duration = Duration::from_millis(5);
 /// What a worker serves by from now on.
 pub(super) struct Order {
     pub(super) config: Box<Config>,
-    pub(super) house: Arc<House>,
+    pub(super) state: Arc<ServerState>,
     /// What it accepts from too, and the lines of `listen` that it leaves.
     pub(super) opened: Vec<Entrance>,
     pub(super) closed: Arc<[u64]>,
     /// Told when it is in place, with what was there before.
-    pub(super) done: oneshot::Sender<Arc<Serving>>,
+    pub(super) done: oneshot::Sender<Arc<ActiveConfig>>,
 }
 
 /// A reload that took place.
@@ -126,11 +126,11 @@ impl Reload {
 /// Whoever reloads: knows what is served by now.
 pub(super) struct Reloader {
     config: Config,
-    house: Arc<House>,
+    state: Arc<ServerState>,
     listeners: Arc<Listeners>,
     workers: Vec<mpsc::Sender<Order>>,
     /// What requests may still be served by.
-    replaced: Vec<Arc<Serving>>,
+    replaced: Vec<Arc<ActiveConfig>>,
     /// Logs that requests may still write to.
     retired: Vec<Arc<AccessLog>>,
     watcher: Watcher,
@@ -139,13 +139,13 @@ pub(super) struct Reloader {
 impl Reloader {
     pub(super) fn new(
         config: Config,
-        house: Arc<House>,
+        state: Arc<ServerState>,
         listeners: Arc<Listeners>,
         workers: Vec<mpsc::Sender<Order>>,
     ) -> Reloader {
         Reloader {
             config,
-            house,
+            state,
             listeners,
             workers,
             replaced: Vec::new(),
@@ -182,7 +182,7 @@ impl Reloader {
                 own_directory: *place == Control::Derived,
                 claim,
                 reload,
-                pulse: Arc::clone(&self.house.pulse),
+                heartbeats: Arc::clone(&self.state.heartbeats),
             };
             control.spawn(endure(move || control::serve(post.clone())));
             let written = &self.config.written;
@@ -211,7 +211,7 @@ impl Reloader {
         loop {
             let mut asked = Vec::new();
             tokio::select! {
-                _ = shutdown.wait_for(|course| *course != Course::Serve) => break,
+                _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
                 Some(first) = requests.0.recv() => asked.push(first),
                 _ = looks.tick(), if watches || self.keeps_any() => {
                     self.let_go();
@@ -224,15 +224,15 @@ impl Reloader {
             while let Ok(more) = requests.0.try_recv() {
                 asked.push(more);
             }
-            let before = self.house.tls.clone();
+            let before = self.state.tls.clone();
             let outcome = Arc::new(self.reload(path).await);
-            let after = self.house.tls.as_ref();
+            let after = self.state.tls.as_ref();
             if before.as_ref().map(Arc::as_ptr) != after.map(Arc::as_ptr) {
                 certificates.abort_all();
                 *certificates = self.watch_certificates(shutdown);
             }
             tell(&outcome);
-            self.house.sight.note_reload(&outcome);
+            self.state.introspection.note_reload(&outcome);
             for answer in asked {
                 // Whoever asked may have gone.
                 let _ = answer.send(Arc::clone(&outcome));
@@ -244,7 +244,7 @@ impl Reloader {
     /// Looks after the files of certificates, where there are any, until it is dropped.
     fn watch_certificates(&self, shutdown: &Shutdown) -> JoinSet<()> {
         let mut watching = JoinSet::new();
-        if let Some(tls) = &self.house.tls {
+        if let Some(tls) = &self.state.tls {
             let known = (Arc::clone(tls), shutdown.clone());
             let (watched, acquired) = (known.clone(), known);
             watching.spawn(endure(move || {
@@ -278,14 +278,14 @@ impl Reloader {
         let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
         let change = self.listeners.prepare((&config.listen, secure));
         let change = change.map_err(ReloadError::Unusable)?;
-        let house = self.house.renewed(&config).map_err(ReloadError::Unusable)?;
-        let house = Arc::new(house);
+        let state = self.state.renewed(&config).map_err(ReloadError::Unusable)?;
+        let state = Arc::new(state);
         let moves = self.listeners.commit(change);
         let moves = moves.map_err(ReloadError::Unusable)?;
-        self.order(&config, &house, moves).await;
-        self.house.sight.renew(config.fresh_copy(), &house);
-        let old = std::mem::replace(&mut self.house, house);
-        if !Arc::ptr_eq(&old.access, &self.house.access) {
+        self.order(&config, &state, moves).await;
+        self.state.introspection.renew(config.fresh_copy(), &state);
+        let old = std::mem::replace(&mut self.state, state);
+        if !Arc::ptr_eq(&old.access, &self.state.access) {
             // The last handle of a log waits for its writer: no worker should have to.
             self.retired.push(Arc::clone(&old.access));
         }
@@ -322,14 +322,14 @@ impl Reloader {
     }
 
     /// Has every worker serve by `config`; returns when all do.
-    async fn order(&mut self, config: &Config, house: &Arc<House>, moves: Moves) {
+    async fn order(&mut self, config: &Config, state: &Arc<ServerState>, moves: Moves) {
         let closed: Arc<[u64]> = moves.closed.into();
         let mut done = Vec::new();
         for (worker, opened) in self.workers.iter().zip(moves.opened) {
             let (answer, told) = oneshot::channel();
             let order = Order {
                 config: Box::new(config.fresh_copy()),
-                house: Arc::clone(house),
+                state: Arc::clone(state),
                 opened,
                 closed: Arc::clone(&closed),
                 done: answer,

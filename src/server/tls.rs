@@ -180,7 +180,7 @@ async fn begin(
             return None;
         }
     };
-    if arrival.ip != ip && !worker.seat(&mut open, arrival.ip) {
+    if arrival.ip != ip && !worker.permit(&mut open, arrival.ip) {
         return None;
     }
     Some(connection::serve(stream, arrival, worker, open))

@@ -16,7 +16,7 @@ pub struct ServerReport {
     /// Where it is.
     pub server: String,
     /// How it stands. Known to all workers.
-    pub state: ServerState,
+    pub state: ServerStatus,
     /// Its part of the requests.
     pub weight: u32,
     /// Requests under way.
@@ -35,7 +35,7 @@ pub struct ServerReport {
 
 /// How a server stands, in every view of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServerState {
+pub enum ServerStatus {
     /// Requests are sent there.
     Up,
     /// Requests are sent there, and the last of them failed.
@@ -46,14 +46,14 @@ pub enum ServerState {
     Down,
 }
 
-impl ServerState {
+impl ServerStatus {
     /// The word for it.
     pub fn word(self) -> &'static str {
         match self {
-            ServerState::Up => "up",
-            ServerState::Failing => "failing",
-            ServerState::Ejected(_) => "ejected",
-            ServerState::Down => "down",
+            ServerStatus::Up => "up",
+            ServerStatus::Failing => "failing",
+            ServerStatus::Ejected(_) => "ejected",
+            ServerStatus::Down => "down",
         }
     }
 }
@@ -79,10 +79,10 @@ impl Server {
         ServerReport {
             server: self.place.to_string(),
             state: match self.vital.watch.standing() {
-                Standing::InOrder if self.vital.is_failing() => ServerState::Failing,
-                Standing::InOrder => ServerState::Up,
-                Standing::Ejected(until) => ServerState::Ejected(until),
-                Standing::Down => ServerState::Down,
+                Standing::InOrder if self.vital.is_failing() => ServerStatus::Failing,
+                Standing::InOrder => ServerStatus::Up,
+                Standing::Ejected(until) => ServerStatus::Ejected(until),
+                Standing::Down => ServerStatus::Down,
             },
             weight: self.weight,
             in_flight: self.in_flight.load(Ordering::Relaxed) as u64,

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::config::{Config, Listen, StoreKind};
 use crate::server::claim::{Claim, Holder};
 use crate::server::inherit::Given;
-use crate::server::listen::{Neighbour, bind_first, neighbour_at};
+use crate::server::listen::{PortSharer, bind_first, neighbour_at};
 use crate::server::pid_file::PidFile;
 
 /// How long a process that was told to end has until it has let go of its sockets.
@@ -95,7 +95,7 @@ pub(super) fn bind<'l>(
             Err(Some(error)) => return Err(error),
             // Another line may be the reason, or the process whose place this one takes.
             Err(None) => match neighbour_at(line, sockets) {
-                Some(Neighbour { pid, .. }) if is_ours(pid, role) => {}
+                Some(PortSharer { pid, .. }) if is_ours(pid, role) => {}
                 Some(other) => {
                     let end = match other.pid {
                         pid @ Some(one) if is_like_this(one) => instead(pid),

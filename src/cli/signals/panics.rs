@@ -9,9 +9,9 @@ use super::{Door, spawn};
 use crate::clock;
 use crate::failpoint::control::arm;
 use crate::server::harness::{PATIENCE, panics_in, run_alone};
+use crate::server::heartbeat::Heartbeats;
 use crate::server::listen::Listeners;
-use crate::server::pulse::Pulse;
-use crate::server::{Course, reload};
+use crate::server::{Lifecycle, reload};
 
 fn signal_that_panics(signal: Signal, name: &'static str) {
     let failure = arm(name, 1);
@@ -32,13 +32,13 @@ fn a_panic_loses_no_signal_but_its_own_and_no_end() {
         return;
     }
     let listeners = Listeners::open((&[], &[]), 1, &mut Vec::new()).unwrap();
-    let (course, mut shutdown) = tokio::sync::watch::channel(Course::Serve);
+    let (lifecycle, mut shutdown) = tokio::sync::watch::channel(Lifecycle::Serve);
     let (reload, _requests) = reload::channel();
     let door = Door {
-        course,
+        lifecycle,
         reload,
         listeners: Arc::new(listeners),
-        pulse: Arc::new(Pulse::new(1)),
+        heartbeats: Arc::new(Heartbeats::new(1)),
         predecessor: None,
         pid_file: None,
         claim: None,
@@ -46,12 +46,12 @@ fn a_panic_loses_no_signal_but_its_own_and_no_end() {
     spawn(door).unwrap();
     signal_that_panics(Signal::HUP, "signals.reload");
     signal_that_panics(Signal::HUP, "signals.reload");
-    assert_eq!(*shutdown.borrow_and_update(), Course::Serve);
+    assert_eq!(*shutdown.borrow_and_update(), Lifecycle::Serve);
     signal_that_panics(Signal::TERM, "signals.stop");
     let began = clock::now();
-    while *shutdown.borrow_and_update() == Course::Serve {
+    while *shutdown.borrow_and_update() == Lifecycle::Serve {
         assert!(began.elapsed() < PATIENCE, "it does not end");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(*shutdown.borrow(), Course::Stop { yields: false });
+    assert_eq!(*shutdown.borrow(), Lifecycle::Stop { yields: false });
 }

@@ -4,7 +4,7 @@
 use std::io;
 
 use super::{
-    Bound, Entrance, Listen, Listener, Listeners, SocketFileId, flatten, named, neighbours,
+    Bound, Entrance, Listen, Listener, Listeners, SocketFileId, flatten, named, port_sharing,
 };
 
 /// What a reload changes, bound and not yet used.
@@ -41,7 +41,7 @@ impl Listeners {
             }
             if let (false, Listen::Tcp(address)) = (self.joins, wanted) {
                 let own: Vec<&Listener> = bound.iter().flat_map(|one| &one.sockets).collect();
-                if let Some(other) = neighbours::find_at(*address, &own) {
+                if let Some(other) = port_sharing::find_at(*address, &own) {
                     let why = io::Error::new(io::ErrorKind::AddrInUse, other.to_string());
                     return Err(named(wanted, &why));
                 }

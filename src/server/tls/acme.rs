@@ -20,7 +20,7 @@ use super::Tls;
 use crate::certificate::Certificate;
 use crate::clock;
 use crate::config::{AcmeChallenge, AcmeSettings, pem};
-use crate::server::{Course, Shutdown};
+use crate::server::{Lifecycle, Shutdown};
 
 pub(super) use cache::stored;
 
@@ -97,7 +97,7 @@ pub(in crate::server) async fn acme(tls: Arc<Tls>, mut shutdown: Shutdown) {
         }
     };
     tokio::select! {
-        _ = shutdown.wait_for(|course| *course != Course::Serve) => {}
+        _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => {}
         () = work => {}
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Tls;
 use crate::certificate::Certificate;
 use crate::config::{IdentityFiles, PemFile, TlsSettings, pem};
-use crate::server::{Course, Shutdown};
+use crate::server::{Lifecycle, Shutdown};
 
 /// From one look to the next.
 const EVERY: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ pub(in crate::server) async fn watch(tls: Arc<Tls>, mut shutdown: Shutdown) {
     let mut all: Vec<Watched> = Vec::new();
     loop {
         tokio::select! {
-            _ = shutdown.wait_for(|course| *course != Course::Serve) => return,
+            _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => return,
             () = tokio::time::sleep(EVERY) => tls.look(&mut all),
         }
     }

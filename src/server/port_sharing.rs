@@ -30,7 +30,7 @@ const LISTENS: &str = "0A";
 
 /// A socket of another process that listens where one of ours does, or is to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Neighbour {
+pub struct PortSharer {
     /// Its process, where this process may know it.
     pub pid: Option<u32>,
     /// Where it listens.
@@ -38,7 +38,7 @@ pub struct Neighbour {
 }
 
 /// A socket but these that listens at the address of one of them.
-pub(crate) fn find(own: &[&Listener]) -> Option<Neighbour> {
+pub(crate) fn find(own: &[&Listener]) -> Option<PortSharer> {
     let address = |socket: &&Listener| match socket {
         Listener::Tcp(socket) => socket.local_addr().ok(),
         Listener::Unix(_) => None,
@@ -49,14 +49,14 @@ pub(crate) fn find(own: &[&Listener]) -> Option<Neighbour> {
 }
 
 /// A socket but these that listens at this address.
-pub(crate) fn find_at(address: SocketAddr, own: &[&Listener]) -> Option<Neighbour> {
+pub(crate) fn find_at(address: SocketAddr, own: &[&Listener]) -> Option<PortSharer> {
     let inodes: Vec<u64> = own.iter().filter_map(|socket| inode(socket).ok()).collect();
     TABLES.into_iter().find_map(|table| {
         let text = std::fs::read_to_string(table).unwrap_or_default();
         let mut all = listening(&text);
         let (address, inode) =
             all.find(|(place, inode)| overlap(*place, address) && !inodes.contains(inode))?;
-        Some(Neighbour {
+        Some(PortSharer {
             pid: process_of(inode),
             address,
         })
@@ -82,7 +82,7 @@ fn process_of(inode: u64) -> Option<u32> {
     })
 }
 
-impl fmt::Display for Neighbour {
+impl fmt::Display for PortSharer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.pid {
             Some(pid) => write!(f, "process {pid} listens on {}", self.address),
@@ -190,15 +190,15 @@ mod tests {
     fn a_neighbour_is_seen_and_gets_what_is_left_to_it() {
         let any = [Listen::Tcp("127.0.0.1:0".parse().unwrap())];
         let first = Listeners::open((&any, &[]), 2, &mut Vec::new()).unwrap();
-        let neighbours = |listeners: &Listeners| {
+        let port_sharing = |listeners: &Listeners| {
             let sets = listeners.sets().unwrap();
             let all = sets.iter().flatten().map(|one| &one.listener);
             find(&all.collect::<Vec<_>>()).is_some()
         };
-        assert!(!neighbours(&first));
+        assert!(!port_sharing(&first));
         let address = first.addresses()[0];
         let second = Listeners::open((&[Listen::Tcp(address)], &[]), 1, &mut Vec::new()).unwrap();
-        assert!(neighbours(&first) && neighbours(&second));
+        assert!(port_sharing(&first) && port_sharing(&second));
         let waiting = TcpStream::connect(address).unwrap();
         let closed = first.each(|_, sockets| sockets.iter().try_for_each(take_no_more));
         closed.unwrap();
@@ -210,6 +210,6 @@ mod tests {
         first.close();
         let others: Vec<TcpStream> = others.into_iter().map(|one| one.join().unwrap()).collect();
         drop((waiting, others));
-        assert!(!neighbours(&second));
+        assert!(!port_sharing(&second));
     }
 }

@@ -10,16 +10,16 @@ const ENDED: u64 = u64::MAX;
 
 /// See the file's head.
 #[derive(Debug)]
-pub struct Pulse {
+pub struct Heartbeats {
     beats: Vec<AtomicU64>,
     first: Notify,
     fallen: Notify,
 }
 
-impl Pulse {
+impl Heartbeats {
     /// For so many workers, none of which serves yet.
-    pub fn new(workers: usize) -> Pulse {
-        Pulse {
+    pub fn new(workers: usize) -> Heartbeats {
+        Heartbeats {
             beats: (0..workers).map(|_| AtomicU64::new(0)).collect(),
             first: Notify::new(),
             fallen: Notify::new(),
@@ -82,17 +82,17 @@ mod tests {
 
     #[test]
     fn a_worker_that_stands_still_is_seen() {
-        let pulse = Pulse::new(2);
+        let heartbeats = Heartbeats::new(2);
         let mut memory = Vec::new();
-        pulse.beat(0);
-        pulse.beat(1);
-        assert!(pulse.all_beat_since(&mut memory));
-        pulse.beat(0);
-        assert!(!pulse.all_beat_since(&mut memory));
-        pulse.beat(0);
-        pulse.end(1);
-        assert!(pulse.all_beat_since(&mut memory));
-        pulse.beat(0);
-        assert!(pulse.all_beat_since(&mut memory));
+        heartbeats.beat(0);
+        heartbeats.beat(1);
+        assert!(heartbeats.all_beat_since(&mut memory));
+        heartbeats.beat(0);
+        assert!(!heartbeats.all_beat_since(&mut memory));
+        heartbeats.beat(0);
+        heartbeats.end(1);
+        assert!(heartbeats.all_beat_since(&mut memory));
+        heartbeats.beat(0);
+        assert!(heartbeats.all_beat_since(&mut memory));
     }
 }

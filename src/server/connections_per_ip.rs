@@ -12,18 +12,22 @@ const IPV6_BITS: u32 = 64;
 
 /// Those of one process; an address without a connection takes no place here.
 #[derive(Debug, Default)]
-pub(crate) struct Seats(Mutex<HashMap<IpAddr, usize>>);
+pub(crate) struct ConnectionsPerIp(Mutex<HashMap<IpAddr, usize>>);
 
 /// One connection's place among its address's; dropping it gives it back.
 #[derive(Debug)]
-pub(crate) struct Seat {
-    seats: Arc<Seats>,
+pub(crate) struct ConnectionPermit {
+    per_ip: Arc<ConnectionsPerIp>,
     whose: IpAddr,
 }
 
-impl Seats {
+impl ConnectionsPerIp {
     /// A place for one more connection of this address, of which it may have so many.
-    pub(crate) fn take(self: &Arc<Seats>, ip: IpAddr, most: usize) -> Option<Seat> {
+    pub(crate) fn take(
+        self: &Arc<ConnectionsPerIp>,
+        ip: IpAddr,
+        most: usize,
+    ) -> Option<ConnectionPermit> {
         let whose = owner(ip);
         let mut all = self.lock();
         let taken = all.entry(whose).or_default();
@@ -31,8 +35,8 @@ impl Seats {
             return None;
         }
         *taken += 1;
-        Some(Seat {
-            seats: Arc::clone(self),
+        Some(ConnectionPermit {
+            per_ip: Arc::clone(self),
             whose,
         })
     }
@@ -42,9 +46,9 @@ impl Seats {
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        let mut all = self.seats.lock();
+        let mut all = self.per_ip.lock();
         if let Some(taken) = all.get_mut(&self.whose) {
             *taken -= 1;
             if *taken == 0 {
@@ -71,8 +75,8 @@ mod tests {
 
     #[test]
     fn an_address_has_its_places_and_gives_them_back() {
-        let seats = Arc::new(Seats::default());
-        let take = |ip: &str| seats.take(ip.parse().unwrap(), 2);
+        let per_ip = Arc::new(ConnectionsPerIp::default());
+        let take = |ip: &str| per_ip.take(ip.parse().unwrap(), 2);
         let first = take("192.0.2.1");
         let _second = take("::ffff:192.0.2.1");
         assert!(first.is_some() && take("192.0.2.1").is_none());
@@ -83,6 +87,6 @@ mod tests {
         let third = (take("2001:db8::9"), take("2001:db8:0:1::1"));
         assert!(third.0.is_none() && third.1.is_some());
         drop((_second, _of_one_network, third));
-        assert!(seats.lock().is_empty());
+        assert!(per_ip.lock().is_empty());
     }
 }

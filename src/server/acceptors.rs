@@ -10,11 +10,11 @@ use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 
-use super::crew::Guest;
 use super::drain::Open;
 use super::listen::{BACKLOG, Entrance, Listener};
 use super::worker::{Worker, endure};
-use super::{Course, connection, neighbours, tls};
+use super::worker_set::HandedOff;
+use super::{Lifecycle, connection, port_sharing, tls};
 use crate::proxy::Arrival;
 use crate::telemetry::panics::contained;
 use crate::wire::{Accepted, Stream};
@@ -23,7 +23,7 @@ use crate::wire::{Accepted, Stream};
 const ACCEPT_REST: Duration = Duration::from_millis(50);
 
 /// All of one worker.
-pub(super) struct Entrances {
+pub(super) struct Acceptors {
     worker: Arc<Worker>,
     all: Vec<Attended>,
 }
@@ -43,13 +43,13 @@ impl Attended {
     }
 }
 
-impl Entrances {
-    pub(super) fn open(worker: &Arc<Worker>, entrances: Vec<Entrance>) -> io::Result<Entrances> {
-        let mut all = Entrances {
+impl Acceptors {
+    pub(super) fn open(worker: &Arc<Worker>, acceptors: Vec<Entrance>) -> io::Result<Acceptors> {
+        let mut all = Acceptors {
             worker: Arc::clone(worker),
             all: Vec::new(),
         };
-        for entrance in entrances {
+        for entrance in acceptors {
             all.add(entrance)?;
         }
         Ok(all)
@@ -85,15 +85,15 @@ impl Entrances {
     }
 
     /// Accepts no more.
-    pub(super) async fn end(mut self, course: Course) {
+    pub(super) async fn end(mut self, lifecycle: Lifecycle) {
         let worker = &self.worker;
         worker.drain.begin(&worker.sweep);
-        if course == (Course::Stop { yields: true }) {
+        if lifecycle == (Lifecycle::Stop { yields: true }) {
             for one in self.all.iter().filter(|one| !one.entrance.lent) {
                 // Where it is not allowed, a few connections are lost, as with any other server.
-                let _ = neighbours::take_no_more(&one.entrance.listener);
+                let _ = port_sharing::take_no_more(&one.entrance.listener);
             }
-            tokio::time::sleep(neighbours::HANDSHAKES).await;
+            tokio::time::sleep(port_sharing::HANDSHAKES).await;
         }
         for one in &mut self.all {
             one.leave().await;
@@ -130,7 +130,7 @@ async fn accept_tcp(listener: Arc<TcpListener>, worker: Arc<Worker>, secure: boo
                 let _ = stream.set_nodelay(true);
                 let (mut open, ip) = (worker.drain.open(permit), address.ip().to_canonical());
                 failpoint!("server.accept");
-                if worker.seat(&mut open, ip) {
+                if worker.permit(&mut open, ip) {
                     place(&worker, AcceptedTcp { stream, ip }, secure, open);
                 }
             }
@@ -148,8 +148,8 @@ struct AcceptedTcp {
 /// Greets a client, or has a worker do it that has clearly fewer.
 fn place(worker: &Arc<Worker>, accepted: AcceptedTcp, secure: bool, open: Open) {
     let AcceptedTcp { stream, ip } = accepted;
-    let (crew, index) = &worker.place;
-    let Some(lighter) = crew.lighter(*index) else {
+    let (workers, index) = &worker.place;
+    let Some(least_loaded) = workers.least_loaded(*index) else {
         let stream = Stream::Tcp(stream);
         return greet(worker, Accepted { stream, ip }, secure, open);
     };
@@ -157,31 +157,31 @@ fn place(worker: &Arc<Worker>, accepted: AcceptedTcp, secure: bool, open: Open) 
     let Ok(stream) = stream.into_std() else {
         return;
     };
-    let guest = Guest {
+    let handed = HandedOff {
         stream,
         ip,
         secure,
         open,
     };
-    if let Err(stays) = crew.pass_on(guest, (*index, lighter)) {
+    if let Err(stays) = workers.hand_off(handed, (*index, least_loaded)) {
         welcome(worker, stays);
     }
 }
 
-fn welcome(worker: &Arc<Worker>, guest: Guest) {
-    if let Ok(stream) = TcpStream::from_std(guest.stream) {
+fn welcome(worker: &Arc<Worker>, handed: HandedOff) {
+    if let Ok(stream) = TcpStream::from_std(handed.stream) {
         let accepted = Accepted {
             stream: Stream::Tcp(stream),
-            ip: guest.ip,
+            ip: handed.ip,
         };
-        greet(worker, accepted, guest.secure, guest.open);
+        greet(worker, accepted, handed.secure, handed.open);
     }
 }
 
 /// Greets whom other workers pass on, as long as this one lives.
-pub(super) async fn receive(mut guests: UnboundedReceiver<Guest>, worker: Arc<Worker>) {
-    while let Some(guest) = guests.recv().await {
-        contained(async { welcome(&worker, guest) }).await;
+pub(super) async fn receive(mut handed_off: UnboundedReceiver<HandedOff>, worker: Arc<Worker>) {
+    while let Some(handed) = handed_off.recv().await {
+        contained(async { welcome(&worker, handed) }).await;
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use hyper::server::conn::http1;
 
-use super::House;
+use super::ServerState;
 use super::tls::Tls;
 use crate::clock::Sweep;
 use crate::config::{Config, ServerSettings};
@@ -26,7 +26,7 @@ const HYPER_HEADERS: usize = 100;
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
 /// Everything that one configuration has a say in.
-pub(crate) struct Serving {
+pub(crate) struct ActiveConfig {
     pub(super) proxy: Proxy,
     pub(super) settings: ServerSettings,
     pub(super) http: http1::Builder,
@@ -36,13 +36,18 @@ pub(crate) struct Serving {
     pub(super) generation: u64,
 }
 
-impl Serving {
-    fn new(proxy: Proxy, settings: ServerSettings, house: &House, generation: u64) -> Serving {
-        Serving {
+impl ActiveConfig {
+    fn new(
+        proxy: Proxy,
+        settings: ServerSettings,
+        state: &ServerState,
+        generation: u64,
+    ) -> ActiveConfig {
+        ActiveConfig {
             proxy,
             http: http_builder(&settings),
             settings,
-            tls: house.tls.clone(),
+            tls: state.tls.clone(),
             generation,
         }
     }
@@ -58,7 +63,7 @@ impl Serving {
 }
 
 /// What one configuration hands to the next, and connections do not need.
-pub(super) struct Kept {
+pub(super) struct CarriedOver {
     counts: Arc<Counts>,
     stores: (Store, Arc<Memory>),
     access: Arc<AccessLog>,
@@ -66,15 +71,15 @@ pub(super) struct Kept {
     spans: Arc<Queue>,
 }
 
-impl Kept {
+impl CarriedOver {
     /// Opens the store's connection, and waits until the first attempt to reach it has ended: who
     /// listens only after that need not begin with decisions of its own.
-    pub(super) async fn open(house: &House) -> Kept {
-        let kept = Kept {
-            stores: house.counts.open(),
-            counts: Arc::clone(&house.counts),
-            access: Arc::clone(&house.access),
-            spans: house.exports.queue(),
+    pub(super) async fn open(state: &ServerState) -> CarriedOver {
+        let kept = CarriedOver {
+            stores: state.counts.open(),
+            counts: Arc::clone(&state.counts),
+            access: Arc::clone(&state.access),
+            spans: state.exports.queue(),
         };
         kept.store().ready().await;
         kept
@@ -85,50 +90,54 @@ impl Kept {
     }
 
     /// What is served first.
-    pub(super) fn begin(&self, config: Config, (house, sweep): (&House, &Sweep)) -> Serving {
+    pub(super) fn begin(
+        &self,
+        config: Config,
+        (state, sweep): (&ServerState, &Sweep),
+    ) -> ActiveConfig {
         let settings = config.server.clone();
-        let log = house.access.buffer();
+        let log = state.access.buffer();
         let stores = self.stores.clone();
         let tracing = config.tracing.clone();
-        let proxy = Proxy::new(config, stores, (sweep, &house.vitals), &log)
+        let proxy = Proxy::new(config, stores, (sweep, &state.vitals), &log)
             .traced(tracing.as_deref(), &self.spans);
-        Serving::new(proxy, settings, house, 0)
+        ActiveConfig::new(proxy, settings, state, 0)
     }
 
     /// What is served after `old`. The requests that `old` still has end as they began: with its
     /// routes and limits, and with slots of its store.
     pub(super) async fn renew(
         &mut self,
-        old: &Serving,
+        old: &ActiveConfig,
         config: Config,
-        (house, sweep): (&House, &Sweep),
-    ) -> Serving {
-        if !Arc::ptr_eq(&self.counts, &house.counts) {
-            self.stores = house.counts.open();
-            self.counts = Arc::clone(&house.counts);
+        (state, sweep): (&ServerState, &Sweep),
+    ) -> ActiveConfig {
+        if !Arc::ptr_eq(&self.counts, &state.counts) {
+            self.stores = state.counts.open();
+            self.counts = Arc::clone(&state.counts);
             self.store().ready().await;
         }
         self.store().limits_changed();
-        let log = if Arc::ptr_eq(&self.access, &house.access) {
+        let log = if Arc::ptr_eq(&self.access, &state.access) {
             old.proxy.log().clone()
         } else {
-            house.access.buffer()
+            state.access.buffer()
         };
-        self.access = Arc::clone(&house.access);
+        self.access = Arc::clone(&state.access);
         let settings = config.server.clone();
         let stores = self.stores.clone();
-        let servers = (sweep, &*house.vitals);
+        let servers = (sweep, &*state.vitals);
         let tracing = config.tracing.clone();
         let proxy = old.proxy.renewed(config, stores, servers, &log);
         let proxy = proxy.traced(tracing.as_deref(), &self.spans);
-        Serving::new(proxy, settings, house, old.generation + 1)
+        ActiveConfig::new(proxy, settings, state, old.generation + 1)
     }
 }
 
 /// Hands the log's lines over from time to time, those of a replaced log too as long as requests
 /// that began with it may add some. Drops expired counts, whether requests come or not. Tells
 /// `beat` each time that this thread runs.
-pub(super) async fn flush(serving: Arc<ArcSwap<Serving>>, beat: impl Fn()) {
+pub(super) async fn flush(serving: Arc<ArcSwap<ActiveConfig>>, beat: impl Fn()) {
     let mut logs: Vec<Buffer> = Vec::new();
     loop {
         beat();

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use arc_swap::ArcSwap;
 use tokio::sync::{Semaphore, watch};
 
-use super::House;
+use super::ServerState;
+use super::active_config::ActiveConfig;
 use super::reload::Outcome;
-use super::serving::Serving;
 use crate::clock;
 use crate::config::Config;
 use crate::otlp::Exports;
@@ -21,17 +21,17 @@ use crate::telemetry::access::AccessLog;
 
 /// See the file's head.
 #[derive(Debug)]
-pub struct Sight {
+pub struct Introspection {
     started_us: u64,
     /// How many configurations there were.
     changes: watch::Sender<u64>,
-    inside: Mutex<Inside>,
+    inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
-struct Inside {
+struct Inner {
     now: Option<Now>,
-    workers: Vec<Weak<ArcSwap<Serving>>>,
+    workers: Vec<Weak<ArcSwap<ActiveConfig>>>,
     reload: Option<LastReload>,
     reloads: u64,
 }
@@ -57,7 +57,7 @@ pub struct LastReload {
 }
 
 /// One look at a house that serves.
-pub struct View<'v> {
+pub struct Snapshot<'v> {
     /// What it serves by.
     pub config: &'v Config,
     /// Since when, microseconds since the Unix epoch.
@@ -74,27 +74,27 @@ pub struct View<'v> {
     pub reload: Option<&'v LastReload>,
     /// How many there were.
     pub reloads: u64,
-    workers: Vec<Arc<Serving>>,
+    workers: Vec<Arc<ActiveConfig>>,
 }
 
-impl View<'_> {
+impl Snapshot<'_> {
     /// What each worker serves by.
     pub fn proxies(&self) -> impl Iterator<Item = &Proxy> {
         self.workers.iter().map(|serving| &serving.proxy)
     }
 }
 
-impl Default for Sight {
-    fn default() -> Sight {
-        Sight {
+impl Default for Introspection {
+    fn default() -> Introspection {
+        Introspection {
             started_us: clock::unix_us(),
             changes: watch::Sender::new(0),
-            inside: Mutex::default(),
+            inner: Mutex::default(),
         }
     }
 }
 
-impl Sight {
+impl Introspection {
     /// When the process was started, microseconds since the Unix epoch.
     pub fn started_us(&self) -> u64 {
         self.started_us
@@ -106,48 +106,48 @@ impl Sight {
     }
 
     /// Looks. Nothing is seen before the house serves, and after its end.
-    pub fn look<T>(&self, see: impl FnOnce(&View<'_>) -> T) -> Option<T> {
-        let inside = self.inside();
-        let now = inside.now.as_ref()?;
-        let workers = inside.workers.iter().filter_map(Weak::upgrade);
+    pub fn inspect<T>(&self, see: impl FnOnce(&Snapshot<'_>) -> T) -> Option<T> {
+        let inner = self.inner();
+        let now = inner.now.as_ref()?;
+        let workers = inner.workers.iter().filter_map(Weak::upgrade);
         let free = now.connections.available_permits();
-        Some(see(&View {
+        Some(see(&Snapshot {
             config: &now.config,
             loaded_us: now.loaded_us,
             counts: &now.counts,
             access: &now.access,
             exports: &now.exports,
             connections: now.max_connections.saturating_sub(free),
-            reload: inside.reload.as_ref(),
-            reloads: inside.reloads,
+            reload: inner.reload.as_ref(),
+            reloads: inner.reloads,
             workers: workers.map(|serving| serving.load_full()).collect(),
         }))
     }
 
     /// A worker serves by what is in there.
-    pub(super) fn add(&self, serving: &Arc<ArcSwap<Serving>>) {
-        self.inside().workers.push(Arc::downgrade(serving));
+    pub(super) fn add(&self, serving: &Arc<ArcSwap<ActiveConfig>>) {
+        self.inner().workers.push(Arc::downgrade(serving));
     }
 
     /// The house serves by `config` from now on.
-    pub(super) fn renew(&self, config: Config, house: &House) {
-        self.inside().now = Some(Now {
+    pub(super) fn renew(&self, config: Config, state: &ServerState) {
+        self.inner().now = Some(Now {
             config,
             loaded_us: clock::unix_us(),
-            counts: Arc::clone(&house.counts),
-            access: Arc::clone(&house.access),
-            exports: Arc::clone(&house.exports),
-            connections: Arc::clone(&house.connections),
-            max_connections: house.max_connections,
+            counts: Arc::clone(&state.counts),
+            access: Arc::clone(&state.access),
+            exports: Arc::clone(&state.exports),
+            connections: Arc::clone(&state.connections),
+            max_connections: state.max_connections,
         });
         self.changes.send_modify(|changes| *changes += 1);
     }
 
     /// A reload has ended.
     pub(super) fn note_reload(&self, outcome: &Outcome) {
-        let mut inside = self.inside();
-        inside.reloads += 1;
-        inside.reload = Some(LastReload {
+        let mut inner = self.inner();
+        inner.reloads += 1;
+        inner.reload = Some(LastReload {
             at_us: clock::unix_us(),
             outcome: Arc::clone(outcome),
         });
@@ -155,19 +155,19 @@ impl Sight {
 
     /// The end: nothing of the house is held from here on.
     pub(super) fn close(&self) {
-        let mut inside = self.inside();
-        inside.workers.clear();
-        inside.now = None;
-        drop(inside);
+        let mut inner = self.inner();
+        inner.workers.clear();
+        inner.now = None;
+        drop(inner);
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    fn inside(&self) -> MutexGuard<'_, Inside> {
-        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Inside {
+impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Inside")
             .field("reloads", &self.reloads)

@@ -19,41 +19,41 @@ const SLACK: usize = 16;
 
 /// See the file's head.
 #[derive(Debug)]
-pub(crate) struct Crew(Vec<Member>);
+pub(crate) struct WorkerSet(Vec<WorkerSlot>);
 
 /// One worker.
 #[derive(Debug)]
-struct Member {
+struct WorkerSlot {
     drain: Arc<Drain>,
     /// As many may wait there as there may be connections.
-    guests: UnboundedSender<Guest>,
+    handed_off: UnboundedSender<HandedOff>,
     /// Taken once it serves: before that nobody is sent there.
-    received: Mutex<Option<UnboundedReceiver<Guest>>>,
+    received: Mutex<Option<UnboundedReceiver<HandedOff>>>,
     serves: AtomicBool,
 }
 
 /// A client on his way to another worker, which has him among its own already.
 #[derive(Debug)]
-pub(super) struct Guest {
+pub(super) struct HandedOff {
     pub(super) stream: TcpStream,
     pub(super) ip: IpAddr,
     pub(super) secure: bool,
     pub(super) open: Open,
 }
 
-impl Crew {
+impl WorkerSet {
     /// Of so many workers.
-    pub(super) fn new(workers: usize) -> Crew {
-        let member = |_| {
-            let (guests, received) = unbounded_channel();
-            Member {
+    pub(super) fn new(workers: usize) -> WorkerSet {
+        let slot = |_| {
+            let (handed_off, received) = unbounded_channel();
+            WorkerSlot {
                 drain: Arc::default(),
-                guests,
+                handed_off,
                 received: Mutex::new(Some(received)),
                 serves: AtomicBool::new(false),
             }
         };
-        Crew((0..workers).map(member).collect())
+        WorkerSet((0..workers).map(slot).collect())
     }
 
     /// The clients of worker `index`.
@@ -62,41 +62,41 @@ impl Crew {
     }
 
     /// Worker `index` serves from now on: whom others send to it.
-    pub(super) fn join(&self, index: usize) -> Option<UnboundedReceiver<Guest>> {
-        let member = &self.0[index];
-        let received = member.received.lock();
+    pub(super) fn join(&self, index: usize) -> Option<UnboundedReceiver<HandedOff>> {
+        let slot = &self.0[index];
+        let received = slot.received.lock();
         let received = received.unwrap_or_else(PoisonError::into_inner).take();
-        member.serves.store(true, Ordering::Relaxed);
+        slot.serves.store(true, Ordering::Relaxed);
         received
     }
 
     /// Who has clearly fewer clients than worker `index`, which has just been given another one.
-    pub(super) fn lighter(&self, index: usize) -> Option<usize> {
+    pub(super) fn least_loaded(&self, index: usize) -> Option<usize> {
         let own = self.0[index].drain.count();
         let others = self.0.iter().enumerate();
-        let others = others.filter(|(_, member)| member.serves.load(Ordering::Relaxed));
+        let others = others.filter(|(_, slot)| slot.serves.load(Ordering::Relaxed));
         let (least, whose) = others
-            .map(|(whose, member)| (member.drain.count(), whose))
+            .map(|(whose, slot)| (slot.drain.count(), whose))
             .min()?;
         (own > least + 1 + least / SLACK).then_some(whose)
     }
 
     /// Sends a client of worker `from` to worker `to`. He comes back if that one is ending.
-    pub(super) fn pass_on(
+    pub(super) fn hand_off(
         &self,
-        mut guest: Guest,
+        mut handed: HandedOff,
         (from, to): (usize, usize),
-    ) -> Result<(), Guest> {
+    ) -> Result<(), HandedOff> {
         let other = &self.0[to];
-        guest.open.move_to(&other.drain);
+        handed.open.move_to(&other.drain);
         // Looked at after the move: who begins to drain from now on waits for him.
         let sent = match other.drain.is_draining() {
-            true => Err(guest),
-            false => other.guests.send(guest).map_err(|unsent| unsent.0),
+            true => Err(handed),
+            false => other.handed_off.send(handed).map_err(|unsent| unsent.0),
         };
-        sent.map_err(|mut guest| {
-            guest.open.move_to(&self.0[from].drain);
-            guest
+        sent.map_err(|mut handed| {
+            handed.open.move_to(&self.0[from].drain);
+            handed
         })
     }
 }
@@ -108,20 +108,20 @@ mod tests {
     use super::*;
 
     /// What `clients` have become, who all come to the first of so many workers.
-    fn spread(workers: usize, clients: usize) -> Vec<usize> {
-        let crew = Crew::new(workers);
-        let _receivers: Vec<_> = (0..workers).map(|index| crew.join(index)).collect();
+    fn spread(count: usize, clients: usize) -> Vec<usize> {
+        let workers = WorkerSet::new(count);
+        let _receivers: Vec<_> = (0..count).map(|index| workers.join(index)).collect();
         let permits = Arc::new(Semaphore::new(clients));
         let mut kept = Vec::new();
         for _ in 0..clients {
             let permit = Arc::clone(&permits).try_acquire_owned().unwrap();
-            let mut open = crew.0[0].drain.open(permit);
-            if let Some(to) = crew.lighter(0) {
-                open.move_to(&crew.0[to].drain);
+            let mut open = workers.0[0].drain.open(permit);
+            if let Some(to) = workers.least_loaded(0) {
+                open.move_to(&workers.0[to].drain);
             }
             kept.push(open);
         }
-        crew.0.iter().map(|member| member.drain.count()).collect()
+        workers.0.iter().map(|slot| slot.drain.count()).collect()
     }
 
     #[test]
