@@ -29,9 +29,9 @@ mod health;
 mod history;
 mod keys;
 mod limits;
+mod overrides;
 #[cfg(all(test, debug_assertions))]
 mod panics;
-mod people;
 mod place;
 mod process;
 mod prometheus;

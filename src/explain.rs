@@ -37,8 +37,7 @@ pub struct Live<'l> {
     pub from: String,
     /// The secret that identities are hashed with there.
     pub hash_key: [u8; 32],
-    /// What operators said of single clients, and the time it goes by, microseconds.
-    pub people: (crate::limit::people::People, u64),
+    pub overrides: Option<crate::store::overrides::OverrideSnapshot>,
     /// Asks how a charge stands.
     pub stand: &'l mut Stand<'l>,
 }
@@ -64,7 +63,7 @@ pub fn explain(
     let (from, counted) = match live {
         Some(live) => {
             let counted = Counted {
-                people: live.people,
+                overrides: live.overrides,
                 stand: live.stand,
             };
             (Some(live.from), Some(counted))

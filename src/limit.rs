@@ -12,7 +12,6 @@ mod exempt;
 pub mod headers;
 pub mod key;
 pub mod log;
-pub mod people;
 pub mod precision;
 pub mod rate;
 pub mod slots;

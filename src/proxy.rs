@@ -27,7 +27,7 @@ pub mod layer;
 pub mod limiter;
 mod line;
 mod logged;
-mod people;
+mod overrides;
 pub mod problem;
 pub mod rehearsal;
 pub mod reject;

@@ -51,7 +51,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::config::{Config, LogFormat, LogSettings, LogTarget};
 use crate::otlp::Exports;
-use crate::proxy::limiter::Counts;
+use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
 use crate::upstream::Vitals;
 use checks::Checks;
@@ -68,7 +68,7 @@ use worker_set::WorkerSet;
 /// and the bound on connections.
 pub(crate) struct ServerState {
     pub(crate) access: Arc<AccessLog>,
-    pub(crate) counts: Arc<Counts>,
+    pub(crate) counts: Arc<StoreHandle>,
     pub(crate) vitals: Arc<Vitals>,
     checks: Arc<Checks>,
     pub(crate) connections: Arc<Semaphore>,
@@ -98,7 +98,7 @@ impl ServerState {
         Ok(ServerState {
             exports,
             access: Arc::new(open_access_log(&config.log)?),
-            counts: Arc::new(Counts::new(config)?),
+            counts: Arc::new(StoreHandle::new(config)?),
             vitals,
             checks,
             connections: Arc::new(Semaphore::new(most)),

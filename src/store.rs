@@ -18,8 +18,7 @@ mod ledger;
 pub mod memory;
 mod observed;
 mod outage;
-mod own;
-pub mod people;
+pub mod overrides;
 pub mod recovery;
 pub mod redis;
 pub mod reserve;
@@ -44,8 +43,9 @@ use hash_key::{CurrentKey, KeyRing};
 use lasting::Lasting;
 use memory::Memory;
 pub use observed::Observed;
+use overrides::OverrideSnapshot;
+use redis::Redis;
 use redis::cluster::{self, Cluster};
-use redis::{CurrentPeople, Redis};
 
 /// What all workers share of the store; made once, before the workers start.
 #[derive(Clone, Debug)]
@@ -266,13 +266,12 @@ impl Store {
         }
     }
 
-    /// What operators said of single keys, and the time it goes by; `None`, at the cost of one
-    /// load, if nothing is said of anyone.
-    pub fn people(&self) -> Option<(CurrentPeople, u64)> {
+    /// What operators have set for single keys; `None`, at the cost of one load, if nothing.
+    pub fn overrides(&self) -> Option<OverrideSnapshot> {
         match self {
-            Store::Memory(memory) => memory.people(),
-            Store::Redis(redis) => redis.shared().people(),
-            Store::Cluster(cluster) => cluster.shared().people(),
+            Store::Memory(memory) => memory.overrides(),
+            Store::Redis(redis) => redis.shared().overrides(),
+            Store::Cluster(cluster) => cluster.shared().overrides(),
         }
     }
 

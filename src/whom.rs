@@ -16,7 +16,7 @@ use crate::limit::key::{Alternatives, ApiKeys, Given, HashSecret, KeyError, Part
 use crate::limit::{KeyHash, Limit, Missing};
 use crate::path::{CanonicalPath, Case, fold};
 use crate::route::host_of;
-use crate::store::people::Record;
+use crate::store::overrides::Record;
 
 pub use standing::{Row, every_window, items, standing};
 
@@ -175,7 +175,7 @@ impl Eyes<'_> {
         let known = self.records.iter().find(|one| one.subject.tag() == tag);
         Whom {
             tag,
-            parts: known.map_or_else(String::new, |one| one.words.key.clone()),
+            parts: known.map_or_else(String::new, |one| one.terms.key.clone()),
         }
     }
 

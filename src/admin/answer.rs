@@ -19,7 +19,7 @@ use super::gate::Deed;
 use super::place::{Place, parameter};
 use super::upstreams;
 use super::{
-    AdminState, clients, config, dashboard, denials, explain, keys, limits, people, prometheus,
+    AdminState, clients, config, dashboard, denials, explain, keys, limits, overrides, prometheus,
     reload, routes, status, traffic,
 };
 use crate::telemetry::metrics::text::Form;
@@ -93,8 +93,8 @@ async fn find(state: &Arc<AdminState>, request: Request<Incoming>) -> Answer {
     failpoint!("admin.request");
     match place {
         place if place.is_told_something() => write(state, &place, request).await,
-        Place::Overrides => people::overrides(state).await,
-        Place::Changes => people::changes(state).await,
+        Place::Overrides => overrides::overrides(state).await,
+        Place::Changes => overrides::changes(state).await,
         Place::Key(limit, words) => {
             let words = match parameter(request.uri().query(), "by").as_deref() {
                 Some("id") => vec![format!("tag={}", words.join("&"))],
@@ -188,7 +188,9 @@ async fn write(state: &Arc<AdminState>, place: &Place, request: Request<Incoming
     match place {
         Place::Reload => reload::reload(state).await,
         Place::Explain => explain::tell(state, &said).await,
-        Place::Change(limit, what) => people::change(state, limit.as_deref(), *what, &said).await,
+        Place::Change(limit, what) => {
+            overrides::change(state, limit.as_deref(), *what, &said).await
+        }
         _ => Err(Refusal::nothing("there is nothing here")),
     }
 }

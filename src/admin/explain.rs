@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::AdminState;
 use super::answer::{Answer, Refusal, json_of, seen};
-use super::people::Where;
+use super::overrides::StorePlace;
 use crate::config::Config;
 use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
 use crate::limit::{Charge, Decision};
@@ -26,7 +26,7 @@ pub(super) async fn tell(state: &Arc<AdminState>, said: &Value) -> Answer {
     let found = state
         .server
         .introspection
-        .inspect(|snapshot| (snapshot.config.fresh_copy(), Where::of(snapshot)));
+        .inspect(|snapshot| (snapshot.config.fresh_copy(), StorePlace::of(snapshot)));
     let (config, place) = seen(found)?;
     let _way = state.way().await?;
     let telling = tokio::task::spawn_blocking(move || match live {
@@ -38,7 +38,11 @@ pub(super) async fn tell(state: &Arc<AdminState>, said: &Value) -> Answer {
     Ok(json_of(&json!(told)))
 }
 
-fn with_counts(config: &Config, question: &Question, place: Where) -> Result<Explanation, Refusal> {
+fn with_counts(
+    config: &Config,
+    question: &Question,
+    place: StorePlace,
+) -> Result<Explanation, Refusal> {
     let mut counts = place.open()?;
     let said = counts.said()?;
     let hash_key = counts.hash_key();
@@ -49,7 +53,7 @@ fn with_counts(config: &Config, question: &Question, place: Where) -> Result<Exp
     let live = Live {
         from,
         hash_key,
-        people: (said.people(), said.now_us),
+        overrides: said.snapshot(),
         stand: &mut stand,
     };
     explain(config, question, Some(live)).map_err(refusal)

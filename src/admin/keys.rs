@@ -9,13 +9,13 @@ use serde_json::{Value, json};
 
 use super::AdminState;
 use super::answer::{Answer, Refusal, json_of, seen};
-use super::people::{Counts, Where, record};
+use super::overrides::{OperatorStore, StorePlace, record};
 use super::status::seconds;
 use crate::client::ClientIp;
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::key::{ApiKeys, HashSecret};
 use crate::limit::{KeyHash, Limit, Retry};
-use crate::store::redis::Said;
+use crate::store::overrides::OverrideList;
 use crate::whom::{Eyes, Row, Unclarity, Unclear, Whom, cut, standing};
 
 /// Words of a key.
@@ -35,7 +35,7 @@ impl Register {
     pub(super) fn open(
         state: &AdminState,
         name: Option<&str>,
-    ) -> Result<(Register, Where), Refusal> {
+    ) -> Result<(Register, StorePlace), Refusal> {
         let (register, place) = seen(state.server.introspection.inspect(|snapshot| {
             let config = snapshot.config;
             let mut limits = config.limits.iter();
@@ -45,7 +45,7 @@ impl Register {
                 limit: name.and_then(|name| limits.find(|one| *one.name == *name).cloned()),
                 limits: config.limits.clone(),
             };
-            (register, Where::of(snapshot))
+            (register, StorePlace::of(snapshot))
         }))?;
         match (name, &register.limit) {
             (Some(name), None) => Err(Refusal::nothing(format!("there is no limit `{name}`"))),
@@ -57,9 +57,9 @@ impl Register {
     pub(super) fn whom(
         &self,
         state: &AdminState,
-        counts: &mut Counts,
+        counts: &mut OperatorStore,
         words: &[String],
-    ) -> Result<(Whom, Said), Refusal> {
+    ) -> Result<(Whom, OverrideList), Refusal> {
         let said = counts.said()?;
         let denied = match words {
             [word] => state.denied(word, self.limit.as_ref().map(|limit| &*limit.name)),
@@ -92,7 +92,7 @@ impl Register {
     fn known(
         &self,
         state: &AdminState,
-        counts: &mut Counts,
+        counts: &mut OperatorStore,
         prefix: &KeyHashPrefix,
     ) -> Vec<KeyHash> {
         state.drain();
@@ -158,8 +158,8 @@ pub(super) async fn show(state: &Arc<AdminState>, limit: &str, words: Vec<String
     Ok(json_of(&asking.await.map_err(broke)??))
 }
 
-fn told(limit: &Limit, whom: &Whom, rows: &[Row], said: &Said) -> Value {
-    let of_it = |one: &&crate::store::people::Record| {
+fn told(limit: &Limit, whom: &Whom, rows: &[Row], said: &OverrideList) -> Value {
+    let of_it = |one: &&crate::store::overrides::Record| {
         let names = one.subject.limit();
         one.subject.tag() == whom.tag && names.is_none_or(|name| *name == *limit.name)
     };

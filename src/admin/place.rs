@@ -1,7 +1,7 @@
 //! What can be asked for: paths and queries, read.
 
 use super::gate::Deed;
-use super::people::What;
+use super::overrides::What;
 use crate::whom::decoded;
 
 /// Everything that can be asked for.

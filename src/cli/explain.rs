@@ -14,7 +14,7 @@ use crate::config::{self, Config, StoreKind};
 use crate::explain::text::{Style, render};
 use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
 use crate::limit::{Charge, Decision};
-use crate::store::redis::{Desk, DeskError};
+use crate::store::redis::{OverrideClient, OverrideClientError};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArgs {
@@ -65,8 +65,8 @@ pub(super) fn run(args: &ExplainArgs) -> u8 {
                 return trouble.say();
             }
         },
-        (true, StoreKind::Redis(server)) => match Desk::open(&config.store, server) {
-            Ok(desk) => live(&config, &question, desk),
+        (true, StoreKind::Redis(server)) => match OverrideClient::open(&config.store, server) {
+            Ok(client) => live(&config, &question, client),
             Err(error) => {
                 say(&format!("tidegate: {error}"));
                 return DID_NOT_WORK;
@@ -118,13 +118,13 @@ fn ask(args: &ExplainArgs, question: &Question) -> Result<Explanation, Trouble> 
 fn live(
     config: &Config,
     question: &Question,
-    mut desk: Desk,
+    mut client: OverrideClient,
 ) -> Result<Explanation, QuestionError> {
-    let machine = |error: DeskError| QuestionError::Machine(error.to_string());
-    let said = desk.said().map_err(machine)?;
-    let hash_key = *desk.hash_key().key.as_bytes();
+    let machine = |error: OverrideClientError| QuestionError::Machine(error.to_string());
+    let said = client.overrides().map_err(machine)?;
+    let hash_key = *client.hash_key().key.as_bytes();
     let mut stand = |charge: &Charge| -> Result<Decision, String> {
-        desk.stand(charge).map_err(|error| error.to_string())
+        client.stand(charge).map_err(|error| error.to_string())
     };
     let from = match &config.store.kind {
         StoreKind::Redis(redis) => redis.topology.to_string(),
@@ -133,7 +133,7 @@ fn live(
     let live = Live {
         from,
         hash_key,
-        people: (said.people(), said.now_us),
+        overrides: said.snapshot(),
         stand: &mut stand,
     };
     explain(config, question, Some(live))

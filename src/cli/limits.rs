@@ -22,8 +22,11 @@ use super::trouble::Trouble;
 use crate::config::{self, Config, StoreKind};
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::{KeyHash, Limit, LimitCheck};
-use crate::store::people::{Deed, MAX_RECORDS, Subject, Words, clean};
-use crate::store::redis::{Change, Desk, Done, Said};
+use crate::store::overrides::{
+    ChangeKind, ChangeOutcome, MAX_RECORDS, OverrideChange, OverrideList, RecordTerms, Subject,
+    clean,
+};
+use crate::store::redis::OverrideClient;
 use crate::whom::{Eyes, Unclarity, Whom, cut, every_window, items, standing};
 use json::Json;
 use place::{Asked, Place, Process};
@@ -159,8 +162,8 @@ impl Order<'_> {
     fn place(&self) -> Result<Place<'_>, Trouble> {
         match &self.config.store.kind {
             StoreKind::Redis(server) => {
-                let desk = Desk::open(&self.config.store, server)?;
-                Ok(Place::Redis(Box::new(desk)))
+                let client = OverrideClient::open(&self.config.store, server)?;
+                Ok(Place::Redis(Box::new(client)))
             }
             StoreKind::Memory if self.config.admin.is_some() => {
                 let process = Process::of(self.config, self.file.clone().into())?;
@@ -195,14 +198,14 @@ impl Order<'_> {
     /// The key that the words name, and what is said of anyone.
     fn whom(
         &self,
-        desk: &mut Desk,
+        client: &mut OverrideClient,
         words: &[String],
         limit: Option<&Limit>,
-    ) -> Result<(Whom, Said), Trouble> {
-        let said = desk.said()?;
+    ) -> Result<(Whom, OverrideList), Trouble> {
+        let said = client.overrides()?;
         let mut words = words.to_vec();
         let (known, partly) = match cut(&words) {
-            Some(prefix) => self.known(desk, &prefix),
+            Some(prefix) => self.known(client, &prefix),
             None => (Vec::new(), false),
         };
         if known.is_empty()
@@ -211,7 +214,7 @@ impl Order<'_> {
             words = vec![format!("tag={tag}")];
         }
         let words = &words[..];
-        let key = desk.hash_key();
+        let key = client.hash_key();
         let eyes = Eyes {
             client_ip: &self.config.client_ip,
             api_key: &self.config.api_key,
@@ -234,9 +237,9 @@ impl Order<'_> {
     }
 
     /// Clients that Redis counts and whose hash begins so; and whether not all were looked at.
-    fn known(&self, desk: &mut Desk, prefix: &KeyHashPrefix) -> (Vec<KeyHash>, bool) {
+    fn known(&self, client: &mut OverrideClient, prefix: &KeyHashPrefix) -> (Vec<KeyHash>, bool) {
         let limits = self.config.limits.iter().map(AsRef::as_ref);
-        let found = desk.find_key_hashes(limits, prefix);
+        let found = client.find_key_hashes(limits, prefix);
         (found.tags, found.partly)
     }
 
@@ -277,10 +280,10 @@ impl Order<'_> {
     fn show(&self, target: &Target) -> Result<String, Trouble> {
         let limit = self.limit(&target.limit)?;
         let (whom, rows, said) = match self.place()? {
-            Place::Redis(mut desk) => {
-                let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
+            Place::Redis(mut client) => {
+                let (whom, said) = self.whom(&mut client, &target.key, Some(limit))?;
                 let records = &said.records;
-                let rows = standing(limit, &whom, records, |charge| desk.stand(charge))?;
+                let rows = standing(limit, &whom, records, |charge| client.stand(charge))?;
                 (whom, rows, said)
             }
             Place::Process(process) => process.show(limit, &target.key)?,
@@ -297,9 +300,9 @@ impl Order<'_> {
     fn reset(&self, target: &Target) -> Result<String, Trouble> {
         let limit = self.limit(&target.limit)?;
         let (whom, gone) = match self.place()? {
-            Place::Redis(mut desk) => {
-                let (whom, said) = self.whom(&mut desk, &target.key, Some(limit))?;
-                let gone = reset(&mut desk, limit, &whom, &said)?;
+            Place::Redis(mut client) => {
+                let (whom, said) = self.whom(&mut client, &target.key, Some(limit))?;
+                let gone = reset(&mut client, limit, &whom, &said)?;
                 (whom, gone)
             }
             Place::Process(process) => {
@@ -337,14 +340,14 @@ impl Order<'_> {
             (key, rules) = (words, rate::rules(rate, limit)?);
         }
         let unlimited = rules.is_empty() && !args.terms.remove;
-        let words = Words {
+        let record = RecordTerms {
             rules,
             unlimited,
-            ..Words::default()
+            ..RecordTerms::default()
         };
-        let rates = words.rates().unwrap_or_default();
+        let rates = record.rates().unwrap_or_default();
         let subject = |tag| Subject::Override(limit.name.to_string(), tag);
-        let (whom, until_us) = self.make(&args.terms, (key, Some(limit)), subject, words)?;
+        let (whom, until_us) = self.make(&args.terms, (key, Some(limit)), subject, record)?;
         let key = print::named(whom.tag, &whom.parts);
         let text = match args.terms.remove {
             true => format!("{}: key {key} has the limit's own rate again\n", limit.name),
@@ -357,8 +360,8 @@ impl Order<'_> {
     }
 
     fn block(&self, args: &BlockArgs) -> Result<String, Trouble> {
-        let words = Words::default();
-        let (whom, until_us) = self.make(&args.terms, (&args.key, None), Subject::Block, words)?;
+        let record = RecordTerms::default();
+        let (whom, until_us) = self.make(&args.terms, (&args.key, None), Subject::Block, record)?;
         let key = print::named(whom.tag, &whom.parts);
         let text = match args.terms.remove {
             true => format!("key {key} is let in again\n"),
@@ -373,46 +376,46 @@ impl Order<'_> {
         terms: &Terms,
         (key, limit): (&[String], Option<&Arc<Limit>>),
         subject: impl FnOnce(KeyHash) -> Subject,
-        words: Words,
+        record: RecordTerms,
     ) -> Result<(Whom, u64), Trouble> {
         let lasts_us = rate::lasts_us(terms.lasts.as_deref())?;
-        let deed = match terms.remove {
-            true => Deed::Remove,
-            false => Deed::Set,
+        let kind = match terms.remove {
+            true => ChangeKind::Remove,
+            false => ChangeKind::Set,
         };
-        let words = Words {
-            deed,
+        let record = RecordTerms {
+            kind,
             by: me(),
             note: clean(terms.note.as_deref().unwrap_or_default()),
-            ..words
+            ..record
         };
         let (whom, done) = match self.place()? {
-            Place::Redis(mut desk) => {
-                let (whom, _) = self.whom(&mut desk, key, limit.map(AsRef::as_ref))?;
-                let change = Change {
+            Place::Redis(mut client) => {
+                let (whom, _) = self.whom(&mut client, key, limit.map(AsRef::as_ref))?;
+                let change = OverrideChange {
                     subject: subject(whom.tag),
                     lasts_us,
-                    words: Words {
+                    terms: RecordTerms {
                         key: whom.parts.clone(),
-                        ..words
+                        ..record
                     },
                 };
-                let done = desk.change(&change)?;
+                let done = client.change(&change)?;
                 (whom, done)
             }
             Place::Process(process) => {
-                let asked = Asked::change(limit, lasts_us, &words);
+                let asked = Asked::change(limit, lasts_us, &record);
                 let found = process.order(&asked, key)?;
                 (found.whom, found.done)
             }
         };
         match done {
-            Done::Made(until_us) => Ok((whom, until_us)),
-            Done::Nothing => Err(Trouble::failed(match limit {
+            ChangeOutcome::Made(until_us) => Ok((whom, until_us)),
+            ChangeOutcome::Nothing => Err(Trouble::failed(match limit {
                 Some(limit) => format!("that key has no override in `{}`", limit.name),
                 None => "that key is not blocked".to_owned(),
             })),
-            Done::Full => Err(Trouble::failed(format!(
+            ChangeOutcome::Full => Err(Trouble::failed(format!(
                 "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
             ))
             .help("remove some, or write a limit or a `[[bypass]]` for the whole group")),
@@ -431,19 +434,24 @@ fn made(limit: Option<&Arc<Limit>>, whom: &Whom, until_us: u64) -> Json {
 }
 
 /// Forgets what is counted; returns how many counts there were.
-fn reset(desk: &mut Desk, limit: &Arc<Limit>, whom: &Whom, said: &Said) -> Result<u64, Trouble> {
+fn reset(
+    client: &mut OverrideClient,
+    limit: &Arc<Limit>,
+    whom: &Whom,
+    said: &OverrideList,
+) -> Result<u64, Trouble> {
     let windows = every_window(limit, whom.tag, &said.records);
     let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
-    let gone = desk.forget(&items)?;
+    let gone = client.forget(&items)?;
     // Told after it is done: who hears of it asks the store again.
-    desk.change(&Change {
+    client.change(&OverrideChange {
         subject: Subject::Reset(limit.name.to_string(), whom.tag),
         lasts_us: 0,
-        words: Words {
+        terms: RecordTerms {
             by: me(),
             key: whom.parts.clone(),
             suffixes: windows.iter().map(|one| one.store_suffix.clone()).collect(),
-            ..Words::default()
+            ..RecordTerms::default()
         },
     })?;
     Ok(gone)

@@ -1,7 +1,7 @@
 //! Why a command did not work: what is wrong, and what to write instead.
 
 use super::{DID_NOT_WORK, WRONG_USE, run};
-use crate::store::redis::DeskError;
+use crate::store::redis::OverrideClientError;
 use crate::whom::{Unclarity, Unclear};
 
 /// What is said on standard error, and the exit code.
@@ -44,8 +44,8 @@ impl Trouble {
     }
 }
 
-impl From<DeskError> for Trouble {
-    fn from(error: DeskError) -> Trouble {
+impl From<OverrideClientError> for Trouble {
+    fn from(error: OverrideClientError) -> Trouble {
         Trouble::failed(error.to_string())
     }
 }

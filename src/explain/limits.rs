@@ -12,7 +12,7 @@ use crate::limit::{
 };
 use crate::proxy::rehearsal::{Rehearsed, Scene};
 use crate::route::{CostSource, Route};
-use crate::store::people::rate_text;
+use crate::store::overrides::rate_text;
 
 /// The limits of one request.
 #[derive(Default)]

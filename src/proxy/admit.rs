@@ -13,7 +13,7 @@ use http::{Request, Response};
 
 use super::limiter::{Caller, Limiter};
 use super::line::Line;
-use super::people::Said;
+use super::overrides::{refuse_blocked, refuse_blocked_key};
 use super::reject::{Denial, Form, Rejection};
 use super::riders::Riders;
 use super::slots::{Slots, slots_of};
@@ -24,6 +24,7 @@ use crate::limit::{Asker, Charge, Decision, KeyHash, Limit, LimitCheck, Missing,
 use crate::path::Case;
 use crate::route::{Found, Route, is_preflight};
 use crate::store::StoreError;
+use crate::store::overrides::OverrideSnapshot;
 use crate::trace::TraceId;
 
 /// A request before its limits: what it asks of the store, and what lets it pass. Filled where it
@@ -142,7 +143,7 @@ impl Limiter {
     pub(super) fn ask<B>(
         &self,
         request: &Request<B>,
-        (found, said, asked): (&Found<'_, '_>, Option<&Said>, &mut Admission),
+        (found, overrides, asked): (&Found<'_, '_>, Option<&OverrideSnapshot>, &mut Admission),
         facts: &Facts<'_>,
         (caller, client, trace): (Caller<'_>, IpAddr, Option<TraceId>),
     ) -> Result<(), Rejection> {
@@ -151,12 +152,14 @@ impl Limiter {
         asked.affinity = affinity(found.route, facts);
         let free =
             found.route.limits.is_empty() || is_preflight(request.method(), request.headers());
-        if (free && said.is_none()) || self.bypass_of(facts, client, found.route.case).is_some() {
+        if (free && overrides.is_none())
+            || self.bypass_of(facts, client, found.route.case).is_some()
+        {
             self.count_bypassed(&found.route.limits);
             return Ok(());
         }
-        if let Some(said) = said {
-            said.admits(facts, (&key.key, self.logged))?;
+        if let Some(overrides) = overrides {
+            refuse_blocked(overrides, facts, (&key.key, self.logged))?;
         }
         if free {
             self.count_bypassed(&found.route.limits);
@@ -169,12 +172,12 @@ impl Limiter {
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Hash(tag) => {
                     let mut windows = limit.windows_of(facts.tier);
-                    if let Some(said) = said {
-                        said.admits_tag(tag, facts).map_err(|refused| {
+                    if let Some(overrides) = overrides {
+                        refuse_blocked_key(overrides, tag, facts).map_err(|refused| {
                             let spell = || limit.key.spell(facts, limit.missing);
                             self.logged.named(refused, spell)
                         })?;
-                        windows = said.windows(limit, tag).unwrap_or(windows);
+                        windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
                     }
                     if exempt {
                         self.count_bypassed(std::slice::from_ref(limit));

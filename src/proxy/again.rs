@@ -207,7 +207,7 @@ impl Proxy {
             && !self.limiter.asks_tokens(route)
             && route.headers_down.is_empty()
             && route.limits.iter().all(|limit| limit.exempt.is_empty())
-            && self.limiter.store.people().is_none()
+            && self.limiter.store.overrides().is_none()
             && !uri.path().starts_with(CHALLENGES);
         if plain {
             denial.question = Some(Question {
@@ -284,7 +284,7 @@ impl Proxy {
         length: usize,
         paper: Paper<'_>,
     ) -> Again {
-        if self.limiter.store.people().is_some() {
+        if self.limiter.store.overrides().is_some() {
             return Again::New;
         }
         let Known { meaning, last, .. } = known;

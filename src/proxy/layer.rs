@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 use tower::{Layer, Service};
 
 use super::admit::Admission;
-use super::limiter::{Counts, Limiter};
+use super::limiter::{Limiter, StoreHandle};
 use super::line::Line;
 use super::reject::{self, Rejection};
 use super::slots::Slots;
@@ -56,7 +56,7 @@ impl LimitLayer {
                 "limits counted in Redis need a tokio runtime",
             ));
         }
-        let counts = Counts::new(&config)?.open();
+        let counts = StoreHandle::new(&config)?.open();
         let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?;
         Ok(LimitLayer {
             log: Arc::new(log).buffer(),

@@ -12,7 +12,6 @@ use super::claims::Tokens;
 use super::headers::check_framing;
 use super::line::Line;
 use super::logged::Logged;
-use super::people::Said;
 use super::reject::Rejection;
 use super::slots::Stores;
 use crate::certificate::Certificate;
@@ -30,16 +29,16 @@ use crate::telemetry::metrics::Meter;
 /// What all limiters of a process have in common: where they count, and what decides while that
 /// is away.
 #[derive(Debug)]
-pub struct Counts {
+pub struct StoreHandle {
     settings: StoreSettings,
     backing: Backing,
     local: Arc<Memory>,
     log: Option<Arc<DecisionLog>>,
 }
 
-impl Counts {
+impl StoreHandle {
     /// Opens the decision log, if `config` wants one; asks no server anything.
-    pub fn new(config: &Config) -> io::Result<Counts> {
+    pub fn new(config: &Config) -> io::Result<StoreHandle> {
         let log = config.log.decisions.as_deref().map(|path| {
             let named = |error: io::Error| {
                 let text = format!("log.decisions: cannot open {}: {error}", path.display());
@@ -47,20 +46,20 @@ impl Counts {
             };
             DecisionLog::open(path).map_err(named)
         });
-        Counts::open_store(&config.store, log.transpose()?.map(Arc::new))
+        StoreHandle::open_store(&config.store, log.transpose()?.map(Arc::new))
     }
 
     pub(super) fn open_store(
         store: &StoreSettings,
         log: Option<Arc<DecisionLog>>,
-    ) -> io::Result<Counts> {
+    ) -> io::Result<StoreHandle> {
         let backing = Backing::new(store, log.clone()).map_err(io::Error::other)?;
         let local = backing
             .local(store, log.clone())
             .map_err(io::Error::other)?;
         let local = Arc::new(local);
         backing.forgets_in(&local);
-        Ok(Counts {
+        Ok(StoreHandle {
             settings: store.clone(),
             backing,
             local,
@@ -71,7 +70,7 @@ impl Counts {
     /// What counts from now on, where the store has these settings: these very counts if it can be,
     /// so that nothing is forgotten. The decision log goes on, in a new file where its own was
     /// moved away.
-    pub fn renewed(self: &Arc<Self>, store: &StoreSettings) -> io::Result<Arc<Counts>> {
+    pub fn renewed(self: &Arc<Self>, store: &StoreSettings) -> io::Result<Arc<StoreHandle>> {
         if let Some(log) = &self.log {
             let named = |error: io::Error| {
                 io::Error::new(
@@ -95,7 +94,7 @@ impl Counts {
             }
             return Ok(Arc::clone(self));
         }
-        Counts::open_store(store, self.log.clone()).map(Arc::new)
+        StoreHandle::open_store(store, self.log.clone()).map(Arc::new)
     }
 
     /// Lines that the decision log could not take, if there is one.
@@ -232,9 +231,9 @@ impl Limiter {
     ) -> Result<&Route, Rejection> {
         let trace = self.logged.trace(line);
         let (route, is_asked) = self.look(request, caller, line, |found, facts, client| {
-            let said = Said::of(&self.store);
+            let overrides = self.store.overrides();
             let whose = (caller, client, trace);
-            self.ask(request, (found, said.as_ref(), asked), facts, whose)
+            self.ask(request, (found, overrides.as_ref(), asked), facts, whose)
         })?;
         is_asked.map(|()| route)
     }

@@ -15,17 +15,16 @@ use super::changes::{self, Changes};
 use super::flaw::Flaw;
 use super::forward::turn;
 use super::headers::{Peer, Scheme};
-use super::limiter::{Counts, Limiter};
+use super::limiter::{Limiter, StoreHandle};
 use super::line::Line;
-use super::people::Said;
 use super::reject::Rejection;
 use super::secure::Secure;
 use super::{Arrival, Downstream, request_id};
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
-use crate::limit::people::People;
 use crate::limit::{Charge, Decision, KeyHash, Retry};
 use crate::route::{Found, Route, Target, is_preflight};
+use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
 
 /// How what a charge asks stands where the counts are: nothing is charged.
@@ -33,8 +32,7 @@ pub type Stand<'s> = dyn FnMut(&Charge) -> Result<Decision, String> + 's;
 
 /// What is known of the counts that the proxies share.
 pub(crate) struct Counted<'c> {
-    /// What operators said, and the time it goes by.
-    pub(crate) people: (People, u64),
+    pub(crate) overrides: Option<OverrideSnapshot>,
     pub(crate) stand: &'c mut Stand<'c>,
 }
 
@@ -101,7 +99,7 @@ impl Rehearsal {
         config.store.kind = StoreKind::Memory;
         config.store.hash_key = hash_key.or(config.store.hash_key);
         config.store.max_keys = 64;
-        let counts = Counts::open_store(&config.store, None)?.open();
+        let counts = StoreHandle::open_store(&config.store, None)?.open();
         Ok(Rehearsal {
             secure: Secure::new(config.tls.as_deref(), &config.server),
             max_headers: config.server.max_headers,
@@ -165,14 +163,15 @@ impl Rehearsal {
             return Err(Rejection::Flaw(Flaw::HeadTooLarge));
         }
         self.secure.check(request, downstream)?;
-        let people = counted.as_ref().map(|counted| counted.people.clone());
-        let said = people.and_then(|(people, now_us)| Said::at(people, now_us));
+        let overrides = counted
+            .as_ref()
+            .and_then(|counted| counted.overrides.clone());
         let caller = downstream.caller();
         let mut admission = Admission::default();
         let (route, (asked, told)) =
             self.limiter
                 .look(request, caller, line, |found, facts, client| {
-                    let with = (found, said.as_ref(), &mut admission);
+                    let with = (found, overrides.as_ref(), &mut admission);
                     let asked = self
                         .limiter
                         .ask(request, with, facts, (caller, client, None));

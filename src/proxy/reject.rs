@@ -19,7 +19,7 @@ use super::grpc;
 use super::headers::RequestFault;
 use super::limiter::Limiter;
 use super::line::Line;
-use super::people::{Blocked, POLICY};
+use super::overrides::{Blocked, POLICY};
 use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
 use super::request_id;
 use crate::body::BodyError;

@@ -13,7 +13,7 @@ use super::ServerState;
 use super::tls::Tls;
 use crate::clock::Sweep;
 use crate::config::{Config, ServerSettings};
-use crate::proxy::limiter::Counts;
+use crate::proxy::limiter::StoreHandle;
 use crate::proxy::{Downstream, Proxy};
 use crate::store::Store;
 use crate::store::memory::Memory;
@@ -64,7 +64,7 @@ impl ActiveConfig {
 
 /// What one configuration hands to the next, and connections do not need.
 pub(super) struct CarriedOver {
-    counts: Arc<Counts>,
+    counts: Arc<StoreHandle>,
     stores: (Store, Arc<Memory>),
     access: Arc<AccessLog>,
     /// Where this worker's spans wait.

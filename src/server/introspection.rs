@@ -16,7 +16,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::otlp::Exports;
 use crate::proxy::Proxy;
-use crate::proxy::limiter::Counts;
+use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
 
 /// See the file's head.
@@ -40,7 +40,7 @@ struct Inner {
 struct Now {
     config: Config,
     loaded_us: u64,
-    counts: Arc<Counts>,
+    counts: Arc<StoreHandle>,
     access: Arc<AccessLog>,
     exports: Arc<Exports>,
     connections: Arc<Semaphore>,
@@ -63,7 +63,7 @@ pub struct Snapshot<'v> {
     /// Since when, microseconds since the Unix epoch.
     pub loaded_us: u64,
     /// Where it counts.
-    pub(crate) counts: &'v Counts,
+    pub(crate) counts: &'v StoreHandle,
     /// Its access log.
     pub(crate) access: &'v AccessLog,
     /// Where its traces go.

@@ -35,10 +35,9 @@ use smallvec::{SmallVec, smallvec};
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
 use super::lasting::Lasting;
-use super::own::Own;
-use super::people::Record;
+use super::overrides::memory::MemoryOverrides;
+use super::overrides::{ChangeOutcome, OverrideChange, OverrideList, OverrideSnapshot, Record};
 use super::recovery::Recovery;
-use super::redis::{Change, CurrentPeople, Done, Said};
 use crate::clock::Micros;
 use crate::config::StoreSettings;
 use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
@@ -70,7 +69,7 @@ pub struct Memory {
     log: Option<(Source, Arc<DecisionLog>)>,
     bounds: Bounds,
     /// What operators say of single keys.
-    own: Own,
+    overrides: MemoryOverrides,
     /// What is known of the store that this one stands in for.
     recovery: Option<Arc<Recovery>>,
 }
@@ -137,7 +136,7 @@ impl Memory {
             clock,
             fleet: Arc::new(Fleet::of(1)),
             log,
-            own: Own::default(),
+            overrides: MemoryOverrides::default(),
             recovery: None,
             bounds: Bounds {
                 epoch: AtomicU64::new(0),
@@ -226,24 +225,23 @@ impl Memory {
         Some(decision)
     }
 
-    /// What operators said of single keys, and the time it goes by; `None` if nothing.
-    pub fn people(&self) -> Option<(CurrentPeople, u64)> {
-        self.own.current()
+    /// `None`, at the cost of one load, if there are no overrides.
+    pub fn overrides(&self) -> Option<OverrideSnapshot> {
+        self.overrides.snapshot()
     }
 
-    /// Everything that they said and that is in force.
-    pub fn said(&self) -> Said {
-        self.own.said()
+    pub fn override_list(&self) -> OverrideList {
+        self.overrides.list()
     }
 
-    /// The last changes that they made, newest first.
-    pub fn changes(&self) -> Vec<Record> {
-        self.own.changes()
+    /// The last changes of overrides, newest first.
+    pub fn override_changes(&self) -> Vec<Record> {
+        self.overrides.changes()
     }
 
-    /// Makes a change, which holds from the next request on; of a reset it only notes that it was.
-    pub fn say(&self, change: Change) -> Done {
-        self.own.change(change)
+    /// Makes a change, which holds from the next request on. A reset is only noted.
+    pub fn change_override(&self, change: OverrideChange) -> ChangeOutcome {
+        self.overrides.change(change)
     }
 
     /// Forgets what is counted for one budget ([`LimitCheck::id`]).

@@ -6,16 +6,16 @@
 
 mod about;
 pub mod cluster;
-mod desk;
 mod held;
 mod holder;
 mod line;
 mod link;
 mod outage;
 mod outage_log;
+mod override_client;
+mod overrides;
 #[cfg(all(test, debug_assertions))]
 mod panics;
-mod people;
 mod reply;
 mod sentinel;
 mod task;
@@ -30,12 +30,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 pub use about::{About, about, ask_about};
-pub use desk::{Change, Desk, DeskError, Done, Said};
 pub(super) use holder::Awaited;
 use holder::Holder;
 pub use outage_log::OUTAGE_AFTER;
 use outage_log::OutageReporter;
-pub use people::CurrentPeople;
+pub use override_client::{OverrideClient, OverrideClientError};
+use overrides::SharedOverrides;
 
 use smallvec::SmallVec;
 
@@ -46,6 +46,7 @@ use super::journal::Journal;
 use super::known::Known;
 use super::lasting::Lasting;
 use super::memory::Memory;
+use super::overrides::OverrideSnapshot;
 use super::recovery::{ProcessName, Recovery};
 use super::waiting::{Question, Waiting, ask};
 use super::{Observed, StoreError};
@@ -86,7 +87,7 @@ pub struct Shared {
     beat_at_us: AtomicU64,
     /// What was admitted here while the store was away.
     journal: Journal,
-    roll: people::Roll,
+    overrides: SharedOverrides,
 }
 
 impl fmt::Debug for Shared {
@@ -130,7 +131,7 @@ impl Shared {
             local: OnceLock::new(),
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
-            roll: people::Roll::default(),
+            overrides: SharedOverrides::default(),
         })
     }
 
@@ -154,14 +155,14 @@ impl Shared {
         self.outage.away_since()
     }
 
-    /// What operators said of single keys, and the time it goes by; `None` if nothing.
-    pub fn people(&self) -> Option<(CurrentPeople, u64)> {
-        self.roll.current()
+    /// `None`, at the cost of one load, if there are no overrides.
+    pub fn overrides(&self) -> Option<OverrideSnapshot> {
+        self.overrides.snapshot()
     }
 
     /// Where counts of a key must be forgotten too when an operator resets it.
     pub fn forgets_in(&self, local: &Arc<Memory>) {
-        self.roll.forgets_in(local);
+        self.overrides.forgets_in(local);
         let _ = self.local.set(Arc::clone(local));
     }
 
@@ -181,7 +182,7 @@ impl Shared {
         charge: &Charge,
         arrived: Instant,
     ) -> Option<(Source, Decision)> {
-        let times = (self.clock.at_us(arrived), self.roll.epoch());
+        let times = (self.clock.at_us(arrived), self.overrides.epoch());
         let (source, decision) = known.find(charge, times, self.log.is_some())?;
         if let Some(log) = &self.log {
             log.record(source, charge, &decision);
@@ -200,7 +201,7 @@ impl Shared {
         if !self.is_current(generation) {
             return None;
         }
-        let times = (self.clock.at_us(now), self.roll.epoch());
+        let times = (self.clock.at_us(now), self.overrides.epoch());
         let decision = known.find_denial(charge, last, times, self.log.is_some())?;
         if let Some(log) = &self.log {
             log.record(Source::Cache, charge, &decision);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Whom;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Retry, Window};
-use crate::store::people::{Record, Subject, rate_text};
+use crate::store::overrides::{Record, Subject, rate_text};
 
 /// One window.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ fn in_force(limit: &Limit, tag: KeyHash, records: &[Record]) -> impl Iterator<It
     let mut sets: Vec<Set> = Vec::new();
     match found {
         Some(record) => {
-            let windows = Window::all(&limit.name, &record.words.rules);
+            let windows = Window::all(&limit.name, &record.terms.rules);
             sets.push((Some("override".to_owned()), windows));
         }
         None => {

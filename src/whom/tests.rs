@@ -3,7 +3,7 @@
 use super::*;
 use crate::config;
 use crate::limit::{Algorithm, Key, Rule};
-use crate::store::people::{Subject, Words};
+use crate::store::overrides::{RecordTerms, Subject};
 
 fn limit(key: &[&str], missing: Missing) -> Limit {
     let rule = Rule {
@@ -120,9 +120,9 @@ fn a_hash_may_be_shortened_where_it_is_known() {
     let tag = KeyHash([1; 16]);
     let record = Record {
         subject: Subject::Block(tag),
-        words: Words {
+        terms: RecordTerms {
             key: "ip".to_owned(),
-            ..Words::default()
+            ..RecordTerms::default()
         },
     };
     let find = |hash: &str| {

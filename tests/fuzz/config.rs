@@ -109,7 +109,7 @@ fn check(text: &str) {
 }
 
 fn tell(found: &Diagnostics) {
-    // People get the notes by a command of their own, so `human` leaves them out.
+    // Overrides get the notes by a command of their own, so `human` leaves them out.
     assert_eq!(
         render::human(found, true).is_empty(),
         found.is_empty(),

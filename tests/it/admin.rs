@@ -4,7 +4,7 @@ mod config;
 mod findings;
 mod live;
 mod metrics;
-mod people;
+mod overrides;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tidegate::clock::now;
 use tidegate::config::StoreKind;
 use tidegate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule};
-use tidegate::store::people::{Deed, Subject, Words};
-use tidegate::store::redis::{Change, Desk, Done};
+use tidegate::store::overrides::{ChangeKind, ChangeOutcome, OverrideChange, RecordTerms, Subject};
+use tidegate::store::redis::OverrideClient;
 use tidegate::store::{Backing, Store, StoreError};
 
 use crate::admin::Looked;
@@ -286,24 +286,24 @@ fn an_operator_reaches_every_key_and_every_proxy() {
     let StoreKind::Redis(server) = &settings.kind else {
         panic!("{settings:?}");
     };
-    let mut desk = Desk::open(&settings, server).unwrap();
+    let mut client = OverrideClient::open(&settings, server).unwrap();
     let (charges, _) = spread(&cluster, "shown", (1, 12));
     use_up_on(&cluster, &charges);
     for charge in &charges {
-        assert_eq!(desk.stand(charge).unwrap().verdicts[0].used, 1);
-        assert_eq!(desk.forget(charge).unwrap(), 1);
+        assert_eq!(client.stand(charge).unwrap().verdicts[0].used, 1);
+        assert_eq!(client.forget(charge).unwrap(), 1);
     }
     let store = Backing::new(&settings, None).unwrap();
     on_a_worker(async {
         let store = store.open();
         store.ready().await;
         let subject = Subject::Block(charges[0][0].tag);
-        let change = Change {
+        let change = OverrideChange {
             subject,
             lasts_us: 60_000_000,
-            words: Words {
+            terms: RecordTerms {
                 version: 0,
-                deed: Deed::Set,
+                kind: ChangeKind::Set,
                 until_us: 0,
                 at_us: 0,
                 by: "test".to_owned(),
@@ -314,10 +314,10 @@ fn an_operator_reaches_every_key_and_every_proxy() {
                 note: String::new(),
             },
         };
-        let changed = tokio::task::spawn_blocking(move || desk.change(&change).unwrap());
-        assert!(matches!(changed.await.unwrap(), Done::Made(_)));
+        let changed = tokio::task::spawn_blocking(move || client.change(&change).unwrap());
+        assert!(matches!(changed.await.unwrap(), ChangeOutcome::Made(_)));
         let asked = Instant::now();
-        while store.people().is_none() {
+        while store.overrides().is_none() {
             assert!(asked.elapsed() < 10 * SECOND, "it never reaches the proxy");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

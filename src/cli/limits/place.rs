@@ -12,13 +12,15 @@ use crate::cli::trouble::Trouble;
 use crate::config::Config;
 use crate::limit::key::HashSecret;
 use crate::limit::{KeyHash, Limit, Retry};
-use crate::store::people::{Deed, Record, Subject, Words, rules};
-use crate::store::redis::{Desk, Done, Said};
+use crate::store::overrides::{
+    ChangeKind, ChangeOutcome, OverrideList, Record, RecordTerms, Subject, rules,
+};
+use crate::store::redis::OverrideClient;
 use crate::whom::{Eyes, Row, Whom, cut};
 
 /// See the file's head.
 pub(super) enum Place<'c> {
-    Redis(Box<Desk>),
+    Redis(Box<OverrideClient>),
     Process(Box<Process<'c>>),
 }
 
@@ -31,9 +33,9 @@ pub(super) struct Process<'c> {
 
 impl Place<'_> {
     /// What is in force.
-    pub(super) fn said(&mut self) -> Result<Said, Trouble> {
+    pub(super) fn said(&mut self) -> Result<OverrideList, Trouble> {
         match self {
-            Place::Redis(desk) => Ok(desk.said()?),
+            Place::Redis(client) => Ok(client.overrides()?),
             Place::Process(process) => process.said(),
         }
     }
@@ -41,7 +43,7 @@ impl Place<'_> {
     /// The last changes, newest first.
     pub(super) fn changes(&mut self) -> Result<Vec<Record>, Trouble> {
         match self {
-            Place::Redis(desk) => Ok(desk.changes()?),
+            Place::Redis(client) => Ok(client.changes()?),
             Place::Process(process) => {
                 let told = process.get("/api/v1/changes")?;
                 let changes = list(&told["changes"]).filter_map(|told| process.record(told));
@@ -70,10 +72,10 @@ impl Asked {
     }
 
     /// An override of a limit, or a block.
-    pub(super) fn change(limit: Option<&Arc<Limit>>, lasts_us: u64, words: &Words) -> Asked {
-        let removes = words.deed == Deed::Remove;
-        let mut said = json!({ "by": words.by, "reason": words.note, "remove": removes });
-        if let Some(rates) = words.rates() {
+    pub(super) fn change(limit: Option<&Arc<Limit>>, lasts_us: u64, terms: &RecordTerms) -> Asked {
+        let removes = terms.kind == ChangeKind::Remove;
+        let mut said = json!({ "by": terms.by, "reason": terms.note, "remove": removes });
+        if let Some(rates) = terms.rates() {
             said["rate"] = Value::String(rates);
         }
         if lasts_us > 0 {
@@ -94,7 +96,7 @@ impl Asked {
 /// What became of it.
 pub(super) struct Obeyed {
     pub(super) whom: Whom,
-    pub(super) done: Done,
+    pub(super) done: ChangeOutcome,
 }
 
 /// Whether a client may be named by its hash or by a request's id: only the proxy knows them.
@@ -123,10 +125,10 @@ impl Process<'_> {
         told.map_err(|failed| self.trouble(&failed))
     }
 
-    fn said(&self) -> Result<Said, Trouble> {
+    fn said(&self) -> Result<OverrideList, Trouble> {
         let told = self.get("/api/v1/overrides")?;
         let records = list(&told["overrides"]).filter_map(|told| self.record(told));
-        Ok(Said {
+        Ok(OverrideList {
             now_us: 0,
             records: records.collect(),
         })
@@ -137,13 +139,13 @@ impl Process<'_> {
         &self,
         limit: &Limit,
         words: &[String],
-    ) -> Result<(Whom, Vec<Row>, Said), Trouble> {
+    ) -> Result<(Whom, Vec<Row>, OverrideList), Trouble> {
         self.understands(words, Some(limit))?;
         let key: Vec<String> = words.iter().map(|word| encoded(word)).collect();
         let name = encoded(&limit.name);
         let told = self.get(&format!("/api/v1/limits/{name}/keys/{}", key.join("&")))?;
         let records = [&told["override"], &told["block"]];
-        let said = Said {
+        let said = OverrideList {
             now_us: 0,
             records: records
                 .iter()
@@ -180,13 +182,13 @@ impl Process<'_> {
         match done {
             Ok(told) => Ok(Obeyed {
                 whom: whom(&told)?,
-                done: Done::Made(micros(&told["until"])),
+                done: ChangeOutcome::Made(micros(&told["until"])),
             }),
             Err(Failed::Refused(404, why)) if asked.removes && why.contains("to take back") => {
-                Ok(undone(Done::Nothing))
+                Ok(undone(ChangeOutcome::Nothing))
             }
             Err(Failed::Refused(409, why)) if why.contains("as many as there may be") => {
-                Ok(undone(Done::Full))
+                Ok(undone(ChangeOutcome::Full))
             }
             Err(failed) => Err(self.trouble(&failed)),
         }
@@ -229,31 +231,33 @@ impl Process<'_> {
 
     fn record(&self, told: &Value) -> Option<Record> {
         let tag = KeyHash::parse(told["id"].as_str()?)?;
-        let mut words = Words {
+        let mut terms = RecordTerms {
             until_us: micros(&told["until"]),
             at_us: micros(&told["at"]),
             by: text(&told["by"]),
             key: text(&told["key"]),
             note: text(&told["reason"]),
-            ..Words::default()
+            ..RecordTerms::default()
         };
         let what = text(&told["what"]);
         if what.ends_with(" removed") {
-            words.deed = Deed::Remove;
+            terms.kind = ChangeKind::Remove;
         }
         let subject = match told["limit"].as_str() {
             None => Subject::Block(tag),
             Some(name) if what == "reset" => Subject::Reset(name.to_owned(), tag),
-            Some(name) if words.deed == Deed::Remove => Subject::Override(name.to_owned(), tag),
+            Some(name) if terms.kind == ChangeKind::Remove => {
+                Subject::Override(name.to_owned(), tag)
+            }
             Some(name) => {
                 let mut limits = self.config.limits.iter();
                 let limit = limits.find(|limit| *limit.name == *name)?;
-                words.rules = rules(told["rates"].as_str()?, limit).ok()?;
-                words.unlimited = words.rules.is_empty();
+                terms.rules = rules(told["rates"].as_str()?, limit).ok()?;
+                terms.unlimited = terms.rules.is_empty();
                 Subject::Override(name.to_owned(), tag)
             }
         };
-        Some(Record { subject, words })
+        Some(Record { subject, terms })
     }
 }
 

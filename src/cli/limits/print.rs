@@ -2,8 +2,7 @@
 
 use super::json::Json;
 use crate::limit::{KeyHash, Limit, Retry, Window};
-use crate::store::people::{Record, rate_text};
-use crate::store::redis::Said;
+use crate::store::overrides::{OverrideList, Record, rate_text};
 use crate::telemetry::stamp;
 use crate::whom::{Row, Whom};
 
@@ -15,7 +14,7 @@ pub(super) struct Shown<'s> {
     pub(super) limit: &'s Limit,
     pub(super) whom: &'s Whom,
     pub(super) rows: Vec<Row>,
-    pub(super) said: &'s Said,
+    pub(super) said: &'s OverrideList,
 }
 
 pub(super) fn short(tag: KeyHash) -> String {
@@ -85,7 +84,7 @@ fn key_of(limit: &Limit) -> String {
 /// The limits, what is said of whom, and the last changes if they are asked for.
 pub(super) fn list<'l>(
     limits: impl Iterator<Item = &'l Limit>,
-    said: &Said,
+    said: &OverrideList,
     changes: Option<&[Record]>,
 ) -> String {
     let mut rows = vec![row(&["LIMIT", "RATE", "KEY"])];
@@ -106,12 +105,12 @@ pub(super) fn list<'l>(
     let mut overrides = vec![row(&["OVERRIDE", "KEY", "RATE", "", "BY", "NOTE"])];
     let mut blocks = vec![row(&["BLOCK", "", "BY", "NOTE"])];
     for record in &said.records {
-        let words = &record.words;
-        let key = named(record.subject.tag(), &words.key);
-        let tail = [until(words.until_us), words.by.clone(), words.note.clone()];
+        let terms = &record.terms;
+        let key = named(record.subject.tag(), &terms.key);
+        let tail = [until(terms.until_us), terms.by.clone(), terms.note.clone()];
         match record.subject.limit() {
             Some(limit) => {
-                let rate = words.rates().unwrap_or_default();
+                let rate = terms.rates().unwrap_or_default();
                 overrides.push([vec![limit.to_owned(), key, rate], tail.to_vec()].concat());
             }
             None => blocks.push([vec![key], tail.to_vec()].concat()),
@@ -133,15 +132,15 @@ pub(super) fn list<'l>(
 fn audit(changes: &[Record]) -> Vec<Vec<String>> {
     let mut rows = vec![row(&["AT", "CHANGE", "LIMIT", "KEY", "RATE", "BY", "NOTE"])];
     rows.extend(changes.iter().map(|change| {
-        let words = &change.words;
+        let terms = &change.terms;
         vec![
-            date(words.at_us),
+            date(terms.at_us),
             change.what().to_owned(),
             change.subject.limit().unwrap_or("-").to_owned(),
-            named(change.subject.tag(), &words.key),
-            words.rates().unwrap_or_else(|| "-".to_owned()),
-            words.by.clone(),
-            words.note.clone(),
+            named(change.subject.tag(), &terms.key),
+            terms.rates().unwrap_or_else(|| "-".to_owned()),
+            terms.by.clone(),
+            terms.note.clone(),
         ]
     }));
     rows
@@ -150,7 +149,7 @@ fn audit(changes: &[Record]) -> Vec<Vec<String>> {
 /// The same as JSON.
 pub(super) fn list_json<'l>(
     limits: impl Iterator<Item = &'l Limit>,
-    said: &Said,
+    said: &OverrideList,
     changes: Option<&[Record]>,
 ) -> Json {
     let rates = |windows: &[std::sync::Arc<Window>]| {
@@ -201,18 +200,18 @@ pub(super) fn list_json<'l>(
 
 /// An override, a block or a change.
 pub(super) fn record(record: &Record) -> Json {
-    let words = &record.words;
+    let terms = &record.terms;
     let date = |us: u64| (us > 0).then(|| stamp::rfc3339(us));
     Json::Object(vec![
         ("limit", record.subject.limit().map(str::to_owned).into()),
         ("key", Json::text(&short(record.subject.tag()))),
         ("tag", Json::Text(record.subject.tag().to_string())),
-        ("counts_by", Json::text(&words.key)),
-        ("rate", words.rates().into()),
-        ("until", date(words.until_us).into()),
-        ("at", date(words.at_us).into()),
-        ("by", Json::text(&words.by)),
-        ("note", Json::text(&words.note)),
+        ("counts_by", Json::text(&terms.key)),
+        ("rate", terms.rates().into()),
+        ("until", date(terms.until_us).into()),
+        ("at", date(terms.at_us).into()),
+        ("by", Json::text(&terms.by)),
+        ("note", Json::text(&terms.note)),
     ])
 }
 
@@ -268,19 +267,19 @@ impl Shown<'_> {
             text.push_str("no limit at all\n");
         }
         for record in self.records() {
-            let words = &record.words;
-            let rates = words
+            let terms = &record.terms;
+            let rates = terms
                 .rates()
                 .map_or_else(String::new, |rates| format!(" {rates}"));
             text.push_str(&format!(
                 "\n{}:{rates} {}, by {} at {}\n",
                 record.what(),
-                until(words.until_us),
-                words.by,
-                date(words.at_us)
+                until(terms.until_us),
+                terms.by,
+                date(terms.at_us)
             ));
-            if !words.note.is_empty() {
-                text.push_str(&format!("  {}\n", words.note));
+            if !terms.note.is_empty() {
+                text.push_str(&format!("  {}\n", terms.note));
             }
         }
         text

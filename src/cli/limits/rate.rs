@@ -3,14 +3,14 @@
 use crate::cli::trouble::Trouble;
 use crate::limit::rate::parse_duration;
 use crate::limit::{Limit, Rule};
-use crate::store::people;
+use crate::store::overrides;
 
 /// The longest time something may hold and have an end.
 const LONGEST_US: u128 = 10 * 366 * 86_400_000_000;
 
 /// What an override puts in the place of a limit's rates; nothing for no limit at all.
 pub(super) fn rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, Trouble> {
-    people::rules(text, limit).map_err(|error| {
+    overrides::rules(text, limit).map_err(|error| {
         let trouble = Trouble::wrong(error.message);
         match error.help {
             Some(help) => trouble.help(help),
@@ -73,7 +73,7 @@ mod tests {
         let slots = limit(&[(Algorithm::Slots, 5, 60_000_000, 1)]);
         assert_eq!(rules("20", &slots).unwrap()[0].units, 20);
         assert_eq!(rules("20", &slots).unwrap()[0].algorithm, Algorithm::Slots);
-        let shown = people::rate_text(&rules("20", &slots).unwrap()[0]);
+        let shown = overrides::rate_text(&rules("20", &slots).unwrap()[0]);
         assert_eq!(rules(&shown, &slots), rules("20", &slots), "{shown}");
     }
 

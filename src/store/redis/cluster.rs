@@ -201,11 +201,11 @@ impl Cluster {
         (generation, arrived): (u64, Instant),
     ) -> Answer {
         let redis = &self.shared.redis;
-        let epoch = redis.roll.epoch();
+        let epoch = redis.overrides.epoch();
         let awaited = self.begin(slot, &mut charge, (generation, arrived))?;
         let decision = awaited.take(&mut charge).await?;
         // What an operator changed meanwhile may not be in it.
-        if !decision.allowed && epoch == redis.roll.epoch() {
+        if !decision.allowed && epoch == redis.overrides.epoch() {
             // Units that another slot's refusal gives back make a denial end early.
             let capped = self.view.gives_back(&charge);
             let longest_us = if capped { GIVES_BACK_US } else { LONGEST_US };

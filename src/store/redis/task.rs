@@ -345,7 +345,7 @@ impl Task {
     async fn call(&mut self, link: &mut Link, batch: Batch) -> Result<(), StoreError> {
         failpoint!("redis.call", self.shared.prefix);
         let sent = clock::now();
-        self.epoch = self.shared.roll.epoch();
+        self.epoch = self.shared.overrides.epoch();
         // Its oldest decides how long all may wait; what is only told waits as if it were new.
         let oldest = batch.oldest.unwrap_or(sent);
         let deadline = (oldest + self.shared.timeout).max(sent + self.shared.timeout / 4);

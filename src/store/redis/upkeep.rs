@@ -9,7 +9,7 @@ use redis::Value;
 use redis::aio::MultiplexedConnection;
 
 use super::link::{Failure, Link, kind_of, learn_key};
-use super::{Shared, people};
+use super::{Shared, overrides};
 use crate::limit::Charge;
 use crate::store::batch::{self, Call, Deed, Group, Reply};
 use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
@@ -28,7 +28,7 @@ pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), S
     learn_key(link.connection(), shared).await?;
     try_script(link, shared).await?;
     let beside = link.beside();
-    people::learn(link.connection(), shared, beside).await?;
+    overrides::learn(link.connection(), shared, beside).await?;
     beat(link.connection(), shared).await
 }
 
@@ -49,7 +49,7 @@ pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kep
     let (mut other, mut third) = (connection.clone(), connection.clone());
     let (was_there, (), ()) = tokio::try_join!(
         learn_key(&mut other, shared),
-        people::refresh(connection, shared, beside),
+        overrides::refresh(connection, shared, beside),
         beat(&mut third, shared),
     )?;
     shared.journal.ripen(shared.clock.now_us());

@@ -11,7 +11,7 @@ use super::task::{ASSERT_EVERY, Event, LOOK_AFTER_MOVE, LOOK_EVERY, Task};
 use super::{Placed, topology};
 use crate::clock;
 use crate::store::redis::link::{PROBE_TIMEOUT, learn_key};
-use crate::store::redis::{people, upkeep};
+use crate::store::redis::{overrides, upkeep};
 use crate::store::{ServerTrouble, StoreError};
 
 impl Task {
@@ -106,12 +106,12 @@ impl Task {
         };
         self.learning = true;
         let beats = self.line_to("fleet");
-        let people = self.line_to("{overrides}");
+        let records = self.line_to("{overrides}");
         let shared = Arc::clone(&self.shared);
         self.work.push(Box::pin(async move {
             let learning = async {
-                if let Some(people) = people {
-                    people::refresh(&people, &shared.redis, ()).await?;
+                if let Some(records) = records {
+                    overrides::refresh(&records, &shared.redis, ()).await?;
                 }
                 if let Some(mut beats) = beats {
                     upkeep::beat(&mut beats, &shared.redis).await?;

@@ -227,7 +227,7 @@ impl Task {
                     deadline,
                     hops: 0,
                     asking: false,
-                    epoch: self.shared.redis.roll.epoch(),
+                    epoch: self.shared.redis.overrides.epoch(),
                 };
                 self.begin(owner, call, now);
             }
@@ -342,7 +342,7 @@ impl Task {
         match replied {
             Ok((bytes, span)) => {
                 // What an operator changed meanwhile may not be in it.
-                let fresh = call.epoch == self.shared.redis.roll.epoch();
+                let fresh = call.epoch == self.shared.redis.overrides.epoch();
                 let (known, reply) = (&self.known, (&bytes[..], span));
                 // Denials are noted, and decisions logged, where the request is put together.
                 let told = reply::hand_out(

@@ -17,7 +17,7 @@ impl Task {
     ) -> Result<(), StoreError> {
         let (known, log) = (&self.known, self.shared.log.as_ref());
         // What an operator changed meanwhile may not be in it.
-        let is_fresh = self.epoch == self.shared.roll.epoch();
+        let is_fresh = self.epoch == self.shared.overrides.epoch();
         let told = reply::hand_out(
             batch,
             (bytes, span),

@@ -13,45 +13,47 @@ use tokio::runtime::Runtime;
 use super::Shared;
 use super::cluster::{reach, slot_of, slot_of_tag};
 use super::link::{Link, connect, kind_of, learn_key};
-use super::people::{self, Names};
+use super::overrides::{self, Names};
 use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::people::People;
 use crate::limit::{Charge, Decision, LimitCheck};
 use crate::store::StoreError;
 use crate::store::batch::{self, Call, Group, Reply};
 use crate::store::hash_key::{CurrentKey, KeyRing};
-use crate::store::people::{Deed, MAX_CHANGES, MAX_RECORDS, Record, SCRIPT, Subject, Words};
+use crate::store::overrides::{
+    ChangeKind, ChangeOutcome, MAX_CHANGES, MAX_RECORDS, OverrideChange, OverrideList, Record,
+    SCRIPT, Subject,
+};
 
-/// What stands between the braces of all names that `people::Names` makes.
+/// What stands between the braces of all names that `overrides::Names` makes.
 const RECORDS_TAG: &[u8] = b"overrides";
 /// How long an operator waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why an operator's command did not work: the kind, and the server's own words where it had any.
 #[derive(Debug)]
-pub struct DeskError {
+pub struct OverrideClientError {
     kind: StoreError,
     said: Option<String>,
 }
 
-impl From<StoreError> for DeskError {
-    fn from(kind: StoreError) -> DeskError {
-        DeskError { kind, said: None }
+impl From<StoreError> for OverrideClientError {
+    fn from(kind: StoreError) -> OverrideClientError {
+        OverrideClientError { kind, said: None }
     }
 }
 
-impl From<RedisError> for DeskError {
-    fn from(error: RedisError) -> DeskError {
+impl From<RedisError> for OverrideClientError {
+    fn from(error: RedisError) -> OverrideClientError {
         let code = error.code().unwrap_or_default();
         let detail = error.detail();
-        DeskError {
+        OverrideClientError {
             kind: kind_of(&error),
             said: detail.map(|detail| format!("{code} {detail}")),
         }
     }
 }
 
-impl fmt::Display for DeskError {
+impl fmt::Display for OverrideClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (&self.kind, &self.said) {
             (StoreError::Server(_), Some(said)) => write!(f, "the store says {said}"),
@@ -60,67 +62,32 @@ impl fmt::Display for DeskError {
     }
 }
 
-impl std::error::Error for DeskError {
+impl std::error::Error for OverrideClientError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.kind)
     }
 }
 
 /// A connection of its own.
-pub struct Desk {
+pub struct OverrideClient {
     link: Link,
     shared: Arc<Shared>,
     runtime: Runtime,
 }
 
-/// What is said now.
-#[derive(Debug)]
-pub struct Said {
-    /// The store's time, microseconds since the Unix epoch; 0 where nothing was ever said.
-    pub now_us: u64,
-    /// What is in force, by subject.
-    pub records: Vec<Record>,
-}
-
-impl Said {
-    /// The same as a proxy asks it, at [`Said::now_us`].
-    pub fn people(&self) -> People {
-        people::tabulate((self.now_us, self.now_us), &self.records)
-    }
-}
-
-/// A change to make.
-#[derive(Debug)]
-pub struct Change {
-    /// Of whom.
-    pub subject: Subject,
-    /// How long it holds, microseconds; 0 until it is removed.
-    pub lasts_us: u64,
-    /// What, by whom and why.
-    pub words: Words,
-}
-
-/// What became of a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Done {
-    /// It is made; it ends then, by the store's clock (0: when it is removed).
-    Made(u64),
-    /// There was nothing to remove.
-    Nothing,
-    /// There are as many overrides and blocks as there may be.
-    Full,
-}
-
-impl Desk {
+impl OverrideClient {
     /// Connects and learns the hash key, as a proxy does.
-    pub fn open(settings: &StoreSettings, server: &RedisSettings) -> Result<Desk, DeskError> {
+    pub fn open(
+        settings: &StoreSettings,
+        server: &RedisSettings,
+    ) -> Result<OverrideClient, OverrideClientError> {
         let keys = KeyRing::new(settings)?;
         let shared = Arc::new(Shared::new(settings, server, keys, None)?);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|_| StoreError::Refused)?;
-        let link: Result<Link, DeskError> = patiently(&runtime, async {
+        let link: Result<Link, OverrideClientError> = patiently(&runtime, async {
             let holder = slot_of_tag(format!("{}hash-key", shared.prefix).as_bytes());
             let mut link = match reach(&shared, holder).await? {
                 Some(link) => link,
@@ -130,7 +97,7 @@ impl Desk {
             Ok(link)
         });
         let link = link?;
-        Ok(Desk {
+        Ok(OverrideClient {
             link,
             shared,
             runtime,
@@ -143,7 +110,7 @@ impl Desk {
     }
 
     /// Turns to the node of a cluster that holds a slot.
-    fn turn_to(&mut self, slot: u16) -> Result<(), DeskError> {
+    fn turn_to(&mut self, slot: u16) -> Result<(), OverrideClientError> {
         let reaching = async { Ok(reach(&self.shared, slot).await?) };
         if let Some(link) = patiently(&self.runtime, reaching)? {
             self.link = link;
@@ -152,51 +119,54 @@ impl Desk {
     }
 
     /// Every override and block in force.
-    pub fn said(&mut self) -> Result<Said, DeskError> {
+    pub fn overrides(&mut self) -> Result<OverrideList, OverrideClientError> {
         self.turn_to(slot_of_tag(RECORDS_TAG))?;
-        let reading = people::read_all(self.link.connection(), &self.shared);
+        let reading = overrides::read_all(self.link.connection(), &self.shared);
         let read = patiently(&self.runtime, told(reading))?.read();
-        let now_us = read.times_us.0;
+        let now_us = read.clocks.store_us;
         let mut records = read.records;
         records.retain(|one| !one.is_over(now_us));
         records.sort_by(|one, other| one.subject.cmp(&other.subject));
-        Ok(Said { now_us, records })
+        Ok(OverrideList { now_us, records })
     }
 
     /// The last changes, newest first.
-    pub fn changes(&mut self) -> Result<Vec<Record>, DeskError> {
+    pub fn changes(&mut self) -> Result<Vec<Record>, OverrideClientError> {
         self.turn_to(slot_of_tag(RECORDS_TAG))?;
-        let reading = people::changes(self.link.connection(), &self.shared, MAX_CHANGES);
+        let reading = overrides::changes(self.link.connection(), &self.shared, MAX_CHANGES);
         patiently(&self.runtime, told(reading))
     }
 
     /// Makes a change, which every proxy sees within a second.
-    pub fn change(&mut self, change: &Change) -> Result<Done, DeskError> {
+    pub fn change(
+        &mut self,
+        change: &OverrideChange,
+    ) -> Result<ChangeOutcome, OverrideClientError> {
         self.turn_to(slot_of_tag(RECORDS_TAG))?;
         let names = Names::new(&self.shared.prefix);
-        let deed = match (&change.subject, change.words.deed) {
+        let kind = match (&change.subject, change.terms.kind) {
             (Subject::Reset(..), _) => "reset",
-            (_, Deed::Set) => "set",
-            (_, Deed::Remove) => "remove",
+            (_, ChangeKind::Set) => "set",
+            (_, ChangeKind::Remove) => "remove",
         };
         let mut command = redis::cmd("EVAL");
         command.arg(SCRIPT).arg(4);
         command.arg(names.records).arg(names.version);
         command.arg(names.changes).arg(names.ends);
-        command.arg("").arg(deed).arg(change.subject.to_string());
-        command.arg(change.lasts_us).arg(change.words.lines());
+        command.arg("").arg(kind).arg(change.subject.to_string());
+        command.arg(change.lasts_us).arg(change.terms.lines());
         command.arg(MAX_RECORDS).arg(MAX_CHANGES);
         let asking = command.query_async(self.link.connection());
         let (done, until_us, _): (i64, u64, u64) = patiently(&self.runtime, told(asking))?;
         Ok(match done {
-            1 => Done::Made(until_us),
-            0 => Done::Nothing,
-            _ => Done::Full,
+            1 => ChangeOutcome::Made(until_us),
+            0 => ChangeOutcome::Nothing,
+            _ => ChangeOutcome::Full,
         })
     }
 
     /// How the items' windows stand, and when each would let its cost pass. Charges nothing.
-    pub fn stand(&mut self, charge: &Charge) -> Result<Decision, DeskError> {
+    pub fn stand(&mut self, charge: &Charge) -> Result<Decision, OverrideClientError> {
         if self.shared.access.seeds().is_none() {
             return self.stand_together(charge);
         }
@@ -213,7 +183,7 @@ impl Desk {
         whole.ok_or_else(|| StoreError::Garbled.into())
     }
 
-    fn stand_together(&mut self, charge: &Charge) -> Result<Decision, DeskError> {
+    fn stand_together(&mut self, charge: &Charge) -> Result<Decision, OverrideClientError> {
         let Some(first) = charge.first() else {
             return Err(StoreError::Garbled.into());
         };
@@ -240,7 +210,7 @@ impl Desk {
     }
 
     /// Deletes the items' counts; returns how many there were.
-    pub fn forget(&mut self, items: &[LimitCheck]) -> Result<u64, DeskError> {
+    pub fn forget(&mut self, items: &[LimitCheck]) -> Result<u64, OverrideClientError> {
         let mut gone = 0;
         for item in items {
             self.turn_to(slot_of(item))?;
@@ -254,14 +224,16 @@ impl Desk {
     }
 }
 
-async fn told<T>(asking: impl Future<Output = Result<T, RedisError>>) -> Result<T, DeskError> {
-    asking.await.map_err(DeskError::from)
+async fn told<T>(
+    asking: impl Future<Output = Result<T, RedisError>>,
+) -> Result<T, OverrideClientError> {
+    asking.await.map_err(OverrideClientError::from)
 }
 
 fn patiently<T>(
     runtime: &Runtime,
-    asking: impl Future<Output = Result<T, DeskError>>,
-) -> Result<T, DeskError> {
+    asking: impl Future<Output = Result<T, OverrideClientError>>,
+) -> Result<T, OverrideClientError> {
     runtime.block_on(async {
         let asked = tokio::time::timeout(PATIENCE, asking).await;
         asked.unwrap_or_else(|_| Err(StoreError::Timeout.into()))

@@ -1,7 +1,7 @@
 //! What operators say of single clients: overrides, blocks and resets, made on the command line and
 //! held by every proxy of one Redis within a second.
 
-mod desk;
+mod commands;
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};

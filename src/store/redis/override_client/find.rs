@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::{Desk, PATIENCE, patiently, told};
+use super::{OverrideClient, PATIENCE, patiently, told};
 use crate::clock;
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::{KeyHash, Limit};
@@ -26,7 +26,7 @@ pub struct FoundHashes {
     pub partly: bool,
 }
 
-impl Desk {
+impl OverrideClient {
     /// Clients with a count in one of the limits and a hash that begins so. Looks at the names of
     /// all keys of the database (SCAN), for as long as an operator waits.
     pub fn find_key_hashes<'l>(

@@ -1,6 +1,6 @@
-//! The rates of an override, as people write them: for a limit as it is.
+//! Reads the rates of an override, for the limit that it changes.
 
-use super::{MAX_RULES, is_sound};
+use super::record::{MAX_RULES, is_sound};
 use crate::limit::rate::{MAX_UNITS, Rate, RateText};
 use crate::limit::{Algorithm, Limit, Rule};
 

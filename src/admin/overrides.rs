@@ -18,8 +18,11 @@ use crate::config::{Config, RedisSettings, StoreKind, StoreSettings};
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Window};
 use crate::server::introspection::Snapshot;
-use crate::store::people::{Deed, MAX_RECORDS, Record, Subject, Words, clean, rules};
-use crate::store::redis::{self, Change, Done, Said};
+use crate::store::overrides::{
+    ChangeKind, ChangeOutcome, MAX_RECORDS, OverrideChange, OverrideList, Record, RecordTerms,
+    Subject, clean, rules,
+};
+use crate::store::redis;
 use crate::store::{Backing, memory::Memory};
 use crate::whom::{Whom, every_window, items};
 
@@ -36,8 +39,8 @@ pub(super) enum What {
     Block,
 }
 
-/// Where it is done.
-pub(super) enum Where {
+/// StorePlace it is done.
+pub(super) enum StorePlace {
     Here(Arc<Memory>),
     Redis(Box<(StoreSettings, RedisSettings)>),
     /// A reload is under way.
@@ -45,16 +48,16 @@ pub(super) enum Where {
 }
 
 /// The same, opened.
-pub(super) enum Counts {
+pub(super) enum OperatorStore {
     Here(Arc<Memory>),
-    Redis(Box<redis::Desk>),
+    Redis(Box<redis::OverrideClient>),
 }
 
 /// An order that makes sense.
 struct Order {
     what: What,
     lasts_us: u64,
-    words: Words,
+    terms: RecordTerms,
 }
 
 /// Does `what` to the client that is named, of a limit or, of a block, of none in particular.
@@ -78,9 +81,9 @@ pub(super) async fn change(
     let broke = || Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be done");
     let (whom, (done, deleted)) = doing.await.map_err(|_| broke())??;
     let until_us = match done {
-        Done::Made(until_us) => until_us,
-        Done::Nothing => return Err(Refusal::nothing("there is nothing to take back")),
-        Done::Full => {
+        ChangeOutcome::Made(until_us) => until_us,
+        ChangeOutcome::Nothing => return Err(Refusal::nothing("there is nothing to take back")),
+        ChangeOutcome::Full => {
             let detail = format!("there are {MAX_RECORDS} of them, as many as there may be");
             return Err(Refusal::new(StatusCode::CONFLICT, detail));
         }
@@ -96,23 +99,23 @@ pub(super) async fn change(
 
 /// Every override and block in force.
 pub(super) async fn overrides(state: &AdminState) -> Answer {
-    let said = ask(state, Counts::said).await?;
+    let said = ask(state, OperatorStore::said).await?;
     let list: Vec<Value> = said.records.iter().map(record).collect();
     Ok(json_of(&json!({ "overrides": list })))
 }
 
 /// The last changes, newest first.
 pub(super) async fn changes(state: &AdminState) -> Answer {
-    let changes = ask(state, Counts::changes).await?;
+    let changes = ask(state, OperatorStore::changes).await?;
     let list: Vec<Value> = changes.iter().map(record).collect();
     Ok(json_of(&json!({ "changes": list })))
 }
 
 async fn ask<T: Send + 'static>(
     state: &AdminState,
-    question: impl FnOnce(&mut Counts) -> Result<T, Refusal> + Send + 'static,
+    question: impl FnOnce(&mut OperatorStore) -> Result<T, Refusal> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let place = seen(state.server.introspection.inspect(Where::of))?;
+    let place = seen(state.server.introspection.inspect(StorePlace::of))?;
     let _way = state.way().await?;
     let asking = tokio::task::spawn_blocking(move || question(&mut place.open()?));
     let broke = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read");
@@ -128,17 +131,17 @@ impl AdminState {
 }
 
 pub(super) fn record(record: &Record) -> Value {
-    let words = &record.words;
+    let terms = &record.terms;
     json!({
         "what": record.what(),
         "limit": record.subject.limit(),
         "id": record.subject.tag().to_string(),
-        "rates": words.rates(),
-        "until": (words.until_us > 0).then(|| seconds(words.until_us)),
-        "at": seconds(words.at_us),
-        "by": words.by,
-        "key": words.key,
-        "reason": words.note,
+        "rates": terms.rates(),
+        "until": (terms.until_us > 0).then(|| seconds(terms.until_us)),
+        "at": seconds(terms.at_us),
+        "by": terms.by,
+        "key": terms.key,
+        "reason": terms.note,
     })
 }
 
@@ -181,41 +184,45 @@ fn order(limit: Option<&Arc<Limit>>, what: What, said: &Value) -> Result<Order, 
         }
         _ => Vec::new(),
     };
-    let words = Words {
-        deed: if remove { Deed::Remove } else { Deed::Set },
+    let terms = RecordTerms {
+        kind: if remove {
+            ChangeKind::Remove
+        } else {
+            ChangeKind::Set
+        },
         by: clean(by),
         unlimited: what == What::Override && rules.is_empty() && !remove,
         rules,
         note: clean(reason),
-        ..Words::default()
+        ..RecordTerms::default()
     };
     Ok(Order {
         what,
         lasts_us: lasts * 1_000_000,
-        words,
+        terms,
     })
 }
 
-impl Where {
-    pub(super) fn of(snapshot: &Snapshot<'_>) -> Where {
+impl StorePlace {
+    pub(super) fn of(snapshot: &Snapshot<'_>) -> StorePlace {
         match (snapshot.counts.backing(), &snapshot.config.store.kind) {
-            (Backing::Memory(memory), _) => Where::Here(Arc::clone(memory)),
+            (Backing::Memory(memory), _) => StorePlace::Here(Arc::clone(memory)),
             (_, StoreKind::Redis(server)) => {
-                Where::Redis(Box::new((snapshot.config.store.clone(), server.clone())))
+                StorePlace::Redis(Box::new((snapshot.config.store.clone(), server.clone())))
             }
-            (_, StoreKind::Memory) => Where::Nowhere,
+            (_, StoreKind::Memory) => StorePlace::Nowhere,
         }
     }
 
     /// Blocks: connects, where that is needed.
-    pub(super) fn open(self) -> Result<Counts, Refusal> {
+    pub(super) fn open(self) -> Result<OperatorStore, Refusal> {
         match self {
-            Where::Here(memory) => Ok(Counts::Here(memory)),
-            Where::Redis(place) => {
-                let state = redis::Desk::open(&place.0, &place.1).map_err(away)?;
-                Ok(Counts::Redis(Box::new(state)))
+            StorePlace::Here(memory) => Ok(OperatorStore::Here(memory)),
+            StorePlace::Redis(place) => {
+                let client = redis::OverrideClient::open(&place.0, &place.1).map_err(away)?;
+                Ok(OperatorStore::Redis(Box::new(client)))
             }
-            Where::Nowhere => {
+            StorePlace::Nowhere => {
                 let detail = "the store is being replaced";
                 Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, detail))
             }
@@ -223,27 +230,27 @@ impl Where {
     }
 }
 
-impl Counts {
-    pub(super) fn said(&mut self) -> Result<Said, Refusal> {
+impl OperatorStore {
+    pub(super) fn said(&mut self) -> Result<OverrideList, Refusal> {
         match self {
-            Counts::Here(memory) => Ok(memory.said()),
-            Counts::Redis(state) => state.said().map_err(away),
+            OperatorStore::Here(memory) => Ok(memory.override_list()),
+            OperatorStore::Redis(client) => client.overrides().map_err(away),
         }
     }
 
     /// The last changes, newest first.
     pub(super) fn changes(&mut self) -> Result<Vec<Record>, Refusal> {
         match self {
-            Counts::Here(memory) => Ok(memory.changes()),
-            Counts::Redis(state) => state.changes().map_err(away),
+            OperatorStore::Here(memory) => Ok(memory.override_changes()),
+            OperatorStore::Redis(client) => client.changes().map_err(away),
         }
     }
 
     /// The secret that identities are hashed with.
     pub(super) fn hash_key(&self) -> [u8; 32] {
         match self {
-            Counts::Here(memory) => *memory.hash_key().key.as_bytes(),
-            Counts::Redis(state) => *state.hash_key().key.as_bytes(),
+            OperatorStore::Here(memory) => *memory.hash_key().key.as_bytes(),
+            OperatorStore::Redis(client) => *client.hash_key().key.as_bytes(),
         }
     }
 
@@ -258,8 +265,8 @@ impl Counts {
     /// How a charge stands; nothing is charged by asking.
     pub(super) fn stand(&mut self, charge: &Charge) -> Result<Decision, Refusal> {
         match self {
-            Counts::Here(memory) => Ok(memory.stand(charge)),
-            Counts::Redis(state) => state.stand(charge).map_err(away),
+            OperatorStore::Here(memory) => Ok(memory.stand(charge)),
+            OperatorStore::Redis(client) => client.stand(charge).map_err(away),
         }
     }
 
@@ -270,7 +277,7 @@ impl Counts {
         prefix: &KeyHashPrefix,
     ) -> Vec<KeyHash> {
         match self {
-            Counts::Here(memory) => {
+            OperatorStore::Here(memory) => {
                 let windows = limits.flat_map(|limit| {
                     let tiers = limit.tiers.iter().flat_map(|tier| &tier.windows);
                     limit.windows.iter().chain(tiers).map(AsRef::as_ref)
@@ -278,14 +285,14 @@ impl Counts {
                 memory.find_key_hashes(windows, prefix)
             }
             // What was not looked at is as unknown as what is not there.
-            Counts::Redis(state) => state.find_key_hashes(limits, prefix).tags,
+            OperatorStore::Redis(client) => client.find_key_hashes(limits, prefix).tags,
         }
     }
 
-    fn change(&mut self, change: Change) -> Result<Done, Refusal> {
+    fn change(&mut self, change: OverrideChange) -> Result<ChangeOutcome, Refusal> {
         match self {
-            Counts::Here(memory) => Ok(memory.say(change)),
-            Counts::Redis(state) => state.change(&change).map_err(away),
+            OperatorStore::Here(memory) => Ok(memory.change_override(change)),
+            OperatorStore::Redis(client) => client.change(&change).map_err(away),
         }
     }
 
@@ -294,43 +301,43 @@ impl Counts {
         &mut self,
         order: Order,
         whom: &Whom,
-        (limit, said): (Option<&Arc<Limit>>, &Said),
-    ) -> Result<(Done, Option<u64>), Refusal> {
+        (limit, said): (Option<&Arc<Limit>>, &OverrideList),
+    ) -> Result<(ChangeOutcome, Option<u64>), Refusal> {
         let name = || limit.map_or_else(String::new, |limit| limit.name.to_string());
-        let mut change = Change {
+        let mut change = OverrideChange {
             subject: match order.what {
                 What::Reset => Subject::Reset(name(), whom.tag),
                 What::Override => Subject::Override(name(), whom.tag),
                 What::Block => Subject::Block(whom.tag),
             },
             lasts_us: order.lasts_us,
-            words: order.words,
+            terms: order.terms,
         };
-        change.words.key = whom.parts.clone();
+        change.terms.key = whom.parts.clone();
         let (What::Reset, Some(limit)) = (order.what, limit) else {
             return Ok((self.change(change)?, None));
         };
         let windows = every_window(limit, whom.tag, &said.records);
         let deleted = match self {
-            Counts::Here(memory) => {
+            OperatorStore::Here(memory) => {
                 for window in &windows {
                     memory.forget(Window::budget(&window.store_suffix, whom.tag));
                 }
                 None
             }
-            Counts::Redis(state) => {
+            OperatorStore::Redis(client) => {
                 let suffix = |window: &Arc<Window>| window.store_suffix.clone();
-                change.words.suffixes = windows.iter().map(suffix).collect();
+                change.terms.suffixes = windows.iter().map(suffix).collect();
                 let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
-                Some(state.forget(&items).map_err(away)?)
+                Some(client.forget(&items).map_err(away)?)
             }
         };
         // Told after it is done: who hears of it asks the store again.
         self.change(change)?;
-        Ok((Done::Made(0), deleted))
+        Ok((ChangeOutcome::Made(0), deleted))
     }
 }
 
-fn away(error: redis::DeskError) -> Refusal {
+fn away(error: redis::OverrideClientError) -> Refusal {
     Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }

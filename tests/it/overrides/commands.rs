@@ -1,7 +1,7 @@
 //! The commands themselves: what they refuse and how they say it, the rights they need, and the
 //! bounds of what they write.
 
-use tidegate::store::people::SCRIPT;
+use tidegate::store::overrides::SCRIPT;
 
 use super::{Fleet, LIMITS, config, limits, refused};
 use crate::house::{Tidegate, Upstream};

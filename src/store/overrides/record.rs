@@ -1,10 +1,8 @@
-//! What operators said of single keys, as it is written in Redis: words in lines, which people can
-//! read with `redis-cli` and later versions can add to.
+//! One override, block or reset as it is written in Redis: words in lines, which operators can read
+//! with `redis-cli` and later versions can add to.
 //!
-//! Pure: text in, records out. A record that cannot be relied on is none: a rule that the script
-//! could not decide by must never reach it. `lua/people.lua` is the one writer.
-
-mod rules;
+//! Pure: text in, records out. A record with a rule that the script cannot decide by is refused.
+//! `lua/overrides.lua` is the only writer.
 
 use std::fmt;
 
@@ -12,16 +10,14 @@ use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US};
 use crate::limit::{Algorithm, KeyHash, Rate, Rule};
 use crate::telemetry::stamp;
 
-pub use rules::{RulesError, rules};
-
 /// The script of a change.
-pub const SCRIPT: &str = include_str!("../../lua/people.lua");
+pub const SCRIPT: &str = include_str!("../../../lua/overrides.lua");
 /// Overrides and blocks at once, at most.
 pub const MAX_RECORDS: usize = 100_000;
 /// Changes that are kept.
 pub const MAX_CHANGES: usize = 1000;
 /// Rates of one override, at most.
-pub const MAX_RULES: usize = 8;
+pub(super) const MAX_RULES: usize = 8;
 /// Characters of a note, and of who made a change.
 const MAX_NOTE: usize = 200;
 
@@ -81,7 +77,7 @@ impl fmt::Display for Subject {
 
 /// Whether something was said or taken back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Deed {
+pub enum ChangeKind {
     /// It holds from now on; of a reset: it was done.
     #[default]
     Set,
@@ -91,11 +87,11 @@ pub enum Deed {
 
 /// What was said, by whom and until when.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Words {
+pub struct RecordTerms {
     /// Which change it was; 0 where that is not told.
     pub version: u64,
     /// Of a change: which way.
-    pub deed: Deed,
+    pub kind: ChangeKind,
     /// When it ends, by the store's clock, microseconds since the Unix epoch; 0 if it must be
     /// removed.
     pub until_us: u64,
@@ -111,7 +107,7 @@ pub struct Words {
     pub unlimited: bool,
     /// Of a reset: what the limit's windows are called in the store.
     pub suffixes: Vec<String>,
-    /// Why, for people.
+    /// The reason.
     pub note: String,
 }
 
@@ -121,47 +117,47 @@ pub struct Record {
     /// Of whom.
     pub subject: Subject,
     /// What.
-    pub words: Words,
+    pub terms: RecordTerms,
 }
 
 impl Record {
     /// Reads a field of what is in force.
     pub fn of_field(field: &str, value: &str) -> Option<Record> {
-        Record::checked(Subject::parse(field)?, Words::parse(value)?)
+        Record::checked(Subject::parse(field)?, RecordTerms::parse(value)?)
     }
 
     /// Reads one of the last changes.
     pub fn of_change(text: &str) -> Option<Record> {
         let field = text.lines().find_map(|line| line.strip_prefix("field "))?;
-        Record::checked(Subject::parse(field)?, Words::parse(text)?)
+        Record::checked(Subject::parse(field)?, RecordTerms::parse(text)?)
     }
 
     /// An override must say which: without rates it would be taken for no limit at all.
-    fn checked(subject: Subject, words: Words) -> Option<Record> {
-        let says_rates = words.unlimited == words.rules.is_empty();
-        let needs_rates = matches!(subject, Subject::Override(..)) && words.deed == Deed::Set;
-        (says_rates || !needs_rates).then_some(Record { subject, words })
+    fn checked(subject: Subject, terms: RecordTerms) -> Option<Record> {
+        let says_rates = terms.unlimited == terms.rules.is_empty();
+        let needs_rates = matches!(subject, Subject::Override(..)) && terms.kind == ChangeKind::Set;
+        (says_rates || !needs_rates).then_some(Record { subject, terms })
     }
 
     /// What happened, in a word or two.
     pub fn what(&self) -> &'static str {
-        match (&self.subject, self.words.deed) {
-            (Subject::Override(..), Deed::Set) => "override",
-            (Subject::Override(..), Deed::Remove) => "override removed",
-            (Subject::Block(_), Deed::Set) => "block",
-            (Subject::Block(_), Deed::Remove) => "block removed",
+        match (&self.subject, self.terms.kind) {
+            (Subject::Override(..), ChangeKind::Set) => "override",
+            (Subject::Override(..), ChangeKind::Remove) => "override removed",
+            (Subject::Block(_), ChangeKind::Set) => "block",
+            (Subject::Block(_), ChangeKind::Remove) => "block removed",
             (Subject::Reset(..), _) => "reset",
         }
     }
 
     /// Whether it has ended at `now_us` of the store's clock.
     pub fn is_over(&self, now_us: u64) -> bool {
-        self.words.until_us > 0 && self.words.until_us <= now_us
+        self.terms.until_us > 0 && self.terms.until_us <= now_us
     }
 }
 
-impl Words {
-    /// The rates as people write them; nothing where none are said.
+impl RecordTerms {
+    /// The rates as they are written in a configuration; `None` if there are none.
     pub fn rates(&self) -> Option<String> {
         if self.unlimited {
             return Some("unlimited".to_owned());
@@ -176,28 +172,28 @@ impl Words {
     }
 
     /// Reads lines; those it does not know are a later version's.
-    fn parse(text: &str) -> Option<Words> {
-        let mut words = Words::default();
+    fn parse(text: &str) -> Option<RecordTerms> {
+        let mut terms = RecordTerms::default();
         for line in text.lines() {
             let (name, value) = line.split_once(' ').unwrap_or((line, ""));
             match name {
-                "version" => words.version = value.parse().ok()?,
-                "deed" if value == "remove" => words.deed = Deed::Remove,
-                "until" => words.until_us = value.parse().ok()?,
-                "at" => words.at_us = value.parse().ok()?,
-                "by" => words.by = clean(value),
-                "key" => words.key = clean(value),
-                "rule" if words.rules.len() < MAX_RULES => words.rules.push(rule(value)?),
+                "version" => terms.version = value.parse().ok()?,
+                "deed" if value == "remove" => terms.kind = ChangeKind::Remove,
+                "until" => terms.until_us = value.parse().ok()?,
+                "at" => terms.at_us = value.parse().ok()?,
+                "by" => terms.by = clean(value),
+                "key" => terms.key = clean(value),
+                "rule" if terms.rules.len() < MAX_RULES => terms.rules.push(rule(value)?),
                 "rule" => return None,
-                "unlimited" => words.unlimited = true,
-                "suffix" if words.suffixes.len() < 4 * MAX_RULES => {
-                    words.suffixes.push(clean(value));
+                "unlimited" => terms.unlimited = true,
+                "suffix" if terms.suffixes.len() < 4 * MAX_RULES => {
+                    terms.suffixes.push(clean(value));
                 }
-                "note" => words.note = clean(value),
+                "note" => terms.note = clean(value),
                 _ => {}
             }
         }
-        Some(words)
+        Some(terms)
     }
 
     /// The lines that a change is made with; the script adds the others.
@@ -228,7 +224,7 @@ impl Words {
     }
 }
 
-/// A rule as people write it: `100/min`, or `20 at once`.
+/// A rule as it is written in a configuration: `100/min`, or `20 at once`.
 pub fn rate_text(rule: &Rule) -> String {
     match rule.algorithm {
         Algorithm::Slots => format!("{} at once", rule.units),
@@ -247,7 +243,7 @@ fn algorithm_word(algorithm: Algorithm) -> &'static str {
     }
 }
 
-/// One line without control characters, and not longer than people read.
+/// One line without control characters, of at most `MAX_NOTE` characters.
 pub fn clean(text: &str) -> String {
     let plain = text
         .trim()
@@ -275,7 +271,7 @@ fn rule(text: &str) -> Option<Rule> {
 }
 
 /// Whether the script decides by this rule exactly.
-pub fn is_sound(rule: &Rule) -> bool {
+pub(super) fn is_sound(rule: &Rule) -> bool {
     // The counter compares products in doubles.
     let product = u128::from(rule.units) * u128::from(rule.window_us) * 2;
     (1..=MAX_UNITS).contains(&rule.units)
@@ -291,33 +287,33 @@ mod tests {
 
     const TAG: &str = "AQEBAQEBAQEBAQEBAQEBAQ";
 
-    fn words() -> Words {
+    fn terms() -> RecordTerms {
         let rule = |algorithm, units| Rule {
             algorithm,
             units,
             window_us: 60_000_000,
             precision_us: 1,
         };
-        Words {
-            by: "ann@desk".to_owned(),
+        RecordTerms {
+            by: "ann@client".to_owned(),
             key: "ip".to_owned(),
             rules: vec![rule(Algorithm::Log, 5), rule(Algorithm::Counter, 9)],
             note: "paid\nfor it".to_owned(),
-            ..Words::default()
+            ..RecordTerms::default()
         }
     }
 
     #[test]
     fn what_is_written_reads_back() {
-        let text = format!("until 70\nat 60\nlater x\n{}", words().lines());
+        let text = format!("until 70\nat 60\nlater x\n{}", terms().lines());
         let record = Record::of_field(&format!("o:login:{TAG}"), &text).unwrap();
-        let expected = Words {
+        let expected = RecordTerms {
             until_us: 70,
             at_us: 60,
             note: "paid for it".to_owned(),
-            ..words()
+            ..terms()
         };
-        assert_eq!(record.words, expected);
+        assert_eq!(record.terms, expected);
         let subject = Subject::Override("login".to_owned(), KeyHash([1; 16]));
         assert_eq!(record.subject, subject);
         assert!(record.is_over(70) && !record.is_over(69));
@@ -330,7 +326,7 @@ mod tests {
     fn a_change_tells_its_version_and_its_way() {
         let text = format!("version 12\ndeed remove\nfield b:{TAG}\nuntil 0\nat 5\nby x\n");
         let record = Record::of_change(&text).unwrap();
-        assert_eq!((record.words.version, record.what()), (12, "block removed"));
+        assert_eq!((record.terms.version, record.what()), (12, "block removed"));
         assert!(!record.is_over(u64::MAX));
     }
 

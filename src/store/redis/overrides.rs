@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::ArcSwap;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, RedisError};
 use tokio::sync::watch;
@@ -18,14 +18,12 @@ use tokio::sync::watch;
 use super::Shared;
 use super::link::kind_of;
 use crate::clock::MonotonicClock;
-use crate::limit::people::{People, Until};
-use crate::limit::{KeyHash, Rule, Window};
+use crate::limit::{KeyHash, Window};
 use crate::store::StoreError;
 use crate::store::memory::Memory;
-use crate::store::people::{MAX_CHANGES, MAX_RECORDS, Record, Subject};
-
-/// The table in force when it was asked for; cheap, not to be kept across an await.
-pub type CurrentPeople = Guard<Arc<People>>;
+use crate::store::overrides::{
+    ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideSnapshot, Overrides, Record, Subject,
+};
 
 /// The version before anything was read.
 const UNREAD: u64 = u64::MAX;
@@ -43,10 +41,10 @@ const FEW_CHANGES: usize = 10;
 const MAX_TOLD: usize = 100;
 
 /// What this process knows; shared by all workers.
-pub(super) struct Roll {
-    table: ArcSwap<People>,
+pub(super) struct SharedOverrides {
+    table: ArcSwap<Overrides>,
     /// Whether there is anything in it: all that the path of a request looks at if not.
-    said: AtomicBool,
+    has_any: AtomicBool,
     version: AtomicU64,
     /// One more whenever someone may pass who did not before, or the other way round.
     epoch: AtomicU64,
@@ -57,11 +55,11 @@ pub(super) struct Roll {
     clock: MonotonicClock,
 }
 
-impl Default for Roll {
-    fn default() -> Roll {
-        Roll {
+impl Default for SharedOverrides {
+    fn default() -> SharedOverrides {
+        SharedOverrides {
             table: ArcSwap::default(),
-            said: AtomicBool::new(false),
+            has_any: AtomicBool::new(false),
             version: AtomicU64::new(UNREAD),
             epoch: AtomicU64::new(0),
             reading: AtomicBool::new(false),
@@ -73,13 +71,16 @@ impl Default for Roll {
     }
 }
 
-impl Roll {
+impl SharedOverrides {
     /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
-    pub(super) fn current(&self) -> Option<(CurrentPeople, u64)> {
-        if !self.said.load(Ordering::Relaxed) {
+    pub(super) fn snapshot(&self) -> Option<OverrideSnapshot> {
+        if !self.has_any.load(Ordering::Relaxed) {
             return None;
         }
-        Some((self.table.load(), self.clock.now_us()))
+        Some(OverrideSnapshot {
+            table: self.table.load(),
+            now_us: self.clock.now_us(),
+        })
     }
 
     /// Grows when a key's rates or its counts are not what they were: what was concluded from
@@ -94,10 +95,10 @@ impl Roll {
         let _ = self.local.set(Arc::clone(local));
     }
 
-    fn swap(&self, people: People) {
-        let said = !people.is_empty();
-        self.table.store(Arc::new(people));
-        self.said.store(said, Ordering::Relaxed);
+    fn swap(&self, table: Overrides) {
+        let has_any = !table.is_empty();
+        self.table.store(Arc::new(table));
+        self.has_any.store(has_any, Ordering::Relaxed);
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
@@ -128,14 +129,14 @@ struct Reader(Arc<Shared>);
 
 impl Reader {
     fn claim(shared: &Arc<Shared>) -> Option<Reader> {
-        let taken = shared.roll.reading.swap(true, Ordering::AcqRel);
+        let taken = shared.overrides.reading.swap(true, Ordering::AcqRel);
         (!taken).then(|| Reader(Arc::clone(shared)))
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.0.roll.reading.store(false, Ordering::Release);
+        self.0.overrides.reading.store(false, Ordering::Release);
     }
 }
 
@@ -145,7 +146,7 @@ pub(super) async fn refresh(
     shared: &Arc<Shared>,
     beside: impl Send + 'static,
 ) -> Result<(), StoreError> {
-    let roll = &shared.roll;
+    let overrides = &shared.overrides;
     let version = match version(&mut connection.clone(), shared).await {
         Ok(version) => version,
         Err(error) if error.code().is_some_and(|code| code != "LOADING") => {
@@ -156,24 +157,24 @@ pub(super) async fn refresh(
     };
     let order = Ordering::AcqRel;
     if version == 0
-        && roll
+        && overrides
             .version
             .compare_exchange(UNREAD, 0, order, Ordering::Acquire)
             .is_ok()
     {
         // Nobody has ever said anything: there is nothing to read.
-        roll.has_read.send_replace(true);
+        overrides.has_read.send_replace(true);
         return Ok(());
     }
-    let is_new = version != roll.version.load(Ordering::Acquire);
-    if !is_new && !roll.has_ended() {
+    let is_new = version != overrides.version.load(Ordering::Acquire);
+    if !is_new && !overrides.has_ended() {
         return Ok(());
     }
     let Some(reader) = Reader::claim(shared) else {
         return Ok(());
     };
     if !is_new {
-        tokio::task::spawn_blocking(move || reader.0.roll.sweep());
+        tokio::task::spawn_blocking(move || reader.0.overrides.sweep());
         return Ok(());
     }
     let mut connection = connection.clone();
@@ -185,7 +186,7 @@ pub(super) async fn refresh(
             drop(ManuallyDrop::into_inner(beside));
             let _ = read.map_err(|error| refused(shared, &error));
         }
-        shared.roll.has_read.send_replace(true);
+        shared.overrides.has_read.send_replace(true);
     });
     Ok(())
 }
@@ -198,8 +199,8 @@ pub(super) async fn learn(
     beside: impl Send + 'static,
 ) -> Result<(), StoreError> {
     refresh(connection, shared, beside).await?;
-    let mut has_read = shared.roll.has_read.subscribe();
-    if !shared.roll.refused.load(Ordering::Relaxed) {
+    let mut has_read = shared.overrides.has_read.subscribe();
+    if !shared.overrides.refused.load(Ordering::Relaxed) {
         let _ = tokio::time::timeout(FIRST_WITHIN, has_read.wait_for(|read| *read)).await;
     }
     Ok(())
@@ -207,7 +208,7 @@ pub(super) async fn learn(
 
 /// Told once: decisions go on without.
 fn refused(shared: &Shared, error: &RedisError) {
-    if !shared.roll.refused.swap(true, Ordering::Relaxed) {
+    if !shared.overrides.refused.swap(true, Ordering::Relaxed) {
         let kind = kind_of(error).label();
         tracing::warn!(kind, "redis: overrides and blocks cannot be read: {error}");
     }
@@ -249,8 +250,7 @@ type Field = (Vec<u8>, Vec<u8>);
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     version: u64,
-    /// The store's time, and ours then, microseconds.
-    times_us: (u64, u64),
+    clocks: ClockPair,
     fields: Vec<Field>,
 }
 
@@ -258,8 +258,7 @@ pub(super) struct Fields {
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) version: u64,
-    /// The store's time, and ours then, microseconds.
-    pub(super) times_us: (u64, u64),
+    pub(super) clocks: ClockPair,
     pub(super) records: Vec<Record>,
     /// Fields that are no records.
     pub(super) unread: usize,
@@ -282,7 +281,7 @@ impl Fields {
             .collect();
         Read {
             version: self.version,
-            times_us: self.times_us,
+            clocks: self.clocks,
             unread: fields.len() - records.len(),
             records,
         }
@@ -309,7 +308,10 @@ pub(super) async fn read_all<C: ConnectionLike>(
             .arg(1)
             .arg(&names.records);
         let (seconds, micros): (u64, u64) = clock.query_async(connection).await?;
-        let times_us = (seconds * 1_000_000 + micros, shared.roll.clock.now_us());
+        let clocks = ClockPair {
+            store_us: seconds * 1_000_000 + micros,
+            local_us: shared.overrides.clock.now_us(),
+        };
         let fields = fields(connection, &names.records).await?;
         attempt += 1;
         if attempt < ATTEMPTS && version(connection, shared).await? != before {
@@ -317,7 +319,7 @@ pub(super) async fn read_all<C: ConnectionLike>(
         }
         return Ok(Fields {
             version: before,
-            times_us,
+            clocks,
             fields,
         });
     }
@@ -369,7 +371,7 @@ async fn changes_since<C: ConnectionLike>(
     shared: &Shared,
     known: u64,
 ) -> Result<Vec<Record>, RedisError> {
-    let is_new = |change: &Record| change.words.version > known;
+    let is_new = |change: &Record| change.terms.version > known;
     let mut new = changes(connection, shared, FEW_CHANGES).await?;
     if new.len() == FEW_CHANGES && new.iter().all(is_new) {
         new = changes(connection, shared, MAX_CHANGES).await?;
@@ -383,7 +385,7 @@ async fn read<C: ConnectionLike>(
     connection: &mut C,
     shared: &Arc<Shared>,
 ) -> Result<(), RedisError> {
-    let known = shared.roll.version.load(Ordering::Acquire);
+    let known = shared.overrides.version.load(Ordering::Acquire);
     let fields = read_all(connection, shared).await?;
     let new = match known {
         UNREAD => Vec::new(),
@@ -393,48 +395,20 @@ async fn read<C: ConnectionLike>(
     // Elsewhere: a hundred thousand of them would hold this thread's requests up.
     let swap = move || {
         let read = fields.read();
-        let table = tabulate(read.times_us, &read.records);
-        shared.roll.sweep();
+        let table = Overrides::from_records(&read.records, read.clocks);
+        shared.overrides.sweep();
         forget(&shared, &new);
-        shared.roll.swap(table);
-        shared.roll.version.store(read.version, Ordering::Release);
-        shared.roll.refused.store(false, Ordering::Relaxed);
+        shared.overrides.swap(table);
+        shared
+            .overrides
+            .version
+            .store(read.version, Ordering::Release);
+        shared.overrides.refused.store(false, Ordering::Relaxed);
         tell(known, &read, &new);
     };
     // A panic there is told by itself, and the next version is read anew.
     let _ = tokio::task::spawn_blocking(swap).await;
     Ok(())
-}
-
-/// A limit's name, and the windows of an override.
-type Windows = (Arc<str>, Arc<[Arc<Window>]>);
-
-/// The table of what was read, by this process's clock, which does not step.
-pub(super) fn tabulate((store_us, now_us): (u64, u64), records: &[Record]) -> People {
-    let mut people = People::default();
-    // There are many overrides and few rates: those with the same share their windows.
-    let mut known: HashMap<(&str, &[Rule]), Windows> = HashMap::new();
-    let in_force = records.iter().filter(|one| !one.is_over(store_us));
-    for record in in_force.take(MAX_RECORDS) {
-        let until = match record.words.until_us {
-            0 => Until::Removed,
-            end => Until::Time(now_us.saturating_add(end.saturating_sub(store_us))),
-        };
-        match &record.subject {
-            Subject::Override(limit, tag) => {
-                let rules = &record.words.rules;
-                let shared = known.entry((limit, rules));
-                let (limit, windows) = shared.or_insert_with(|| {
-                    let windows = Window::all(limit, rules);
-                    (limit.as_str().into(), windows.into())
-                });
-                people.set_override(limit, *tag, windows, until);
-            }
-            Subject::Block(tag) => people.block(*tag, until),
-            Subject::Reset(..) => {}
-        }
-    }
-    people
 }
 
 /// What this process counted itself of keys that begin anew.
@@ -443,10 +417,10 @@ fn forget(shared: &Shared, changes: &[Record]) {
         let Subject::Reset(_, tag) = &change.subject else {
             continue;
         };
-        for suffix in &change.words.suffixes {
+        for suffix in &change.terms.suffixes {
             let budget = Window::budget(suffix, *tag);
             shared.journal.forget(budget);
-            if let Some(local) = shared.roll.local.get() {
+            if let Some(local) = shared.overrides.local.get() {
                 local.forget(budget);
             }
         }
@@ -473,7 +447,7 @@ fn tell(known: u64, read: &Read, new: &[Record]) {
         tracing::info!(in_force, "{untold} older changes of overrides and blocks");
     }
     for change in new.iter().take(MAX_TOLD).rev() {
-        let words = &change.words;
+        let words = &change.terms;
         tracing::info!(
             limit = change.subject.limit(),
             key = short(change.subject.tag()),

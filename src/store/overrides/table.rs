@@ -1,15 +1,15 @@
-//! People: what an operator said of single keys. Another rate than the limit's, or none, or no
-//! service at all, each until a certain time.
+//! The table of overrides and blocks, which requests are checked against.
 //!
-//! Pure: the time is an argument, and all times are of one clock. What has ended is not there any
-//! more, whether or not it has been taken out yet.
+//! Pure: the time is an argument, and all times are of one clock. An override that has ended does
+//! not apply, even if it is still in the table.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{KeyHash, Window};
+use super::record::{MAX_RECORDS, Record, Subject};
+use crate::limit::{KeyHash, Rule, Window};
 
 /// Until when something an operator said holds, microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,13 +45,57 @@ struct Override {
 
 /// Every override and every block in force. Cheap to ask, made anew at each change.
 #[derive(Clone, Debug, Default)]
-pub struct People {
+pub struct Overrides {
     overrides: HashMap<KeyHash, SmallVec<[Override; 1]>>,
     blocks: HashMap<KeyHash, Until>,
     next_end_us: Option<u64>,
 }
 
-impl People {
+/// One moment on the store's clock and on this process's own, which does not step; microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::store) struct ClockPair {
+    pub(in crate::store) store_us: u64,
+    pub(in crate::store) local_us: u64,
+}
+
+/// The parts of an override that many keys share.
+struct SharedWindows {
+    limit: Arc<str>,
+    windows: Arc<[Arc<Window>]>,
+}
+
+impl Overrides {
+    /// The table of the records in force, with ends by this process's clock.
+    pub(in crate::store) fn from_records(records: &[Record], now: ClockPair) -> Overrides {
+        let mut table = Overrides::default();
+        // There are many overrides and few rates: overrides with the same rates share windows.
+        let mut known: HashMap<(&str, &[Rule]), SharedWindows> = HashMap::new();
+        let in_force = records.iter().filter(|one| !one.is_over(now.store_us));
+        for record in in_force.take(MAX_RECORDS) {
+            let until = match record.terms.until_us {
+                0 => Until::Removed,
+                end => Until::Time(
+                    now.local_us
+                        .saturating_add(end.saturating_sub(now.store_us)),
+                ),
+            };
+            match &record.subject {
+                Subject::Override(limit, tag) => {
+                    let rules = &record.terms.rules;
+                    let shared = known.entry((limit, rules));
+                    let shared = shared.or_insert_with(|| SharedWindows {
+                        limit: limit.as_str().into(),
+                        windows: Window::all(limit, rules).into(),
+                    });
+                    table.set_override(&shared.limit, *tag, &shared.windows, until);
+                }
+                Subject::Block(tag) => table.block(*tag, until),
+                Subject::Reset(..) => {}
+            }
+        }
+        table
+    }
+
     /// Gives one key of `limit` these windows instead of the limit's; none for no limit at all.
     /// Many keys may share them.
     pub fn set_override(
@@ -123,8 +167,8 @@ impl People {
     }
 
     /// What is left at `now_us`.
-    pub fn without_ended(&self, now_us: u64) -> People {
-        let mut left = People::default();
+    pub fn without_ended(&self, now_us: u64) -> Overrides {
+        let mut left = Overrides::default();
         for (tag, of_tag) in &self.overrides {
             for one in of_tag.iter().filter(|one| !one.until.is_over(now_us)) {
                 left.set_override(&one.limit, *tag, &one.windows, one.until);
@@ -140,7 +184,7 @@ impl People {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::{Algorithm, Rule};
+    use crate::limit::Algorithm;
 
     fn windows(units: u64) -> Arc<[Arc<Window>]> {
         let rule = Rule {
@@ -152,57 +196,57 @@ mod tests {
         Window::all("login", &[rule]).into()
     }
 
-    fn units(people: &People, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64>> {
-        let windows = people.windows(limit, KeyHash([who; 16]), now_us)?;
+    fn units(table: &Overrides, limit: &str, who: u8, now_us: u64) -> Option<Vec<u64>> {
+        let windows = table.windows(limit, KeyHash([who; 16]), now_us)?;
         Some(windows.iter().map(|one| one.rule.units).collect())
     }
 
     #[test]
     fn an_override_is_for_one_key_of_one_limit_until_its_end() {
-        let mut people = People::default();
-        assert!(people.is_empty());
-        people.set_override(
+        let mut table = Overrides::default();
+        assert!(table.is_empty());
+        table.set_override(
             &"login".into(),
             KeyHash([1; 16]),
             &windows(7),
             Until::Time(100),
         );
-        people.set_override(
+        table.set_override(
             &"login".into(),
             KeyHash([2; 16]),
             &Arc::from([]),
             Until::Removed,
         );
-        people.set_override(
+        table.set_override(
             &"search".into(),
             KeyHash([1; 16]),
             &windows(9),
             Until::Removed,
         );
-        assert!(!people.is_empty() && !people.has_blocks());
-        assert_eq!(units(&people, "login", 1, 99), Some(vec![7]));
-        assert_eq!(units(&people, "login", 1, 100), None);
-        assert_eq!(units(&people, "login", 2, 1000), Some(vec![]));
-        assert_eq!(units(&people, "search", 1, 1000), Some(vec![9]));
-        assert_eq!(units(&people, "search", 2, 0), None);
-        assert_eq!(units(&people, "other", 1, 0), None);
-        people.set_override(
+        assert!(!table.is_empty() && !table.has_blocks());
+        assert_eq!(units(&table, "login", 1, 99), Some(vec![7]));
+        assert_eq!(units(&table, "login", 1, 100), None);
+        assert_eq!(units(&table, "login", 2, 1000), Some(vec![]));
+        assert_eq!(units(&table, "search", 1, 1000), Some(vec![9]));
+        assert_eq!(units(&table, "search", 2, 0), None);
+        assert_eq!(units(&table, "other", 1, 0), None);
+        table.set_override(
             &"login".into(),
             KeyHash([1; 16]),
             &windows(8),
             Until::Time(200),
         );
-        assert_eq!(units(&people, "login", 1, 150), Some(vec![8]));
+        assert_eq!(units(&table, "login", 1, 150), Some(vec![8]));
     }
 
     #[test]
     fn a_block_holds_until_its_end_and_says_how_long() {
-        let mut people = People::default();
-        people.block(KeyHash([1; 16]), Until::Time(100));
-        people.block(KeyHash([2; 16]), Until::Removed);
-        assert!(people.has_blocks());
+        let mut table = Overrides::default();
+        table.block(KeyHash([1; 16]), Until::Time(100));
+        table.block(KeyHash([2; 16]), Until::Removed);
+        assert!(table.has_blocks());
         let left = |who: u8, now_us| {
-            let until = people.blocked(KeyHash([who; 16]), now_us)?;
+            let until = table.blocked(KeyHash([who; 16]), now_us)?;
             Some(until.left_us(now_us))
         };
         assert_eq!(left(1, 40), Some(Some(60)));
@@ -213,26 +257,26 @@ mod tests {
 
     #[test]
     fn what_has_ended_is_noticed_once_and_taken_out() {
-        let mut people = People::default();
-        people.block(KeyHash([1; 16]), Until::Time(100));
-        people.set_override(
+        let mut table = Overrides::default();
+        table.block(KeyHash([1; 16]), Until::Time(100));
+        table.set_override(
             &"login".into(),
             KeyHash([1; 16]),
             &windows(7),
             Until::Time(50),
         );
-        people.set_override(
+        table.set_override(
             &"search".into(),
             KeyHash([1; 16]),
             &windows(7),
             Until::Removed,
         );
-        assert!(!people.has_ended(49));
-        assert!(people.has_ended(50));
-        let ended = |now_us| people.ended(now_us).map(|(limit, _)| limit);
+        assert!(!table.has_ended(49));
+        assert!(table.has_ended(50));
+        let ended = |now_us| table.ended(now_us).map(|(limit, _)| limit);
         assert_eq!(ended(50).collect::<Vec<_>>(), [Some("login")]);
         assert_eq!(ended(100).collect::<Vec<_>>(), [Some("login"), None]);
-        let left = people.without_ended(50);
+        let left = table.without_ended(50);
         assert!(!left.has_ended(99) && left.has_ended(100));
         assert!(left.has_blocks());
         let left = left.without_ended(100);
