@@ -1,6 +1,6 @@
 # The two commands of the README, and what CI adds to them.
 
-.PHONY: release profile run test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults
+.PHONY: release profile run quick test ci fmt lint structure deny docs book image deb deb-check instructions fuzz faults
 .PHONY: bench bench-accuracy bench-words bench-decisions bench-growth bench-soak bench-streams
 
 # What is fetched is asked for again where a registry does not answer.
@@ -27,6 +27,11 @@ release:
 # Counts anew which way requests go.
 profile:
 	./bench/profile.sh
+
+# While you work, in seconds: format, lints, and the unit tests of the rooms that changed since the merge
+# base with main (or since BASE) or are not committed yet.
+quick:
+	./tests/quick.sh
 
 # Everything the tests need is installed when it is missing. Inputs made by chance are the same each
 # time, and as many on a slow machine: what a run says is said of a change. `make fuzz` tries others.

@@ -44,7 +44,6 @@ mod upstreams;
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -55,11 +54,7 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::config::AdminSettings;
-use crate::server::heartbeat::Heartbeats;
-use crate::server::introspection::Introspection;
-use crate::server::listen::Listeners;
-use crate::server::reload::Reload;
-use crate::server::{Lifecycle, Shutdown};
+use crate::server::{Lifecycle, ServerHandles, Shutdown};
 use crate::telemetry::panics::contained;
 use connection::Connections;
 use crowd::Crowd;
@@ -79,23 +74,6 @@ const DRAIN_EVERY: Duration = Duration::from_millis(100);
 const ASK_EVERY: Duration = Duration::from_secs(15);
 /// Connections to the store that are made at once for what operators ask.
 const WAYS: usize = 4;
-
-/// What it looks at.
-#[derive(Debug)]
-pub struct ServerHandles {
-    /// The house.
-    pub introspection: Arc<Introspection>,
-    /// Its workers' signs of life.
-    pub heartbeats: Arc<Heartbeats>,
-    /// Where it listens.
-    pub listeners: Arc<Listeners>,
-    /// Who has it read its configuration again.
-    pub reload: Reload,
-    /// The file that its configuration is read from.
-    pub file: Option<PathBuf>,
-    /// What it is about.
-    pub shutdown: Shutdown,
-}
 
 /// What every request of an operator needs.
 #[derive(Debug)]

@@ -25,6 +25,7 @@ mod lean;
 mod left_behind;
 mod lint;
 pub mod listen;
+pub mod listener;
 pub mod notify;
 mod opening;
 #[cfg(all(test, debug_assertions))]
@@ -41,11 +42,13 @@ pub mod upgrade;
 mod watcher;
 mod worker;
 mod worker_set;
+mod worker_thread;
 
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use tokio::sync::{Semaphore, mpsc, watch};
 
@@ -62,7 +65,8 @@ use introspection::Introspection;
 use listen::Listeners;
 use reload::{Reload, Reloader, Requests};
 use tls::Tls;
-use worker_set::WorkerSet;
+use worker_set::{Position, WorkerSet};
+use worker_thread::WorkerStart;
 
 /// What all workers share: the logs, where they count, what they know of the upstreams' servers,
 /// and the bound on connections.
@@ -86,10 +90,7 @@ pub(crate) struct ServerState {
 }
 
 impl ServerState {
-    fn new(
-        config: &Config,
-        (heartbeats, introspection): (Arc<Heartbeats>, Arc<Introspection>),
-    ) -> io::Result<ServerState> {
+    fn new(config: &Config, handles: &ServerHandles) -> io::Result<ServerState> {
         let most = config.server.max_connections;
         let (checks, vitals) = (Arc::<Checks>::default(), Arc::default());
         checks.follow(&config.upstreams, &vitals)?;
@@ -104,8 +105,8 @@ impl ServerState {
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,
             per_ip: Arc::default(),
-            heartbeats,
-            introspection,
+            heartbeats: Arc::clone(&handles.heartbeats),
+            introspection: Arc::clone(&handles.introspection),
             tls: config
                 .tls
                 .as_deref()
@@ -168,22 +169,61 @@ impl ServerState {
     }
 }
 
-/// Where another configuration comes from.
-#[derive(Debug)]
-pub struct Source {
-    /// The file that the house was started with.
-    pub path: Option<PathBuf>,
-    /// Who asks for it to be read again: one end,
+/// What the parts of the process share with a running server.
+#[derive(Clone, Debug)]
+pub struct ServerHandles {
+    pub listeners: Arc<Listeners>,
+    pub heartbeats: Arc<Heartbeats>,
+    pub introspection: Arc<Introspection>,
+    /// Asks the server to read its configuration again.
     pub reload: Reload,
-    /// and the other.
+    /// The file that the configuration is read from, if there is one.
+    pub file: Option<PathBuf>,
+    pub shutdown: Shutdown,
+}
+
+/// The ends that belong to whoever starts the server.
+#[derive(Debug)]
+pub struct ServerControls {
+    pub lifecycle: watch::Sender<Lifecycle>,
     pub requests: Requests,
-    /// Whether it is also read when it changes.
+}
+
+impl ServerHandles {
+    /// For a server with so many workers.
+    pub fn new(
+        listeners: Arc<Listeners>,
+        workers: usize,
+        file: Option<PathBuf>,
+    ) -> (ServerHandles, ServerControls) {
+        let (lifecycle, shutdown) = watch::channel(Lifecycle::Serve);
+        let (reload, requests) = reload::channel();
+        let handles = ServerHandles {
+            listeners,
+            heartbeats: Arc::new(Heartbeats::new(workers)),
+            introspection: Arc::default(),
+            reload,
+            file,
+            shutdown,
+        };
+        let controls = ServerControls {
+            lifecycle,
+            requests,
+        };
+        (handles, controls)
+    }
+}
+
+/// How a server's configuration is replaced.
+#[derive(Debug)]
+pub struct Reloads {
+    pub requests: Requests,
+    /// Whether the file is also read when it changes.
     pub watch: bool,
     /// The right to be the file's process; taken when the control socket is bound, if not before.
     pub claim: Option<Arc<Claim>>,
 }
 
-/// What the house is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifecycle {
     /// Connections are accepted.
@@ -201,50 +241,34 @@ pub enum Lifecycle {
 /// Tells workers to drain: dropped or sent anything but [`Lifecycle::Serve`].
 pub type Shutdown = watch::Receiver<Lifecycle>;
 
-/// Serves until `shutdown` changes, then drains. `source` brings other configurations. The
-/// caller closes `listeners` before it tells the workers to stop.
+/// Serves until `handles.shutdown` changes, then drains. The caller closes `handles.listeners`
+/// before it tells the workers to stop.
 ///
 /// # Errors
 /// The access log cannot be opened, a thread cannot be started, or a worker ended unexpectedly:
-/// `heartbeats` reports that worker, and the caller then stops all others.
-pub fn run(
-    config: Config,
-    listeners: Arc<Listeners>,
-    (shutdown, source): (&Shutdown, Source),
-    (heartbeats, introspection): (Arc<Heartbeats>, Arc<Introspection>),
-) -> io::Result<()> {
-    let state = Arc::new(ServerState::new(
-        &config,
-        (heartbeats, Arc::clone(&introspection)),
-    )?);
-    introspection.renew(config.fresh_copy(), &state);
-    let (mut threads, mut orders) = (Vec::new(), Vec::new());
-    let sets = listeners.sets()?;
+/// the heartbeats report that worker, and the caller then stops all others.
+pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Result<()> {
+    let state = Arc::new(ServerState::new(&config, &handles)?);
+    handles.introspection.renew(config.fresh_copy(), &state);
+    let sets = handles.listeners.sets()?;
     let workers = Arc::new(WorkerSet::new(sets.len()));
+    let (mut threads, mut orders) = (Vec::new(), Vec::new());
     for (index, sockets) in sets.into_iter().enumerate() {
         let (order, ordered) = mpsc::channel(1);
         orders.push(order);
-        let (config, state) = (config.fresh_copy(), Arc::clone(&state));
-        let told = (ordered, shutdown.clone());
-        let place = (Arc::clone(&workers), index);
-        threads.push(
-            std::thread::Builder::new()
-                .name(format!("worker-{index}"))
-                .spawn(move || {
-                    let work = || worker::run(config, sockets, &state, told, place);
-                    let ended = std::panic::catch_unwind(AssertUnwindSafe(work));
-                    let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
-                    match ended {
-                        Ok(()) => state.heartbeats.end(index),
-                        Err(_) => state.heartbeats.fall(index),
-                    }
-                    ended.map_err(|why| io::Error::other(format!("worker {index}: {why}")))
-                })?,
-        );
+        let start = WorkerStart {
+            config: config.fresh_copy(),
+            sockets,
+            orders: ordered,
+            shutdown: handles.shutdown.clone(),
+            position: Position::new(&workers, index),
+        };
+        threads.push(spawn_worker(start, &state)?);
     }
     let exports = Arc::clone(&state.exports);
-    let reloader = Reloader::new(config, state, listeners, orders);
-    let reloading = reloader.spawn(source, shutdown.clone())?;
+    let introspection = Arc::clone(&handles.introspection);
+    let reloader = Reloader::new(config, state, orders, handles);
+    let reloading = reloader.spawn(reloads)?;
     let ended = threads.into_iter().map(|thread| {
         let joined = thread.join();
         joined.unwrap_or_else(|_| Err(io::Error::other("a worker panicked as it ended")))
@@ -258,6 +282,26 @@ pub fn run(
         tracing::error!("the reload thread panicked");
     }
     ended.into_iter().collect()
+}
+
+fn spawn_worker(
+    start: WorkerStart,
+    state: &Arc<ServerState>,
+) -> io::Result<JoinHandle<io::Result<()>>> {
+    let state = Arc::clone(state);
+    let index = start.position.index;
+    std::thread::Builder::new()
+        .name(format!("worker-{index}"))
+        .spawn(move || {
+            let work = || worker_thread::run(start, &state);
+            let ended = std::panic::catch_unwind(AssertUnwindSafe(work));
+            let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
+            match ended {
+                Ok(()) => state.heartbeats.end(index),
+                Err(_) => state.heartbeats.fall(index),
+            }
+            ended.map_err(|why| io::Error::other(format!("worker {index}: {why}")))
+        })
 }
 
 fn open_access_log(log: &LogSettings) -> io::Result<AccessLog> {

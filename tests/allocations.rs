@@ -24,9 +24,8 @@ use std::time::{Duration, Instant};
 use memchr::memmem;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use tidegate::config::parse;
-use tidegate::server::heartbeat::Heartbeats;
-use tidegate::server::listen::Listeners;
-use tidegate::server::{Lifecycle, Source, reload, run};
+use tidegate::server::listen::{ListenLines, Listeners};
+use tidegate::server::{Lifecycle, Reloads, ServerHandles, run};
 use tokio::sync::watch;
 
 #[global_allocator]
@@ -44,7 +43,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// A tidegate of one worker on threads of this process.
 struct House {
     address: SocketAddr,
-    course: Option<watch::Sender<Lifecycle>>,
+    lifecycle: Option<watch::Sender<Lifecycle>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -52,26 +51,18 @@ impl House {
     fn open(text: &str) -> House {
         let text = format!("listen = \"127.0.0.1:0\"\n{text}\n[server]\nworkers = 1\n");
         let (config, _) = parse("proxy.toml", &text, &|_| None).unwrap();
-        let listeners = Listeners::open((&config.listen, &[]), 1, &mut Vec::new()).unwrap();
-        let listeners = Arc::new(listeners);
+        let listeners = Listeners::open(ListenLines::of(&config), 1, &mut Vec::new()).unwrap();
         let address = listeners.addresses()[0];
-        let (course, shutdown) = watch::channel(Lifecycle::Serve);
-        let (reload, requests) = reload::channel();
-        let source = Source {
-            path: None,
-            reload,
-            requests,
+        let (handles, controls) = ServerHandles::new(Arc::new(listeners), 1, None);
+        let reloads = Reloads {
+            requests: controls.requests,
             watch: false,
             claim: None,
         };
-        let thread = std::thread::spawn(move || {
-            let pulse = Arc::new(Heartbeats::new(1));
-            let seen = (pulse, Arc::default());
-            run(config, listeners, (&shutdown, source), seen).unwrap();
-        });
+        let thread = std::thread::spawn(move || run(config, handles, reloads).unwrap());
         House {
             address,
-            course: Some(course),
+            lifecycle: Some(controls.lifecycle),
             thread: Some(thread),
         }
     }
@@ -79,7 +70,7 @@ impl House {
 
 impl Drop for House {
     fn drop(&mut self) {
-        drop(self.course.take());
+        drop(self.lifecycle.take());
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -2,9 +2,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::sync::Arc;
 
-use crate::admin::{Admin, ServerHandles};
+use crate::admin::Admin;
 use crate::clock;
 use crate::failpoint::control::arm;
 use crate::server::harness::{Harness, PATIENCE, exchange, panics_in, plain, run_alone};
@@ -14,18 +13,17 @@ const TIMES: usize = 20;
 const FILE: &str = "admin = \"127.0.0.1:0\"";
 
 fn begin(harness: &Harness) -> Admin {
-    let server = ServerHandles {
-        introspection: Arc::clone(&harness.introspection),
-        heartbeats: Arc::clone(&harness.heartbeats),
-        listeners: Arc::clone(&harness.listeners),
-        reload: harness.reload.clone(),
-        file: Some(harness.file.clone()),
-        shutdown: harness.lifecycle.subscribe(),
-    };
     let settings = harness
+        .handles
         .introspection
         .inspect(|snapshot| snapshot.config.admin.clone());
-    Admin::spawn(&settings.unwrap().unwrap(), None, server, false).unwrap()
+    Admin::spawn(
+        &settings.unwrap().unwrap(),
+        None,
+        harness.handles.clone(),
+        false,
+    )
+    .unwrap()
 }
 
 fn ask(admin: &Admin, place: &str) -> String {

@@ -8,17 +8,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::signals::{self, Door};
+use super::signals::{self, SignalTargets};
 use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
-use crate::admin::{self, Admin, ServerHandles};
+use crate::admin::{self, Admin};
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer, render};
-use crate::server::heartbeat::Heartbeats;
-use crate::server::inherit::{Given, Inherited, Predecessor};
-use crate::server::introspection::Introspection;
-use crate::server::listen::{Listeners, bind_alone};
+use crate::server::inherit::{Inherited, Predecessor};
+use crate::server::listen::{ListenLines, Listeners, bind_alone};
+use crate::server::listener::OpenedSocket;
 use crate::server::pid_file::PidFile;
-use crate::server::{Lifecycle, Source, reload};
+use crate::server::{Reloads, ServerHandles};
 use crate::store::redis::{About, ask_about};
 use crate::{config, server, telemetry, upstream};
 use second::ProcessRole;
@@ -139,46 +138,28 @@ fn serve_until_stopped(
              gets a part, and what is counted in memory is each one's own"
         );
     }
-    let listeners = Arc::new(listeners);
-    let heartbeats = Arc::new(Heartbeats::new(workers));
-    let (lifecycle, shutdown) = tokio::sync::watch::channel(Lifecycle::Serve);
-    let (reload, requests) = reload::channel();
-    signals::spawn(Door {
-        lifecycle,
-        reload: reload.clone(),
-        listeners: Arc::clone(&listeners),
-        heartbeats: Arc::clone(&heartbeats),
+    let (server, controls) = ServerHandles::new(Arc::new(listeners), workers, path);
+    signals::spawn(SignalTargets {
+        lifecycle: controls.lifecycle,
+        server: server.clone(),
         predecessor,
         pid_file: pid_file.clone(),
         claim: claim.clone(),
     })?;
-    let introspection = Arc::<Introspection>::default();
-    let server = ServerHandles {
-        introspection: Arc::clone(&introspection),
-        heartbeats: Arc::clone(&heartbeats),
-        listeners: Arc::clone(&listeners),
-        reload: reload.clone(),
-        file: path.clone(),
-        shutdown: shutdown.clone(),
-    };
-    let admin = look_in(&config, server, role != ProcessRole::Alone)?;
-    open(&config, &listeners, (from, admin.as_ref()));
-    if let Some(&address) = listeners.addresses().first() {
+    let admin = start_admin(&config, server.clone(), role != ProcessRole::Alone)?;
+    report_start(&config, &server.listeners, from);
+    if let Some(admin) = &admin {
+        say(&format!("dashboard  http://{}/", near(admin.address())));
+    }
+    if let Some(&address) = server.listeners.addresses().first() {
         opened(address);
     }
-    let source = Source {
-        path,
-        reload,
-        requests,
+    let reloads = Reloads {
+        requests: controls.requests,
         watch,
         claim,
     };
-    let served = server::run(
-        config,
-        listeners,
-        (&shutdown, source),
-        (heartbeats, introspection),
-    );
+    let served = server::run(config, server, reloads);
     if let Some(admin) = admin {
         admin.end();
     }
@@ -189,7 +170,7 @@ fn serve_until_stopped(
 }
 
 /// Starts the admin, if there is to be one.
-fn look_in(
+fn start_admin(
     config: &Config,
     server: ServerHandles,
     replaces: bool,
@@ -220,13 +201,12 @@ fn listen(
         mut sockets,
         predecessor,
     } = inherited;
-    let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
-    let all = (config.listen.as_slice(), secure);
+    let lines = ListenLines::of(config);
     if let Some(advice) = alone {
-        listen_alone(all.0.iter().chain(all.1), advice, &mut sockets)?;
+        listen_alone(lines.all(), advice, &mut sockets)?;
     }
-    second::bind(all.0.iter().chain(all.1), config, role, &mut sockets)?;
-    let listeners = Listeners::open(all, config.server.workers, &mut sockets)?;
+    second::bind(lines.all(), config, role, &mut sockets)?;
+    let listeners = Listeners::open(lines, config.server.workers, &mut sockets)?;
     let listeners = listeners.joining(role == ProcessRole::Alongside);
     // What an older process of ours listened on and `listen` no longer names is closed. What a
     // service manager holds would take connections that nobody serves.
@@ -243,7 +223,7 @@ fn listen(
 fn listen_alone<'l>(
     lines: impl Iterator<Item = &'l Listen>,
     advice: &str,
-    sockets: &mut Vec<Given>,
+    sockets: &mut Vec<OpenedSocket>,
 ) -> std::io::Result<()> {
     let mut opened = Vec::new();
     for line in lines.filter(|line| !sockets.iter().any(|one| one.is_for(line))) {
@@ -269,9 +249,8 @@ pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The opening lines: listening where, upstreams up or down, the store and its round trip, the
-/// dashboard.
-fn open(config: &Config, listeners: &Listeners, (from, admin): (Option<u32>, Option<&Admin>)) {
+/// The opening lines: listening where, upstreams up or down, the store and its round trip.
+fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
     say(&format!(
         "listening  {}  ({} workers)",
         listeners.places().join(", "),
@@ -310,9 +289,6 @@ fn open(config: &Config, listeners: &Listeners, (from, admin): (Option<u32>, Opt
             "api keys   not told apart: `[api_key] known` names none, so clients with keys are \
              limited as those without",
         );
-    }
-    if let Some(admin) = admin {
-        say(&format!("dashboard  http://{}/", near(admin.address())));
     }
 }
 

@@ -22,21 +22,16 @@ use tokio::time::{Interval, interval};
 
 use super::DID_NOT_WORK;
 use crate::server::claim::Claim;
-use crate::server::heartbeat::Heartbeats;
 use crate::server::inherit::Predecessor;
-use crate::server::listen::Listeners;
 use crate::server::pid_file::PidFile;
-use crate::server::reload::Reload;
 use crate::server::upgrade::{self, Program, Successor, UpgradeError};
-use crate::server::{Lifecycle, notify};
+use crate::server::{Lifecycle, ServerHandles, notify};
 use crate::telemetry::panics::contained;
 
 /// What signals act on.
-pub(super) struct Door {
+pub(super) struct SignalTargets {
     pub(super) lifecycle: watch::Sender<Lifecycle>,
-    pub(super) reload: Reload,
-    pub(super) listeners: Arc<Listeners>,
-    pub(super) heartbeats: Arc<Heartbeats>,
+    pub(super) server: ServerHandles,
     pub(super) predecessor: Option<Predecessor>,
     pub(super) pid_file: Option<Arc<PidFile>>,
     pub(super) claim: Option<Arc<Claim>>,
@@ -51,7 +46,7 @@ struct Signals {
 
 /// The thread's state.
 struct Watch {
-    door: Door,
+    targets: SignalTargets,
     /// Nothing once it could not be found out.
     program: Option<Program>,
     /// Says that the upgrade under way is no longer wanted.
@@ -69,7 +64,7 @@ struct Watch {
 }
 
 enum Event {
-    ActiveConfig,
+    AllServe,
     Stop,
     Reload,
     Upgrade,
@@ -79,7 +74,7 @@ enum Event {
 }
 
 /// Listens for signals on a thread of its own, from now until the process ends.
-pub(super) fn spawn(door: Door) -> io::Result<()> {
+pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -96,7 +91,7 @@ pub(super) fn spawn(door: Door) -> io::Result<()> {
         .inspect_err(|error| tracing::warn!(%error, "no upgrade without the path of this program"))
         .ok();
     let watch = Watch {
-        door,
+        targets,
         program,
         abandon: Arc::default(),
         upgrading: None,
@@ -125,13 +120,15 @@ impl Watch {
     /// What was under way is not tried again; but an end that was asked for comes.
     fn panicked(&mut self) {
         if self.serves && !self.announced {
-            tracing::error!("nobody knows that this process serves: it ends");
+            tracing::error!("startup notification failed: shutting down");
             std::process::exit(i32::from(DID_NOT_WORK));
         }
-        if self.ends && *self.door.lifecycle.borrow() == Lifecycle::Serve {
-            self.door.listeners.close();
+        if self.ends && *self.targets.lifecycle.borrow() == Lifecycle::Serve {
+            self.targets.server.listeners.close();
             let yields = false;
-            self.door.lifecycle.send_replace(Lifecycle::Stop { yields });
+            self.targets
+                .lifecycle
+                .send_replace(Lifecycle::Stop { yields });
         }
     }
 
@@ -139,8 +136,8 @@ impl Watch {
         loop {
             let event = self.next(signals).await;
             match event {
-                Event::ActiveConfig => self.announce(),
-                Event::Stop if *self.door.lifecycle.borrow() == Lifecycle::Serve => {
+                Event::AllServe => self.announce(),
+                Event::Stop if *self.targets.lifecycle.borrow() == Lifecycle::Serve => {
                     self.stop().await
                 }
                 Event::Stop => {
@@ -149,17 +146,22 @@ impl Watch {
                 }
                 Event::Reload => {
                     failpoint!("signals.reload");
-                    self.door.reload.ask_and_leave();
+                    self.targets.server.reload.ask_and_leave();
                 }
                 Event::Upgrade => self.upgrade(),
                 Event::Upgraded(outcome) => self.upgraded(outcome),
-                Event::Fallen if *self.door.lifecycle.borrow() == Lifecycle::Serve => {
+                Event::Fallen if *self.targets.lifecycle.borrow() == Lifecycle::Serve => {
                     tracing::error!("a worker is lost: this process ends");
                     self.stop().await;
                 }
                 Event::Fallen => {}
                 Event::Watchdog => {
-                    if self.door.heartbeats.all_beat_since(&mut self.seen) {
+                    if self
+                        .targets
+                        .server
+                        .heartbeats
+                        .all_beat_since(&mut self.seen)
+                    {
                         notify::alive();
                     }
                 }
@@ -185,9 +187,9 @@ impl Watch {
             _ = signals.interrupt.recv() => Event::Stop,
             _ = signals.hangup.recv() => Event::Reload,
             _ = signals.user2.recv() => Event::Upgrade,
-            () = self.door.heartbeats.all_serve(), if !self.serves => Event::ActiveConfig,
+            () = self.targets.server.heartbeats.all_serve(), if !self.serves => Event::AllServe,
             outcome = upgraded => Event::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned))),
-            () = self.door.heartbeats.one_falls() => Event::Fallen,
+            () = self.targets.server.heartbeats.one_falls() => Event::Fallen,
             _ = watchdog => Event::Watchdog,
         }
     }
@@ -195,14 +197,14 @@ impl Watch {
     /// All workers accept: who waits for that is told, in the order in which they believe it.
     fn announce(&mut self) {
         self.serves = true;
-        if let Some(predecessor) = self.door.predecessor.take() {
+        if let Some(predecessor) = self.targets.predecessor.take() {
             let pid = predecessor.pid();
             if let Err(error) = predecessor.take_over() {
                 tracing::error!(%error, "the upgrade was called off");
                 std::process::exit(i32::from(DID_NOT_WORK));
             }
             tracing::info!(from = pid, "upgrade: this process serves now");
-            let file = self.door.pid_file.as_deref();
+            let file = self.targets.pid_file.as_deref();
             if let Some(Err(error)) = file.map(|file| file.write(true)) {
                 tracing::warn!(%error, "the pid file does not name this process");
             }
@@ -229,26 +231,28 @@ impl Watch {
                 Err(_) => {}
             }
         }
-        let yields = self.door.listeners.yield_with_care();
-        self.door.listeners.close();
+        let yields = self.targets.server.listeners.yield_with_care();
+        self.targets.server.listeners.close();
         // Before the process may end.
         self.release();
-        self.door.lifecycle.send_replace(Lifecycle::Stop { yields });
+        self.targets
+            .lifecycle
+            .send_replace(Lifecycle::Stop { yields });
     }
 
     /// What this process drains, another one may run.
     fn release(&self) {
-        if let Some(claim) = &self.door.claim {
+        if let Some(claim) = &self.targets.claim {
             claim.release();
         }
-        if let Some(file) = &self.door.pid_file {
+        if let Some(file) = &self.targets.pid_file {
             file.release();
         }
     }
 
     fn upgrade(&mut self) {
         let reason = match (&self.program, &self.upgrading) {
-            _ if *self.door.lifecycle.borrow() != Lifecycle::Serve => "this process is ending",
+            _ if *self.targets.lifecycle.borrow() != Lifecycle::Serve => "this process is ending",
             _ if !self.serves => {
                 self.wanted = true;
                 return;
@@ -257,7 +261,7 @@ impl Watch {
             (None, None) => "the path of this program is not known",
             (Some(program), None) => {
                 let (program, abandon) = (program.clone(), Arc::clone(&self.abandon));
-                let listeners = Arc::clone(&self.door.listeners);
+                let listeners = Arc::clone(&self.targets.server.listeners);
                 let start = move || upgrade::start(&program, &listeners, &abandon);
                 self.upgrading = Some(tokio::task::spawn_blocking(start));
                 return;
@@ -282,8 +286,8 @@ impl Watch {
             Ok(()) => {
                 tracing::info!(to = pid, "upgrade: draining");
                 self.release();
-                self.door.lifecycle.send_replace(Lifecycle::HandOver);
-                self.door.listeners.close();
+                self.targets.lifecycle.send_replace(Lifecycle::HandOver);
+                self.targets.server.listeners.close();
             }
             Err(error) => {
                 notify::successor(std::process::id());
@@ -293,7 +297,7 @@ impl Watch {
     }
 
     fn remove_pid_file(&self) {
-        if let Some(file) = &self.door.pid_file {
+        if let Some(file) = &self.targets.pid_file {
             file.remove();
         }
     }

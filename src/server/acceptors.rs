@@ -11,12 +11,13 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 
 use super::drain::Open;
-use super::listen::{BACKLOG, Entrance, Listener};
-use super::worker::{Worker, endure};
+use super::listen::{BACKLOG, Entrance};
+use super::listener::Listener;
+use super::worker::Worker;
 use super::worker_set::HandedOff;
 use super::{Lifecycle, connection, port_sharing, tls};
 use crate::proxy::Arrival;
-use crate::telemetry::panics::contained;
+use crate::telemetry::panics::{contained, spawn_enduring};
 use crate::wire::{Accepted, Stream};
 
 /// How long `accept` rests when the machine has no file descriptor or memory for a connection.
@@ -61,11 +62,13 @@ impl Acceptors {
         let accepting = match entrance.try_clone()?.listener {
             Listener::Tcp(socket) => {
                 let socket = Arc::new(TcpListener::from_std(socket)?);
-                endure(move || accept_tcp(Arc::clone(&socket), Arc::clone(&worker), secure))
+                spawn_enduring(move || accept_tcp(Arc::clone(&socket), Arc::clone(&worker), secure))
             }
             Listener::Unix(socket) => {
                 let socket = Arc::new(UnixListener::from_std(socket)?);
-                endure(move || accept_unix(Arc::clone(&socket), Arc::clone(&worker), secure))
+                spawn_enduring(move || {
+                    accept_unix(Arc::clone(&socket), Arc::clone(&worker), secure)
+                })
             }
         };
         self.all.push(Attended {
@@ -148,8 +151,7 @@ struct AcceptedTcp {
 /// Greets a client, or has a worker do it that has clearly fewer.
 fn place(worker: &Arc<Worker>, accepted: AcceptedTcp, secure: bool, open: Open) {
     let AcceptedTcp { stream, ip } = accepted;
-    let (workers, index) = &worker.place;
-    let Some(least_loaded) = workers.least_loaded(*index) else {
+    let Some(other) = worker.position.least_loaded() else {
         let stream = Stream::Tcp(stream);
         return greet(worker, Accepted { stream, ip }, secure, open);
     };
@@ -163,7 +165,7 @@ fn place(worker: &Arc<Worker>, accepted: AcceptedTcp, secure: bool, open: Open) 
         secure,
         open,
     };
-    if let Err(stays) = workers.hand_off(handed, (*index, least_loaded)) {
+    if let Err(stays) = worker.position.hand_off(handed, &other) {
         welcome(worker, stays);
     }
 }

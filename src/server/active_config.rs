@@ -75,14 +75,14 @@ impl CarriedOver {
     /// Opens the store's connection, and waits until the first attempt to reach it has ended: who
     /// listens only after that need not begin with decisions of its own.
     pub(super) async fn open(state: &ServerState) -> CarriedOver {
-        let kept = CarriedOver {
+        let carried = CarriedOver {
             stores: state.counts.open(),
             counts: Arc::clone(&state.counts),
             access: Arc::clone(&state.access),
             spans: state.exports.queue(),
         };
-        kept.store().ready().await;
-        kept
+        carried.store().ready().await;
+        carried
     }
 
     pub(super) fn store(&self) -> &Store {
@@ -90,11 +90,7 @@ impl CarriedOver {
     }
 
     /// What is served first.
-    pub(super) fn begin(
-        &self,
-        config: Config,
-        (state, sweep): (&ServerState, &Sweep),
-    ) -> ActiveConfig {
+    pub(super) fn begin(&self, config: Config, state: &ServerState, sweep: &Sweep) -> ActiveConfig {
         let settings = config.server.clone();
         let log = state.access.buffer();
         let stores = self.stores.clone();
@@ -110,7 +106,8 @@ impl CarriedOver {
         &mut self,
         old: &ActiveConfig,
         config: Config,
-        (state, sweep): (&ServerState, &Sweep),
+        state: &ServerState,
+        sweep: &Sweep,
     ) -> ActiveConfig {
         if !Arc::ptr_eq(&self.counts, &state.counts) {
             self.stores = state.counts.open();

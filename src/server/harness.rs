@@ -12,11 +12,8 @@ use std::time::Duration;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::watch;
 
-use crate::server::heartbeat::Heartbeats;
-use crate::server::introspection::Introspection;
-use crate::server::listen::Listeners;
-use crate::server::reload::Reload;
-use crate::server::{Lifecycle, Source, reload};
+use crate::server::listen::{ListenLines, Listeners};
+use crate::server::{Lifecycle, Reloads, ServerHandles};
 use crate::telemetry::metrics::Unanswered;
 use crate::{config, server, telemetry};
 
@@ -42,12 +39,9 @@ const FILE: &str = r#"
 pub(crate) struct Harness {
     pub(crate) address: SocketAddr,
     pub(crate) file: PathBuf,
-    pub(crate) lifecycle: watch::Sender<Lifecycle>,
-    pub(crate) reload: Reload,
-    pub(crate) heartbeats: Arc<Heartbeats>,
-    pub(crate) introspection: Arc<Introspection>,
-    pub(crate) listeners: Arc<Listeners>,
-    pub(crate) serving: JoinHandle<std::io::Result<()>>,
+    pub(crate) handles: ServerHandles,
+    lifecycle: watch::Sender<Lifecycle>,
+    serving: JoinHandle<std::io::Result<()>>,
     _directory: tempfile::TempDir,
 }
 
@@ -58,36 +52,21 @@ impl Harness {
         let file = directory.path().join("proxy.toml");
         std::fs::write(&file, format!("{more}\n{FILE}")).unwrap();
         let (config, _) = config::load(&file).unwrap();
-        let listeners = (config.listen.as_slice(), &[][..]);
-        let listeners = Listeners::open(listeners, 1, &mut Vec::new()).unwrap();
-        let listeners = Arc::new(listeners);
+        let listeners = Listeners::open(ListenLines::of(&config), 1, &mut Vec::new()).unwrap();
         let address = listeners.addresses()[0];
-        let (lifecycle, shutdown) = watch::channel(Lifecycle::Serve);
-        let (reload, requests) = reload::channel();
-        let (heartbeats, introspection) = (
-            Arc::new(Heartbeats::new(1)),
-            Arc::<Introspection>::default(),
-        );
-        let source = Source {
-            path: Some(file.clone()),
-            reload: reload.clone(),
-            requests,
+        let (handles, controls) = ServerHandles::new(Arc::new(listeners), 1, Some(file.clone()));
+        let reloads = Reloads {
+            requests: controls.requests,
             watch: false,
             claim: None,
         };
-        let seen = (Arc::clone(&heartbeats), Arc::clone(&introspection));
-        let sockets = Arc::clone(&listeners);
-        let serving =
-            std::thread::spawn(move || server::run(config, sockets, (&shutdown, source), seen));
+        let run = handles.clone();
         Harness {
             address,
             file,
-            lifecycle,
-            reload,
-            heartbeats,
-            introspection,
-            listeners,
-            serving,
+            handles,
+            lifecycle: controls.lifecycle,
+            serving: std::thread::spawn(move || server::run(config, run, reloads)),
             _directory: directory,
         }
     }
@@ -95,12 +74,12 @@ impl Harness {
     /// Has `more` at the head of its file instead, and has it read.
     pub(crate) fn reload(&self, more: &str) {
         std::fs::write(&self.file, format!("{more}\n{FILE}")).unwrap();
-        on_a_runtime(async { drop(self.reload.ask().await) });
+        on_a_runtime(async { drop(self.handles.reload.ask().await) });
     }
 
     /// Ends it, as the thread does that listens for signals.
     pub(crate) fn close(self) -> std::io::Result<()> {
-        self.listeners.close();
+        self.handles.listeners.close();
         self.lifecycle
             .send_replace(Lifecycle::Stop { yields: false });
         self.serving.join().unwrap()
@@ -128,7 +107,7 @@ impl Harness {
     /// Requests that were answered with 500 for a panic.
     pub(crate) fn counted(&self) -> u64 {
         let panic = Unanswered::Panic as usize;
-        let count = self.introspection.inspect(|snapshot| {
+        let count = self.handles.introspection.inspect(|snapshot| {
             let all = snapshot
                 .proxies()
                 .map(|proxy| proxy.meter().all_unanswered());

@@ -1,7 +1,6 @@
 //! Sockets that this process was started with: by a service manager (`LISTEN_FDS`), or by an older
 //! process of ours that makes room (`handover.rs`).
 
-use std::fmt;
 use std::io;
 use std::time::Duration;
 
@@ -9,27 +8,17 @@ use listenfd::ListenFd;
 use socket2::SockRef;
 
 use super::handover::{Channel, VARIABLE, VERSION};
-use super::listen::Listener;
-use crate::config::{self, Listen};
+use super::listener::{Listener, OpenedSocket};
+use crate::config;
 
 /// How long the other process may take for its next word.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// One socket, and what is known of it.
-#[derive(Debug)]
-pub struct Given {
-    /// The line of `listen` that it was bound for, or where it is.
-    pub(crate) name: String,
-    /// Whether a service manager has it too.
-    pub(crate) lent: bool,
-    pub(crate) socket: Listener,
-}
 
 /// All that was inherited.
 #[derive(Debug, Default)]
 pub struct Inherited {
     /// Sockets that listen already.
-    pub sockets: Vec<Given>,
+    pub sockets: Vec<OpenedSocket>,
     /// The process whose place we take, if there is one.
     pub predecessor: Option<Predecessor>,
 }
@@ -53,39 +42,6 @@ impl Inherited {
                 "{VARIABLE} is {version}, and this version understands {VERSION} only"
             ))),
             None => from_service_manager(),
-        }
-    }
-}
-
-impl Given {
-    /// Whether a service manager has it too, and goes on listening when we are gone.
-    pub fn is_lent(&self) -> bool {
-        self.lent
-    }
-
-    /// Whether it is what a line of `listen` asks for.
-    pub(crate) fn is_for(&self, wanted: &Listen) -> bool {
-        if self.name == wanted.to_string() {
-            return true;
-        }
-        match (self.socket.place(), wanted) {
-            (Ok(Listen::Tcp(place)), Listen::Tcp(wanted)) => {
-                // On a machine without IPv6 every address is every IPv4 address.
-                let both_any = place.ip().is_unspecified() && wanted.ip().is_unspecified();
-                let any = both_any && wanted.is_ipv6() && place.port() == wanted.port();
-                place == *wanted || any
-            }
-            (Ok(place), wanted) => place == *wanted,
-            (Err(_), _) => false,
-        }
-    }
-}
-
-impl fmt::Display for Given {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.socket.place() {
-            Ok(place) => write!(f, "{place} ({})", self.name),
-            Err(error) => write!(f, "{error} ({})", self.name),
         }
     }
 }
@@ -131,7 +87,7 @@ fn from_predecessor(channel: Channel) -> io::Result<Inherited> {
             ["process", text] => pid = text.parse().unwrap_or_default(),
             ["sockets", whose @ ("own" | "lent"), name] => {
                 for descriptor in message.descriptors {
-                    sockets.push(Given {
+                    sockets.push(OpenedSocket {
                         name: name.to_owned(),
                         lent: whose == "lent",
                         socket: Listener::from_fd(descriptor)?,
@@ -180,7 +136,7 @@ fn from_service_manager() -> io::Result<Inherited> {
             return Err(unusable(io::Error::other(text)));
         }
         reference.set_nonblocking(true).map_err(unusable)?;
-        sockets.push(Given {
+        sockets.push(OpenedSocket {
             name,
             lent: true,
             socket,

@@ -3,41 +3,29 @@
 //! Each worker gets its own socket on the same TCP address (SO_REUSEPORT), so that the kernel
 //! spreads connections and no lock is shared. A unix socket has no such thing, and a service
 //! manager may hand over a single one: then workers share it. Sockets that the process was started
-//! with ([`Given`]) are used before anything is bound.
+//! with ([`OpenedSocket`]) are used before anything is bound.
 
 mod bind;
 mod change;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use socket2::{Domain, SockRef, Socket};
-use tokio::net::{TcpStream, UnixStream};
+use socket2::SockRef;
 
-use super::inherit::Given;
 use super::left_behind::SocketFileId;
+use super::listener::{Listener, OpenedSocket};
 use super::port_sharing;
 pub use super::port_sharing::PortSharer;
-use crate::config::Listen;
-use crate::wire::{Accepted, Stream};
+use crate::config::{Config, Listen};
 pub use bind::{bind_alone, bind_first};
 use bind::{bind_tcp, bind_unix};
 pub(crate) use change::Moves;
 
 /// Connections the kernel holds for us before they are accepted, at most.
 pub(crate) const BACKLOG: i32 = 4096;
-
-/// One listening socket.
-#[derive(Debug)]
-pub enum Listener {
-    /// TCP, of one worker alone or shared.
-    Tcp(std::net::TcpListener),
-    /// A unix socket, shared by the workers.
-    Unix(std::os::unix::net::UnixListener),
-}
 
 /// One worker's copy of a listening socket.
 #[derive(Debug)]
@@ -91,74 +79,6 @@ pub struct Listeners {
     bound: Mutex<Vec<Bound>>,
 }
 
-impl Listener {
-    pub(crate) fn try_clone(&self) -> io::Result<Listener> {
-        Ok(match self {
-            Listener::Tcp(socket) => Listener::Tcp(socket.try_clone()?),
-            Listener::Unix(socket) => Listener::Unix(socket.try_clone()?),
-        })
-    }
-
-    /// A socket that listens already, ready for a worker.
-    pub(crate) fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
-        let socket = Socket::from(fd);
-        if !socket.is_listener()? {
-            return Err(io::Error::other("a socket that does not listen"));
-        }
-        socket.set_nonblocking(true)?;
-        Ok(if socket.domain()? == Domain::UNIX {
-            Listener::Unix(socket.into())
-        } else {
-            Listener::Tcp(socket.into())
-        })
-    }
-
-    /// The next connection that waits, if there is one; to be called on a runtime.
-    pub(crate) fn accept(&self) -> io::Result<Accepted> {
-        Ok(match self {
-            Listener::Tcp(socket) => {
-                let (stream, address) = socket.accept()?;
-                stream.set_nonblocking(true)?;
-                // Without it an answer in two writes waits for the client's delayed ACK.
-                let _ = stream.set_nodelay(true);
-                let ip = address.ip().to_canonical();
-                let stream = Stream::Tcp(TcpStream::from_std(stream)?);
-                Accepted { stream, ip }
-            }
-            Listener::Unix(socket) => {
-                let (stream, _) = socket.accept()?;
-                stream.set_nonblocking(true)?;
-                // Whoever can open the socket is on this machine.
-                let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
-                let stream = Stream::Unix(UnixStream::from_std(stream)?);
-                Accepted { stream, ip }
-            }
-        })
-    }
-
-    /// Where it listens; a unix socket without a path cannot be named.
-    pub(crate) fn place(&self) -> io::Result<Listen> {
-        match self {
-            Listener::Tcp(socket) => Ok(Listen::Tcp(socket.local_addr()?)),
-            Listener::Unix(socket) => {
-                let address = socket.local_addr()?;
-                let path = address.as_pathname();
-                path.map(|path| Listen::Unix(path.to_owned()))
-                    .ok_or_else(|| io::Error::other("a unix socket without a path"))
-            }
-        }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Tcp(socket) => socket.as_fd(),
-            Listener::Unix(socket) => socket.as_fd(),
-        }
-    }
-}
-
 impl Bound {
     /// Binds once for each worker. Port 0 takes a free port, the same for all.
     fn open(wanted: &Listen, workers: usize) -> io::Result<Bound> {
@@ -189,14 +109,14 @@ impl Bound {
     fn inherit(
         wanted: &Listen,
         workers: usize,
-        given: &mut Vec<Given>,
+        given: &mut Vec<OpenedSocket>,
     ) -> io::Result<Option<Bound>> {
         let Some(first) = given.iter().find(|one| one.is_for(wanted)) else {
             return Ok(None);
         };
         let (place, lent) = (first.socket.place()?, first.lent);
         // Lines that are written alike (`:0`, twice) are in different places.
-        let (mine, others): (Vec<Given>, Vec<Given>) = std::mem::take(given)
+        let (mine, others): (Vec<OpenedSocket>, Vec<OpenedSocket>) = std::mem::take(given)
             .into_iter()
             .partition(|one| one.socket.place().is_ok_and(|other| other == place));
         *given = others;
@@ -265,7 +185,7 @@ impl Bound {
 
 /// A socket of another process at an address where none of these sockets is; nothing for a unix
 /// socket, which has one process at most.
-pub fn neighbour_at(wanted: &Listen, own: &[Given]) -> Option<PortSharer> {
+pub fn neighbour_at(wanted: &Listen, own: &[OpenedSocket]) -> Option<PortSharer> {
     let &Listen::Tcp(address) = wanted else {
         return None;
     };
@@ -283,29 +203,54 @@ fn next_line() -> u64 {
     LINES.fetch_add(1, Ordering::Relaxed)
 }
 
+/// The addresses that a configuration names.
+#[derive(Clone, Copy, Debug)]
+pub struct ListenLines<'c> {
+    /// `listen` at the top.
+    pub plain: &'c [Listen],
+    /// `listen` of `[tls]`.
+    pub secure: &'c [Listen],
+}
+
+impl<'c> ListenLines<'c> {
+    pub fn of(config: &'c Config) -> ListenLines<'c> {
+        ListenLines {
+            plain: &config.listen,
+            secure: config.tls.as_ref().map_or(&[], |tls| &tls.listen),
+        }
+    }
+
+    /// All of them, the plain ones first.
+    pub fn all(self) -> impl Iterator<Item = &'c Listen> {
+        self.with_tls().map(|(line, _)| line)
+    }
+
+    /// Each with whether TLS is spoken there.
+    fn with_tls(self) -> impl Iterator<Item = (&'c Listen, bool)> {
+        let plain = self.plain.iter().map(|line| (line, false));
+        plain.chain(self.secure.iter().map(|line| (line, true)))
+    }
+}
+
 impl Listeners {
-    /// Opens every line of `listen`, and of `[tls]`'s: with sockets that were `given`, which are
-    /// taken out of it, or by binding.
+    /// Opens every line: with a socket of `given`, which is taken out of it, or by binding.
     ///
     /// # Errors
     /// The first address that cannot be bound, named in the error.
     pub fn open(
-        (plain, secure): (&[Listen], &[Listen]),
+        lines: ListenLines<'_>,
         workers: usize,
-        given: &mut Vec<Given>,
+        given: &mut Vec<OpenedSocket>,
     ) -> io::Result<Listeners> {
         let mut bound = Vec::new();
-        for (index, wanted) in plain.iter().chain(secure).enumerate() {
+        for (wanted, secure) in lines.with_tls() {
             let named = |error| named(wanted, &error);
             let inherited = Bound::inherit(wanted, workers, given).map_err(named)?;
             let opened = match inherited {
                 Some(inherited) => inherited,
                 None => Bound::open(wanted, workers).map_err(named)?,
             };
-            bound.push(Bound {
-                secure: index >= plain.len(),
-                ..opened
-            });
+            bound.push(Bound { secure, ..opened });
         }
         Ok(Listeners {
             workers,
@@ -392,15 +337,22 @@ fn flatten(part: io::Result<Vec<Entrance>>) -> Vec<io::Result<Entrance>> {
 mod tests {
     use super::*;
 
+    fn plain(lines: &[Listen]) -> ListenLines<'_> {
+        ListenLines {
+            plain: lines,
+            secure: &[],
+        }
+    }
+
     fn any() -> Listen {
         Listen::Tcp("127.0.0.1:0".parse().unwrap())
     }
 
-    fn given(listeners: &Listeners) -> Vec<Given> {
+    fn given(listeners: &Listeners) -> Vec<OpenedSocket> {
         let mut given = Vec::new();
         let collected = listeners.each(|bound, sockets| {
             for socket in sockets {
-                given.push(Given {
+                given.push(OpenedSocket {
                     name: bound.wanted.to_string(),
                     lent: bound.lent,
                     socket: socket.try_clone()?,
@@ -415,9 +367,9 @@ mod tests {
     #[test]
     fn every_worker_gets_a_socket_and_every_socket_a_worker() {
         for (before, after) in [(3, 3), (1, 4), (5, 2), (4, 1)] {
-            let first = Listeners::open((&[any()], &[]), before, &mut Vec::new()).unwrap();
+            let first = Listeners::open(plain(&[any()]), before, &mut Vec::new()).unwrap();
             let mut given = given(&first);
-            let second = Listeners::open((&[any()], &[]), after, &mut given).unwrap();
+            let second = Listeners::open(plain(&[any()]), after, &mut given).unwrap();
             assert!(given.is_empty());
             assert_eq!(first.addresses(), second.addresses());
             let sets = second.sets().unwrap();
@@ -430,10 +382,10 @@ mod tests {
 
     #[test]
     fn a_lent_socket_is_shared_and_not_joined_by_others() {
-        let first = Listeners::open((&[any()], &[]), 1, &mut Vec::new()).unwrap();
+        let first = Listeners::open(plain(&[any()]), 1, &mut Vec::new()).unwrap();
         let mut given = given(&first);
         given[0].lent = true;
-        let second = Listeners::open((&[any()], &[]), 3, &mut given).unwrap();
+        let second = Listeners::open(plain(&[any()]), 3, &mut given).unwrap();
         let sets = second.sets().unwrap();
         assert!(sets.iter().all(|set| set.len() == 1));
         let mut sockets = 0;
@@ -448,19 +400,23 @@ mod tests {
     #[test]
     fn lines_that_are_written_alike_keep_their_places() {
         let both = [any(), any()];
-        let first = Listeners::open((&both, &[]), 2, &mut Vec::new()).unwrap();
+        let first = Listeners::open(plain(&both), 2, &mut Vec::new()).unwrap();
         let mut given = given(&first);
-        let second = Listeners::open((&both[..1], &both[1..]), 3, &mut given).unwrap();
+        let lines = ListenLines {
+            plain: &both[..1],
+            secure: &both[1..],
+        };
+        let second = Listeners::open(lines, 3, &mut given).unwrap();
         assert_eq!(first.addresses(), second.addresses());
         assert!(given.is_empty());
     }
 
     #[test]
     fn what_no_line_names_is_left() {
-        let first = Listeners::open((&[any(), any()], &[]), 1, &mut Vec::new()).unwrap();
+        let first = Listeners::open(plain(&[any(), any()]), 1, &mut Vec::new()).unwrap();
         let mut given = given(&first);
         given[1].name = "127.0.0.1:1".to_owned();
-        let second = Listeners::open((&[any()], &[]), 1, &mut given).unwrap();
+        let second = Listeners::open(plain(&[any()]), 1, &mut given).unwrap();
         assert_eq!(second.addresses(), first.addresses()[..1]);
         assert_eq!(given.len(), 1);
     }

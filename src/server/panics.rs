@@ -185,7 +185,7 @@ fn a_worker_that_is_lost_ends_the_house() {
     harness.is_well();
     let _failure = arm("server.worker_reload", 1);
     harness.reload("");
-    on_a_runtime(harness.heartbeats.one_falls());
+    on_a_runtime(harness.handles.heartbeats.one_falls());
     assert_eq!(
         harness.close().unwrap_err().to_string(),
         "worker 0: a panic"

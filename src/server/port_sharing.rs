@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use socket2::{SockFilter, SockRef};
 
-use super::listen::Listener;
+use super::listener::Listener;
 
 /// How long handshakes under way have: the slowest round trip that is waited for.
 pub(crate) const HANDSHAKES: Duration = Duration::from_millis(250);
@@ -146,7 +146,7 @@ mod tests {
 
     use super::*;
     use crate::config::Listen;
-    use crate::server::listen::Listeners;
+    use crate::server::listen::{ListenLines, Listeners};
 
     #[test]
     fn the_kernel_s_table_is_read() {
@@ -189,7 +189,11 @@ mod tests {
     #[test]
     fn a_neighbour_is_seen_and_gets_what_is_left_to_it() {
         let any = [Listen::Tcp("127.0.0.1:0".parse().unwrap())];
-        let first = Listeners::open((&any, &[]), 2, &mut Vec::new()).unwrap();
+        let open = |plain: &[Listen], workers| {
+            let secure = &[];
+            Listeners::open(ListenLines { plain, secure }, workers, &mut Vec::new()).unwrap()
+        };
+        let first = open(&any, 2);
         let port_sharing = |listeners: &Listeners| {
             let sets = listeners.sets().unwrap();
             let all = sets.iter().flatten().map(|one| &one.listener);
@@ -197,7 +201,7 @@ mod tests {
         };
         assert!(!port_sharing(&first));
         let address = first.addresses()[0];
-        let second = Listeners::open((&[Listen::Tcp(address)], &[]), 1, &mut Vec::new()).unwrap();
+        let second = open(&[Listen::Tcp(address)], 1);
         assert!(port_sharing(&first) && port_sharing(&second));
         let waiting = TcpStream::connect(address).unwrap();
         let closed = first.each(|_, sockets| sockets.iter().try_for_each(take_no_more));

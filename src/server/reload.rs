@@ -26,9 +26,10 @@ use tokio::time::MissedTickBehavior;
 
 use super::active_config::ActiveConfig;
 use super::claim::Claim;
-use super::listen::{Entrance, Listeners, Moves};
+use super::listen::{ListenLines, Moves};
 use super::watcher::{LOOK_EVERY, Watcher};
-use super::{Lifecycle, ServerState, Shutdown, Source, control, notify, tls};
+use super::worker_thread::Order;
+use super::{Lifecycle, Reloads, ServerHandles, ServerState, control, notify, tls};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config, Control};
 use crate::telemetry::access::AccessLog;
@@ -38,17 +39,6 @@ use crate::telemetry::panics::{contained, endure};
 const MOST_WAITING: usize = 64;
 /// From one reload to the next: what asks meanwhile is answered together.
 const REST: Duration = Duration::from_millis(5);
-
-/// What a worker serves by from now on.
-pub(super) struct Order {
-    pub(super) config: Box<Config>,
-    pub(super) state: Arc<ServerState>,
-    /// What it accepts from too, and the lines of `listen` that it leaves.
-    pub(super) opened: Vec<Entrance>,
-    pub(super) closed: Arc<[u64]>,
-    /// Told when it is in place, with what was there before.
-    pub(super) done: oneshot::Sender<Arc<ActiveConfig>>,
-}
 
 /// A reload that took place.
 #[derive(Debug)]
@@ -123,89 +113,84 @@ impl Reload {
     }
 }
 
-/// Whoever reloads: knows what is served by now.
+/// Replaces what a running server serves by.
 pub(super) struct Reloader {
     config: Config,
     state: Arc<ServerState>,
-    listeners: Arc<Listeners>,
+    handles: ServerHandles,
     workers: Vec<mpsc::Sender<Order>>,
-    /// What requests may still be served by.
+    /// Configurations that requests may still use.
     replaced: Vec<Arc<ActiveConfig>>,
     /// Logs that requests may still write to.
     retired: Vec<Arc<AccessLog>>,
     watcher: Watcher,
+    watches: bool,
+    /// Tasks that look after the files of certificates, where there are any.
+    certificates: JoinSet<()>,
 }
 
 impl Reloader {
     pub(super) fn new(
         config: Config,
         state: Arc<ServerState>,
-        listeners: Arc<Listeners>,
         workers: Vec<mpsc::Sender<Order>>,
+        handles: ServerHandles,
     ) -> Reloader {
         Reloader {
             config,
             state,
-            listeners,
+            handles,
             workers,
             replaced: Vec::new(),
             retired: Vec::new(),
             watcher: Watcher::default(),
+            watches: false,
+            certificates: JoinSet::new(),
         }
     }
 
-    /// Starts a thread that reloads whenever it is asked to, until the house ends.
-    pub(super) fn spawn(self, source: Source, shutdown: Shutdown) -> io::Result<JoinHandle<()>> {
+    /// Starts a thread that reloads whenever it is asked to, until the server ends.
+    pub(super) fn spawn(self, reloads: Reloads) -> io::Result<JoinHandle<()>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         std::thread::Builder::new()
             .name("reload".to_owned())
-            .spawn(move || runtime.block_on(self.run(source, shutdown)))
+            .spawn(move || runtime.block_on(self.run(reloads)))
     }
 
-    async fn run(mut self, source: Source, shutdown: Shutdown) {
-        let Source {
-            path,
-            reload,
-            requests,
+    async fn run(mut self, reloads: Reloads) {
+        let Reloads {
+            mut requests,
             watch,
             claim,
-        } = source;
+        } = reloads;
         // Ends with this runtime, and takes the socket's file away.
         let mut control = JoinSet::new();
-        if let Some(path) = &path {
+        if let Some(path) = &self.handles.file {
             let place = &self.config.server.control;
             let claim = claim.unwrap_or_else(|| Arc::new(Claim::new(path, place, false)));
             let post = control::Post {
                 places: control::places(path, place),
                 own_directory: *place == Control::Derived,
                 claim,
-                reload,
-                heartbeats: Arc::clone(&self.state.heartbeats),
+                reload: self.handles.reload.clone(),
+                heartbeats: Arc::clone(&self.handles.heartbeats),
             };
             control.spawn(endure(move || control::serve(post.clone())));
             let written = &self.config.written;
             self.watcher.read(path, Some(&written.text), &written.files);
+            self.watches = watch;
         }
-        let file = (path.as_deref(), watch && path.is_some());
-        let mut told = (requests, shutdown);
-        let mut certificates = self.watch_certificates(&told.1);
-        while contained(self.attend(file, &mut told, &mut certificates))
-            .await
-            .is_none()
-        {}
+        self.certificates = self.watch_certificates();
+        while contained(self.attend(&mut requests)).await.is_none() {}
         control.shutdown().await;
     }
 
     /// Reads the file when that is asked for, or also when it changes, until the house ends. A
     /// panic beside what is read costs those who asked their answer.
-    async fn attend(
-        &mut self,
-        (path, watches): (Option<&Path>, bool),
-        (requests, shutdown): &mut (Requests, Shutdown),
-        certificates: &mut JoinSet<()>,
-    ) {
+    async fn attend(&mut self, requests: &mut Requests) {
+        let mut shutdown = self.handles.shutdown.clone();
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -213,9 +198,9 @@ impl Reloader {
             tokio::select! {
                 _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
                 Some(first) = requests.0.recv() => asked.push(first),
-                _ = looks.tick(), if watches || self.keeps_any() => {
+                _ = looks.tick(), if self.watches || self.keeps_any() => {
                     self.let_go();
-                    if !watches || !self.watcher.look() {
+                    if !self.watches || !self.watcher.look() {
                         continue;
                     }
                 }
@@ -225,11 +210,11 @@ impl Reloader {
                 asked.push(more);
             }
             let before = self.state.tls.clone();
-            let outcome = Arc::new(self.reload(path).await);
+            let outcome = Arc::new(self.reload().await);
             let after = self.state.tls.as_ref();
             if before.as_ref().map(Arc::as_ptr) != after.map(Arc::as_ptr) {
-                certificates.abort_all();
-                *certificates = self.watch_certificates(shutdown);
+                // The tasks before are aborted.
+                self.certificates = self.watch_certificates();
             }
             tell(&outcome);
             self.state.introspection.note_reload(&outcome);
@@ -241,11 +226,10 @@ impl Reloader {
         }
     }
 
-    /// Looks after the files of certificates, where there are any, until it is dropped.
-    fn watch_certificates(&self, shutdown: &Shutdown) -> JoinSet<()> {
+    fn watch_certificates(&self) -> JoinSet<()> {
         let mut watching = JoinSet::new();
         if let Some(tls) = &self.state.tls {
-            let known = (Arc::clone(tls), shutdown.clone());
+            let known = (Arc::clone(tls), self.handles.shutdown.clone());
             let (watched, acquired) = (known.clone(), known);
             watching.spawn(endure(move || {
                 let (tls, shutdown) = watched.clone();
@@ -259,10 +243,10 @@ impl Reloader {
         watching
     }
 
-    async fn reload(&mut self, path: Option<&Path>) -> Result<Reloaded, ReloadError> {
-        let path = path.ok_or(ReloadError::NoFile)?;
+    async fn reload(&mut self) -> Result<Reloaded, ReloadError> {
+        let path = self.handles.file.clone().ok_or(ReloadError::NoFile)?;
         notify::reloading();
-        let reloaded = contained(self.replace(path)).await;
+        let reloaded = contained(self.replace(&path)).await;
         notify::ready("serving");
         reloaded.unwrap_or_else(|| {
             let why = io::Error::other("something of ours broke, which the log has told");
@@ -275,12 +259,11 @@ impl Reloader {
         let changes = config::changes(&self.config, &config);
         let restarts = config::restarts(&self.config, &config);
         config.keep_until_restart(&self.config);
-        let secure = config.tls.as_ref().map_or(&[][..], |tls| &tls.listen);
-        let change = self.listeners.prepare((&config.listen, secure));
+        let change = self.handles.listeners.prepare(ListenLines::of(&config));
         let change = change.map_err(ReloadError::Unusable)?;
         let state = self.state.renewed(&config).map_err(ReloadError::Unusable)?;
         let state = Arc::new(state);
-        let moves = self.listeners.commit(change);
+        let moves = self.handles.listeners.commit(change);
         let moves = moves.map_err(ReloadError::Unusable)?;
         self.order(&config, &state, moves).await;
         self.state.introspection.renew(config.fresh_copy(), &state);

@@ -55,47 +55,64 @@ impl WorkerSet {
         };
         WorkerSet((0..workers).map(slot).collect())
     }
+}
 
-    /// The clients of worker `index`.
-    pub(super) fn drain(&self, index: usize) -> Arc<Drain> {
-        Arc::clone(&self.0[index].drain)
+/// One worker's place in the set.
+#[derive(Clone, Debug)]
+pub(crate) struct Position {
+    set: Arc<WorkerSet>,
+    pub(super) index: usize,
+}
+
+impl Position {
+    pub(super) fn new(set: &Arc<WorkerSet>, index: usize) -> Position {
+        Position {
+            set: Arc::clone(set),
+            index,
+        }
     }
 
-    /// Worker `index` serves from now on: whom others send to it.
-    pub(super) fn join(&self, index: usize) -> Option<UnboundedReceiver<HandedOff>> {
-        let slot = &self.0[index];
+    fn slot(&self) -> &WorkerSlot {
+        &self.set.0[self.index]
+    }
+
+    pub(super) fn drain(&self) -> Arc<Drain> {
+        Arc::clone(&self.slot().drain)
+    }
+
+    /// From now on other workers may hand connections to this one. They arrive at the receiver,
+    /// which only the first call returns.
+    pub(super) fn join(&self) -> Option<UnboundedReceiver<HandedOff>> {
+        let slot = self.slot();
         let received = slot.received.lock();
         let received = received.unwrap_or_else(PoisonError::into_inner).take();
         slot.serves.store(true, Ordering::Relaxed);
         received
     }
 
-    /// Who has clearly fewer clients than worker `index`, which has just been given another one.
-    pub(super) fn least_loaded(&self, index: usize) -> Option<usize> {
-        let own = self.0[index].drain.count();
-        let others = self.0.iter().enumerate();
+    /// The position of the worker that has clearly fewer connections than this one, which has just
+    /// been given another one.
+    pub(super) fn least_loaded(&self) -> Option<Position> {
+        let own = self.slot().drain.count();
+        let others = self.set.0.iter().enumerate();
         let others = others.filter(|(_, slot)| slot.serves.load(Ordering::Relaxed));
-        let (least, whose) = others
-            .map(|(whose, slot)| (slot.drain.count(), whose))
+        let (least, index) = others
+            .map(|(index, slot)| (slot.drain.count(), index))
             .min()?;
-        (own > least + 1 + least / SLACK).then_some(whose)
+        (own > least + 1 + least / SLACK).then(|| Position::new(&self.set, index))
     }
 
-    /// Sends a client of worker `from` to worker `to`. He comes back if that one is ending.
-    pub(super) fn hand_off(
-        &self,
-        mut handed: HandedOff,
-        (from, to): (usize, usize),
-    ) -> Result<(), HandedOff> {
-        let other = &self.0[to];
+    /// Sends a connection of this worker to another one. It comes back if that one is draining.
+    pub(super) fn hand_off(&self, mut handed: HandedOff, to: &Position) -> Result<(), HandedOff> {
+        let other = to.slot();
         handed.open.move_to(&other.drain);
-        // Looked at after the move: who begins to drain from now on waits for him.
+        // Looked at after the move: a drain that begins from now on waits for the connection.
         let sent = match other.drain.is_draining() {
             true => Err(handed),
             false => other.handed_off.send(handed).map_err(|unsent| unsent.0),
         };
         sent.map_err(|mut handed| {
-            handed.open.move_to(&self.0[from].drain);
+            handed.open.move_to(&self.slot().drain);
             handed
         })
     }
@@ -109,15 +126,17 @@ mod tests {
 
     /// What `clients` have become, who all come to the first of so many workers.
     fn spread(count: usize, clients: usize) -> Vec<usize> {
-        let workers = WorkerSet::new(count);
-        let _receivers: Vec<_> = (0..count).map(|index| workers.join(index)).collect();
+        let workers = Arc::new(WorkerSet::new(count));
+        let positions = (0..count).map(|index| Position::new(&workers, index));
+        let positions: Vec<_> = positions.collect();
+        let _receivers: Vec<_> = positions.iter().map(Position::join).collect();
         let permits = Arc::new(Semaphore::new(clients));
         let mut kept = Vec::new();
         for _ in 0..clients {
             let permit = Arc::clone(&permits).try_acquire_owned().unwrap();
             let mut open = workers.0[0].drain.open(permit);
-            if let Some(to) = workers.least_loaded(0) {
-                open.move_to(&workers.0[to].drain);
+            if let Some(to) = positions[0].least_loaded() {
+                open.move_to(&to.drain());
             }
             kept.push(open);
         }

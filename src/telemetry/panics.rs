@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use tokio::task::JoinHandle;
 
 /// What is rested after a panic: one that comes again and again must not take a processor.
 pub(crate) const REST: Duration = Duration::from_millis(50);
@@ -37,6 +38,14 @@ pub(crate) async fn contained<T>(part: impl Future<Output = T>) -> Option<T> {
 /// Runs a part of the program until it ends by itself, anew after each panic.
 pub(crate) async fn endure<F: Future<Output = ()>>(part: impl Fn() -> F) {
     while contained(part()).await.is_none() {}
+}
+
+/// The same as a task.
+pub(crate) fn spawn_enduring<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    tokio::spawn(endure(part))
 }
 
 /// From now on tells each in the diagnostics, and counts it. What had the stack written does so in

@@ -13,8 +13,8 @@ use std::time::Duration;
 use crate::clock;
 use crate::config::{Config, Listen, StoreKind};
 use crate::server::claim::{Claim, Holder};
-use crate::server::inherit::Given;
 use crate::server::listen::{PortSharer, bind_first, neighbour_at};
+use crate::server::listener::OpenedSocket;
 use crate::server::pid_file::PidFile;
 
 /// How long a process that was told to end has until it has let go of its sockets.
@@ -75,7 +75,7 @@ pub(super) fn bind<'l>(
     lines: impl Iterator<Item = &'l Listen>,
     config: &Config,
     role: ProcessRole,
-    sockets: &mut Vec<Given>,
+    sockets: &mut Vec<OpenedSocket>,
 ) -> Result<()> {
     if role == ProcessRole::Alongside {
         return Ok(());

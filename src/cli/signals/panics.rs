@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use rustix::process::{Signal, getpid, kill_process};
 
-use super::{Door, spawn};
+use super::{SignalTargets, spawn};
 use crate::clock;
 use crate::failpoint::control::arm;
 use crate::server::harness::{PATIENCE, panics_in, run_alone};
-use crate::server::heartbeat::Heartbeats;
-use crate::server::listen::Listeners;
-use crate::server::{Lifecycle, reload};
+use crate::server::listen::{ListenLines, Listeners};
+use crate::server::{Lifecycle, ServerHandles};
 
 fn signal_that_panics(signal: Signal, name: &'static str) {
     let failure = arm(name, 1);
@@ -31,19 +30,21 @@ fn a_panic_loses_no_signal_but_its_own_and_no_end() {
         assert_eq!(panics_in(&output).len(), 3);
         return;
     }
-    let listeners = Listeners::open((&[], &[]), 1, &mut Vec::new()).unwrap();
-    let (lifecycle, mut shutdown) = tokio::sync::watch::channel(Lifecycle::Serve);
-    let (reload, _requests) = reload::channel();
-    let door = Door {
-        lifecycle,
-        reload,
-        listeners: Arc::new(listeners),
-        heartbeats: Arc::new(Heartbeats::new(1)),
+    let none = ListenLines {
+        plain: &[],
+        secure: &[],
+    };
+    let listeners = Listeners::open(none, 1, &mut Vec::new()).unwrap();
+    let (server, controls) = ServerHandles::new(Arc::new(listeners), 1, None);
+    let mut shutdown = server.shutdown.clone();
+    spawn(SignalTargets {
+        lifecycle: controls.lifecycle,
+        server,
         predecessor: None,
         pid_file: None,
         claim: None,
-    };
-    spawn(door).unwrap();
+    })
+    .unwrap();
     signal_that_panics(Signal::HUP, "signals.reload");
     signal_that_panics(Signal::HUP, "signals.reload");
     assert_eq!(*shutdown.borrow_and_update(), Lifecycle::Serve);

@@ -10,8 +10,9 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 
-use super::{BACKLOG, Given, Listen, Listener, named};
+use super::{BACKLOG, Listen, named};
 use crate::server::left_behind::{SocketState, socket_state};
+use crate::server::listener::{Listener, OpenedSocket};
 
 /// How often, and how many times, the lock of a unix socket's directory is tried: 1 s.
 const LOCK_EVERY: Duration = Duration::from_millis(10);
@@ -22,7 +23,7 @@ const LOCK_TRIES: usize = 100;
 ///
 /// # Errors
 /// It cannot be bound; [`io::ErrorKind::AddrInUse`] where somebody listens there.
-pub fn bind_alone(wanted: &Listen) -> io::Result<Option<Given>> {
+pub fn bind_alone(wanted: &Listen) -> io::Result<Option<OpenedSocket>> {
     let &Listen::Tcp(address) = wanted else {
         return Ok(None);
     };
@@ -36,7 +37,7 @@ pub fn bind_alone(wanted: &Listen) -> io::Result<Option<Given>> {
 ///
 /// # Errors
 /// It cannot be bound; [`io::ErrorKind::AddrInUse`] where another socket listens there.
-pub fn bind_first(wanted: &Listen) -> io::Result<Option<Given>> {
+pub fn bind_first(wanted: &Listen) -> io::Result<Option<OpenedSocket>> {
     let address = match wanted {
         Listen::Tcp(address) if address.port() != 0 => *address,
         _ => return Ok(None),
@@ -47,8 +48,8 @@ pub fn bind_first(wanted: &Listen) -> io::Result<Option<Given>> {
     Ok(Some(given(wanted, socket)))
 }
 
-fn given(wanted: &Listen, socket: TcpListener) -> Given {
-    Given {
+fn given(wanted: &Listen, socket: TcpListener) -> OpenedSocket {
+    OpenedSocket {
         name: wanted.to_string(),
         lent: false,
         socket: Listener::Tcp(socket),

@@ -3,9 +3,10 @@
 
 use std::io;
 
-use super::{
-    Bound, Entrance, Listen, Listener, Listeners, SocketFileId, flatten, named, port_sharing,
-};
+use super::{Bound, Entrance, Listen, ListenLines, Listeners, flatten, named};
+use crate::server::left_behind::SocketFileId;
+use crate::server::listener::Listener;
+use crate::server::port_sharing;
 
 /// What a reload changes, bound and not yet used.
 #[derive(Debug)]
@@ -28,12 +29,11 @@ impl Listeners {
     ///
     /// # Errors
     /// The first address that cannot be bound, named in the error; nothing has changed then.
-    pub(crate) fn prepare(&self, (plain, secure): (&[Listen], &[Listen])) -> io::Result<Change> {
+    pub(crate) fn prepare(&self, lines: ListenLines<'_>) -> io::Result<Change> {
         let bound = self.bound();
         let mut left: Vec<&Bound> = bound.iter().collect();
         let mut opened = Vec::new();
-        for (index, wanted) in plain.iter().chain(secure).enumerate() {
-            let secure = index >= plain.len();
+        for (wanted, secure) in lines.with_tls() {
             let is_it = |one: &&Bound| one.wanted == *wanted && one.secure == secure;
             if let Some(place) = left.iter().position(is_it) {
                 left.remove(place);

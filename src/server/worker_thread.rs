@@ -1,0 +1,137 @@
+//! One worker's thread: a runtime, its own listeners, upstream pools and store connection, and the
+//! connections that the kernel gave to it.
+
+use std::io;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot};
+
+use super::acceptors::{self, Acceptors};
+use super::active_config::{ActiveConfig, CarriedOver, flush};
+use super::drain::Deadlines;
+use super::listen::Entrance;
+use super::worker::Worker;
+use super::worker_set::Position;
+use super::{Lifecycle, ServerState, Shutdown};
+use crate::clock::{self, Sweep};
+use crate::config::{Config, ServerSettings};
+use crate::telemetry::panics::spawn_enduring;
+
+/// What a worker's thread is started with.
+pub(super) struct WorkerStart {
+    pub(super) config: Config,
+    pub(super) sockets: Vec<Entrance>,
+    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) shutdown: Shutdown,
+    pub(super) position: Position,
+}
+
+/// What a worker serves by from now on.
+pub(super) struct Order {
+    pub(super) config: Box<Config>,
+    pub(super) state: Arc<ServerState>,
+    /// What it accepts from too, and the lines of `listen` that it leaves.
+    pub(super) opened: Vec<Entrance>,
+    pub(super) closed: Arc<[u64]>,
+    /// Told when it is in place, with what was there before.
+    pub(super) done: oneshot::Sender<Arc<ActiveConfig>>,
+}
+
+/// Serves on this thread until `shutdown`, then drains.
+pub(super) fn run(start: WorkerStart, state: &ServerState) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(serve(start, state))
+}
+
+async fn serve(start: WorkerStart, state: &ServerState) -> io::Result<()> {
+    let WorkerStart {
+        config,
+        sockets,
+        mut orders,
+        mut shutdown,
+        position,
+    } = start;
+    let sweep = Sweep::new();
+    let sweeping = sweep.clone();
+    spawn_enduring(move || sweeping.clone().run());
+    let mut carried = CarriedOver::open(state).await;
+    let first = carried.begin(config, state, &sweep);
+    let worker = Arc::new(Worker {
+        serving: Arc::new(ArcSwap::from_pointee(first)),
+        sweep,
+        drain: position.drain(),
+        connections: Arc::clone(&state.connections),
+        per_ip: Arc::clone(&state.per_ip),
+        position,
+    });
+    state.introspection.add(&worker.serving);
+    let mut acceptors = Acceptors::open(&worker, sockets)?;
+    if let Some(handed_off) = worker.position.join() {
+        tokio::spawn(acceptors::receive(handed_off, Arc::clone(&worker)));
+    }
+    let index = worker.position.index;
+    let heartbeats = Arc::clone(&state.heartbeats);
+    let serving = Arc::clone(&worker.serving);
+    spawn_enduring(move || {
+        let heartbeats = Arc::clone(&heartbeats);
+        flush(Arc::clone(&serving), move || heartbeats.beat(index))
+    });
+    loop {
+        tokio::select! {
+            // A dropped sender means the same as a stop.
+            _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
+            Some(order) = orders.recv() => {
+                renew(&worker, order, &mut carried, &mut acceptors).await;
+            }
+        }
+    }
+    let lifecycle = *shutdown.borrow();
+    acceptors.end(lifecycle).await;
+    let deadlines = deadlines(lifecycle, &worker.serving.load().settings);
+    state.exports.note_end(clock::now() + deadlines.all);
+    let cut = worker.drain.finish(&worker.sweep, deadlines).await;
+    carried.store().told().await;
+    if cut > 0 {
+        tracing::warn!("drain timeout reached: closed {cut} connections");
+    }
+    Ok(())
+}
+
+/// Serves by another configuration from the next request on.
+async fn renew(
+    worker: &Worker,
+    order: Order,
+    carried: &mut CarriedOver,
+    acceptors: &mut Acceptors,
+) {
+    failpoint!("server.worker_reload");
+    let old = worker.serving.load_full();
+    let next = carried.renew(&old, *order.config, &order.state, &worker.sweep);
+    let next = next.await;
+    worker.serving.store(Arc::new(next));
+    for entrance in order.opened {
+        if let Err(error) = acceptors.add(entrance) {
+            tracing::error!(%error, "a worker cannot accept there");
+        }
+    }
+    acceptors.close(&order.closed).await;
+    // Whoever ordered it may have gone.
+    let _ = order.done.send(old);
+}
+
+/// After a stop somebody waits for the end of this process, after an upgrade nobody does.
+fn deadlines(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
+    match lifecycle {
+        Lifecycle::HandOver => Deadlines {
+            idle: settings.handover_timeout / 2,
+            all: settings.handover_timeout,
+        },
+        _ => Deadlines {
+            idle: settings.drain_idle,
+            all: settings.drain_timeout,
+        },
+    }
+}
