@@ -229,7 +229,7 @@ pub fn main() -> ExitCode {
             let out = &mut std::io::stdout();
             let code = check::check(&args.config, format, args.deny_warnings, out);
             match args.online && code == 0 {
-                true => check::online(&args.config, format, args.deny_warnings),
+                true => online::check(&args.config, format, args.deny_warnings),
                 false => code,
             }
         }

@@ -12,6 +12,7 @@ pub mod claim;
 mod connection;
 mod connections_per_ip;
 pub mod control;
+pub mod control_path;
 mod drain;
 pub mod echo;
 mod handover;
@@ -35,7 +36,8 @@ mod phase;
 pub mod pid_file;
 mod port_sharing;
 mod proxy_protocol;
-pub mod reload;
+mod reload;
+pub mod reload_request;
 mod socket;
 mod tls;
 pub mod upgrade;
@@ -63,7 +65,8 @@ use connections_per_ip::ConnectionsPerIp;
 use heartbeat::Heartbeats;
 use introspection::Introspection;
 use listen::Listeners;
-use reload::{Reload, Reloader, Requests};
+use reload::Reloader;
+use reload_request::{Reload, Requests};
 use tls::Tls;
 use worker_set::{Position, WorkerSet};
 use worker_thread::WorkerStart;
@@ -197,7 +200,7 @@ impl ServerHandles {
         file: Option<PathBuf>,
     ) -> (ServerHandles, ServerControls) {
         let (lifecycle, shutdown) = watch::channel(Lifecycle::Serve);
-        let (reload, requests) = reload::channel();
+        let (reload, requests) = reload_request::channel();
         let handles = ServerHandles {
             listeners,
             heartbeats: Arc::new(Heartbeats::new(workers)),

@@ -6,7 +6,7 @@ use serde_json::json;
 use super::AdminState;
 use super::answer::{Answer, Refusal, json_of};
 use crate::config::render;
-use crate::server::reload::ReloadError;
+use crate::server::reload_request::ReloadError;
 
 pub(super) async fn reload(state: &AdminState) -> Answer {
     let outcome = state.server.reload.ask().await;

@@ -55,7 +55,7 @@ impl AdminState {
     }
 }
 
-fn said(outcome: &crate::server::reload::Outcome) -> String {
+fn said(outcome: &crate::server::reload_request::Outcome) -> String {
     match &**outcome {
         Ok(reloaded) => match reloaded.changes.as_slice() {
             [] => "reload: nothing is different".to_owned(),

@@ -65,18 +65,6 @@ pub(super) fn check(path: &Path, format: Format, deny_warnings: bool, out: &mut 
     }
 }
 
-/// Asks what the file at `path`, which is fine, cannot say.
-pub(super) fn online(path: &Path, format: Format, deny_warnings: bool) -> u8 {
-    let Ok((config, _)) = config::load(path) else {
-        return FAILED;
-    };
-    match super::online::look(&config, format, &mut io::stdout()) {
-        (0, 0) => FINE,
-        (0, _) if !deny_warnings => FINE,
-        _ => FAILED,
-    }
-}
-
 fn write_findings(found: &Diagnostics, format: Format, out: &mut dyn Write) -> io::Result<()> {
     let text = match format {
         Format::Human { colour } => {

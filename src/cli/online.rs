@@ -2,12 +2,13 @@
 //! is given, whether servers can be reached, and whether addresses are free. It connects, and
 //! changes nothing.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::TcpListener;
+use std::path::Path;
 use std::time::Duration;
 
-use super::check::Format;
-use crate::config::{Config, Listen, RedisSettings, StoreKind};
+use super::check::{FAILED, FINE, Format};
+use crate::config::{self, Config, Listen, RedisSettings, StoreKind};
 use crate::store::redis::{About, ask_about};
 use crate::upstream;
 
@@ -22,8 +23,20 @@ enum Found {
     Wrong(String),
 }
 
+/// Asks what the file at `path`, which is fine, cannot say.
+pub(super) fn check(path: &Path, format: Format, deny_warnings: bool) -> u8 {
+    let Ok((config, _)) = config::load(path) else {
+        return FAILED;
+    };
+    match look(&config, format, &mut io::stdout()) {
+        (0, 0) => FINE,
+        (0, _) if !deny_warnings => FINE,
+        _ => FAILED,
+    }
+}
+
 /// Writes what it finds; returns how many things are wrong, and how many doubtful.
-pub(super) fn look(config: &Config, format: Format, out: &mut dyn Write) -> (usize, usize) {
+fn look(config: &Config, format: Format, out: &mut dyn Write) -> (usize, usize) {
     let mut found = store(config);
     found.extend(servers(config));
     found.extend(ports(config));

@@ -12,7 +12,8 @@ use super::run::say;
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::config;
 use crate::config::Control;
-use crate::server::control::{VERSION, places};
+use crate::server::control::VERSION;
+use crate::server::control_path::places;
 
 /// A reload is a matter of milliseconds; a store that is away takes half a second.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -13,9 +13,10 @@ use tokio::task::JoinHandle;
 use super::drain::Open;
 use super::listen::{BACKLOG, Entrance};
 use super::listener::Listener;
+use super::tls::Tls;
 use super::worker::Worker;
 use super::worker_set::HandedOff;
-use super::{Lifecycle, connection, port_sharing, tls};
+use super::{Lifecycle, connection, opening, port_sharing};
 use crate::proxy::Arrival;
 use crate::telemetry::panics::{contained, spawn_enduring};
 use crate::wire::{Accepted, Stream};
@@ -116,9 +117,55 @@ fn greet(worker: &Arc<Worker>, accepted: Accepted, secure: bool, open: Open) {
             tokio::spawn(connection::serve(accepted.stream, arrival, own, open));
         }
         Some(tls) => {
-            tokio::spawn(tls::serve(accepted, tls, own, open));
+            tokio::spawn(serve_tls(accepted, tls, own, open));
         }
     }
+}
+
+/// Everything of a connection where TLS is spoken.
+// Not `async` itself, and what comes first is boxed: so nothing of it is left where the connection
+// is parked.
+fn serve_tls(
+    accepted: Accepted,
+    tls: Arc<Tls>,
+    worker: Arc<Worker>,
+    open: Open,
+) -> impl Future<Output = ()> + Send {
+    let beginning = Box::pin(begin_tls(accepted, tls, worker, open));
+    async move {
+        let Some(serving) = beginning.await else {
+            return;
+        };
+        serving.await;
+    }
+}
+
+/// What comes before the first byte inside, and what serves the connection then. Nothing if it ends
+/// there.
+async fn begin_tls(
+    Accepted { stream, ip }: Accepted,
+    tls: Arc<Tls>,
+    worker: Arc<Worker>,
+    mut open: Open,
+) -> Option<impl Future<Output = ()> + Send> {
+    let (stream, from) = opening::before_tls(stream, ip, &worker).await?;
+    let patience = worker.serving.load().settings.header_timeout;
+    let shaking = tokio::time::timeout(patience, tls.handshake(stream, from));
+    let (stream, arrival) = match shaking.await {
+        Ok(Ok(begun)) => begun,
+        Ok(Err(error)) => {
+            tracing::debug!(ip = %from, %error, "no TLS");
+            return None;
+        }
+        Err(_) => {
+            tracing::debug!(ip = %from, "no TLS: the handshake took too long");
+            return None;
+        }
+    };
+    if arrival.ip != ip && !worker.permit(&mut open, arrival.ip) {
+        return None;
+    }
+    Some(connection::serve(stream, arrival, worker, open))
 }
 
 async fn accept_tcp(listener: Arc<TcpListener>, worker: Arc<Worker>, secure: bool) {

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::control;
+use super::control_path;
 use super::left_behind::{SocketFileId, SocketState, socket_state};
 use crate::config::Control;
 
@@ -68,7 +68,7 @@ impl Claim {
             control => control,
         };
         Claim {
-            sockets: control::places(file, place),
+            sockets: control_path::places(file, place),
             own_directory: *place == Control::Derived,
             locked: Mutex::default(),
             released: AtomicBool::new(false),
@@ -176,7 +176,7 @@ impl Locked {
 fn lock(path: &Path, own_directory: bool) -> Attempt {
     let attempt = || -> io::Result<Attempt> {
         if own_directory {
-            control::make_private(path.parent().unwrap_or(Path::new("/")))?;
+            control_path::make_private(path.parent().unwrap_or(Path::new("/")))?;
         }
         for _ in 0..TRIES {
             let mut options = OpenOptions::new();

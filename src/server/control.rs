@@ -8,15 +8,13 @@
 //! {"version":1,"ok":false,"code":78,"error":"error[T101]: unknown key .."}
 //! ```
 //!
-//! Both ends derive its place from the configuration's path ([`places`]), unless the configuration
-//! names one. A process that takes another's place by an upgrade takes its socket too. A process
-//! beside another one waits until that one drains ([`Claim`]). A file that is gone, as after a
-//! cleaning of /tmp, is made again.
+//! Both ends derive its path from that of the configuration (`control_path`), or `control` names
+//! one. After an upgrade the new process has the socket. A process beside another one waits until
+//! that one drains ([`Claim`]). The file is made again if something removes it.
 
 use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,11 +26,12 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::claim::Claim;
+use super::control_path::make_private;
 use super::heartbeat::Heartbeats;
 use super::left_behind::{SocketFileId, SocketState, is_socket, socket_state};
-use super::reload::{Outcome, Reload, ReloadError};
+use super::reload_request::{Outcome, Reload, ReloadError};
 use crate::config::diagnostic::{Code, Diagnostics};
-use crate::config::{self, Control, render};
+use crate::config::render;
 
 /// Of the lines.
 pub const VERSION: u64 = 1;
@@ -56,43 +55,6 @@ const SERVES_EVERY: Duration = Duration::from_millis(20);
 const BAD_CONFIGURATION: u64 = 78;
 const DID_NOT_WORK: u64 = 1;
 const WRONG_USE: u64 = 2;
-
-/// Where the socket of a proxy of this file may be, the likeliest place first.
-pub fn places(file: &Path, control: &Control) -> Vec<PathBuf> {
-    match control {
-        Control::Off => Vec::new(),
-        Control::At(path) => vec![path.clone()],
-        Control::Derived => {
-            let name = name(file);
-            directories().iter().map(|one| one.join(&name)).collect()
-        }
-    }
-}
-
-/// The same for every way to name the same file, also when what it links to is replaced.
-fn name(file: &Path) -> String {
-    let directory = match file.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let directory = fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
-    let whole = directory.join(file.file_name().unwrap_or_default());
-    let hash = blake3::hash(whole.as_os_str().as_bytes()).to_hex();
-    format!("{}.sock", &hash[..16])
-}
-
-fn directories() -> Vec<PathBuf> {
-    let of_user = config::environment("XDG_RUNTIME_DIR").filter(|path| path.starts_with('/'));
-    let of_user = of_user.map(|path| Path::new(&path).join("tidegate"));
-    let user = rustix::process::geteuid().as_raw();
-    let temporary = PathBuf::from(format!("/tmp/tidegate-{user}"));
-    let all = [
-        Some(PathBuf::from("/run/tidegate")),
-        of_user,
-        Some(temporary),
-    ];
-    all.into_iter().flatten().collect()
-}
 
 /// The socket, and which file it is.
 struct Bound {
@@ -154,20 +116,6 @@ impl Drop for Bound {
             let _ = fs::remove_file(&self.path);
         }
     }
-}
-
-/// A directory in which nobody else can put or replace anything.
-pub(crate) fn make_private(directory: &Path) -> io::Result<()> {
-    match fs::DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let found = fs::symlink_metadata(directory)?;
-    let own = found.uid() == rustix::process::geteuid().as_raw();
-    if found.is_dir() && own && found.mode() & 0o022 == 0 {
-        return Ok(());
-    }
-    Err(io::Error::other("a directory that is not this user's own"))
 }
 
 /// Takes away what processes that were killed have left.
@@ -315,23 +263,9 @@ fn refusal(code: u64, error: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::unix::fs::MetadataExt;
 
-    #[test]
-    fn the_place_is_the_same_for_every_way_to_name_the_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let real = directory.path().join("real");
-        let link = directory.path().join("link");
-        fs::create_dir(&real).unwrap();
-        std::os::unix::fs::symlink(&real, &link).unwrap();
-        let one = name(&real.join("proxy.toml"));
-        assert_eq!(one, name(&link.join("proxy.toml")));
-        assert_eq!(one, name(&real.join("../real/./proxy.toml")));
-        assert_ne!(one, name(&real.join("other.toml")));
-        // What the file itself links to may be replaced.
-        std::os::unix::fs::symlink("elsewhere", real.join("proxy.toml")).unwrap();
-        assert_eq!(one, name(&real.join("proxy.toml")));
-    }
+    use super::*;
 
     #[tokio::test]
     async fn the_socket_is_for_its_user_and_goes_with_its_owner_alone() {

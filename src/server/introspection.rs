@@ -11,7 +11,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::ServerState;
 use super::active_config::ActiveConfig;
-use super::reload::Outcome;
+use super::reload_request::Outcome;
 use crate::clock;
 use crate::config::Config;
 use crate::otlp::Exports;

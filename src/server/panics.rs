@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use http::Request;
 
-use super::control;
 use super::harness::{Harness, PATIENCE, on_a_runtime, panics_in, plain, run_alone};
+use super::{control, control_path};
 use crate::config::Control;
 use crate::failpoint::control::{Failure, arm};
 use crate::{clock, telemetry};
@@ -133,7 +133,7 @@ fn what_goes_on_beside_the_workers_begins_anew() {
         assert!(began.elapsed() < PATIENCE, "{others:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let socket = &control::places(&harness.file, &Control::Derived);
+    let socket = &control_path::places(&harness.file, &Control::Derived);
     let answered = || {
         let mut all = socket.iter().filter_map(|place| command(place).ok());
         all.find(|answer| !answer.is_empty())

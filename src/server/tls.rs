@@ -20,15 +20,11 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::version::{TLS12, TLS13};
 use tokio_rustls::{TlsAcceptor, TlsStream};
 
-use super::connection;
-use super::drain::Open;
-use super::opening;
-use super::worker::Worker;
 use crate::certificate::{Certificate, Validity};
 use crate::clock;
 use crate::config::{AcmeChallenge, IdentityFiles, TlsSettings, TlsVersion, pem};
 use crate::proxy::{Arrival, Secured};
-use crate::wire::{Accepted, Stream};
+use crate::wire::Stream;
 pub(super) use acme::acme;
 use certificates::Certificates;
 use challenges::Challenges;
@@ -112,7 +108,11 @@ impl Tls {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn handshake(&self, stream: Stream, ip: IpAddr) -> io::Result<(Stream, Arrival)> {
+    pub(super) async fn handshake(
+        &self,
+        stream: Stream,
+        ip: IpAddr,
+    ) -> io::Result<(Stream, Arrival)> {
         if is_plain(&stream).await? {
             return Ok((stream, Arrival::misplaced(ip)));
         }
@@ -138,52 +138,6 @@ impl Tls {
         };
         Ok((stream, arrival))
     }
-}
-
-/// Everything of a connection where TLS is spoken.
-// Not `async` itself, and what comes first is boxed: so nothing of it is left where the connection
-// is parked.
-pub(super) fn serve(
-    accepted: Accepted,
-    tls: Arc<Tls>,
-    worker: Arc<Worker>,
-    open: Open,
-) -> impl Future<Output = ()> + Send {
-    let beginning = Box::pin(begin(accepted, tls, worker, open));
-    async move {
-        let Some(serving) = beginning.await else {
-            return;
-        };
-        serving.await;
-    }
-}
-
-/// What comes before the first byte inside, and what serves the connection then. Nothing if it ends
-/// there.
-async fn begin(
-    Accepted { stream, ip }: Accepted,
-    tls: Arc<Tls>,
-    worker: Arc<Worker>,
-    mut open: Open,
-) -> Option<impl Future<Output = ()> + Send> {
-    let (stream, from) = opening::before_tls(stream, ip, &worker).await?;
-    let patience = worker.serving.load().settings.header_timeout;
-    let shaking = tokio::time::timeout(patience, tls.handshake(stream, from));
-    let (stream, arrival) = match shaking.await {
-        Ok(Ok(begun)) => begun,
-        Ok(Err(error)) => {
-            tracing::debug!(ip = %from, %error, "no TLS");
-            return None;
-        }
-        Err(_) => {
-            tracing::debug!(ip = %from, "no TLS: the handshake took too long");
-            return None;
-        }
-    };
-    if arrival.ip != ip && !worker.permit(&mut open, arrival.ip) {
-        return None;
-    }
-    Some(connection::serve(stream, arrival, worker, open))
 }
 
 /// Whether the client begins as HTTP does: a TLS record begins with a control character.
