@@ -1,7 +1,7 @@
 -- Decides a batch of groups of requests. Twin of src/limit/decide.rs. The script is log.lua,
 -- lane.lua, counter.lua, slots.lua and this file, joined when it is loaded.
 --
--- A group is one deed over its items, each a key:
+-- A group is one operation over its items, each a key:
 --   charge (0)     `count` equal requests, all or nothing each: as many as fit are granted, the
 --                  first ones; a cost of 0 is a look and writes nothing (but says what slots are
 --                  held)
@@ -15,7 +15,7 @@
 -- ARGV[2]  who asks: the holder of slots (8 bytes)
 -- ARGV[3]  the rules: how many (u16), then for each
 --          algorithm (u8: 0 log, 1 counter, 2 slots), units (u32), window and precision (u48, us);
---          then for each group: deed (u8), number of items (u8), count (u16), then for each item
+--          then for each group: operation (u8), items (u8), count (u16), then for each item
 --          its rule, from 0 (u16), and 0 for a cost of 1 and an extra of 0; else 1, cost and extra
 --          (u48). Extra is, to charge, how far ahead to stamp (us; log) or the units held now
 --          (slots); to give back, the stamp.
@@ -136,14 +136,14 @@ local function all_lanes(now, rules, replies)
   end
 
   -- Takes back or charges more, and tells whether that was done.
-  local function adjust(many, deed)
+  local function adjust(many, operation)
     local refused
     for i = 1, many do
       local item = items[i]
       local cost, room = item.cost, 4294967295 - item.used
       if item.refused then
         refused = item.refused
-      elseif deed == 1 then
+      elseif operation == 1 then
         item.tally.seldom().give_back(cost, item.extra)
       elseif item.rule.kind ~= 'slots' and cost > 0 and room > 0 then
         refused = item.tally.charge(math.min(cost, room), 0) or refused
@@ -158,7 +158,7 @@ local function all_lanes(now, rules, replies)
   -- and which is its first key, how many keys were begun anew, and the server's error, if any.
   return function(at, place, from, read)
     local asked, byte = ARGV[3], string.byte
-    local deed, many, low, high = byte(asked, at, at + 3)
+    local operation, many, low, high = byte(asked, at, at + 3)
     at, length, begun = at + 4, from, 0
     for i = 1, many do
       local item, rule, rule_high, is_long = items[i], byte(asked, at, at + 2)
@@ -182,10 +182,10 @@ local function all_lanes(now, rules, replies)
       read = nil
     end
     local refused
-    if deed == 0 then
+    if operation == 0 then
       refused = decide(many, low + 256 * high)
     else
-      refused = adjust(many, deed)
+      refused = adjust(many, operation)
     end
     return length, at, place, begun, refused
   end
@@ -209,9 +209,9 @@ end
 local replies, length, place, begun, refusal, other = { '' }, 1, 1, 0, nil, nil
 local KEYS, byte, size = KEYS, string.byte, #asked
 while at <= size do
-  local deed, many, low, high, rule, rule_high, is_long = byte(asked, at, at + 6)
+  local operation, many, low, high, rule, rule_high, is_long = byte(asked, at, at + 6)
   local heads, stands, read, refused
-  if deed == 0 and many == 1 and is_long == 0 then
+  if operation == 0 and many == 1 and is_long == 0 then
     rule = rules[rule + 256 * rule_high]
     if rule.kind == 'log' then
       heads, stands, read, refused = lane(KEYS[place], rule, now, low + 256 * high)

@@ -22,7 +22,7 @@ if not now then
   local time = redis.call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local deed, field, lasts, words = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
+local kind, field, lasts, words = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local most, kept = tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local ended = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', now, 'LIMIT', 0, 1000)
@@ -33,7 +33,7 @@ end
 
 local till = lasts > 0 and now + lasts or 0
 words = string.format('until %.0f\nat %.0f\n', till, now) .. words
-if deed == 'set' then
+if kind == 'set' then
   local is_new = redis.call('HEXISTS', KEYS[1], field) == 0
   if is_new and redis.call('HLEN', KEYS[1]) >= most then return { -1, 0, 0 } end
   redis.call('HSET', KEYS[1], field, words)
@@ -42,14 +42,14 @@ if deed == 'set' then
   else
     redis.call('ZREM', KEYS[4], field)
   end
-elseif deed == 'remove' then
+elseif kind == 'remove' then
   if redis.call('HDEL', KEYS[1], field) == 0 then return { 0, 0, 0 } end
   redis.call('ZREM', KEYS[4], field)
 end
 
 local version = math.max(now, (tonumber(redis.call('GET', KEYS[2])) or 0) + 1)
 redis.call('SET', KEYS[2], string.format('%.0f', version))
-local head = string.format('version %.0f\ndeed %s\nfield %s\n', version, deed, field)
+local head = string.format('version %.0f\ndeed %s\nfield %s\n', version, kind, field)
 redis.call('LPUSH', KEYS[3], head .. words)
 redis.call('LTRIM', KEYS[3], 0, kept - 1)
 return { 1, till, version }

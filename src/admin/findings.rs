@@ -18,7 +18,7 @@ use crate::limit::key::Part;
 use crate::limit::{KeyHash, Limit};
 use crate::server::introspection::Snapshot;
 use crate::store::memory::Evictions;
-use crate::store::redis::{About, about};
+use crate::store::redis::{ServerInfo, server_info};
 
 const FORWARDED: &str = FINDINGS[0];
 const ONE_CLIENT: &str = FINDINGS[1];
@@ -149,13 +149,13 @@ impl Findings {
     }
 
     /// What the store said of itself; nothing where it did not answer.
-    fn of_store(&mut self, about: Option<&About>, may_be_replica: bool, silent: &[&str]) {
-        self.round_trip = about.and_then(|about| about.round_trip);
-        let Some(about) = about else { return };
+    fn of_store(&mut self, info: Option<&ServerInfo>, may_be_replica: bool, silent: &[&str]) {
+        self.round_trip = info.and_then(|info| info.round_trip);
+        let Some(info) = info else { return };
         let met = [
-            (CLOCK, clock_is_off(about)),
-            (EVICTS, evicts(about)),
-            (REPLICA, is_replica(about).filter(|_| !may_be_replica)),
+            (CLOCK, clock_is_off(info)),
+            (EVICTS, evicts(info)),
+            (REPLICA, is_replica(info).filter(|_| !may_be_replica)),
         ];
         for (id, met) in met {
             self.note_again(id, met.filter(|_| !silent.contains(&id)));
@@ -168,8 +168,8 @@ fn silence(id: &str) -> String {
     format!("[log] silence = [\"{id}\"]")
 }
 
-fn clock_is_off(about: &About) -> Option<String> {
-    let ahead_us = about.clock_ahead_us?;
+fn clock_is_off(info: &ServerInfo) -> Option<String> {
+    let ahead_us = info.clock_ahead_us?;
     let off = ahead_us.unsigned_abs();
     let direction = if ahead_us > 0 { "ahead of" } else { "behind" };
     let seconds = off as f64 / 1e6;
@@ -182,14 +182,14 @@ fn clock_is_off(about: &About) -> Option<String> {
     })
 }
 
-fn evicts(about: &About) -> Option<String> {
-    about.forgets().map(|why| format!("the store: {why}"))
+fn evicts(info: &ServerInfo) -> Option<String> {
+    info.forgets().map(|why| format!("the store: {why}"))
 }
 
-fn is_replica(about: &About) -> Option<String> {
+fn is_replica(info: &ServerInfo) -> Option<String> {
     let text = "the store is a replica, and takes no writes: limits follow `on_error`; name its \
                 master in `[store] url`, or use `redis+sentinel://`";
-    (about.role.as_deref() == Some("slave")).then(|| text.to_owned())
+    (info.role.as_deref() == Some("slave")).then(|| text.to_owned())
 }
 
 /// Whether a limit counts clients apart: one that does not has but one key for all of them.
@@ -268,7 +268,7 @@ pub(super) fn ask_store(state: &Arc<AdminState>) {
     tokio::spawn(async move {
         // Any node of a cluster may answer, also one that takes no writes.
         let may_be_replica = matches!(redis.topology, RedisTopology::Cluster { .. });
-        let said = about(&redis, PATIENCE).await.ok();
+        let said = server_info(&redis, PATIENCE).await.ok();
         state
             .findings()
             .of_store(said.as_ref(), may_be_replica, &silent);
@@ -286,21 +286,21 @@ mod tests {
     #[test]
     fn what_a_store_says_of_itself_is_judged() {
         let mut findings = Findings::default();
-        let fine = About {
+        let fine = ServerInfo {
             role: Some("master".to_owned()),
             maxmemory_policy: Some("noeviction".to_owned()),
             round_trip: Some(Duration::from_millis(1)),
             clock_ahead_us: Some(-900_000),
-            ..About::default()
+            ..ServerInfo::default()
         };
         findings.of_store(Some(&fine), false, &[]);
         assert!(ids(&findings).is_empty());
         assert_eq!(findings.round_trip, fine.round_trip);
-        let odd = About {
+        let odd = ServerInfo {
             role: Some("slave".to_owned()),
             maxmemory_policy: Some("allkeys-lru".to_owned()),
             clock_ahead_us: Some(-1_500_000),
-            ..About::default()
+            ..ServerInfo::default()
         };
         findings.of_store(Some(&odd), true, &[CLOCK]);
         assert_eq!(ids(&findings), [EVICTS]);

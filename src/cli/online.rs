@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::check::{FAILED, FINE, Format};
 use crate::config::{self, Config, Listen, RedisSettings, StoreKind};
-use crate::store::redis::{About, ask_about};
+use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::upstream;
 
 /// How long anybody has to answer.
@@ -74,26 +74,26 @@ fn store(config: &Config) -> Vec<Found> {
 
 fn redis_server(redis: &RedisSettings) -> Vec<Found> {
     let place = redis.topology.to_string();
-    match ask_about(redis, PATIENCE) {
+    match fetch_server_info(redis, PATIENCE) {
         Err(error) => vec![Found::Wrong(format!("store {place}: {error}"))],
-        Ok(about) => judge(&place, &about),
+        Ok(info) => judge(&place, &info),
     }
 }
 
 /// What the store says of itself, and what that means for counts.
-fn judge(place: &str, about: &About) -> Vec<Found> {
-    let version = about.version.as_deref().unwrap_or("of an unknown version");
+fn judge(place: &str, info: &ServerInfo) -> Vec<Found> {
+    let version = info.version.as_deref().unwrap_or("of an unknown version");
     let mut found = vec![Found::Fine(format!("store {place}: up, {version}"))];
-    if let Some(why) = about.forgets() {
+    if let Some(why) = info.forgets() {
         found.push(Found::Doubt(format!("store {place}: {why}")));
     }
-    if about.role.as_deref() == Some("slave") {
+    if info.role.as_deref() == Some("slave") {
         found.push(Found::Wrong(format!(
             "store {place}: it is a replica, and takes no writes; name its master, or use \
              `redis+sentinel://`"
         )));
     }
-    let major = about.version.as_deref().and_then(|version| {
+    let major = info.version.as_deref().and_then(|version| {
         let number = version.rsplit(' ').next()?.split('.').next()?;
         number.parse::<u32>().ok()
     });
@@ -149,26 +149,26 @@ fn ports(config: &Config) -> Vec<Found> {
 mod tests {
     use super::*;
 
-    fn about(policy: &str, role: &str, version: &str) -> About {
-        About {
+    fn info(policy: &str, role: &str, version: &str) -> ServerInfo {
+        ServerInfo {
             version: Some(version.to_owned()),
             role: Some(role.to_owned()),
             maxmemory_policy: Some(policy.to_owned()),
-            ..About::default()
+            ..ServerInfo::default()
         }
     }
 
     #[test]
     fn what_a_store_says_of_itself_is_judged() {
-        let fine = judge("r", &about("noeviction", "master", "redis 7.2.4"));
+        let fine = judge("r", &info("noeviction", "master", "redis 7.2.4"));
         assert_eq!(fine.len(), 1, "{fine:?}");
-        let evicts = judge("r", &about("allkeys-lru", "master", "valkey 8.0.1"));
+        let evicts = judge("r", &info("allkeys-lru", "master", "valkey 8.0.1"));
         assert!(matches!(&evicts[1], Found::Doubt(text) if text.contains("allkeys-lru")));
-        let volatile = judge("r", &about("volatile-ttl", "master", "redis 7.2.4"));
+        let volatile = judge("r", &info("volatile-ttl", "master", "redis 7.2.4"));
         assert!(matches!(&volatile[1], Found::Doubt(text) if !text.contains("or `volatile")));
-        let replica = judge("r", &about("noeviction", "slave", "redis 7.2.4"));
+        let replica = judge("r", &info("noeviction", "slave", "redis 7.2.4"));
         assert!(matches!(&replica[1], Found::Wrong(text) if text.contains("replica")));
-        let old = judge("r", &about("noeviction", "master", "redis 5.0.1"));
+        let old = judge("r", &info("noeviction", "master", "redis 5.0.1"));
         assert!(matches!(&old[1], Found::Doubt(text) if text.contains("older")));
     }
 }

@@ -18,7 +18,7 @@ use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
 use crate::server::pid_file::PidFile;
 use crate::server::{Reloads, ServerHandles};
-use crate::store::redis::{About, ask_about};
+use crate::store::redis::{ServerInfo, fetch_server_info};
 use crate::{config, server, telemetry, upstream};
 use second::ProcessRole;
 
@@ -272,11 +272,11 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
             say("store      memory: counts live in this process only");
         }
         StoreKind::Redis(redis) => {
-            let asked = ask_about(redis, LOOK);
-            if let Some(why) = asked.as_ref().ok().and_then(About::forgets) {
+            let asked = fetch_server_info(redis, LOOK);
+            if let Some(why) = asked.as_ref().ok().and_then(ServerInfo::forgets) {
                 tracing::warn!("redis: {why}");
             }
-            let round_trip = asked.map(|about| about.round_trip.unwrap_or_default());
+            let round_trip = asked.map(|info| info.round_trip.unwrap_or_default());
             let state = match round_trip {
                 Ok(round_trip) => format!("up, {:.1} ms", round_trip.as_secs_f64() * 1e3),
                 Err(error) => format!("away ({error}); trying again in the background"),

@@ -42,7 +42,7 @@ pub enum Call<'s> {
 
 /// What is to be done with a charge's items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum Operation {
     /// So many equal requests ask: as many as fit are granted, the first ones.
     Charge(u16),
     /// Says how many slots are held, and asks for none.
@@ -53,14 +53,14 @@ pub enum Deed {
     Settle,
 }
 
-/// One deed over the items of one charge.
+/// One operation over the items of one charge.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'c> {
     /// What is done.
-    pub deed: Deed,
+    pub operation: Operation,
     /// To what.
     pub charge: &'c Charge,
-    /// For each item what the deed needs beside it: to charge a log, how far ahead to stamp,
+    /// For each item what the operation needs beside it: to charge a log, how far ahead to stamp,
     /// microseconds; to charge slots, the units held now; to give back, the stamp. Missing ones
     /// are 0.
     pub extra: &'c [u64],
@@ -70,7 +70,7 @@ impl<'c> Group<'c> {
     /// One request.
     pub fn one(charge: &'c Charge) -> Group<'c> {
         Group {
-            deed: Deed::Charge(1),
+            operation: Operation::Charge(1),
             charge,
             extra: &[],
         }
@@ -153,15 +153,15 @@ pub fn write<'c>(
     packed.extend_from_slice(&how_many.to_le_bytes());
     rules.iter().for_each(|rule| pack_rule(&mut packed, rule));
     for group in groups {
-        let (deed, count) = match group.deed {
-            Deed::Charge(count) => (0, count),
-            Deed::Say => (0, 1),
-            Deed::GiveBack => (1, 0),
-            Deed::Settle => (2, 0),
+        let (operation, count) = match group.operation {
+            Operation::Charge(count) => (0, count),
+            Operation::Say => (0, 1),
+            Operation::GiveBack => (1, 0),
+            Operation::Settle => (2, 0),
         };
         let many = u8::try_from(group.charge.len()).unwrap_or(u8::MAX);
         let [low, high] = count.to_le_bytes();
-        packed.extend_from_slice(&[deed, many, low, high]);
+        packed.extend_from_slice(&[operation, many, low, high]);
         for (index, item) in group.charge.iter().enumerate() {
             cmd.add(key_of(prefix, item, &item.tag.text()));
             let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);

@@ -7,7 +7,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::StoreError;
-use super::batch::{Deed, Group, Outcome};
+use super::batch::{Group, Operation, Outcome};
 use super::known::Known;
 use super::waiting::Waiting;
 use crate::limit::{Charge, Decision, LimitCheck};
@@ -15,10 +15,10 @@ use crate::limit::{Charge, Decision, LimitCheck};
 /// Bundles that a batch has room for before there are any, at most.
 const MOST_AT_FIRST: usize = 64;
 
-/// Requests that ask exactly the same, or one deed of another kind.
+/// Requests that ask exactly the same, or one operation of another kind.
 #[derive(Debug)]
 pub(crate) struct Bundle {
-    pub(crate) deed: Deed,
+    pub(crate) operation: Operation,
     pub(crate) extra: SmallVec<[u64; 2]>,
     /// In order of arrival: that is the order in which grants are given out.
     first: Waiting,
@@ -47,13 +47,13 @@ impl Batch {
     /// Adds one; it is returned where the batch would have more than `most_items` items by it.
     pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
         let print = print(&waiting.charge);
-        if let Deed::Charge(count) = waiting.deed {
+        if let Operation::Charge(count) = waiting.operation {
             let same = self
                 .bundles
                 .iter_mut()
                 .find(|bundle| bundle.print == print && bundle.takes(&waiting, count));
             if let Some(bundle) = same {
-                bundle.deed = Deed::Charge(bundle.count() + count);
+                bundle.operation = Operation::Charge(bundle.count() + count);
                 bundle.more.push(waiting);
                 return None;
             }
@@ -64,7 +64,7 @@ impl Batch {
         self.items += waiting.charge.len();
         self.oldest = self.oldest.or(Some(waiting.arrived));
         self.bundles.push(Bundle {
-            deed: waiting.deed,
+            operation: waiting.operation,
             extra: waiting.extra.clone(),
             first: waiting,
             more: Vec::new(),
@@ -107,7 +107,7 @@ impl Bundle {
     /// What is sent.
     pub(crate) fn group(&self) -> Group<'_> {
         Group {
-            deed: self.deed,
+            operation: self.operation,
             charge: self.charge(),
             extra: &self.extra,
         }
@@ -115,9 +115,9 @@ impl Bundle {
 
     /// How many requests the group stands for, with those that nobody has made yet.
     pub(crate) fn count(&self) -> u16 {
-        match self.deed {
-            Deed::Charge(count) => count,
-            Deed::Say | Deed::GiveBack | Deed::Settle => 0,
+        match self.operation {
+            Operation::Charge(count) => count,
+            Operation::Say | Operation::GiveBack | Operation::Settle => 0,
         }
     }
 
@@ -128,7 +128,7 @@ impl Bundle {
 
     /// Asks for more than was asked for: what is granted of it is kept for who comes next.
     pub(crate) fn ask_ahead(&mut self, more: u16, lease_us: u64) {
-        self.deed = Deed::Charge(self.count().saturating_add(more));
+        self.operation = Operation::Charge(self.count().saturating_add(more));
         self.extra = [lease_us].into_iter().collect();
     }
 
@@ -177,7 +177,7 @@ impl Bundle {
                 && mine.cost == other.cost
                 && mine.window.rule == other.window.rule
         };
-        matches!(self.deed, Deed::Charge(_))
+        matches!(self.operation, Operation::Charge(_))
             && self.charge().len() == waiting.charge.len()
             && self.charge().iter().zip(&waiting.charge).all(same)
             && self.extra.is_empty()
@@ -224,7 +224,7 @@ mod tests {
         };
         ask(Question {
             charge: [item].into_iter().collect(),
-            deed: Deed::Charge(1),
+            operation: Operation::Charge(1),
             extra: SmallVec::new(),
             generation: 1,
             arrived: crate::clock::now(),

@@ -4,12 +4,10 @@
 //! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
-mod about;
 pub mod cluster;
-mod held;
-mod holder;
 mod line;
 mod link;
+mod maintenance;
 mod outage;
 mod outage_log;
 mod override_client;
@@ -18,9 +16,11 @@ mod overrides;
 mod panics;
 mod reply;
 mod sentinel;
+mod server_info;
+mod slot_lease;
+mod slot_ledger;
 mod task;
 mod tls;
-mod upkeep;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -29,17 +29,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
-pub use about::{About, about, ask_about};
-pub(super) use holder::Awaited;
-use holder::Holder;
 pub use outage_log::OUTAGE_AFTER;
 use outage_log::OutageReporter;
 pub use override_client::{OverrideClient, OverrideClientError};
 use overrides::SharedOverrides;
+pub use server_info::{ServerInfo, fetch_server_info, server_info};
+pub(super) use slot_lease::Awaited;
+use slot_lease::SlotLease;
 
 use smallvec::SmallVec;
 
-use super::batch::Deed;
+use super::batch::Operation;
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
@@ -224,7 +224,7 @@ pub struct Redis {
     open: Arc<AtomicBool>,
     known: Known,
     ready: watch::Receiver<bool>,
-    holder: Holder,
+    holder: SlotLease,
 }
 
 impl Redis {
@@ -234,7 +234,7 @@ impl Redis {
         let (settle, ready) = watch::channel(false);
         let open = Arc::new(AtomicBool::new(false));
         let known = Known::default();
-        let holder = Holder::new();
+        let holder = SlotLease::new();
         let handle = (Arc::clone(&open), known.clone(), holder.clone());
         let task = task::Task::new(Arc::clone(&shared), waiting, handle, settle);
         tokio::spawn(task.run());
@@ -302,7 +302,7 @@ impl Redis {
     ) -> Result<Awaited, StoreError> {
         let (waiting, mut asked) = ask(Question {
             charge: std::mem::take(charge),
-            deed: Deed::Charge(1),
+            operation: Operation::Charge(1),
             extra: SmallVec::new(),
             generation,
             arrived,
@@ -347,20 +347,26 @@ impl Redis {
     /// See [`super::Store::give_back`].
     pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
         let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
-        self.tell(Deed::GiveBack, charge, stamps.collect(), generation);
+        self.tell(Operation::GiveBack, charge, stamps.collect(), generation);
     }
 
     /// See [`super::Store::settle`].
     pub fn settle(&self, charge: &Charge, generation: u64) {
-        self.tell(Deed::Settle, charge, SmallVec::new(), generation);
+        self.tell(Operation::Settle, charge, SmallVec::new(), generation);
     }
 
     /// Tells the store something, once, and waits for nothing.
-    fn tell(&self, deed: Deed, charge: &Charge, extra: SmallVec<[u64; 2]>, generation: u64) {
+    fn tell(
+        &self,
+        operation: Operation,
+        charge: &Charge,
+        extra: SmallVec<[u64; 2]>,
+        generation: u64,
+    ) {
         if !self.shared.is_current(generation) {
             return;
         }
-        if deed == Deed::GiveBack {
+        if operation == Operation::GiveBack {
             let mut known = self.known.lock();
             charge
                 .iter()
@@ -369,7 +375,7 @@ impl Redis {
         // Where the store is away, the units expire by themselves.
         let _ = self.enqueue(Waiting::told(Question {
             charge: charge.clone(),
-            deed,
+            operation,
             extra,
             generation,
             arrived: clock::now(),

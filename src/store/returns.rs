@@ -286,7 +286,7 @@ impl World {
             Event::AtStore(beside) => self.at_store(who, beside),
             Event::Answer(decision, beside) => self.answered(who, &decision, beside),
             Event::Lost(beside) => self.lost(who, beside),
-            Event::Upkeep => self.upkeep(who),
+            Event::Upkeep => self.maintenance(who),
             Event::Probe => self.probe(who),
             Event::GoAway => self.go_away(),
             Event::ComeBack => self.come_back(),

@@ -12,7 +12,7 @@ use std::time::Instant;
 use smallvec::SmallVec;
 
 use super::StoreError;
-use super::batch::Deed;
+use super::batch::Operation;
 use crate::limit::{Charge, Decision};
 
 /// What an asker gets.
@@ -22,8 +22,8 @@ pub(crate) type Answer = Result<Decision, StoreError>;
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) charge: Charge,
-    pub(crate) deed: Deed,
-    /// For each item what the deed needs beside it; see [`super::batch::Group::extra`].
+    pub(crate) operation: Operation,
+    /// For each item what the operation needs beside it; see [`super::batch::Group::extra`].
     pub(crate) extra: SmallVec<[u64; 2]>,
     /// That of the key its tags were made with.
     pub(crate) generation: u64,
@@ -213,7 +213,7 @@ mod tests {
     fn question() -> Question {
         Question {
             charge: Charge::new(),
-            deed: Deed::Charge(1),
+            operation: Operation::Charge(1),
             extra: SmallVec::new(),
             generation: 1,
             arrived: crate::clock::now(),

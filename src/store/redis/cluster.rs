@@ -28,12 +28,12 @@ use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
 use super::QUEUE;
-use super::holder::{Awaited, Holder};
 use super::outage_log::OutageReporter;
+use super::slot_lease::{Awaited, SlotLease};
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::{Algorithm, Charge, Decision};
-use crate::store::batch::Deed;
+use crate::store::batch::Operation;
 use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US, Span};
 use crate::store::hash_key::{CurrentKey, PROVISIONAL};
 use crate::store::known::Known;
@@ -119,7 +119,7 @@ pub struct Cluster {
     queue: mpsc::Sender<Placed>,
     view: View,
     known: Known,
-    holder: Holder,
+    holder: SlotLease,
     ready: watch::Receiver<bool>,
 }
 
@@ -128,7 +128,7 @@ impl Cluster {
     pub fn spawn(shared: Arc<Shared>) -> Cluster {
         let (queue, asked) = mpsc::channel(QUEUE);
         let (settle, ready) = watch::channel(false);
-        let (view, known, holder) = (View::default(), Known::default(), Holder::new());
+        let (view, known, holder) = (View::default(), Known::default(), SlotLease::new());
         let handle = (view.clone(), known.clone(), holder.clone());
         tokio::spawn(task::Task::new(Arc::clone(&shared), asked, handle, settle).run());
         Cluster {
@@ -230,7 +230,7 @@ impl Cluster {
     ) -> Result<Awaited, StoreError> {
         let (waiting, asked) = ask(Question {
             charge: std::mem::take(charge),
-            deed: Deed::Charge(1),
+            operation: Operation::Charge(1),
             extra: SmallVec::new(),
             generation,
             arrived,
@@ -253,16 +253,16 @@ impl Cluster {
     pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
         let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
         let stamps: SmallVec<[u64; 2]> = stamps.collect();
-        self.tell(Deed::GiveBack, charge, &stamps, generation);
+        self.tell(Operation::GiveBack, charge, &stamps, generation);
     }
 
     /// See [`crate::store::Store::settle`].
     pub fn settle(&self, charge: &Charge, generation: u64) {
-        self.tell(Deed::Settle, charge, &[], generation);
+        self.tell(Operation::Settle, charge, &[], generation);
     }
 
     /// Tells the store something, item by item, once, and waits for nothing.
-    fn tell(&self, deed: Deed, charge: &Charge, extra: &[u64], generation: u64) {
+    fn tell(&self, operation: Operation, charge: &Charge, extra: &[u64], generation: u64) {
         if !self.shared.redis.is_current(generation) {
             return;
         }
@@ -270,12 +270,12 @@ impl Cluster {
             if item.window.rule.algorithm == Algorithm::Slots {
                 continue;
             }
-            if deed == Deed::GiveBack {
+            if operation == Operation::GiveBack {
                 self.known.lock().denied.forget(item.id());
             }
             let waiting = Waiting::told(Question {
                 charge: [item.clone()].into_iter().collect(),
-                deed,
+                operation,
                 extra: extra.get(index).copied().into_iter().collect(),
                 generation,
                 arrived: clock::now(),
@@ -401,7 +401,7 @@ impl Asking<'_> {
         let charged = self.reserve.charge_of(part, self.charge);
         self.cluster.holder.let_go(&charged);
         let generation = self.generation;
-        (self.cluster).tell(Deed::GiveBack, &charged, stamps, generation);
+        (self.cluster).tell(Operation::GiveBack, &charged, stamps, generation);
     }
 }
 

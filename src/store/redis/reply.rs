@@ -1,8 +1,8 @@
 //! A reply handed out: to each who asked their decision; and what it tells of the server.
 
-use super::holder::Holder;
+use super::slot_lease::SlotLease;
 use crate::limit::{Charge, Decision};
-use crate::store::batch::{Deed, Outcome, Reply};
+use crate::store::batch::{Operation, Outcome, Reply};
 use crate::store::deny_cache::Span;
 use crate::store::gather::{Batch, Bundle};
 use crate::store::known::Known;
@@ -64,7 +64,7 @@ impl Lead {
 pub(super) fn hand_out(
     batch: Batch,
     (bytes, span): (&[u8], Span),
-    holder: &Holder,
+    holder: &SlotLease,
     keep: impl Fn(&Bundle, &Outcome),
     seen: impl Fn(&Charge, &Decision),
 ) -> Told {
@@ -82,10 +82,12 @@ pub(super) fn hand_out(
     let mut refused = Vec::new();
     let mut rest = batch.bundles.into_iter();
     while let Some(bundle) = rest.next() {
-        let mut done = match bundle.deed {
-            Deed::Charge(count) => reply.outcome(bundle.charge(), count),
-            Deed::Say => reply.outcome(bundle.charge(), 1),
-            Deed::GiveBack | Deed::Settle => reply.done().map(|done| done.then_some(NOTHING)),
+        let mut done = match bundle.operation {
+            Operation::Charge(count) => reply.outcome(bundle.charge(), count),
+            Operation::Say => reply.outcome(bundle.charge(), 1),
+            Operation::GiveBack | Operation::Settle => {
+                reply.done().map(|done| done.then_some(NOTHING))
+            }
         };
         match &mut done {
             Ok(Some(outcome)) if bundle.count() > 0 => {

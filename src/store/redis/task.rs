@@ -14,10 +14,10 @@ use futures_util::FutureExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
-use super::holder::Holder;
 use super::link::{Failure, Link, PROBE_TIMEOUT, connect};
 use super::reply::Lead;
-use super::{QUEUE, Shared, upkeep};
+use super::slot_lease::SlotLease;
+use super::{QUEUE, Shared, maintenance};
 use crate::clock;
 use crate::store::StoreError;
 use crate::store::batch::{self, Call};
@@ -51,7 +51,7 @@ pub(super) struct Task {
     /// What the handles see of the guard.
     open: Arc<AtomicBool>,
     known: Known,
-    holder: Holder,
+    holder: SlotLease,
     settle: watch::Sender<bool>,
     trouble: Option<StoreError>,
     /// How far the store's clock was ahead of ours at the last reply.
@@ -71,7 +71,7 @@ impl Task {
     pub(super) fn new(
         shared: Arc<Shared>,
         queue: mpsc::Receiver<Waiting>,
-        (open, known, holder): (Arc<AtomicBool>, Known, Holder),
+        (open, known, holder): (Arc<AtomicBool>, Known, SlotLease),
         settle: watch::Sender<bool>,
     ) -> Task {
         let number = u64::from(shared.spawned.fetch_add(1, Ordering::Relaxed));
@@ -137,7 +137,7 @@ impl Task {
         let shared = Arc::clone(&self.shared);
         let attempt = async {
             let mut link = connect(&shared).await?;
-            upkeep::begin(&mut link, &shared).await?;
+            maintenance::begin(&mut link, &shared).await?;
             // What is owed is owed to the server that counts now.
             match link.has_moved() {
                 true => Err(StoreError::Lost),
@@ -181,7 +181,10 @@ impl Task {
         let shared = Arc::clone(&self.shared);
         let until = clock::now() + PROBE_TIMEOUT;
         for _ in 0..OWED_CALLS_FIRST {
-            match self.probe(upkeep::pay_back(&mut link, &shared, 1)).await? {
+            match self
+                .probe(maintenance::pay_back(&mut link, &shared, 1))
+                .await?
+            {
                 Ok(true) if clock::now() < until => {}
                 Ok(_) => break,
                 Err(kind) => return ControlFlow::Continue(Err(kind)),
@@ -287,7 +290,7 @@ impl Task {
             self.reset_to_oldest();
             let shared = Arc::clone(&self.shared);
             tokio::select! {
-                paid = upkeep::pay_back(link, &shared, 1) => drop(paid?),
+                paid = maintenance::pay_back(link, &shared, 1) => drop(paid?),
                 () = &mut self.sleep => return Err(StoreError::Timeout),
             }
         }
@@ -400,9 +403,9 @@ impl Task {
         shared.recovery.alive(shared.clock.at_us(now));
         let in_trouble = self.trouble.is_some();
         let asking = async {
-            let kept = upkeep::keep_up(link, &shared).await?;
+            let kept = maintenance::keep_up(link, &shared).await?;
             if in_trouble {
-                upkeep::try_script(link, &shared).await?;
+                maintenance::try_script(link, &shared).await?;
             }
             Ok(kept)
         };

@@ -1,5 +1,5 @@
 //! What proxies and the store do when their time has come: the order is that of `proxy/admit.rs`,
-//! of `redis/upkeep.rs` and of `lua/fleet.lua`.
+//! of `redis/maintenance.rs` and of `lua/fleet.lua`.
 
 use super::{COUNTED_US, Contents, Event, MS, Mishap, Outage, Proxy, TIMEOUT_US, World};
 use crate::limit::{Decision, Retry, Verdict};
@@ -128,7 +128,7 @@ impl World {
         proxy.recovery.ledger.forget_clock();
     }
 
-    pub(super) fn upkeep(&mut self, who: usize) {
+    pub(super) fn maintenance(&mut self, who: usize) {
         let is_silent = self.is_down || self.is_frozen;
         let proxy = &mut self.proxies[who];
         proxy.recovery.alive(self.now_us);

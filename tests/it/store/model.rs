@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tidegate::limit::decide::Count;
 use tidegate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict};
-use tidegate::store::batch::Deed;
+use tidegate::store::batch::Operation;
 
 /// The definitions, executed: every admission is kept, and time is searched.
 #[derive(Clone, Debug, Default)]
@@ -239,7 +239,12 @@ impl Models {
     }
 
     /// Gives back, or charges more, by model and twin.
-    pub(super) fn adjust(&mut self, (deed, charge): (Deed, &Charge), stamps: &[u64], now_us: u64) {
+    pub(super) fn adjust(
+        &mut self,
+        (operation, charge): (Operation, &Charge),
+        stamps: &[u64],
+        now_us: u64,
+    ) {
         for (item, stamp) in charge.iter().zip(stamps) {
             let rule = &item.window.rule;
             let (model, twin) = self.0.entry(key(item)).or_default();
@@ -247,7 +252,7 @@ impl Models {
             let (_, own_us) = aged.age(rule, now_us);
             let kept = &aged.kept(rule, own_us);
             let twin = twin.get_or_insert_with(|| Count::new(rule.algorithm));
-            if deed == Deed::GiveBack {
+            if operation == Operation::GiveBack {
                 let before = aged.used(kept, own_us);
                 aged.give_back(kept, own_us, item.cost, *stamp);
                 // What takes nothing back keeps no ages either.

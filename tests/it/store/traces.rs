@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tidegate::limit::{Algorithm, Charge, Decision, Limit, Retry, Rule, Verdict};
-use tidegate::store::batch::{Call, Deed, Group, Reply, SCRIPT, encode};
+use tidegate::store::batch::{Call, Group, Operation, Reply, SCRIPT, encode};
 
 use super::model::{Models, named};
 use crate::support::{Chance, RedisServer, item, limit};
@@ -61,7 +61,7 @@ impl Script {
         assert_eq!(reply.begun_anew, 0);
         let mut decisions = Vec::new();
         for group in groups {
-            let Deed::Charge(count) = group.deed else {
+            let Operation::Charge(count) = group.operation else {
                 assert!(reply.done().expect("an end"));
                 continue;
             };
@@ -225,7 +225,7 @@ fn agree(seed: u64, script: &mut Script, steps: usize) -> usize {
             chance.pick(&[1, 1, 1, 2, 7])
         };
         let group = |charge| Group {
-            deed: Deed::Charge(count),
+            operation: Operation::Charge(count),
             ..Group::one(charge)
         };
         let groups: Vec<Group<'_>> = charges.iter().map(group).collect();
@@ -288,21 +288,21 @@ fn adjust(
     }
     let which = chance.below(charged.len() as u64) as usize;
     let (mut charge, stamps) = charged.swap_remove(which);
-    let deed = chance.pick(&[Deed::GiveBack, Deed::GiveBack, Deed::Settle]);
+    let operation = chance.pick(&[Operation::GiveBack, Operation::GiveBack, Operation::Settle]);
     for item in &mut charge {
         item.cost = match chance.below(4) {
             0 => item.cost.div_ceil(2),
-            1 if deed == Deed::GiveBack => 2 * item.cost,
+            1 if operation == Operation::GiveBack => 2 * item.cost,
             _ => item.cost,
         };
     }
     let group = Group {
-        deed,
+        operation,
         charge: &charge,
         extra: &stamps,
     };
     script.run(&[group], now_us);
-    models.adjust((deed, &charge), &stamps, now_us);
+    models.adjust((operation, &charge), &stamps, now_us);
 }
 
 fn longest_retry(decision: &Decision) -> Option<u64> {
@@ -425,7 +425,7 @@ fn leased_units_count_from_the_leases_end() {
             let charge: Charge = [item(&limit, 0, 1)].into_iter().collect();
             let (count, ahead_us) = chance.pick(&[(1, 0), (1, 0), (5, 10_000), (9, 50_000)]);
             let group = Group {
-                deed: Deed::Charge(count),
+                operation: Operation::Charge(count),
                 charge: &charge,
                 extra: &[ahead_us],
             };

@@ -15,8 +15,8 @@ use crate::store::StoreError;
 use crate::store::batch;
 use crate::store::deny_cache::Span;
 use crate::store::gather::{Batch, Bundle};
-use crate::store::redis::holder::Holder;
 use crate::store::redis::link;
+use crate::store::redis::slot_lease::SlotLease;
 
 /// Bundles of one slot, to be decided by one script.
 #[derive(Debug)]
@@ -126,7 +126,7 @@ fn failure(error: &RedisError, asked: &RedisAddress) -> Failure {
 }
 
 /// There is no reply.
-pub(super) fn fail(batch: Batch, kind: StoreError, holder: &Holder) {
+pub(super) fn fail(batch: Batch, kind: StoreError, holder: &SlotLease) {
     if kind.maybe_charged() {
         holder.fail(batch.bundles, kind);
     } else {

@@ -11,7 +11,7 @@ use super::task::{ASSERT_EVERY, Event, LOOK_AFTER_MOVE, LOOK_EVERY, Task};
 use super::{Placed, topology};
 use crate::clock;
 use crate::store::redis::link::{PROBE_TIMEOUT, learn_key};
-use crate::store::redis::{overrides, upkeep};
+use crate::store::redis::{maintenance, overrides};
 use crate::store::{ServerTrouble, StoreError};
 
 impl Task {
@@ -114,7 +114,7 @@ impl Task {
                     overrides::refresh(&records, &shared.redis, ()).await?;
                 }
                 if let Some(mut beats) = beats {
-                    upkeep::beat(&mut beats, &shared.redis).await?;
+                    maintenance::beat(&mut beats, &shared.redis).await?;
                 }
                 learn_key(&mut connection, &shared.redis).await
             };

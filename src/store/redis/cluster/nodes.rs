@@ -11,7 +11,7 @@ use super::map::{NodeId, Range, slot_of};
 use super::node::Node;
 use super::task::{Event, IDLE, LOOK_AFTER_MOVE, LOOK_IN_TROUBLE, Task};
 use crate::limit::LimitCheck;
-use crate::store::batch::Deed;
+use crate::store::batch::Operation;
 use crate::store::redis::link::Link;
 use crate::store::waiting::{Question, ask};
 use crate::store::{ServerTrouble, StoreError};
@@ -68,7 +68,7 @@ impl Task {
             let unpaid = charge.clone();
             let (waiting, asked) = ask(Question {
                 charge,
-                deed: Deed::Settle,
+                operation: Operation::Settle,
                 extra: SmallVec::new(),
                 generation,
                 arrived: now,

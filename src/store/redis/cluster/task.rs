@@ -30,8 +30,8 @@ use crate::limit::Charge;
 use crate::store::gather::Batch;
 use crate::store::guard::PAUSE_MIN;
 use crate::store::known::Known;
-use crate::store::redis::holder::Holder;
 use crate::store::redis::link::{Link, PROBE_TIMEOUT};
+use crate::store::redis::slot_lease::SlotLease;
 use crate::store::waiting::Waiting;
 use crate::store::{ServerTrouble, StoreError};
 
@@ -73,7 +73,7 @@ pub(super) struct Task {
     queue: mpsc::Receiver<Placed>,
     pub(super) view: View,
     pub(super) known: Known,
-    pub(super) holder: Holder,
+    pub(super) holder: SlotLease,
     pub(super) settle: watch::Sender<bool>,
     /// No node was ever found; the first seed stands for all.
     pub(super) lost: bool,
@@ -99,7 +99,7 @@ impl Task {
     pub(super) fn new(
         shared: Arc<Shared>,
         queue: mpsc::Receiver<Placed>,
-        (view, known, holder): (View, Known, Holder),
+        (view, known, holder): (View, Known, SlotLease),
         settle: watch::Sender<bool>,
     ) -> Task {
         let number = u64::from(shared.redis.spawned.fetch_add(1, Ordering::Relaxed));

@@ -11,7 +11,7 @@ use redis::aio::MultiplexedConnection;
 use super::link::{Failure, Link, kind_of, learn_key};
 use super::{Shared, overrides};
 use crate::limit::Charge;
-use crate::store::batch::{self, Call, Deed, Group, Reply};
+use crate::store::batch::{self, Call, Group, Operation, Reply};
 use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
 use crate::store::{ServerTrouble, StoreError};
 
@@ -32,7 +32,7 @@ pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), S
     beat(link.connection(), shared).await
 }
 
-/// What the upkeep found.
+/// What the maintenance found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kept {
     /// The store still held what it did; where not, somebody has emptied it.
@@ -147,7 +147,7 @@ pub(super) async fn pay_back(
             return Ok(false);
         }
         let groups = owed.iter().map(|charge| Group {
-            deed: Deed::Settle,
+            operation: Operation::Settle,
             ..Group::one(charge)
         });
         let bytes = run(link, shared, groups).await?;

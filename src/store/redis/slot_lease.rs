@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 use tokio::sync::Notify;
 
-use super::held::Held;
+use super::slot_ledger::SlotLedger;
 use crate::clock;
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
 use crate::store::StoreError;
-use crate::store::batch::{Deed, Outcome};
+use crate::store::batch::{Operation, Outcome};
 use crate::store::gather::{Batch, Bundle};
 use crate::store::waiting::{Answer, Asked, Question, Waiting};
 
@@ -28,21 +28,21 @@ const MOST_SAID: usize = 32;
 
 /// One worker's own; shared by its handles and its task.
 #[derive(Clone, Debug)]
-pub(super) struct Holder(Arc<Own>);
+pub(super) struct SlotLease(Arc<Inner>);
 
 #[derive(Debug)]
-struct Own {
+struct Inner {
     name: u64,
-    held: Mutex<Held>,
+    held: Mutex<SlotLedger>,
     /// Wakes the task: there is something to say.
     unsaid: Notify,
     /// Wakes whoever waits until all is said.
     said: Notify,
 }
 
-impl Holder {
-    pub(super) fn new() -> Holder {
-        Holder(Arc::new(Own {
+impl SlotLease {
+    pub(super) fn new() -> SlotLease {
+        SlotLease(Arc::new(Inner {
             // 64 random bits: no two workers of any proxy are to be taken for one.
             name: RandomState::new().hash_one(std::process::id()),
             held: Mutex::default(),
@@ -57,7 +57,7 @@ impl Holder {
     }
 
     /// What it holds. Not to be kept across an await.
-    fn held(&self) -> MutexGuard<'_, Held> {
+    fn held(&self) -> MutexGuard<'_, SlotLedger> {
         self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -102,7 +102,7 @@ impl Holder {
         let say = |charge| {
             Waiting::told(Question {
                 charge,
-                deed: Deed::Say,
+                operation: Operation::Say,
                 extra: SmallVec::new(),
                 generation,
                 arrived: now,
@@ -116,7 +116,9 @@ impl Holder {
     pub(super) fn fill(&self, batch: &mut Batch) {
         let held = self.held();
         for bundle in &mut batch.bundles {
-            if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(bundle.charge()) {
+            if matches!(bundle.operation, Operation::Charge(_) | Operation::Say)
+                && has_slots(bundle.charge())
+            {
                 let extra = bundle.charge().iter().map(|item| held.extra_for(item));
                 bundle.extra = extra.collect();
             }
@@ -125,7 +127,7 @@ impl Holder {
 
     /// The call that said this has its answer.
     pub(super) fn said(&self, bundle: &Bundle) {
-        if bundle.deed == Deed::Say {
+        if bundle.operation == Operation::Say {
             self.held().said(bundle.charge());
             self.0.said.notify_one();
         }
@@ -160,8 +162,8 @@ impl Holder {
     /// The server would not write these, or not all of each.
     pub(super) fn refuse(&self, bundles: Vec<Bundle>, kind: StoreError) {
         for bundle in bundles {
-            match bundle.deed {
-                Deed::Say => self.held().refused(bundle.charge(), clock::now()),
+            match bundle.operation {
+                Operation::Say => self.held().refused(bundle.charge(), clock::now()),
                 _ => self.unsure(&bundle),
             }
             bundle.fail(kind);
@@ -169,7 +171,9 @@ impl Holder {
     }
 
     fn unsure(&self, bundle: &Bundle) {
-        if matches!(bundle.deed, Deed::Charge(_) | Deed::Say) && has_slots(bundle.charge()) {
+        if matches!(bundle.operation, Operation::Charge(_) | Operation::Say)
+            && has_slots(bundle.charge())
+        {
             self.held().unsure(bundle.charge(), clock::now());
         }
     }
@@ -200,7 +204,7 @@ impl Holder {
 pub(in crate::store) struct Awaited {
     asked: Asked,
     /// Who lets go of the slots that it may grant.
-    holder: Option<Holder>,
+    holder: Option<SlotLease>,
 }
 
 impl Awaited {

@@ -11,7 +11,7 @@ use crate::store::StoreError;
 
 /// See the file's head; nothing where the server may not or will not say it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct About {
+pub struct ServerInfo {
     /// `redis 7.2.4`, `valkey 8.0.1`.
     pub version: Option<String>,
     /// `master` or `slave`.
@@ -24,7 +24,7 @@ pub struct About {
     pub clock_ahead_us: Option<i64>,
 }
 
-impl About {
+impl ServerInfo {
     /// Why its counts are not safe when memory is short: every policy but `noeviction` forgets keys
     /// whose windows still run, and all of ours expire, so the `volatile-` ones do so too.
     pub fn forgets(&self) -> Option<String> {
@@ -39,16 +39,22 @@ impl About {
 }
 
 /// Asks a server about itself, and waits for it.
-pub fn ask_about(server: &RedisSettings, within: Duration) -> Result<About, StoreError> {
+pub fn fetch_server_info(
+    server: &RedisSettings,
+    within: Duration,
+) -> Result<ServerInfo, StoreError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|_| StoreError::Refused)?;
-    runtime.block_on(about(server, within))
+    runtime.block_on(server_info(server, within))
 }
 
 /// Asks a server about itself.
-pub async fn about(server: &RedisSettings, within: Duration) -> Result<About, StoreError> {
+pub async fn server_info(
+    server: &RedisSettings,
+    within: Duration,
+) -> Result<ServerInfo, StoreError> {
     let access = Arc::new(Access::new(server)?);
     let asking = async {
         let mut link = access.open().await?;
@@ -67,7 +73,7 @@ pub async fn about(server: &RedisSettings, within: Duration) -> Result<About, St
         let info = redis::cmd("INFO")
             .query_async::<String>(link.connection())
             .await;
-        Ok(About {
+        Ok(ServerInfo {
             round_trip: Some(round_trip),
             clock_ahead_us: time.ok().map(|time| ahead_us(time, between)),
             ..read(&info.unwrap_or_default())
@@ -84,18 +90,18 @@ fn ahead_us((seconds, us): (u64, u64), (before_us, after_us): (u64, u64)) -> i64
     beyond(shown, after_us) - beyond(before_us, shown)
 }
 
-fn read(info: &str) -> About {
+fn read(info: &str) -> ServerInfo {
     let of = |name: &str| {
         let mut lines = info.lines().filter_map(|line| line.trim().split_once(':'));
         let found = lines.find(|(known, _)| *known == name);
         found.map(|(_, value)| value.to_owned())
     };
     let valkey = of("valkey_version").map(|version| format!("valkey {version}"));
-    About {
+    ServerInfo {
         version: valkey.or_else(|| of("redis_version").map(|version| format!("redis {version}"))),
         role: of("role"),
         maxmemory_policy: of("maxmemory_policy"),
-        ..About::default()
+        ..ServerInfo::default()
     }
 }
 

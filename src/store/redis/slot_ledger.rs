@@ -26,7 +26,7 @@ const REFUSED_REST: Duration = Duration::from_secs(1);
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(super) struct SlotLedger {
     keys: HashMap<u128, Key>,
     /// Keys that are due at once, oldest first; others may be among them.
     unsaid: VecDeque<u128>,
@@ -57,7 +57,7 @@ enum State {
     Said,
 }
 
-impl Held {
+impl SlotLedger {
     /// Units held now: what a call says of this item beside asking for more.
     pub(super) fn extra_for(&self, item: &LimitCheck) -> u64 {
         self.keys.get(&item.id()).map_or(0, |key| key.units)
@@ -276,7 +276,7 @@ mod tests {
     }
 
     /// What the next call says: whose, and how many are held.
-    fn says(held: &mut Held, now: Instant) -> Vec<(u8, u64)> {
+    fn says(held: &mut SlotLedger, now: Instant) -> Vec<(u8, u64)> {
         let due = held.due(now, 100);
         let said = due
             .iter()
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_was_granted_is_said_each_third_of_a_lease_and_what_was_let_go_at_once() {
-        let (mut held, start) = (Held::default(), clock::now());
+        let (mut held, start) = (SlotLedger::default(), clock::now());
         assert_eq!(held.next_due(start), None);
         held.granted(&request(1), 2, start);
         assert_eq!(held.extra_for(&request(1)[0]), 2);
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn what_changes_while_a_call_is_under_way_is_said_by_the_next() {
-        let (mut held, now) = (Held::default(), clock::now());
+        let (mut held, now) = (SlotLedger::default(), clock::now());
         held.granted(&request(1), 2, now);
         held.let_go(&request(1));
         let due = held.due(now, 100);
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_grant_in_the_call_that_says_nothing_is_held_stays_held() {
-        let (mut held, now) = (Held::default(), clock::now());
+        let (mut held, now) = (SlotLedger::default(), clock::now());
         held.granted(&request(1), 1, now);
         held.let_go(&request(1));
         let due = held.due(now, 100);
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_was_lost_heals_with_the_next_call() {
-        let (mut held, now) = (Held::default(), clock::now());
+        let (mut held, now) = (SlotLedger::default(), clock::now());
         held.unsure(&request(1), now);
         assert_eq!(says(&mut held, now), [(1, 0)]);
         assert!(held.keys.is_empty());
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn what_no_lease_can_remember_any_more_is_not_said() {
-        let (mut held, now) = (Held::default(), clock::now());
+        let (mut held, now) = (SlotLedger::default(), clock::now());
         held.granted(&request(1), 1, now);
         held.let_go(&request(1));
         assert_eq!(says(&mut held, now + LEASE), []);
@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn after_an_outage_the_first_calls_say_what_is_held() {
-        let (mut held, now) = (Held::default(), clock::now());
+        let (mut held, now) = (SlotLedger::default(), clock::now());
         for who in 0..5 {
             held.granted(&request(who), 1, now);
         }
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn a_server_that_refuses_to_write_is_not_asked_without_pause() {
-        let (mut held, now) = (Held::default(), clock::now());
+        let (mut held, now) = (SlotLedger::default(), clock::now());
         held.hold(&request(1), now);
         let due = held.due(now, 100);
         held.refused(&due[0], now);
