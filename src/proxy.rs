@@ -13,7 +13,6 @@
 
 mod adjust;
 pub mod admit;
-pub(crate) mod again;
 mod arrival;
 pub mod body;
 mod changes;
@@ -55,7 +54,6 @@ use crate::telemetry::metrics::Meter;
 use crate::telemetry::spans::Queue;
 use crate::upstream::{Upstreams, Vitals};
 use admit::Admission;
-use again::Heads;
 pub use arrival::{Arrival, Secured};
 use body::Body;
 use changes::Changes;
@@ -81,8 +79,6 @@ pub struct Proxy {
     secure: Secure,
     log: Buffer,
     show_keys: bool,
-    /// Heads that were denied.
-    heads: Heads,
     /// What traces are made by, if they are.
     tracer: Option<Box<Tracer>>,
 }
@@ -137,7 +133,6 @@ impl Proxy {
             secure: Secure::new(config.tls.as_deref(), &config.server),
             log: log.clone(),
             show_keys: config.log.keys != LogKeys::Off,
-            heads: Heads::default(),
             tracer: None,
             limiter: Limiter::new(config, (store, local), meter),
         }
@@ -197,14 +192,12 @@ impl Proxy {
 
     /// Answers one request: routes it, asks its limits, forwards it, or says why not. The answer is
     /// put into `response`, which is a new one or as good as that: the head of an upstream's has
-    /// been in many places before it is there otherwise. Where `lines` are given, what is added to
-    /// its head may be written there, as lines of HTTP/1.1, and is not among the response's headers
-    /// then. What is left in `request` has no meaning.
+    /// been in many places before it is there otherwise. What is left in `request` has no meaning.
     pub async fn handle(
         &self,
         (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
         downstream: &Downstream,
-        (flaw, lines): (Option<Flaw>, Option<&mut Vec<u8>>),
+        flaw: Option<Flaw>,
     ) {
         let mut line = Line::begin(request, downstream.arrival.ip, (&self.log, self.show_keys));
         if let Some(name) = &self.request_id {
@@ -221,7 +214,7 @@ impl Proxy {
             Ok(route) => {
                 let exchange = (request, &mut *response);
                 let (line, admission) = (&mut line, &mut admission);
-                self.serve(exchange, (downstream, route), admission, (line, lines))
+                self.serve(exchange, (downstream, route), admission, line)
                     .await;
             }
             Err(refused) => *response = self.answer(&refused, &mut line, HeaderMap::new()),
@@ -250,7 +243,7 @@ impl Proxy {
         (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
         (downstream, route): (&Downstream, &Route),
         admission: &mut Admission,
-        (line, mut lines): (&mut Line, Option<&mut Vec<u8>>),
+        line: &mut Line,
     ) -> impl Future<Output = ()> + Send {
         async move {
             let with = (route, self.request_id.as_ref());
@@ -277,7 +270,7 @@ impl Proxy {
             }
             if let Err(refused) = admitted {
                 let with = (changes, line);
-                *response = self.deny(refused, request, (downstream, route), with);
+                *response = self.deny(&refused, request, with);
                 return;
             }
             line.note_admission(admission.told().is_some());
@@ -291,7 +284,6 @@ impl Proxy {
                         changes,
                         is_grpc: line.grpc,
                         trace: line.trace.as_deref_mut(),
-                        lines: lines.as_deref_mut(),
                     };
                     let exchange = (request, &mut *response);
                     if let Err(refused) = self.forward(exchange, downstream, to, with).await {
@@ -307,28 +299,25 @@ impl Proxy {
             }
             self.limiter.adjust(route, admission, response, line);
             hold(response, admission.slots.take(), line);
-            self.limiter.mark(admission, response, lines);
+            self.limiter.mark(admission, response);
         }
     }
 
     /// The answer to a request that its limits do not let pass.
     fn deny(
         &self,
-        refused: Rejection,
+        refused: &Rejection,
         request: &mut Request<RequestBody>,
-        (downstream, route): (&Downstream, &Route),
         (changes, line): (Option<&Changes<'_>>, &mut Line),
     ) -> Response<Body> {
         // The answer's head takes the place of the request's.
         let mut room = std::mem::take(request.headers_mut());
         room.clear();
-        let mut response = self.refuse(&refused, changes, line, room);
-        if let Rejection::Limited(mut denial) = refused {
+        let response = self.refuse(refused, changes, line, room);
+        if let Rejection::Limited(denial) = refused {
             let asked = (request.method(), request.uri());
             let said = (&denial.charge, &denial.decision);
             self.limiter.note_denial(said, || line.asked(asked));
-            self.note_meaning(&mut denial, (asked, route), downstream, line);
-            response.body_mut().denied(denial);
         }
         response
     }

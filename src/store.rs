@@ -12,7 +12,6 @@ pub mod guard;
 pub mod hash_key;
 mod journal;
 mod known;
-pub mod lasting;
 pub(crate) mod lease;
 mod ledger;
 pub mod memory;
@@ -40,7 +39,6 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 use crate::tls::TlsTrouble;
 use fleet::Fleet;
 use hash_key::{CurrentKey, KeyRing};
-use lasting::Lasting;
 use memory::Memory;
 pub use observed::Observed;
 use overrides::OverrideSnapshot;
@@ -149,21 +147,6 @@ impl Store {
         match self {
             Store::Memory(memory) => Some(memory.charge(charge)),
             Store::Redis(_) | Store::Cluster(_) => None,
-        }
-    }
-
-    /// The denial of one request, where it is known without waiting that it is denied `now`, an
-    /// instant of just now. Charges nothing. `last` is the asker's, for questions like this one.
-    pub fn denial(
-        &self,
-        asked: (&Charge, u64),
-        last: &mut Option<Lasting>,
-        now: Instant,
-    ) -> Option<Decision> {
-        match self {
-            Store::Memory(memory) => memory.denial(asked.0, last, now),
-            Store::Redis(redis) => redis.denial(asked, last, now),
-            Store::Cluster(cluster) => cluster.denial(asked, last, now),
         }
     }
 

@@ -292,7 +292,7 @@ fn head_down(times: usize) -> Word {
     let mut responses: Vec<Response<()>> = (0..times).map(made).collect();
     let mut next = 0;
     word("head, upstream to client", move || {
-        to_downstream(&mut responses[next], None);
+        to_downstream(&mut responses[next]);
         next += 1;
     })
 }

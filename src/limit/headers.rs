@@ -6,7 +6,6 @@
 //! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters: only this file
 //! spells them.
 
-mod lines;
 mod told;
 
 use bytes::Bytes;
@@ -15,7 +14,6 @@ use http::header::{
 };
 
 use super::{Charge, Decision, LimitCheck, Retry, Verdict};
-pub use lines::{put_line, put_lines, take_out};
 use told::State;
 pub use told::{Told, seconds_up};
 

@@ -106,34 +106,19 @@ impl Admission {
             decision: std::mem::take(&mut self.decision),
             form: Form::of(request.method(), request.headers()),
             alone: matches!(by, Decider::Local),
-            generation: self.generation,
-            question: None,
         }))
     }
 }
 
 impl Limiter {
-    /// Writes the rate-limit headers of the decision that let the request pass: as lines into
-    /// `lines` where those are wanted and nothing of the upstream's is kept, else into the
-    /// response's own.
-    pub(super) fn mark<B>(
-        &self,
-        admission: &Admission,
-        response: &mut Response<B>,
-        lines: Option<&mut Vec<u8>>,
-    ) {
+    /// Writes the rate-limit headers of the decision that let the request pass.
+    pub(super) fn mark<B>(&self, admission: &Admission, response: &mut Response<B>) {
         let Some((charge, decision, _)) = admission.told() else {
             return;
         };
         let map = response.headers_mut();
         let told = Told::of(charge, decision, (self.headers.reset, admission.unix_us));
-        match lines.filter(|_| !self.headers.pass_upstream) {
-            Some(lines) => {
-                headers::take_out(map);
-                headers::put_lines(lines, self.headers, (charge, &told));
-            }
-            None => headers::write(map, self.headers, charge, &told),
-        }
+        headers::write(map, self.headers, charge, &told);
         if admission.cors {
             headers::expose_to_scripts(map);
         }

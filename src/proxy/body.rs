@@ -12,7 +12,6 @@ use hyper::body::Bytes;
 
 use super::grpc::Call;
 use super::line::Line;
-use super::reject::Denial;
 use super::slots::Slots;
 use crate::body::ResponseBody;
 use crate::upstream::UpstreamError;
@@ -25,8 +24,6 @@ pub struct Body {
     line: Option<Box<Line>>,
     /// What the request holds until here.
     slots: Option<Box<Slots>>,
-    /// The denial that it is the answer to.
-    denial: Option<Box<Denial>>,
     /// Set where the answer decides what its request costs.
     settles: Option<Arc<AtomicBool>>,
 }
@@ -37,7 +34,6 @@ impl Body {
             content,
             line: None,
             slots: None,
-            denial: None,
             settles: None,
         }
     }
@@ -87,16 +83,6 @@ impl Body {
     /// Holds `slots` until this body has ended or was given up.
     pub(crate) fn hold(&mut self, slots: Box<Slots>) {
         self.slots = Some(slots);
-    }
-
-    /// It is the answer to `denial`.
-    pub(super) fn denied(&mut self, denial: Box<Denial>) {
-        self.denial = Some(denial);
-    }
-
-    /// The denial that it is the answer to; once.
-    pub(crate) fn take_denial(&mut self) -> Option<Box<Denial>> {
-        self.denial.take()
     }
 
     /// Whether it can end before its end, as only an upstream's can.

@@ -15,8 +15,6 @@ use super::line::Line;
 use crate::clock;
 use crate::limit::{Charge, Decision, Limit, LimitCheck, OnError};
 use crate::store::StoreError;
-use crate::store::lasting::Lasting;
-use crate::telemetry::access::Outcome;
 use crate::telemetry::decisions::Source;
 use crate::telemetry::denials::{Denial, DeniedRate, short};
 use crate::telemetry::metrics::trail::Seen;
@@ -34,20 +32,10 @@ pub(super) struct Asked<'r> {
 impl Limiter {
     /// One more request has the head of its answer.
     pub(super) fn count_answer(&self, line: &Line) {
-        let numbers = (line.method, line.route_number);
-        self.count_outcome(numbers, (line.status, line.outcome), line.began);
-    }
-
-    /// The same of a request of this method and route that began then.
-    pub(super) fn count_outcome(
-        &self,
-        (method, route): (u8, usize),
-        (status, outcome): (u16, Outcome),
-        began: Instant,
-    ) {
-        let took = clock::now().saturating_duration_since(began);
-        self.meter.answered(route, (method, status), took);
-        self.meter.ended(outcome);
+        let took = clock::now().saturating_duration_since(line.began);
+        let answered = (line.method, line.status);
+        self.meter.answered(line.route_number, answered, took);
+        self.meter.ended(line.outcome);
     }
 
     /// Limits that a request is not counted by.
@@ -67,22 +55,6 @@ impl Limiter {
             self.note_time(since);
         }
         decision
-    }
-
-    /// The same for a request that was denied before and has just `began`: a decision only if it is
-    /// denied now, and nothing charged.
-    pub(super) fn deny_here(
-        &self,
-        asked: (&Charge, u64),
-        last: &mut Option<Lasting>,
-        began: Instant,
-    ) -> Option<Decision> {
-        let is_turn = self.meter.is_turn();
-        let decision = self.store.denial(asked, last, began)?;
-        if is_turn {
-            self.note_time(began);
-        }
-        Some(decision)
     }
 
     /// How long the store took.

@@ -23,8 +23,6 @@ pub(super) struct With<'w, 'c> {
     pub(super) is_grpc: bool,
     /// What records the request.
     pub(super) trace: Option<&'w mut Trace>,
-    /// Where lines of the answer's head go.
-    pub(super) lines: Option<&'w mut Vec<u8>>,
 }
 
 impl Proxy {
@@ -58,8 +56,7 @@ impl Proxy {
             is_grpc: with.is_grpc,
         };
         let body = self.upstreams.send(upstream, outgoing, response).await?;
-        // What the route changes are fields.
-        headers::to_downstream(response, with.lines.filter(|_| changes.is_none()));
+        headers::to_downstream(response);
         if let Some(changes) = changes {
             changes.downwards(response.headers_mut());
         }

@@ -26,7 +26,6 @@ use naming::{append, name_client, told};
 pub use peer::{Peer, Scheme};
 pub use prefix::{prepend, strip};
 
-use crate::limit::headers::put_line;
 use crate::upstream::Beside;
 
 /// Headers that [`to_upstream`] adds at most.
@@ -123,9 +122,8 @@ pub fn to_upstream<B>(
     })
 }
 
-/// Makes of an upstream's response the one that the client gets. What it adds is written to
-/// `lines` where those are given, else among the response's headers.
-pub fn to_downstream<B>(response: &mut Response<B>, lines: Option<&mut Vec<u8>>) {
+/// Makes of an upstream's response the one that the client gets.
+pub fn to_downstream<B>(response: &mut Response<B>) {
     let version = std::mem::replace(response.version_mut(), Version::HTTP_11);
     let status = response.status();
     let headers = response.headers_mut();
@@ -138,12 +136,7 @@ pub fn to_downstream<B>(response: &mut Response<B>, lines: Option<&mut Vec<u8>>)
     if status == StatusCode::NO_CONTENT || status == StatusCode::SWITCHING_PROTOCOLS {
         headers.remove(CONTENT_LENGTH);
     }
-    match lines {
-        Some(lines) => put_line(lines, &VIA, via_of(version).as_bytes()),
-        None => {
-            headers.append(VIA, via_of(version));
-        }
-    }
+    headers.append(VIA, via_of(version));
 }
 
 /// Has the client's connection closed after this response: what else came on it cannot be trusted
@@ -422,7 +415,7 @@ mod tests {
             response = response.header(*name, *value);
         }
         let mut response = response.body(()).unwrap();
-        to_downstream(&mut response, None);
+        to_downstream(&mut response);
         response.headers().clone()
     }
 

@@ -108,7 +108,7 @@ impl LimitLayer {
         self.limiter
             .adjust(route, &admission, &mut response, &mut line);
         let slots = admission.slots.take();
-        self.limiter.mark(&admission, &mut response, None);
+        self.limiter.mark(&admission, &mut response);
         Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, line, &self.log)))
     }
 

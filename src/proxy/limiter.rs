@@ -295,11 +295,6 @@ impl Limiter {
         Ok((found.route, seen))
     }
 
-    /// Whether something of the route's requests depends on a token, which expires.
-    pub(super) fn asks_tokens(&self, route: &Route) -> bool {
-        self.tokens_for(route, self.tiers_for(route)).is_some()
-    }
-
     /// What finds the tier, where the route asks for it.
     fn tiers_for(&self, route: &Route) -> Option<&Tiers> {
         let tiers = self.tiers.as_ref()?;

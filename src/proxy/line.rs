@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use http::{Method, Request, Uri, Version};
 use smallvec::SmallVec;
 
-use super::again::Question;
 use super::counts::Asked;
 use super::grpc::{Call, is_grpc};
 use super::request_id::RequestId;
@@ -97,42 +96,6 @@ impl Line {
             reason: None,
             request_id: None,
             grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
-            call: None,
-            denied_by: SmallVec::new(),
-            riders: None,
-            trace: None,
-            to_write: false,
-            bytes: 0,
-            expected: None,
-            is_truncated: false,
-        }
-    }
-
-    /// Begins at the arrival of a request whose like was denied before.
-    pub(super) fn again(
-        question: &Question,
-        began: Instant,
-        (log, show_keys): (&Buffer, bool),
-    ) -> Line {
-        let head = || Head {
-            unix_us: clock::unix_us_at(began),
-            method: question.method.clone(),
-            uri: question.uri.clone(),
-        };
-        Line {
-            head: (!log.is_off()).then(head),
-            log: log.clone(),
-            show_keys,
-            began,
-            method: question.numbers.0,
-            client: question.client,
-            route: question.route.clone(),
-            route_number: question.numbers.1,
-            outcome: Outcome::Denied,
-            status: 0,
-            reason: None,
-            request_id: None,
-            grpc: false,
             call: None,
             denied_by: SmallVec::new(),
             riders: None,

@@ -134,24 +134,17 @@ fn quality_of(kind: BodyKind, headers: &HeaderMap) -> f32 {
 /// room behind it for what else is to be written for the same answer.
 pub fn render(problem: &Problem<'_>, kind: BodyKind, template: Option<&str>) -> Vec<u8> {
     let mut out = Vec::with_capacity(512);
-    render_into(&mut out, problem, kind, template);
-    out
-}
-
-/// The same behind what is in `out`.
-pub fn render_into(
-    out: &mut Vec<u8>,
-    problem: &Problem<'_>,
-    kind: BodyKind,
-    template: Option<&str>,
-) {
     let template = match (template, kind) {
         (Some(template), _) => template,
-        (None, BodyKind::Json) => return put_json(out, problem),
+        (None, BodyKind::Json) => {
+            put_json(&mut out, problem);
+            return out;
+        }
         (None, BodyKind::Html) => HTML,
         (None, BodyKind::Text) => TEXT,
     };
     out.extend_from_slice(fill(template, problem, kind).as_bytes());
+    out
 }
 
 const HTML: &str = "<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>\

@@ -196,7 +196,7 @@ impl Rehearsal {
         let decided = self.decide(request, (&mut admission, counted), line, rehearsed);
         let answered = decided.and_then(|()| {
             let mut response = self.answer(request, (downstream, route), changes, rehearsed)?;
-            self.limiter.mark(&admission, &mut response, None);
+            self.limiter.mark(&admission, &mut response);
             Ok(response)
         });
         rehearsed.answer = answered.or_else(|refused| {

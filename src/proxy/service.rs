@@ -44,7 +44,7 @@ impl tower::Service<Request<RequestBody>> for Client {
         Box::pin(async move {
             let mut response = Response::new(Body::empty());
             let exchange = (&mut request, &mut response);
-            proxy.handle(exchange, &downstream, (None, None)).await;
+            proxy.handle(exchange, &downstream, None).await;
             Ok(response)
         })
     }

@@ -28,10 +28,8 @@ use super::socket::Socket;
 use super::worker::Worker;
 use crate::body::RequestBody;
 use crate::config::ProxyProtocol;
-use crate::proxy::again::{Again, Paper};
 use crate::proxy::body::Body;
 use crate::proxy::flaw::Flaw;
-use crate::proxy::reject::Denial;
 use crate::proxy::upgrade::Tunnel;
 use crate::proxy::{Arrival, Downstream};
 use crate::telemetry::metrics::{Meter, Unanswered};
@@ -58,7 +56,7 @@ impl Client {
     pub(super) async fn handle(
         &self,
         (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
-        more: (Option<Flaw>, Option<&mut Vec<u8>>),
+        flaw: Option<Flaw>,
     ) {
         let serving = self.worker.serving.load_full();
         if let Some(tls) = &serving.tls
@@ -73,7 +71,7 @@ impl Client {
         let mut awaited = Awaited(serving.proxy.meter(), true);
         let exchange = (request, &mut *response);
         let handling = async {
-            serving.proxy.handle(exchange, downstream, more).await;
+            serving.proxy.handle(exchange, downstream, flaw).await;
             failpoint!("server.handled");
         };
         let answered = AssertUnwindSafe(handling).catch_unwind().await;
@@ -82,24 +80,6 @@ impl Client {
             serving.proxy.meter().unanswered(Unanswered::Panic);
             *response = crate::proxy::reject::panicked().map(Body::made);
         }
-    }
-}
-
-impl Client {
-    /// What is known of the request whose head is at the front of `read`, without reading it.
-    pub(super) fn deny_again(&self, read: &[u8], paper: Paper<'_>) -> Again {
-        let serving = self.worker.serving.load();
-        let another = serving.another(&self.downstream, self.generation);
-        let downstream = another.as_deref().unwrap_or(&self.downstream);
-        serving.proxy.deny_again(read, downstream, paper)
-    }
-
-    /// Remembers a head that was denied.
-    pub(super) fn remember(&self, head: &[u8], denial: Denial) {
-        let serving = self.worker.serving.load();
-        let another = serving.another(&self.downstream, self.generation);
-        let downstream = another.as_deref().unwrap_or(&self.downstream);
-        serving.proxy.remember(head, downstream, denial);
     }
 }
 
@@ -324,7 +304,7 @@ fn answer(
         let discardable = request.body().is_discardable();
         let mut response = Response::new(Body::empty());
         let exchange = (&mut request, &mut response);
-        held.client.handle(exchange, (flaw, None)).await;
+        held.client.handle(exchange, flaw).await;
         drop(request);
         // The rest of the request will not be read, so nothing after it can be.
         let unread = !discardable && !held.phase.body.has_ended() && response.body().is_made_here();

@@ -19,7 +19,6 @@ mod head;
 #[cfg(test)]
 mod likeness;
 
-use std::cell::Cell;
 use std::future::{Future as _, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
@@ -38,7 +37,6 @@ use super::phase::{Phase, Stage};
 use super::socket::Socket;
 use crate::body::RequestBody;
 use crate::clock::Sweep;
-use crate::proxy::again::{Again, Paper, Room};
 use crate::proxy::body::Body;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
 use crate::wire::{PrefixedStream, Stream};
@@ -54,12 +52,6 @@ const IN_A_ROW: usize = 16;
 /// Bytes of an answer that are written before others have their turn: a tenth of a millisecond.
 const TURN_BYTES: usize = 256 << 10;
 
-thread_local! {
-    /// Where answers are put together that are written at once, which is nearly all that deny: who
-    /// is denied all the time finds one room for all connections in the caches.
-    static TEXT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
 /// How it ended.
 pub(super) enum End {
     /// With the connection.
@@ -73,10 +65,6 @@ pub(super) enum End {
 /// What comes next on a connection.
 enum Next {
     Request(Asked),
-    /// Nothing: a request that is denied as it was before has its answer, all of which is written
-    /// or some of which waits.
-    Denied,
-    DeniedInPart,
     Odd,
     Idle,
     /// Nothing: either side ends it.
@@ -97,7 +85,6 @@ impl From<io::Error> for Cut {
 struct Speaker<'c> {
     socket: Socket,
     phase: &'c Phase,
-    client: &'c Client,
     drain: &'c Drain,
     sweep: &'c Sweep,
     /// Room to read into.
@@ -112,15 +99,6 @@ struct Speaker<'c> {
     bounds: Bounds,
     /// Requests since it last waited for one.
     in_a_row: usize,
-    /// Whether the last request was denied, and its like may be without being read: the next one
-    /// may be one of those.
-    denied: bool,
-    /// Whether the next one came before.
-    seen: bool,
-    /// The head of the one that is served, if it did.
-    head: Bytes,
-    /// Room for what tells of limits.
-    room: Room,
     /// The answer's content ended before its end.
     is_cut: bool,
 }
@@ -136,13 +114,10 @@ pub(super) async fn speak(opened: PrefixedStream, client: &Client, phase: &Arc<P
                     let Speaker {
                         request,
                         answer,
-                        room,
                         socket,
                         ..
                     } = &mut speaker;
-                    room.lines.clear();
-                    let lines = Some(&mut room.lines);
-                    let mut handling = pin!(client.handle((request, answer), (None, lines)));
+                    let mut handling = pin!(client.handle((request, answer), None));
                     poll_fn(|context| match handling.as_mut().poll(context) {
                         Poll::Ready(()) => Poll::Ready(Ok(())),
                         // So a client's end is seen.
@@ -158,8 +133,6 @@ pub(super) async fn speak(opened: PrefixedStream, client: &Client, phase: &Arc<P
                 }
                 speaker.answer(asked).await
             }
-            Next::Denied => Ok(true),
-            Next::DeniedInPart => speaker.write_out().await.map(|()| true),
             Next::Odd => return End::Odd(speaker.give_back()),
             Next::Idle => return End::Idle(speaker.socket.into_stream()),
             Next::Nothing => return speaker.close().await,
@@ -186,7 +159,6 @@ impl Speaker<'_> {
         Speaker {
             socket: Socket::new(opened, Arc::clone(phase), settings).unlinted(),
             phase,
-            client,
             drain: &client.worker.drain,
             sweep: &client.worker.sweep,
             read: BytesMut::new(),
@@ -199,10 +171,6 @@ impl Speaker<'_> {
                 bytes: settings.max_header_bytes,
             },
             in_a_row: 0,
-            denied: false,
-            seen: false,
-            head: Bytes::new(),
-            room: Room::default(),
             is_cut: false,
         }
     }
@@ -247,88 +215,10 @@ impl Speaker<'_> {
                 }
             }
         }
-        if self.denied
-            && let Some(next) = self.deny_again(context)
-        {
-            return Poll::Ready(next);
-        }
         if self.ahead.is_empty() {
             self.ahead = self.read.split().freeze();
         }
         Poll::Ready(self.take().map_or(Next::Odd, Next::Request))
-    }
-
-    /// Answers the request at the front of what was read, if it is one that was denied before and
-    /// is now.
-    fn deny_again(&mut self, context: &mut Context<'_>) -> Option<Next> {
-        // Who is sent away is told in the answer's head, which this one does not say.
-        if self.drain.is_draining() {
-            return None;
-        }
-        let mut text = TEXT.take();
-        text.clear();
-        let now = self.sweep.elapsed();
-        let paper = Paper {
-            out: &mut text,
-            room: &mut self.room,
-            second: date::second(now),
-            whole: &|out, status, parts| answer::put_whole(out, status, parts, now),
-        };
-        let read: &[u8] = if self.ahead.is_empty() {
-            &self.read
-        } else {
-            &self.ahead
-        };
-        let next = match self.client.deny_again(read, paper) {
-            Again::Denied(length) => {
-                self.skip(length);
-                self.phase.end_at_once();
-                Some(self.write_whole(&text, context))
-            }
-            Again::Seen => {
-                self.seen = true;
-                None
-            }
-            Again::New => None,
-        };
-        TEXT.set(text);
-        next
-    }
-
-    /// Writes a whole answer; what finds no room waits.
-    fn write_whole(&mut self, text: &[u8], context: &mut Context<'_>) -> Next {
-        self.outflow.clear();
-        let written = match Pin::new(&mut self.socket).poll_write(context, text) {
-            Poll::Ready(Ok(count)) if count > 0 => count,
-            Poll::Ready(_) => return Next::Broken,
-            Poll::Pending => 0,
-        };
-        if written == text.len() {
-            match self.socket_flushed(context) {
-                Poll::Ready(Ok(())) => return Next::Denied,
-                Poll::Ready(Err(_)) => return Next::Broken,
-                Poll::Pending => {}
-            }
-        }
-        self.outflow.flat.extend_from_slice(&text[written..]);
-        Next::DeniedInPart
-    }
-
-    /// So many bytes of what was read belong to a request.
-    fn skip(&mut self, length: usize) {
-        if !self.ahead.is_empty() {
-            self.ahead.advance(length);
-        } else if length < self.read.len() {
-            self.ahead = self.read.split().freeze();
-            self.ahead.advance(length);
-        } else {
-            // As a rule: nobody else ever held it.
-            self.read.clear();
-        }
-        if self.ahead.is_empty() {
-            // Its memory is to be had again once the request is gone.
-            self.ahead = Bytes::new();
-        }
     }
 
     /// The request at the front of what was read, if it is plain.
@@ -337,10 +227,11 @@ impl Speaker<'_> {
             head::blank(&mut self.request);
             return None;
         };
-        if std::mem::take(&mut self.seen) {
-            self.head = self.ahead.slice(..head.length);
+        self.ahead.advance(head.length);
+        if self.ahead.is_empty() {
+            // Its memory is to be had again once the request is gone.
+            self.ahead = Bytes::new();
         }
-        self.skip(head.length);
         self.phase.begin_request(false);
         Some(Asked {
             is_head: self.request.method() == Method::HEAD,
@@ -351,25 +242,13 @@ impl Speaker<'_> {
     /// Writes the answer. Tells whether another may follow.
     async fn answer(&mut self, asked: Asked) -> Result<bool, Cut> {
         let answer = &mut self.answer;
-        let denial = answer.body_mut().take_denial();
-        self.denied = asked.may_follow && denial.as_ref().is_some_and(|denial| denial.is_plain());
-        let head = std::mem::take(&mut self.head);
-        if let Some(denial) = denial.filter(|_| self.denied && !head.is_empty()) {
-            self.client.remember(&head, *denial);
-        }
         if self.drain.is_draining() {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
         }
         let told = (Length::of(answer.body()), self.sweep.elapsed());
         self.outflow.clear();
-        let begun = answer::put_head(
-            &mut self.outflow.flat,
-            answer,
-            &self.room.lines,
-            told,
-            asked,
-        );
+        let begun = answer::put_head(&mut self.outflow.flat, answer, told, asked);
         let (mut framing, may_follow) = begun.map_err(|_| Cut)?;
         // Its room is for the next request, and what its lines are parts of is free.
         std::mem::swap(self.request.headers_mut(), answer.headers_mut());
@@ -378,12 +257,6 @@ impl Speaker<'_> {
         let mut left = true;
         poll_fn(|context| self.poll_content(&mut left, &mut framing, context)).await?;
         Ok(may_follow && !self.is_cut)
-    }
-
-    /// Writes what waits.
-    async fn write_out(&mut self) -> Result<(), Cut> {
-        let mut framing = Framing::Length(0);
-        poll_fn(|context| self.poll_content(&mut false, &mut framing, context)).await
     }
 
     /// Writes what waits and, if anything is `left` to come of the answer's content, that. What

@@ -125,12 +125,6 @@ impl Phase {
         }
     }
 
-    /// A request has come and is answered, without anything in between.
-    pub(crate) fn end_at_once(&self) {
-        self.answer_pending.store(true, Ordering::Relaxed);
-        self.begin_short_wait();
-    }
-
     /// The response agrees to an upgrade: no limit on waits holds any more.
     pub(crate) fn begin_tunnel(&self) {
         self.set(Stage::Tunnel);

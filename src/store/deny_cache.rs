@@ -27,7 +27,6 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use smallvec::SmallVec;
 
-use super::lasting::Lasting;
 use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
 
 /// Keys in one generation; about 150 bytes each.
@@ -136,13 +135,6 @@ impl DenyCache {
             at_us: denied.at_us + now_us.saturating_sub(denied.came_us),
             verdicts,
         })
-    }
-
-    /// The denial of one item, if it is known to be denied now, and lasts.
-    pub fn lasting(&self, item: &LimitCheck, now_us: u64) -> Option<Lasting> {
-        let denied = self.get(item, now_us)?;
-        let span = (denied.came_us, denied.until_us);
-        Lasting::new(&denied.verdict, span, (denied.at_us, self.epoch))
     }
 
     /// Grows whenever something that was told is not to be told any more.

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::Source;
 
-use super::deny_cache::{DenyCache, is_exact};
-use super::lasting::Lasting;
+use super::deny_cache::DenyCache;
 use super::lease::Leases;
 
 /// One worker's; locked for a moment by whoever asks and by its connection's task, which run on the
@@ -52,31 +51,6 @@ impl Known {
         let leased = !exact && charge.iter().any(|item| item.limit.lease_us > 0);
         let decision = leased.then(|| known.leases.spend(charge, now_us))??;
         Some((Source::Lease, decision))
-    }
-
-    /// The same where it is a denial; `last` is the asker's, for questions like this one.
-    pub(crate) fn find_denial(
-        &self,
-        charge: &Charge,
-        last: &mut Option<Lasting>,
-        (now_us, epoch): (u64, u64),
-        exact: bool,
-    ) -> Option<Decision> {
-        if exact && !is_exact(charge) {
-            return None;
-        }
-        let denied = &self.lock_in(epoch).denied;
-        let told = |last: &Lasting| last.decision(denied.epoch(), now_us);
-        if let Some(decision) = last.as_ref().and_then(told) {
-            return Some(decision);
-        }
-        if let [item] = charge.as_slice() {
-            *last = denied.lasting(item, now_us);
-            if let Some(decision) = last.as_ref().and_then(told) {
-                return Some(decision);
-            }
-        }
-        denied.find(charge, now_us, exact)
     }
 
     fn lock_in(&self, epoch: u64) -> MutexGuard<'_, Inner> {

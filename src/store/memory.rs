@@ -28,13 +28,11 @@ mod tests;
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
-use super::lasting::Lasting;
 use super::overrides::memory::MemoryOverrides;
 use super::overrides::{ChangeOutcome, OverrideChange, OverrideList, OverrideSnapshot, Record};
 use super::recovery::Recovery;
@@ -152,77 +150,6 @@ impl Memory {
     /// Decides and charges one request.
     pub fn charge(&self, charge: &Charge) -> Decision {
         self.decide(charge, How::Decide)
-    }
-
-    /// The denial of one request, if it is denied `now`, an instant of just now. Charges nothing.
-    /// See [`super::Store::denial`].
-    pub fn denial(
-        &self,
-        charge: &Charge,
-        last: &mut Option<Lasting>,
-        now: Instant,
-    ) -> Option<Decision> {
-        if let [item] = charge.as_slice() {
-            let now_us = self.clock.at_us(now);
-            let epoch = self.bounds.epoch.load(Ordering::Acquire);
-            // What is logged is logged in the store's order.
-            let known = last.as_ref().filter(|_| self.log.is_none());
-            return known
-                .and_then(|last| last.decision(epoch, now_us))
-                .or_else(|| self.denial_of((charge, item), last, (now_us, epoch)));
-        }
-        let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
-        let mut guards = self.lock(&ids);
-        let now_us = self.clock.now_us();
-        let asked = self.look(&guards, (charge, &ids), How::Decide, now_us);
-        let denies = asked.iter().any(|asked| asked.look.retry != Retry::Now);
-        denies.then(|| {
-            let decision = Decision {
-                allowed: false,
-                at_us: now_us,
-                verdicts: self.settle(&mut guards, &asked, false),
-            };
-            self.record(charge, &decision, How::Decide);
-            decision
-        })
-    }
-
-    /// The same for one item.
-    fn denial_of(
-        &self,
-        (charge, item): (&Charge, &LimitCheck),
-        last: &mut Option<Lasting>,
-        (mut now_us, epoch): (u64, u64),
-    ) -> Option<Decision> {
-        let id = id(item);
-        let shard = self.shards[self.shard_of(id)].lock();
-        let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
-        if self.log.is_some() {
-            // Another worker may have charged since, and lines are in the order of their times.
-            now_us = self.clock.now_us();
-        }
-        let mut asked = self.look_at(&shard, (item, id), How::Decide, now_us);
-        if asked.look.stepped() {
-            // Another worker has charged since then.
-            now_us = self.clock.now_us();
-            asked = self.look_at(&shard, (item, id), How::Decide, now_us);
-        }
-        if asked.look.retry == Retry::Now {
-            return None;
-        }
-        let verdict = shard.settle(&asked, false, &self.bounds);
-        let until_us = match verdict.retry {
-            Retry::After(us) => now_us + us,
-            _ => now_us,
-        };
-        *last = Lasting::new(&verdict, (now_us, until_us), (now_us, epoch));
-        let decision = Decision {
-            allowed: false,
-            at_us: now_us,
-            verdicts: smallvec![verdict],
-        };
-        self.record(charge, &decision, How::Decide);
-        Some(decision)
     }
 
     /// `None`, at the cost of one load, if there are no overrides.

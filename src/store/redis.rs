@@ -44,7 +44,6 @@ use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
 use super::known::Known;
-use super::lasting::Lasting;
 use super::memory::Memory;
 use super::overrides::OverrideSnapshot;
 use super::recovery::{ProcessName, Recovery};
@@ -190,26 +189,6 @@ impl Shared {
         Some((source, decision))
     }
 
-    /// The denial of a request, where a worker knows it without asking.
-    fn find_denial(
-        &self,
-        known: &Known,
-        (charge, generation): (&Charge, u64),
-        last: &mut Option<Lasting>,
-        now: Instant,
-    ) -> Option<Decision> {
-        if !self.is_current(generation) {
-            return None;
-        }
-        let times = (self.clock.at_us(now), self.overrides.epoch());
-        let decision = known.find_denial(charge, last, times, self.log.is_some())?;
-        if let Some(log) = &self.log {
-            log.record(Source::Cache, charge, &decision);
-        }
-        known.note(Source::Cache);
-        Some(decision)
-    }
-
     /// Whether tags of this generation are those that all proxies of the store share.
     fn is_current(&self, generation: u64) -> bool {
         generation != PROVISIONAL && generation == self.keys.generation()
@@ -246,16 +225,6 @@ impl Redis {
             ready,
             holder,
         }
-    }
-
-    /// See [`super::Store::denial`].
-    pub fn denial(
-        &self,
-        asked: (&Charge, u64),
-        last: &mut Option<Lasting>,
-        now: Instant,
-    ) -> Option<Decision> {
-        self.shared.find_denial(&self.known, asked, last, now)
     }
 
     /// Decides and charges one request; see [`super::Store::charge`].

@@ -135,7 +135,7 @@ fn check(stage: &Stage, text: &[u8]) {
     }
     let mut response = Response::new(());
     *response.headers_mut() = sent.headers().clone();
-    to_downstream(&mut response, None);
+    to_downstream(&mut response);
     assert!(!response.headers().contains_key(CONNECTION), "{sent:?}");
 }
 

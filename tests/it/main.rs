@@ -10,7 +10,6 @@
 
 mod adjust;
 mod admin;
-mod again;
 mod audit;
 mod backend;
 mod balance;
@@ -20,6 +19,7 @@ mod cluster;
 mod cluster_sim;
 mod commands;
 mod decisions;
+mod denials;
 mod diagnostics;
 mod example;
 mod explain;

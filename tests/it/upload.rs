@@ -87,7 +87,7 @@ async fn forward(
             return response;
         }
     };
-    headers::to_downstream(&mut response, None);
+    headers::to_downstream(&mut response);
     match upgrade {
         Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             let (head, body) = response.into_parts();

@@ -9,14 +9,13 @@ use http::header::{
 use http::{Method, Response};
 use smallvec::SmallVec;
 
-use super::super::again::{Question, Room};
 use super::super::grpc;
 use super::super::limiter::Limiter;
 use super::super::problem::{self, Detail, Problem, QUOTA_EXCEEDED};
 use super::insert_static;
 use crate::clock;
 use crate::config::BodyKind;
-use crate::limit::headers::{Told, expose_to_scripts, put_line, put_lines, write_behind};
+use crate::limit::headers::{Told, expose_to_scripts, write_behind};
 use crate::limit::{Charge, Decision, LimitCheck, Rate, Retry};
 
 /// A denial, with what its answer tells.
@@ -30,17 +29,6 @@ pub(crate) struct Denial {
     pub(crate) form: Form,
     /// Whether it was said here, without the store.
     pub(crate) alone: bool,
-    /// Of the key that the tags of `charge` were made with.
-    pub(crate) generation: u64,
-    /// Who asked what, where the same head will mean the same.
-    pub(crate) question: Option<Question>,
-}
-
-impl Denial {
-    /// Whether what its head means is known.
-    pub(crate) fn is_plain(&self) -> bool {
-        self.question.is_some()
-    }
 }
 
 /// How a client wants to read a denial; taken from its request only when it is denied.
@@ -53,16 +41,6 @@ pub(crate) struct Form {
 }
 
 impl Form {
-    /// Whether the answer has a body, and no headers but those of every denial.
-    pub(in crate::proxy) fn is_plain(&self) -> bool {
-        !self.head && self.grpc.is_none() && self.origin.is_none()
-    }
-
-    /// What its body is.
-    pub(in crate::proxy) fn kind(&self) -> BodyKind {
-        self.kind
-    }
-
     /// What the request's head says.
     pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Form {
         Form {
@@ -110,29 +88,6 @@ impl Limiter {
         unix_us: u64,
     ) -> Told {
         Told::of(charge, decision, (self.headers.reset, unix_us))
-    }
-
-    /// The same in parts, for a form that is plain: the lines of the head that tell of it, and the
-    /// body.
-    pub(in crate::proxy) fn put_denial(
-        &self,
-        (charge, told, form): (&Charge, &Told, &Form),
-        id: &str,
-        room: &mut Room,
-    ) {
-        let told = (charge, told);
-        let Room { lines, body } = room;
-        self.with_problem(told, id, |problem| {
-            let template = self.template(form.kind);
-            problem::render_into(body, problem, form.kind, template);
-            let content_type = problem::media_type(form.kind);
-            put_line(lines, &CONTENT_TYPE, content_type.as_bytes());
-            put_line(lines, &CACHE_CONTROL, b"no-store");
-            if let Some(link) = &self.docs_link {
-                put_line(lines, &LINK, link.as_bytes());
-            }
-            put_lines(lines, self.headers, told);
-        });
     }
 
     /// Words a denial.

@@ -131,7 +131,7 @@ pub(super) fn answer(
         if has_stated_end && ends_as_stated(exchange.0.body_mut()).await.is_err() {
             *response.status_mut() = StatusCode::BAD_REQUEST;
         } else {
-            client.handle(exchange, (None, None)).await;
+            client.handle(exchange, None).await;
         }
         drop(request);
         if bodiless {

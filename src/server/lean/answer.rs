@@ -15,8 +15,6 @@ use http::{Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 
 use super::date;
-use crate::limit::headers::put_line;
-use crate::proxy::again::Room;
 use crate::wire::outflow::Outflow;
 
 /// Up to so many bytes that wait, content is copied: the kernel is handed one piece.
@@ -61,12 +59,11 @@ impl Length {
 #[derive(Debug)]
 pub(super) struct Unframed;
 
-/// Writes the head of an answer that is made at `at` by the worker's coarse clock, with `more`
-/// lines behind its own. Tells how its content is framed, and whether another may follow.
+/// Writes the head of an answer that is made at `at` by the worker's coarse clock. Returns how its
+/// content is framed, and whether another answer may follow.
 pub(super) fn put_head<B>(
     out: &mut Vec<u8>,
     answer: &Response<B>,
-    more: &[u8],
     (length, at): (Length, Duration),
     asked: Asked,
 ) -> Result<(Framing, bool), Unframed> {
@@ -75,7 +72,7 @@ pub(super) fn put_head<B>(
         return Err(Unframed);
     }
     let headers = answer.headers();
-    out.reserve((headers.len() + 2) * LINE_BYTES + more.len());
+    out.reserve((headers.len() + 2) * LINE_BYTES);
     put_status(out, status, answer.extensions().get());
     let has_content =
         !asked.is_head && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -105,7 +102,6 @@ pub(super) fn put_head<B>(
             }
         }
     }
-    lines.out.extend_from_slice(more);
     Ok(lines.end((length, at), status, has_content))
 }
 
@@ -117,17 +113,13 @@ pub(super) fn blank<B>(answer: &mut Response<B>) {
     answer.extensions_mut().clear();
 }
 
-/// Writes a whole answer that is made of these parts, at `at` by the worker's coarse
-/// clock; another may follow.
-pub(super) fn put_whole(out: &mut Vec<u8>, status: StatusCode, parts: &Room, at: Duration) {
-    put_status(out, status, None);
-    out.extend_from_slice(&parts.lines);
-    let mut digits = itoa::Buffer::new();
-    let length = digits.format(parts.body.len());
-    put_line(out, &CONTENT_LENGTH, length.as_bytes());
-    put_date(out, at);
+/// Writes one line.
+#[inline]
+fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
+    out.extend_from_slice(name.as_str().as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
     out.extend_from_slice(b"\r\n");
-    out.extend_from_slice(&parts.body);
 }
 
 fn put_date(out: &mut Vec<u8>, at: Duration) {

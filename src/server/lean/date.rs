@@ -29,16 +29,6 @@ pub(super) fn put(out: &mut Vec<u8>, now: Duration) {
     });
 }
 
-/// Which second since the Unix epoch that date names.
-pub(super) fn second(now: Duration) -> u64 {
-    LAST.with_borrow_mut(|last| {
-        if last.at != now {
-            last.renew(now);
-        }
-        last.second
-    })
-}
-
 impl Written {
     fn renew(&mut self, now: Duration) {
         self.at = now;

@@ -221,7 +221,7 @@ impl Plan {
     fn written(&self, asked: Asked) -> (Vec<u8>, bool) {
         let (answer, mut outflow) = (self.answer(), Outflow::default());
         let told = (Length::of(answer.body()), Duration::ZERO);
-        let begun = answer::put_head(&mut outflow.flat, &answer, b"", told, asked);
+        let begun = answer::put_head(&mut outflow.flat, &answer, told, asked);
         let (mut framing, may_follow) = begun.unwrap();
         let pieces = match self.known {
             true => vec![self.content()],

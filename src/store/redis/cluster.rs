@@ -37,7 +37,6 @@ use crate::store::batch::Operation;
 use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US, Span};
 use crate::store::hash_key::{CurrentKey, PROVISIONAL};
 use crate::store::known::Known;
-use crate::store::lasting::Lasting;
 use crate::store::reserve::{Reserve, Step, Steps};
 use crate::store::waiting::{Answer, Question, Waiting, ask};
 use crate::store::{Observed, ServerTrouble, StoreError};
@@ -139,17 +138,6 @@ impl Cluster {
             holder,
             ready,
         }
-    }
-
-    /// See [`crate::store::Store::denial`].
-    pub fn denial(
-        &self,
-        asked: (&Charge, u64),
-        last: &mut Option<Lasting>,
-        now: Instant,
-    ) -> Option<Decision> {
-        let redis = &self.shared.redis;
-        redis.find_denial(&self.known, asked, last, now)
     }
 
     /// Decides and charges one request; see [`crate::store::Store::charge`].

@@ -12,7 +12,6 @@ use std::time::Duration;
 use tidegate::clock::now;
 use tidegate::config::StoreSettings;
 use tidegate::limit::{Charge, Decision, KeyHash, Limit};
-use tidegate::store::lasting::Lasting;
 use tidegate::store::{Backing, Store};
 use tidegate::telemetry::decisions::DecisionLog;
 
@@ -93,11 +92,8 @@ impl Limits {
     }
 }
 
-async fn decide(store: &Store, charge: &Charge, last: &mut Option<Lasting>) -> Decision {
+async fn decide(store: &Store, charge: &Charge) -> Decision {
     let generation = store.hash_key().generation;
-    if let Some(denied) = store.denial((charge, generation), last, now()) {
-        return denied;
-    }
     let mut lent = charge.clone();
     let asked = store.charge(&mut lent, generation, now());
     asked.await.expect("a decision")
@@ -108,14 +104,13 @@ async fn ask(store: &Store, limits: &Limits, task: u64, requests: usize, refunds
     let mut chance = Chance(task + 1);
     let (mut asked, mut given_back) = (0, BTreeMap::new());
     let hot: Charge = [item(&limits.leased, 1, 1)].into_iter().collect();
-    let mut last = None;
     for _ in 0..requests {
         if chance.below(4) == 0 {
-            decide(store, &hot, &mut last).await;
+            decide(store, &hot).await;
             continue;
         }
         let charge = limits.random(&mut chance, task);
-        let decision = decide(store, &charge, &mut None).await;
+        let decision = decide(store, &charge).await;
         if &*charge[0].limit.name == "refunded" {
             asked += 1;
             if decision.allowed && chance.below(2) == 0 {

@@ -1,5 +1,5 @@
-//! A request that is denied as it was before: its head is not read again, and that is not to be
-//! seen. The first denial on a connection is always made the long way; the next ones are not.
+//! Denials of a client that sends the same request again and again: each has an id of its own, true
+//! numbers, a line in the log, and ends as soon as the limit allows the request.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
