@@ -94,10 +94,7 @@ pub(crate) mod control {
         }
 
         fn find(&self, read: impl Fn(&Armed) -> u32) -> u32 {
-            armed()
-                .iter()
-                .find(|one| self.is(one))
-                .map_or(0, |one| read(one))
+            armed().iter().find(|one| self.is(one)).map_or(0, read)
         }
 
         fn is(&self, one: &Armed) -> bool {

@@ -15,7 +15,7 @@
 
 mod collector;
 mod messages;
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod panics;
 
 use std::io;

@@ -29,7 +29,7 @@ pub mod listen;
 pub mod listener;
 pub mod notify;
 mod opening;
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod panics;
 mod parked;
 mod phase;

@@ -3,19 +3,18 @@
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use serde_json::{Value, json};
-
 use super::AdminState;
-use super::answer::{Refusal, seen};
-use super::crowd::Crowd;
+use super::crowd::{Client, Crowd};
 use super::place::parameter;
-use crate::clock;
+use super::respond::{ApiError, available};
+use super::schema::described;
+use super::time::now_s;
 use crate::limit::{KeyHash, Limit};
 
 /// Clients that are told.
-const MOST: usize = 100;
+pub(super) const MOST: usize = 100;
 /// The same where nobody says how many.
-const USUAL: usize = 50;
+pub(super) const USUAL: usize = 50;
 
 impl AdminState {
     pub(super) fn crowd(&self) -> MutexGuard<'_, Crowd> {
@@ -65,41 +64,53 @@ fn window_s(limit: &Limit) -> u64 {
     windows.max().unwrap_or(0)
 }
 
-/// The time, seconds since the Unix epoch.
-pub(super) fn now_s() -> u64 {
-    clock::unix_us() / 1_000_000
+described! {
+    struct ClientsReport {
+        requests: u64,
+        clients: Vec<ClientReport>,
+    }
+
+    struct ClientReport as "Client" {
+        id: String,
+        key: Option<String>,
+        requests: u64,
+        error: u64,
+        denied: u64,
+        share: f64,
+    }
 }
 
 pub(super) fn clients(
     state: &AdminState,
     limit: &str,
     query: Option<&str>,
-) -> Result<Value, Refusal> {
+) -> Result<ClientsReport, ApiError> {
     let top = match parameter(query, "top") {
         None => USUAL,
         Some(text) => match text.parse() {
             Ok(top @ 1..=MOST) => top,
-            _ => return Err(Refusal::nonsense("`top` is a number from 1 to 100")),
+            _ => return Err(ApiError::bad_request("`top` is a number from 1 to 100")),
         },
     };
     let is_there = state.server.introspection.inspect(|snapshot| {
         let mut limits = snapshot.config.limits.iter();
         limits.any(|one| *one.name == *limit)
     });
-    if !seen(is_there)? {
-        return Err(Refusal::nothing(format!("there is no limit `{limit}`")));
+    if !available(is_there)? {
+        return Err(ApiError::not_found(format!("there is no limit `{limit}`")));
     }
     state.drain();
     let (clients, all) = state.crowd().clients(limit, now_s());
-    let told = clients.iter().take(top).map(|client| {
-        json!({
-            "id": KeyHash(client.tag.to_le_bytes()).to_string(),
-            "key": null,
-            "requests": client.requests,
-            "error": client.error,
-            "denied": client.denied,
-            "share": client.requests as f64 / all.max(1) as f64,
-        })
-    });
-    Ok(json!({ "requests": all, "clients": told.collect::<Vec<_>>() }))
+    let report = |client: &Client| ClientReport {
+        id: KeyHash(client.tag.to_le_bytes()).to_string(),
+        key: None,
+        requests: client.requests,
+        error: client.error,
+        denied: client.denied,
+        share: client.requests as f64 / all.max(1) as f64,
+    };
+    Ok(ClientsReport {
+        requests: all,
+        clients: clients.iter().take(top).map(report).collect(),
+    })
 }

@@ -1,15 +1,23 @@
 //! `GET /api/v1/config`: what holds in the proxy that runs, with every default and without secrets.
 //! TOML, or JSON for whoever asks for that.
 
+use std::collections::BTreeMap;
+
 use http::{HeaderMap, StatusCode, header};
-use serde_json::json;
 
 use super::AdminState;
-use super::answer::{Answer, json_of, seen, with_type};
+use super::respond::{ApiResult, available, json_of, with_type};
+use super::schema::described;
 use crate::config::{effective, environment};
 
+described! {
+    struct SecretMarks {
+        secrets: BTreeMap<String, String>,
+    }
+}
+
 /// `POST /api/v1/config/secrets`: what stands for each secret, for whoever has the token.
-pub(super) fn secrets(state: &AdminState, headers: &HeaderMap) -> Answer {
+pub(super) fn secrets(state: &AdminState, headers: &HeaderMap) -> ApiResult {
     let text = state
         .server
         .introspection
@@ -17,16 +25,16 @@ pub(super) fn secrets(state: &AdminState, headers: &HeaderMap) -> Answer {
     let shown = headers.get(header::AUTHORIZATION);
     let token = shown.and_then(|shown| shown.as_bytes().get(7..));
     let token = token.unwrap_or_default().trim_ascii();
-    let marks = effective::marks(&seen(text)?, &environment, token);
-    Ok(json_of(&json!({ "secrets": marks })))
+    let marks = effective::marks(&available(text)?, &environment, token);
+    Ok(json_of(&SecretMarks { secrets: marks }))
 }
 
-pub(super) fn config(state: &AdminState, headers: &HeaderMap) -> Answer {
+pub(super) fn config(state: &AdminState, headers: &HeaderMap) -> ApiResult {
     let text = state
         .server
         .introspection
         .inspect(|snapshot| snapshot.config.written.text.clone());
-    let found = effective::effective(&seen(text)?, &environment);
+    let found = effective::effective(&available(text)?, &environment);
     let accept = headers
         .get(header::ACCEPT)
         .and_then(|accept| accept.to_str().ok());

@@ -124,7 +124,7 @@ impl OfLimit {
 mod tests {
     use super::*;
 
-    fn seen(client: u128, left: u32) -> Seen {
+    fn available(client: u128, left: u32) -> Seen {
         Seen {
             tag: client.to_le_bytes(),
             limit: 0,
@@ -139,9 +139,9 @@ mod tests {
         let mut crowd = Crowd::default();
         let login: Arc<str> = "login".into();
         for left in [90, 80, 70] {
-            crowd.see(&login, 60, &seen(1, left), 100);
+            crowd.see(&login, 60, &available(1, left), 100);
         }
-        crowd.see(&login, 60, &seen(2, 0), 100);
+        crowd.see(&login, 60, &available(2, 0), 100);
         let (clients, all) = crowd.clients("login", 100);
         assert_eq!((clients.len(), all), (2, 4));
         assert_eq!(
@@ -166,7 +166,7 @@ mod tests {
         let login: Arc<str> = "login".into();
         for number in 0..100 {
             let client = if number % 20 == 0 { number } else { 1 };
-            crowd.see(&login, 60, &seen(client, 90), 100);
+            crowd.see(&login, 60, &available(client, 90), 100);
         }
         let found = |share, least| crowd.dominant("login", share, least, 100);
         assert_eq!(
@@ -182,7 +182,7 @@ mod tests {
     fn limits_beyond_the_most_are_not_looked_at() {
         let mut crowd = Crowd::default();
         for number in 0..2 * MOST_LIMITS {
-            crowd.see(&number.to_string().into(), 60, &seen(1, 1), 100);
+            crowd.see(&number.to_string().into(), 60, &available(1, 1), 100);
         }
         assert_eq!(crowd.limits.len(), MOST_LIMITS);
     }

@@ -3,8 +3,8 @@
 
 use http::{Response, StatusCode};
 
-use super::answer::with_type;
 use super::body::Body;
+use super::respond::with_type;
 
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";

@@ -9,18 +9,19 @@ use bytes::Bytes;
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use ipnet::IpNet;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Semaphore, broadcast, mpsc};
 
 use super::AdminState;
-use super::answer::{Answer, Refusal};
 use super::body::Body;
 use super::place::parameter;
-use super::status::seconds;
+use super::respond::{ApiError, ApiResult, json_text};
+use super::schema::described;
+use super::time::seconds;
 use crate::limit::KeyHash;
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
-use crate::telemetry::denials::{Denial, DeniedRate};
+use crate::telemetry::denials::{Denial, DeniedRate, MOST_RATES};
 
 /// Denials that are kept, for those that ask for one by its request's id; and those of them that
 /// are listed, where all are asked for.
@@ -47,10 +48,44 @@ enum Event {
 /// A denial as it is told.
 #[derive(Debug)]
 struct Told {
-    limit: String,
-    route: String,
     tag: KeyHash,
-    json: Value,
+    report: DenialReport,
+}
+
+described! {
+    struct DenialList {
+        denials: Vec<DenialReport>,
+    }
+
+    struct DenialReport as "Denial" {
+        at: f64,
+        limit: String,
+        route: String,
+        method: String,
+        path: String,
+        client: Option<String>,
+        id: String,
+        retry_after: Option<u64>,
+        request_id: String,
+        shadow: bool,
+        /// What the rates that denied it had counted at that moment.
+        rates: Vec<DeniedRateReport> = json!({ "maxItems": MOST_RATES }),
+    }
+
+    struct DeniedRateReport as "DeniedRate" {
+        policy: String,
+        /// The parts of the key, as the configuration has them.
+        key: String,
+        /// The hash of the key.
+        id: String,
+        rate: String,
+        units: u64,
+        /// Units that were counted before the request.
+        used: u64,
+        remaining: u64,
+        cost: u64,
+        retry_after: Option<u64>,
+    }
 }
 
 /// The last ones, and whoever follows.
@@ -86,11 +121,11 @@ pub(super) struct Filter {
 
 impl Filter {
     /// Reads a query.
-    pub(super) fn of(query: Option<&str>) -> Result<Filter, Refusal> {
+    pub(super) fn of(query: Option<&str>) -> Result<Filter, ApiError> {
         let key = parameter(query, "key").map(|key| {
             let hash = key.strip_prefix("tag=").unwrap_or(&key);
             KeyHashPrefix::parse(hash).ok_or_else(|| {
-                Refusal::nonsense("`key` is a client's hash as logs show it, or its beginning")
+                ApiError::bad_request("`key` is a client's hash as logs show it, or its beginning")
             })
         });
         Ok(Filter {
@@ -107,12 +142,12 @@ impl Filter {
             wanted.as_ref().is_none_or(|wanted| wanted == found)
         };
         let is_of = |key: &KeyHashPrefix| key.matches(told.tag);
-        let has_id = |request: &String| told.json["request_id"] == **request;
+        let has_id = |request: &String| told.report.request_id == **request;
         let is_named =
             self.key.as_ref().is_none_or(is_of) && self.request.as_ref().is_none_or(has_id);
-        let is_real = told.json["shadow"] != Value::Bool(true);
-        is(&self.limit, &told.limit)
-            && is(&self.route, &told.route)
+        let is_real = !told.report.shadow;
+        is(&self.limit, &told.report.limit)
+            && is(&self.route, &told.report.route)
             && is_named
             && (self.shadow || is_real)
     }
@@ -138,12 +173,14 @@ impl AdminState {
     }
 
     /// The last ones that the filter wants, newest first.
-    pub(super) fn last_denials(&self, filter: &Filter) -> Value {
+    pub(super) fn last_denials(&self, filter: &Filter) -> DenialList {
         self.drain();
         let last = self.last();
         let wanted = last.iter().rev().filter(|told| filter.wants(told));
-        let list: Vec<&Value> = wanted.take(LISTED).map(|told| &told.json).collect();
-        json!({ "denials": list })
+        let listed = wanted.take(LISTED).map(|told| told.report.clone());
+        DenialList {
+            denials: listed.collect(),
+        }
     }
 
     /// The client that was denied as its request had this id: by the limit, where it is among those
@@ -155,8 +192,8 @@ impl AdminState {
         }
         self.drain();
         let last = self.last();
-        let is_it = |told: &&Arc<Told>| told.json["request_id"] == *request;
-        let by_limit = |told: &&Arc<Told>| limit.is_none_or(|limit| told.limit == limit);
+        let is_it = |told: &&Arc<Told>| told.report.request_id == *request;
+        let by_limit = |told: &&Arc<Told>| limit.is_none_or(|limit| told.report.limit == limit);
         let mut all = last.iter().rev().filter(is_it);
         all.clone()
             .find(by_limit)
@@ -177,41 +214,39 @@ impl AdminState {
 
 impl Told {
     fn of(denial: Denial) -> Told {
-        let json = json!({
-            "at": seconds(denial.at_us),
-            "limit": denial.limit,
-            "route": denial.route,
-            "method": denial.method.as_str(),
-            "path": denial.path,
-            "client": network(denial.client),
-            "id": denial.tag.to_string(),
-            "retry_after": denial.retry_after,
-            "request_id": denial.request_id,
-            "shadow": denial.shadow,
-            "rates": denial.rates.iter().map(rate).collect::<Vec<_>>(),
-        });
-        Told {
+        let report = DenialReport {
+            at: seconds(denial.at_us),
             limit: denial.limit,
             route: denial.route,
+            method: denial.method.to_string(),
+            path: denial.path,
+            client: network(denial.client),
+            id: denial.tag.to_string(),
+            retry_after: denial.retry_after,
+            request_id: denial.request_id,
+            shadow: denial.shadow,
+            rates: denial.rates.into_iter().map(rate).collect(),
+        };
+        Told {
             tag: denial.tag,
-            json,
+            report,
         }
     }
 }
 
 /// One rate that denied, as it stood at that moment.
-fn rate(denied: &DeniedRate) -> Value {
-    json!({
-        "policy": denied.policy,
-        "key": denied.key,
-        "id": denied.tag.to_string(),
-        "rate": denied.rate,
-        "units": denied.units,
-        "used": denied.used,
-        "remaining": denied.remaining,
-        "cost": denied.cost,
-        "retry_after": denied.retry_after,
-    })
+fn rate(denied: DeniedRate) -> DeniedRateReport {
+    DeniedRateReport {
+        policy: denied.policy,
+        key: denied.key,
+        id: denied.tag.to_string(),
+        rate: denied.rate,
+        units: denied.units,
+        used: denied.used,
+        remaining: denied.remaining,
+        cost: denied.cost,
+        retry_after: denied.retry_after,
+    }
 }
 
 /// Where a client is, without who it is.
@@ -225,11 +260,11 @@ fn network(ip: IpAddr) -> Option<String> {
 }
 
 /// A stream of what is to come, as far as `filter` wants it.
-pub(super) fn stream(state: &Arc<AdminState>, filter: Filter) -> Answer {
+pub(super) fn stream(state: &Arc<AdminState>, filter: Filter) -> ApiResult {
     let followed = &state.followed;
     let Ok(permit) = Arc::clone(&followed.streams).try_acquire_owned() else {
         let detail = "as many follow as may";
-        return Err(Refusal::new(StatusCode::TOO_MANY_REQUESTS, detail));
+        return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, detail));
     };
     let mut events = followed.events.subscribe();
     let (sender, receiver) = mpsc::channel(16);
@@ -240,7 +275,7 @@ pub(super) fn stream(state: &Arc<AdminState>, filter: Filter) -> Answer {
         while sender.send(Bytes::from(text)).await.is_ok() {
             text = match tokio::time::timeout(QUIET, next(&mut events, &filter)).await {
                 Err(_) => ": quiet\n\n".to_owned(),
-                Ok(Some(Event::Denied(told))) => format!("data: {}\n\n", told.json),
+                Ok(Some(Event::Denied(told))) => format!("data: {}\n\n", json_text(&told.report)),
                 Ok(Some(Event::Dropped(more))) => {
                     dropped += more;
                     let count = json!({ "dropped": more, "all": dropped });

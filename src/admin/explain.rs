@@ -3,12 +3,11 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::StatusCode;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::AdminState;
-use super::answer::{Answer, Refusal, json_of, seen};
-use super::overrides::StorePlace;
+use super::operator_store::StorePlace;
+use super::respond::{ApiError, ApiResult, available, json_of};
 use crate::config::Config;
 use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
 use crate::limit::{Charge, Decision};
@@ -16,33 +15,33 @@ use crate::limit::{Charge, Decision};
 /// Headers of a question, at most.
 const MOST_HEADERS: usize = 100;
 
-pub(super) async fn tell(state: &Arc<AdminState>, said: &Value) -> Answer {
-    let question = question(said)?;
-    let live = match said.get("live") {
+pub(super) async fn answer(state: &Arc<AdminState>, body: &Value) -> ApiResult {
+    let question = question(body)?;
+    let live = match body.get("live") {
         None => false,
         Some(Value::Bool(live)) => *live,
-        Some(_) => return Err(Refusal::nonsense("`live` is true or false")),
+        Some(_) => return Err(ApiError::bad_request("`live` is true or false")),
     };
     let found = state
         .server
         .introspection
         .inspect(|snapshot| (snapshot.config.fresh_copy(), StorePlace::of(snapshot)));
-    let (config, place) = seen(found)?;
+    let (config, place) = available(found)?;
     let _way = state.way().await?;
     let telling = tokio::task::spawn_blocking(move || match live {
         true => with_counts(&config, &question, place),
         false => explain(&config, &question, None).map_err(refusal),
     });
-    let broke = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be told");
+    let broke = |_| ApiError::internal("it could not be told");
     let told = telling.await.map_err(broke)??;
-    Ok(json_of(&json!(told)))
+    Ok(json_of(&told))
 }
 
 fn with_counts(
     config: &Config,
     question: &Question,
     place: StorePlace,
-) -> Result<Explanation, Refusal> {
+) -> Result<Explanation, ApiError> {
     let mut counts = place.open()?;
     let said = counts.said()?;
     let hash_key = counts.hash_key();
@@ -59,34 +58,34 @@ fn with_counts(
     explain(config, question, Some(live)).map_err(refusal)
 }
 
-fn refusal(error: QuestionError) -> Refusal {
+fn refusal(error: QuestionError) -> ApiError {
     match error {
-        QuestionError::Machine(error) => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, error),
-        wrong => Refusal::nonsense(wrong.to_string()),
+        QuestionError::Machine(error) => ApiError::unavailable(error),
+        wrong => ApiError::bad_request(wrong.to_string()),
     }
 }
 
-fn question(said: &Value) -> Result<Question, Refusal> {
-    let text = |key: &str, usual: Option<&str>| match said.get(key) {
+fn question(body: &Value) -> Result<Question, ApiError> {
+    let text = |key: &str, usual: Option<&str>| match body.get(key) {
         Some(Value::String(text)) => Ok(text.clone()),
         None | Some(Value::Null) if usual.is_some() => Ok(usual.unwrap_or_default().to_owned()),
-        _ => Err(Refusal::nonsense(format!("`{key}` is a text"))),
+        _ => Err(ApiError::bad_request(format!("`{key}` is a text"))),
     };
-    let ip = match said.get("ip") {
+    let ip = match body.get("ip") {
         None | Some(Value::Null) => EXAMPLE_PEER,
         Some(ip) => {
             let ip = ip.as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
-            ip.ok_or_else(|| Refusal::nonsense("`ip` is an address"))?
+            ip.ok_or_else(|| ApiError::bad_request("`ip` is an address"))?
         }
     };
-    let headers = match said.get("headers") {
+    let headers = match body.get("headers") {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::Array(list)) if list.len() <= MOST_HEADERS => {
             let pairs: Option<Vec<_>> = list.iter().map(pair).collect();
-            pairs.ok_or_else(|| Refusal::nonsense("`headers` are pairs of texts"))?
+            pairs.ok_or_else(|| ApiError::bad_request("`headers` are pairs of texts"))?
         }
         Some(_) => {
-            return Err(Refusal::nonsense(
+            return Err(ApiError::bad_request(
                 "`headers` is a list of at most 100 pairs",
             ));
         }

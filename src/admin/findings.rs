@@ -7,11 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use super::AdminState;
-use super::clients::now_s;
-use super::status::seconds;
+use super::schema::described;
+use super::time::now_s;
+use super::time::seconds;
 use crate::clock;
 use crate::config::{FINDINGS, RedisTopology, StoreKind};
 use crate::limit::key::Part;
@@ -60,6 +59,17 @@ struct Finding {
     holds: bool,
 }
 
+described! {
+    struct FindingReport as "Finding" {
+        id: &'static str,
+        severity: &'static str,
+        text: String,
+        first_seen: f64,
+        count: u64,
+        silence: String,
+    }
+}
+
 impl Findings {
     /// What was looked for, and if it was found, what to say and how often it was met.
     fn note(&mut self, id: &'static str, met: Option<(String, u64)>) {
@@ -88,16 +98,14 @@ impl Findings {
     }
 
     /// What is found now.
-    pub(super) fn told(&self, silent: &[&str]) -> Vec<Value> {
-        let list = self.holding(silent).map(|(id, finding)| {
-            json!({
-                "id": id,
-                "severity": "warning",
-                "text": finding.text,
-                "first_seen": seconds(finding.first_us),
-                "count": finding.count,
-                "silence": silence(id),
-            })
+    pub(super) fn reports(&self, silent: &[&str]) -> Vec<FindingReport> {
+        let list = self.holding(silent).map(|(id, finding)| FindingReport {
+            id,
+            severity: "warning",
+            text: finding.text.clone(),
+            first_seen: seconds(finding.first_us),
+            count: finding.count,
+            silence: silence(id),
         });
         list.collect()
     }
@@ -306,11 +314,11 @@ mod tests {
         assert_eq!(ids(&findings), [EVICTS]);
         findings.of_store(Some(&odd), false, &[]);
         assert_eq!(ids(&findings), [CLOCK, EVICTS, REPLICA]);
-        let told = findings.told(&[EVICTS, REPLICA]);
+        let told = findings.reports(&[EVICTS, REPLICA]);
         assert_eq!(told.len(), 1);
-        let text = told[0]["text"].as_str().unwrap();
+        let text = &told[0].text;
         assert!(text.contains("1.5 s behind"), "{text}");
-        assert_eq!(told[0]["silence"], "[log] silence = [\"store-clock\"]");
+        assert_eq!(told[0].silence, "[log] silence = [\"store-clock\"]");
         // Silence says nothing new, and what is mended is not told.
         findings.of_store(None, false, &[]);
         assert_eq!((ids(&findings).len(), findings.round_trip), (3, None));
@@ -349,7 +357,7 @@ mod tests {
         findings.forwarded(3, 1001);
         assert_eq!(ids(&findings), [FORWARDED]);
         findings.forwarded(3, 1000 + LATELY);
-        assert_eq!(findings.told(&[])[0]["count"], 3);
+        assert_eq!(findings.reports(&[])[0].count, 3);
         findings.forwarded(3, 1001 + LATELY);
         assert!(ids(&findings).is_empty());
     }

@@ -11,7 +11,8 @@ use std::net::IpAddr;
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderMap, Method, Request, StatusCode};
 
-use super::answer::Refusal;
+use super::place::AdminAction;
+use super::respond::ApiError;
 use crate::config::AdminSettings;
 use crate::limit::key::same_secret;
 
@@ -27,17 +28,6 @@ pub(super) struct Pass {
     is_open: bool,
 }
 
-/// What a request would do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Deed {
-    /// See what anybody may see who can connect.
-    Glance,
-    /// See what clients do.
-    Read,
-    /// Change something.
-    Write,
-}
-
 impl Pass {
     pub(super) fn new(settings: &AdminSettings, own_token: Option<&[u8]>) -> Pass {
         let token = settings.token.as_deref().or(own_token);
@@ -50,30 +40,34 @@ impl Pass {
     }
 
     /// Whether the request may do that.
-    pub(super) fn admits<B>(&self, request: &Request<B>, deed: Deed) -> Result<(), Refusal> {
+    pub(super) fn admits<B>(
+        &self,
+        request: &Request<B>,
+        action: AdminAction,
+    ) -> Result<(), ApiError> {
         let headers = request.headers();
         if !self.knows_host(headers) {
             let detail = "ask by address, by `localhost`, or by a name in `admin_hosts`";
-            return Err(Refusal::new(StatusCode::MISDIRECTED_REQUEST, detail));
+            return Err(ApiError::new(StatusCode::MISDIRECTED_REQUEST, detail));
         }
-        if deed == Deed::Glance {
+        if action == AdminAction::Probe {
             return Ok(());
         }
         let site = headers.get("sec-fetch-site").map(|site| site.as_bytes());
         if matches!(site, Some(b"cross-site" | b"same-site")) {
             let detail = "a page of another site may not ask";
-            return Err(Refusal::new(StatusCode::FORBIDDEN, detail));
+            return Err(ApiError::new(StatusCode::FORBIDDEN, detail));
         }
-        if (deed == Deed::Write || !self.is_open) && !self.knows_token(headers) {
+        if (action == AdminAction::Write || !self.is_open) && !self.knows_token(headers) {
             let detail = match &self.token {
                 Some(_) => "show the token: `Authorization: Bearer TOKEN`",
                 None => "there is no token: name a file in `admin_token_file`",
             };
-            return Err(Refusal::new(StatusCode::UNAUTHORIZED, detail));
+            return Err(ApiError::new(StatusCode::UNAUTHORIZED, detail));
         }
         if request.method() == Method::POST && !is_json(headers) {
             let detail = "send `Content-Type: application/json`";
-            return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail));
         }
         Ok(())
     }
@@ -139,12 +133,12 @@ mod tests {
         request
     }
 
-    fn status(pass: &Pass, lines: &[(&'static str, &str)], deed: Deed) -> u16 {
-        let method = match deed {
-            Deed::Write => Method::POST,
-            Deed::Glance | Deed::Read => Method::GET,
+    fn status(pass: &Pass, lines: &[(&'static str, &str)], action: AdminAction) -> u16 {
+        let method = match action {
+            AdminAction::Write => Method::POST,
+            AdminAction::Probe | AdminAction::Read => Method::GET,
         };
-        match pass.admits(&asked(lines, method), deed) {
+        match pass.admits(&asked(lines, method), action) {
             Ok(()) => 200,
             Err(refusal) => refusal.status.as_u16(),
         }
@@ -153,7 +147,7 @@ mod tests {
     #[test]
     fn a_name_that_nobody_gave_it_is_not_answered() {
         let pass = pass("127.0.0.1:9180");
-        let told = |host| status(&pass, &[("host", host)], Deed::Glance);
+        let told = |host| status(&pass, &[("host", host)], AdminAction::Probe);
         for host in [
             "127.0.0.1:9180",
             "[::1]:9180",
@@ -173,9 +167,9 @@ mod tests {
         ] {
             assert_eq!(told(host), 421, "{host}");
         }
-        assert_eq!(status(&pass, &[], Deed::Glance), 421);
+        assert_eq!(status(&pass, &[], AdminAction::Probe), 421);
         let twice = [("host", "localhost"), ("host", "evil.example")];
-        assert_eq!(status(&pass, &twice, Deed::Glance), 421);
+        assert_eq!(status(&pass, &twice, AdminAction::Probe), 421);
     }
 
     #[test]
@@ -184,14 +178,14 @@ mod tests {
         let host = ("host", "10.1.2.3:9180");
         let good = ("authorization", "Bearer 0123456789abcdef");
         let json = ("content-type", "application/json; charset=utf-8");
-        assert_eq!(status(&here, &[host], Deed::Read), 200);
-        assert_eq!(status(&open, &[host], Deed::Read), 401);
-        assert_eq!(status(&open, &[host], Deed::Glance), 200);
-        assert_eq!(status(&open, &[host, good], Deed::Read), 200);
+        assert_eq!(status(&here, &[host], AdminAction::Read), 200);
+        assert_eq!(status(&open, &[host], AdminAction::Read), 401);
+        assert_eq!(status(&open, &[host], AdminAction::Probe), 200);
+        assert_eq!(status(&open, &[host, good], AdminAction::Read), 200);
         for pass in [&here, &open] {
-            assert_eq!(status(pass, &[host, json], Deed::Write), 401);
-            assert_eq!(status(pass, &[host, good], Deed::Write), 415);
-            assert_eq!(status(pass, &[host, good, json], Deed::Write), 200);
+            assert_eq!(status(pass, &[host, json], AdminAction::Write), 401);
+            assert_eq!(status(pass, &[host, good], AdminAction::Write), 415);
+            assert_eq!(status(pass, &[host, good, json], AdminAction::Write), 200);
             for bad in [
                 "Bearer 0123456789abcdeg",
                 "Bearer",
@@ -199,7 +193,7 @@ mod tests {
                 "Bearer ",
             ] {
                 let bad = ("authorization", bad);
-                assert_eq!(status(pass, &[host, bad, json], Deed::Write), 401);
+                assert_eq!(status(pass, &[host, bad, json], AdminAction::Write), 401);
             }
         }
     }
@@ -210,7 +204,7 @@ mod tests {
         let host = ("host", "127.0.0.1:9180");
         for (site, want) in [("cross-site", 403), ("same-origin", 200), ("none", 200)] {
             let lines = [host, ("sec-fetch-site", site)];
-            assert_eq!(status(&pass, &lines, Deed::Read), want, "{site}");
+            assert_eq!(status(&pass, &lines, AdminAction::Read), want, "{site}");
         }
     }
 }

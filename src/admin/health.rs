@@ -8,11 +8,11 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use http::{Response, StatusCode};
-use serde_json::json;
 
 use super::AdminState;
-use super::answer::with_type;
 use super::body::Body;
+use super::respond::{json_text, with_type};
+use super::schema::described;
 use crate::clock;
 use crate::server::Lifecycle;
 
@@ -24,6 +24,13 @@ const STANDS_STILL: Duration = Duration::from_secs(5);
 pub(super) struct Beats {
     seen: Vec<u64>,
     all_since: Option<Instant>,
+}
+
+described! {
+    struct Readiness as "Ready" {
+        ready: bool,
+        reasons: Vec<&'static str>,
+    }
 }
 
 impl AdminState {
@@ -69,7 +76,10 @@ impl AdminState {
             true => StatusCode::OK,
             false => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let text = json!({ "ready": reasons.is_empty(), "reasons": reasons });
-        with_type(status, "application/json", text.to_string())
+        let report = Readiness {
+            ready: reasons.is_empty(),
+            reasons,
+        };
+        with_type(status, "application/json", json_text(&report))
     }
 }

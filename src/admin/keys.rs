@@ -8,14 +8,15 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::AdminState;
-use super::answer::{Answer, Refusal, json_of, seen};
-use super::overrides::{OperatorStore, StorePlace, record};
-use super::status::seconds;
+use super::operator_store::{OperatorStore, RecordReport, StorePlace};
+use super::respond::{ApiError, ApiResult, available, json_of};
+use super::schema::{described, words};
+use super::time::seconds;
 use crate::client::ClientIp;
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::key::{ApiKeys, HashSecret};
 use crate::limit::{KeyHash, Limit, Retry};
-use crate::store::overrides::OverrideList;
+use crate::store::overrides::{OverrideList, Record};
 use crate::whom::{Eyes, Row, Unclarity, Unclear, Whom, cut, standing};
 
 /// Words of a key.
@@ -35,8 +36,8 @@ impl Register {
     pub(super) fn open(
         state: &AdminState,
         name: Option<&str>,
-    ) -> Result<(Register, StorePlace), Refusal> {
-        let (register, place) = seen(state.server.introspection.inspect(|snapshot| {
+    ) -> Result<(Register, StorePlace), ApiError> {
+        let (register, place) = available(state.server.introspection.inspect(|snapshot| {
             let config = snapshot.config;
             let mut limits = config.limits.iter();
             let register = Register {
@@ -48,7 +49,7 @@ impl Register {
             (register, StorePlace::of(snapshot))
         }))?;
         match (name, &register.limit) {
-            (Some(name), None) => Err(Refusal::nothing(format!("there is no limit `{name}`"))),
+            (Some(name), None) => Err(ApiError::not_found(format!("there is no limit `{name}`"))),
             _ => Ok((register, place)),
         }
     }
@@ -59,7 +60,7 @@ impl Register {
         state: &AdminState,
         counts: &mut OperatorStore,
         words: &[String],
-    ) -> Result<(Whom, OverrideList), Refusal> {
+    ) -> Result<(Whom, OverrideList), ApiError> {
         let said = counts.said()?;
         let denied = match words {
             [word] => state.denied(word, self.limit.as_ref().map(|limit| &*limit.name)),
@@ -100,7 +101,7 @@ impl Register {
         let asked = self.limits.iter();
         let asked = asked.filter(|one| self.limit.as_ref().is_none_or(|it| it.name == one.name));
         for limit in asked.clone() {
-            let (clients, _) = state.crowd().clients(&limit.name, super::clients::now_s());
+            let (clients, _) = state.crowd().clients(&limit.name, super::time::now_s());
             known.extend(clients.iter().map(|one| KeyHash(one.tag.to_le_bytes())));
         }
         known.extend(counts.find_key_hashes(asked.map(AsRef::as_ref), prefix));
@@ -108,7 +109,7 @@ impl Register {
     }
 }
 
-fn unclear(unclear: Unclear) -> Refusal {
+fn unclear(unclear: Unclear) -> ApiError {
     let status = match unclear.kind {
         Unclarity::Wrong => StatusCode::BAD_REQUEST,
         Unclarity::Unknown => StatusCode::NOT_FOUND,
@@ -118,11 +119,11 @@ fn unclear(unclear: Unclear) -> Refusal {
         Some(help) => format!("{}; {help}", unclear.message),
         None => unclear.message,
     };
-    Refusal::new(status, detail)
+    ApiError::new(status, detail)
 }
 
 /// How an order names a client: `id`, its hash, or `key`, a word or several.
-pub(super) fn words_of(said: &Value) -> Result<Vec<String>, Refusal> {
+pub(super) fn words_of(said: &Value) -> Result<Vec<String>, ApiError> {
     let words = match (said.get("id"), said.get("key")) {
         (Some(Value::String(id)), None) => vec![format!("tag={id}")],
         (None, Some(Value::String(word))) => vec![word.clone()],
@@ -134,14 +135,14 @@ pub(super) fn words_of(said: &Value) -> Result<Vec<String>, Refusal> {
     };
     match words.len() {
         1..=MOST_WORDS => Ok(words),
-        _ => Err(Refusal::nonsense(
+        _ => Err(ApiError::bad_request(
             "name the client by its `id`, a string, or by its `key`, a word for each part",
         )),
     }
 }
 
 /// `GET /api/v1/limits/NAME/keys/KEY`
-pub(super) async fn show(state: &Arc<AdminState>, limit: &str, words: Vec<String>) -> Answer {
+pub(super) async fn show(state: &Arc<AdminState>, limit: &str, words: Vec<String>) -> ApiResult {
     let (register, place) = Register::open(state, Some(limit))?;
     let _way = state.way().await?;
     let crowd = Arc::clone(state);
@@ -150,49 +151,72 @@ pub(super) async fn show(state: &Arc<AdminState>, limit: &str, words: Vec<String
         let (whom, said) = register.whom(&crowd, &mut counts, &words)?;
         let limit = register
             .limit
-            .ok_or_else(|| Refusal::nothing("there is no limit"))?;
+            .ok_or_else(|| ApiError::not_found("there is no limit"))?;
         let rows = standing(&limit, &whom, &said.records, |charge| counts.stand(charge))?;
-        Ok::<_, Refusal>(told(&limit, &whom, &rows, &said))
+        Ok::<_, ApiError>(usage(&limit, &whom, &rows, &said))
     });
-    let broke = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "it could not be read");
+    let broke = |_| ApiError::internal("it could not be read");
     Ok(json_of(&asking.await.map_err(broke)??))
 }
 
-fn told(limit: &Limit, whom: &Whom, rows: &[Row], said: &OverrideList) -> Value {
-    let of_it = |one: &&crate::store::overrides::Record| {
+described! {
+    struct KeyUsage as "Standing" {
+        limit: String,
+        id: String,
+        key: String,
+        windows: Vec<WindowUsage>,
+        r#override: Option<RecordReport>,
+        block: Option<RecordReport>,
+    }
+
+    struct WindowUsage as "Window" {
+        policy: String,
+        /// `tier ..`, `override` or `candidate`; null for the limit's own rate.
+        of: Option<String>,
+        rate: String,
+        used: u64,
+        remaining: u64,
+        reset_seconds: f64 = json!({ "minimum": 0 }),
+        retry: &'static str = words(&["now", "after", "never", "released"]),
+        retry_seconds: Option<f64>,
+    }
+}
+
+fn usage(limit: &Limit, whom: &Whom, rows: &[Row], said: &OverrideList) -> KeyUsage {
+    let of_it = |one: &&Record| {
         let names = one.subject.limit();
         one.subject.tag() == whom.tag && names.is_none_or(|name| *name == *limit.name)
     };
-    let said = |blocks: bool| {
+    let record = |blocks: bool| {
         let mut records = said.records.iter().filter(of_it);
         let found = records.find(|one| one.subject.limit().is_none() == blocks);
-        found.map(record)
+        found.map(RecordReport::of)
     };
-    json!({
-        "limit": &*limit.name,
-        "id": whom.tag.to_string(),
-        "key": whom.parts,
-        "windows": rows.iter().map(window).collect::<Vec<_>>(),
-        "override": said(false),
-        "block": said(true),
-    })
+    KeyUsage {
+        limit: limit.name.to_string(),
+        id: whom.tag.to_string(),
+        key: whom.parts.clone(),
+        windows: rows.iter().map(window).collect(),
+        r#override: record(false),
+        block: record(true),
+    }
 }
 
-fn window(row: &Row) -> Value {
+fn window(row: &Row) -> WindowUsage {
     let (retry, after) = match row.retry {
         Retry::Now | Retry::Unasked => ("now", Some(0.0)),
         Retry::After(us) => ("after", Some(seconds(us))),
         Retry::Never => ("never", None),
         Retry::Released => ("released", None),
     };
-    json!({
-        "policy": row.policy,
-        "of": row.of,
-        "rate": row.rate,
-        "used": row.used,
-        "remaining": row.remaining,
-        "reset_seconds": seconds(row.reset_us),
-        "retry": retry,
-        "retry_seconds": after,
-    })
+    WindowUsage {
+        policy: row.policy.clone(),
+        of: row.of.clone(),
+        rate: row.rate.clone(),
+        used: row.used,
+        remaining: row.remaining,
+        reset_seconds: seconds(row.reset_us),
+        retry,
+        retry_seconds: after,
+    }
 }

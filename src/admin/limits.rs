@@ -3,101 +3,147 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::AdminState;
-use super::answer::{Refusal, seen};
-use super::clients::now_s;
+use super::respond::{ApiError, available};
+use super::schema::{described, words};
+use super::time::now_s;
 use super::traffic::brief_sum;
 use crate::limit::{Algorithm, Limit, Window};
-use crate::telemetry::metrics::{LimitSum, Verdict};
+use crate::telemetry::metrics::{LimitSum, Sum, Verdict};
 
 /// Routes that are named for a limit.
 const MOST_ROUTES: usize = 100;
 
-/// All of them, in the file's order.
-pub(super) fn limits(state: &AdminState) -> Result<Value, Refusal> {
-    let (list, sum) = seen(state.server.introspection.inspect(|snapshot| {
-        let mut routes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for route in snapshot.config.routes.iter() {
-            for limit in &route.limits {
-                routes.entry(&limit.name).or_default().push(&route.name);
-            }
-        }
-        let describe = |limit: &Arc<Limit>| {
-            let routes = routes.get(&*limit.name).map_or(&[][..], Vec::as_slice);
-            (Arc::clone(&limit.name), describe(limit, routes))
-        };
-        let list: Vec<_> = snapshot.config.limits.iter().map(describe).collect();
-        (list, brief_sum(snapshot))
-    }))?;
-    state.drain();
-    let history = state.history();
-    let mut crowd = state.crowd();
-    let now = now_s();
-    let counted = list.into_iter().map(|(name, mut described)| {
-        let none = LimitSum::default();
-        let counts = sum.limits.get(&name).unwrap_or(&none);
-        let count = |verdict: Verdict| counts[verdict as usize].iter().sum::<u64>();
-        let (allowed, denied) = history.per_second(&name);
-        described["totals"] = json!({
-            "allowed": count(Verdict::Allowed),
-            "denied": count(Verdict::Denied),
-            "shadow_denied": count(Verdict::ShadowDenied),
-            "bypassed": count(Verdict::Bypassed),
-        });
-        if let Some(candidate) = described.get_mut("candidate").filter(|one| !one.is_null()) {
-            let tried = sum.candidates.get(&name).unwrap_or(&none);
-            let count = |verdict: Verdict| tried[verdict as usize].iter().sum::<u64>();
-            candidate["allowed"] = json!(count(Verdict::Allowed));
-            candidate["denied"] = json!(count(Verdict::ShadowDenied));
-        }
-        let shares = crowd.shares(&name, now);
-        described["headroom"] = json!(crowd.headroom(&name, now));
-        described["use"] = json!({
-            "clients": shares.clients,
-            "q25": shares.quarters[0],
-            "q50": shares.quarters[1],
-            "q75": shares.quarters[2],
-            "q100": shares.quarters[3],
-            "denied": shares.denied,
-        });
-        described["per_second"] = json!({ "allowed": allowed, "denied": denied });
-        described
-    });
-    Ok(json!({ "limits": counted.collect::<Vec<_>>() }))
+described! {
+    struct LimitList {
+        limits: Vec<LimitState>,
+    }
+
+    struct LimitState as "Limit" {
+        name: String,
+        rates: Vec<String>,
+        tiers: BTreeMap<String, Vec<String>>,
+        key: String,
+        algorithm: &'static str = words(&["log", "counter", "slots"]),
+        mode: &'static str = words(&["enforced", "shadow"]),
+        candidate: Option<CandidateReport>,
+        on_error: &'static str,
+        routes: Vec<String>,
+        totals: LimitTotals,
+        per_second: LimitRates,
+        headroom: Option<f64> = json!({ "minimum": 0, "maximum": 1 }),
+        r#use: LimitUse,
+    }
+
+    struct CandidateReport {
+        rates: Vec<String>,
+        allowed: u64,
+        denied: u64,
+    }
+
+    struct LimitTotals {
+        allowed: u64,
+        denied: u64,
+        shadow_denied: u64,
+        bypassed: u64,
+    }
+
+    struct LimitRates {
+        allowed: u64,
+        denied: u64,
+    }
+
+    struct LimitUse {
+        clients: u64,
+        q25: u64,
+        q50: u64,
+        q75: u64,
+        q100: u64,
+        denied: u64,
+    }
 }
 
-fn describe(limit: &Limit, routes: &[&str]) -> Value {
+/// All of them, in the file's order.
+pub(super) fn limits(state: &AdminState) -> Result<LimitList, ApiError> {
+    let (list, routes, sum) = available(state.server.introspection.inspect(|snapshot| {
+        let mut routes: BTreeMap<Arc<str>, Vec<String>> = BTreeMap::new();
+        for route in snapshot.config.routes.iter() {
+            for limit in &route.limits {
+                let named = routes.entry(Arc::clone(&limit.name)).or_default();
+                named.push(route.name.to_string());
+            }
+        }
+        let list: Vec<Arc<Limit>> = snapshot.config.limits.clone();
+        (list, routes, brief_sum(snapshot))
+    }))?;
+    state.drain();
+    let reports = list.iter().map(|limit| {
+        let named = routes.get(&limit.name).map_or(&[][..], Vec::as_slice);
+        report(state, limit, named, &sum)
+    });
+    Ok(LimitList {
+        limits: reports.collect(),
+    })
+}
+
+fn report(state: &AdminState, limit: &Limit, routes: &[String], sum: &Sum) -> LimitState {
     let rates = |windows: &[Arc<Window>]| -> Vec<String> {
         windows.iter().map(|window| window.rate()).collect()
     };
+    let none = LimitSum::default();
+    let count = |counts: &LimitSum, verdict: Verdict| counts[verdict as usize].iter().sum::<u64>();
+    let counted = sum.limits.get(&limit.name).unwrap_or(&none);
+    let tried = sum.candidates.get(&limit.name).unwrap_or(&none);
+    let candidate = (!limit.candidate.is_empty()).then(|| CandidateReport {
+        rates: rates(&limit.candidate),
+        allowed: count(tried, Verdict::Allowed),
+        denied: count(tried, Verdict::ShadowDenied),
+    });
     let tiers = limit.tiers.iter();
-    let tiers: BTreeMap<&str, Vec<String>> = tiers
-        .map(|tier| (&*tier.name, rates(&tier.windows)))
-        .collect();
     let key: Vec<String> = limit.key.parts.iter().map(ToString::to_string).collect();
-    let algorithm = limit
-        .windows
-        .first()
-        .map_or("log", |window| match window.rule.algorithm {
-            Algorithm::Log => "log",
-            Algorithm::Counter => "counter",
-            Algorithm::Slots => "slots",
-        });
-    let candidate = (!limit.candidate.is_empty())
-        .then(|| json!({ "rates": rates(&limit.candidate), "allowed": 0, "denied": 0 }));
-    json!({
-        "name": &*limit.name,
-        "rates": rates(&limit.windows),
-        "tiers": tiers,
-        "key": key.join(", "),
-        "algorithm": algorithm,
-        "mode": if limit.shadow { "shadow" } else { "enforced" },
-        "candidate": candidate,
-        "on_error": limit.on_error.word(),
-        "routes": &routes[..routes.len().min(MOST_ROUTES)],
-        "headroom": null,
-        "use": null,
+    let (allowed, denied) = state.history().per_second(&limit.name);
+    let now = now_s();
+    let mut crowd = state.crowd();
+    let shares = crowd.shares(&limit.name, now);
+    let [q25, q50, q75, q100] = shares.quarters;
+    LimitState {
+        name: limit.name.to_string(),
+        rates: rates(&limit.windows),
+        tiers: tiers
+            .map(|tier| (tier.name.to_string(), rates(&tier.windows)))
+            .collect(),
+        key: key.join(", "),
+        algorithm: algorithm(limit),
+        mode: if limit.shadow { "shadow" } else { "enforced" },
+        candidate,
+        on_error: limit.on_error.word(),
+        routes: routes.iter().take(MOST_ROUTES).cloned().collect(),
+        totals: LimitTotals {
+            allowed: count(counted, Verdict::Allowed),
+            denied: count(counted, Verdict::Denied),
+            shadow_denied: count(counted, Verdict::ShadowDenied),
+            bypassed: count(counted, Verdict::Bypassed),
+        },
+        per_second: LimitRates { allowed, denied },
+        headroom: crowd.headroom(&limit.name, now).map(f64::from),
+        r#use: LimitUse {
+            clients: shares.clients,
+            q25,
+            q50,
+            q75,
+            q100,
+            denied: shares.denied,
+        },
+    }
+}
+
+fn algorithm(limit: &Limit) -> &'static str {
+    let first = limit.windows.first();
+    first.map_or("log", |window| match window.rule.algorithm {
+        Algorithm::Log => "log",
+        Algorithm::Counter => "counter",
+        Algorithm::Slots => "slots",
     })
 }

@@ -19,7 +19,8 @@ use crate::telemetry::panics::panics;
 use crate::upstream::{ServerReport, ServerStatus};
 
 use super::process::process;
-use super::status::{seconds, store_kind};
+use super::status::store_kind;
+use super::time::seconds;
 use super::{AdminState, upstreams};
 
 /// A number of a server.

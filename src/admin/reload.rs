@@ -1,22 +1,31 @@
 //! `POST /api/v1/reload`: what `tidegate reload` does.
 
 use http::StatusCode;
-use serde_json::json;
 
 use super::AdminState;
-use super::answer::{Answer, Refusal, json_of};
+use super::respond::{ApiError, ApiResult, json_of};
+use super::schema::described;
 use crate::config::render;
 use crate::server::reload_request::ReloadError;
 
-pub(super) async fn reload(state: &AdminState) -> Answer {
+described! {
+    struct ReloadDone as "Reloaded" {
+        done: bool,
+        changes: Vec<String>,
+        restarts: Vec<String>,
+        warnings: String,
+    }
+}
+
+pub(super) async fn reload(state: &AdminState) -> ApiResult {
     let outcome = state.server.reload.ask().await;
     match &*outcome {
-        Ok(reloaded) => Ok(json_of(&json!({
-            "done": true,
-            "changes": reloaded.changes,
-            "restarts": reloaded.restarts,
-            "warnings": render::human(&reloaded.warnings, false),
-        }))),
+        Ok(reloaded) => Ok(json_of(&ReloadDone {
+            done: true,
+            changes: reloaded.changes.clone(),
+            restarts: reloaded.restarts.clone(),
+            warnings: render::human(&reloaded.warnings, false),
+        })),
         Err(error) => {
             let status = match error {
                 ReloadError::NoFile => StatusCode::CONFLICT,
@@ -24,7 +33,7 @@ pub(super) async fn reload(state: &AdminState) -> Answer {
                 ReloadError::Unusable(_) => StatusCode::UNPROCESSABLE_ENTITY,
                 ReloadError::Busy => StatusCode::SERVICE_UNAVAILABLE,
             };
-            Err(Refusal::new(status, error.to_string()))
+            Err(ApiError::new(status, error.to_string()))
         }
     }
 }

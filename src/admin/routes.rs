@@ -10,8 +10,9 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use serde_json::{Value, json};
 
 use super::AdminState;
-use super::answer::{Refusal, seen};
-use crate::clock;
+use super::respond::{ApiError, available};
+use super::schema::described;
+use super::time::now_s;
 use crate::server::introspection::Snapshot;
 use crate::telemetry::metrics::grpc::failures;
 use crate::telemetry::metrics::{CODES, Durations, NO_ROUTE, REQUEST_BOUNDS, RouteSum, Sum};
@@ -110,18 +111,23 @@ impl Counted {
         self.statuses.iter().sum()
     }
 
-    fn told(&self, seconds: u64) -> Value {
+    fn report(&self, seconds: u64) -> AnswersReport {
         let statuses = STATUSES.iter().zip(self.statuses);
-        let statuses: BTreeMap<&str, u64> =
-            statuses.map(|((name, _), count)| (*name, count)).collect();
         let latency = |share| quantile(&self.durations, share);
-        json!({
-            "requests": self.requests(),
-            "requests_per_second": self.requests() as f64 / seconds.max(1) as f64,
-            "statuses": statuses,
-            "grpc": { "calls": self.calls, "failed": self.failed_calls },
-            "latency_seconds": { "p50": latency(0.5), "p95": latency(0.95), "p99": latency(0.99) },
-        })
+        AnswersReport {
+            requests: self.requests(),
+            requests_per_second: self.requests() as f64 / seconds.max(1) as f64,
+            statuses: statuses.map(|((name, _), count)| (*name, count)).collect(),
+            grpc: GrpcReport {
+                calls: self.calls,
+                failed: self.failed_calls,
+            },
+            latency_seconds: Quantiles {
+                p50: latency(0.5),
+                p95: latency(0.95),
+                p99: latency(0.99),
+            },
+        }
     }
 }
 
@@ -190,7 +196,7 @@ impl Recent {
 impl AdminState {
     /// Notes what the routes have answered by now, every few seconds.
     pub(super) fn look_at_routes(&self) {
-        let now = clock::unix_us() / 1_000_000;
+        let now = now_s();
         if !self.recent().is_due(now) {
             return;
         }
@@ -208,17 +214,95 @@ impl AdminState {
     }
 }
 
-/// The whole of it.
-pub(super) fn routes(state: &AdminState) -> Result<Value, Refusal> {
-    let now = clock::unix_us() / 1_000_000;
-    let (look, routes) = seen(state.server.introspection.inspect(|snapshot| {
-        let routes = snapshot.config.routes.iter().map(|route| {
-            let methods: Vec<&str> = route.methods.iter().map(http::Method::as_str).collect();
-            let path = route.path.to_string();
-            (
-                route.name.to_string(),
-                json!({ "path": path, "methods": methods }),
-            )
+described! {
+    struct RouteList {
+        /// Seconds that the counts are of: a minute, or the age of the proxy if it is younger.
+        seconds: u64,
+        routes: Vec<RouteReport>,
+        all: AnswersReport,
+        statuses: Vec<StatusCount>,
+        /// Routes beyond the first 256.
+        left_out: usize,
+    }
+
+    struct RouteReport as "RouteAnswers" {
+        name: String,
+        path: Option<String>,
+        methods: Vec<String>,
+        requests: u64,
+        requests_per_second: f64,
+        /// `4xx` does not count 429.
+        statuses: BTreeMap<&'static str, u64> = statuses_schema(),
+        grpc: GrpcReport,
+        latency_seconds: Quantiles,
+    }
+
+    struct AnswersReport as "Answered" {
+        requests: u64,
+        requests_per_second: f64,
+        /// `4xx` does not count 429.
+        statuses: BTreeMap<&'static str, u64> = statuses_schema(),
+        grpc: GrpcReport,
+        latency_seconds: Quantiles,
+    }
+
+    struct GrpcReport {
+        calls: u64,
+        failed: u64,
+    }
+
+    struct Quantiles {
+        p50: Option<f64>,
+        p95: Option<f64>,
+        p99: Option<f64>,
+    }
+
+    struct StatusCount {
+        code: &'static str,
+        requests: u64,
+    }
+}
+
+fn statuses_schema() -> Value {
+    let names = STATUSES.map(|(name, _)| name);
+    let count = json!({ "type": "integer", "minimum": 0 });
+    let properties: BTreeMap<&str, &Value> = names.iter().map(|name| (*name, &count)).collect();
+    json!({
+        "properties": properties,
+        "required": names,
+        "additionalProperties": false,
+    })
+}
+
+/// A route as the configuration has it.
+struct RouteLine {
+    name: String,
+    path: Option<String>,
+    methods: Vec<String>,
+}
+
+impl RouteLine {
+    fn report(self, answers: AnswersReport) -> RouteReport {
+        RouteReport {
+            name: self.name,
+            path: self.path,
+            methods: self.methods,
+            requests: answers.requests,
+            requests_per_second: answers.requests_per_second,
+            statuses: answers.statuses,
+            grpc: answers.grpc,
+            latency_seconds: answers.latency_seconds,
+        }
+    }
+}
+
+pub(super) fn routes(state: &AdminState) -> Result<RouteList, ApiError> {
+    let now = now_s();
+    let (look, routes) = available(state.server.introspection.inspect(|snapshot| {
+        let routes = snapshot.config.routes.iter().map(|route| RouteLine {
+            name: route.name.to_string(),
+            path: Some(route.path.to_string()),
+            methods: route.methods.iter().map(ToString::to_string).collect(),
         });
         (Look::of(now, snapshot), routes.collect::<Vec<_>>())
     }))?;
@@ -234,34 +318,30 @@ pub(super) fn routes(state: &AdminState) -> Result<Value, Refusal> {
     };
     let mut all = Counted::default();
     let left_out = routes.len().saturating_sub(MOST_ROUTES);
-    let nowhere = (NO_ROUTE.to_owned(), json!({ "path": null, "methods": [] }));
-    let told = routes.into_iter().take(MOST_ROUTES).chain([nowhere]);
-    let told: Vec<Value> = told
-        .map(|(name, mut about)| {
-            let gained = gained(&name);
-            all.add(&gained);
-            about["name"] = json!(name);
-            for (field, value) in gained.told(seconds).as_object().into_iter().flatten() {
-                about[field] = value.clone();
-            }
-            about
-        })
-        .collect();
+    let nowhere = RouteLine {
+        name: NO_ROUTE.to_owned(),
+        path: None,
+        methods: Vec::new(),
+    };
+    let listed = routes.into_iter().take(MOST_ROUTES).chain([nowhere]);
+    let listed = listed.map(|line| {
+        let gained = gained(&line.name);
+        all.add(&gained);
+        line.report(gained.report(seconds))
+    });
+    let listed = listed.collect();
     let codes = look.codes.iter().map(|(code, count)| {
         let before = oldest.codes.get(code).copied().unwrap_or(0);
-        (*code, count.saturating_sub(before))
+        let requests = count.saturating_sub(before);
+        StatusCount { code, requests }
     });
-    let codes: Vec<Value> = codes
-        .filter(|(_, count)| *count > 0)
-        .map(|(code, count)| json!({ "code": code, "requests": count }))
-        .collect();
-    Ok(json!({
-        "seconds": seconds,
-        "routes": told,
-        "all": all.told(seconds),
-        "statuses": codes,
-        "left_out": left_out,
-    }))
+    Ok(RouteList {
+        seconds,
+        routes: listed,
+        all: all.report(seconds),
+        statuses: codes.filter(|one| one.requests > 0).collect(),
+        left_out,
+    })
 }
 
 #[cfg(test)]
@@ -285,9 +365,9 @@ mod tests {
     fn statuses_are_told_by_their_class_and_denials_by_themselves() {
         let counted = counted(&[(200, 1), (204, 1), (418, 1), (429, 1), (503, 1), (101, 1)]);
         assert_eq!(counted.statuses, [1, 2, 0, 1, 1, 1]);
-        let told = counted.told(2);
-        assert_eq!(told["requests_per_second"], 3.0);
-        assert_eq!(told["statuses"]["429"], 1);
+        let report = counted.report(2);
+        assert_eq!(report.requests_per_second, 3.0);
+        assert_eq!(report.statuses["429"], 1);
     }
 
     #[test]
@@ -296,13 +376,9 @@ mod tests {
         let mut now = counted(&[(200, 2); 100]);
         now.add(&before);
         let gained = now.since(&before);
-        let latency = gained.told(60)["latency_seconds"].clone();
-        let p99 = latency["p99"].as_f64().unwrap();
+        let p99 = gained.report(60).latency_seconds.p99.unwrap();
         assert!((0.001..=0.0025).contains(&p99), "{p99}");
-        assert_eq!(
-            Counted::default().told(60)["latency_seconds"]["p50"],
-            Value::Null
-        );
+        assert_eq!(Counted::default().report(60).latency_seconds.p50, None);
     }
 
     #[test]

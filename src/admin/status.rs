@@ -1,61 +1,88 @@
 //! `/api/v1/status`: what this process is, and how it stands.
 
-use serde_json::{Value, json};
-
 use super::AdminState;
-use super::answer::{Refusal, seen};
+use super::findings::FindingReport;
+use super::respond::{ApiError, available};
+use super::schema::{Sometimes, described, words};
+use super::time::{now, seconds};
 use crate::clock;
 use crate::config::{RedisTopology, StoreKind};
 use crate::server::introspection::{LastReload, Snapshot};
 
-/// The whole of it.
-pub(super) fn status(state: &AdminState) -> Result<Value, Refusal> {
-    seen(state.server.introspection.inspect(|snapshot| {
-        let file = state
-            .server
-            .file
-            .as_ref()
-            .map(|file| file.display().to_string());
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "pid": std::process::id(),
-            "started_at": seconds(state.server.introspection.started_us()),
-            "now": now(),
-            "workers": snapshot.config.server.workers,
-            "listen": state.server.listeners.places(),
-            "config": {
-                "file": file,
-                "loaded_at": seconds(snapshot.loaded_us),
-                "last_reload": snapshot.reload.map(last_reload),
-            },
-            "store": store(state, snapshot),
-            "connections": snapshot.connections,
-            "findings": state.findings().told(&snapshot.config.log.silence),
-        })
+described! {
+    struct StatusReport as "Status" {
+        version: &'static str,
+        pid: u32,
+        started_at: f64,
+        now: f64,
+        workers: usize,
+        listen: Vec<String>,
+        config: ConfigReport,
+        store: StoreReport,
+        connections: usize,
+        findings: Vec<FindingReport>,
+    }
+
+    struct ConfigReport {
+        file: Option<String>,
+        loaded_at: f64,
+        last_reload: Option<ReloadReport>,
+    }
+
+    struct ReloadReport as "Reload" {
+        at: f64,
+        ok: bool,
+        changes: Sometimes<Vec<String>>,
+        restarts: Sometimes<Vec<String>>,
+        errors: Sometimes<Vec<String>>,
+    }
+
+    struct StoreReport as "Store" {
+        kind: &'static str = words(&["memory", "redis", "sentinel", "cluster"]),
+        up: bool,
+        degraded: bool,
+        since: Option<f64>,
+        round_trip_seconds: Option<f64>,
+        on_error: &'static str = words(&["local", "allow", "deny"]),
+    }
+}
+
+pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
+    let server = &state.server;
+    available(server.introspection.inspect(|snapshot| StatusReport {
+        version: env!("CARGO_PKG_VERSION"),
+        pid: std::process::id(),
+        started_at: seconds(server.introspection.started_us()),
+        now: now(),
+        workers: snapshot.config.server.workers,
+        listen: server.listeners.places(),
+        config: ConfigReport {
+            file: server.file.as_ref().map(|file| file.display().to_string()),
+            loaded_at: seconds(snapshot.loaded_us),
+            last_reload: snapshot.reload.map(last_reload),
+        },
+        store: store(state, snapshot),
+        connections: snapshot.connections,
+        findings: state.findings().reports(&snapshot.config.log.silence),
     }))
 }
 
-/// Microseconds since the Unix epoch as the seconds that the API speaks.
-pub(super) fn seconds(us: u64) -> f64 {
-    us as f64 / 1e6
-}
-
-/// The time, in those.
-pub(super) fn now() -> f64 {
-    seconds(clock::unix_us())
-}
-
-fn last_reload(last: &LastReload) -> Value {
-    let at = seconds(last.at_us);
+fn last_reload(last: &LastReload) -> ReloadReport {
+    let mut report = ReloadReport {
+        at: seconds(last.at_us),
+        ok: last.outcome.is_ok(),
+        changes: Sometimes(None),
+        restarts: Sometimes(None),
+        errors: Sometimes(None),
+    };
     match &*last.outcome {
-        Ok(reloaded) => json!({
-            "at": at,
-            "ok": true,
-            "changes": reloaded.changes,
-            "restarts": reloaded.restarts,
-        }),
-        Err(error) => json!({ "at": at, "ok": false, "errors": [error.to_string()] }),
+        Ok(reloaded) => {
+            report.changes = Sometimes(Some(reloaded.changes.clone()));
+            report.restarts = Sometimes(Some(reloaded.restarts.clone()));
+        }
+        Err(error) => report.errors = Sometimes(Some(vec![error.to_string()])),
     }
+    report
 }
 
 /// What kind of store it is.
@@ -70,7 +97,7 @@ pub(super) fn store_kind(snapshot: &Snapshot<'_>) -> &'static str {
     }
 }
 
-fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> Value {
+fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> StoreReport {
     let since = snapshot.counts.backing().away_since();
     let since = since.map(|since| {
         let ago = clock::now().saturating_duration_since(since);
@@ -80,12 +107,12 @@ fn store(state: &AdminState, snapshot: &Snapshot<'_>) -> Value {
         StoreKind::Memory => None,
         StoreKind::Redis(_) => state.findings().round_trip,
     };
-    json!({
-        "kind": store_kind(snapshot),
-        "up": since.is_none(),
-        "degraded": since.is_some(),
-        "since": since,
-        "round_trip_seconds": round_trip.map(|took| took.as_secs_f64()),
-        "on_error": snapshot.config.store.on_error.word(),
-    })
+    StoreReport {
+        kind: store_kind(snapshot),
+        up: since.is_none(),
+        degraded: since.is_some(),
+        since,
+        round_trip_seconds: round_trip.map(|took| took.as_secs_f64()),
+        on_error: snapshot.config.store.on_error.word(),
+    }
 }

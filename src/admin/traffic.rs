@@ -6,8 +6,9 @@ use std::sync::{MutexGuard, PoisonError};
 use serde_json::{Value, json};
 
 use super::AdminState;
-use super::history::{History, STEP, Sample};
-use super::status::{now, seconds};
+use super::history::{History, Mark, STEP, Sample};
+use super::schema::{described, words};
+use super::time::{now, seconds};
 use crate::clock;
 use crate::server::introspection::Snapshot;
 use crate::store::redis::OUTAGE_AFTER;
@@ -66,33 +67,80 @@ fn said(outcome: &crate::server::reload_request::Outcome) -> String {
     }
 }
 
-/// The whole of it.
-pub(super) fn traffic(state: &AdminState) -> Value {
+described! {
+    struct TrafficReport as "Traffic" {
+        now: f64,
+        step: u64,
+        samples: Vec<SampleReport>,
+        marks: Vec<MarkReport>,
+        rates: RatesReport,
+        second: Vec<SecondReport>,
+    }
+
+    struct SampleReport {
+        at: u64 = number(),
+        requests: u64,
+        allowed: u64,
+        denied: u64,
+        shadow: u64,
+        errors: u64,
+        degraded: bool,
+    }
+
+    struct MarkReport {
+        at: f64,
+        kind: &'static str =
+            words(&["start", "reload", "store_down", "store_up", "store_flaps"]),
+        text: String,
+    }
+
+    struct RatesReport {
+        requests: u64,
+        denials: u64,
+    }
+
+    struct SecondReport {
+        at: u64 = number(),
+        requests: u64,
+        denied: u64,
+    }
+}
+
+fn number() -> Value {
+    json!({ "type": "number" })
+}
+
+pub(super) fn traffic(state: &AdminState) -> TrafficReport {
     let history = state.history();
-    let sample = |one: &Sample| {
-        json!({
-            "at": one.at,
-            "requests": one.requests,
-            "allowed": one.allowed,
-            "denied": one.denied,
-            "shadow": one.shadow,
-            "errors": one.errors,
-            "degraded": one.degraded,
-        })
+    let sample = |one: &Sample| SampleReport {
+        at: one.at,
+        requests: one.requests,
+        allowed: one.allowed,
+        denied: one.denied,
+        shadow: one.shadow,
+        errors: one.errors,
+        degraded: one.degraded,
     };
-    let second =
-        |one: &Sample| json!({ "at": one.at, "requests": one.requests, "denied": one.denied });
+    let second = |one: &Sample| SecondReport {
+        at: one.at,
+        requests: one.requests,
+        denied: one.denied,
+    };
+    let mark = |one: &Mark| MarkReport {
+        at: seconds(one.at_us),
+        kind: one.kind,
+        text: one.text.clone(),
+    };
     let last = history.seconds.back().copied().unwrap_or_default();
-    let marks = history
-        .marks
-        .iter()
-        .map(|mark| json!({ "at": seconds(mark.at_us), "kind": mark.kind, "text": mark.text }));
-    json!({
-        "now": now(),
-        "step": STEP,
-        "samples": history.samples.iter().map(sample).collect::<Vec<_>>(),
-        "marks": marks.collect::<Vec<_>>(),
-        "rates": { "requests": last.requests, "denials": last.denied },
-        "second": history.seconds.iter().map(second).collect::<Vec<_>>(),
-    })
+    TrafficReport {
+        now: now(),
+        step: STEP,
+        samples: history.samples.iter().map(sample).collect(),
+        marks: history.marks.iter().map(mark).collect(),
+        rates: RatesReport {
+            requests: last.requests,
+            denials: last.denied,
+        },
+        second: history.seconds.iter().map(second).collect(),
+    }
 }

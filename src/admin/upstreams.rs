@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use super::AdminState;
-use super::answer::{Refusal, seen};
-use super::status::now;
+use super::respond::{ApiError, available};
+use super::schema::{described, words};
+use super::time::now;
 use crate::clock;
 use crate::config::Balance;
 use crate::server::introspection::Snapshot;
@@ -41,24 +40,52 @@ pub(super) fn servers(snapshot: &Snapshot<'_>, upstream: usize) -> Vec<ServerRep
     all
 }
 
-/// All of them, in the file's order.
-pub(super) fn upstreams(state: &AdminState) -> Result<Value, Refusal> {
-    let list = seen(state.server.introspection.inspect(|snapshot| {
-        let upstreams = snapshot.config.upstreams.iter().enumerate();
-        let described = upstreams.map(|(index, settings)| {
-            let servers: Vec<Value> = servers(snapshot, index).iter().map(server).collect();
-            json!({
-                "name": &*settings.name,
-                "balance": balance(&settings.balance),
-                "servers": servers,
-            })
-        });
-        described.collect::<Vec<_>>()
-    }))?;
-    Ok(json!({ "upstreams": list }))
+described! {
+    struct UpstreamList {
+        upstreams: Vec<UpstreamReport>,
+    }
+
+    struct UpstreamReport {
+        name: String,
+        balance: String,
+        servers: Vec<ServerStateReport>,
+    }
+
+    struct ServerStateReport as "Server" {
+        server: String,
+        /// `failing`: it still gets requests, and at least the last three failed.
+        state: &'static str = words(&["up", "failing", "ejected", "down"]),
+        /// Whether `state` is `up`.
+        up: bool,
+        weight: u64,
+        in_flight: u64,
+        idle: u64,
+        /// Of the last answers that were measured.
+        latency_seconds: Option<f64>,
+        ejected_until: Option<f64>,
+        requests: u64,
+        /// Requests without a usable answer, or with a 5xx or the same in gRPC.
+        failures: u64,
+        /// Answers that were cut off; they count as failures too.
+        truncated: u64,
+    }
 }
 
-fn server(report: &ServerReport) -> Value {
+/// All of them, in the file's order.
+pub(super) fn upstreams(state: &AdminState) -> Result<UpstreamList, ApiError> {
+    let upstreams = available(state.server.introspection.inspect(|snapshot| {
+        let upstreams = snapshot.config.upstreams.iter().enumerate();
+        let reports = upstreams.map(|(index, settings)| UpstreamReport {
+            name: settings.name.to_string(),
+            balance: balance(&settings.balance),
+            servers: servers(snapshot, index).iter().map(server).collect(),
+        });
+        reports.collect()
+    }))?;
+    Ok(UpstreamList { upstreams })
+}
+
+fn server(report: &ServerReport) -> ServerStateReport {
     let until = match report.state {
         ServerStatus::Ejected(until) => {
             let left = until.saturating_duration_since(clock::now());
@@ -66,19 +93,19 @@ fn server(report: &ServerReport) -> Value {
         }
         ServerStatus::Up | ServerStatus::Failing | ServerStatus::Down => None,
     };
-    json!({
-        "server": report.server,
-        "state": report.state.word(),
-        "up": report.state == ServerStatus::Up,
-        "weight": report.weight,
-        "in_flight": report.in_flight,
-        "idle": report.idle,
-        "latency_seconds": report.latency.map(|seen| seen.took.as_secs_f64()),
-        "ejected_until": until,
-        "requests": report.requests,
-        "failures": report.failures,
-        "truncated": report.truncated,
-    })
+    ServerStateReport {
+        server: report.server.clone(),
+        state: report.state.word(),
+        up: report.state == ServerStatus::Up,
+        weight: report.weight.into(),
+        in_flight: report.in_flight,
+        idle: report.idle,
+        latency_seconds: report.latency.map(|seen| seen.took.as_secs_f64()),
+        ejected_until: until,
+        requests: report.requests,
+        failures: report.failures,
+        truncated: report.truncated,
+    }
 }
 
 fn balance(balance: &Balance) -> String {

@@ -303,5 +303,5 @@ impl Watch {
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod panics;

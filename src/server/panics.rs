@@ -1,5 +1,7 @@
 //! A panic ends the request, connection or task it happened in, and no more.
 
+#![cfg(debug_assertions)]
+
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;

@@ -12,7 +12,7 @@ mod outage;
 mod outage_log;
 mod override_client;
 mod overrides;
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod panics;
 mod reply;
 mod sentinel;

@@ -1,5 +1,7 @@
 //! A panic of the thread that listens for signals loses that signal, and no other.
 
+#![cfg(debug_assertions)]
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,5 +1,7 @@
 //! A panic of a worker's link to Redis loses that link; another is made as after any other loss.
 
+#![cfg(debug_assertions)]
+
 use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

@@ -1,0 +1,158 @@
+//! The store as operators use it: asked over a connection of its own, or in this process.
+
+use std::sync::Arc;
+
+use super::respond::ApiError;
+use super::schema::described;
+use super::time::seconds;
+use crate::config::{Config, RedisSettings, StoreKind, StoreSettings};
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::{Charge, Decision, KeyHash, Limit};
+use crate::server::introspection::Snapshot;
+use crate::store::overrides::{ChangeOutcome, OverrideChange, OverrideList, Record};
+use crate::store::redis;
+use crate::store::{Backing, memory::Memory};
+
+described! {
+    struct RecordReport as "Said" {
+        what: &'static str,
+        limit: Option<String>,
+        id: String,
+        rates: Option<String>,
+        until: Option<f64>,
+        at: f64,
+        by: String,
+        key: String,
+        reason: String,
+    }
+}
+
+impl RecordReport {
+    pub(super) fn of(record: &Record) -> RecordReport {
+        let terms = &record.terms;
+        RecordReport {
+            what: record.what(),
+            limit: record.subject.limit().map(|name| name.to_string()),
+            id: record.subject.tag().to_string(),
+            rates: terms.rates(),
+            until: (terms.until_us > 0).then(|| seconds(terms.until_us)),
+            at: seconds(terms.at_us),
+            by: terms.by.clone(),
+            key: terms.key.clone(),
+            reason: terms.note.clone(),
+        }
+    }
+}
+
+/// Where the counts and overrides are.
+pub(super) enum StorePlace {
+    Here(Arc<Memory>),
+    Redis(Box<(StoreSettings, RedisSettings)>),
+    /// A reload is under way.
+    Nowhere,
+}
+
+/// The same, opened.
+pub(super) enum OperatorStore {
+    Here(Arc<Memory>),
+    Redis(Box<redis::OverrideClient>),
+}
+
+impl StorePlace {
+    pub(super) fn of(snapshot: &Snapshot<'_>) -> StorePlace {
+        match (snapshot.counts.backing(), &snapshot.config.store.kind) {
+            (Backing::Memory(memory), _) => StorePlace::Here(Arc::clone(memory)),
+            (_, StoreKind::Redis(server)) => {
+                StorePlace::Redis(Box::new((snapshot.config.store.clone(), server.clone())))
+            }
+            (_, StoreKind::Memory) => StorePlace::Nowhere,
+        }
+    }
+
+    /// Blocks: connects, where that is needed.
+    pub(super) fn open(self) -> Result<OperatorStore, ApiError> {
+        match self {
+            StorePlace::Here(memory) => Ok(OperatorStore::Here(memory)),
+            StorePlace::Redis(place) => {
+                let client =
+                    redis::OverrideClient::open(&place.0, &place.1).map_err(unavailable)?;
+                Ok(OperatorStore::Redis(Box::new(client)))
+            }
+            StorePlace::Nowhere => {
+                let detail = "the store is being replaced";
+                Err(ApiError::unavailable(detail))
+            }
+        }
+    }
+}
+
+impl OperatorStore {
+    pub(super) fn said(&mut self) -> Result<OverrideList, ApiError> {
+        match self {
+            OperatorStore::Here(memory) => Ok(memory.override_list()),
+            OperatorStore::Redis(client) => client.overrides().map_err(unavailable),
+        }
+    }
+
+    /// The last changes, newest first.
+    pub(super) fn changes(&mut self) -> Result<Vec<Record>, ApiError> {
+        match self {
+            OperatorStore::Here(memory) => Ok(memory.override_changes()),
+            OperatorStore::Redis(client) => client.changes().map_err(unavailable),
+        }
+    }
+
+    /// The secret that identities are hashed with.
+    pub(super) fn hash_key(&self) -> [u8; 32] {
+        match self {
+            OperatorStore::Here(memory) => *memory.hash_key().key.as_bytes(),
+            OperatorStore::Redis(client) => *client.hash_key().key.as_bytes(),
+        }
+    }
+
+    /// As people call it.
+    pub(super) fn name(&self, config: &Config) -> String {
+        match &config.store.kind {
+            StoreKind::Redis(redis) => redis.topology.to_string(),
+            StoreKind::Memory => "memory".to_owned(),
+        }
+    }
+
+    /// How a charge stands; nothing is charged by asking.
+    pub(super) fn stand(&mut self, charge: &Charge) -> Result<Decision, ApiError> {
+        match self {
+            OperatorStore::Here(memory) => Ok(memory.stand(charge)),
+            OperatorStore::Redis(client) => client.stand(charge).map_err(unavailable),
+        }
+    }
+
+    /// Clients that are counted by one of the limits, and whose hash begins so.
+    pub(super) fn find_key_hashes<'l>(
+        &mut self,
+        limits: impl Iterator<Item = &'l Limit>,
+        prefix: &KeyHashPrefix,
+    ) -> Vec<KeyHash> {
+        match self {
+            OperatorStore::Here(memory) => {
+                let windows = limits.flat_map(|limit| {
+                    let tiers = limit.tiers.iter().flat_map(|tier| &tier.windows);
+                    limit.windows.iter().chain(tiers).map(AsRef::as_ref)
+                });
+                memory.find_key_hashes(windows, prefix)
+            }
+            // What was not looked at is as unknown as what is not there.
+            OperatorStore::Redis(client) => client.find_key_hashes(limits, prefix).tags,
+        }
+    }
+
+    pub(super) fn change(&mut self, change: OverrideChange) -> Result<ChangeOutcome, ApiError> {
+        match self {
+            OperatorStore::Here(memory) => Ok(memory.change_override(change)),
+            OperatorStore::Redis(client) => client.change(&change).map_err(unavailable),
+        }
+    }
+}
+
+pub(super) fn unavailable(error: redis::OverrideClientError) -> ApiError {
+    ApiError::unavailable(error.to_string())
+}
