@@ -59,7 +59,7 @@ impl Crowd {
         if !seen.again {
             of_limit.top.see(tag, seen.denied, now);
         }
-        of_limit.spread.see(tag as u64, (used, seen.denied), now);
+        of_limit.spread.see(tag as u64, used, seen.denied, now);
         of_limit.turn(now);
         of_limit.fullest[0] = of_limit.fullest[0].max(used);
     }

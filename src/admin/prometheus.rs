@@ -176,11 +176,11 @@ fn decisions(text: &mut Text, snapshot: &Snapshot<'_>, sum: &Sum) {
     text.family(Kind::Counter, "tidegate_decisions", help);
     for limit in &snapshot.config.limits {
         let counts = sum.limits.get(&limit.name).unwrap_or(&none);
-        limit_samples(text, &limit.name, counts, (limit.shadow, shared));
+        limit_samples(text, &limit.name, counts, limit.shadow, shared);
         if !limit.candidate.is_empty() {
             let counts = sum.candidates.get(&limit.name).unwrap_or(&none);
             let name = format!("{}~candidate", limit.name);
-            limit_samples(text, &name, counts, (true, shared));
+            limit_samples(text, &name, counts, true, shared);
         }
     }
     let help = "How long decisions took, seconds; of those that need not wait, one in 64.";
@@ -190,12 +190,7 @@ fn decisions(text: &mut Text, snapshot: &Snapshot<'_>, sum: &Sum) {
 
 /// All that a limit can say from the start: one on trial does not deny, and where the counts are in
 /// this process nobody else decides.
-fn limit_samples(
-    text: &mut Text,
-    limit: &str,
-    counts: &LimitSum,
-    (on_trial, shared): (bool, bool),
-) {
+fn limit_samples(text: &mut Text, limit: &str, counts: &LimitSum, on_trial: bool, shared: bool) {
     for (verdict, by_source) in Verdict::WORDS.iter().zip(counts) {
         for (index, (source, count)) in SOURCES.iter().zip(by_source).enumerate() {
             let likely = match *verdict {

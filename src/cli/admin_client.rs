@@ -94,7 +94,7 @@ impl AdminClient {
             (Some(text), _) => (authority(text)?, "`--admin`".to_owned()),
             (None, Ok(place)) => {
                 let Some(address) = place.address else {
-                    let message = format!("{file} has no `admin`: there is no way to look in");
+                    let message = format!("This command needs `admin`; {file} has none");
                     return Err(Trouble::failed(message).help(
                         "write `admin = \"127.0.0.1:9180\"` at its top and start the proxy anew, \
                          or name the address with `--admin`",

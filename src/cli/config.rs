@@ -36,7 +36,7 @@ pub(super) fn config(args: &ConfigArgs) -> u8 {
     };
     let own = effective::effective(&config.written.text, &environment);
     if args.diff {
-        return match differences(args, (&config.written.text, &own)) {
+        return match differences(args, &config.written.text, &own) {
             Ok(lines) => tell(&lines, args.json),
             Err(trouble) => {
                 trouble.say();
@@ -51,7 +51,7 @@ pub(super) fn config(args: &ConfigArgs) -> u8 {
     0
 }
 
-fn differences(args: &ConfigArgs, (text, own): (&str, &Value)) -> Result<Vec<String>, Trouble> {
+fn differences(args: &ConfigArgs, text: &str, own: &Value) -> Result<Vec<String>, Trouble> {
     let client = AdminClient::of(&args.admin)?;
     let runtime = runtime()?;
     let running = runtime.block_on(client.get("/api/v1/config"));

@@ -347,7 +347,7 @@ impl Order<'_> {
         };
         let rates = record.rates().unwrap_or_default();
         let subject = |tag| Subject::Override(limit.name.to_string(), tag);
-        let (whom, until_us) = self.make(&args.terms, (key, Some(limit)), subject, record)?;
+        let (whom, until_us) = self.make(&args.terms, key, Some(limit), subject, record)?;
         let key = print::named(whom.tag, &whom.parts);
         let text = match args.terms.remove {
             true => format!("{}: key {key} has the limit's own rate again\n", limit.name),
@@ -361,7 +361,7 @@ impl Order<'_> {
 
     fn block(&self, args: &BlockArgs) -> Result<String, Trouble> {
         let record = RecordTerms::default();
-        let (whom, until_us) = self.make(&args.terms, (&args.key, None), Subject::Block, record)?;
+        let (whom, until_us) = self.make(&args.terms, &args.key, None, Subject::Block, record)?;
         let key = print::named(whom.tag, &whom.parts);
         let text = match args.terms.remove {
             true => format!("key {key} is let in again\n"),
@@ -374,7 +374,8 @@ impl Order<'_> {
     fn make(
         &self,
         terms: &Terms,
-        (key, limit): (&[String], Option<&Arc<Limit>>),
+        key: &[String],
+        limit: Option<&Arc<Limit>>,
         subject: impl FnOnce(KeyHash) -> Subject,
         record: RecordTerms,
     ) -> Result<(Whom, u64), Trouble> {

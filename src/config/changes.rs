@@ -64,26 +64,29 @@ pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
     let (was, is) = (old.server.workers, new.server.workers);
     if was != is {
         lines.push(format!(
-            "server: workers {was} -> {is} takes a restart; {was} go on"
+            "Changing `workers` to {is} needs a restart; still running {was}"
         ));
     }
     if old.server.control != new.server.control {
-        lines.push("server: control takes a restart; the socket stays where it is".to_owned());
+        lines.push("Changing `control` needs a restart; the socket stays where it is".to_owned());
     }
     if old.server.pid_file != new.server.pid_file {
-        lines.push("server: pid_file takes a restart".to_owned());
+        lines.push("Changing `pid_file` needs a restart".to_owned());
     }
     if old.admin.is_none() && new.admin.is_some() {
-        lines.push("admin: the first address takes a restart".to_owned());
+        lines.push("Adding the first `admin` needs a restart".to_owned());
     }
     if old.log.decisions != new.log.decisions {
-        lines.push("log: decisions takes a restart; what was opened is written to".to_owned());
+        lines.push(
+            "Changing `decisions` of `[log]` needs a restart; still writing to the old file"
+                .to_owned(),
+        );
     }
     lines
 }
 
 impl Config {
-    /// Takes over what takes a restart, so that it tells what runs.
+    /// Keeps the old value of each setting that needs a restart.
     pub fn keep_until_restart(&mut self, running: &Config) {
         self.server.workers = running.server.workers;
         self.server.control.clone_from(&running.server.control);

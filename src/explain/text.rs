@@ -120,7 +120,8 @@ impl Page {
             (None, Some(from)) => format!("counts of now, from {from}; nothing was charged"),
             (None, None) if told.limits.iter().all(|limit| !limit.is_counted()) => return,
             (None, None) => {
-                "for a client of whom nothing is counted; --live asks the store".to_owned()
+                "Assumes a client with no earlier requests; add --live for current counts"
+                    .to_owned()
             }
         };
         self.entry("", &text);

@@ -69,8 +69,8 @@ pub(super) async fn announced(
     if !began.proxy.trusts(arrival.ip) {
         return (mode == ProxyProtocol::Optional).then(Vec::new);
     }
-    let timing = (alarm, settings.header_timeout);
-    let announced = proxy_protocol::read(stream, mode, timing, drain).await?;
+    let timeout = settings.header_timeout;
+    let announced = proxy_protocol::read(stream, mode, alarm, timeout, drain).await?;
     alarm.arm(settings.idle_timeout);
     if let Some(ip) = announced.ip {
         arrival.ip = ip.to_canonical();

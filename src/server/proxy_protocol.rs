@@ -35,13 +35,14 @@ pub(super) struct Began {
 pub(super) async fn read(
     stream: &mut Stream,
     mode: ProxyProtocol,
-    (alarm, timeout): (&Alarm, Duration),
+    alarm: &Alarm,
+    timeout: Duration,
     drain: &Drain,
 ) -> Option<Began> {
     if mode == ProxyProtocol::Required {
         alarm.arm(timeout);
     }
-    let mut reading = pin!(read_header(stream, mode, (alarm, timeout)));
+    let mut reading = pin!(read_header(stream, mode, alarm, timeout));
     let began = poll_fn(|context| {
         if let Poll::Ready(began) = reading.as_mut().poll(context) {
             return Poll::Ready(began);
@@ -61,7 +62,8 @@ pub(super) async fn read(
 async fn read_header(
     stream: &mut Stream,
     mode: ProxyProtocol,
-    (alarm, timeout): (&Alarm, Duration),
+    alarm: &Alarm,
+    timeout: Duration,
 ) -> Option<Began> {
     let mut bytes = Vec::new();
     loop {

@@ -189,12 +189,13 @@ fn workers_are_told_as_they_run_after_each_reload() {
     for _ in 0..2 {
         let said = reload();
         let said = format!("{}{}", stdout(&said), String::from_utf8_lossy(&said.stderr));
-        let expected = format!("workers {running} -> {other} takes a restart");
+        let expected =
+            format!("Changing `workers` to {other} needs a restart; still running {running}");
         assert!(said.contains(&expected), "{said}");
         assert_eq!(looked.json("/api/v1/status")["workers"], running);
     }
     std::fs::write(&file, &first).unwrap();
-    assert!(!stdout(&reload()).contains("takes a restart"));
+    assert!(!stdout(&reload()).contains("needs a restart"));
 }
 
 #[test]

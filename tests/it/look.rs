@@ -119,7 +119,7 @@ fn where_no_proxy_answers_it_says_what_to_do() {
         assert_eq!(code, 1, "{trouble}");
         assert_eq!(
             trouble,
-            "error: proxy.toml has no `admin`: there is no way to look in\n\
+            "error: This command needs `admin`; proxy.toml has none\n\
              help: write `admin = \"127.0.0.1:9180\"` at its top and start the proxy anew, or name \
              the address with `--admin`\n"
         );

@@ -54,7 +54,7 @@ impl Spread {
     }
 
     /// The client of this hash made a request, and has used so much by now.
-    pub(super) fn see(&mut self, hash: u64, (used, denied): (f32, bool), now: u64) {
+    pub(super) fn see(&mut self, hash: u64, used: f32, denied: bool, now: u64) {
         if now >= self.tidied + self.lasts {
             self.tidy(now);
         }
@@ -137,7 +137,7 @@ mod tests {
         let mut spread = Spread::new(60);
         for number in 0..100 {
             let used = number as f32 / 100.0;
-            spread.see(hash(number), (used, number % 10 == 0), 1000);
+            spread.see(hash(number), used, number % 10 == 0, 1000);
         }
         let shares = spread.shares(1000);
         assert_eq!((shares.clients, shares.denied), (100, 10));
@@ -151,7 +151,7 @@ mod tests {
             let mut spread = Spread::new(60);
             for number in 0..many {
                 let used = if number % 4 == 0 { 0.9 } else { 0.1 };
-                spread.see(hash(number), (used, false), 1000);
+                spread.see(hash(number), used, false, 1000);
                 assert!(spread.followed.len() <= ROOM);
             }
             let shares = spread.shares(1000);
@@ -165,12 +165,12 @@ mod tests {
     #[test]
     fn the_sample_grows_again_after_a_crowd() {
         let mut spread = Spread::new(60);
-        (0..50_000).for_each(|number| spread.see(hash(number), (0.5, false), 1000));
+        (0..50_000).for_each(|number| spread.see(hash(number), 0.5, false, 1000));
         let low = spread.bar;
         for second in 0..20 {
             (0..2000).for_each(|number| {
                 let number = 1_000_000 + second * 2000 + number;
-                spread.see(hash(number), (0.5, false), 2000 + second * 100);
+                spread.see(hash(number), 0.5, false, 2000 + second * 100);
             });
         }
         assert!(spread.bar > low);

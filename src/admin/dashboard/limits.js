@@ -218,8 +218,8 @@ function advice(limit) {
     return `Nobody uses more than ${half} of ${plain(rate)}: ${enough}.`;
   }
   const over = use.clients - use.q25 - use.q50;
-  const touched = `${count(over, 'client')} of ${exact(use.clients)}`;
-  const text = `Half of ${plain(rate)} would touch about ${touched}`;
+  const denied = `about ${exact(over)} of ${count(use.clients, 'client')} would be denied`;
+  const text = `At half of ${plain(rate)}, ${denied}`;
   const near = `${percent(below / use.clients)} keep a quarter of it free`;
   return `${text}; ${near}.`;
 }

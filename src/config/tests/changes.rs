@@ -208,7 +208,7 @@ fn what_takes_a_restart_is_said() {
     );
     assert_eq!(
         restarts(&old, &new),
-        ["server: workers 2 -> 3 takes a restart; 2 go on"]
+        ["Changing `workers` to 3 needs a restart; still running 2"]
     );
     assert_eq!(restarts(&old, &old), [""; 0]);
 }

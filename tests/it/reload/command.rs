@@ -119,7 +119,8 @@ fn doubts_and_what_waits_for_a_restart_are_printed() {
     let said = gate.command(&[]);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(
-        said.err.contains("workers 2 -> 3 takes a restart"),
+        said.err
+            .contains("Changing `workers` to 3 needs a restart; still running 2"),
         "{said:?}"
     );
     assert!(
@@ -168,7 +169,10 @@ fn the_socket_is_its_users_alone_and_goes_when_it_goes() {
     // The file no longer says where: the command can be told.
     gate.write(FIVE);
     let said = gate.command(&["--control", path.to_str().unwrap()]);
-    assert!(said.err.contains("control takes a restart"), "{said:?}");
+    assert!(
+        said.err.contains("Changing `control` needs a restart"),
+        "{said:?}"
+    );
     gate.proxy.signal("TERM");
     gate.proxy.wait();
     assert!(!path.exists());
