@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::clock::Micros;
-use crate::config::{RedisTopology, StoreKind, StoreSettings};
+use crate::config::{StoreKind, StoreSettings};
 use crate::limit::{Charge, Decision};
 use crate::telemetry::decisions::{DecisionLog, Source};
 
@@ -43,7 +43,6 @@ use memory::Memory;
 pub use observed::Observed;
 use overrides::OverrideSnapshot;
 use redis::Redis;
-use redis::cluster::{self, Cluster};
 
 /// What all workers share of the store; made once, before the workers start.
 #[derive(Clone, Debug)]
@@ -52,8 +51,6 @@ pub enum Backing {
     Memory(Arc<Memory>),
     /// What the workers' connections to Redis have in common.
     Redis(Arc<redis::Shared>),
-    /// The same of a Redis Cluster.
-    Cluster(Arc<cluster::Shared>),
 }
 
 impl Backing {
@@ -71,13 +68,7 @@ impl Backing {
                 log,
             ))),
             StoreKind::Redis(server) => {
-                let shared = Arc::new(redis::Shared::new(settings, server, keys, log)?);
-                match &server.topology {
-                    RedisTopology::Cluster { seeds } => {
-                        Backing::Cluster(Arc::new(cluster::Shared::new(shared, seeds)))
-                    }
-                    RedisTopology::Single(_) | RedisTopology::Sentinel(_) => Backing::Redis(shared),
-                }
+                Backing::Redis(Arc::new(redis::Shared::new(settings, server, keys, log)?))
             }
         })
     }
@@ -91,7 +82,6 @@ impl Backing {
         let fleet = match self {
             Backing::Memory(_) => Arc::new(Fleet::of(1)),
             Backing::Redis(shared) => Arc::clone(shared.fleet()),
-            Backing::Cluster(shared) => Arc::clone(shared.redis().fleet()),
         };
         let keys = KeyRing::new(settings)?;
         let clock = Micros::monotonic();
@@ -107,7 +97,6 @@ impl Backing {
         match self {
             Backing::Memory(_) => {}
             Backing::Redis(shared) => shared.forgets_in(local),
-            Backing::Cluster(shared) => shared.redis().forgets_in(local),
         }
     }
 
@@ -116,7 +105,6 @@ impl Backing {
         match self {
             Backing::Memory(_) => None,
             Backing::Redis(shared) => shared.away_since(),
-            Backing::Cluster(shared) => shared.away_since(),
         }
     }
 
@@ -125,7 +113,6 @@ impl Backing {
         match self {
             Backing::Memory(memory) => Store::Memory(Arc::clone(memory)),
             Backing::Redis(shared) => Store::Redis(Redis::spawn(Arc::clone(shared))),
-            Backing::Cluster(shared) => Store::Cluster(Cluster::spawn(Arc::clone(shared))),
         }
     }
 }
@@ -135,10 +122,8 @@ impl Backing {
 pub enum Store {
     /// In this process, shared by all workers.
     Memory(Arc<Memory>),
-    /// In one Redis or Valkey server.
+    /// In Redis or Valkey: one server, a master that sentinels name, or a cluster.
     Redis(Redis),
-    /// In a Redis Cluster, by slot.
-    Cluster(Cluster),
 }
 
 impl Store {
@@ -146,7 +131,7 @@ impl Store {
     pub fn charge_here(&self, charge: &Charge) -> Option<Decision> {
         match self {
             Store::Memory(memory) => Some(memory.charge(charge)),
-            Store::Redis(_) | Store::Cluster(_) => None,
+            Store::Redis(_) => None,
         }
     }
 
@@ -166,8 +151,6 @@ impl Store {
         match self {
             Store::Memory(memory) => Ok(memory.charge(charge)),
             Store::Redis(redis) => redis.charge(charge, generation, arrived).await,
-            // In a box, or each connection of a client had room for it, whatever the store is.
-            Store::Cluster(cluster) => Box::pin(cluster.charge(charge, generation, arrived)).await,
         }
     }
 
@@ -177,7 +160,6 @@ impl Store {
         match self {
             Store::Memory(_) => Source::Store,
             Store::Redis(redis) => redis.decided_by(),
-            Store::Cluster(cluster) => cluster.decided_by(),
         }
     }
 
@@ -187,7 +169,6 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.owe(charge, generation),
-            Store::Cluster(cluster) => cluster.owe(charge, generation),
         }
     }
 
@@ -196,7 +177,6 @@ impl Store {
         match self {
             Store::Memory(memory) => Observed::decided(memory.charge(charge)),
             Store::Redis(redis) => redis.observe(charge, generation),
-            Store::Cluster(cluster) => cluster.observe(charge, generation),
         }
     }
 
@@ -207,7 +187,6 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.give_back(charge, decision),
             Store::Redis(redis) => redis.give_back(charge, decision, generation),
-            Store::Cluster(cluster) => cluster.give_back(charge, decision, generation),
         }
     }
 
@@ -217,7 +196,6 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.charge_more(charge),
             Store::Redis(redis) => redis.settle(charge, generation),
-            Store::Cluster(cluster) => cluster.settle(charge, generation),
         }
     }
 
@@ -226,7 +204,6 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.release(charge),
             Store::Redis(redis) => redis.release(charge),
-            Store::Cluster(cluster) => cluster.release(charge),
         }
     }
 
@@ -236,7 +213,6 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.hold(charge),
             Store::Redis(redis) => redis.hold(charge, generation),
-            Store::Cluster(cluster) => cluster.hold(charge, generation),
         }
     }
 
@@ -245,7 +221,6 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.hash_key(),
             Store::Redis(redis) => redis.hash_key(),
-            Store::Cluster(cluster) => cluster.hash_key(),
         }
     }
 
@@ -254,7 +229,6 @@ impl Store {
         match self {
             Store::Memory(memory) => memory.overrides(),
             Store::Redis(redis) => redis.shared().overrides(),
-            Store::Cluster(cluster) => cluster.shared().overrides(),
         }
     }
 
@@ -263,7 +237,6 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.limits_changed(),
-            Store::Cluster(cluster) => cluster.limits_changed(),
         }
     }
 
@@ -274,7 +247,6 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.ready().await,
-            Store::Cluster(cluster) => cluster.ready().await,
         }
     }
 
@@ -284,7 +256,6 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.told().await,
-            Store::Cluster(cluster) => cluster.told().await,
         }
     }
 }

@@ -111,7 +111,7 @@ impl StoreHandle {
     pub fn in_process(&self) -> &Memory {
         match &self.backing {
             Backing::Memory(memory) => memory,
-            Backing::Redis(_) | Backing::Cluster(_) => &self.local,
+            Backing::Redis(_) => &self.local,
         }
     }
 

@@ -12,7 +12,6 @@ impl Backing {
         match self {
             Backing::Memory(_) => None,
             Backing::Redis(shared) => Some(shared.recovery()),
-            Backing::Cluster(shared) => Some(shared.redis().recovery()),
         }
     }
 }
@@ -30,7 +29,6 @@ impl Store {
         match self {
             Store::Memory(_) => true,
             Store::Redis(redis) => redis.shared().may_decide_alone(),
-            Store::Cluster(cluster) => cluster.shared().may_decide_alone(),
         }
     }
 
@@ -38,14 +36,16 @@ impl Store {
         match self {
             Store::Memory(_) => None,
             Store::Redis(redis) => Some(redis.shared().recovery()),
-            Store::Cluster(cluster) => Some(cluster.shared().recovery()),
         }
     }
 
     /// Whether units that the store has said to be used are gone only when they expire or by its
     /// loss: where a request asks several places, one may give back what another refuses.
     pub fn tells_of_others(&self) -> bool {
-        matches!(self, Store::Redis(_))
+        match self {
+            Store::Memory(_) => false,
+            Store::Redis(redis) => !redis.shared().is_cluster(),
+        }
     }
 
     /// The store lacks these units, by its own answer. They are charged again soon, unless an
@@ -54,7 +54,6 @@ impl Store {
         match self {
             Store::Memory(_) => {}
             Store::Redis(redis) => redis.shared().suspect(lost),
-            Store::Cluster(cluster) => cluster.shared().suspect(lost),
         }
     }
 }

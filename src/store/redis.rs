@@ -4,7 +4,7 @@
 //! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
-pub mod cluster;
+mod cluster;
 mod line;
 mod link;
 mod maintenance;
@@ -29,8 +29,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
 
+use cluster::ClusterQueue;
+use outage::Outages;
 pub use outage_log::OUTAGE_AFTER;
-use outage_log::OutageReporter;
 pub use override_client::{OverrideClient, OverrideClientError};
 use overrides::SharedOverrides;
 pub use server_info::{ServerInfo, fetch_server_info, server_info};
@@ -47,7 +48,7 @@ use super::known::Known;
 use super::memory::Memory;
 use super::overrides::OverrideSnapshot;
 use super::recovery::{ProcessName, Recovery};
-use super::waiting::{Question, Waiting, ask};
+use super::waiting::{Asked, Question, Waiting, ask};
 use super::{Observed, StoreError};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
@@ -66,9 +67,7 @@ pub struct Shared {
     clock: MonotonicClock,
     keys: KeyRing,
     log: Option<Arc<DecisionLog>>,
-    outage: Arc<OutageReporter>,
-    /// Decisions that were asked for and not made since the log last told of them.
-    unmade: Arc<AtomicU64>,
+    outages: Outages,
     /// Keys in Redis that held something not ours and were begun anew.
     begun_anew: AtomicU64,
     spawned: AtomicU32,
@@ -107,7 +106,6 @@ impl Shared {
         log: Option<Arc<DecisionLog>>,
     ) -> Result<Shared, StoreError> {
         let (clock, name) = (MonotonicClock::start(), super::hash_key::random()?);
-        let unmade = Arc::<AtomicU64>::default();
         let fleet = Arc::new(settings.fleet.into());
         Ok(Shared {
             access: Arc::new(link::Access::new(server)?),
@@ -119,8 +117,7 @@ impl Shared {
             clock,
             keys,
             log,
-            outage: Arc::new(OutageReporter::new(None, Arc::clone(&unmade))),
-            unmade,
+            outages: Outages::default(),
             begun_anew: AtomicU64::new(0),
             spawned: AtomicU32::new(0),
             recovery: Arc::new(Recovery::new(fleet, name, clock.now_us())),
@@ -151,7 +148,7 @@ impl Shared {
 
     /// Since when decisions are made without it, if any worker has to.
     pub fn away_since(&self) -> Option<Instant> {
-        self.outage.away_since()
+        self.outages.away_since()
     }
 
     /// `None`, at the cost of one load, if there are no overrides.
@@ -163,6 +160,10 @@ impl Shared {
     pub fn forgets_in(&self, local: &Arc<Memory>) {
         self.overrides.forgets_in(local);
         let _ = self.local.set(Arc::clone(local));
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.access.is_cluster()
     }
 
     fn count_begun_anew(&self, keys: u16) {
@@ -195,35 +196,99 @@ impl Shared {
     }
 }
 
-/// One worker's handle; clones share its connection.
+/// One worker's handle; clones share its connections.
 #[derive(Clone, Debug)]
 pub struct Redis {
     shared: Arc<Shared>,
-    queue: mpsc::Sender<Waiting>,
-    open: Arc<AtomicBool>,
+    queue: Queue,
     known: Known,
+    slots: SlotLease,
     ready: watch::Receiver<bool>,
-    holder: SlotLease,
+}
+
+/// A handle's way to its worker's task.
+#[derive(Clone, Debug)]
+enum Queue {
+    /// To one server: a single one, or the master that sentinels name.
+    Server(ServerQueue),
+    /// To the nodes of a cluster.
+    Cluster(ClusterQueue),
+}
+
+#[derive(Clone, Debug)]
+struct ServerQueue {
+    queue: mpsc::Sender<Waiting>,
+    /// The breaker: while it is open, nothing is asked.
+    open: Arc<AtomicBool>,
+}
+
+impl ServerQueue {
+    fn spawn(
+        shared: &Arc<Shared>,
+        known: &Known,
+        slots: &SlotLease,
+        settle: watch::Sender<bool>,
+    ) -> ServerQueue {
+        let (queue, waiting) = mpsc::channel(QUEUE);
+        let open = Arc::new(AtomicBool::new(false));
+        let handle = (Arc::clone(&open), known.clone(), slots.clone());
+        tokio::spawn(task::Task::new(Arc::clone(shared), waiting, handle, settle).run());
+        ServerQueue { queue, open }
+    }
+
+    fn enqueue(&self, waiting: Waiting) -> Result<(), StoreError> {
+        if self.open.load(Ordering::Relaxed) {
+            return Err(StoreError::Away);
+        }
+        Ok(self.queue.try_send(waiting)?)
+    }
+
+    /// Sends a charge on its way; until it is back, nothing is left in its place.
+    fn begin(
+        &self,
+        charge: &mut Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<Asked, StoreError> {
+        let (waiting, mut asked) = ask(Question {
+            charge: std::mem::take(charge),
+            operation: Operation::Charge(1),
+            extra: SmallVec::new(),
+            generation,
+            arrived,
+        });
+        if let Err(kind) = self.enqueue(waiting) {
+            *charge = asked.take_charge();
+            return Err(kind);
+        }
+        Ok(asked)
+    }
+}
+
+impl<T> From<mpsc::error::TrySendError<T>> for StoreError {
+    fn from(refused: mpsc::error::TrySendError<T>) -> StoreError {
+        match refused {
+            mpsc::error::TrySendError::Full(_) => StoreError::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => StoreError::Away,
+        }
+    }
 }
 
 impl Redis {
-    /// Starts the connection's task on the current runtime; it ends with the last handle.
+    /// Starts the worker's task on the current runtime; it ends with the last handle.
     pub fn spawn(shared: Arc<Shared>) -> Redis {
-        let (queue, waiting) = mpsc::channel(QUEUE);
         let (settle, ready) = watch::channel(false);
-        let open = Arc::new(AtomicBool::new(false));
-        let known = Known::default();
-        let holder = SlotLease::new();
-        let handle = (Arc::clone(&open), known.clone(), holder.clone());
-        let task = task::Task::new(Arc::clone(&shared), waiting, handle, settle);
-        tokio::spawn(task.run());
+        let (known, slots) = (Known::default(), SlotLease::new());
+        let queue = match shared.is_cluster() {
+            true => Queue::Cluster(ClusterQueue::spawn(&shared, &known, &slots, settle)),
+            false => Queue::Server(ServerQueue::spawn(&shared, &known, &slots, settle)),
+        };
         Redis {
             shared,
             queue,
-            open,
             known,
+            slots,
             ready,
-            holder,
         }
     }
 
@@ -236,7 +301,7 @@ impl Redis {
     ) -> Result<Decision, StoreError> {
         let result = self.ask(charge, generation, arrived).await;
         if result.is_err() {
-            self.shared.unmade.fetch_add(1, Ordering::Relaxed);
+            self.shared.outages.count_unmade();
         }
         result
     }
@@ -250,49 +315,20 @@ impl Redis {
         if !self.shared.is_current(generation) {
             return Err(StoreError::Away);
         }
-        match self.shared.find_known(&self.known, charge, arrived) {
-            Some((source, decision)) => {
-                self.known.note(source);
-                Ok(decision)
+        if let Some((source, decision)) = self.shared.find_known(&self.known, charge, arrived) {
+            self.known.note(source);
+            return Ok(decision);
+        }
+        match &self.queue {
+            Queue::Server(queue) => {
+                let asked = queue.begin(charge, generation, arrived)?;
+                self.slots.wait(asked).take(charge).await
             }
-            None => {
-                let awaited = self.begin(charge, generation, arrived)?;
-                awaited.take(charge).await
+            // In a box, or each connection of a client had room for it, whatever the store is.
+            Queue::Cluster(queue) => {
+                Box::pin(cluster::charge(self, queue, charge, generation, arrived)).await
             }
         }
-    }
-
-    /// Sends a charge on its way; until it is back, nothing is left in its place.
-    fn begin(
-        &self,
-        charge: &mut Charge,
-        generation: u64,
-        arrived: Instant,
-    ) -> Result<Awaited, StoreError> {
-        let (waiting, mut asked) = ask(Question {
-            charge: std::mem::take(charge),
-            operation: Operation::Charge(1),
-            extra: SmallVec::new(),
-            generation,
-            arrived,
-        });
-        if let Err(kind) = self.enqueue(waiting) {
-            *charge = asked.take_charge();
-            return Err(kind);
-        }
-        Ok(self.holder.wait(asked))
-    }
-
-    fn enqueue(&self, waiting: Waiting) -> Result<(), StoreError> {
-        if self.open.load(Ordering::Relaxed) {
-            return Err(StoreError::Away);
-        }
-        self.queue
-            .try_send(waiting)
-            .map_err(|refused| match refused {
-                mpsc::error::TrySendError::Full(_) => StoreError::Overloaded,
-                mpsc::error::TrySendError::Closed(_) => StoreError::Away,
-            })
     }
 
     /// See [`super::Store::decided_by`].
@@ -300,17 +336,29 @@ impl Redis {
         self.known.noted()
     }
 
-    /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`].
+    /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`]. The
+    /// checks of a `charge` are one limit's, so they share a slot of a cluster.
     pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
-        if !self.shared.is_current(generation) {
+        let arrived = clock::now();
+        let is_there = match &self.queue {
+            Queue::Server(_) => true,
+            Queue::Cluster(queue) => queue.is_there(charge, arrived),
+        };
+        if !is_there || !self.shared.is_current(generation) {
             return Observed::nothing();
         }
-        let arrived = clock::now();
         if let Some((_, decision)) = self.shared.find_known(&self.known, charge, arrived) {
             return Observed::decided(decision);
         }
-        self.begin(&mut charge.clone(), generation, arrived)
-            .map_or_else(|_| Observed::nothing(), Observed::awaited)
+        let mut charge = charge.clone();
+        let asked = match &self.queue {
+            Queue::Server(queue) => queue.begin(&mut charge, generation, arrived),
+            Queue::Cluster(queue) => queue.begin(&mut charge, generation, arrived),
+        };
+        asked.map_or_else(
+            |_| Observed::nothing(),
+            |asked| Observed::awaited(self.slots.wait(asked)),
+        )
     }
 
     /// See [`super::Store::give_back`].
@@ -335,20 +383,26 @@ impl Redis {
         if !self.shared.is_current(generation) {
             return;
         }
-        if operation == Operation::GiveBack {
-            let mut known = self.known.lock();
-            charge
-                .iter()
-                .for_each(|item| known.denied.forget(item.id()));
-        }
-        // Where the store is away, the units expire by themselves.
-        let _ = self.enqueue(Waiting::told(Question {
+        let told = Question {
             charge: charge.clone(),
             operation,
             extra,
             generation,
             arrived: clock::now(),
-        }));
+        };
+        match &self.queue {
+            Queue::Cluster(queue) => queue.tell(&self.known, &told),
+            Queue::Server(queue) => {
+                if operation == Operation::GiveBack {
+                    let mut known = self.known.lock();
+                    charge
+                        .iter()
+                        .for_each(|item| known.denied.forget(item.id()));
+                }
+                // Where the store is away, the units expire by themselves.
+                let _ = queue.enqueue(Waiting::told(told));
+            }
+        }
     }
 
     /// Remembers what was admitted without the store; see [`super::Store::owe`].
@@ -358,13 +412,13 @@ impl Redis {
 
     /// See [`super::Store::release`].
     pub fn release(&self, charge: &Charge) {
-        self.holder.let_go(charge);
+        self.slots.let_go(charge);
     }
 
     /// See [`super::Store::hold`].
     pub fn hold(&self, charge: &Charge, generation: u64) {
         if generation != PROVISIONAL {
-            self.holder.hold(charge);
+            self.slots.hold(charge);
         }
     }
 
@@ -375,7 +429,7 @@ impl Redis {
 
     /// See [`super::Store::told`].
     pub async fn told(&self) {
-        self.holder.part().await;
+        self.slots.part().await;
     }
 
     /// The secret that identities are hashed with.

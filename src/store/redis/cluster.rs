@@ -17,92 +17,27 @@ mod task;
 mod topology;
 mod view;
 
-use std::collections::HashMap;
-use std::fmt;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
-use super::QUEUE;
-use super::outage_log::OutageReporter;
-use super::slot_lease::{Awaited, SlotLease};
-use crate::clock;
-use crate::config::RedisAddress;
+use super::slot_lease::SlotLease;
+use super::{QUEUE, Redis, Shared};
 use crate::limit::{Algorithm, Charge, Decision};
 use crate::store::batch::Operation;
 use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US, Span};
-use crate::store::hash_key::{CurrentKey, PROVISIONAL};
 use crate::store::known::Known;
 use crate::store::reserve::{Reserve, Step, Steps};
-use crate::store::waiting::{Answer, Question, Waiting, ask};
-use crate::store::{Observed, ServerTrouble, StoreError};
+use crate::store::waiting::{Answer, Asked, Question, Waiting, ask};
+use crate::store::{ServerTrouble, StoreError};
 use crate::telemetry::decisions::Source;
 
 pub(super) use map::{slot_of, slot_of_tag};
 pub(super) use topology::reach;
 use view::View;
-
-/// What all workers' connections to one cluster have in common.
-pub struct Shared {
-    redis: Arc<super::Shared>,
-    seeds: Vec<RedisAddress>,
-    /// Nodes that some worker has trouble with, or had lately.
-    outages: Mutex<HashMap<RedisAddress, Arc<OutageReporter>>>,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.redis.fmt(f)
-    }
-}
-
-impl Shared {
-    /// Connects to nothing.
-    pub fn new(redis: Arc<super::Shared>, seeds: &[RedisAddress]) -> Shared {
-        Shared {
-            redis,
-            seeds: seeds.to_vec(),
-            outages: Mutex::default(),
-        }
-    }
-
-    /// What is the same wherever keys lie.
-    pub fn redis(&self) -> &Arc<super::Shared> {
-        &self.redis
-    }
-
-    /// Since when some node is away for some worker.
-    pub fn away_since(&self) -> Option<Instant> {
-        let outages = self.outages();
-        outages.values().filter_map(|one| one.away_since()).min()
-    }
-
-    fn trouble_begins(&self, node: &RedisAddress, kind: StoreError, now: Instant) {
-        self.redis.goes_away();
-        let mut outages = self.outages();
-        outages.retain(|_, one| !one.is_over(now));
-        let reporter = outages.entry(node.clone()).or_insert_with(|| {
-            let unmade = Arc::clone(&self.redis.unmade);
-            Arc::new(OutageReporter::new(Some(node.to_string()), unmade))
-        });
-        reporter.begin(kind, now);
-    }
-
-    fn trouble_ends(&self, node: &RedisAddress, now: Instant) {
-        self.redis.comes_back();
-        if let Some(reporter) = self.outages().get(node) {
-            reporter.end(now);
-        }
-    }
-
-    fn outages(&self) -> MutexGuard<'_, HashMap<RedisAddress, Arc<OutageReporter>>> {
-        self.outages.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// Something to ask of a slot.
 #[derive(Debug)]
@@ -111,111 +46,41 @@ struct Placed {
     waiting: Waiting,
 }
 
-/// One worker's handle; clones share its connections.
+/// A handle's way to its worker's task.
 #[derive(Clone, Debug)]
-pub struct Cluster {
-    shared: Arc<Shared>,
+pub(super) struct ClusterQueue {
     queue: mpsc::Sender<Placed>,
     view: View,
-    known: Known,
-    holder: SlotLease,
-    ready: watch::Receiver<bool>,
 }
 
-impl Cluster {
+impl ClusterQueue {
     /// Starts the worker's task on the current runtime; it ends with the last handle.
-    pub fn spawn(shared: Arc<Shared>) -> Cluster {
+    pub(super) fn spawn(
+        shared: &Arc<Shared>,
+        known: &Known,
+        slots: &SlotLease,
+        settle: watch::Sender<bool>,
+    ) -> ClusterQueue {
         let (queue, asked) = mpsc::channel(QUEUE);
-        let (settle, ready) = watch::channel(false);
-        let (view, known, holder) = (View::default(), Known::default(), SlotLease::new());
-        let handle = (view.clone(), known.clone(), holder.clone());
-        tokio::spawn(task::Task::new(Arc::clone(&shared), asked, handle, settle).run());
-        Cluster {
-            shared,
-            queue,
-            view,
-            known,
-            holder,
-            ready,
-        }
+        let view = View::default();
+        let handle = (view.clone(), known.clone(), slots.clone());
+        tokio::spawn(task::Task::new(Arc::clone(shared), asked, handle, settle).run());
+        ClusterQueue { queue, view }
     }
 
-    /// Decides and charges one request; see [`crate::store::Store::charge`].
-    pub async fn charge(
-        &self,
-        charge: &Charge,
-        generation: u64,
-        arrived: Instant,
-    ) -> Result<Decision, StoreError> {
-        let result = self.ask(charge, generation, arrived).await;
-        if result.is_err() {
-            self.shared.redis.unmade.fetch_add(1, Ordering::Relaxed);
-        }
-        result
+    fn enqueue(&self, slot: u16, waiting: Waiting) -> Result<(), StoreError> {
+        Ok(self.queue.try_send(Placed { slot, waiting })?)
     }
 
-    async fn ask(
+    /// Sends a charge on its way, which all lies in one slot; until it is back, nothing is left in
+    /// its place.
+    pub(super) fn begin(
         &self,
-        charge: &Charge,
-        generation: u64,
-        arrived: Instant,
-    ) -> Result<Decision, StoreError> {
-        if !self.shared.redis.is_current(generation) {
-            return Err(StoreError::Away);
-        }
-        if let Some((source, decision)) = self.shared.redis.find_known(&self.known, charge, arrived)
-        {
-            self.known.note(source);
-            return Ok(decision);
-        }
-        let asking = Asking {
-            cluster: self,
-            charge,
-            reserve: self.view.reserve(charge, arrived)?,
-            generation,
-        };
-        let decision = asking.run(arrived).await?;
-        if let Some(log) = &self.shared.redis.log {
-            log.record(Source::Store, charge, &decision);
-        }
-        Ok(decision)
-    }
-
-    /// Asks one slot for items that all lie in it.
-    async fn ask_slot(
-        &self,
-        slot: u16,
-        mut charge: Charge,
-        (generation, arrived): (u64, Instant),
-    ) -> Answer {
-        let redis = &self.shared.redis;
-        let epoch = redis.overrides.epoch();
-        let awaited = self.begin(slot, &mut charge, (generation, arrived))?;
-        let decision = awaited.take(&mut charge).await?;
-        // What an operator changed meanwhile may not be in it.
-        if !decision.allowed && epoch == redis.overrides.epoch() {
-            // Units that another slot's refusal gives back make a denial end early.
-            let capped = self.view.gives_back(&charge);
-            let longest_us = if capped { GIVES_BACK_US } else { LONGEST_US };
-            let span = Span {
-                sent_us: redis.clock.at_us(arrived),
-                came_us: redis.clock.now_us(),
-            };
-            let mut known = self.known.lock();
-            known
-                .denied
-                .note_within(longest_us, &charge, &decision, span);
-        }
-        Ok(decision)
-    }
-
-    /// Sends a charge on its way to its slot; until it is back, nothing is left in its place.
-    fn begin(
-        &self,
-        slot: u16,
         charge: &mut Charge,
-        (generation, arrived): (u64, Instant),
-    ) -> Result<Awaited, StoreError> {
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<Asked, StoreError> {
+        let slot = charge.first().map(slot_of).ok_or(StoreError::Garbled)?;
         let (waiting, asked) = ask(Question {
             charge: std::mem::take(charge),
             operation: Operation::Charge(1),
@@ -224,126 +89,92 @@ impl Cluster {
             arrived,
         });
         self.enqueue(slot, waiting)?;
-        Ok(self.holder.wait(asked))
+        Ok(asked)
     }
 
-    fn enqueue(&self, slot: u16, waiting: Waiting) -> Result<(), StoreError> {
-        let placed = Placed { slot, waiting };
-        self.queue
-            .try_send(placed)
-            .map_err(|refused| match refused {
-                mpsc::error::TrySendError::Full(_) => StoreError::Overloaded,
-                mpsc::error::TrySendError::Closed(_) => StoreError::Away,
-            })
-    }
-
-    /// See [`crate::store::Store::give_back`].
-    pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
-        let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
-        let stamps: SmallVec<[u64; 2]> = stamps.collect();
-        self.tell(Operation::GiveBack, charge, &stamps, generation);
-    }
-
-    /// See [`crate::store::Store::settle`].
-    pub fn settle(&self, charge: &Charge, generation: u64) {
-        self.tell(Operation::Settle, charge, &[], generation);
+    /// Whether every node that a charge needs is there.
+    pub(super) fn is_there(&self, charge: &Charge, now: Instant) -> bool {
+        self.view.reserve(charge, now).is_ok()
     }
 
     /// Tells the store something, item by item, once, and waits for nothing.
-    fn tell(&self, operation: Operation, charge: &Charge, extra: &[u64], generation: u64) {
-        if !self.shared.redis.is_current(generation) {
-            return;
-        }
-        for (index, item) in charge.iter().enumerate() {
+    pub(super) fn tell(&self, known: &Known, told: &Question) {
+        for (index, item) in told.charge.iter().enumerate() {
             if item.window.rule.algorithm == Algorithm::Slots {
                 continue;
             }
-            if operation == Operation::GiveBack {
-                self.known.lock().denied.forget(item.id());
+            if told.operation == Operation::GiveBack {
+                known.lock().denied.forget(item.id());
             }
             let waiting = Waiting::told(Question {
                 charge: [item.clone()].into_iter().collect(),
-                operation,
-                extra: extra.get(index).copied().into_iter().collect(),
-                generation,
-                arrived: clock::now(),
+                extra: told.extra.get(index).copied().into_iter().collect(),
+                ..*told
             });
             // Where the node is away, the units expire by themselves.
-            let _ = self.enqueue(map::slot_of(item), waiting);
+            let _ = self.enqueue(slot_of(item), waiting);
         }
     }
+}
 
-    /// Remembers what was admitted without the store; see [`crate::store::Store::owe`].
-    pub fn owe(&self, charge: &Charge, generation: u64) {
-        self.shared.redis.owe(charge, generation);
+/// Decides and charges one request, whose limits may lie in several slots.
+pub(super) async fn charge(
+    redis: &Redis,
+    queue: &ClusterQueue,
+    charge: &Charge,
+    generation: u64,
+    arrived: Instant,
+) -> Result<Decision, StoreError> {
+    let asking = Asking {
+        redis,
+        queue,
+        charge,
+        reserve: queue.view.reserve(charge, arrived)?,
+        generation,
+    };
+    let decision = asking.run(arrived).await?;
+    if let Some(log) = &redis.shared.log {
+        log.record(Source::Store, charge, &decision);
     }
+    Ok(decision)
+}
 
-    /// Asks, and leaves the answer where it can be looked for; see
-    /// [`crate::store::Store::observe`]. A rider is one limit's, so its items share a slot.
-    pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
-        let arrived = clock::now();
-        let Some(slot) = charge.first().map(map::slot_of) else {
-            return Observed::nothing();
+/// Asks one slot for items that all lie in it.
+async fn ask_slot(
+    redis: &Redis,
+    queue: &ClusterQueue,
+    mut charge: Charge,
+    generation: u64,
+    arrived: Instant,
+) -> Answer {
+    let shared = &redis.shared;
+    let epoch = shared.overrides.epoch();
+    let awaited = redis
+        .slots
+        .wait(queue.begin(&mut charge, generation, arrived)?);
+    let decision = awaited.take(&mut charge).await?;
+    // What an operator changed meanwhile may not be in it.
+    if !decision.allowed && epoch == shared.overrides.epoch() {
+        // Units that another slot's refusal gives back make a denial end early.
+        let capped = queue.view.gives_back(&charge);
+        let longest_us = if capped { GIVES_BACK_US } else { LONGEST_US };
+        let span = Span {
+            sent_us: shared.clock.at_us(arrived),
+            came_us: shared.clock.now_us(),
         };
-        if !self.shared.redis.is_current(generation) || self.view.reserve(charge, arrived).is_err()
-        {
-            return Observed::nothing();
-        }
-        if let Some((_, decision)) = self.shared.redis.find_known(&self.known, charge, arrived) {
-            return Observed::decided(decision);
-        }
-        self.begin(slot, &mut charge.clone(), (generation, arrived))
-            .map_or_else(|_| Observed::nothing(), Observed::awaited)
+        let mut known = redis.known.lock();
+        known
+            .denied
+            .note_within(longest_us, &charge, &decision, span);
     }
-
-    /// See [`crate::store::Store::decided_by`].
-    pub fn decided_by(&self) -> Source {
-        self.known.noted()
-    }
-
-    /// See [`crate::store::Store::release`].
-    pub fn release(&self, charge: &Charge) {
-        self.holder.let_go(charge);
-    }
-
-    /// See [`crate::store::Store::hold`].
-    pub fn hold(&self, charge: &Charge, generation: u64) {
-        if generation != PROVISIONAL {
-            self.holder.hold(charge);
-        }
-    }
-
-    /// See [`crate::store::Store::limits_changed`].
-    pub fn limits_changed(&self) {
-        self.known.forget_denials();
-    }
-
-    /// See [`crate::store::Store::told`].
-    pub async fn told(&self) {
-        self.holder.part().await;
-    }
-
-    /// The secret that identities are hashed with.
-    pub fn hash_key(&self) -> CurrentKey {
-        self.shared.redis.keys.current()
-    }
-
-    /// Waits until the first attempt to reach the cluster has ended.
-    pub async fn ready(&self) {
-        // An error means that the task is gone: ready as well.
-        let _ = self.ready.clone().wait_for(|ready| *ready).await;
-    }
-
-    /// What the workers have in common.
-    pub fn shared(&self) -> &Arc<super::Shared> {
-        &self.shared.redis
-    }
+    Ok(decision)
 }
 
 /// A request on its way through its slots. Dropped before it is decided (its client has gone), it
 /// gives back what slots have charged.
 struct Asking<'c> {
-    cluster: &'c Cluster,
+    redis: &'c Redis,
+    queue: &'c ClusterQueue,
     charge: &'c Charge,
     reserve: Reserve,
     generation: u64,
@@ -352,22 +183,21 @@ struct Asking<'c> {
 impl Asking<'_> {
     /// Takes the steps of the request until it is decided.
     async fn run(mut self, arrived: Instant) -> Answer {
-        let (cluster, charge) = (self.cluster, self.charge);
+        let (redis, queue, charge) = (self.redis, self.queue, self.charge);
         let mut replies = FuturesUnordered::new();
         let mut steps: Steps = self.reserve.begin();
         loop {
             for step in steps.drain(..) {
                 match step {
                     Step::Ask(part) => {
-                        let slot = self.reserve.parts()[part].place;
                         let asked = self.reserve.charge_of(part, charge);
-                        let asking = cluster.ask_slot(slot, asked, (self.generation, arrived));
+                        let asking = ask_slot(redis, queue, asked, self.generation, arrived);
                         replies.push(async move { (part, asking.await) });
                     }
                     Step::GiveBack(part, stamps) => self.give_back(part, &stamps),
                     Step::Answer(answer) => {
                         if let (Ok(decision), true) = (&answer, self.reserve.parts().len() > 1) {
-                            cluster.view.learn(charge, !decision.allowed);
+                            queue.view.learn(charge, !decision.allowed);
                         }
                         return answer;
                     }
@@ -375,7 +205,7 @@ impl Asking<'_> {
             }
             steps = match replies.next().await {
                 Some((part, Err(StoreError::Server(ServerTrouble::TryAgain)))) => {
-                    cluster.view.crosses(charge);
+                    queue.view.crosses(charge);
                     self.reserve.split(part)
                 }
                 Some((part, reply)) => self.reserve.replied(part, reply, charge),
@@ -387,9 +217,10 @@ impl Asking<'_> {
 
     fn give_back(&self, part: usize, stamps: &[u64]) {
         let charged = self.reserve.charge_of(part, self.charge);
-        self.cluster.holder.let_go(&charged);
-        let generation = self.generation;
-        (self.cluster).tell(Operation::GiveBack, &charged, stamps, generation);
+        self.redis.slots.let_go(&charged);
+        let stamps = SmallVec::from_slice(stamps);
+        self.redis
+            .tell(Operation::GiveBack, &charged, stamps, self.generation);
     }
 }
 

@@ -29,23 +29,25 @@ pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// What every connection is made with; one for all workers.
 pub(super) struct Access {
-    servers: Servers,
+    topology: Topology,
     login: RedisConnectionInfo,
     tls: Option<Tls>,
 }
 
-enum Servers {
-    One(RedisAddress),
-    Sentinels(Sentinels),
+/// Where the servers are.
+enum Topology {
+    Single(RedisAddress),
+    Sentinel(Sentinels),
+    /// The seeds.
     Cluster(Vec<RedisAddress>),
 }
 
 impl Access {
     /// Checks the settings; connects to nothing.
     pub(super) fn new(settings: &RedisSettings) -> Result<Access, StoreError> {
-        let servers = match &settings.topology {
-            RedisTopology::Single(address) => Servers::One(address.clone()),
-            RedisTopology::Sentinel(sentinels) => Servers::Sentinels(Sentinels::new(
+        let topology = match &settings.topology {
+            RedisTopology::Single(address) => Topology::Single(address.clone()),
+            RedisTopology::Sentinel(sentinels) => Topology::Sentinel(Sentinels::new(
                 sentinels.addresses.clone(),
                 sentinels.master.clone(),
                 login(
@@ -54,11 +56,11 @@ impl Access {
                     0,
                 ),
             )),
-            RedisTopology::Cluster { seeds } => Servers::Cluster(seeds.clone()),
+            RedisTopology::Cluster { seeds } => Topology::Cluster(seeds.clone()),
         };
         let (username, password) = (settings.username.as_deref(), settings.password.as_deref());
         Ok(Access {
-            servers,
+            topology,
             login: login(username, password, settings.database),
             tls: settings.tls.as_deref().map(tls::new).transpose()?,
         })
@@ -66,14 +68,14 @@ impl Access {
 
     /// A connection to the server that counts are kept in, wherever that is now.
     pub(super) async fn open(self: &Arc<Self>) -> Result<Link, StoreError> {
-        match &self.servers {
+        match &self.topology {
             // Any of them: which node is asked for what is not this file's.
-            Servers::Cluster(seeds) => {
+            Topology::Cluster(seeds) => {
                 let links = seeds.iter().map(|seed| Box::pin(self.open_server(seed)));
                 Ok(select_ok(links).await?.0)
             }
-            Servers::One(address) => self.open_server(address).await,
-            Servers::Sentinels(sentinels) => sentinels.open(self).await,
+            Topology::Single(address) => self.open_server(address).await,
+            Topology::Sentinel(sentinels) => sentinels.open(self).await,
         }
     }
 
@@ -86,18 +88,22 @@ impl Access {
         self.tls.as_ref()
     }
 
-    /// Nodes of a cluster, if it is one.
-    pub(super) fn seeds(&self) -> Option<&[RedisAddress]> {
-        match &self.servers {
-            Servers::Cluster(seeds) => Some(seeds),
-            Servers::One(_) | Servers::Sentinels(_) => None,
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self.topology, Topology::Cluster(_))
+    }
+
+    /// Nodes of a cluster; none where it is no cluster.
+    pub(super) fn seeds(&self) -> &[RedisAddress] {
+        match &self.topology {
+            Topology::Cluster(seeds) => seeds,
+            Topology::Single(_) | Topology::Sentinel(_) => &[],
         }
     }
 
     pub(super) fn sentinels(&self) -> Option<&Sentinels> {
-        match &self.servers {
-            Servers::One(_) | Servers::Cluster(_) => None,
-            Servers::Sentinels(sentinels) => Some(sentinels),
+        match &self.topology {
+            Topology::Single(_) | Topology::Cluster(_) => None,
+            Topology::Sentinel(sentinels) => Some(sentinels),
         }
     }
 }

@@ -1,13 +1,63 @@
 //! What a process does about an outage of its store: it tells of it once, remembers what it
 //! admitted meanwhile, and knows what to charge again where the store has lost its memory.
 
-use std::sync::atomic::Ordering;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::Shared;
+use super::outage_log::OutageReporter;
+use crate::config::RedisAddress;
 use crate::limit::Charge;
 use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
+
+/// The outages of a store's servers, as the log tells of them.
+#[derive(Debug, Default)]
+pub(super) struct Outages {
+    /// By node; `None` is the server of a store that has no nodes. Servers that have been well for
+    /// long are left out.
+    reporters: Mutex<HashMap<Option<RedisAddress>, Arc<OutageReporter>>>,
+    /// Decisions that were asked for and not made since the last line that told of them.
+    unmade: Arc<AtomicU64>,
+}
+
+impl Outages {
+    /// One worker more is without a server.
+    pub(super) fn begin(&self, node: Option<&RedisAddress>, kind: StoreError, now: Instant) {
+        let mut reporters = self.reporters();
+        reporters.retain(|_, one| !one.is_over(now));
+        let reporter = reporters.entry(node.cloned()).or_insert_with(|| {
+            let unmade = Arc::clone(&self.unmade);
+            Arc::new(OutageReporter::new(node.map(ToString::to_string), unmade))
+        });
+        reporter.begin(kind, now);
+    }
+
+    /// One worker fewer is without a server.
+    pub(super) fn end(&self, node: Option<&RedisAddress>, now: Instant) {
+        if let Some(reporter) = self.reporters().get(&node.cloned()) {
+            reporter.end(now);
+        }
+    }
+
+    /// Since when some worker is without some server.
+    pub(super) fn away_since(&self) -> Option<Instant> {
+        let reporters = self.reporters();
+        reporters.values().filter_map(|one| one.away_since()).min()
+    }
+
+    pub(super) fn count_unmade(&self) {
+        self.unmade.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn reporters(&self) -> MutexGuard<'_, HashMap<Option<RedisAddress>, Arc<OutageReporter>>> {
+        self.reporters
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl Shared {
     /// See `Store::may_decide_alone`.
@@ -63,20 +113,6 @@ impl Shared {
         self.troubled.load(Ordering::Acquire) == 0 && self.journal.is_empty()
     }
 
-    /// One worker more is without the store.
-    pub(super) fn goes_away(&self) {
-        self.troubled.fetch_add(1, Ordering::AcqRel);
-        self.recovery.away(self.clock.now_us());
-    }
-
-    /// One worker fewer is without the store.
-    pub(super) fn comes_back(&self) {
-        if self.troubled.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.recovery.back(self.clock.now_us());
-        }
-        self.recovery.ledger.forget_clock();
-    }
-
     /// Remembers what was admitted without the store.
     pub(super) fn owe(&self, charge: &Charge, generation: u64) {
         let now_us = self.clock.now_us();
@@ -87,13 +123,24 @@ impl Shared {
         }
     }
 
-    pub(super) fn trouble_begins(&self, kind: StoreError, now: Instant) {
-        self.goes_away();
-        self.outage.begin(kind, now);
+    /// One worker more is without the server, or without a node of the cluster.
+    pub(super) fn trouble_begins(
+        &self,
+        node: Option<&RedisAddress>,
+        kind: StoreError,
+        now: Instant,
+    ) {
+        self.troubled.fetch_add(1, Ordering::AcqRel);
+        self.recovery.away(self.clock.now_us());
+        self.outages.begin(node, kind, now);
     }
 
-    pub(super) fn trouble_ends(&self, now: Instant) {
-        self.comes_back();
-        self.outage.end(now);
+    /// One worker fewer is without it.
+    pub(super) fn trouble_ends(&self, node: Option<&RedisAddress>, now: Instant) {
+        if self.troubled.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.recovery.back(self.clock.now_us());
+        }
+        self.recovery.ledger.forget_clock();
+        self.outages.end(node, now);
     }
 }

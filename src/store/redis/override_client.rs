@@ -167,7 +167,7 @@ impl OverrideClient {
 
     /// How the items' windows stand, and when each would let its cost pass. Charges nothing.
     pub fn stand(&mut self, charge: &Charge) -> Result<Decision, OverrideClientError> {
-        if self.shared.access.seeds().is_none() {
+        if !self.shared.access.is_cluster() {
             return self.stand_together(charge);
         }
         // Each where it is kept.

@@ -114,7 +114,7 @@ impl Task {
             }
         }
         if self.trouble.is_some() {
-            self.shared.trouble_ends(clock::now());
+            self.shared.trouble_ends(None, clock::now());
         }
     }
 
@@ -407,7 +407,7 @@ impl Task {
             if in_trouble {
                 maintenance::try_script(link, &shared).await?;
             }
-            Ok(kept)
+            Ok::<_, StoreError>(kept)
         };
         let kept = tokio::select! {
             result = asking => result?,
@@ -448,7 +448,7 @@ impl Task {
             .is_some_and(|kind| wrote || !kind.refuses_writes())
         {
             self.trouble = None;
-            self.shared.trouble_ends(clock::now());
+            self.shared.trouble_ends(None, clock::now());
         }
     }
 
@@ -474,7 +474,7 @@ impl Task {
 
     fn begin_trouble(&mut self, kind: StoreError) {
         if self.trouble.is_none() {
-            self.shared.trouble_begins(kind, clock::now());
+            self.shared.trouble_begins(None, kind, clock::now());
         }
         self.trouble = Some(kind);
     }

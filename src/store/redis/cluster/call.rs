@@ -7,7 +7,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout_at;
 
-use super::Shared;
 use super::map::{Elsewhere, elsewhere};
 use crate::clock;
 use crate::config::RedisAddress;
@@ -15,6 +14,7 @@ use crate::store::StoreError;
 use crate::store::batch;
 use crate::store::deny_cache::Span;
 use crate::store::gather::{Batch, Bundle};
+use crate::store::redis::Shared;
 use crate::store::redis::link;
 use crate::store::redis::slot_lease::SlotLease;
 
@@ -62,9 +62,9 @@ pub(super) async fn send(
     (mut connection, address): (MultiplexedConnection, RedisAddress),
     (call, holder): (&Call, u64),
 ) -> Replied {
-    let clock = shared.redis.clock;
+    let clock = shared.clock;
     let sent = clock::now();
-    let known = batch::Call::Known(&shared.redis.script_hash);
+    let known = batch::Call::Known(&shared.script_hash);
     let exchange = async {
         let mut result = exchange(shared, &mut connection, known, (call, holder)).await;
         if result
@@ -96,7 +96,7 @@ async fn exchange(
     (call, holder): (&Call, u64),
 ) -> Result<Value, RedisError> {
     let groups = call.batch.bundles.iter().map(Bundle::group);
-    let command = batch::encode(script, (&shared.redis.prefix, holder), groups, None);
+    let command = batch::encode(script, (&shared.prefix, holder), groups, None);
     if !call.asking {
         return connection
             .send_packed_command(&command)

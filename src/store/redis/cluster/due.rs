@@ -22,7 +22,7 @@ impl Task {
 
     /// Whatever has become due.
     pub(super) fn tick(&mut self, now: Instant) {
-        let redis = &self.shared.redis;
+        let redis = &self.shared;
         redis.recovery.alive(redis.clock.at_us(now));
         if !self.looking && self.look_at <= now {
             (self.looking, self.looked_at, self.look_at) = (true, now, now + LOOK_EVERY);
@@ -45,7 +45,7 @@ impl Task {
         }
         for (id, node) in &mut self.nodes {
             if node.wants_connection(now) {
-                failpoint!("redis.connect", self.shared.redis.prefix);
+                failpoint!("redis.connect", self.shared.prefix);
                 node.opening = true;
                 let opening = topology::open(Arc::clone(&self.shared), node.address.clone());
                 let id = *id;
@@ -54,7 +54,7 @@ impl Task {
             }
         }
         if self.holder.next_due(now).is_some_and(|due| due <= now) {
-            let generation = self.shared.redis.keys.generation();
+            let generation = self.shared.keys.generation();
             for waiting in self.holder.due(now, generation) {
                 if let Some(slot) = waiting.charge.first().map(slot_of) {
                     self.take(Placed { slot, waiting });
@@ -111,12 +111,12 @@ impl Task {
         self.work.push(Box::pin(async move {
             let learning = async {
                 if let Some(records) = records {
-                    overrides::refresh(&records, &shared.redis, ()).await?;
+                    overrides::refresh(&records, &shared, ()).await?;
                 }
                 if let Some(mut beats) = beats {
-                    maintenance::beat(&mut beats, &shared.redis).await?;
+                    maintenance::beat(&mut beats, &shared).await?;
                 }
-                learn_key(&mut connection, &shared.redis).await
+                learn_key(&mut connection, &shared).await
             };
             let learned = tokio::time::timeout(PROBE_TIMEOUT, learning).await;
             Event::Learned(learned.unwrap_or(Err(StoreError::Timeout)))
@@ -128,7 +128,7 @@ impl Task {
         let braced = name
             .strip_prefix('{')
             .and_then(|name| name.strip_suffix('}'));
-        let whole = format!("{}{name}", self.shared.redis.prefix);
+        let whole = format!("{}{name}", self.shared.prefix);
         let slot = slot_of_tag(braced.unwrap_or(&whole).as_bytes());
         let owner = self.view.lock().map.owner(slot)?;
         self.nodes.get(&owner)?.connection().cloned()
@@ -138,7 +138,7 @@ impl Task {
         self.learning = false;
         match learned {
             Ok(was_there) => {
-                let redis = &self.shared.redis;
+                let redis = &self.shared;
                 let is_returning = redis.recovery.is_on();
                 self.learn_at = now + ASSERT_EVERY / if is_returning { 5 } else { 1 };
                 redis.journal.ripen(redis.clock.at_us(now));

@@ -7,11 +7,11 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::oneshot;
 
 use super::super::reply::Lead;
-use super::Shared;
 use super::call::Call;
 use crate::config::RedisAddress;
 use crate::store::guard::Guard;
 use crate::store::known::Known;
+use crate::store::redis::Shared;
 use crate::store::{ServerTrouble, StoreError};
 
 pub(super) struct Node {
@@ -88,14 +88,14 @@ impl Node {
     /// Tells of trouble, once.
     pub(super) fn begin_trouble(&mut self, kind: StoreError, shared: &Arc<Shared>, now: Instant) {
         if self.trouble.replace(kind).is_none() {
-            shared.trouble_begins(&self.address, kind, now);
+            shared.trouble_begins(Some(&self.address), kind, now);
         }
     }
 
     /// It is well, or no node of the cluster any more.
     pub(super) fn end_trouble(&mut self, shared: &Shared, now: Instant) {
         if self.trouble.take().is_some() {
-            shared.trouble_ends(&self.address, now);
+            shared.trouble_ends(Some(&self.address), now);
         }
     }
 

@@ -50,7 +50,7 @@ impl Task {
     /// Charges what was admitted here while a node was away, to the node that is back or else to
     /// all that are there. What is not known to be charged is owed still.
     pub(super) fn pay_back(&mut self, back: Option<NodeId>, now: Instant) {
-        let redis = Arc::clone(&self.shared.redis);
+        let redis = Arc::clone(&self.shared);
         let generation = redis.keys.generation();
         let mut debts = {
             let view = self.view.lock();
@@ -137,7 +137,7 @@ impl Task {
             node.note_clock(lead, &self.known);
         }
         if told.begun_anew > 0 {
-            self.shared.redis.count_begun_anew(told.begun_anew);
+            self.shared.count_begun_anew(told.begun_anew);
         }
         match told.trouble {
             None => node.succeeded(told.wrote, &self.shared, now),
@@ -164,9 +164,9 @@ impl Task {
             }
         };
         if std::mem::take(&mut self.lost)
-            && let Some(seed) = self.shared.seeds.first()
+            && let Some(seed) = self.shared.access.seeds().first()
         {
-            self.shared.trouble_ends(seed, now);
+            self.shared.trouble_ends(Some(seed), now);
         }
         let owners: Vec<(Range, NodeId)> = ranges
             .into_iter()
@@ -205,9 +205,9 @@ impl Task {
     fn seeds_failed(&mut self, kind: StoreError, now: Instant) {
         self.settle.send_replace(true);
         if !std::mem::replace(&mut self.lost, true)
-            && let Some(seed) = self.shared.seeds.first()
+            && let Some(seed) = self.shared.access.seeds().first()
         {
-            self.shared.trouble_begins(seed, kind, now);
+            self.shared.trouble_begins(Some(seed), kind, now);
         }
     }
 }

@@ -19,11 +19,11 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::super::reply;
+use super::Placed;
 use super::call::{self, Call, Failure, Replied};
 use super::map::{Elsewhere, NodeId, Range};
 use super::node::Node;
 use super::view::View;
-use super::{Placed, QUEUE, Shared};
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::Charge;
@@ -32,6 +32,7 @@ use crate::store::guard::PAUSE_MIN;
 use crate::store::known::Known;
 use crate::store::redis::link::{Link, PROBE_TIMEOUT};
 use crate::store::redis::slot_lease::SlotLease;
+use crate::store::redis::{QUEUE, Shared};
 use crate::store::waiting::Waiting;
 use crate::store::{ServerTrouble, StoreError};
 
@@ -102,7 +103,7 @@ impl Task {
         (view, known, holder): (View, Known, SlotLease),
         settle: watch::Sender<bool>,
     ) -> Task {
-        let number = u64::from(shared.redis.spawned.fetch_add(1, Ordering::Relaxed));
+        let number = u64::from(shared.spawned.fetch_add(1, Ordering::Relaxed));
         // Pauses must differ between proxies too, which all count their workers from 0.
         let seed = clock::unix_us().rotate_left(20) ^ u64::from(std::process::id()) << 8 ^ number;
         let now = clock::now();
@@ -145,8 +146,8 @@ impl Task {
         for node in self.nodes.values_mut() {
             node.end_trouble(&self.shared, now);
         }
-        if let Some(seed) = self.shared.seeds.first().filter(|_| self.lost) {
-            self.shared.trouble_ends(seed, now);
+        if let Some(seed) = self.shared.access.seeds().first().filter(|_| self.lost) {
+            self.shared.trouble_ends(Some(seed), now);
         }
     }
 
@@ -216,7 +217,7 @@ impl Task {
                 (view.map.owner(slot), view.is_apart(slot, now))
             };
             let batch = self.gather(slot, now);
-            let timeout = self.shared.redis.timeout;
+            let timeout = self.shared.timeout;
             // What is only told waits as if it were new.
             let deadline = (batch.oldest.unwrap_or(now) + timeout).max(now + timeout / 4);
             let batches = if apart { batch.apart() } else { vec![batch] };
@@ -227,7 +228,7 @@ impl Task {
                     deadline,
                     hops: 0,
                     asking: false,
-                    epoch: self.shared.redis.overrides.epoch(),
+                    epoch: self.shared.overrides.epoch(),
                 };
                 self.begin(owner, call, now);
             }
@@ -241,7 +242,7 @@ impl Task {
         let Some(lane) = self.lanes.get_mut(&slot) else {
             return batch;
         };
-        let redis = &self.shared.redis;
+        let redis = &self.shared;
         let generation = redis.keys.generation();
         while let Some(waiting) = lane.waiting.pop_front() {
             self.waiting -= 1;
@@ -265,7 +266,7 @@ impl Task {
 
     /// A new call.
     fn begin(&mut self, owner: Option<NodeId>, call: Call, now: Instant) {
-        failpoint!("redis.call", self.shared.redis.prefix);
+        failpoint!("redis.call", self.shared.prefix);
         if call.batch.bundles.is_empty() {
             return;
         }
@@ -328,7 +329,7 @@ impl Task {
             Event::Learned(learned) => self.learned(learned, now),
             Event::Paid(None) => {}
             Event::Paid(Some(unpaid)) => {
-                let redis = &self.shared.redis;
+                let redis = &self.shared;
                 redis.journal.add(&unpaid, redis.clock.at_us(now));
             }
         }
@@ -342,7 +343,7 @@ impl Task {
         match replied {
             Ok((bytes, span)) => {
                 // What an operator changed meanwhile may not be in it.
-                let fresh = call.epoch == self.shared.redis.overrides.epoch();
+                let fresh = call.epoch == self.shared.overrides.epoch();
                 let (known, reply) = (&self.known, (&bytes[..], span));
                 // Denials are noted, and decisions logged, where the request is put together.
                 let told = reply::hand_out(

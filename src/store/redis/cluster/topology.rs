@@ -7,9 +7,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{RedisError, Value};
 use tokio::time::timeout;
 
-use super::Shared;
 use super::map::{Range, ranges};
 use crate::config::RedisAddress;
+use crate::store::redis::Shared;
 use crate::store::redis::link::{Access, Link, PROBE_TIMEOUT, kind_of};
 use crate::store::{ServerTrouble, StoreError};
 
@@ -24,7 +24,7 @@ pub(super) async fn look(
 ) -> Result<Vec<Range>, StoreError> {
     let looking = async {
         let Some((connection, address)) = asked else {
-            return ask_seeds(&shared.redis.access, &shared.seeds).await;
+            return ask_seeds(&shared.access, shared.access.seeds()).await;
         };
         slots(connection, &address).await
     };
@@ -60,7 +60,7 @@ async fn slots(
 /// A connection to a node that says the cluster is in order.
 pub(super) async fn open(shared: Arc<Shared>, address: RedisAddress) -> Result<Link, StoreError> {
     let opening = async {
-        let mut link = shared.redis.access.open_server(&address).await?;
+        let mut link = shared.access.open_server(&address).await?;
         let mut command = redis::cmd("CLUSTER");
         command.arg("INFO");
         let info: String = command
@@ -80,12 +80,13 @@ pub(super) async fn open(shared: Arc<Shared>, address: RedisAddress) -> Result<L
 
 /// A connection to the node that holds a slot; `None` where the store is no cluster.
 pub(in crate::store::redis) async fn reach(
-    redis: &super::super::Shared,
+    redis: &Shared,
     slot: u16,
 ) -> Result<Option<Link>, StoreError> {
-    let Some(seeds) = redis.access.seeds() else {
+    let seeds = redis.access.seeds();
+    if seeds.is_empty() {
         return Ok(None);
-    };
+    }
     let ranges = ask_seeds(&redis.access, seeds).await?;
     let holds = |range: &&Range| (range.first..=range.last).contains(&slot);
     let range = ranges.iter().find(holds);

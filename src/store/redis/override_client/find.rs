@@ -67,7 +67,7 @@ impl OverrideClient {
 
     /// A slot of each node of a cluster; one without a number for a single server.
     fn first_slots(&mut self) -> Vec<Option<u16>> {
-        if self.shared.access.seeds().is_none() {
+        if !self.shared.access.is_cluster() {
             return vec![None];
         }
         let mut command = redis::cmd("CLUSTER");
