@@ -4,6 +4,8 @@
 //! Lengths and trailers pass through. Content that does not end well is an error: it must never
 //! look complete.
 
+mod error;
+mod pipe;
 mod progress;
 mod request;
 
@@ -13,8 +15,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
+pub use error::BodyError;
+pub use pipe::{Demand, PipeReader, PipeWriter, Rest, pipe};
 pub use progress::Progress;
-pub use request::{BodyError, RequestBody};
+pub use request::{DISCARD_BYTES, RequestBody};
 
 /// A response's content, of which `S` is what a server sends.
 #[derive(Debug, Default)]

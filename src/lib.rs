@@ -39,6 +39,8 @@ pub mod tls;
 
 mod wire;
 
+mod http1;
+
 pub mod otlp;
 
 pub mod store;

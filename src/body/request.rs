@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::error::Error;
-use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -14,53 +13,31 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
+use super::error::BodyError;
+use super::pipe::{PipeReader, Rest};
 use super::progress::Progress;
 
 /// Bytes of a body nobody wants that are read all the same, to keep its connection.
-const DISCARD_BYTES: u64 = 1 << 20;
+pub const DISCARD_BYTES: u64 = 1 << 20;
 /// The same on a stream of HTTP/2, whatever its length: clients that are still sending when a
 /// stream is reset may lose the answer that came before.
 const LINGER_BYTES: u64 = 16 << 20;
 /// And how long that may take.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Why a request's body did not reach its end: always on the client's side.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyError {
-    /// It is longer than allowed.
-    TooLarge,
-    /// The client let too much time pass between two pieces.
-    TimedOut,
-    /// The client went away in the middle, or broke the framing.
-    Broken,
-}
-
-impl BodyError {
-    fn of(error: &hyper::Error) -> BodyError {
-        let mut cause = error.source();
-        while let Some(inner) = cause {
-            if let Some(io) = inner.downcast_ref::<io::Error>()
-                && io.kind() == io::ErrorKind::TimedOut
-            {
-                return BodyError::TimedOut;
-            }
-            cause = inner.source();
+/// What it means that hyper cannot read on.
+fn error_of(error: &hyper::Error) -> BodyError {
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        if let Some(io) = inner.downcast_ref::<io::Error>()
+            && io.kind() == io::ErrorKind::TimedOut
+        {
+            return BodyError::TimedOut;
         }
-        BodyError::Broken
+        cause = inner.source();
     }
+    BodyError::Broken
 }
-
-impl fmt::Display for BodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            BodyError::TooLarge => "the body is longer than allowed",
-            BodyError::TimedOut => "the body did not arrive in time",
-            BodyError::Broken => "the body is malformed or ended too early",
-        })
-    }
-}
-
-impl Error for BodyError {}
 
 /// A request's content. It is moved often, and most requests have none: the rest is in a box.
 #[derive(Debug, Default)]
@@ -71,10 +48,46 @@ pub enum RequestBody {
     Streaming(Box<Streaming>),
 }
 
+/// Where content comes from.
+#[derive(Debug)]
+enum Source {
+    /// A connection that carries one request at a time.
+    Pipe(PipeReader),
+    Incoming(Incoming),
+}
+
+impl Source {
+    fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self {
+            Source::Pipe(pipe) => pipe.poll_frame(context),
+            Source::Incoming(incoming) => Pin::new(incoming)
+                .poll_frame(context)
+                .map_err(|error| error_of(&error)),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Source::Pipe(pipe) => pipe.is_end_stream(),
+            Source::Incoming(incoming) => incoming.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Source::Pipe(pipe) => pipe.size_hint(),
+            Source::Incoming(incoming) => incoming.size_hint(),
+        }
+    }
+}
+
 /// Content that is read from a client.
 #[derive(Debug)]
 pub struct Streaming {
-    incoming: Option<Incoming>,
+    incoming: Option<Source>,
     progress: Option<Progress>,
     /// Which request of its connection it belongs to.
     turn: u32,
@@ -99,7 +112,13 @@ impl RequestBody {
         if incoming.is_end_stream() {
             return RequestBody::Empty;
         }
-        RequestBody::Streaming(Streaming::new(incoming, Some(progress)))
+        let source = Source::Incoming(incoming);
+        RequestBody::Streaming(Streaming::new(source, Some(progress)))
+    }
+
+    /// Content that a connection puts into a pipe.
+    pub fn piped(reader: PipeReader) -> RequestBody {
+        RequestBody::Streaming(Streaming::new(Source::Pipe(reader), None))
     }
 
     /// The client waits for `100 Continue`: reading asks it for its body, dropping does not.
@@ -134,7 +153,7 @@ impl RequestBody {
 }
 
 impl Streaming {
-    fn new(incoming: Incoming, progress: Option<Progress>) -> Box<Streaming> {
+    fn new(incoming: Source, progress: Option<Progress>) -> Box<Streaming> {
         Box::new(Streaming {
             incoming: Some(incoming),
             turn: progress.as_ref().map_or(0, Progress::turn),
@@ -196,7 +215,7 @@ impl Streaming {
         let Some(incoming) = &mut self.incoming else {
             return Poll::Ready(None);
         };
-        let polled = Pin::new(&mut *incoming).poll_frame(context);
+        let polled = incoming.poll_frame(context);
         let at_end = incoming.is_end_stream();
         if let Some(progress) = &self.progress {
             if polled.is_ready() {
@@ -218,7 +237,7 @@ impl Streaming {
             }
             Some(Err(error)) => {
                 self.given_up = true;
-                Some(Err(BodyError::of(&error)))
+                Some(Err(error))
             }
             Some(Ok(frame)) => {
                 if let Some(data) = frame.data_ref()
@@ -236,14 +255,14 @@ impl Streaming {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.again.is_empty() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        self.again.is_empty() && self.incoming.as_ref().is_none_or(Source::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
         let rest = self
             .incoming
             .as_ref()
-            .map_or(SizeHint::with_exact(0), Body::size_hint);
+            .map_or(SizeHint::with_exact(0), Source::size_hint);
         if self.again.is_empty() {
             return rest;
         }
@@ -293,6 +312,12 @@ impl Drop for Streaming {
         let Some(incoming) = self.incoming.take() else {
             return;
         };
+        if let Source::Pipe(pipe) = &incoming {
+            return pipe.close(match discardable {
+                true => Rest::Discarded,
+                false => Rest::Unread,
+            });
+        }
         if !discardable || incoming.is_end_stream() {
             return;
         }

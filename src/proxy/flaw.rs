@@ -1,7 +1,6 @@
-//! Flaws in the bytes of a head that hyper could read all the same; found by the client's socket,
-//! refused by the path.
+//! Flaws of a head that could be read; found where it is read, refused by the path.
 
-/// What is wrong with the bytes of a head although hyper could read it.
+/// What is wrong with a head although it could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// A line ended in LF alone.
@@ -12,27 +11,4 @@ pub enum Flaw {
     HeadTooLarge,
     /// Plain HTTP where TLS is spoken.
     WithoutTls,
-}
-
-impl Flaw {
-    /// A number for an atomic; 0 stands for no flaw.
-    pub(crate) fn code(self) -> u8 {
-        match self {
-            Flaw::BareLf => 1,
-            Flaw::TwoLengths => 2,
-            Flaw::HeadTooLarge => 3,
-            Flaw::WithoutTls => 4,
-        }
-    }
-
-    /// The flaw of a code.
-    pub(crate) fn from_code(code: u8) -> Option<Flaw> {
-        let all = [
-            Flaw::BareLf,
-            Flaw::TwoLengths,
-            Flaw::HeadTooLarge,
-            Flaw::WithoutTls,
-        ];
-        all.into_iter().find(|flaw| flaw.code() == code)
-    }
 }

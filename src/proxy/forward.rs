@@ -38,7 +38,6 @@ impl Proxy {
         let With { changes, .. } = with;
         bound_body(request, route.body_limit)?;
         let turned = turn(request, downstream, route, changes)?;
-        let upgrade = turned.upgrade.then(|| hyper::upgrade::on(&mut *request));
         if turned.forged {
             self.meter().forwarded_by_nobody();
         }
@@ -60,15 +59,12 @@ impl Proxy {
         if let Some(changes) = changes {
             changes.downwards(response.headers_mut());
         }
-        match upgrade {
-            Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                // Both ends of the tunnel that it opens.
-                let tunnel = Tunnel::new(client, body);
-                response.extensions_mut().insert(tunnel);
+        if turned.upgrade {
+            if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+                response.extensions_mut().insert(Tunnel::new(body));
                 return Ok(());
             }
-            Some(_) => headers::close_after(response),
-            None => {}
+            headers::close_after(response);
         }
         *response.body_mut() = Body::upstream(body);
         Ok(())

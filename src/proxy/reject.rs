@@ -208,8 +208,8 @@ pub(crate) fn panicked() -> Response<Bytes> {
     plain(&said, BLANK, &[], request_id::made().as_str())
 }
 
-/// A whole response, head included, to a head that hyper could not read, with the status that
-/// hyper gave it; or to one with a transfer coding that is none of ours.
+/// A whole response of this status, head included, to a head that cannot be read; or to one with a
+/// transfer coding that is none of ours.
 pub(crate) fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
     let (status, detail) = match has_unknown_coding {
         true => (

@@ -11,8 +11,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use hyper::upgrade::OnUpgrade;
-use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
@@ -23,10 +21,9 @@ use crate::upstream::{Seat, Upgraded};
 /// How long one direction stays open after the other has ended.
 const HALF_CLOSED: Duration = Duration::from_secs(60);
 
-/// Both ends of a tunnel, before they are joined.
+/// The server's end of a tunnel, before the client's joins it.
 #[derive(Clone, Debug)]
 pub struct Tunnel {
-    client: OnUpgrade,
     /// With its place among the upstream's `max_connections`.
     upstream: Arc<Mutex<Option<(Upgraded, Seat)>>>,
     /// What its request holds of limits, until it has ended.
@@ -34,11 +31,9 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// The tunnel between the client's connection and the one that the response (101) came from
-    /// that has this `body`.
-    pub fn new(client: OnUpgrade, mut body: UpstreamBody) -> Tunnel {
+    /// A tunnel to where the response (101) came from that has this `body`.
+    pub fn new(mut body: UpstreamBody) -> Tunnel {
         Tunnel {
-            client,
             upstream: Arc::new(Mutex::new(body.take_tunnel())),
             slots: Vec::new(),
         }
@@ -49,17 +44,14 @@ impl Tunnel {
         self.slots.extend(slots.map(Arc::from));
     }
 
-    /// Passes bytes until both sides have ended, or one is broken.
-    pub async fn run(self) {
+    /// Passes bytes between it and `client` until both sides have ended, or one is broken.
+    pub async fn run(self, client: impl AsyncRead + AsyncWrite) {
         let _held = self.slots;
         let upstream = self.upstream.lock().map(|mut upstream| upstream.take());
         let Some((upstream, _seat)) = upstream.unwrap_or_default() else {
             return;
         };
-        let Ok(client) = self.client.await else {
-            return;
-        };
-        let (client_reads, client_writes) = split(TokioIo::new(client));
+        let (client_reads, client_writes) = split(client);
         let (upstream_reads, upstream_writes) = split(upstream);
         let mut up = pin!(pass(client_reads, upstream_writes));
         let mut down = pin!(pass(upstream_reads, client_writes));

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use hyper::server::conn::http1;
 
 use super::ServerState;
 use super::tls::Tls;
@@ -20,8 +19,6 @@ use crate::store::memory::Memory;
 use crate::telemetry::access::{AccessLog, Buffer};
 use crate::telemetry::spans::Queue;
 
-/// Header lines that hyper reads at most unless it is told otherwise.
-const HYPER_HEADERS: usize = 100;
 /// How often a worker hands its log lines over.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
@@ -29,7 +26,6 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 pub(crate) struct ActiveConfig {
     pub(super) proxy: Proxy,
     pub(super) settings: ServerSettings,
-    pub(super) http: http1::Builder,
     /// What is spoken where TLS is.
     pub(super) tls: Option<Arc<Tls>>,
     /// How many configurations there were before it.
@@ -45,7 +41,6 @@ impl ActiveConfig {
     ) -> ActiveConfig {
         ActiveConfig {
             proxy,
-            http: http_builder(&settings),
             settings,
             tls: state.tls.clone(),
             generation,
@@ -149,19 +144,4 @@ pub(super) async fn flush(serving: Arc<ArcSwap<ActiveConfig>>, beat: impl Fn()) 
             log.is_same(now.proxy.log()) || !log.is_last()
         });
     }
-}
-
-fn http_builder(settings: &ServerSettings) -> http1::Builder {
-    let mut http = http1::Builder::new();
-    // Twice our own bound: the service answers what is over it.
-    http.max_buf_size((settings.max_header_bytes * 2).max(16 << 10))
-        .header_read_timeout(None)
-        // The socket looks for a client's end while its request is served. hyper would take a new
-        // buffer to do so, since the request still holds the one it came in.
-        .half_close(true);
-    if settings.max_headers != HYPER_HEADERS {
-        // Said at all, it costs two allocations for each request where it is above hyper's own.
-        http.max_headers(settings.max_headers);
-    }
-    http
 }

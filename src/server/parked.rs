@@ -1,8 +1,5 @@
-//! A connection of HTTP/1 on which nothing has been asked for a while: hyper is taken apart and its
-//! buffers are let go, and the stream alone is kept until the client sends something. Nothing of it
-//! is to be seen from outside.
-//!
-//! It must never keep a byte of anything that was read: what hyper has not used goes back to it.
+//! A connection of HTTP/1 on which nothing has been asked for a while: its buffers are let go, and
+//! the stream alone is kept until the client sends something. A client sees nothing of it.
 
 use std::future::poll_fn;
 use std::mem::MaybeUninit;

@@ -5,19 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use crate::body::Progress;
 use crate::clock::Alarm;
 use crate::config::ServerSettings;
-use crate::proxy::flaw::Flaw;
 
 /// How long a connection is kept as it is after an answer, in case the next request is on its way.
 /// A connection that is busy must never be parked: it would allocate anew for each request.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
-
-/// The answer has not ended before its end; it has; and all that came of it is written.
-const WHOLE: u8 = 0;
-const CUT: u8 = 1;
-const CUT_AND_WRITTEN: u8 = 2;
 
 /// See the file's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,17 +31,13 @@ pub(crate) enum Stage {
     Tunnel,
 }
 
-/// What the socket and the service of one connection tell each other.
+/// What a connection and its socket tell each other.
 #[derive(Debug)]
 pub(crate) struct Phase {
     stage: AtomicU8,
-    flaw: AtomicU8,
     answer_pending: AtomicBool,
-    cut: AtomicU8,
-    /// hyper has asked for the next request, which it gets once this one is answered.
-    holds_next: AtomicBool,
-    /// How far the request's body has been read; one for all requests of the connection.
-    pub(crate) body: Progress,
+    /// Whether content of the request is still to come.
+    has_content: AtomicBool,
     pub(crate) alarm: Arc<Alarm>,
     header_timeout: Duration,
     idle_timeout: Duration,
@@ -61,11 +50,8 @@ impl Phase {
         alarm.arm(settings.idle_timeout);
         Arc::new(Phase {
             stage: AtomicU8::new(Stage::Parked as u8),
-            flaw: AtomicU8::new(0),
             answer_pending: AtomicBool::new(false),
-            cut: AtomicU8::new(WHOLE),
-            holds_next: AtomicBool::new(false),
-            body: Progress::default(),
+            has_content: AtomicBool::new(false),
             alarm,
             header_timeout: settings.header_timeout,
             idle_timeout: settings.idle_timeout,
@@ -79,49 +65,41 @@ impl Phase {
         self.alarm.arm(self.header_timeout);
     }
 
-    /// What the lint says of the head that is coming.
-    pub(crate) fn found(&self, flaw: Flaw) {
-        self.flaw.store(flaw.code(), Ordering::Relaxed);
-    }
-
-    /// A request's head is whole and the service has it. Tells what the head's lint found.
-    pub(crate) fn begin_request(&self, has_body: bool) -> Option<Flaw> {
+    /// A request's head is whole, and content may follow.
+    pub(crate) fn begin_request(&self, has_content: bool) {
         self.set(Stage::Request);
-        self.body.restart(has_body);
+        self.has_content.store(has_content, Ordering::Relaxed);
         self.answer_pending.store(true, Ordering::Relaxed);
-        if has_body {
+        if has_content {
             self.expect_body();
         } else {
             self.alarm.disarm();
         }
-        let flaw = self.flaw.load(Ordering::Relaxed);
-        if flaw == 0 {
-            return None;
+    }
+
+    /// Whether content of the request is still to come.
+    pub(crate) fn has_content(&self) -> bool {
+        self.has_content.load(Ordering::Relaxed)
+    }
+
+    /// All of the request's content has come.
+    pub(crate) fn end_content(&self) {
+        self.has_content.store(false, Ordering::Relaxed);
+        if self.stage() == Stage::Discard {
+            self.begin_short_wait();
         }
-        self.flaw.store(0, Ordering::Relaxed);
-        Flaw::from_code(flaw)
     }
 
-    /// The next request is kept back until this one is answered. The task behind the alarm is woken
-    /// then.
-    pub(crate) fn hold_next(&self) {
-        self.holds_next.store(true, Ordering::Relaxed);
-    }
-
-    /// The response has been handed to hyper to its end.
+    /// The response has been put together to its end.
     pub(crate) fn end_response(&self) {
         if self.stage() != Stage::Request {
             return;
         }
-        if self.holds_next.load(Ordering::Relaxed) {
-            self.holds_next.store(false, Ordering::Relaxed);
-            self.alarm.wake();
-        }
-        if self.body.has_ended() {
-            self.begin_short_wait();
-        } else {
+        if self.has_content() {
             self.set(Stage::Discard);
             self.expect_body();
+        } else {
+            self.begin_short_wait();
         }
     }
 
@@ -129,24 +107,6 @@ impl Phase {
     pub(crate) fn begin_tunnel(&self) {
         self.set(Stage::Tunnel);
         self.alarm.disarm();
-    }
-
-    /// The answer's content has ended before its end: the connection ends as soon as what came of
-    /// it is written.
-    pub(crate) fn cut_answer(&self) {
-        self.cut.store(CUT, Ordering::Relaxed);
-    }
-
-    /// All that was handed over is written.
-    pub(crate) fn written(&self) {
-        if self.cut.load(Ordering::Relaxed) == CUT {
-            self.cut.store(CUT_AND_WRITTEN, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether the answer has ended before its end, and what came of it is written.
-    pub(crate) fn is_cut_and_written(&self) -> bool {
-        self.cut.load(Ordering::Relaxed) == CUT_AND_WRITTEN
     }
 
     /// The whole answer is written.
@@ -183,7 +143,7 @@ impl Phase {
     /// There is room again: the deadline is what it is where all goes well.
     pub(crate) fn restart_wait(&self) {
         match self.stage() {
-            Stage::Request if self.body.has_ended() => self.alarm.disarm(),
+            Stage::Request if !self.has_content() => self.alarm.disarm(),
             Stage::Request | Stage::Discard => self.expect_body(),
             Stage::Idle | Stage::Still => self.begin_short_wait(),
             Stage::Parked => self.alarm.arm(self.idle_timeout),

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::http1::put_line;
+use crate::http1::write::put_line;
 
 /// See the file's head. No field of the map it stands beside has one of its names.
 #[derive(Clone, Debug)]

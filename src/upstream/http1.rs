@@ -5,7 +5,6 @@
 //! upload     a request's content, piece by piece
 //! outbox     the request as bytes, and what of them was written      pure
 //! head       the response's head: what it says, and what follows     pure
-//! content    the response's content: where it ends                   pure
 //! room       memory that long content is read into           lent between connections
 //! crossing   an answer that came before all of its request was sent
 //! ```
@@ -13,7 +12,6 @@
 //! It must never be used again if anything came that nobody asked for, or anything of its last
 //! exchange is missing.
 
-mod content;
 mod crossing;
 mod fault;
 mod head;
@@ -39,14 +37,13 @@ use super::beside::Beside;
 use super::connection::{Deadline, Failure};
 use super::error::{HeadFault, ProtocolError, UpstreamError};
 use crate::body::{BodyError, RequestBody};
+use crate::http1::content::{Content, Piece, Taken};
 use crate::wire::Stream;
 use crate::wire::outflow::MAX_PIECES;
-use content::{Content, Piece, Taken};
 pub(super) use crossing::Crossing;
 pub use fault::Http1Fault;
 use fault::{ended, of_io};
 use head::{Asked, MAX_HEAD_BYTES, Read};
-pub(super) use outbox::put_line;
 use outbox::{Framing, Outbox};
 pub use tunnel::Upgraded;
 use upload::{Upload, framing_of};
@@ -442,7 +439,7 @@ impl Http1 {
                 Ok(Taken::Ended) => return Poll::Ready(None),
                 Ok(Taken::NeedsMore) => {}
                 Err(fault) => {
-                    let fault = ProtocolError::Http1(fault);
+                    let fault = ProtocolError::Http1(fault.into());
                     return Poll::Ready(Some(Err(UpstreamError::Garbage(fault))));
                 }
             }

@@ -91,7 +91,12 @@ async fn forward(
     match upgrade {
         Some(client) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             let (head, body) = response.into_parts();
-            tokio::spawn(Tunnel::new(client, body).run());
+            let tunnel = Tunnel::new(body);
+            tokio::spawn(async move {
+                if let Ok(client) = client.await {
+                    tunnel.run(TokioIo::new(client)).await;
+                }
+            });
             Response::from_parts(head, Answer(None))
         }
         refused => {

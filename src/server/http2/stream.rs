@@ -22,7 +22,7 @@ use crate::body::{BodyError, Progress, RequestBody};
 use crate::clock::Alarm;
 use crate::proxy::body::Body;
 use crate::server::connection::Client;
-use crate::server::socket::HALF_CLOSE_GRACE;
+use crate::server::http1::socket::HALF_CLOSE_GRACE;
 
 /// Bytes of a response that are handed over at once: what a client has to take in time.
 const PIECE_BYTES: usize = 16 << 10;

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::{fmt, io};
 
+use crate::http1::content::ContentFault;
 use crate::tls::TlsTrouble;
 use crate::upstream::error::{ProtocolError, UpstreamError};
 
@@ -51,6 +52,16 @@ impl Error for Http1Fault {
             Http1Fault::Io(error) => Some(error),
             Http1Fault::Head(error) => Some(error),
             _ => None,
+        }
+    }
+}
+
+impl From<ContentFault> for Http1Fault {
+    fn from(fault: ContentFault) -> Http1Fault {
+        match fault {
+            ContentFault::Ended => Http1Fault::Ended,
+            ContentFault::Chunk => Http1Fault::Chunk,
+            ContentFault::Trailers => Http1Fault::Trailers,
         }
     }
 }

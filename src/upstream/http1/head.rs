@@ -12,15 +12,16 @@ use httparse::{ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 use smallvec::SmallVec;
 
-use super::content::Content;
 use super::fault::Http1Fault;
+use crate::http1::content::Content;
+use crate::http1::head::{digits, has_option};
 use crate::upstream::error::{HeadFault, ProtocolError, UpstreamError};
 use crate::wire::spelling;
 
-/// Bytes in the head of a response, or in its trailers.
+/// Bytes in the head of a response.
 pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Lines in the head of a response, or in its trailers.
-pub(super) const MAX_LINES: usize = 100;
+/// Lines in the head of a response.
+const MAX_LINES: usize = 100;
 /// Lines for whose places no room must be made.
 const USUAL_LINES: usize = 24;
 
@@ -111,21 +112,9 @@ fn garbage(fault: Http1Fault) -> UpstreamError {
     UpstreamError::Garbage(ProtocolError::Http1(fault))
 }
 
-/// A number of digits only.
-fn digits(text: &[u8]) -> Option<u64> {
-    if text.is_empty() {
-        return None;
-    }
-    text.iter().try_fold(0_u64, |number, byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        number.checked_mul(10)?.checked_add(digit)
-    })
-}
-
 /// Whether one of the options in a line of `Connection` is `close`.
 pub(super) fn says_close(value: &[u8]) -> bool {
-    let mut options = value.split(|&byte| byte == b',');
-    options.any(|option| option.trim_ascii().eq_ignore_ascii_case(b"close"))
+    has_option(value, b"close")
 }
 
 /// Whether the end of a head can be in `read`, of which `seen` bytes were looked at before. So

@@ -4,14 +4,11 @@
 use std::io::{IoSlice, Write as _};
 
 use bytes::Bytes;
-use http::header::{
-    AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
-    CONTENT_TYPE, HOST, HeaderMap, HeaderName, MAX_FORWARDS, SET_COOKIE, TE, TRAILER,
-    TRANSFER_ENCODING,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, TRANSFER_ENCODING};
 use http::{Request, Uri};
 
 use super::head::says_close;
+use crate::http1::write::{put_chunk_size, put_line, put_trailers};
 use crate::upstream::beside::Beside;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
 
@@ -123,8 +120,7 @@ impl Outbox {
             }
             Framing::Chunks(_) => {
                 if length > 0 {
-                    // Written to a vector: it cannot fail.
-                    let _ = write!(self.flow.flat, "{length:X}\r\n");
+                    put_chunk_size(&mut self.flow.flat, length);
                     self.flow.push(data);
                     self.flow.flat.extend_from_slice(b"\r\n");
                 }
@@ -147,13 +143,7 @@ impl Outbox {
             Framing::Nothing | Framing::Length(0) => return Ok(()),
             Framing::Length(_) => return Err(WrongLength),
         };
-        self.flow.flat.extend_from_slice(b"0\r\n");
-        for (name, value) in trailers {
-            if announced.contains(name) && may_trail(name) {
-                put_line(&mut self.flow.flat, name, value.as_bytes());
-            }
-        }
-        self.flow.flat.extend_from_slice(b"\r\n");
+        put_trailers(&mut self.flow.flat, trailers, announced);
         Ok(())
     }
 
@@ -184,16 +174,6 @@ impl Outbox {
     }
 }
 
-/// Writes one line of a head.
-pub(in crate::upstream) fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
-    let name = name.as_str().as_bytes();
-    out.reserve(name.len() + value.len() + 4);
-    out.extend_from_slice(name);
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
-}
-
 fn put_framing(out: &mut Vec<u8>, framing: &Framing) {
     match framing {
         Framing::Nothing => out.extend_from_slice(b"content-length: 0\r\n"),
@@ -216,37 +196,10 @@ fn put_target(out: &mut Vec<u8>, uri: &Uri) {
     }
 }
 
-/// Whether a field may stand behind the content: not if it says how to read or whether to allow it.
-fn may_trail(name: &HeaderName) -> bool {
-    ![
-        AUTHORIZATION,
-        CACHE_CONTROL,
-        CONTENT_ENCODING,
-        CONTENT_LENGTH,
-        CONTENT_RANGE,
-        CONTENT_TYPE,
-        HOST,
-        MAX_FORWARDS,
-        SET_COOKIE,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-    ]
-    .contains(name)
-}
-
-/// The fields that a request announces to come behind its content.
-pub(super) fn announced_trailers(headers: &HeaderMap) -> Vec<HeaderName> {
-    let lines = headers.get_all(TRAILER).iter();
-    let names = lines.flat_map(|line| line.as_bytes().split(|&byte| byte == b','));
-    names
-        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http1::write::announced_trailers;
 
     const GET: &str = "GET /a?b HTTP/1.1\r\nhost: x\r\n";
 

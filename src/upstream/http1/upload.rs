@@ -8,8 +8,9 @@ use http::Request;
 use http::header::TRANSFER_ENCODING;
 use http_body::Body as _;
 
-use super::outbox::{Framing, Outbox, WrongLength, announced_trailers};
+use super::outbox::{Framing, Outbox, WrongLength};
 use crate::body::{BodyError, RequestBody};
+use crate::http1::write::announced_trailers;
 use crate::upstream::connection::Deadline;
 
 /// A request's content on its way.

@@ -32,7 +32,7 @@ fn upstreams_get_what_a_route_sets_adds_and_removes() {
         x-forwarded-for = "{client_ip} via {peer_ip}"
         "#,
     );
-    let lines = "X-User: forged\r\nX-User: twice\r\nX-KeyHash: own\r\nX-Agent: a\r\n\
+    let lines = "X-User: forged\r\nX-User: twice\r\nx-tag: own\r\nX-Agent: a\r\n\
                  Cookie: sid=5; b=6\r\nX-Empty: forged\r\nConnection: x-user, x-all\r\n";
     let (seen, _) = ask(&probe, "/u//7/a/b/?q=1%0d%0aX-Evil:2", lines);
     for (name, value) in [

@@ -1,21 +1,15 @@
-//! A client's socket, as hyper or [`lean`](super::lean) reads and writes it: it knows which phase
-//! the connection is in, and holds every wait in that phase to its limit.
+//! A client's socket under HTTP/1: it knows which phase the connection is in, and holds every wait
+//! in that phase to its limit.
 //!
-//! hyper parses and frames; this file adds only what hyper cannot know or say:
-//! - one alarm per connection stands for all of its timeouts, moved by a store per [`Phase`];
-//! - heads are looked at as they pass, for what hyper forgives and we do not (a bare LF as a line's
-//!   end, Content-Length beside Transfer-Encoding, a head over its bound): see [`Lint`];
-//! - bytes behind a request are kept back until its answer has ended, so that each head is looked
-//!   at from its first byte;
-//! - a client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
+//! - One alarm per connection stands for all of its timeouts, moved by a store per [`Phase`].
+//! - A client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
 //!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled.
-//!   A client that resets the connection has as long, so that the answer settles what both cost;
-//! - hyper's own bare error answers become problem details;
-//! - once a client has asked for nothing for a short while, hyper is not needed: see `parked`.
+//!   A client that resets the connection has as long, so that the answer settles what both cost.
+//! - A connection that ends while its client may still be sending is read for a while, so that the
+//!   client gets the last answer.
 //!
-//! It must never change a byte of a request, or of a response that the proxy made.
+//! It must never change a byte.
 
-use std::future::poll_fn;
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
@@ -23,14 +17,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::chunks::ContentCheck;
-use super::lint::Lint;
-use super::phase::{Phase, Stage};
-use crate::config::ServerSettings;
 use crate::proxy::reject;
+use crate::server::phase::{Phase, Stage};
 use crate::wire::{PrefixedStream, Stream};
 
 /// How long a client that has sent its end of stream may go without progress before it counts as
@@ -54,35 +45,24 @@ pub(crate) struct Socket {
     /// What was read before it was known what is spoken, or while a request was served.
     ahead: Bytes,
     phase: Arc<Phase>,
-    lint: Lint,
-    content: ContentCheck,
-    /// Whether heads are looked at by whoever reads them.
-    is_unlinted: bool,
-    /// The client has sent its end of stream, and hyper has not been told yet.
+    /// The client has sent its end of stream.
     ended: bool,
     /// A write has found no room, and none has gone through since.
     stalled: bool,
-    /// hyper has looked for the client's end itself since it last flushed.
+    /// It was read since it was last flushed, which tells of the client's end as well.
     watched: bool,
-    /// hyper could not read a head, and the client was told.
+    /// The client was told that what it sends cannot be read.
     refused: bool,
     /// Bytes that are still read after our side of the connection has ended.
     linger_left: Option<usize>,
 }
 
 impl Socket {
-    pub(crate) fn new(
-        opened: PrefixedStream,
-        phase: Arc<Phase>,
-        settings: &ServerSettings,
-    ) -> Socket {
+    pub(crate) fn new(opened: PrefixedStream, phase: Arc<Phase>) -> Socket {
         Socket {
             stream: opened.stream,
             ahead: opened.prefix,
             phase,
-            lint: Lint::new(settings.max_header_bytes),
-            content: ContentCheck::Other,
-            is_unlinted: false,
             ended: false,
             stalled: false,
             watched: false,
@@ -91,23 +71,14 @@ impl Socket {
         }
     }
 
-    /// The same for whoever looks at heads more closely than hyper does.
-    pub(crate) fn unlinted(self) -> Socket {
-        Socket {
-            is_unlinted: true,
-            ..self
-        }
-    }
-
-    /// While a request is served nobody else looks for the client's end: hyper would take a new
-    /// buffer for that, and find it only where no bytes of a next request are in its way.
+    /// Looks for the client's end while its request is served.
     fn watch(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.ended
             && let Poll::Ready(ended) = self.poll_end(cx)
         {
             match ended {
                 Ok(false) => {}
-                Err(error) if !self.phase.body.has_ended() => return Err(error),
+                Err(error) if self.phase.has_content() => return Err(error),
                 // A reset is an end like any other: both have the answer settle what they cost.
                 Ok(true) | Err(_) => {
                     self.ended = true;
@@ -118,7 +89,7 @@ impl Socket {
         if self.ended && self.phase.alarm.poll(cx).is_ready() {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        if !self.ended && self.phase.body.has_ended() {
+        if !self.ended && !self.phase.has_content() {
             self.wait_without_deadline(cx);
         }
         Ok(())
@@ -127,8 +98,7 @@ impl Socket {
     /// Whether the client has ended its side. What it has sent of a next request is taken out of
     /// the way once.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        let is_whole = self.phase.body.has_ended() && !self.content.is_under_way();
-        if self.ahead.is_empty() && is_whole {
+        if self.ahead.is_empty() && !self.phase.has_content() {
             let mut scratch = [MaybeUninit::uninit(); AHEAD_BYTES];
             let mut buf = ReadBuf::uninit(&mut scratch);
             ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
@@ -156,80 +126,20 @@ impl Socket {
         }
     }
 
-    /// Notes what was read. Returns how many of the bytes hyper may have now.
-    fn note_read(&mut self, bytes: &[u8]) -> usize {
-        let stage = self.phase.stage();
-        let is_content = match stage {
-            Stage::Tunnel => return bytes.len(),
-            Stage::Request => true,
-            // Content whose end only hyper knows.
-            Stage::Discard if matches!(self.content, ContentCheck::Other) => {
-                !self.phase.body.has_ended()
-            }
-            _ => self.content.is_under_way(),
-        };
-        if is_content {
-            if !self.phase.body.has_ended() {
-                self.phase.expect_body();
-            }
-            return self.content.look(bytes);
+    /// Somebody waits for the client's content. A client that has ended has its own deadline.
+    pub(crate) fn expect_content(&self) {
+        if !self.ended {
+            self.phase.expect_body();
         }
-        if stage != Stage::Head {
-            self.phase.begin_head();
-            self.lint.restart();
-            self.content = ContentCheck::Other;
-        }
-        if self.is_unlinted {
-            return bytes.len();
-        }
-        if let Some(flaw) = self.lint.look(bytes) {
-            self.phase.found(flaw);
-        } else if let Some(end) = self.lint.ended_at() {
-            self.content = self.lint.content();
-            return end + self.content.look(&bytes[end..]);
-        }
-        bytes.len()
     }
 
-    /// Notes the bytes in `buf` from `before` on, leaves there what hyper may have of them, and
-    /// takes the others back: they are read again.
-    fn hand_over(&mut self, buf: &mut ReadBuf<'_>, before: usize) -> io::Result<()> {
-        let read = &buf.filled()[before..];
-        let count = self.note_read(read);
-        if count < read.len() {
-            self.ahead = Bytes::copy_from_slice(&read[count..]);
-            buf.set_filled(before + count);
+    /// Bytes of the client were read.
+    fn note_read(&self) {
+        match self.phase.stage() {
+            Stage::Tunnel | Stage::Head => {}
+            Stage::Request | Stage::Discard if self.phase.has_content() => self.phase.expect_body(),
+            _ => self.phase.begin_head(),
         }
-        self.check_given(count)
-    }
-
-    /// The same for bytes that were read before.
-    fn hand_over_ahead(&mut self, buf: &mut ReadBuf<'_>) -> io::Result<()> {
-        let mut ahead = std::mem::take(&mut self.ahead);
-        let offered = &ahead[..ahead.len().min(buf.remaining())];
-        let count = self.note_read(offered);
-        buf.put_slice(&offered[..count]);
-        if count < ahead.len() {
-            ahead.advance(count);
-            self.ahead = ahead;
-        }
-        self.check_given(count)
-    }
-
-    /// Nothing behind broken content is read. Without a byte hyper would see an end of stream.
-    fn check_given(&mut self, count: usize) -> io::Result<()> {
-        if matches!(self.content, ContentCheck::Broken) {
-            self.ahead = Bytes::new();
-        }
-        if count == 0 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        Ok(())
-    }
-
-    /// Whether hyper has all of the request, and not yet its answer.
-    fn holds_next(&self) -> bool {
-        matches!(self.content, ContentCheck::Ended) && self.phase.stage() == Stage::Request
     }
 
     fn note_write(&mut self) {
@@ -250,29 +160,6 @@ impl Socket {
         // Registers, so that an end of the house wakes this connection.
         let _ = self.phase.alarm.poll(cx);
     }
-
-    /// hyper answers an unreadable head on its own, without the service: its bare answer is
-    /// replaced by one that says what is wrong. Small enough for an empty socket buffer.
-    fn replace_bare_error(&mut self, cx: &mut Context<'_>, bare: &[u8]) -> Option<Poll<usize>> {
-        let ours = self.phase.is_answer_pending()
-            || matches!(
-                self.phase.stage(),
-                Stage::Request | Stage::Discard | Stage::Tunnel
-            );
-        let status = bare.strip_prefix(b"HTTP/1.1 ")?.get(..3)?;
-        if ours || !matches!(status[0], b'4' | b'5') {
-            return None;
-        }
-        let status = std::str::from_utf8(status).ok()?.parse().ok()?;
-        let answer = reject::unreadable_head(status, self.lint.has_unknown_coding());
-        match Pin::new(&mut self.stream).poll_write(cx, &answer) {
-            Poll::Ready(Ok(_)) => {
-                self.refused = true;
-                Some(Poll::Ready(bare.len()))
-            }
-            _ => None,
-        }
-    }
 }
 
 impl AsyncRead for Socket {
@@ -282,19 +169,12 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if matches!(this.content, ContentCheck::Broken) {
-            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
-        }
-        if this.holds_next() {
-            this.watched = false;
-            this.wait_without_deadline(cx);
-            // hyper asks again only if it is woken: it takes the stream for the cause of this.
-            this.phase.hold_next();
-            return Poll::Pending;
-        }
         let before = buf.filled().len();
         if !this.ahead.is_empty() {
-            return Poll::Ready(this.hand_over_ahead(buf));
+            let length = this.ahead.len().min(buf.remaining());
+            buf.put_slice(&this.ahead.split_to(length));
+            this.note_read();
+            return Poll::Ready(Ok(()));
         }
         // A body that is on its way upstream. If it ends too early, it does so by the grace.
         let serving = this.phase.stage() == Stage::Request;
@@ -305,7 +185,8 @@ impl AsyncRead for Socket {
         if !this.ended {
             match Pin::new(&mut this.stream).poll_read(cx, buf) {
                 Poll::Ready(Ok(())) if buf.filled().len() > before => {
-                    return Poll::Ready(this.hand_over(buf, before));
+                    this.note_read();
+                    return Poll::Ready(Ok(()));
                 }
                 Poll::Ready(Ok(())) => {
                     this.ended = true;
@@ -314,7 +195,7 @@ impl AsyncRead for Socket {
                     }
                     this.phase.alarm.arm(HALF_CLOSE_GRACE);
                 }
-                Poll::Ready(Err(_)) if serving && this.phase.body.has_ended() => {
+                Poll::Ready(Err(_)) if serving && !this.phase.has_content() => {
                     this.ended = true;
                     this.phase.alarm.arm(HALF_CLOSE_GRACE);
                 }
@@ -322,13 +203,8 @@ impl AsyncRead for Socket {
                 Poll::Pending => {}
             }
         }
-        if serving && !this.ended && this.phase.body.has_ended() {
-            this.wait_without_deadline(cx);
-            return Poll::Pending;
-        }
         ready!(this.phase.alarm.poll(cx));
         if this.phase.stage() == Stage::Idle {
-            // Whoever polls hyper sees that it is not needed for now.
             this.phase
                 .end_short_wait(!this.stalled && this.linger_left.is_none());
             ready!(this.phase.alarm.poll(cx));
@@ -344,9 +220,6 @@ impl AsyncWrite for Socket {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Some(written) = this.replace_bare_error(cx, buf) {
-            return written.map(Ok);
-        }
         match Pin::new(&mut this.stream).poll_write(cx, buf) {
             Poll::Pending => this.poll_write_alarm(cx),
             ready => {
@@ -362,11 +235,6 @@ impl AsyncWrite for Socket {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        if let Some(first) = bufs.first()
-            && let Some(written) = this.replace_bare_error(cx, first)
-        {
-            return written.map(|_| Ok(bufs.iter().map(|buf| buf.len()).sum()));
-        }
         match Pin::new(&mut this.stream).poll_write_vectored(cx, bufs) {
             Poll::Pending => this.poll_write_alarm(cx),
             ready => {
@@ -389,8 +257,7 @@ impl AsyncWrite for Socket {
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
         }
-        this.phase.written();
-        // hyper flushes once its own buffer is written. A whole answer is out.
+        // Its owner flushes once all that it has is written: a whole answer is out.
         if this.phase.stage() != Stage::Request {
             this.phase.answer_is_out();
         } else if !std::mem::take(&mut this.watched) {
@@ -423,24 +290,18 @@ impl Socket {
         self.stream
     }
 
-    /// Ends a connection in order whose answer has ended before its end: what the client still
-    /// sends must not have what it was sent destroyed.
-    pub(crate) async fn close_after_cut(mut self) {
+    /// The client was told that what it sends cannot be read.
+    pub(crate) fn note_refused(&mut self) {
         self.refused = true;
-        // A client that does not take even that is gone.
-        let _ = poll_fn(|context| Pin::new(&mut self).poll_shutdown(context)).await;
     }
 
-    /// Has `bytes`, which were read of it, read again before all others, by hyper.
+    /// Has `bytes`, which were read of it, read again before all others.
     pub(crate) fn unread(&mut self, bytes: Bytes) {
         self.ahead = if self.ahead.is_empty() {
             bytes
         } else {
             [bytes, std::mem::take(&mut self.ahead)].concat().into()
         };
-        self.is_unlinted = false;
-        self.lint.restart();
-        self.content = ContentCheck::Other;
     }
 
     /// Whether the client may still be sending what nobody will read.
@@ -489,6 +350,3 @@ impl Socket {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
-
-#[cfg(test)]
-mod tests;
