@@ -1,6 +1,6 @@
 //! What would become of a request, and why: for people, before they send one.
 //!
-//! It goes the path of a request (`proxy/rehearsal.rs`) with the functions that requests go with,
+//! It goes the path of a request (`proxy/dry_run.rs`) with the functions that requests go with,
 //! and tells what it sees on the way. Nothing is counted, sent or logged by it. It must never show
 //! a secret: see `secret.rs`.
 
@@ -18,7 +18,7 @@ use http::{Request, Response};
 use crate::config::{Config, UpstreamServer};
 use crate::limit::KeyHash;
 use crate::path::CanonicalPath;
-use crate::proxy::rehearsal::{Counted, Ending, Rehearsal, Rehearsed, Scene};
+use crate::proxy::dry_run::{DryRun, DryRunResult, Ending, RequestView, SharedCounts};
 use crate::route::Target;
 use limits::LimitsTold;
 pub use question::{EXAMPLE_PEER, Question, QuestionError};
@@ -29,7 +29,7 @@ pub use story::{
 };
 
 /// How a charge stands where it is counted; nothing is charged by asking.
-pub use crate::proxy::rehearsal::Stand;
+pub use crate::proxy::dry_run::Peek;
 
 /// The counts that the proxies share.
 pub struct Live<'l> {
@@ -39,7 +39,7 @@ pub struct Live<'l> {
     pub hash_key: [u8; 32],
     pub overrides: Option<crate::store::overrides::OverrideSnapshot>,
     /// Asks how a charge stands.
-    pub stand: &'l mut Stand<'l>,
+    pub stand: &'l mut Peek<'l>,
 }
 
 /// Routes that are told of although they are not the request's, at most.
@@ -58,13 +58,13 @@ pub fn explain(
     let secrets = Secrets::of(config);
     let arrival = question.arrival(config);
     let known = live.is_some() || config.store.hash_key.is_some();
-    let rehearsal = Rehearsal::new(config, live.as_ref().map(|live| live.hash_key))
+    let dry_run = DryRun::new(config, live.as_ref().map(|live| live.hash_key))
         .map_err(|error| QuestionError::Machine(error.to_string()))?;
     let (from, counted) = match live {
         Some(live) => {
-            let counted = Counted {
+            let counted = SharedCounts {
                 overrides: live.overrides,
-                stand: live.stand,
+                peek: live.stand,
             };
             (Some(live.from), Some(counted))
         }
@@ -82,17 +82,17 @@ pub fn explain(
     let client = client::tell(&config.client_ip, arrival.ip, request.headers());
     let counted_as = client.counted_as.clone();
     let near = routes::near(config, &request, NEAR);
-    let tell = |scene: &Scene<'_, '_, '_>| Told {
-        route: routes::tell(config, scene),
-        limits: limits::tell(scene, (&secrets, &counted_as), known),
-        spared: spared(scene, config),
-        path: scene.facts.path.as_str().to_owned(),
+    let tell = |view: &RequestView<'_, '_, '_>| Told {
+        route: routes::tell(config, view),
+        limits: limits::tell(view, (&secrets, &counted_as), known),
+        spared: spared(view, config),
+        path: view.facts.path.as_str().to_owned(),
     };
-    let rehearsed = rehearsal.run(request, arrival, counted, tell);
+    let result = dry_run.run(request, arrival, counted, tell);
     let counts = Counts {
-        live: from.is_some() && rehearsed.trouble.is_none(),
+        live: from.is_some() && result.trouble.is_none(),
         from,
-        trouble: rehearsed.trouble.clone(),
+        trouble: result.trouble.clone(),
     };
     Ok(assemble(
         Parts {
@@ -102,7 +102,7 @@ pub fn explain(
             near,
             counts,
         },
-        rehearsed,
+        result,
         (config, &secrets),
     ))
 }
@@ -127,10 +127,10 @@ struct Parts {
 
 fn assemble(
     mut parts: Parts,
-    mut rehearsed: Rehearsed<Told>,
+    mut result: DryRunResult<Told>,
     (config, secrets): (&Config, &Secrets),
 ) -> Explanation {
-    let told = rehearsed.told.take();
+    let told = result.told.take();
     let (route, mut limits, spared) = match told {
         Some(told) => {
             parts.path.canonical = Some(told.path);
@@ -138,18 +138,13 @@ fn assemble(
         }
         None => (None, LimitsTold::default(), None),
     };
-    limits.count(&rehearsed);
-    let verdict = verdict(&rehearsed, &limits.list, spared.as_deref());
-    let upstream = rehearsed.sent.as_ref().map(|sent| {
+    limits.count(&result);
+    let verdict = verdict(&result, &limits.list, spared.as_deref());
+    let upstream = result.sent.as_ref().map(|sent| {
         let name = route.as_ref().map(|route| route.to.clone());
-        upstream(
-            config,
-            (name.unwrap_or_default(), &rehearsed),
-            secrets,
-            sent,
-        )
+        upstream(config, (name.unwrap_or_default(), &result), secrets, sent)
     });
-    let forwarded = matches!(rehearsed.ending, Ending::Forwarded { .. });
+    let forwarded = matches!(result.ending, Ending::Forwarded { .. });
     Explanation {
         request: parts.asked,
         verdict,
@@ -160,15 +155,15 @@ fn assemble(
         spared,
         limits: limits.list,
         upstream,
-        client_sees: seen(&rehearsed.answer, forwarded, secrets),
+        client_sees: seen(&result.answer, forwarded, secrets),
         counts: parts.counts,
     }
 }
 
 /// Why nothing is charged, if nothing is.
-fn spared(scene: &Scene<'_, '_, '_>, config: &Config) -> Option<String> {
-    let route = scene.found.route;
-    if let Some(rule) = scene.bypass {
+fn spared(view: &RequestView<'_, '_, '_>, config: &Config) -> Option<String> {
+    let route = view.found.route;
+    if let Some(rule) = view.bypass {
         let conditions = config.bypass.get(rule).map(routes::conditions);
         return Some(format!(
             "bypass rule {} of the file holds ({}): nothing is charged",
@@ -176,15 +171,15 @@ fn spared(scene: &Scene<'_, '_, '_>, config: &Config) -> Option<String> {
             conditions.unwrap_or_default()
         ));
     }
-    if scene.preflight {
+    if view.preflight {
         return Some("it is a browser's preflight, which is never charged".to_owned());
     }
     let none = route.limits.is_empty();
     none.then(|| "the route has no limits".to_owned())
 }
 
-fn verdict(rehearsed: &Rehearsed<Told>, limits: &[LimitStory], spared: Option<&str>) -> Verdict {
-    let status = rehearsed.answer.status().as_u16();
+fn verdict(result: &DryRunResult<Told>, limits: &[LimitStory], spared: Option<&str>) -> Verdict {
+    let status = result.answer.status().as_u16();
     let denying = limits.iter().filter(|limit| limit.denies());
     let by: Vec<String> = denying.map(|limit| limit.name.clone()).collect();
     let limited = limits.iter().any(|limit| limit.state == "enforced");
@@ -193,7 +188,7 @@ fn verdict(rehearsed: &Rehearsed<Told>, limits: &[LimitStory], spared: Option<&s
         (None, true) => format!("{rest}every limit allows it"),
         (None, false) => format!("{rest}no limit is asked"),
     };
-    let (outcome, status, why) = match &rehearsed.ending {
+    let (outcome, status, why) = match &result.ending {
         Ending::Forwarded { upgrade: false } => ("forwarded", None, passes("")),
         Ending::Forwarded { upgrade: true } => {
             let why = passes("it becomes a tunnel if the upstream agrees; ");
@@ -232,7 +227,7 @@ fn short(tag: KeyHash) -> String {
 
 fn upstream(
     config: &Config,
-    (name, rehearsed): (String, &Rehearsed<Told>),
+    (name, result): (String, &DryRunResult<Told>),
     secrets: &Secrets,
     sent: &Request<()>,
 ) -> UpstreamStory {
@@ -247,7 +242,7 @@ fn upstream(
         let servers = upstream.servers.iter().map(UpstreamServer::to_string);
         servers.collect()
     });
-    let upgrade = matches!(rehearsed.ending, Ending::Forwarded { upgrade: true });
+    let upgrade = matches!(result.ending, Ending::Forwarded { upgrade: true });
     UpstreamStory {
         name: own.map_or(name, |upstream| upstream.name.to_string()),
         servers: servers.unwrap_or_default(),

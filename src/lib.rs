@@ -17,6 +17,8 @@ pub mod certificate;
 
 pub mod path;
 
+pub mod request_head;
+
 pub mod trace;
 
 pub mod limit;

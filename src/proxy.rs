@@ -2,15 +2,20 @@
 //! decision and the upstream's answer.
 //!
 //! ```text
-//! read    framing, canonical path, host, client address, route, keys      pure
-//! admit   the store's decision                                            await 1
-//! forward to the upstream, and its answer's head                          await 2
-//! adjust  what was charged, by what the answer says                       told, not awaited
-//! mark    the rate-limit headers of that decision                         pure
+//! check     bounds of the head, TLS rules                     pure
+//! identify  framing, path, route, client, token, tier, keys   pure
+//! rewrite   what the route changes                            pure
+//! admit     the store's decision                              await 1
+//! answer    the upstream's answer, or the route's own         await 2
+//! reject    the answer to a request that a stage refused
+//! finish    headers of every answer, metrics, the log line
 //! ```
 //!
-//! Whatever refuses on the way is a `reject::Rejection`; only `reject` makes HTTP of it.
+//! A request is one `exchange::Exchange`. All stages but `answer` and `finish` are in `stages`,
+//! which the tower layer and the dry run share. A stage that refuses returns a
+//! `reject::Rejection`; only `reject` makes HTTP of it.
 
+mod access_record;
 mod adjust;
 pub mod admit;
 mod arrival;
@@ -18,69 +23,60 @@ pub mod body;
 mod changes;
 mod claims;
 mod counts;
-pub mod flaw;
+pub mod dry_run;
+mod exchange;
 mod forward;
 pub mod grpc;
 pub mod headers;
 pub mod layer;
 pub mod limiter;
-mod line;
 mod logged;
 mod overrides;
 pub mod problem;
-pub mod rehearsal;
 pub mod reject;
 mod request_id;
-mod riders;
+mod router;
 mod secure;
 pub mod service;
+mod shadow;
 mod slots;
+mod stages;
 mod traced;
 pub mod upgrade;
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::{Request, Response};
 
 use crate::body::RequestBody;
 use crate::clock::Sweep;
-use crate::config::{Config, LogKeys, TracingSettings};
-use crate::route::{Route, Target};
+use crate::config::{Config, TracingSettings};
+use crate::request_head::HeadError;
+use crate::request_head::Scheme;
+use crate::route::Target;
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
 use crate::telemetry::spans::Queue;
 use crate::upstream::{Upstreams, Vitals};
-use admit::Admission;
+use access_record::AccessRecord;
 pub use arrival::{Arrival, Secured};
 use body::Body;
-use changes::Changes;
-use flaw::Flaw;
-use forward::With;
+use exchange::Exchange;
 use grpc::Call;
-use limiter::{Caller, Limiter};
-use line::Line;
 use reject::Rejection;
-use secure::Secure;
 use slots::Slots;
+use stages::Stages;
 use traced::Tracer;
 use upgrade::Tunnel;
 
 /// One worker's proxy: what limits, and what forwards.
 #[derive(Debug)]
 pub struct Proxy {
-    limiter: Limiter,
-    max_headers: usize,
-    /// The header in which requests have ids, if they have.
-    request_id: Option<HeaderName>,
+    stages: Stages,
     upstreams: Upstreams,
-    secure: Secure,
-    log: Buffer,
-    show_keys: bool,
-    /// What traces are made by, if they are.
-    tracer: Option<Box<Tracer>>,
 }
 
 /// One client connection, as the proxy sees it.
@@ -88,10 +84,9 @@ pub struct Proxy {
 pub struct Downstream {
     /// Whether its other end may say whom it speaks for.
     trusted: bool,
-    /// How that one came.
     pub arrival: Arrival,
     /// What is told of it upstream, formatted once.
-    peer: headers::Peer,
+    peer: OnceLock<headers::Peer>,
 }
 
 impl Proxy {
@@ -102,8 +97,10 @@ impl Proxy {
         (sweep, vitals): (&Sweep, &Vitals),
         log: &Buffer,
     ) -> Proxy {
-        let upstreams = Upstreams::new(&config.upstreams, sweep.clone(), vitals);
-        Proxy::build(config, (store, local), upstreams, (log, None))
+        Proxy {
+            upstreams: Upstreams::new(&config.upstreams, sweep.clone(), vitals),
+            stages: Stages::new(config, (store, local), log, None),
+        }
     }
 
     /// A proxy of another `config` that goes on where this one is: with its connections, wherever
@@ -115,64 +112,39 @@ impl Proxy {
         (sweep, vitals): (&Sweep, &Vitals),
         log: &Buffer,
     ) -> Proxy {
-        let upstreams = self.upstreams.renewed(&config.upstreams, sweep, vitals);
-        let meter = Some(self.meter());
-        Proxy::build(config, (store, local), upstreams, (log, meter))
-    }
-
-    fn build(
-        config: Config,
-        (store, local): (Store, Arc<Memory>),
-        upstreams: Upstreams,
-        (log, meter): (&Buffer, Option<&Meter>),
-    ) -> Proxy {
         Proxy {
-            max_headers: config.server.max_headers,
-            request_id: config.request_id.clone(),
-            upstreams,
-            secure: Secure::new(config.tls.as_deref(), &config.server),
-            log: log.clone(),
-            show_keys: config.log.keys != LogKeys::Off,
-            tracer: None,
-            limiter: Limiter::new(config, (store, local), meter),
+            upstreams: self.upstreams.renewed(&config.upstreams, sweep, vitals),
+            stages: Stages::new(config, (store, local), log, Some(self.meter())),
         }
     }
 
     /// The same with its requests traced: spans go into `queue`.
-    pub fn traced(self, settings: Option<&TracingSettings>, queue: &Arc<Queue>) -> Proxy {
+    pub fn traced(mut self, settings: Option<&TracingSettings>, queue: &Arc<Queue>) -> Proxy {
         let tracer = |settings| Box::new(Tracer::new(settings, Arc::clone(queue)));
-        Proxy {
-            tracer: settings.map(tracer),
-            ..self
-        }
+        self.stages.tracer = settings.map(tracer);
+        self
     }
 
     /// Whether the peer at `ip` may say whom it speaks for.
     pub fn trusts(&self, ip: IpAddr) -> bool {
-        self.limiter.caller(ip).trusted
+        self.stages.router.client_ip.trusts(ip)
     }
 
     /// A client connection that came as `arrival` says.
     pub fn downstream(&self, arrival: Arrival) -> Downstream {
-        let trusted = self.limiter.caller(arrival.ip).trusted;
-        let scheme = headers::Scheme::of(arrival.tls.is_some());
-        Downstream {
-            trusted,
-            peer: headers::Peer::new(arrival.ip, trusted, scheme),
-            arrival,
-        }
+        self.stages.downstream(arrival)
     }
 
     /// The same for the client of a connection that another configuration was asked about:
     /// nothing where its word is still worth what it was.
     pub fn another_downstream(&self, known: &Downstream) -> Option<Box<Downstream>> {
-        let same = self.limiter.caller(known.arrival.ip).trusted == known.trusted;
+        let same = self.trusts(known.arrival.ip) == known.trusted;
         (!same).then(|| Box::new(self.downstream(known.arrival.clone())))
     }
 
     /// Drops some of what has expired in this process; called a few times a second.
     pub(crate) fn tidy(&self) {
-        self.limiter.tidy();
+        self.stages.limiter.tidy();
     }
 
     /// Where it forwards to.
@@ -182,12 +154,12 @@ impl Proxy {
 
     /// What it has counted.
     pub fn meter(&self) -> &Meter {
-        &self.limiter.meter
+        &self.stages.limiter.meter
     }
 
     /// Where its lines go.
     pub(crate) fn log(&self) -> &Buffer {
-        &self.log
+        &self.stages.log
     }
 
     /// Answers one request: routes it, asks its limits, forwards it, or says why not. The answer is
@@ -195,206 +167,128 @@ impl Proxy {
     /// been in many places before it is there otherwise. What is left in `request` has no meaning.
     pub async fn handle(
         &self,
-        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
+        request: &mut Request<RequestBody>,
+        response: &mut Response<Body>,
         downstream: &Downstream,
-        flaw: Option<Flaw>,
+        head_error: Option<HeadError>,
     ) {
-        let mut line = Line::begin(request, downstream.arrival.ip, (&self.log, self.show_keys));
-        if let Some(name) = &self.request_id {
-            let id = request_id::of(request.headers(), name, downstream.trusted);
-            line.request_id = Some(id);
+        let mut exchange = self.stages.begin(request, response, downstream);
+        let x = &mut exchange;
+        if let Err(rejection) = self.serve(x, head_error).await {
+            self.stages.reject(x, &rejection);
         }
-        if let Some(tracer) = &self.tracer {
-            line.belongs(tracer.begin(request, downstream), request);
-        }
-        headers::prefer_target(request);
-        let mut admission = Admission::default();
-        let asked = (&mut line, &mut admission);
-        match self.read(request, downstream, flaw, asked) {
-            Ok(route) => {
-                let exchange = (request, &mut *response);
-                let (line, admission) = (&mut line, &mut admission);
-                self.serve(exchange, (downstream, route), admission, line)
-                    .await;
-            }
-            Err(refused) => *response = self.answer(&refused, &mut line, HeaderMap::new()),
-        }
-        if let (Some(name), Some(id)) = (&self.request_id, &line.request_id)
-            && let Ok(id) = HeaderValue::from_str(id.as_str())
-        {
-            response.headers_mut().insert(name, id);
-        }
-        self.secure.mark(response, downstream);
-        self.count(response, &mut line);
-        // Written when the response's body has ended.
-        let body = response.body();
-        if line.is_wanted() || line.tells_truncation() && body.may_be_cut() {
-            response.body_mut().log(Box::new(line));
-        }
+        self.finish(exchange);
     }
 
-    /// The part of the path that waits. Nothing large is moved on it that can stay where it is.
-    #[expect(
-        clippy::manual_async_fn,
-        reason = "that would keep what is asked twice"
-    )]
-    fn serve(
-        &self,
-        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
-        (downstream, route): (&Downstream, &Route),
-        admission: &mut Admission,
-        line: &mut Line,
-    ) -> impl Future<Output = ()> + Send {
-        async move {
-            let with = (route, self.request_id.as_ref());
-            let changes = match Changes::of(with, request, downstream, line) {
-                Ok(changes) => changes,
-                Err(refused) => {
-                    *response = self.answer(&refused, line, HeaderMap::new());
-                    return;
-                }
-            };
-            let changes = changes.as_deref();
-            if let Some(trace) = &mut line.trace {
-                trace.note_asked(route, &admission.charge);
-            }
-            let admitted = match self.limiter.admit_here(request, admission, line) {
-                Some(admitted) => admitted,
-                None => {
-                    let since = line.began;
-                    self.limiter.admit(request, admission, since).await
-                }
-            };
-            if let Some(trace) = &mut line.trace {
-                trace.note_decided(admission, &admitted);
-            }
-            if let Err(refused) = admitted {
-                let with = (changes, line);
-                *response = self.deny(&refused, request, with);
-                return;
-            }
-            line.note_admission(admission.told().is_some());
-            if route.adjusts() && admission.told().is_some() {
-                response.body().note_settling();
-            }
-            match &route.target {
-                Target::Upstream(upstream) => {
-                    let to = (route, *upstream, admission.affinity);
-                    let with = With {
-                        changes,
-                        is_grpc: line.grpc,
-                        trace: line.trace.as_deref_mut(),
-                    };
-                    let exchange = (request, &mut *response);
-                    if let Err(refused) = self.forward(exchange, downstream, to, with).await {
-                        *response = self.refuse(&refused, changes, line, HeaderMap::new());
-                        if refused.is_cut_upload() {
-                            // A client must not get its units back by leaving.
-                            return hold(response, admission.slots.take(), line);
-                        }
+    /// Every stage that may refuse the request.
+    async fn serve<'c>(
+        &'c self,
+        x: &mut Exchange<'c>,
+        head_error: Option<HeadError>,
+    ) -> Result<(), Rejection> {
+        self.stages.check(x, head_error)?;
+        self.stages.identify(x)?;
+        self.stages.rewrite(x)?;
+        self.stages.admit(x).await?;
+        self.answer(x).await;
+        Ok(())
+    }
+
+    /// Has the request answered, by its upstream or by its route; settles what it cost, and tells
+    /// the client of its limits.
+    async fn answer(&self, x: &mut Exchange<'_>) {
+        let Some(route) = x.route else { return };
+        if route.adjusts() && x.admission.told().is_some() {
+            x.response.body().note_settling();
+        }
+        match &route.target {
+            Target::Upstream(upstream) => {
+                if let Err(rejection) = self.forward(x, route, *upstream).await {
+                    self.stages.reject(x, &rejection);
+                    if rejection.is_cut_upload() {
+                        // A client must not get its units back by leaving.
+                        return hold(x);
                     }
                 }
-                Target::Respond(answer) => *response = changes::respond(answer, changes),
-                Target::Redirect(answer) => *response = changes::redirect(answer, changes),
             }
-            self.limiter.adjust(route, admission, response, line);
-            hold(response, admission.slots.take(), line);
-            self.limiter.mark(admission, response);
+            Target::Respond(answer) => {
+                *x.response = changes::respond(answer, x.changes.as_deref()).map(Body::made);
+            }
+            Target::Redirect(answer) => {
+                *x.response = changes::redirect(answer, x.changes.as_deref()).map(Body::made);
+            }
         }
+        let stages = &self.stages;
+        stages
+            .limiter
+            .adjust(route, &x.admission, x.response, &mut x.record);
+        hold(x);
+        stages.replies.mark(&x.admission, x.response);
     }
 
-    /// The answer to a request that its limits do not let pass.
-    fn deny(
-        &self,
-        refused: &Rejection,
-        request: &mut Request<RequestBody>,
-        (changes, line): (Option<&Changes<'_>>, &mut Line),
-    ) -> Response<Body> {
-        // The answer's head takes the place of the request's.
-        let mut room = std::mem::take(request.headers_mut());
-        room.clear();
-        let response = self.refuse(refused, changes, line, room);
-        if let Rejection::Limited(denial) = refused {
-            let asked = (request.method(), request.uri());
-            let said = (&denial.charge, &denial.decision);
-            self.limiter.note_denial(said, || line.asked(asked));
+    /// Adds what every answer says, counts the request, and has its line written when the answer's
+    /// body has ended.
+    fn finish(&self, x: Exchange<'_>) {
+        let Exchange {
+            response,
+            downstream,
+            mut record,
+            ..
+        } = x;
+        self.stages.mark_id(response.headers_mut(), &record);
+        self.stages.mark_connection(response, downstream);
+        self.count(response, &mut record);
+        let body = response.body();
+        if record.is_wanted() || record.tells_truncation() && body.may_be_cut() {
+            response.body_mut().log(Box::new(record));
         }
-        response
-    }
-
-    /// What a request is: its route, and what that route's limits ask of it.
-    fn read(
-        &self,
-        request: &Request<RequestBody>,
-        downstream: &Downstream,
-        flaw: Option<Flaw>,
-        (line, asked): (&mut Line, &mut Admission),
-    ) -> Result<&Route, Rejection> {
-        if let Some(flaw) = flaw {
-            return Err(Rejection::Flaw(flaw));
-        }
-        if request.headers().len() > self.max_headers {
-            return Err(Rejection::Flaw(Flaw::HeadTooLarge));
-        }
-        self.secure.check(request, downstream)?;
-        (self.limiter).read(request, downstream.caller(), line, asked)
-    }
-
-    /// The same for a request whose route is known, with what the route adds to every answer.
-    fn refuse(
-        &self,
-        refused: &Rejection,
-        changes: Option<&Changes<'_>>,
-        line: &mut Line,
-        room: HeaderMap,
-    ) -> Response<Body> {
-        let mut response = self.answer(refused, line, room);
-        if let Some(changes) = changes {
-            changes.beside(response.headers_mut());
-        }
-        response
     }
 
     /// Counts the request, and decides whether its line is to be written.
-    fn count(&self, response: &Response<Body>, line: &mut Line) {
-        line.status = response.status().as_u16();
-        self.limiter.count_answer(line);
-        if line.grpc {
-            let counter = self.meter().grpc_counter(line.route_number);
-            line.call = counter.and_then(|counter| Call::begin(counter, response));
+    fn count(&self, response: &Response<Body>, record: &mut AccessRecord) {
+        record.status = response.status().as_u16();
+        self.stages.limiter.count_answer(record);
+        if record.grpc {
+            let counter = self.meter().grpc_counter(record.route_number);
+            record.call = counter.and_then(|counter| Call::begin(counter, response));
         }
-        line.decide();
-    }
-
-    /// The answer to a request that is refused, and what the log says of it.
-    fn answer(&self, refused: &Rejection, line: &mut Line, room: HeaderMap) -> Response<Body> {
-        self.limiter.answer(refused, line, room).map(Body::made)
+        record.decide();
     }
 }
 
 impl Downstream {
-    /// It asks for nothing for a while.
-    pub(crate) fn rest(&self) {
-        self.peer.rest();
+    fn new(trusted: bool, arrival: Arrival) -> Downstream {
+        Downstream {
+            trusted,
+            arrival,
+            peer: OnceLock::new(),
+        }
     }
 
-    /// Who is at its other end.
-    fn caller(&self) -> Caller<'_> {
-        Caller {
-            ip: self.arrival.ip,
-            trusted: self.trusted,
-            certificate: self.arrival.certificate(),
+    fn peer(&self) -> &headers::Peer {
+        self.peer.get_or_init(|| {
+            let scheme = Scheme::of(self.arrival.tls.is_some());
+            headers::Peer::new(self.arrival.ip, self.trusted, scheme)
+        })
+    }
+
+    /// It asks for nothing for a while.
+    pub(crate) fn rest(&self) {
+        if let Some(peer) = self.peer.get() {
+            peer.rest();
         }
     }
 }
 
 /// Has the request's slots let go of when its response, or the tunnel it became, has ended.
-fn hold(response: &mut Response<Body>, slots: Option<Box<Slots>>, line: &mut Line) {
-    if let Some(tunnel) = response.extensions_mut().get_mut::<Tunnel>() {
+fn hold(x: &mut Exchange<'_>) {
+    let slots: Option<Box<Slots>> = x.admission.slots.take();
+    if let Some(tunnel) = x.response.extensions_mut().get_mut::<Tunnel>() {
         tunnel.hold(slots);
-        // The line is written now: what riders hold is not theirs any more.
-        tunnel.hold(line.riders.as_mut().and_then(|riders| riders.take_slots()));
+        // The line is written now: limits on trial hold nothing any more.
+        let shadow = x.record.shadow.as_mut();
+        tunnel.hold(shadow.and_then(|shadow| shadow.take_slots()));
     } else if let Some(slots) = slots {
-        response.body_mut().hold(slots);
+        x.response.body_mut().hold(slots);
     }
 }

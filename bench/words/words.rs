@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tidegate::clock::Micros;
 use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSettings};
-use tidegate::limit::headers::{HeaderSettings, ResetForm, Told, write};
+use tidegate::limit::headers::{HeaderSettings, RateLimitStatus, ResetForm, write};
 use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashSecret};
 use tidegate::limit::{
     Algorithm, Charge, Decision, Key, KeyHash, Limit, LimitCheck, Missing, OnError, Rule,
@@ -249,7 +249,7 @@ fn limit_headers(name: &'static str, limits: u8) -> Word {
     word(name, move || {
         headers.clear();
         let at = (settings.reset, black_box(1_700_000_000_000_000));
-        let told = Told::of(&charge, black_box(&decision), at);
+        let told = RateLimitStatus::of(&charge, black_box(&decision), at);
         write(&mut headers, settings, &charge, &told);
     })
 }

@@ -10,7 +10,7 @@ use crate::limit::key::{
 use crate::limit::{
     Algorithm, Charge, Decision, Limit, LimitCheck, Missing, OnError, Retry, Role, Verdict, Window,
 };
-use crate::proxy::rehearsal::{Rehearsed, Scene};
+use crate::proxy::dry_run::{DryRunResult, RequestView};
 use crate::route::{CostSource, Route};
 use crate::store::overrides::rate_text;
 
@@ -24,9 +24,9 @@ pub(super) struct LimitsTold {
 type Shown<'s> = (&'s Secrets, &'s str);
 
 /// What is known before the counts are asked.
-pub(super) fn tell(scene: &Scene<'_, '_, '_>, shown: Shown<'_>, known: bool) -> LimitsTold {
-    let limits = scene.found.route.limits.iter();
-    let list = limits.map(|limit| one(limit, scene, shown, known));
+pub(super) fn tell(view: &RequestView<'_, '_, '_>, shown: Shown<'_>, known: bool) -> LimitsTold {
+    let limits = view.found.route.limits.iter();
+    let list = limits.map(|limit| one(limit, view, shown, known));
     LimitsTold {
         list: list.collect(),
     }
@@ -34,11 +34,11 @@ pub(super) fn tell(scene: &Scene<'_, '_, '_>, shown: Shown<'_>, known: bool) -> 
 
 impl LimitsTold {
     /// Adds how they stand.
-    pub(super) fn count<T>(&mut self, rehearsed: &Rehearsed<T>) {
-        if let Some(decision) = &rehearsed.decision {
-            self.note(&rehearsed.charge, decision);
+    pub(super) fn count<T>(&mut self, result: &DryRunResult<T>) {
+        if let Some(decision) = &result.decision {
+            self.note(&result.charge, decision);
         }
-        for (charge, decision) in &rehearsed.riders {
+        for (charge, decision) in &result.shadow {
             if let Some(decision) = decision {
                 self.note(charge, decision);
             }
@@ -74,10 +74,15 @@ fn stand(rate: &mut RateStory, verdict: &Verdict) {
     };
 }
 
-fn one(limit: &Arc<Limit>, scene: &Scene<'_, '_, '_>, shown: Shown<'_>, known: bool) -> LimitStory {
-    let facts = scene.facts;
-    let items: Vec<&LimitCheck> = items(limit, scene).collect();
-    let (state, why) = state(limit, scene, &items);
+fn one(
+    limit: &Arc<Limit>,
+    view: &RequestView<'_, '_, '_>,
+    shown: Shown<'_>,
+    known: bool,
+) -> LimitStory {
+    let facts = view.facts;
+    let items: Vec<&LimitCheck> = items(limit, view).collect();
+    let (state, why) = state(limit, view, &items);
     let own = limit.windows_of(facts.tier);
     let is_own = |window: &Arc<Window>| own.iter().any(|one| Arc::ptr_eq(one, window));
     let mut rates: Vec<RateStory> = items
@@ -104,7 +109,7 @@ fn one(limit: &Arc<Limit>, scene: &Scene<'_, '_, '_>, shown: Shown<'_>, known: b
             .filter(|_| known)
             .map(|item| super::short(item.tag)),
         cost,
-        cost_why: (cost != 1).then(|| weight(scene.found.route, limit)),
+        cost_why: (cost != 1).then(|| weight(view.found.route, limit)),
         tier: tier(limit, facts),
         rates,
         on_error: match limit.on_error {
@@ -119,16 +124,16 @@ fn one(limit: &Arc<Limit>, scene: &Scene<'_, '_, '_>, shown: Shown<'_>, known: b
 /// What the request asks of this limit.
 fn items<'s>(
     limit: &'s Arc<Limit>,
-    scene: &Scene<'s, '_, '_>,
+    view: &RequestView<'s, '_, '_>,
 ) -> impl Iterator<Item = &'s LimitCheck> {
-    let (charge, riders) = scene.charge.unzip();
-    let all = charge.into_iter().chain(riders.into_iter().flatten());
+    let (charge, shadow) = view.charge.unzip();
+    let all = charge.into_iter().chain(shadow.into_iter().flatten());
     all.flatten().filter(|item| item.limit.name == limit.name)
 }
 
 fn state(
     limit: &Limit,
-    scene: &Scene<'_, '_, '_>,
+    view: &RequestView<'_, '_, '_>,
     items: &[&LimitCheck],
 ) -> (&'static str, Option<String>) {
     let why = |text: &str| Some(text.to_owned());
@@ -139,8 +144,8 @@ fn state(
     if items.iter().any(|item| item.role() == Role::Shadow) {
         return ("shadow", why("counted and reported, never enforced"));
     }
-    let (facts, client) = (scene.facts, scene.client);
-    let spared = scene.charge.is_some() && (scene.bypass.is_some() || scene.preflight);
+    let (facts, client) = (view.facts, view.client);
+    let spared = view.charge.is_some() && (view.bypass.is_some() || view.preflight);
     if spared {
         return ("spared", None);
     }
@@ -167,7 +172,7 @@ fn state(
         Derived::Hash(_) if limit.windows_of(facts.tier).is_empty() => {
             ("unlimited", why("no rate holds for this client"))
         }
-        Derived::Hash(_) if scene.charge.is_none() => {
+        Derived::Hash(_) if view.charge.is_none() => {
             ("spared", why("not asked: the request is refused before"))
         }
         Derived::Hash(_) => ("unlimited", why("an override lifts it for this client")),

@@ -4,20 +4,20 @@ use http::{HeaderMap, Method, Request};
 
 use super::story::{NearRoute, RouteStory};
 use crate::config::{Bypass, Config};
+use crate::proxy::dry_run::RequestView;
 use crate::proxy::headers::check_framing;
-use crate::proxy::rehearsal::Scene;
 use crate::route::{Ask, Miss, Near, Precedence, Route, Target, ValueMatch};
 
 /// The route that was found.
-pub(super) fn tell(config: &Config, scene: &Scene<'_, '_, '_>) -> RouteStory {
-    let route = scene.found.route;
+pub(super) fn tell(config: &Config, view: &RequestView<'_, '_, '_>) -> RouteStory {
+    let route = view.found.route;
     let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     RouteStory {
         name: route.name.to_string(),
         host: route.host.to_string(),
         path: route.path.to_string(),
         methods: route.methods.iter().map(Method::to_string).collect(),
-        params: scene.found.params.iter().map(owned).collect(),
+        params: view.found.params.iter().map(owned).collect(),
         to: match &route.target {
             Target::Upstream(index) => {
                 let upstream = config.upstreams.get(*index);

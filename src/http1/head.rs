@@ -11,6 +11,7 @@ use http::{Method, Request, Uri, Version};
 use httparse::{Header, ParserConfig, Status};
 
 use super::content::Content;
+use crate::request_head::HeadError;
 use crate::wire::spelling;
 
 /// Lines of a head for which no memory is allocated.
@@ -27,7 +28,7 @@ pub(crate) struct HeadBounds {
 
 /// A head that was read.
 #[derive(Debug)]
-pub(crate) struct RequestHead {
+pub(crate) struct RequestFraming {
     /// Bytes of it.
     pub(crate) length: usize,
     /// Whether another request may follow on its connection.
@@ -37,18 +38,7 @@ pub(crate) struct RequestHead {
     pub(crate) expects_continue: bool,
     /// The client takes trailers (`TE`).
     pub(crate) takes_trailers: bool,
-    pub(crate) flaw: Option<HeadFlaw>,
-}
-
-/// What makes a head that could be read one that must not be served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeadFlaw {
-    /// A line ended in LF alone.
-    BareLf,
-    /// Content-Length and Transfer-Encoding in one head.
-    TwoLengths,
-    /// More bytes than [`HeadBounds`] allow.
-    TooLarge,
+    pub(crate) error: Option<HeadError>,
 }
 
 /// Why a head cannot be read.
@@ -83,7 +73,7 @@ pub(crate) fn read<B>(
     read: &Bytes,
     request: &mut Request<B>,
     bounds: HeadBounds,
-) -> Result<Option<RequestHead>, Unreadable> {
+) -> Result<Option<RequestFraming>, Unreadable> {
     let mut lines = [const { MaybeUninit::<Header<'_>>::uninit() }; USUAL_LINES];
     let usual = bounds.lines.min(USUAL_LINES);
     match parse(read, request, bounds, &mut lines[..usual]) {
@@ -100,7 +90,7 @@ fn parse<'r, B>(
     request: &mut Request<B>,
     bounds: HeadBounds,
     lines: &mut [MaybeUninit<Header<'r>>],
-) -> Result<Option<RequestHead>, Unreadable> {
+) -> Result<Option<RequestFraming>, Unreadable> {
     let mut parsed = httparse::Request::new(&mut []);
     let status =
         ParserConfig::default().parse_request_with_uninit_headers(&mut parsed, read, lines)?;
@@ -149,14 +139,14 @@ fn parse<'r, B>(
         true => Version::HTTP_10,
         false => Version::HTTP_11,
     };
-    let flaw = if !in_order && has_bare_lf(&read[..length]) {
-        Some(HeadFlaw::BareLf)
+    let error = if !in_order && has_bare_lf(&read[..length]) {
+        Some(HeadError::BareLf)
     } else if length > bounds.bytes {
-        Some(HeadFlaw::TooLarge)
+        Some(HeadError::TooLarge)
     } else {
-        said.two_lengths().then_some(HeadFlaw::TwoLengths)
+        said.two_lengths().then_some(HeadError::TwoLengths)
     };
-    Ok(Some(said.head(length, flaw)))
+    Ok(Some(said.head(length, error)))
 }
 
 fn has_bare_lf(head: &[u8]) -> bool {
@@ -249,19 +239,19 @@ impl HeadLines {
         self.has_length && self.coding.is_some()
     }
 
-    fn head(&self, length: usize, flaw: Option<HeadFlaw>) -> RequestHead {
+    fn head(&self, length: usize, error: Option<HeadError>) -> RequestFraming {
         let content = match (self.coding, self.length) {
             (Some(_), _) => Content::request_chunks(),
             (None, None | Some(0)) => Content::Nothing,
             (None, Some(length)) => Content::Length(length),
         };
-        RequestHead {
+        RequestFraming {
             length,
             may_follow: self.keep_alive && !self.close && !self.two_lengths(),
             content,
             expects_continue: self.expects_continue && !self.is_http10,
             takes_trailers: self.takes_trailers,
-            flaw,
+            error,
         }
     }
 }

@@ -21,8 +21,9 @@ use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::content::Content;
-use super::head::{self, HeadBounds, HeadFlaw, Unreadable};
+use super::head::{self, HeadBounds, Unreadable};
 use super::write::{self, AnswerTerms, Length};
+use crate::request_head::HeadError;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
 
 const BOUNDS: HeadBounds = HeadBounds {
@@ -57,7 +58,7 @@ struct Ours {
     head: Head,
     length: usize,
     may_follow: bool,
-    flaw: Option<HeadFlaw>,
+    error: Option<HeadError>,
 }
 
 /// As we read it; nothing where its end is missing.
@@ -71,7 +72,7 @@ fn ours(bytes: &[u8]) -> Result<Option<Ours>, Unreadable> {
         head: Head::of(&request, !matches!(head.content, Content::Nothing)),
         length: head.length,
         may_follow: head.may_follow,
-        flaw: head.flaw,
+        error: head.error,
     }))
 }
 
@@ -314,10 +315,10 @@ fn runtime() -> tokio::runtime::Runtime {
 fn heads_are_bounded() {
     let line = |bytes: usize| format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(bytes));
     let around = "GET / HTTP/1.1\r\nX: \r\n\r\n".len();
-    let flaw = |head: &str| ours(head.as_bytes()).unwrap().unwrap().flaw;
-    assert_eq!(flaw(&line(BOUNDS.bytes - around)), None);
-    let too_large = Some(HeadFlaw::TooLarge);
-    assert_eq!(flaw(&line(BOUNDS.bytes - around + 1)), too_large);
+    let error = |head: &str| ours(head.as_bytes()).unwrap().unwrap().error;
+    assert_eq!(error(&line(BOUNDS.bytes - around)), None);
+    let too_large = Some(HeadError::TooLarge);
+    assert_eq!(error(&line(BOUNDS.bytes - around + 1)), too_large);
     let lines = |many: usize| format!("GET / HTTP/1.1\r\n{}\r\n", "X: y\r\n".repeat(many));
     assert!(ours(lines(BOUNDS.lines).as_bytes()).is_ok());
     let over = ours(lines(BOUNDS.lines + 1).as_bytes());
@@ -337,27 +338,30 @@ fn heads_are_bounded() {
 
 #[test]
 fn flaws_are_found_that_hyper_forgives() {
-    for (head, flaw) in [
-        ("GET / HTTP/1.1\nHost: a\r\n\r\n", HeadFlaw::BareLf),
-        ("GET / HTTP/1.1\r\nHost: a\n\r\n", HeadFlaw::BareLf),
-        ("GET / HTTP/1.1\r\nHost: a\r\n\n", HeadFlaw::BareLf),
-        ("GET / HTTP/1.1\r\nX:\nHost: test\r\n\r\n", HeadFlaw::BareLf),
+    for (head, error) in [
+        ("GET / HTTP/1.1\nHost: a\r\n\r\n", HeadError::BareLf),
+        ("GET / HTTP/1.1\r\nHost: a\n\r\n", HeadError::BareLf),
+        ("GET / HTTP/1.1\r\nHost: a\r\n\n", HeadError::BareLf),
+        (
+            "GET / HTTP/1.1\r\nX:\nHost: test\r\n\r\n",
+            HeadError::BareLf,
+        ),
         (
             "POST / HTTP/1.1\r\ncontent-LENGTH: 3\r\nTransfer-Encoding: chunked\r\n\r\n",
-            HeadFlaw::TwoLengths,
+            HeadError::TwoLengths,
         ),
         (
             "POST / HTTP/1.1\r\nTransfer-encoding:chunked\r\nContent-Length:0\r\n\r\n",
-            HeadFlaw::TwoLengths,
+            HeadError::TwoLengths,
         ),
     ] {
-        let found = ours(head.as_bytes()).unwrap().unwrap().flaw;
-        assert_eq!(found, Some(flaw), "{head:?}");
+        let found = ours(head.as_bytes()).unwrap().unwrap().error;
+        assert_eq!(found, Some(error), "{head:?}");
     }
     let padded = "GET / HTTP/1.1\r\nHost:\ttest \t\r\n\r\n";
     let read = ours(padded.as_bytes()).unwrap().unwrap();
     assert_eq!(
-        (read.flaw, read.head.headers["host"].as_bytes()),
+        (read.error, read.head.headers["host"].as_bytes()),
         (None, &b"test"[..])
     );
 }
@@ -385,7 +389,7 @@ proptest! {
                 let headers = &ours.head.headers;
                 let two_lengths = headers.contains_key(CONTENT_LENGTH)
                     && headers.contains_key(TRANSFER_ENCODING);
-                if ours.flaw != Some(HeadFlaw::TwoLengths) && !two_lengths {
+                if ours.error != Some(HeadError::TwoLengths) && !two_lengths {
                     prop_assert_eq!(seen.first(), Some(&ours.head), "{}", text);
                 }
                 if !has_content && ours.head.method != Method::CONNECT {

@@ -6,7 +6,7 @@
 //! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters: only this file
 //! spells them.
 
-mod told;
+mod status;
 
 use bytes::Bytes;
 use http::header::{
@@ -14,8 +14,8 @@ use http::header::{
 };
 
 use super::{Charge, Decision, LimitCheck, Retry, Verdict};
-use told::State;
-pub use told::{Told, seconds_up};
+use status::LimitStatus;
+pub use status::{RateLimitStatus, seconds_up};
 
 /// `x-ratelimit-limit`: the tightest limit's units.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
@@ -58,9 +58,14 @@ pub enum ResetForm {
 
 /// Writes the rate-limit headers of a decision. What the upstream said under the same names is
 /// replaced, or merged where the settings keep it.
-pub fn write(headers: &mut HeaderMap, settings: HeaderSettings, charge: &Charge, told: &Told) {
+pub fn write(
+    headers: &mut HeaderMap,
+    settings: HeaderSettings,
+    charge: &Charge,
+    status: &RateLimitStatus,
+) {
     let room = Vec::with_capacity(TEXT_BYTES);
-    write_behind(headers, settings, (charge, told), room);
+    write_behind(headers, settings, (charge, status), room);
 }
 
 /// The same behind `room`, which is returned with all that was written. So a body and these headers
@@ -68,20 +73,20 @@ pub fn write(headers: &mut HeaderMap, settings: HeaderSettings, charge: &Charge,
 pub fn write_behind(
     headers: &mut HeaderMap,
     settings: HeaderSettings,
-    (charge, told): (&Charge, &Told),
+    (charge, status): (&Charge, &RateLimitStatus),
     room: Vec<u8>,
 ) -> Bytes {
-    let Some((item, state)) = told.tightest(charge) else {
+    let Some((item, state)) = status.tightest(charge) else {
         return room.into();
     };
     let keep = settings.pass_upstream;
     let mut texts = Texts(room);
-    let wait = told.wait.map(|seconds| texts.number(seconds));
+    let wait = status.wait.map(|seconds| texts.number(seconds));
     let ours = settings.x_ratelimit && !upstream_is_tighter(headers, settings, state);
-    let trio = ours.then(|| (texts.number(state.remaining), texts.number(told.reset)));
+    let trio = ours.then(|| (texts.number(state.remaining), texts.number(status.reset)));
     let pair = settings
         .ietf
-        .then(|| (texts.policies(charge), texts.states(charge, told)));
+        .then(|| (texts.policies(charge), texts.states(charge, status)));
     let texts = Bytes::from(texts.0);
     if let Some(wait) = wait {
         headers.insert(RETRY_AFTER, wait.value(&texts));
@@ -159,9 +164,9 @@ impl Texts {
         self.list_from(start)
     }
 
-    fn states(&mut self, charge: &Charge, told: &Told) -> Text {
+    fn states(&mut self, charge: &Charge, status: &RateLimitStatus) -> Text {
         let start = self.0.len();
-        write_states(&mut self.0, charge, told);
+        write_states(&mut self.0, charge, status);
         self.list_from(start)
     }
 
@@ -202,7 +207,7 @@ pub fn expose_to_scripts(headers: &mut HeaderMap) {
 }
 
 /// Whether the upstream's own trio is kept because it leaves the client less.
-fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, state: State) -> bool {
+fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, state: LimitStatus) -> bool {
     if !settings.pass_upstream {
         return false;
     }
@@ -218,8 +223,8 @@ fn write_policy(room: &mut Vec<u8>, item: &LimitCheck) {
     room.extend_from_slice(b", ");
 }
 
-fn write_states(room: &mut Vec<u8>, charge: &Charge, told: &Told) {
-    for (item, state) in told.states(charge) {
+fn write_states(room: &mut Vec<u8>, charge: &Charge, status: &RateLimitStatus) {
+    for (item, state) in status.states(charge) {
         if state.known {
             write_state(room, item, state);
         }
@@ -227,7 +232,7 @@ fn write_states(room: &mut Vec<u8>, charge: &Charge, told: &Told) {
 }
 
 /// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
-fn write_state(room: &mut Vec<u8>, item: &LimitCheck, state: State) {
+fn write_state(room: &mut Vec<u8>, item: &LimitCheck, state: LimitStatus) {
     // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
     room.push(b'"');
     room.extend_from_slice(item.window.policy.as_bytes());
@@ -321,8 +326,8 @@ mod tests {
         (charge, decision): (&Charge, &Decision),
         unix_us: u64,
     ) {
-        let told = Told::of(charge, decision, (settings.reset, unix_us));
-        write(headers, settings, charge, &told);
+        let status = RateLimitStatus::of(charge, decision, (settings.reset, unix_us));
+        write(headers, settings, charge, &status);
     }
 
     fn get(headers: &HeaderMap, name: HeaderName) -> Vec<&str> {

@@ -3,13 +3,13 @@
 //! At most once, when the response's head has come, and never waited for: should the process die
 //! in between, what was charged at first stays charged. A refund comes before a settlement, and
 //! gives back everything. Slots are held for as long as the request takes, whatever it cost.
-//! Riders are adjusted likewise, if their decisions have come by then.
+//! ShadowChecks are adjusted likewise, if their decisions have come by then.
 
 use http::{HeaderMap, HeaderName, Response};
 
+use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
 use super::limiter::Limiter;
-use super::line::Line;
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
 use crate::route::Route;
 
@@ -30,7 +30,7 @@ impl Limiter {
         route: &Route,
         admission: &Admission,
         response: &mut Response<B>,
-        line: &mut Line,
+        record: &mut AccessRecord,
     ) {
         let cost = route.settle.as_ref();
         let cost = cost.and_then(|name| take_cost(response.headers_mut(), name));
@@ -40,9 +40,9 @@ impl Limiter {
             None => return,
         };
         self.adjust_admitted(admission, adjustment);
-        for rider in line.riders.iter_mut().flat_map(|riders| &mut riders.list) {
-            let charge = rider.charge.clone();
-            if let Some(decision) = rider.decision().filter(|decision| decision.allowed) {
+        for check in record.shadow.iter_mut().flat_map(|shadow| &mut shadow.list) {
+            let charge = check.charge.clone();
+            if let Some(decision) = check.decision().filter(|decision| decision.allowed) {
                 let decided = (&charge, decision);
                 self.adjust_shared(decided, adjustment, admission.generation);
             }

@@ -4,24 +4,18 @@
 //! The mechanism of an outage (deadline, breaker) is the store's; the policy is here and nowhere
 //! else. A request that has no key it should have is never let through for that.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::header::ORIGIN;
-use http::{Request, Response};
-
-use super::limiter::{Caller, Limiter};
-use super::line::Line;
+use super::limiter::Limiter;
 use super::overrides::{refuse_blocked, refuse_blocked_key};
-use super::reject::{Denial, Form, Rejection};
-use super::riders::Riders;
+use super::reject::{Denial, Rejection};
 use super::slots::{Slots, slots_of};
+use super::stages::Stages;
 use crate::clock;
-use crate::limit::headers::{self, Told};
 use crate::limit::key::{Derived, Facts, HashSecret};
 use crate::limit::{Asker, Charge, Decision, KeyHash, Limit, LimitCheck, Missing, OnError, Window};
-use crate::path::Case;
+use crate::request_head::RequestHead;
 use crate::route::{Found, Route, is_preflight};
 use crate::store::StoreError;
 use crate::store::overrides::OverrideSnapshot;
@@ -34,7 +28,7 @@ pub(super) struct Admission {
     /// What is enforced: all or nothing.
     pub(super) charge: Charge,
     /// What rides along: counted and reported, each by itself, and never part of the verdict.
-    riders: Vec<Charge>,
+    shadow: Vec<Charge>,
     /// Of the hash key that the tags were made with.
     pub(super) generation: u64,
     /// What decides which of the upstream's servers gets it.
@@ -47,7 +41,8 @@ pub(super) struct Admission {
     unix_us: u64,
     /// What it holds while it is under way.
     pub(super) slots: Option<Box<Slots>>,
-    cors: bool,
+    /// Whether scripts may ask to read the answer's headers.
+    pub(super) cors: bool,
 }
 
 /// Who made a decision, and with it who is to be told what the request cost in the end.
@@ -60,6 +55,16 @@ pub(super) enum Decider {
     },
     /// This process alone.
     Local,
+}
+
+/// What limits are asked about: a request whose route and client are known.
+pub(super) struct Question<'q, 't, 'p> {
+    pub(super) head: &'q RequestHead<'q>,
+    pub(super) found: &'q Found<'t, 'p>,
+    pub(super) facts: &'q Facts<'q>,
+    pub(super) overrides: Option<&'q OverrideSnapshot>,
+    /// The trace that its decisions are logged with.
+    pub(super) trace: Option<TraceId>,
 }
 
 impl Admission {
@@ -79,18 +84,27 @@ impl Admission {
         };
         let enforced = windows.iter().map(item);
         if limit.shadow && !windows.is_empty() {
-            self.riders.push(enforced.collect());
+            self.shadow.push(enforced.collect());
         } else if !limit.shadow {
             self.charge.extend(enforced);
         }
         if !limit.candidate.is_empty() {
-            self.riders.push(limit.candidate.iter().map(item).collect());
+            self.shadow.push(limit.candidate.iter().map(item).collect());
         }
     }
 
+    pub(super) fn take_shadow(&mut self) -> Vec<Charge> {
+        std::mem::take(&mut self.shadow)
+    }
+
+    /// The wall clock's time at the decision, microseconds.
+    pub(super) fn decided_us(&self) -> u64 {
+        self.unix_us
+    }
+
     /// What rides along.
-    pub(super) fn riders(&self) -> &[Charge] {
-        &self.riders
+    pub(super) fn shadow(&self) -> &[Charge] {
+        &self.shadow
     }
 
     /// What let it pass, and who said so; `None` where no limit was asked.
@@ -100,79 +114,73 @@ impl Admission {
     }
 
     /// Its decision denies it.
-    fn denied<B>(&mut self, request: &Request<B>, by: &Decider) -> Rejection {
+    fn denied(&mut self, by: &Decider) -> Rejection {
         Rejection::Limited(Box::new(Denial {
             charge: std::mem::take(&mut self.charge),
             decision: std::mem::take(&mut self.decision),
-            form: Form::of(request.method(), request.headers()),
             alone: matches!(by, Decider::Local),
         }))
     }
 }
 
-impl Limiter {
-    /// Writes the rate-limit headers of the decision that let the request pass.
-    pub(super) fn mark<B>(&self, admission: &Admission, response: &mut Response<B>) {
-        let Some((charge, decision, _)) = admission.told() else {
-            return;
-        };
-        let map = response.headers_mut();
-        let told = Told::of(charge, decision, (self.headers.reset, admission.unix_us));
-        headers::write(map, self.headers, charge, &told);
-        if admission.cors {
-            headers::expose_to_scripts(map);
-        }
-    }
-
+impl Stages {
     /// What the limits of the route that was found ask of this request, put into `asked`.
-    pub(super) fn ask<B>(
+    pub(super) fn ask(
         &self,
-        request: &Request<B>,
-        (found, overrides, asked): (&Found<'_, '_>, Option<&OverrideSnapshot>, &mut Admission),
-        facts: &Facts<'_>,
-        (caller, client, trace): (Caller<'_>, IpAddr, Option<TraceId>),
+        question: &Question<'_, '_, '_>,
+        asked: &mut Admission,
     ) -> Result<(), Rejection> {
-        let key = self.store.hash_key();
+        let Question {
+            head,
+            found,
+            facts,
+            overrides,
+            trace,
+        } = *question;
+        let limiter = &self.limiter;
+        let key = limiter.store.hash_key();
         asked.generation = key.generation;
         asked.affinity = affinity(found.route, facts);
-        let free =
-            found.route.limits.is_empty() || is_preflight(request.method(), request.headers());
+        let free = found.route.limits.is_empty() || is_preflight(head.method, head.headers);
         if (free && overrides.is_none())
-            || self.bypass_of(facts, client, found.route.case).is_some()
+            || self
+                .router
+                .bypass_of(facts, head.client, found.route.case)
+                .is_some()
         {
-            self.count_bypassed(&found.route.limits);
+            limiter.count_bypassed(&found.route.limits);
             return Ok(());
         }
         if let Some(overrides) = overrides {
             refuse_blocked(overrides, facts, (&key.key, self.logged))?;
         }
         if free {
-            self.count_bypassed(&found.route.limits);
+            limiter.count_bypassed(&found.route.limits);
             return Ok(());
         }
-        let cost = found.route.cost.units(request.headers(), caller.trusted);
+        let cost = found.route.cost.units(head.headers, head.is_trusted);
         for limit in &found.route.limits {
             // Who is blocked is kept out, exempt or not.
-            let exempt = limit.exempt.has(client, &limit.key, facts);
+            let exempt = limit.exempt.has(head.client, &limit.key, facts);
             match limit.key.derive(facts, limit.missing, &key.key) {
                 Derived::Hash(tag) => {
                     let mut windows = limit.windows_of(facts.tier);
                     if let Some(overrides) = overrides {
-                        refuse_blocked_key(overrides, tag, facts).map_err(|refused| {
+                        refuse_blocked_key(overrides, tag).map_err(|refused| {
                             let spell = || limit.key.spell(facts, limit.missing);
                             self.logged.named(refused, spell)
                         })?;
                         windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
                     }
                     if exempt {
-                        self.count_bypassed(std::slice::from_ref(limit));
+                        limiter.count_bypassed(std::slice::from_ref(limit));
                     } else {
                         let asker = self.logged.asker(limit, facts, trace);
                         asked.add((limit, windows), (tag, asker), limit.units(cost));
                     }
                 }
                 Derived::Skip => {}
-                _ if exempt => self.count_bypassed(std::slice::from_ref(limit)),
+                _ if exempt => limiter.count_bypassed(std::slice::from_ref(limit)),
                 Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
                 Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
                 Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
@@ -180,41 +188,25 @@ impl Limiter {
         }
         Ok(())
     }
+}
 
-    /// The rule under which a request is not charged, by its place in the file.
-    pub(super) fn bypass_of(&self, facts: &Facts<'_>, client: IpAddr, case: Case) -> Option<usize> {
-        let mut rules = self.bypass.iter();
-        rules.position(|bypass| bypass.covers(facts, client, case))
-    }
-
-    /// Asks for what rides along, and lets the request pass or says why not where that can be said
-    /// without waiting: nothing is asked, or the counts are in this process.
-    pub(super) fn admit_here<B>(
-        &self,
-        request: &Request<B>,
-        admission: &mut Admission,
-        line: &mut Line,
-    ) -> Option<Result<(), Rejection>> {
-        let riders = std::mem::take(&mut admission.riders);
-        line.riders = Riders::ask(&self.stores, riders, admission.generation);
-        if admission.charge.is_empty() {
-            return Some(Ok(()));
-        }
-        admission.cors = self.headers.cors_expose && request.headers().contains_key(ORIGIN);
+impl Limiter {
+    /// Lets a charge pass or says why not where that can be said without waiting: the counts are in
+    /// this process.
+    pub(super) fn admit_here(&self, admission: &mut Admission) -> Option<Result<(), Rejection>> {
         admission.decision = self.decide_here(&admission.charge)?;
-        Some(self.conclude(request, admission))
+        Some(self.conclude(admission))
     }
 
     /// Asks the store, and lets the request pass or says why not. Its time counts from `since`,
     /// when the request's head was whole.
-    pub(super) async fn admit<B>(
+    pub(super) async fn admit(
         &self,
-        request: &Request<B>,
         admission: &mut Admission,
         since: Instant,
     ) -> Result<(), Rejection> {
         let beside = match self.store.is_returning() {
-            true => self.keep_to_share(request, admission)?,
+            true => self.keep_to_share(admission)?,
             false => None,
         };
         let (charge, generation) = (&mut admission.charge, admission.generation);
@@ -223,17 +215,17 @@ impl Limiter {
         match (answered, beside) {
             (Ok(decision), None) => {
                 admission.decision = decision;
-                self.conclude(request, admission)
+                self.conclude(admission)
             }
             (Ok(decision), Some(beside)) => {
                 admission.decision = decision;
-                self.conclude_both(request, admission, beside)
+                self.conclude_both(admission, beside)
             }
             (Err(error), beside) => {
                 if let Some(beside) = beside {
                     self.local.give_back(&admission.charge, &beside);
                 }
-                self.conclude_alone(request, admission, &error)
+                self.conclude_alone(admission, &error)
             }
         }
     }
@@ -241,52 +233,38 @@ impl Limiter {
     /// The store may not know of all that was admitted: what it lets pass must be within this
     /// process's share as well. What is counted here is returned.
     #[cold]
-    fn keep_to_share<B>(
-        &self,
-        request: &Request<B>,
-        admission: &mut Admission,
-    ) -> Result<Option<Decision>, Rejection> {
+    fn keep_to_share(&self, admission: &mut Admission) -> Result<Option<Decision>, Rejection> {
         let beside = self.local.charge_beside(&admission.charge);
         if beside.allowed {
             return Ok(Some(beside));
         }
         admission.decision = beside;
-        self.decided(request, admission, Decider::Local)
-            .map(|()| None)
+        self.decided(admission, Decider::Local).map(|()| None)
     }
 
     /// What the store's decision means for a request that was counted here already.
     #[cold]
-    fn conclude_both<B>(
-        &self,
-        request: &Request<B>,
-        admission: &mut Admission,
-        beside: Decision,
-    ) -> Result<(), Rejection> {
+    fn conclude_both(&self, admission: &mut Admission, beside: Decision) -> Result<(), Rejection> {
         let (charge, decision) = (&admission.charge, &admission.decision);
         if !decision.allowed {
             self.local.give_back(charge, &beside);
-            return self.decided(request, admission, Decider::Store { warm: None });
+            return self.decided(admission, Decider::Store { warm: None });
         }
         admission.slots = self.hold(charge);
         self.local.note(charge, decision, Some(&beside));
         let gives_back = charge.iter().any(|item| item.limit.gives_back);
         let warm = gives_back.then(|| Box::new(beside));
-        self.decided(request, admission, Decider::Store { warm })
+        self.decided(admission, Decider::Store { warm })
     }
 
     /// What a decision of the store means for a request.
-    pub(super) fn conclude<B>(
-        &self,
-        request: &Request<B>,
-        admission: &mut Admission,
-    ) -> Result<(), Rejection> {
+    pub(super) fn conclude(&self, admission: &mut Admission) -> Result<(), Rejection> {
         let (charge, decision) = (&admission.charge, &admission.decision);
         if !decision.allowed {
             if self.stores.is_shared() {
                 self.local.note(charge, decision, None);
             }
-            return self.decided(request, admission, Decider::Store { warm: None });
+            return self.decided(admission, Decider::Store { warm: None });
         }
         // Nothing may wait between the grant and its guard.
         admission.slots = self.hold(charge);
@@ -294,28 +272,23 @@ impl Limiter {
             let others = self.store.tells_of_others();
             let lost = self.local.lost_by(charge, decision, others);
             if !lost.is_empty() {
-                return self.conclude_doubted(request, admission, lost);
+                return self.conclude_doubted(admission, lost);
             }
         }
         let warm = self.remember(&admission.charge, &admission.decision);
-        self.decided(request, admission, Decider::Store { warm })
+        self.decided(admission, Decider::Store { warm })
     }
 
     /// The store lets the request pass, and has forgotten what it had counted: so this process
     /// keeps to its share.
     #[cold]
-    fn conclude_doubted<B>(
-        &self,
-        request: &Request<B>,
-        admission: &mut Admission,
-        lost: Charge,
-    ) -> Result<(), Rejection> {
+    fn conclude_doubted(&self, admission: &mut Admission, lost: Charge) -> Result<(), Rejection> {
         self.store.suspect(lost);
         let granted = std::mem::take(&mut admission.decision);
-        match self.keep_to_share(request, admission) {
+        match self.keep_to_share(admission) {
             Ok(_) => {
                 admission.decision = granted;
-                self.decided(request, admission, Decider::Store { warm: None })
+                self.decided(admission, Decider::Store { warm: None })
             }
             Err(denied) => {
                 admission.slots = None;
@@ -328,15 +301,10 @@ impl Limiter {
         }
     }
 
-    fn decided<B>(
-        &self,
-        request: &Request<B>,
-        admission: &mut Admission,
-        by: Decider,
-    ) -> Result<(), Rejection> {
+    fn decided(&self, admission: &mut Admission, by: Decider) -> Result<(), Rejection> {
         self.count_decision(&admission.charge, &admission.decision, &by);
         if !admission.decision.allowed {
-            return Err(admission.denied(request, &by));
+            return Err(admission.denied(&by));
         }
         admission.by = Some(by);
         admission.unix_us = clock::unix_us();
@@ -345,9 +313,8 @@ impl Limiter {
 
     /// The same where the store has not answered.
     #[cold]
-    fn conclude_alone<B>(
+    fn conclude_alone(
         &self,
-        request: &Request<B>,
         admission: &mut Admission,
         error: &StoreError,
     ) -> Result<(), Rejection> {
@@ -362,7 +329,7 @@ impl Limiter {
             return Ok(());
         };
         admission.decision = decision;
-        self.decided(request, admission, Decider::Local)
+        self.decided(admission, Decider::Local)
     }
 
     /// What the shared store admitted here is also counted here, so that this process knows recent

@@ -10,8 +10,8 @@ use std::time::Duration;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
+use super::access_record::AccessRecord;
 use super::grpc::Call;
-use super::line::Line;
 use super::slots::Slots;
 use crate::body::ResponseBody;
 use crate::upstream::UpstreamError;
@@ -21,7 +21,7 @@ use crate::upstream::body::UpstreamBody;
 #[derive(Debug)]
 pub struct Body {
     content: ResponseBody<UpstreamBody>,
-    line: Option<Box<Line>>,
+    record: Option<Box<AccessRecord>>,
     /// What the request holds until here.
     slots: Option<Box<Slots>>,
     /// Set where the answer decides what its request costs.
@@ -32,7 +32,7 @@ impl Body {
     fn of(content: ResponseBody<UpstreamBody>) -> Body {
         Body {
             content,
-            line: None,
+            record: None,
             slots: None,
             settles: None,
         }
@@ -94,9 +94,15 @@ impl Body {
     }
 
     /// Has `line` written when this body has ended or was given up.
-    pub(crate) fn log(&mut self, mut line: Box<Line>) {
-        line.expect_bytes(http_body::Body::size_hint(self).exact());
-        self.line = Some(line);
+    pub(crate) fn log(&mut self, mut record: Box<AccessRecord>) {
+        record.expect_bytes(http_body::Body::size_hint(self).exact());
+        self.record = Some(record);
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Body {
+        Body::made(bytes)
     }
 }
 
@@ -115,11 +121,11 @@ fn note_frame(call: &mut Call, polled: &Result<Frame<Bytes>, UpstreamError>) {
 impl Drop for Body {
     fn drop(&mut self) {
         let is_whole = self.is_end_stream();
-        if let Some(mut line) = self.line.take() {
-            if let Some(call) = &mut line.call {
+        if let Some(mut record) = self.record.take() {
+            if let Some(call) = &mut record.call {
                 call.end(is_whole);
             }
-            line.write();
+            record.write();
         }
     }
 }
@@ -134,12 +140,12 @@ impl http_body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         failpoint!("proxy.body");
         let polled = Pin::new(&mut self.content).poll_frame(context);
-        if let (Some(line), Poll::Ready(Some(polled))) = (&mut self.line, &polled) {
+        if let (Some(record), Poll::Ready(Some(polled))) = (&mut self.record, &polled) {
             match polled {
-                Ok(frame) => line.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
-                Err(error) => line.note_truncated(error.label()),
+                Ok(frame) => record.add_bytes(frame.data_ref().map_or(0, Bytes::len)),
+                Err(error) => record.note_truncated(error.label()),
             }
-            if let Some(call) = &mut line.call {
+            if let Some(call) = &mut record.call {
                 note_frame(call, polled);
             }
         }

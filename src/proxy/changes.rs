@@ -4,18 +4,18 @@
 //! Values are made before anything is sent, of the request as the client sent it. Nothing that the
 //! client names in `Connection`, and none of our own headers, comes after what the operator wants.
 
+use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use http::{Request, Response};
 use smallvec::SmallVec;
 
-use super::body::Body;
-use super::flaw::Flaw;
+use super::access_record::AccessRecord;
 use super::headers::{RequestFault, check_framing};
-use super::line::Line;
 use super::reject::Rejection;
 use super::request_id;
 use super::{Downstream, headers};
 use crate::path::CanonicalPath;
+use crate::request_head::HeadError;
 use crate::route::template::{Facts, TooLong};
 use crate::route::{Action, HeaderChange, NoWay, Redirect, Respond, Route, Target, Text};
 
@@ -38,7 +38,7 @@ impl<'t> Changes<'t> {
         (route, id): (&'t Route, Option<&'t HeaderName>),
         request: &Request<B>,
         downstream: &Downstream,
-        line: &mut Line,
+        record: &mut AccessRecord,
     ) -> Result<Option<Box<Changes<'t>>>, Rejection> {
         let redirect = match &route.target {
             Target::Redirect(redirect) => Some(redirect),
@@ -48,7 +48,7 @@ impl<'t> Changes<'t> {
         if none && redirect.is_none() && id.is_none() {
             return Ok(None);
         }
-        let request_id = line.request_id.get_or_insert_with(request_id::made);
+        let request_id = record.request_id.get_or_insert_with(request_id::made);
         let request_id = request_id.as_str();
         let id = id.and_then(|name| Some((name, HeaderValue::from_str(request_id).ok()?)));
         if none && redirect.is_none() {
@@ -60,7 +60,7 @@ impl<'t> Changes<'t> {
         }
         let path = CanonicalPath::parse(request.uri().path())?;
         let facts = Facts {
-            client: line.client,
+            client: record.client,
             peer: downstream.arrival.ip,
             host: &check_framing(request)?,
             path: &path,
@@ -69,7 +69,7 @@ impl<'t> Changes<'t> {
             headers: request.headers(),
             route,
             request_id,
-            scheme: headers::scheme(request.headers(), &downstream.peer),
+            scheme: headers::scheme(request.headers(), downstream.peer()),
             tls_subject: downstream
                 .arrival
                 .certificate()
@@ -117,8 +117,8 @@ impl<'t> Changes<'t> {
 }
 
 /// The answer that a route always gives.
-pub(super) fn respond(answer: &Respond, changes: Option<&Changes<'_>>) -> Response<Body> {
-    let mut response = Response::new(Body::made(answer.body.clone()));
+pub(super) fn respond(answer: &Respond, changes: Option<&Changes<'_>>) -> Response<Bytes> {
+    let mut response = Response::new(answer.body.clone());
     *response.status_mut() = answer.status;
     if let Some(content_type) = &answer.content_type {
         response
@@ -132,8 +132,8 @@ pub(super) fn respond(answer: &Respond, changes: Option<&Changes<'_>>) -> Respon
 }
 
 /// The answer that sends the client elsewhere.
-pub(super) fn redirect(answer: &Redirect, changes: Option<&Changes<'_>>) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
+pub(super) fn redirect(answer: &Redirect, changes: Option<&Changes<'_>>) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
     *response.status_mut() = answer.status;
     if let Some(changes) = changes {
         if let Some(location) = &changes.location {
@@ -157,7 +157,7 @@ fn fill<'t>(changes: &'t [HeaderChange], facts: &Facts<'_>) -> Result<Filled<'t>
 
 /// A header's value; nothing if it is empty.
 fn value(text: &Text, facts: &Facts<'_>) -> Result<Option<HeaderValue>, Rejection> {
-    let too_large = Rejection::Flaw(Flaw::HeadTooLarge);
+    let too_large = Rejection::HeadError(HeadError::TooLarge);
     let value = match text {
         Text::Fixed(value) => value.clone(),
         Text::Made(template) => match template.fill(facts).map(HeaderValue::try_from) {
@@ -171,7 +171,7 @@ fn value(text: &Text, facts: &Facts<'_>) -> Result<Option<HeaderValue>, Rejectio
 
 fn place(redirect: &Redirect, facts: &Facts<'_>) -> Result<HeaderValue, Rejection> {
     redirect.location(facts).map_err(|error| match error {
-        NoWay::TooLong => Rejection::Flaw(Flaw::HeadTooLarge),
+        NoWay::TooLong => Rejection::HeadError(HeadError::TooLarge),
         NoWay::NoHost => Rejection::Request(RequestFault::Host),
     })
 }

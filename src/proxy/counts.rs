@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use http::Method;
 
+use super::access_record::AccessRecord;
 use super::admit::Decider;
 use super::limiter::Limiter;
-use super::line::Line;
 use crate::clock;
 use crate::limit::{Charge, Decision, Limit, LimitCheck, OnError};
 use crate::store::StoreError;
@@ -31,11 +31,11 @@ pub(super) struct Asked<'r> {
 
 impl Limiter {
     /// One more request has the head of its answer.
-    pub(super) fn count_answer(&self, line: &Line) {
-        let took = clock::now().saturating_duration_since(line.began);
-        let answered = (line.method, line.status);
-        self.meter.answered(line.route_number, answered, took);
-        self.meter.ended(line.outcome);
+    pub(super) fn count_answer(&self, record: &AccessRecord) {
+        let took = clock::now().saturating_duration_since(record.began);
+        let answered = (record.method, record.status);
+        self.meter.answered(record.route_number, answered, took);
+        self.meter.ended(record.outcome);
     }
 
     /// Limits that a request is not counted by.

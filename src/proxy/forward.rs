@@ -1,58 +1,47 @@
 //! Forwarding: the request as the upstream should see it, and the response as the client should.
 
 use http::header::HOST;
-use http::{Request, Response, StatusCode};
+use http::{Request, StatusCode};
 use http_body::Body as _;
 
 use super::body::Body;
 use super::changes::Changes;
+use super::exchange::Exchange;
 use super::headers::{self, Turned};
 use super::reject::Rejection;
-use super::traced::Trace;
 use super::upgrade::Tunnel;
 use super::{Downstream, Proxy};
 use crate::body::RequestBody;
 use crate::route::Route;
 use crate::upstream::Outgoing;
 
-/// What goes along with a request that is forwarded.
-pub(super) struct With<'w, 'c> {
-    /// What the route changes.
-    pub(super) changes: Option<&'w Changes<'c>>,
-    /// Whether it is a call of gRPC.
-    pub(super) is_grpc: bool,
-    /// What records the request.
-    pub(super) trace: Option<&'w mut Trace>,
-}
-
 impl Proxy {
     /// Sends the request to its route's upstream and waits for the head of the answer, which is
-    /// put into `response`.
+    /// put into the exchange's response.
     pub(super) async fn forward(
         &self,
-        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
-        downstream: &Downstream,
-        (route, upstream, affinity): (&Route, usize, Option<u64>),
-        with: With<'_, '_>,
+        x: &mut Exchange<'_>,
+        route: &Route,
+        upstream: usize,
     ) -> Result<(), Rejection> {
-        let With { changes, .. } = with;
+        let (request, response) = (&mut *x.request, &mut *x.response);
+        let changes = x.changes.as_deref();
         bound_body(request, route.body_limit)?;
-        let turned = turn(request, downstream, route, changes)?;
+        let turned = turn(request, x.downstream, route, changes)?;
         if turned.forged {
             self.meter().forwarded_by_nobody();
         }
-        let tries = with
-            .trace
-            .and_then(|trace| trace.send(request.headers_mut()));
+        let trace = x.record.trace.as_deref_mut();
+        let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
         let outgoing = Outgoing {
             request,
             beside: turned.beside,
             asks_upgrade: turned.upgrade,
             names_host: turned.names_host,
             tries,
-            affinity,
+            affinity: x.admission.affinity,
             within: route.timeout,
-            is_grpc: with.is_grpc,
+            is_grpc: x.record.grpc,
         };
         let body = self.upstreams.send(upstream, outgoing, response).await?;
         headers::to_downstream(response);
@@ -80,10 +69,10 @@ pub(super) fn turn<B>(
     changes: Option<&Changes<'_>>,
 ) -> Result<Turned, Rejection> {
     // What the route changes are fields.
-    let mut turned = headers::to_upstream(request, &downstream.peer, changes.is_none())?;
+    let mut turned = headers::to_upstream(request, downstream.peer(), changes.is_none())?;
     let sent_slash = route.add_prefix.is_some() && request.uri().path().ends_with('/');
     if let Some(prefix) = &route.strip_prefix {
-        headers::strip(request, prefix, &downstream.peer)?;
+        headers::strip(request, prefix, downstream.peer())?;
     }
     if let Some(prefix) = &route.add_prefix {
         headers::prepend(request, prefix, sent_slash)?;

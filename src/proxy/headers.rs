@@ -18,12 +18,13 @@ use http::uri::{PathAndQuery, Uri};
 use http::{Request, Response, StatusCode, Version};
 use memchr::memmem;
 
+pub use crate::request_head::Scheme;
 pub use check::{RequestFault, check_coding, check_framing, prefer_target};
 pub(super) use hop::are_twins;
 use hop::{Seen, has_option};
 pub use naming::scheme;
 use naming::{append, name_client, told};
-pub use peer::{Peer, Scheme};
+pub use peer::Peer;
 pub use prefix::{prepend, strip};
 
 use crate::upstream::Beside;

@@ -13,19 +13,20 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::CONNECTION;
-use http::{Extensions, HeaderMap, Request, Response, Version};
+use http::{Extensions, Request, Response, Version};
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tower::{Layer, Service};
 
-use super::admit::Admission;
-use super::limiter::{Limiter, StoreHandle};
-use super::line::Line;
+use super::Arrival;
+use super::access_record::AccessRecord;
+use super::exchange::Exchange;
+use super::limiter::StoreHandle;
 use super::reject::{self, Rejection};
 use super::slots::Slots;
+use super::stages::Stages;
 use crate::config::{Limits, LogFormat, LogTarget, StoreKind};
-use crate::route::Route;
 use crate::telemetry::access::{AccessLog, Buffer};
 
 /// Where a request's peer is found: in what the server put into its extensions.
@@ -34,9 +35,8 @@ pub type PeerOf = fn(&Extensions) -> Option<IpAddr>;
 /// Limits the services that it is laid around; they and its clones count together.
 #[derive(Clone)]
 pub struct LimitLayer {
-    limiter: Arc<Limiter>,
-    /// Takes no lines: it counts what limits on trial would have denied, and tells of it.
-    log: Buffer,
+    /// Their log takes no lines: it counts what limits on trial would have denied, and tells of it.
+    stages: Arc<Stages>,
     peer: PeerOf,
 }
 
@@ -59,8 +59,7 @@ impl LimitLayer {
         let counts = StoreHandle::new(&config)?.open();
         let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?;
         Ok(LimitLayer {
-            log: Arc::new(log).buffer(),
-            limiter: Arc::new(Limiter::new(config, counts, None)),
+            stages: Arc::new(Stages::new(config, counts, &Arc::new(log).buffer(), None)),
             peer,
         })
     }
@@ -68,13 +67,13 @@ impl LimitLayer {
     /// Waits until the first attempt to reach the store has ended, well or badly; half a second at
     /// most. Who serves only then need not begin with decisions of its own.
     pub async fn settled(&self) {
-        self.limiter.ready().await;
+        self.stages.limiter.ready().await;
     }
 
     /// Waits until the store knows what requests hold here, a quarter of a second at most: for the
     /// program's end. What the store is not told it forgets by itself.
     pub async fn told(&self) {
-        self.limiter.told().await;
+        self.stages.limiter.told().await;
     }
 
     /// The path of a request: admit, pass on, adjust, mark. Whoever drops it meanwhile has been
@@ -92,41 +91,32 @@ impl LimitLayer {
         };
         // Bodies may be of a kind that no two threads may look at: only the head is looked at.
         let (head, body) = request.into_parts();
-        let head = Request::from_parts(head, ());
-        let mut line = Line::begin(&head, ip, (&self.log, false));
-        let mut admission = Admission::default();
-        let route = match self.admit(&head, ip, &mut line, &mut admission).await {
-            Ok(route) => route,
-            Err(rejection) => {
-                let room = HeaderMap::new();
-                let answer = self.limiter.answer(&rejection, &mut line, room);
-                let answer = refused(answer, head.version());
-                return Ok(answer.map(|body| body.ending_with(None, line, &self.log)));
-            }
+        let mut head = Request::from_parts(head, ());
+        let mut denied = Response::new(Bytes::new());
+        let downstream = self.stages.downstream(Arrival::plain(ip));
+        let mut x = self.stages.begin(&mut head, &mut denied, &downstream);
+        let admitted = self.admit(&mut x).await;
+        if let Err(rejection) = &admitted {
+            self.stages.reject(&mut x, rejection);
+        }
+        let log = &self.stages.log;
+        let Some(route) = x.route.filter(|_| admitted.is_ok()) else {
+            let answer = refused(std::mem::take(x.response), x.request.version());
+            return Ok(answer.map(|body| body.ending_with(None, x.record, log)));
         };
-        let mut response = service.call(head.map(|()| body)).await?;
-        self.limiter
-            .adjust(route, &admission, &mut response, &mut line);
-        let slots = admission.slots.take();
-        self.limiter.mark(&admission, &mut response);
-        Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, line, &self.log)))
+        let request = std::mem::take(x.request).map(|()| body);
+        let mut response = service.call(request).await?;
+        let limiter = &self.stages.limiter;
+        limiter.adjust(route, &x.admission, &mut response, &mut x.record);
+        let slots = x.admission.slots.take();
+        self.stages.replies.mark(&x.admission, &mut response);
+        Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, x.record, log)))
     }
 
     /// Whose limits the request has, and whether they let it pass.
-    async fn admit(
-        &self,
-        head: &Request<()>,
-        ip: IpAddr,
-        line: &mut Line,
-        admission: &mut Admission,
-    ) -> Result<&Route, Rejection> {
-        let caller = self.limiter.caller(ip);
-        let route = self.limiter.read(head, caller, line, admission)?;
-        match self.limiter.admit_here(head, admission, line) {
-            Some(admitted) => admitted?,
-            None => self.limiter.admit(head, admission, line.began).await?,
-        }
-        Ok(route)
+    async fn admit<'c>(&'c self, x: &mut Exchange<'c, (), Bytes>) -> Result<(), Rejection> {
+        self.stages.identify(x)?;
+        self.stages.admit(x).await
     }
 }
 
@@ -213,13 +203,13 @@ struct Ending {
     /// What the request holds until here.
     slots: Option<Box<Slots>>,
     /// With limits on trial, whose decisions are looked at.
-    line: Option<Box<(Line, Buffer)>>,
+    record: Option<Box<(AccessRecord, Buffer)>>,
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        if let Some((line, log)) = self.line.take().map(|line| *line) {
-            line.write();
+        if let Some((record, log)) = self.record.take().map(|record| *record) {
+            record.write();
             log.flush();
         }
     }
@@ -245,12 +235,12 @@ impl<R> LimitedBody<R> {
     fn ending_with(
         mut self,
         slots: Option<Box<Slots>>,
-        line: Line,
+        record: AccessRecord,
         log: &Buffer,
     ) -> LimitedBody<R> {
         self.ending.slots = slots;
-        if line.is_wanted() {
-            self.ending.line = Some(Box::new((line, log.clone())));
+        if record.is_wanted() {
+            self.ending.record = Some(Box::new((record, log.clone())));
         }
         self
     }

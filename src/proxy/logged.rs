@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::line::Line;
+use super::access_record::AccessRecord;
 use super::reject::Rejection;
 use super::traced::Trace;
 use crate::config::{Config, LogKeys};
@@ -27,9 +27,9 @@ impl Logged {
     }
 
     /// The trace that its decisions are logged with.
-    pub(super) fn trace(self, line: &Line) -> Option<TraceId> {
+    pub(super) fn trace(self, record: &AccessRecord) -> Option<TraceId> {
         match self.traces {
-            true => line.trace.as_deref().map(Trace::id),
+            true => record.trace.as_deref().map(Trace::id),
             false => None,
         }
     }

@@ -6,10 +6,9 @@ use bytes::Bytes;
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, Response};
 
-use super::limiter::Limiter;
 use super::logged::Logged;
 use super::problem::{Detail, Problem, QUOTA_EXCEEDED};
-use super::reject::{Form, Rejection};
+use super::reject::{Form, LocalReplies, Rejection};
 use crate::limit::KeyHash;
 use crate::limit::headers::{seconds_up, seconds_value};
 use crate::limit::key::{Facts, HashSecret, Part};
@@ -27,7 +26,6 @@ pub(crate) struct Blocked {
     pub(super) plain: Option<Arc<str>>,
     /// How long still, microseconds; `None` if nobody knows.
     left_us: Option<u64>,
-    form: Form,
 }
 
 /// Refuses a client with a blocked address or API key, also where limits count by other keys.
@@ -39,13 +37,13 @@ pub(super) fn refuse_blocked(
     if !overrides.has_blocks() {
         return Ok(());
     }
-    refuse_blocked_key(overrides, facts.ip_tag(key), facts)
+    refuse_blocked_key(overrides, facts.ip_tag(key))
         .map_err(|refused| logged.named(refused, || Part::Ip.spell(facts)))?;
     // Known or not: a blocked key stays out when it is taken off the list of known ones.
     let mut refused = Ok(());
     let clear = facts.each_api_key(key, |tag| {
         if refused.is_ok() {
-            refused = refuse_blocked_key(overrides, tag, facts);
+            refused = refuse_blocked_key(overrides, tag);
         }
     });
     refused.map_err(|refused| logged.named(refused, || Part::ApiKey.spell(facts)))?;
@@ -59,7 +57,6 @@ pub(super) fn refuse_blocked(
 pub(super) fn refuse_blocked_key(
     overrides: &OverrideSnapshot,
     tag: KeyHash,
-    facts: &Facts<'_>,
 ) -> Result<(), Rejection> {
     let Some(block) = overrides.block_of(tag) else {
         return Ok(());
@@ -68,13 +65,18 @@ pub(super) fn refuse_blocked_key(
         tag,
         plain: None,
         left_us: block.left_us,
-        form: Form::of(facts.method, facts.headers),
     })))
 }
 
-impl Limiter {
+impl LocalReplies {
     /// The answer to someone who is kept out. Without an end no Retry-After would be honest.
-    pub(super) fn keep_out(&self, blocked: &Blocked, id: &str, room: HeaderMap) -> Response<Bytes> {
+    pub(super) fn keep_out(
+        &self,
+        blocked: &Blocked,
+        form: &Form,
+        id: &str,
+        room: HeaderMap,
+    ) -> Response<Bytes> {
         let wait = blocked.left_us.map(|us| seconds_up(us).max(1));
         let detail = match wait {
             Some(seconds) => format!("this client is blocked; retry in {seconds} s"),
@@ -90,14 +92,14 @@ impl Limiter {
             docs_url: self.deny.docs_url.as_deref(),
             request_id: id,
         };
-        let (mut response, body) = self.refusal(&problem, (&blocked.form, blocked.left_us), room);
+        let (mut response, body) = self.refusal(&problem, (form, blocked.left_us), room);
         *response.body_mut() = body.into();
         if let Some(seconds) = wait {
             response
                 .headers_mut()
                 .insert(RETRY_AFTER, seconds_value(seconds));
         }
-        self.open_to_scripts(response.headers_mut(), &blocked.form);
+        self.open_to_scripts(response.headers_mut(), form);
         response
     }
 }

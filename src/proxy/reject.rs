@@ -12,20 +12,21 @@ use bytes::Bytes;
 use http::header::{
     CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE,
 };
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 
-use super::flaw::Flaw;
+use super::access_record::AccessRecord;
+use super::admit::Admission;
 use super::grpc;
 use super::headers::RequestFault;
-use super::limiter::Limiter;
-use super::line::Line;
 use super::overrides::{Blocked, POLICY};
 use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
 use super::request_id;
 use crate::body::BodyError;
 use crate::clock;
-use crate::config::BodyKind;
+use crate::config::{BodyKind, DenySettings};
+use crate::limit::headers::{self, HeaderSettings, RateLimitStatus};
 use crate::path::PathError;
+use crate::request_head::HeadError;
 use crate::upstream::UpstreamError;
 pub(crate) use denial::{Denial, Form};
 use said::Said;
@@ -34,7 +35,7 @@ use said::Said;
 #[derive(Debug)]
 pub(crate) enum Rejection {
     /// The bytes of its head.
-    Flaw(Flaw),
+    HeadError(HeadError),
     /// Its head's meaning.
     Request(RequestFault),
     /// Its path has no single meaning.
@@ -94,27 +95,73 @@ impl Rejection {
     }
 }
 
-impl Limiter {
-    /// The answer to a request that is refused, and what the log says of it. What is refused most
-    /// has its headers put into `room`, an empty map that has had others.
-    pub(super) fn answer(
+/// How the proxy words its own answers, and what it adds to others: rate-limit headers.
+#[derive(Debug)]
+pub(super) struct LocalReplies {
+    headers: HeaderSettings,
+    pub(super) deny: DenySettings,
+    docs_link: Option<HeaderValue>,
+    /// How a client whose key is not known may show who it is.
+    challenge: &'static str,
+}
+
+impl LocalReplies {
+    pub(super) fn new(
+        headers: HeaderSettings,
+        deny: DenySettings,
+        challenge: &'static str,
+    ) -> LocalReplies {
+        let link = deny.docs_url.as_ref();
+        LocalReplies {
+            docs_link: link
+                .and_then(|url| HeaderValue::try_from(format!("<{url}>; rel=\"help\"")).ok()),
+            headers,
+            deny,
+            challenge,
+        }
+    }
+
+    /// Whether answers to scripts of other origins name the rate-limit headers.
+    pub(super) fn exposes_to_scripts(&self) -> bool {
+        self.headers.cors_expose
+    }
+
+    /// Writes the rate-limit headers of the decision that let the request pass.
+    pub(super) fn mark<B>(&self, admission: &Admission, response: &mut Response<B>) {
+        let Some((charge, decision, _)) = admission.told() else {
+            return;
+        };
+        let map = response.headers_mut();
+        let at = (self.headers.reset, admission.decided_us());
+        let status = RateLimitStatus::of(charge, decision, at);
+        headers::write(map, self.headers, charge, &status);
+        if admission.cors {
+            headers::expose_to_scripts(map);
+        }
+    }
+
+    /// The answer to a request that is refused. A denial's headers reuse the memory of the
+    /// request's, so the request's are gone.
+    pub(super) fn answer<B>(
         &self,
         rejection: &Rejection,
-        line: &mut Line,
-        room: HeaderMap,
+        request: &mut Request<B>,
+        record: &mut AccessRecord,
     ) -> Response<Bytes> {
-        line.outcome = rejection.outcome();
-        line.reason = rejection.reason();
-        let made = line.request_id.take().unwrap_or_else(request_id::made);
+        record.outcome = rejection.outcome();
+        record.reason = rejection.reason();
+        let made = record.request_id.take().unwrap_or_else(request_id::made);
         let id = made.as_str();
         let response = match rejection {
             Rejection::Limited(denial) => {
-                line.note_denial(&denial.charge, &denial.decision);
-                self.denial(denial, id, room)
+                record.note_denial(&denial.charge, &denial.decision);
+                let form = Form::of(request.method(), request.headers());
+                self.denial(denial, &form, id, emptied(request))
             }
             Rejection::Blocked(blocked) => {
-                line.note_denier(&POLICY.into(), (blocked.tag, blocked.plain.as_ref()));
-                self.keep_out(blocked, id, room)
+                record.note_denier(&POLICY.into(), (blocked.tag, blocked.plain.as_ref()));
+                let form = Form::of(request.method(), request.headers());
+                self.keep_out(blocked, &form, id, emptied(request))
             }
             Rejection::StoreAway { limits, .. } => {
                 let violated: Vec<&str> = limits.iter().map(AsRef::as_ref).collect();
@@ -134,7 +181,7 @@ impl Limiter {
             }
             Rejection::UnknownKey(limit) => {
                 let mut response = plain(&rejection.said(), BLANK, &[limit], id);
-                insert_static(&mut response, WWW_AUTHENTICATE, self.challenge());
+                insert_static(&mut response, WWW_AUTHENTICATE, self.challenge);
                 response
             }
             Rejection::Upstream(error) => {
@@ -150,12 +197,19 @@ impl Limiter {
         // Denials have chosen their form themselves.
         let response = match rejection {
             Rejection::Limited(_) | Rejection::Blocked(_) => response,
-            _ if line.grpc => grpc::translate(response, rejection.said().detail),
+            _ if record.grpc => grpc::translate(response, rejection.said().detail),
             _ => response,
         };
-        line.request_id = Some(made);
+        record.request_id = Some(made);
         response
     }
+}
+
+/// The room of a request's headers, which are not needed any more.
+fn emptied<B>(request: &mut Request<B>) -> HeaderMap {
+    let mut room = std::mem::take(request.headers_mut());
+    room.clear();
+    room
 }
 
 /// An answer as problem details.

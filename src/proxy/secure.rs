@@ -4,10 +4,10 @@ use http::header::{HeaderName, HeaderValue, STRICT_TRANSPORT_SECURITY};
 use http::{HeaderMap, Request, Response};
 
 use super::Downstream;
-use super::flaw::Flaw;
 use super::headers::{RequestFault, check_framing};
 use super::reject::Rejection;
 use crate::config::{ServerSettings, TlsSettings};
+use crate::request_head::HeadError;
 
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
@@ -47,7 +47,7 @@ impl Secure {
             return Ok(());
         }
         if downstream.arrival.misplaced {
-            return Err(Rejection::Flaw(Flaw::WithoutTls));
+            return Err(Rejection::HeadError(HeadError::WithoutTls));
         }
         match self.redirect {
             Some(port) if !came_over_tls(request.headers(), downstream) => {

@@ -43,8 +43,9 @@ impl tower::Service<Request<RequestBody>> for Client {
         let Client { proxy, downstream } = self.clone();
         Box::pin(async move {
             let mut response = Response::new(Body::empty());
-            let exchange = (&mut request, &mut response);
-            proxy.handle(exchange, &downstream, None).await;
+            proxy
+                .handle(&mut request, &mut response, &downstream, None)
+                .await;
             Ok(response)
         })
     }

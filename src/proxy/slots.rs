@@ -8,8 +8,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::limiter::Limiter;
-use crate::limit::{Algorithm, Charge, LimitCheck, OnError};
+use crate::limit::{Algorithm, Charge, LimitCheck};
 use crate::store::Store;
 use crate::store::memory::Memory;
 use crate::telemetry::metrics::Meter;
@@ -56,29 +55,6 @@ impl Stores {
     /// Whether other processes count there as well, so that this one counts beside it.
     pub(super) fn is_shared(&self) -> bool {
         !matches!(self.store, Store::Memory(_))
-    }
-}
-
-impl Limiter {
-    /// What the store has granted of `charge`. Counted here as well: the process knows what it
-    /// holds when it must decide alone.
-    pub(super) fn hold(&self, charge: &Charge) -> Option<Box<Slots>> {
-        let charge = slots_of(charge)?;
-        if self.stores.is_shared() {
-            self.stores.local.hold(&charge);
-        }
-        Some(Slots::new(&self.stores, charge))
-    }
-
-    /// What was let through without the store: it is to know of it as soon as it is back. The
-    /// local store has counted what it was asked for.
-    pub(super) fn hold_alone(&self, charge: Option<Charge>, generation: u64) -> Option<Box<Slots>> {
-        let charge = charge?;
-        let mut unasked = charge.clone();
-        unasked.retain(|item| item.limit.on_error != OnError::Local);
-        self.stores.local.hold(&unasked);
-        self.stores.store.hold(&charge, generation);
-        Some(Slots::new(&self.stores, charge))
     }
 }
 

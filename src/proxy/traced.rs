@@ -10,8 +10,8 @@ use std::time::Instant;
 use http::header::HeaderMap;
 use http::{Request, Version};
 
+use super::access_record::AccessRecord;
 use super::admit::{Admission, Decider};
-use super::line::Line;
 use super::reject::Rejection;
 use super::{Downstream, headers};
 use crate::clock;
@@ -91,7 +91,7 @@ impl Tracer {
             began: clock::now(),
             began_us: clock::unix_us(),
             version: request.version(),
-            scheme: headers::scheme(request.headers(), &downstream.peer),
+            scheme: headers::scheme(request.headers(), downstream.peer()),
             route: None,
             asked: None,
             decided: None,
@@ -175,19 +175,20 @@ impl Trace {
     }
 
     /// It has ended: spans of it, with what `line` knows, and with what was on trial beside it.
-    pub(super) fn end(self: Box<Self>, line: &Line, trials: Vec<Span>) {
+    pub(super) fn end(self: Box<Self>, record: &AccessRecord, trials: Vec<Span>) {
         let begun = self.begun;
         let Some(recorded) = self.recorded else {
             return;
         };
         let end_us = recorded.time(clock::now());
         let mut spans = Vec::with_capacity(4);
-        spans.push(recorded.server(&begun, line, end_us));
-        spans.extend(recorded.decision(&begun, line));
+        spans.push(recorded.server(&begun, record, end_us));
+        spans.extend(recorded.decision(&begun, record));
         spans.extend(trials);
         if let Some(tries) = &recorded.tries {
             let tries = tries.take().into_iter().enumerate();
-            spans.extend(tries.map(|(number, one)| recorded.attempt(&begun, line, (number, one))));
+            spans
+                .extend(tries.map(|(number, one)| recorded.attempt(&begun, record, (number, one))));
         }
         recorded.queue.push(spans, recorded.room);
     }
@@ -227,42 +228,43 @@ impl Trace {
 }
 
 impl Recorded {
-    fn server(&self, begun: &Begun, line: &Line, end_us: u64) -> Span {
-        let method = method_of(line);
+    fn server(&self, begun: &Begun, record: &AccessRecord, end_us: u64) -> Span {
+        let method = method_of(record);
         let mut attributes: Vec<(&'static str, Value)> = vec![
             ("http.request.method", method.into()),
             ("url.scheme", self.scheme.into()),
-            ("http.response.status_code", u64::from(line.status).into()),
-            ("client.address", line.client.to_string().into()),
+            ("http.response.status_code", u64::from(record.status).into()),
+            ("client.address", record.client.to_string().into()),
             ("network.protocol.version", version_of(self.version).into()),
-            ("http.response.body.size", line.bytes().into()),
-            ("tidegate.outcome", line.outcome_word().into()),
+            ("http.response.body.size", record.bytes().into()),
+            ("tidegate.outcome", record.outcome_word().into()),
         ];
-        if let Some(path) = line.path() {
+        if let Some(path) = record.path() {
             attributes.push(("url.path", short(path).into()));
         }
         if let Some(route) = &self.route {
             attributes.push(("http.route", route.clone().into()));
         }
-        if let Some(route) = &line.route {
+        if let Some(route) = &record.route {
             attributes.push(("tidegate.route", route.into()));
         }
-        if let Some(id) = &line.request_id {
+        if let Some(id) = &record.request_id {
             attributes.push(("tidegate.request_id", id.as_str().to_owned().into()));
         }
-        let grpc = line.call.as_ref().and_then(|call| call.status());
+        let grpc = record.call.as_ref().and_then(|call| call.status());
         attributes.extend(grpc_attributes(grpc));
-        let failed =
-            line.status >= 500 || line.is_truncated() || grpc.is_some_and(GrpcStatus::is_failure);
-        if let Some(reason) = line.reason {
+        let failed = record.status >= 500
+            || record.is_truncated()
+            || grpc.is_some_and(GrpcStatus::is_failure);
+        if let Some(reason) = record.reason {
             attributes.push(("tidegate.reason", reason.into()));
         }
         if failed {
             let status = || match grpc {
-                Some(status) if line.status < 500 => status.to_string().into(),
-                _ => line.status.to_string().into(),
+                Some(status) if record.status < 500 => status.to_string().into(),
+                _ => record.status.to_string().into(),
             };
-            let kind = line.reason.map_or_else(status, Value::from);
+            let kind = record.reason.map_or_else(status, Value::from);
             attributes.push(("error.type", kind));
         }
         Span {
@@ -281,7 +283,7 @@ impl Recorded {
         }
     }
 
-    fn decision(&self, begun: &Begun, line: &Line) -> Option<Span> {
+    fn decision(&self, begun: &Begun, record: &AccessRecord) -> Option<Span> {
         let (since, charge) = self.asked.as_ref()?;
         let (until, judged) = self.decided.as_ref()?;
         let verdict = if judged.allowed { "allowed" } else { "denied" };
@@ -293,7 +295,7 @@ impl Recorded {
             Some((charge, decision)) => (charge, Some(decision)),
             None => (charge, None),
         };
-        describe(&mut attributes, charge, decision, line.shows_keys());
+        describe(&mut attributes, charge, decision, record.shows_keys());
         attributes.extend(judged.error.map(|error| ("error.type", error.into())));
         let times = (self.time(*since), self.time(*until));
         let mut span = inner(begun, "decide", times, attributes);
@@ -301,8 +303,8 @@ impl Recorded {
         Some(span)
     }
 
-    fn attempt(&self, begun: &Begun, line: &Line, (number, one): (usize, Try)) -> Span {
-        let method = method_of(line);
+    fn attempt(&self, begun: &Begun, record: &AccessRecord, (number, one): (usize, Try)) -> Span {
+        let method = method_of(record);
         let mut attributes: Vec<(&'static str, Value)> = vec![
             ("http.request.method", method.into()),
             ("server.address", one.address.into()),
@@ -319,7 +321,7 @@ impl Recorded {
             (None, Some(status @ 400..)) => Some(status.to_string().into()),
             (None, Some(_)) => None,
             // Nobody waits for it any more.
-            (None, None) => Some(line.reason.unwrap_or("cancelled").into()),
+            (None, None) => Some(record.reason.unwrap_or("cancelled").into()),
         };
         let failed = error.is_some();
         attributes.extend(error.map(|error: Value| ("error.type", error)));
@@ -413,8 +415,8 @@ fn micros(from: Instant, to: Instant) -> u64 {
 }
 
 /// Methods that nobody knows are one.
-fn method_of(line: &Line) -> &'static str {
-    let known = METHODS.get(usize::from(line.method));
+fn method_of(record: &AccessRecord) -> &'static str {
+    let known = METHODS.get(usize::from(record.method));
     known
         .filter(|name| **name != "other")
         .copied()

@@ -20,8 +20,8 @@ use super::worker::Worker;
 use crate::body::RequestBody;
 use crate::config::ProxyProtocol;
 use crate::proxy::body::Body;
-use crate::proxy::flaw::Flaw;
 use crate::proxy::{Arrival, Downstream};
+use crate::request_head::HeadError;
 use crate::telemetry::metrics::{Meter, Unanswered};
 use crate::wire::{PrefixedStream, Stream};
 
@@ -45,8 +45,9 @@ impl Client {
     /// panic ends this request with 500, not the process.
     pub(super) async fn handle(
         &self,
-        (request, response): (&mut Request<RequestBody>, &mut Response<Body>),
-        flaw: Option<Flaw>,
+        request: &mut Request<RequestBody>,
+        response: &mut Response<Body>,
+        error: Option<HeadError>,
     ) {
         let serving = self.worker.serving.load_full();
         if let Some(tls) = &serving.tls
@@ -59,9 +60,9 @@ impl Client {
         let another = serving.another(&self.downstream, self.generation);
         let downstream = another.as_deref().unwrap_or(&self.downstream);
         let mut awaited = Awaited(serving.proxy.meter(), true);
-        let exchange = (request, &mut *response);
+        let proxy = &serving.proxy;
         let handling = async {
-            serving.proxy.handle(exchange, downstream, flaw).await;
+            proxy.handle(request, response, downstream, error).await;
             failpoint!("server.handled");
         };
         let answered = AssertUnwindSafe(handling).catch_unwind().await;

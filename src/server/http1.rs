@@ -26,13 +26,13 @@ use tokio::io::AsyncWrite as _;
 use super::connection::Client;
 use super::phase::Phase;
 use crate::body::RequestBody;
-use crate::http1::head::{self, HeadFlaw, RequestHead, Unreadable};
+use crate::http1::head::{self, RequestFraming, Unreadable};
 use crate::http1::write::{self, AnswerFraming, AnswerTerms, Length};
 use crate::proxy::body::Body;
-use crate::proxy::flaw::Flaw;
 use crate::proxy::headers::{RequestFault, check_coding};
 use crate::proxy::reject;
 use crate::proxy::upgrade::Tunnel;
+use crate::request_head::HeadError;
 use crate::telemetry::metrics::Unanswered;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
 use crate::wire::{PrefixedStream, Stream};
@@ -127,15 +127,6 @@ pub(super) async fn serve(opened: PrefixedStream, client: &Client, phase: &Arc<P
     }
 }
 
-/// What the path is told of a head's flaw.
-fn flaw_of(flaw: HeadFlaw) -> Flaw {
-    match flaw {
-        HeadFlaw::BareLf => Flaw::BareLf,
-        HeadFlaw::TwoLengths => Flaw::TwoLengths,
-        HeadFlaw::TooLarge => Flaw::HeadTooLarge,
-    }
-}
-
 impl Http1Server<'_> {
     fn new<'c>(
         opened: PrefixedStream,
@@ -156,7 +147,7 @@ impl Http1Server<'_> {
     }
 
     /// Has a request served and writes its answer.
-    async fn serve(&mut self, head: RequestHead) -> Result<Then, Cut> {
+    async fn serve(&mut self, head: RequestFraming) -> Result<Then, Cut> {
         let mut asked = AnswerTerms {
             is_head: self.request.method() == Method::HEAD,
             is_http10: self.request.version() == http::Version::HTTP_10,
@@ -165,11 +156,11 @@ impl Http1Server<'_> {
         // Behind it the client may have sent what belongs into a tunnel that it does not get.
         let is_connect = self.request.method() == Method::CONNECT;
         let takes_trailers = head.takes_trailers;
-        let flaw = head.flaw.map(flaw_of);
+        let error = head.error;
         let body = self.intake.begin_content(head);
         let is_discardable = body.is_discardable();
         *self.request.body_mut() = body;
-        self.handle(flaw).await?;
+        self.handle(error).await?;
         *self.request.body_mut() = RequestBody::Empty;
         let answer = &mut self.answer;
         let tunnel = answer.extensions_mut().remove::<Tunnel>();
@@ -203,7 +194,7 @@ impl Http1Server<'_> {
     }
 
     /// Has the path answer the request. Content is read meanwhile, and the client's end seen.
-    async fn handle(&mut self, flaw: Option<Flaw>) -> Result<(), Cut> {
+    async fn handle(&mut self, error: Option<HeadError>) -> Result<(), Cut> {
         let Http1Server {
             request,
             answer,
@@ -211,7 +202,7 @@ impl Http1Server<'_> {
             client,
             ..
         } = self;
-        let mut handling = pin!(client.handle((request, answer), flaw));
+        let mut handling = pin!(client.handle(request, answer, error));
         poll_fn(|context| match handling.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Ok(())),
             Poll::Pending => {

@@ -6,34 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use http::{HeaderMap, HeaderValue, Version};
 
+use crate::request_head::Scheme;
 use crate::upstream::Beside;
-
-/// What a client's connection speaks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scheme {
-    /// In the clear.
-    Http,
-    /// Over TLS.
-    Https,
-}
-
-impl Scheme {
-    /// That of a connection that is `secure` or not.
-    pub fn of(secure: bool) -> Scheme {
-        match secure {
-            true => Scheme::Https,
-            false => Scheme::Http,
-        }
-    }
-
-    /// As URLs write it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Scheme::Http => "http",
-            Scheme::Https => "https",
-        }
-    }
-}
 
 /// One client connection, in the words of the headers that name it.
 #[derive(Debug)]

@@ -10,12 +10,11 @@ use http::{Method, Response};
 use smallvec::SmallVec;
 
 use super::super::grpc;
-use super::super::limiter::Limiter;
 use super::super::problem::{self, Detail, Problem, QUOTA_EXCEEDED};
-use super::insert_static;
+use super::{LocalReplies, insert_static};
 use crate::clock;
 use crate::config::BodyKind;
-use crate::limit::headers::{Told, expose_to_scripts, write_behind};
+use crate::limit::headers::{RateLimitStatus, expose_to_scripts, write_behind};
 use crate::limit::{Charge, Decision, LimitCheck, Rate, Retry};
 
 /// A denial, with what its answer tells.
@@ -25,8 +24,6 @@ pub(crate) struct Denial {
     pub(crate) charge: Charge,
     /// What the store said.
     pub(crate) decision: Decision,
-    /// How the client wants to read it.
-    pub(crate) form: Form,
     /// Whether it was said here, without the store.
     pub(crate) alone: bool,
 }
@@ -55,15 +52,18 @@ impl Form {
     }
 }
 
-impl Limiter {
+impl LocalReplies {
     /// A denial: 429 in the form the client reads, with everything it needs to come back. Its
     /// headers go into `room`, which is empty.
-    pub(super) fn denial(&self, denial: &Denial, id: &str, room: HeaderMap) -> Response<Bytes> {
+    pub(super) fn denial(
+        &self,
+        denial: &Denial,
+        form: &Form,
+        id: &str,
+        room: HeaderMap,
+    ) -> Response<Bytes> {
         let Denial {
-            charge,
-            decision,
-            form,
-            ..
+            charge, decision, ..
         } = denial;
         let told = self.tell(charge, decision, clock::unix_us());
         let told = (charge, &told);
@@ -86,14 +86,14 @@ impl Limiter {
         charge: &Charge,
         decision: &Decision,
         unix_us: u64,
-    ) -> Told {
-        Told::of(charge, decision, (self.headers.reset, unix_us))
+    ) -> RateLimitStatus {
+        RateLimitStatus::of(charge, decision, (self.headers.reset, unix_us))
     }
 
     /// Words a denial.
     fn with_problem<R>(
         &self,
-        (charge, told): (&Charge, &Told),
+        (charge, told): (&Charge, &RateLimitStatus),
         id: &str,
         then: impl FnOnce(&Problem<'_>) -> R,
     ) -> R {

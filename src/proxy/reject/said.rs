@@ -3,8 +3,8 @@
 
 use http::StatusCode;
 
-use super::super::flaw::Flaw;
 use super::Rejection;
+use crate::request_head::HeadError;
 use crate::telemetry::access::Outcome;
 use crate::upstream::UpstreamError;
 
@@ -19,17 +19,19 @@ pub(super) struct Said {
 impl Rejection {
     pub(super) fn said(&self) -> Said {
         match self {
-            Rejection::Flaw(Flaw::BareLf) => malformed("a line of the head ends without CR"),
-            Rejection::Flaw(Flaw::TwoLengths) => {
+            Rejection::HeadError(HeadError::BareLf) => {
+                malformed("a line of the head ends without CR")
+            }
+            Rejection::HeadError(HeadError::TwoLengths) => {
                 malformed("Content-Length and Transfer-Encoding contradict each other")
             }
-            Rejection::Flaw(Flaw::HeadTooLarge) => Said {
+            Rejection::HeadError(HeadError::TooLarge) => Said {
                 status: StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 title: "Request Header Fields Too Large",
                 detail: "the head of the request is larger than this server reads",
                 close: true,
             },
-            Rejection::Flaw(Flaw::WithoutTls) => {
+            Rejection::HeadError(HeadError::WithoutTls) => {
                 malformed("this is plain HTTP, and TLS is spoken here: use https://")
             }
             Rejection::TlsOnly(_) => Said {

@@ -13,7 +13,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 use super::socket::Socket;
 use crate::body::{BodyError, DISCARD_BYTES, Demand, PipeWriter, RequestBody, Rest, pipe};
 use crate::http1::content::{Content, Piece, Taken};
-use crate::http1::head::{self, HeadBounds, HeadFlaw, RequestHead, Unreadable};
+use crate::http1::head::{self, HeadBounds, RequestFraming, Unreadable};
+use crate::request_head::HeadError;
 use crate::server::connection::Client;
 use crate::server::drain::Drain;
 use crate::server::phase::{Phase, Stage};
@@ -32,7 +33,7 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// What comes next on a connection.
 pub(super) enum Next {
-    Request(RequestHead),
+    Request(RequestFraming),
     Unreadable(Unreadable),
     Idle,
     /// Nothing: either side ends it.
@@ -155,7 +156,7 @@ impl<'c> Intake<'c> {
     }
 
     /// Takes the head at the front of what was read; nothing if its end has not come.
-    fn take<B>(&mut self, request: &mut Request<B>) -> Result<Option<RequestHead>, Unreadable> {
+    fn take<B>(&mut self, request: &mut Request<B>) -> Result<Option<RequestFraming>, Unreadable> {
         self.skip_blank_lines();
         let Some(mut head) = head::read(&self.ahead, request, self.bounds)? else {
             request.headers_mut().clear();
@@ -166,11 +167,11 @@ impl<'c> Intake<'c> {
             // Its memory is to be had again once the request is gone.
             self.ahead = Bytes::new();
         }
-        if head.flaw.is_none() && self.blank_bytes + head.length > self.bounds.bytes {
-            head.flaw = Some(HeadFlaw::TooLarge);
+        if head.error.is_none() && self.blank_bytes + head.length > self.bounds.bytes {
+            head.error = Some(HeadError::TooLarge);
         }
         if std::mem::take(&mut self.has_bare_lf) {
-            head.flaw = Some(HeadFlaw::BareLf);
+            head.error = Some(HeadError::BareLf);
         }
         (self.blank_bytes, self.is_partial) = (0, false);
         self.phase.begin_request(!head.content.has_ended());
@@ -210,7 +211,7 @@ impl<'c> Intake<'c> {
     }
 
     /// The content behind a head, as it will come.
-    pub(super) fn begin_content(&mut self, head: RequestHead) -> RequestBody {
+    pub(super) fn begin_content(&mut self, head: RequestFraming) -> RequestBody {
         let length = match &head.content {
             Content::Nothing => return RequestBody::Empty,
             content => content.known_left(),

@@ -127,11 +127,10 @@ pub(super) fn answer(
     let (told, flow) = (Arc::clone(&settles), Arc::clone(&open.flow));
     let work = async move {
         let mut response = Response::new(Body::awaited(told));
-        let exchange = (&mut request, &mut response);
-        if has_stated_end && ends_as_stated(exchange.0.body_mut()).await.is_err() {
+        if has_stated_end && ends_as_stated(request.body_mut()).await.is_err() {
             *response.status_mut() = StatusCode::BAD_REQUEST;
         } else {
-            client.handle(exchange, None).await;
+            client.handle(&mut request, &mut response, None).await;
         }
         drop(request);
         if bodiless {

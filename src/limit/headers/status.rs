@@ -9,7 +9,7 @@ const SECOND_US: u64 = 1_000_000;
 
 /// See the file's head.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct RateLimitStatus {
     /// `Retry-After`, seconds; `None` where the request is allowed, or no wait would help.
     pub wait: Option<u64>,
     /// `X-RateLimit-Reset`, in the form that was asked for.
@@ -18,12 +18,12 @@ pub struct Told {
     tightest: usize,
     /// Which item keeps the client waiting longest.
     longest: usize,
-    states: SmallVec<[State; 2]>,
+    states: SmallVec<[LimitStatus; 2]>,
 }
 
 /// How one limit stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
+pub struct LimitStatus {
     /// Units left.
     pub remaining: u64,
     /// Seconds until there are more; 0 where none are counted.
@@ -34,9 +34,13 @@ pub struct State {
     pub known: bool,
 }
 
-impl Told {
+impl RateLimitStatus {
     /// What is told of `decision` at wall-clock time `unix_us`.
-    pub fn of(charge: &Charge, decision: &Decision, (reset, unix_us): (ResetForm, u64)) -> Told {
+    pub fn of(
+        charge: &Charge,
+        decision: &Decision,
+        (reset, unix_us): (ResetForm, u64),
+    ) -> RateLimitStatus {
         let asked = || charge.iter().zip(&decision.verdicts).enumerate();
         let Some((tightest, (_, first))) = asked().reduce(|best, next| {
             if is_tighter(next.1, best.1) {
@@ -45,7 +49,7 @@ impl Told {
                 best
             }
         }) else {
-            return Told::default();
+            return RateLimitStatus::default();
         };
         let longest = asked().max_by_key(|(_, (_, verdict))| match verdict.retry {
             Retry::Now | Retry::Unasked => 0,
@@ -53,13 +57,13 @@ impl Told {
             Retry::After(us) => us.max(1),
             Retry::Never => u64::MAX,
         });
-        let state = |verdict: &Verdict| State {
+        let state = |verdict: &Verdict| LimitStatus {
             remaining: verdict.remaining,
             next: seconds_up(verdict.next_us),
             denies: verdict.retry.denies(),
             known: verdict.retry != Retry::Unasked,
         };
-        Told {
+        RateLimitStatus {
             wait: (!decision.allowed).then(|| retry_after(decision)).flatten(),
             reset: match reset {
                 ResetForm::Epoch => seconds_up(unix_us.saturating_add(first.reset_us)),
@@ -73,7 +77,7 @@ impl Told {
 
     /// The limit a client should look at first: one that denies, else the smallest remaining share;
     /// among equals the longest wait.
-    pub fn tightest<'c>(&self, charge: &'c Charge) -> Option<(&'c LimitCheck, State)> {
+    pub fn tightest<'c>(&self, charge: &'c Charge) -> Option<(&'c LimitCheck, LimitStatus)> {
         Some((charge.get(self.tightest)?, *self.states.get(self.tightest)?))
     }
 
@@ -83,7 +87,10 @@ impl Told {
     }
 
     /// How each item stands.
-    pub fn states<'c>(&self, charge: &'c Charge) -> impl Iterator<Item = (&'c LimitCheck, State)> {
+    pub fn states<'c>(
+        &self,
+        charge: &'c Charge,
+    ) -> impl Iterator<Item = (&'c LimitCheck, LimitStatus)> {
         charge.iter().zip(self.states.iter().copied())
     }
 }
@@ -138,16 +145,16 @@ mod tests {
     use super::super::tests::{denied, item, verdict};
     use super::*;
 
-    fn told(charge: &Charge, decision: &Decision) -> Told {
-        Told::of(charge, decision, (ResetForm::Delta, 0))
+    fn status(charge: &Charge, decision: &Decision) -> RateLimitStatus {
+        RateLimitStatus::of(charge, decision, (ResetForm::Delta, 0))
     }
 
     #[test]
     fn a_denial_tells_the_longest_wait_rounded_up() {
         let (charge, decision) = denied();
-        let told = told(&charge, &decision);
-        assert_eq!(told.wait, Some(11));
-        assert_eq!(told.longest(&charge).map(|item| item.cost), Some(1));
+        let status = status(&charge, &decision);
+        assert_eq!(status.wait, Some(11));
+        assert_eq!(status.longest(&charge).map(|item| item.cost), Some(1));
     }
 
     #[test]
@@ -159,7 +166,7 @@ mod tests {
             at_us: 0,
             verdicts,
         };
-        assert_eq!(told(&charge, &decision).wait, None);
+        assert_eq!(status(&charge, &decision).wait, None);
     }
 
     #[test]
@@ -170,6 +177,6 @@ mod tests {
             at_us: 0,
             verdicts: smallvec![verdict(200, Retry::Now, 1)],
         };
-        assert_eq!(told(&charge, &decision).wait, None);
+        assert_eq!(status(&charge, &decision).wait, None);
     }
 }

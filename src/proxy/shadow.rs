@@ -1,15 +1,15 @@
-//! Riders: limits on trial, `shadow` ones and candidates, each decided by itself beside a request.
+//! Limits on trial, `shadow` ones and candidates, each decided by itself beside a request.
 //!
 //! Nothing waits for their decisions, and no client is told of them. They are looked at when the
 //! response has ended: for its line in the access log, for the figures of each minute, and to let
-//! go of the slots that a rider was granted.
+//! go of the slots that a check was granted.
 
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::access_record::AccessRecord;
 use super::counts::see;
-use super::line::Line;
 use super::slots::{Slots, Stores, slots_of};
 use super::traced::Trace;
 use crate::limit::{Charge, Decision, Role};
@@ -17,16 +17,16 @@ use crate::store::Observed;
 use crate::telemetry::spans::Span;
 use crate::telemetry::trials::Trials;
 
-/// The riders of one request. Dropped, they let go of what they hold.
+/// The shadow of one request. Dropped, they let go of what they hold.
 #[derive(Debug)]
-pub(super) struct Riders {
+pub(super) struct ShadowChecks {
     stores: Arc<Stores>,
-    pub(super) list: SmallVec<[Rider; 1]>,
+    pub(super) list: SmallVec<[ShadowCheck; 1]>,
 }
 
-/// One rider on its way.
+/// One check on its way.
 #[derive(Debug)]
-pub(super) struct Rider {
+pub(super) struct ShadowCheck {
     pub(super) charge: Charge,
     observed: Observed,
     decision: Option<Decision>,
@@ -34,7 +34,7 @@ pub(super) struct Rider {
     handed_over: bool,
 }
 
-impl Rider {
+impl ShadowCheck {
     /// What the store said, if it has answered by now.
     pub(super) fn decision(&mut self) -> Option<&Decision> {
         self.decision = self.decision.take().or_else(|| self.observed.take());
@@ -59,23 +59,23 @@ impl Rider {
     }
 }
 
-impl Riders {
+impl ShadowChecks {
     /// Asks the store for each; `None` where there are none.
     pub(super) fn ask(
         stores: &Arc<Stores>,
         charges: Vec<Charge>,
         generation: u64,
-    ) -> Option<Box<Riders>> {
+    ) -> Option<Box<ShadowChecks>> {
         if charges.is_empty() {
             return None;
         }
-        let ask = |charge: Charge| Rider {
+        let ask = |charge: Charge| ShadowCheck {
             observed: stores.store.observe(&charge, generation),
             charge,
             decision: None,
             handed_over: false,
         };
-        Some(Box::new(Riders {
+        Some(Box::new(ShadowChecks {
             list: charges.into_iter().map(ask).collect(),
             stores: Arc::clone(stores),
         }))
@@ -84,10 +84,10 @@ impl Riders {
     /// What they hold, for a request that goes on after its response.
     pub(super) fn take_slots(&mut self) -> Option<Box<Slots>> {
         let mut held = Charge::new();
-        for rider in &mut self.list {
-            if rider.is_allowed() {
-                held.extend(slots_of(&rider.charge).into_iter().flatten());
-                rider.handed_over = true;
+        for check in &mut self.list {
+            if check.is_allowed() {
+                held.extend(slots_of(&check.charge).into_iter().flatten());
+                check.handed_over = true;
             }
         }
         (!held.is_empty()).then(|| Slots::new(&self.stores, held))
@@ -96,8 +96,8 @@ impl Riders {
     /// Which of them would have denied the request; noted in `trials`.
     pub(super) fn would_deny(&mut self, trials: &Trials) -> Vec<Arc<str>> {
         let mut names = Vec::new();
-        for rider in &mut self.list {
-            let told = rider.decision().map(|decision| {
+        for check in &mut self.list {
+            let told = check.decision().map(|decision| {
                 let left = decision
                     .verdicts
                     .first()
@@ -107,15 +107,15 @@ impl Riders {
             let Some((allowed, left)) = told else {
                 continue;
             };
-            if let Some(item) = rider.charge.first() {
-                trials.note(&item.limit.name, rider.role(), !allowed);
-                let on_trial = (item.limit.number, rider.role() == Role::Candidate);
+            if let Some(item) = check.charge.first() {
+                trials.note(&item.limit.name, check.role(), !allowed);
+                let on_trial = (item.limit.number, check.role() == Role::Candidate);
                 self.stores.meter.tried(on_trial, allowed);
-                if rider.role() == Role::Shadow {
+                if check.role() == Role::Shadow {
                     see(&self.stores.meter, (item, false), allowed, left);
                 }
             }
-            names.extend(rider.name().filter(|_| !allowed));
+            names.extend(check.name().filter(|_| !allowed));
         }
         names
     }
@@ -123,38 +123,38 @@ impl Riders {
     /// What was decided of each, as parts of a trace.
     #[cold]
     pub(super) fn spans(&mut self, trace: &Trace, show_keys: bool) -> Vec<Span> {
-        let span = |rider: &mut Rider| {
-            rider.decision()?;
-            let decision = rider.decision.as_ref()?;
-            trace.on_trial(&rider.charge, decision, show_keys)
+        let span = |check: &mut ShadowCheck| {
+            check.decision()?;
+            let decision = check.decision.as_ref()?;
+            trace.on_trial(&check.charge, decision, show_keys)
         };
         self.list.iter_mut().filter_map(span).collect()
     }
 
     /// What of them would have denied the request, for whoever watches.
     #[cold]
-    pub(super) fn tell_denials(&mut self, line: &Line) {
+    pub(super) fn tell_denials(&mut self, record: &AccessRecord) {
         let Some(denials) = self.stores.meter.denials() else {
             return;
         };
-        for rider in &mut self.list {
-            let name = rider.name();
-            if rider.decision().is_none_or(|decision| decision.allowed) {
+        for check in &mut self.list {
+            let name = check.name();
+            if check.decision().is_none_or(|decision| decision.allowed) {
                 continue;
             }
-            if let Some((decision, name)) = rider.decision.as_ref().zip(name) {
-                denials.note(|| line.denial_on_trial(&name, (&rider.charge, decision)));
+            if let Some((decision, name)) = check.decision.as_ref().zip(name) {
+                denials.note(|| record.denial_on_trial(&name, (&check.charge, decision)));
             }
         }
     }
 }
 
-impl Drop for Riders {
+impl Drop for ShadowChecks {
     fn drop(&mut self) {
-        for rider in &mut self.list {
+        for check in &mut self.list {
             // What is still on its way lets go by itself.
-            if rider.is_allowed() && !rider.handed_over {
-                self.stores.store.release(&rider.charge);
+            if check.is_allowed() && !check.handed_over {
+                self.stores.store.release(&check.charge);
             }
         }
     }

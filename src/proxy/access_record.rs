@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::counts::Asked;
 use super::grpc::{Call, is_grpc};
 use super::request_id::RequestId;
-use super::riders::Riders;
+use super::shadow::ShadowChecks;
 use super::traced::Trace;
 use crate::clock;
 use crate::limit::{Charge, Decision, KeyHash, Retry, Shown};
@@ -20,7 +20,7 @@ use crate::telemetry::metrics::method_of;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct AccessRecord {
     /// Nothing where no line will be written.
     head: Option<Head>,
     log: Buffer,
@@ -43,7 +43,7 @@ pub(crate) struct Line {
     pub(crate) call: Option<Box<Call>>,
     denied_by: SmallVec<[(Arc<str>, Option<Shown>); 1]>,
     /// Limits on trial, until their decisions are wanted.
-    pub(super) riders: Option<Box<Riders>>,
+    pub(super) shadow: Option<Box<ShadowChecks>>,
     /// Where it belongs, while requests are traced.
     pub(super) trace: Option<Box<Trace>>,
     /// Whether it will be written.
@@ -74,15 +74,15 @@ impl Head {
     }
 }
 
-impl Line {
+impl AccessRecord {
     /// Begins at a request's arrival.
     pub(crate) fn begin<B>(
         request: &Request<B>,
         client: IpAddr,
         (log, show_keys): (&Buffer, bool),
-    ) -> Line {
+    ) -> AccessRecord {
         let began = clock::now();
-        Line {
+        AccessRecord {
             head: (!log.is_off()).then(|| Head::of(request, began)),
             log: log.clone(),
             show_keys,
@@ -98,7 +98,7 @@ impl Line {
             grpc: request.version() == Version::HTTP_2 && is_grpc(request.headers()),
             call: None,
             denied_by: SmallVec::new(),
-            riders: None,
+            shadow: None,
             trace: None,
             to_write: false,
             bytes: 0,
@@ -140,7 +140,7 @@ impl Line {
     pub(crate) fn is_wanted(&self) -> bool {
         let traced = self.trace.as_ref();
         let recorded = traced.is_some_and(|trace| trace.is_recorded());
-        self.to_write || self.riders.is_some() || self.call.is_some() || recorded
+        self.to_write || self.shadow.is_some() || self.call.is_some() || recorded
     }
 
     /// Notes that the request was let through, and whether a limit was asked.
@@ -248,30 +248,30 @@ impl Line {
         self.bytes += bytes as u64;
     }
 
-    /// Looks at the riders' decisions, and writes it.
+    /// Looks at the shadow' decisions, and writes it.
     pub(crate) fn write(mut self) {
-        let riders = self.riders.take();
+        let shadow = self.shadow.take();
         let trace = self.trace.take();
         let mut trials = Vec::new();
-        let would_deny = riders.map(|mut riders| {
-            let names = riders.would_deny(self.log.trials());
+        let would_deny = shadow.map(|mut shadow| {
+            let names = shadow.would_deny(self.log.trials());
             if !names.is_empty() {
-                riders.tell_denials(&self);
+                shadow.tell_denials(&self);
             }
             if let Some(trace) = trace.as_ref().filter(|trace| trace.is_recorded()) {
-                trials = riders.spans(trace, self.show_keys);
+                trials = shadow.spans(trace, self.show_keys);
             }
             names
         });
         if let Some(head) = self.head.as_ref().filter(|_| self.to_write) {
-            self.record(head, would_deny.as_deref(), trace.as_deref());
+            self.write_entry(head, would_deny.as_deref(), trace.as_deref());
         }
         if let Some(trace) = trace {
             trace.end(&self, trials);
         }
     }
 
-    fn record(&self, head: &Head, would_deny: Option<&[Arc<str>]>, trace: Option<&Trace>) {
+    fn write_entry(&self, head: &Head, would_deny: Option<&[Arc<str>]>, trace: Option<&Trace>) {
         self.log.record(&Entry {
             unix_us: head.unix_us,
             duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),

@@ -1,0 +1,270 @@
+//! The stages of a request that everybody shares who has requests to limit: the proxy, the tower
+//! layer, and the dry run. Each of them adds its own last stage.
+//!
+//! ```text
+//! check     bounds of the head, TLS rules                     pure
+//! identify  framing, path, route, client, token, tier, keys   pure
+//! rewrite   what the route changes, made before it is sent    pure
+//! admit     the store's decision                              may wait
+//! reject    the answer to a request that a stage refused      pure
+//! ```
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::ORIGIN;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+
+use super::access_record::AccessRecord;
+use super::admit::{Admission, Question};
+use super::changes::Changes;
+use super::claims::Tokens;
+use super::exchange::Exchange;
+use super::headers::{self, check_framing};
+use super::limiter::Limiter;
+use super::logged::Logged;
+use super::reject::{LocalReplies, Rejection};
+use super::request_id;
+use super::router::Router;
+use super::secure::Secure;
+use super::shadow::ShadowChecks;
+use super::traced::Tracer;
+use super::{Arrival, Downstream};
+use crate::config::{Config, LogKeys};
+use crate::request_head::HeadError;
+use crate::request_head::{RequestHead, Scheme};
+use crate::store::Store;
+use crate::store::memory::Memory;
+use crate::store::overrides::OverrideSnapshot;
+use crate::telemetry::access::Buffer;
+use crate::telemetry::metrics::Meter;
+
+/// One worker's stages; see the file's head.
+#[derive(Debug)]
+pub(super) struct Stages {
+    pub(super) router: Router,
+    pub(super) limiter: Limiter,
+    pub(super) replies: LocalReplies,
+    pub(super) logged: Logged,
+    pub(super) log: Buffer,
+    show_keys: bool,
+    secure: Secure,
+    max_headers: usize,
+    /// The header in which requests have ids, if they have.
+    pub(super) request_id: Option<HeaderName>,
+    /// What traces are made by, if they are.
+    pub(super) tracer: Option<Box<Tracer>>,
+}
+
+impl Stages {
+    /// Of `config`, for the worker that opened `store`; metrics go on with what `old` counted.
+    pub(super) fn new(
+        config: Config,
+        (store, local): (Store, Arc<Memory>),
+        log: &Buffer,
+        old: Option<&Meter>,
+    ) -> Stages {
+        let limiter = Limiter::new(&config, (store, local), old);
+        let logged = Logged::new(&config);
+        let secure = Secure::new(config.tls.as_deref(), &config.server);
+        let router = Router {
+            routes: config.routes,
+            bypass: config.bypass,
+            client_ip: config.client_ip,
+            api_key: config.api_key,
+            tokens: config.jwt.map(Tokens::new),
+            tiers: config.tier,
+        };
+        Stages {
+            limiter,
+            replies: LocalReplies::new(config.headers, config.deny, router.challenge()),
+            router,
+            logged,
+            log: log.clone(),
+            show_keys: config.log.keys != LogKeys::Off,
+            secure,
+            max_headers: config.server.max_headers,
+            request_id: config.request_id,
+            tracer: None,
+        }
+    }
+
+    /// A client connection that came as `arrival` says.
+    pub(super) fn downstream(&self, arrival: Arrival) -> Downstream {
+        Downstream::new(self.router.client_ip.trusts(arrival.ip), arrival)
+    }
+
+    /// Begins at a request's arrival.
+    pub(super) fn begin<'c, B, R>(
+        &self,
+        request: &'c mut Request<B>,
+        response: &'c mut Response<R>,
+        downstream: &'c Downstream,
+    ) -> Exchange<'c, B, R> {
+        let ip = downstream.arrival.ip;
+        let mut record = AccessRecord::begin(request, ip, (&self.log, self.show_keys));
+        if let Some(name) = &self.request_id {
+            let id = request_id::of(request.headers(), name, downstream.trusted);
+            record.request_id = Some(id);
+        }
+        if let Some(tracer) = &self.tracer {
+            record.belongs(tracer.begin(request, downstream), request);
+        }
+        headers::prefer_target(request);
+        Exchange {
+            request,
+            response,
+            downstream,
+            route: None,
+            admission: Admission::default(),
+            changes: None,
+            record,
+        }
+    }
+
+    /// Refuses a head that was found wrong when it was read, is too long, or came without TLS where
+    /// TLS is asked for.
+    pub(super) fn check<B, R>(
+        &self,
+        x: &Exchange<'_, B, R>,
+        head_error: Option<HeadError>,
+    ) -> Result<(), Rejection> {
+        if let Some(error) = head_error {
+            return Err(Rejection::HeadError(error));
+        }
+        if x.request.headers().len() > self.max_headers {
+            return Err(Rejection::HeadError(HeadError::TooLarge));
+        }
+        self.secure.check(x.request, x.downstream)
+    }
+
+    /// Finds the request's route, and what that route's limits ask of it.
+    pub(super) fn identify<'c, B, R>(
+        &'c self,
+        x: &mut Exchange<'c, B, R>,
+    ) -> Result<(), Rejection> {
+        let overrides = self.limiter.overrides();
+        self.identify_by(overrides.as_ref(), x, |_, _, _| ())
+            .and_then(|((), asked)| asked)
+    }
+
+    /// The same by these overrides; `see` looks at what is known once the route is, whether the
+    /// limits can be asked or not.
+    #[inline]
+    pub(super) fn identify_by<'c, B, R, T>(
+        &'c self,
+        overrides: Option<&OverrideSnapshot>,
+        x: &mut Exchange<'c, B, R>,
+        see: impl FnOnce(&Question<'_, '_, '_>, &Admission, &Result<(), Rejection>) -> T,
+    ) -> Result<(T, Result<(), Rejection>), Rejection> {
+        let (request, downstream) = (&*x.request, x.downstream);
+        let host = check_framing(request)?;
+        let path = self.router.routes.read_path(request.uri().path())?;
+        let client_ip = &self.router.client_ip;
+        let head = RequestHead {
+            method: request.method(),
+            host: &host,
+            path: &path,
+            query: request.uri().query(),
+            scheme: Scheme::of(downstream.arrival.tls.is_some()),
+            headers: request.headers(),
+            client: client_ip.find(downstream.arrival.ip, request.headers()),
+            is_trusted: downstream.trusted,
+            certificate: downstream.arrival.certificate(),
+        };
+        x.record.client = head.client;
+        let found = self.router.find_route(&head)?;
+        x.route = Some(found.route);
+        x.record.route = Some(Arc::clone(&found.route.name));
+        x.record.route_number = found.route.number;
+        let trace = self.logged.trace(&x.record);
+        let admission = &mut x.admission;
+        Ok(self.router.identify(&head, &found, |facts| {
+            let question = Question {
+                head: &head,
+                found: &found,
+                facts,
+                overrides,
+                trace,
+            };
+            let asked = self.ask(&question, admission);
+            (see(&question, admission, &asked), asked)
+        }))
+    }
+
+    /// Makes what the route changes, of the request as the client sent it.
+    pub(super) fn rewrite<'c, B, R>(&'c self, x: &mut Exchange<'c, B, R>) -> Result<(), Rejection> {
+        if let Some(route) = x.route {
+            let id = self.request_id.as_ref();
+            x.changes = Changes::of((route, id), x.request, x.downstream, &mut x.record)?;
+        }
+        Ok(())
+    }
+
+    /// Asks the limits whether the request may pass.
+    pub(super) async fn admit<B, R>(&self, x: &mut Exchange<'_, B, R>) -> Result<(), Rejection> {
+        if let (Some(trace), Some(route)) = (&mut x.record.trace, x.route) {
+            trace.note_asked(route, &x.admission.charge);
+        }
+        let admitted = match self.admit_here(x) {
+            Some(admitted) => admitted,
+            None => self.limiter.admit(&mut x.admission, x.record.began).await,
+        };
+        if let Some(trace) = &mut x.record.trace {
+            trace.note_decided(&x.admission, &admitted);
+        }
+        admitted?;
+        x.record.note_admission(x.admission.told().is_some());
+        Ok(())
+    }
+
+    /// The same where that can be said without waiting: nothing is asked, or the counts are in this
+    /// process. Limits on trial are asked in any case.
+    pub(super) fn admit_here<B, R>(
+        &self,
+        x: &mut Exchange<'_, B, R>,
+    ) -> Option<Result<(), Rejection>> {
+        let admission = &mut x.admission;
+        let shadow = admission.take_shadow();
+        x.record.shadow = ShadowChecks::ask(&self.limiter.stores, shadow, admission.generation);
+        if admission.charge.is_empty() {
+            return Some(Ok(()));
+        }
+        admission.cors =
+            self.replies.exposes_to_scripts() && x.request.headers().contains_key(ORIGIN);
+        self.limiter.admit_here(admission)
+    }
+
+    /// Answers a request that a stage refused: with what the route adds to every answer, once that
+    /// is known.
+    pub(super) fn reject<B, R: From<Bytes>>(
+        &self,
+        x: &mut Exchange<'_, B, R>,
+        rejection: &Rejection,
+    ) {
+        let mut response = self.replies.answer(rejection, x.request, &mut x.record);
+        if let Some(changes) = &x.changes {
+            changes.beside(response.headers_mut());
+        }
+        *x.response = response.map(R::from);
+        if let Rejection::Limited(denial) = rejection {
+            let asked = (x.request.method(), x.request.uri());
+            let said = (&denial.charge, &denial.decision);
+            self.limiter.note_denial(said, || x.record.asked(asked));
+        }
+    }
+
+    /// Adds to an answer what every answer on this connection says.
+    pub(super) fn mark_connection<R>(&self, response: &mut Response<R>, downstream: &Downstream) {
+        self.secure.mark(response, downstream);
+    }
+
+    /// Names the request in its answer, where requests have ids.
+    pub(super) fn mark_id(&self, headers: &mut HeaderMap, record: &AccessRecord) {
+        if let (Some(name), Some(id)) = (&self.request_id, &record.request_id)
+            && let Ok(id) = HeaderValue::from_str(id.as_str())
+        {
+            headers.insert(name, id);
+        }
+    }
+}
