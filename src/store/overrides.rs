@@ -2,7 +2,7 @@
 //! block, each until a certain time.
 //!
 //! [`Overrides`] is the table that requests are checked against. [`Record`] is one override as it
-//! is stored. The embedded store keeps its records in [`memory`]; Redis keeps them in a hash, which
+//! is stored. The embedded store keeps its records in `memory`; Redis keeps them in a hash, which
 //! `store/redis/overrides.rs` reads and `lua/overrides.lua` alone writes.
 
 pub(super) mod memory;
