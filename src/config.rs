@@ -27,8 +27,9 @@ mod limits;
 mod load;
 mod mask;
 mod meant;
+mod names;
 pub(crate) mod pem;
-mod raw;
+mod reader;
 mod redis;
 mod redis_keys;
 pub mod render;
@@ -69,6 +70,7 @@ use crate::limit::{Limit, OnError};
 use crate::route::RouteTable;
 
 pub use acme::{AcmeChallenge, AcmeSettings};
+pub use address::ServerAddress;
 pub use admin::AdminSettings;
 pub use bypass::Bypass;
 pub use changes::{changes, restarts};
@@ -83,8 +85,7 @@ pub use standalone::Limits;
 pub use tls::{ClientCertificates, IdentityFiles, PemFile, TlsSettings, TlsVersion};
 pub use traces::{Endpoint, OtlpProtocol, TracingSettings};
 pub use upstream::{
-    Balance, Ejection, HealthCheck, HostHeader, Retries, RetryOn, ServerAddress, UpstreamServer,
-    UpstreamSettings,
+    Balance, Ejection, HealthCheck, HostHeader, Retries, RetryOn, UpstreamServer, UpstreamSettings,
 };
 pub use written::{NamedFile, Written};
 
@@ -361,20 +362,6 @@ impl fmt::Debug for StoreKind {
             StoreKind::Memory => f.write_str("Memory"),
             StoreKind::Redis(redis) => redis.fmt(f),
         }
-    }
-}
-
-impl fmt::Debug for Bypass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bypass")
-            .field("ip", &self.ip)
-            .field("path", &self.path)
-            .field(
-                "header",
-                &self.header.as_ref().map(|(name, _)| (name, Hidden)),
-            )
-            .field("key", &self.key.as_ref().map(|_| Hidden))
-            .finish()
     }
 }
 

@@ -2,14 +2,108 @@
 //!
 //! Pure: text in, parts out. What an error says after a `;` is what to write instead.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
 use ipnet::IpNet;
 
+use super::Listen;
 use super::section::Section;
-use super::{Listen, ServerAddress};
 use crate::route::host_of;
+
+/// One upstream server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ServerAddress {
+    /// Plain HTTP/1.1 over TCP: host name or address (lower case, IPv6 without brackets), and port.
+    Http(String, u16),
+    /// HTTP/2 or HTTP/1.1 over TLS, as the server prefers: the same.
+    Https(String, u16),
+    /// Plain HTTP/2 over TCP, known to be spoken: the same.
+    H2c(String, u16),
+    /// Plain HTTP/1.1 over a unix socket.
+    Unix(PathBuf),
+}
+
+impl ServerAddress {
+    /// What its URL begins with, before `:`.
+    pub fn scheme(&self) -> &'static str {
+        match self {
+            ServerAddress::Http(..) => "http",
+            ServerAddress::Https(..) => "https",
+            ServerAddress::H2c(..) => "h2c",
+            ServerAddress::Unix(_) => "unix",
+        }
+    }
+
+    /// Its host and port, where its host is a name that has to be looked up.
+    pub fn name(&self) -> Option<(&str, u16)> {
+        self.host_and_port()
+            .filter(|(host, _)| host.parse::<IpAddr>().is_err())
+    }
+
+    /// The same at one of its addresses.
+    pub fn at(&self, address: SocketAddr) -> ServerAddress {
+        let (host, port) = (address.ip().to_string(), address.port());
+        match self {
+            ServerAddress::Http(..) => ServerAddress::Http(host, port),
+            ServerAddress::Https(..) => ServerAddress::Https(host, port),
+            ServerAddress::H2c(..) => ServerAddress::H2c(host, port),
+            ServerAddress::Unix(path) => ServerAddress::Unix(path.clone()),
+        }
+    }
+
+    /// Its host and port; a unix socket has none.
+    pub fn host_and_port(&self) -> Option<(&str, u16)> {
+        match self {
+            ServerAddress::Http(host, port)
+            | ServerAddress::Https(host, port)
+            | ServerAddress::H2c(host, port) => Some((host, *port)),
+            ServerAddress::Unix(_) => None,
+        }
+    }
+
+    /// The same server; a socket is where `place` says.
+    pub(super) fn within(self, place: impl FnOnce(PathBuf) -> PathBuf) -> ServerAddress {
+        match self {
+            ServerAddress::Unix(path) => ServerAddress::Unix(place(path)),
+            other => other,
+        }
+    }
+
+    /// What stands in `Host` for a request that came without one: a port that goes without saying
+    /// is not named.
+    pub fn authority(&self) -> String {
+        let Some((host, port)) = self.host_and_port() else {
+            return "localhost".to_owned();
+        };
+        let usual = match self {
+            ServerAddress::Https(..) => 443,
+            _ => 80,
+        };
+        match (host.contains(':'), port == usual) {
+            (false, true) => host.to_owned(),
+            (false, false) => format!("{host}:{port}"),
+            (true, true) => format!("[{host}]"),
+            (true, false) => format!("[{host}]:{port}"),
+        }
+    }
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = self.scheme();
+        match self {
+            ServerAddress::Unix(path) => write!(f, "{scheme}:{}", path.display()),
+            ServerAddress::Http(host, port)
+            | ServerAddress::Https(host, port)
+            | ServerAddress::H2c(host, port) => match host.contains(':') {
+                true => write!(f, "{scheme}://[{host}]:{port}"),
+                false => write!(f, "{scheme}://{host}:{port}"),
+            },
+        }
+    }
+}
 
 /// What is wrong with an address: a label, and after a `;` the help.
 pub(super) type Wrong = &'static str;
@@ -184,16 +278,6 @@ impl Section<'_> {
     /// The same for a server.
     pub(super) fn server_at(&self, text: &str) -> Result<ServerAddress, Wrong> {
         Ok(server(text)?.within(|path| self.path(path)))
-    }
-}
-
-impl ServerAddress {
-    /// The same server; a socket is where `place` says.
-    pub(super) fn within(self, place: impl FnOnce(PathBuf) -> PathBuf) -> ServerAddress {
-        match self {
-            ServerAddress::Unix(path) => ServerAddress::Unix(place(path)),
-            other => other,
-        }
     }
 }
 

@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use super::Listen;
 use super::address;
 use super::diagnostic::{Code, Diagnostic};
-use super::section::{At, Reader, Section};
+use super::reader::{At, Reader};
+use super::section::Section;
 
 /// Characters of a token, at least: fewer can be guessed.
 const SHORTEST_TOKEN: usize = 16;

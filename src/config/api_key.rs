@@ -8,7 +8,8 @@ use toml::de::DeValue;
 
 use super::Config;
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::section::{At, Section};
+use super::reader::At;
+use super::section::Section;
 use super::values::list_lines;
 use crate::limit::Limit;
 use crate::limit::key::{

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::diagnostic::{Code, Diagnostic};
-use super::section::{At, Section, nearest};
+use super::reader::At;
+use super::section::Section;
+use super::slip::nearest;
 use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
 
 /// A good secret, bytes: as long as the hash at least (RFC 7518, section 3.2).

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::limits::{Concurrent, RawLimit};
-use super::raw;
-use super::section::{At, Reader};
+use super::reader::{At, Reader};
+use crate::limit::key::{Alternatives, Part};
 use crate::limit::{Algorithm, Key, Limit, Missing, OnError, Rate, Rule, Tier, Window};
 
 /// A limit and where it came from.
@@ -47,7 +47,7 @@ pub(super) fn budget(reader: &Reader<'_>, raw: RawLimit, on_error: OnError) -> B
         Some(key) => key.span.clone(),
         None => raw.name.span.clone(),
     };
-    let key = raw.key.map_or_else(raw::by_address, |key| key.value);
+    let key = raw.key.map_or_else(by_address, |key| key.value);
     let limit = Limit {
         tiers,
         candidate: (candidate.iter())
@@ -77,6 +77,13 @@ pub(super) fn budget(reader: &Reader<'_>, raw: RawLimit, on_error: OnError) -> B
         missing: raw.missing,
         on_error: raw.on_error,
         used: false,
+    }
+}
+
+/// Limits' and routes' default key.
+fn by_address() -> Key {
+    Key {
+        parts: vec![Alternatives(vec![Part::Ip])],
     }
 }
 

@@ -143,14 +143,6 @@ impl Diagnostics {
     }
 }
 
-impl fmt::Display for Diagnostics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&super::render::human(self, false))
-    }
-}
-
-impl std::error::Error for Diagnostics {}
-
 /// Declares the codes once: the enum, its spelling and the list of all.
 macro_rules! codes {
     ($($(#[$doc:meta])+ $name:ident = $text:literal,)+) => {

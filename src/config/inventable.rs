@@ -8,7 +8,7 @@ use super::Config;
 use super::budget::Budget;
 use super::compile::Compiled;
 use super::diagnostic::{Code, Diagnostic};
-use super::section::Reader;
+use super::reader::Reader;
 use crate::limit::key::{Alternatives, Part, UnknownKey};
 use crate::limit::{Limit, Missing};
 use crate::route::Route;

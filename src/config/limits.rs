@@ -7,8 +7,8 @@ use toml::de::DeValue;
 
 use super::address;
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::raw::check_name;
-use super::section::{At, Section};
+use super::reader::At;
+use super::section::{NAME_FORM, Section, is_name};
 use super::settings::{COUNTS, MISSING, ON_ERROR};
 use super::values::list_lines;
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
@@ -111,7 +111,7 @@ impl RawLimit {
 pub(super) fn limit(name: At<String>, mut section: Section<'_>, known: Known) -> RawLimit {
     const ALGORITHMS: &[(&str, Algorithm)] =
         &[("log", Algorithm::Log), ("counter", Algorithm::Counter)];
-    check_name(&section, &name, "a limit");
+    section.check_name(&name, "a limit");
     if section.peek("rate").is_none() && section.peek("concurrent").is_none() {
         section.missing("rate", "rate = \"100/min\"");
     }
@@ -160,12 +160,9 @@ fn microseconds(
 }
 
 fn slot_name(text: &str) -> Result<String, &'static str> {
-    let fits =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
-    if (1..=64).contains(&text.len()) && text.bytes().all(fits) {
-        Ok(text.to_owned())
-    } else {
-        Err("1 to 64 of `a-z`, `0-9`, `_` and `-`")
+    match is_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err(NAME_FORM),
     }
 }
 
@@ -226,7 +223,7 @@ fn tiers(section: &mut Section<'_>, known: Known) -> Vec<RawTier> {
         if name.value.starts_with("x-") {
             continue;
         }
-        check_name(&table, &name, "a tier");
+        table.check_name(&name, "a tier");
         let Some(texts) = table.texts_of(&name.value, value) else {
             continue;
         };

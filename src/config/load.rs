@@ -16,10 +16,11 @@ use toml::de::{DeTable, DeValue};
 use super::compile::{RawFile, compile};
 use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, Source, Span};
 use super::interpolate::interpolate;
-use super::section::{At, Reader, Section, Surroundings};
+use super::reader::{At, Reader, Surroundings};
+use super::section::Section;
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
-    Config, Control, Limits, Listen, address, admin, api_key, auth, hints, limits, raw, route,
+    Config, Control, Limits, Listen, address, admin, api_key, auth, bypass, hints, limits, route,
     settings, standalone, syntax, tier, tls_keys, traces, upstream, warnings,
 };
 
@@ -377,7 +378,7 @@ fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
         bypass: top
             .list("bypass")
             .into_iter()
-            .filter_map(raw::bypass)
+            .filter_map(bypass::read)
             .collect(),
         upstreams: each(top.named("upstream"), |name, section| {
             upstream::read(name, section, known)

@@ -5,8 +5,9 @@ use rustls::pki_types::ServerName;
 
 use super::client_tls::{self, ClientTls, unusable};
 use super::diagnostic::{Code, Diagnostic, Span};
+use super::reader::At;
 use super::redis::{RedisAddress, RedisSettings, RedisTopology};
-use super::section::{At, Section};
+use super::section::Section;
 use super::{StoreKind, store_url};
 
 /// A user and a password of their own keys, and where the two stand.

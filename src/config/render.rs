@@ -1,7 +1,7 @@
 //! How findings look: for people as rustc prints them, for scripts as JSON, for GitHub's checks as
 //! workflow commands. Pure text; nothing here decides what is wrong.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
@@ -39,6 +39,14 @@ fn each(found: &Diagnostics, list: &[Diagnostic], colour: bool) -> String {
     }
     out
 }
+
+impl fmt::Display for Diagnostics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&human(self, false))
+    }
+}
+
+impl std::error::Error for Diagnostics {}
 
 /// Help and note stand on lines of their own, so each is rendered as a report of its own.
 fn one(out: &mut String, renderer: &Renderer, source: &Source, diagnostic: &Diagnostic) {
@@ -186,8 +194,8 @@ fn position(text: &str, at: usize) -> (usize, usize) {
 /// A JSON string.
 struct Quoted<'a>(&'a str);
 
-impl std::fmt::Display for Quoted<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_char('"')?;
         for c in self.0.chars() {
             match c {

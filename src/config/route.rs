@@ -14,8 +14,10 @@ use toml::de::DeValue;
 
 use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::section::{At, Section, nearest};
-use super::settings::{header_name, some_time};
+use super::reader::At;
+use super::section::Section;
+use super::slip::nearest;
+use super::values::{header_name, some_time};
 use crate::path::Case;
 use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet, ValueMatch};
 pub(super) use passing::RawPassing;

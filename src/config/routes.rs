@@ -6,18 +6,14 @@ mod passing;
 
 use std::sync::Arc;
 
-use super::compile::Names;
 use super::diagnostic::{Code, Diagnostic, Span};
+use super::names::{DEFAULT, Names};
+use super::reader::At;
 use super::route::{RawPassing, RawRoute};
-use super::section::At;
 use super::standalone;
 use crate::limit::Limit;
 use crate::path::{CanonicalPath, Case};
 use crate::route::{CostSource, HostPattern, PathPattern, Route, RouteTable, StatusSet, Target};
-
-/// What a route is called that the top-level `upstream` makes, and the limit for routes that name
-/// none.
-pub(super) const DEFAULT: &str = "default";
 
 /// The table of all routes; nothing if there is none or two are in conflict.
 pub(super) fn compile(
@@ -27,7 +23,7 @@ pub(super) fn compile(
 ) -> Option<RouteTable> {
     let forwards = names.reader.surroundings.forwards;
     if !forwards {
-        standalone::check(names, &raw);
+        refuse_unlimited(names, &raw);
     } else if raw.is_empty() && upstream.is_none() {
         forwards_nothing(names);
     }
@@ -109,6 +105,23 @@ fn choose_limits(
     }
     limits::spell_paths(names, raw, &chosen);
     chosen
+}
+
+/// What is wrong with routes that lead nowhere, and with a file that limits nothing.
+fn refuse_unlimited(names: &Names<'_>, routes: &[RawRoute]) {
+    for upstream in routes.iter().filter_map(|route| route.upstream.as_ref()) {
+        let diagnostic = standalone::meaningless("route.upstream", &upstream.span);
+        names.reader.report(diagnostic);
+    }
+    let limited = |route: &RawRoute| {
+        let limits = route.limits.as_ref();
+        limits.is_some_and(|limits| !limits.value.is_empty())
+    };
+    if !names.has_default() && !routes.iter().any(limited) {
+        let help = "write `[limit.default]` with a `rate`, or a `[[route]]` with `limits`";
+        let diagnostic = Diagnostic::new(Code::MissingKey, "the file limits nothing");
+        names.reader.report(diagnostic.help(help));
+    }
 }
 
 fn forwards_nothing(names: &Names<'_>) {

@@ -5,10 +5,6 @@
 //! accepted and ignored. Values of keys are read in `values.rs`.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
-use std::collections::BTreeSet;
-use std::io;
-use std::path::{Path, PathBuf};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -17,124 +13,8 @@ use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::known;
 use super::meant;
-pub(super) use super::slip::nearest;
-
-/// Something read, and where it stood.
-#[derive(Clone, Debug)]
-pub(super) struct At<T> {
-    pub(super) value: T,
-    pub(super) span: Span,
-}
-
-impl<T> At<T> {
-    pub(super) fn map<U>(self, change: impl FnOnce(T) -> U) -> At<U> {
-        At {
-            value: change(self.value),
-            span: self.span,
-        }
-    }
-}
-
-/// What a file is for, and what it may refer to outside itself.
-pub(super) struct Surroundings<'a> {
-    /// Whether it is a proxy's; else it only limits what somebody else serves.
-    pub(super) forwards: bool,
-    /// The environment.
-    pub(super) env: &'a dyn Fn(&str) -> Option<String>,
-    /// The folder of the file: what its relative paths begin from. Empty for a text without one.
-    pub(super) base: &'a Path,
-    /// The files that it names: at most so many bytes of each.
-    pub(super) read: &'a dyn Fn(&Path, u64) -> io::Result<Vec<u8>>,
-    /// The Unix second, for certificates that expire.
-    pub(super) now_s: u64,
-}
-
-impl Surroundings<'_> {
-    /// Where a path leads that the file has: every setting that is a path passes through here.
-    pub(super) fn path(&self, written: impl AsRef<Path>) -> PathBuf {
-        self.base.join(written)
-    }
-}
-
-/// Where findings gather, and what the readers of values need.
-pub(super) struct Reader<'a> {
-    pub(super) text: &'a str,
-    pub(super) surroundings: &'a Surroundings<'a>,
-    found: RefCell<Vec<Diagnostic>>,
-    /// `(section, key)` of all that was asked for, names of limits and upstreams as `NAME`.
-    asked: RefCell<BTreeSet<(String, &'static str)>>,
-    /// Sections and the names in them that stand in a table whose own name has a slip.
-    misnamed: RefCell<BTreeSet<(&'static str, String)>>,
-}
-
-impl<'a> Reader<'a> {
-    pub(super) fn new(text: &'a str, surroundings: &'a Surroundings<'a>) -> Reader<'a> {
-        Reader {
-            text,
-            surroundings,
-            found: RefCell::default(),
-            asked: RefCell::default(),
-            misnamed: RefCell::default(),
-        }
-    }
-
-    /// Keeps a finding.
-    pub(super) fn report(&self, diagnostic: Diagnostic) {
-        self.found.borrow_mut().push(diagnostic);
-    }
-
-    /// Nothing has been found so far.
-    pub(super) fn is_clean(&self) -> bool {
-        self.found.borrow().is_empty()
-    }
-
-    /// Whether something unknown was probably meant to be this setting of the top.
-    pub(super) fn has_misplaced(&self, key: &str) -> bool {
-        let quoted = format!("`{key}`");
-        let is_it = |one: &Diagnostic| {
-            let help = one.help.as_deref().unwrap_or_default();
-            one.code == Code::UnknownKey && help.contains(&quoted)
-        };
-        self.found.borrow().iter().any(is_it)
-    }
-
-    /// Whether `[section.name]` is defined in a table whose own name has a slip: the slip has been
-    /// reported, and the name would only be reported for it again.
-    pub(super) fn is_misnamed(&self, section: &'static str, name: &str) -> bool {
-        let misnamed = self.misnamed.borrow();
-        misnamed.contains(&(section, name.to_owned()))
-    }
-
-    /// Remembers what a table of an unknown name at the top defines.
-    fn remember_misnamed(&self, key: &str, value: &DeValue<'_>) {
-        let (Some(section), Some(table)) = (meant::misnamed(key, value), value.as_table()) else {
-            return;
-        };
-        let mut misnamed = self.misnamed.borrow_mut();
-        for (name, value) in table {
-            // A table without a name, `[limits]` with a rate, is read as the default one.
-            let name = match value.get_ref().is_table() {
-                true => name.get_ref().as_ref(),
-                false => "default",
-            };
-            misnamed.insert((section, name.to_owned()));
-        }
-    }
-
-    /// Adds help to the last finding, if it is about this place.
-    pub(super) fn amend(&self, span: &Span, help: String) {
-        let mut found = self.found.borrow_mut();
-        let here = |last: &&mut Diagnostic| last.labels.iter().any(|label| label.span == *span);
-        if let Some(last) = found.last_mut().filter(here) {
-            last.help = Some(help);
-        }
-    }
-
-    /// Every finding so far, and every key that was asked for.
-    pub(super) fn into_parts(self) -> (Vec<Diagnostic>, BTreeSet<(String, &'static str)>) {
-        (self.found.into_inner(), self.asked.into_inner())
-    }
-}
+use super::reader::{At, Reader};
+use super::slip::nearest;
 
 /// Settings of later versions, so that a file written for one says why it is refused.
 pub(super) const PLANNED: &[(&str, &str)] = &[("store", "connections")];
@@ -168,10 +48,7 @@ impl<'r> Section<'r> {
     /// The key's value, if the file has it. Remembers that somebody asked.
     pub(super) fn take(&mut self, key: &'static str) -> Option<&'r Spanned<DeValue<'r>>> {
         self.asked.push(key);
-        self.reader
-            .asked
-            .borrow_mut()
-            .insert((self.pattern.clone(), key));
+        self.reader.note_asked(&self.pattern, key);
         self.peek(key)
     }
 
@@ -264,6 +141,33 @@ impl<'r> Section<'r> {
         };
         let mut names = self.table.iter().flat_map(|table| table.keys());
         names.any(|name| is_slip(name.get_ref()))
+    }
+
+    /// Names are what clients, operators, metrics and the command line say.
+    pub(super) fn check_name(&self, name: &At<String>, what: &str) {
+        if is_name(&name.value) {
+            return;
+        }
+        let plain = |c: char| {
+            if c.is_ascii_alphanumeric() || c == '-' {
+                c
+            } else {
+                '_'
+            }
+        };
+        let better: String = name
+            .value
+            .to_ascii_lowercase()
+            .chars()
+            .map(plain)
+            .take(64)
+            .collect();
+        let mut diagnostic = Diagnostic::new(Code::BadName, format!("not a name for {what}"))
+            .at(&name.span, NAME_FORM);
+        if !better.is_empty() {
+            diagnostic = diagnostic.help(format!("for example `{better}`"));
+        }
+        self.reader.report(diagnostic);
     }
 
     /// A table within this one.
@@ -457,15 +361,23 @@ impl<'r> Section<'r> {
         if let Some(nearest) = nearest(key, self.asked.iter().copied()) {
             return Advice::Help(format!("did you mean `{nearest}`?"));
         }
-        let at_top = |key| self.reader.asked.borrow().contains(&(String::new(), key));
         if ["listen", "trusted_proxies", "upstream"]
             .into_iter()
-            .any(|top| top == key && at_top(top))
+            .any(|top| top == key && self.reader.knows_at_top(top))
         {
             return Advice::Top;
         }
         Advice::Nothing
     }
+}
+
+/// What a name of the file's choice looks like.
+pub(super) const NAME_FORM: &str = "1 to 64 of `a-z`, `0-9`, `_` and `-`";
+
+pub(super) fn is_name(text: &str) -> bool {
+    let fits =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+    (1..=64).contains(&text.len()) && text.bytes().all(fits)
 }
 
 /// What to say about a key that nobody asked for.

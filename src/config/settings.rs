@@ -10,7 +10,9 @@ use http::header::HeaderName;
 use super::address;
 use super::diagnostic::{Code, Diagnostic};
 use super::redis_keys;
-use super::section::{Section, nearest};
+use super::section::Section;
+use super::slip::nearest;
+use super::values::{DAY, MS, SECOND, header_name, some_time};
 use super::{
     BodyKind, Control, DenySettings, FINDINGS, Fleet, LogFormat, LogKeys, LogSettings, LogTarget,
     ProxyProtocol, ServerSettings, StoreKind, StoreSettings,
@@ -20,10 +22,6 @@ use crate::limit::headers::{HeaderSettings, ResetForm};
 use crate::limit::{Missing, OnError};
 use crate::route::{Direction, HeaderChange};
 
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
-/// No wait in a file may be longer.
-const DAY: Duration = Duration::from_secs(86_400);
 const MIB: u64 = 1 << 20;
 
 /// Words of `on_error`.
@@ -43,16 +41,6 @@ pub(super) const MISSING: &[(&str, Missing)] = &[
     ("skip", Missing::Skip),
     ("shared", Missing::Shared),
 ];
-
-/// Any time from 1 ms to a day.
-pub(super) fn some_time() -> std::ops::RangeInclusive<Duration> {
-    MS..=DAY
-}
-
-/// A header's name.
-pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
-    HeaderName::from_bytes(text.as_bytes()).map_err(|_| "not a header's name")
-}
 
 /// `[store]`
 pub(super) fn store(mut section: Section<'_>) -> StoreSettings {

@@ -1,9 +1,7 @@
 //! Files that limit what somebody else serves: as a proxy's, without what listens and forwards.
 
 use super::Config;
-use super::compile::Names;
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::route::RawRoute;
 use super::section::Section;
 
 /// A whole, valid configuration of a limiter alone: it listens nowhere and forwards nothing.
@@ -46,25 +44,8 @@ pub(super) fn refuse(section: &Section<'_>, key: &str, span: &Span) {
     section.reader.report(meaningless(&section.full(key), span));
 }
 
-fn meaningless(key: &str, span: &Span) -> Diagnostic {
+pub(super) fn meaningless(key: &str, span: &Span) -> Diagnostic {
     Diagnostic::new(Code::UnknownKey, format!("`{key}` is a proxy's setting"))
         .at(span, "not a setting here")
         .note("these limits stand before a service that listens, answers and logs by itself")
-}
-
-/// What is wrong with routes that lead nowhere, and with a file that limits nothing.
-pub(super) fn check(names: &Names<'_>, routes: &[RawRoute]) {
-    for upstream in routes.iter().filter_map(|route| route.upstream.as_ref()) {
-        let diagnostic = meaningless("route.upstream", &upstream.span);
-        names.reader.report(diagnostic);
-    }
-    let limited = |route: &RawRoute| {
-        let limits = route.limits.as_ref();
-        limits.is_some_and(|limits| !limits.value.is_empty())
-    };
-    if !names.has_default() && !routes.iter().any(limited) {
-        let help = "write `[limit.default]` with a `rate`, or a `[[route]]` with `limits`";
-        let diagnostic = Diagnostic::new(Code::MissingKey, "the file limits nothing");
-        names.reader.report(diagnostic.help(help));
-    }
 }

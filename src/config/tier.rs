@@ -3,8 +3,8 @@
 use super::api_key::{KeyList, LineForm};
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::limits::{self, Known};
-use super::raw::check_name;
-use super::section::{At, Section};
+use super::reader::At;
+use super::section::Section;
 use crate::limit::key::{Alternatives, Key, Part};
 use crate::limit::tier::Tiers;
 
@@ -20,7 +20,7 @@ pub(super) fn read(top: &mut Section<'_>, known: Known, keys: &mut KeyList) -> O
     let file = section.text("keys_file");
     let default = section.text("default");
     if let Some(default) = &default {
-        check_name(&section, default, "a tier");
+        section.check_name(default, "a tier");
     }
     let has = |key| section.peek(key).is_some();
     if known.tier && !has("from") && !has("keys_file") && !keys.is_named() {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use toml::de::DeValue;
 
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::section::{At, Section};
+use super::reader::At;
+use super::section::Section;
 use super::tls::{ClientCertificates, IdentityFiles, PemFile, TlsSettings, TlsVersion};
 use super::{AcmeChallenge, AcmeSettings, Listen, acme, pem};
 use crate::certificate::{Certificate, Validity};

@@ -7,8 +7,9 @@ use http::header::{HeaderName, HeaderValue};
 
 use super::client_tls::{self, ClientTls};
 use super::diagnostic::{Code, Diagnostic, Span};
-use super::section::{At, Section};
-use super::settings::some_time;
+use super::reader::At;
+use super::section::Section;
+use super::values::some_time;
 use super::{Hidden, address};
 use crate::trace::{Continue, Rules};
 

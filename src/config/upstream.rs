@@ -10,18 +10,15 @@ mod retries;
 mod servers;
 mod tls;
 
-use std::fmt;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::client_tls::ClientTls;
 use super::diagnostic::Span;
 use super::limits::Known;
-use super::raw::check_name;
-use super::section::{At, Section};
-use super::settings::some_time;
+use super::reader::At;
+use super::section::Section;
+use super::values::some_time;
 pub use balance::Balance;
 pub use health::{Ejection, HealthCheck};
 pub use host::HostHeader;
@@ -104,91 +101,6 @@ impl UpstreamSettings {
     }
 }
 
-/// One upstream server.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ServerAddress {
-    /// Plain HTTP/1.1 over TCP: host name or address (lower case, IPv6 without brackets), and port.
-    Http(String, u16),
-    /// HTTP/2 or HTTP/1.1 over TLS, as the server prefers: the same.
-    Https(String, u16),
-    /// Plain HTTP/2 over TCP, known to be spoken: the same.
-    H2c(String, u16),
-    /// Plain HTTP/1.1 over a unix socket.
-    Unix(PathBuf),
-}
-
-impl ServerAddress {
-    /// What its URL begins with, before `:`.
-    pub fn scheme(&self) -> &'static str {
-        match self {
-            ServerAddress::Http(..) => "http",
-            ServerAddress::Https(..) => "https",
-            ServerAddress::H2c(..) => "h2c",
-            ServerAddress::Unix(_) => "unix",
-        }
-    }
-
-    /// Its host and port, where its host is a name that has to be looked up.
-    pub fn name(&self) -> Option<(&str, u16)> {
-        self.host_and_port()
-            .filter(|(host, _)| host.parse::<IpAddr>().is_err())
-    }
-
-    /// The same at one of its addresses.
-    pub fn at(&self, address: SocketAddr) -> ServerAddress {
-        let (host, port) = (address.ip().to_string(), address.port());
-        match self {
-            ServerAddress::Http(..) => ServerAddress::Http(host, port),
-            ServerAddress::Https(..) => ServerAddress::Https(host, port),
-            ServerAddress::H2c(..) => ServerAddress::H2c(host, port),
-            ServerAddress::Unix(path) => ServerAddress::Unix(path.clone()),
-        }
-    }
-
-    /// Its host and port; a unix socket has none.
-    pub fn host_and_port(&self) -> Option<(&str, u16)> {
-        match self {
-            ServerAddress::Http(host, port)
-            | ServerAddress::Https(host, port)
-            | ServerAddress::H2c(host, port) => Some((host, *port)),
-            ServerAddress::Unix(_) => None,
-        }
-    }
-
-    /// What stands in `Host` for a request that came without one: a port that goes without saying
-    /// is not named.
-    pub fn authority(&self) -> String {
-        let Some((host, port)) = self.host_and_port() else {
-            return "localhost".to_owned();
-        };
-        let usual = match self {
-            ServerAddress::Https(..) => 443,
-            _ => 80,
-        };
-        match (host.contains(':'), port == usual) {
-            (false, true) => host.to_owned(),
-            (false, false) => format!("{host}:{port}"),
-            (true, true) => format!("[{host}]"),
-            (true, false) => format!("[{host}]:{port}"),
-        }
-    }
-}
-
-impl fmt::Display for ServerAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = self.scheme();
-        match self {
-            ServerAddress::Unix(path) => write!(f, "{scheme}:{}", path.display()),
-            ServerAddress::Http(host, port)
-            | ServerAddress::Https(host, port)
-            | ServerAddress::H2c(host, port) => match host.contains(':') {
-                true => write!(f, "{scheme}://[{host}]:{port}"),
-                false => write!(f, "{scheme}://{host}:{port}"),
-            },
-        }
-    }
-}
-
 /// An upstream as it is written, and where.
 pub(super) struct RawUpstream {
     pub(super) settings: UpstreamSettings,
@@ -199,7 +111,7 @@ pub(super) struct RawUpstream {
 
 /// `[upstream.NAME]`
 pub(super) fn read(name: At<String>, mut section: Section<'_>, known: Known) -> RawUpstream {
-    check_name(&section, &name, "an upstream");
+    section.check_name(&name, "an upstream");
     let servers = servers::servers(&mut section);
     let server_spans = servers.iter().map(|server| server.span.clone()).collect();
     let servers = servers.into_iter().map(|server| server.value).collect();

@@ -15,8 +15,11 @@ use super::advice;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::interpolate::interpolate;
 use super::known;
-use super::section::{At, Section, nearest};
+use super::reader::At;
+use super::section::Section;
+use super::slip::nearest;
 use crate::limit::rate;
+use http::HeaderName;
 
 /// Bytes of a secret's file, at most.
 const MAX_SECRET: usize = 64 << 10;
@@ -24,6 +27,11 @@ const MAX_SECRET: usize = 64 << 10;
 const MAX_PEM: usize = 4 << 20;
 /// Bytes of a file that lists things, at most.
 const MAX_LIST: usize = 128 << 20;
+
+pub(super) const MS: Duration = Duration::from_millis(1);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+/// No wait in a file may be longer.
+pub(super) const DAY: Duration = Duration::from_secs(86_400);
 
 impl Section<'_> {
     /// A string.
@@ -457,4 +465,13 @@ pub(super) fn list_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = text.lines().map(str::trim);
     let numbered = lines.enumerate().map(|(index, line)| (index + 1, line));
     numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
+/// Any time from 1 ms to a day.
+pub(super) fn some_time() -> RangeInclusive<Duration> {
+    MS..=DAY
+}
+
+pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
+    HeaderName::from_bytes(text.as_bytes()).map_err(|_| "not a header's name")
 }

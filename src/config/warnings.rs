@@ -8,7 +8,7 @@ use super::budget::Budget;
 use super::compile::Compiled;
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::inventable;
-use super::section::{At, Reader};
+use super::reader::{At, Reader};
 use super::{Listen, ServerAddress};
 use crate::certificate::Validity;
 use crate::limit::key::Part;

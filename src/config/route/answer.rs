@@ -4,7 +4,8 @@ use http::{HeaderValue, StatusCode};
 use toml::de::DeValue;
 
 use super::super::diagnostic::{Code, Diagnostic};
-use super::super::section::{At, Section};
+use super::super::reader::At;
+use super::super::section::Section;
 use crate::route::{Redirect, Respond, Target};
 
 /// Bytes of an answer's body, at most.

@@ -4,8 +4,9 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::super::diagnostic::{Code, Diagnostic};
-use super::super::section::{At, Section};
-use super::super::settings::header_name;
+use super::super::reader::At;
+use super::super::section::Section;
+use super::super::values::header_name;
 use crate::route::{Action, Direction, HeaderChange, Text};
 
 /// Changes of one kind of head, at most.

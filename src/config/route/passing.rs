@@ -1,7 +1,8 @@
 //! What a route does with its requests on their way, or answers instead: paths, heads, bodies.
 
 use super::super::diagnostic::{Code, Diagnostic};
-use super::super::section::{At, Section};
+use super::super::reader::At;
+use super::super::section::Section;
 use super::super::standalone;
 use super::{answer, change};
 use crate::route::{Direction, HeaderChange, Prefix, Target};

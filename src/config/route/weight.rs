@@ -3,8 +3,9 @@
 use http::HeaderName;
 
 use super::super::diagnostic::Code;
-use super::super::section::{At, Section};
-use super::super::settings::header_name;
+use super::super::reader::At;
+use super::super::section::Section;
+use super::super::values::header_name;
 use crate::route::{CostSource, StatusSet};
 
 /// A cost is below 2^32, as the units of a limit are.

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::super::compile::Names;
 use super::super::diagnostic::{Code, Diagnostic, Span};
+use super::super::names::Names;
 use super::super::route::RawRoute;
 
 /// What each route is called: its `name`, or its methods and path.

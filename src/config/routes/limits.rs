@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::super::advice;
 use super::super::budget::Budget;
-use super::super::compile::Names;
 use super::super::diagnostic::{Code, Diagnostic, Span};
 use super::super::limits::RawLimit;
+use super::super::names::{DEFAULT, Names};
+use super::super::reader::At;
 use super::super::route::RawRoute;
-use super::super::section::{At, nearest};
-use super::DEFAULT;
+use super::super::slip::nearest;
 use crate::limit::rate::RateText;
 use crate::limit::{Algorithm, Missing};
 use crate::path::Case;

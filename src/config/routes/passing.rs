@@ -1,7 +1,7 @@
 //! Whether what a route does with its requests fits the rest of it.
 
-use super::super::compile::Names;
 use super::super::diagnostic::{Code, Diagnostic, Span};
+use super::super::names::Names;
 use super::super::route::RawRoute;
 use crate::route::template::Template;
 use crate::route::{Action, Target, Text};

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::super::diagnostic::Code;
 use super::super::load::read_text;
-use super::super::section::Surroundings;
+use super::super::reader::Surroundings;
 
 /// Those that are about files or times, shown by a command.
 const NO_EXAMPLE: [&str; 3] = ["T100", "T210", "T220"];

@@ -10,9 +10,9 @@ use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 
 use super::super::load::read_text;
+use super::super::reader::Surroundings;
 use super::super::render;
 use super::super::schema::as_json;
-use super::super::section::Surroundings;
 use super::reference;
 
 /// Shows mistakes on purpose; `explained.rs` reads it.

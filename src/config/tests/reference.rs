@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use super::super::load::{Asked, read_text};
-use super::super::section::{PLANNED, Surroundings};
+use super::super::reader::Surroundings;
+use super::super::section::PLANNED;
 use super::{super::Config, fine};
 
 const REFERENCE: &str = include_str!("../../../proxy.reference.toml");

@@ -7,7 +7,7 @@ use toml::de::DeTable;
 use super::super::diagnostic::{Code, Diagnostic};
 use super::super::known::{self, Known};
 use super::super::schema::{as_json, schema};
-use super::super::{load, section::Surroundings};
+use super::super::{load, reader::Surroundings};
 
 const FILES: [&str; 2] = [
     include_str!("../../../proxy.toml"),

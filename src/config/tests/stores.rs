@@ -6,7 +6,7 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use tempfile::TempDir;
 
 use super::super::load::read_text;
-use super::super::section::Surroundings;
+use super::super::reader::Surroundings;
 use super::super::*;
 use super::{check, codes, fine, refuse};
 

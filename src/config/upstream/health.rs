@@ -6,7 +6,8 @@ use http::HeaderValue;
 use http::uri::{Authority, PathAndQuery};
 
 use super::super::diagnostic::Code;
-use super::super::section::{At, Section};
+use super::super::reader::At;
+use super::super::section::Section;
 use crate::route::StatusSet;
 
 const SECOND: Duration = Duration::from_secs(1);

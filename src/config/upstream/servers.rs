@@ -5,10 +5,10 @@ use std::fmt;
 use toml::Spanned;
 use toml::de::DeValue;
 
-use super::super::address;
+use super::super::address::{self, ServerAddress};
 use super::super::diagnostic::{Code, Diagnostic};
-use super::super::section::{At, Section};
-use super::ServerAddress;
+use super::super::reader::At;
+use super::super::section::Section;
 
 /// Servers of one upstream, at most.
 const MAX_SERVERS: usize = 256;
