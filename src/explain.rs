@@ -82,9 +82,13 @@ pub fn explain(
     let client = client::tell(&config.client_ip, arrival.ip, request.headers());
     let counted_as = client.counted_as.clone();
     let near = routes::near(config, &request, NEAR);
+    let shown = limits::Shown {
+        secrets: &secrets,
+        address: &counted_as,
+    };
     let tell = |view: &RequestView<'_, '_, '_>| Told {
         route: routes::tell(config, view),
-        limits: limits::tell(view, (&secrets, &counted_as), known),
+        limits: limits::tell(view, shown, known),
         spared: spared(view, config),
         path: view.facts.path.as_str().to_owned(),
     };
@@ -103,7 +107,8 @@ pub fn explain(
             counts,
         },
         result,
-        (config, &secrets),
+        config,
+        &secrets,
     ))
 }
 
@@ -128,7 +133,8 @@ struct Parts {
 fn assemble(
     mut parts: Parts,
     mut result: DryRunResult<Told>,
-    (config, secrets): (&Config, &Secrets),
+    config: &Config,
+    secrets: &Secrets,
 ) -> Explanation {
     let told = result.told.take();
     let (route, mut limits, spared) = match told {
@@ -142,7 +148,7 @@ fn assemble(
     let verdict = verdict(&result, &limits.list, spared.as_deref());
     let upstream = result.sent.as_ref().map(|sent| {
         let name = route.as_ref().map(|route| route.to.clone());
-        upstream(config, (name.unwrap_or_default(), &result), secrets, sent)
+        upstream(config, name.unwrap_or_default(), &result, secrets, sent)
     });
     let forwarded = matches!(result.ending, Ending::Forwarded { .. });
     Explanation {
@@ -227,7 +233,8 @@ fn short(tag: KeyHash) -> String {
 
 fn upstream(
     config: &Config,
-    (name, result): (String, &DryRunResult<Told>),
+    name: String,
+    result: &DryRunResult<Told>,
     secrets: &Secrets,
     sent: &Request<()>,
 ) -> UpstreamStory {

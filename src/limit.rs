@@ -307,3 +307,30 @@ pub struct Decision {
     /// One verdict for each item, in the charge's order.
     pub verdicts: SmallVec<[Verdict; 2]>,
 }
+
+/// A charge beside the decision on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Decided<'d> {
+    pub charge: &'d Charge,
+    pub decision: &'d Decision,
+}
+
+/// One check of a charge beside its verdict.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckResult<'d> {
+    pub check: &'d LimitCheck,
+    pub verdict: &'d Verdict,
+}
+
+impl<'d> Decided<'d> {
+    pub fn results(self) -> impl Iterator<Item = CheckResult<'d>> {
+        let results = self.charge.iter().zip(&self.decision.verdicts);
+        results.map(|(check, verdict)| CheckResult { check, verdict })
+    }
+
+    /// Those of the limits that deny.
+    pub fn denying(self) -> impl Iterator<Item = CheckResult<'d>> {
+        self.results()
+            .filter(|result| result.verdict.retry.denies())
+    }
+}

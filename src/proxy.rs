@@ -13,16 +13,17 @@
 //!
 //! A request is one `exchange::Exchange`. All stages but `answer` and `finish` are in `stages`,
 //! which the tower layer and the dry run share. A stage that refuses returns a
-//! `reject::Rejection`; only `reject` makes HTTP of it.
+//! `rejection::Rejection`; only `local_reply` makes HTTP of it.
 
 mod access_record;
 mod adjust;
+mod admission;
 pub mod admit;
-mod arrival;
 pub mod body;
 mod changes;
 mod claims;
 mod counts;
+mod downstream;
 pub mod dry_run;
 mod exchange;
 mod forward;
@@ -30,10 +31,11 @@ pub mod grpc;
 pub mod headers;
 pub mod layer;
 pub mod limiter;
+pub(crate) mod local_reply;
 mod logged;
 mod overrides;
 pub mod problem;
-pub mod reject;
+pub(crate) mod rejection;
 mod request_id;
 mod router;
 mod secure;
@@ -45,28 +47,26 @@ mod traced;
 pub mod upgrade;
 
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use http::{Request, Response};
 
 use crate::body::RequestBody;
-use crate::clock::Sweep;
+use crate::clock::{self, Sweep};
 use crate::config::{Config, TracingSettings};
 use crate::request_head::HeadError;
-use crate::request_head::Scheme;
 use crate::route::Target;
-use crate::store::Store;
-use crate::store::memory::Memory;
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
 use crate::telemetry::spans::Queue;
 use crate::upstream::{Upstreams, Vitals};
 use access_record::AccessRecord;
-pub use arrival::{Arrival, Secured};
 use body::Body;
+pub use downstream::{Arrival, Downstream, Secured};
 use exchange::Exchange;
 use grpc::Call;
-use reject::Rejection;
+use limiter::WorkerStore;
+use rejection::Rejection;
 use slots::Slots;
 use stages::Stages;
 use traced::Tracer;
@@ -79,27 +79,18 @@ pub struct Proxy {
     upstreams: Upstreams,
 }
 
-/// One client connection, as the proxy sees it.
-#[derive(Debug)]
-pub struct Downstream {
-    /// Whether its other end may say whom it speaks for.
-    trusted: bool,
-    pub arrival: Arrival,
-    /// What is told of it upstream, formatted once.
-    peer: OnceLock<headers::Peer>,
-}
-
 impl Proxy {
     /// A proxy of `config` for the worker that `sweep` belongs to; `vitals` are its process's.
     pub fn new(
         config: Config,
-        (store, local): (Store, Arc<Memory>),
-        (sweep, vitals): (&Sweep, &Vitals),
+        store: WorkerStore,
+        sweep: &Sweep,
+        vitals: &Vitals,
         log: &Buffer,
     ) -> Proxy {
         Proxy {
             upstreams: Upstreams::new(&config.upstreams, sweep.clone(), vitals),
-            stages: Stages::new(config, (store, local), log, None),
+            stages: Stages::new(config, store, log, None),
         }
     }
 
@@ -108,13 +99,14 @@ impl Proxy {
     pub fn renewed(
         &self,
         config: Config,
-        (store, local): (Store, Arc<Memory>),
-        (sweep, vitals): (&Sweep, &Vitals),
+        store: WorkerStore,
+        sweep: &Sweep,
+        vitals: &Vitals,
         log: &Buffer,
     ) -> Proxy {
         Proxy {
             upstreams: self.upstreams.renewed(&config.upstreams, sweep, vitals),
-            stages: Stages::new(config, (store, local), log, Some(self.meter())),
+            stages: Stages::new(config, store, log, Some(self.meter())),
         }
     }
 
@@ -198,7 +190,7 @@ impl Proxy {
     /// the client of its limits.
     async fn answer(&self, x: &mut Exchange<'_>) {
         let Some(route) = x.route else { return };
-        if route.adjusts() && x.admission.told().is_some() {
+        if route.adjusts() && x.admission.granted().is_some() {
             x.response.body().note_settling();
         }
         match &route.target {
@@ -247,36 +239,15 @@ impl Proxy {
     /// Counts the request, and decides whether its line is to be written.
     fn count(&self, response: &Response<Body>, record: &mut AccessRecord) {
         record.status = response.status().as_u16();
-        self.stages.limiter.count_answer(record);
+        let took = clock::now().saturating_duration_since(record.began);
+        let answered = (record.method, record.status);
+        self.meter().answered(record.route_number, answered, took);
+        self.meter().ended(record.outcome);
         if record.grpc {
             let counter = self.meter().grpc_counter(record.route_number);
             record.call = counter.and_then(|counter| Call::begin(counter, response));
         }
         record.decide();
-    }
-}
-
-impl Downstream {
-    fn new(trusted: bool, arrival: Arrival) -> Downstream {
-        Downstream {
-            trusted,
-            arrival,
-            peer: OnceLock::new(),
-        }
-    }
-
-    fn peer(&self) -> &headers::Peer {
-        self.peer.get_or_init(|| {
-            let scheme = Scheme::of(self.arrival.tls.is_some());
-            headers::Peer::new(self.arrival.ip, self.trusted, scheme)
-        })
-    }
-
-    /// It asks for nothing for a while.
-    pub(crate) fn rest(&self) {
-        if let Some(peer) = self.peer.get() {
-            peer.rest();
-        }
     }
 }
 

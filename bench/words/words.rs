@@ -11,7 +11,7 @@ use tidegate::config::{BodyKind, Fleet, LogFormat, LogTarget, StoreKind, StoreSe
 use tidegate::limit::headers::{HeaderSettings, RateLimitStatus, ResetForm, write};
 use tidegate::limit::key::{ApiKeySources, ApiKeys, Facts, HashSecret};
 use tidegate::limit::{
-    Algorithm, Charge, Decision, Key, KeyHash, Limit, LimitCheck, Missing, OnError, Rule,
+    Algorithm, Charge, Decided, Decision, Key, KeyHash, Limit, LimitCheck, Missing, OnError, Rule,
 };
 use tidegate::path::{CanonicalPath, Case};
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
@@ -248,9 +248,13 @@ fn limit_headers(name: &'static str, limits: u8) -> Word {
     let mut headers = HeaderMap::with_capacity(24);
     word(name, move || {
         headers.clear();
-        let at = (settings.reset, black_box(1_700_000_000_000_000));
-        let told = RateLimitStatus::of(&charge, black_box(&decision), at);
-        write(&mut headers, settings, &charge, &told);
+        let decided = Decided {
+            charge: &charge,
+            decision: black_box(&decision),
+        };
+        let unix_us = black_box(1_700_000_000_000_000);
+        let status = RateLimitStatus::of(decided, settings.reset, unix_us);
+        write(&mut headers, settings, &charge, &status);
     })
 }
 

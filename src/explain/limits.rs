@@ -21,7 +21,13 @@ pub(super) struct LimitsTold {
 }
 
 /// What of a key is shown: nothing secret, and of an address that which stands for its client.
-type Shown<'s> = (&'s Secrets, &'s str);
+/// What of a client's secrets and address the reader may see.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'s> {
+    pub(super) secrets: &'s Secrets,
+    /// The client's address as limits count it.
+    pub(super) address: &'s str,
+}
 
 /// What is known before the counts are asked.
 pub(super) fn tell(view: &RequestView<'_, '_, '_>, shown: Shown<'_>, known: bool) -> LimitsTold {
@@ -230,7 +236,8 @@ fn tier(limit: &Limit, facts: &Facts<'_>) -> Option<String> {
     })
 }
 
-fn key(limit: &Limit, facts: &Facts<'_>, (secrets, address): Shown<'_>) -> Vec<KeyPart> {
+fn key(limit: &Limit, facts: &Facts<'_>, shown: Shown<'_>) -> Vec<KeyPart> {
+    let Shown { secrets, address } = shown;
     let told = limit.key.tell(facts);
     let parts = told.iter().map(|(part, told)| {
         let (found, value, note) = match told {

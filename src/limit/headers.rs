@@ -13,7 +13,7 @@ use http::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
 };
 
-use super::{Charge, Decision, LimitCheck, Retry, Verdict};
+use super::{Charge, CheckResult, Decided, Decision, LimitCheck, Retry, Verdict};
 use status::LimitStatus;
 pub use status::{RateLimitStatus, seconds_up};
 
@@ -65,7 +65,7 @@ pub fn write(
     status: &RateLimitStatus,
 ) {
     let room = Vec::with_capacity(TEXT_BYTES);
-    write_behind(headers, settings, (charge, status), room);
+    write_behind(headers, settings, charge, status, room);
 }
 
 /// The same behind `room`, which is returned with all that was written. So a body and these headers
@@ -73,7 +73,8 @@ pub fn write(
 pub fn write_behind(
     headers: &mut HeaderMap,
     settings: HeaderSettings,
-    (charge, status): (&Charge, &RateLimitStatus),
+    charge: &Charge,
+    status: &RateLimitStatus,
     room: Vec<u8>,
 ) -> Bytes {
     let Some((item, state)) = status.tightest(charge) else {
@@ -326,7 +327,7 @@ mod tests {
         (charge, decision): (&Charge, &Decision),
         unix_us: u64,
     ) {
-        let status = RateLimitStatus::of(charge, decision, (settings.reset, unix_us));
+        let status = RateLimitStatus::of(Decided { charge, decision }, settings.reset, unix_us);
         write(headers, settings, charge, &status);
     }
 

@@ -7,15 +7,14 @@ use std::time::{Duration, Instant};
 use http::{Method, Request, Uri, Version};
 use smallvec::SmallVec;
 
-use super::counts::Asked;
 use super::grpc::{Call, is_grpc};
 use super::request_id::RequestId;
 use super::shadow::ShadowChecks;
-use super::traced::Trace;
+use super::traced::{RequestEnd, Trace};
 use crate::clock;
-use crate::limit::{Charge, Decision, KeyHash, Retry, Shown};
+use crate::limit::{Decided, KeyHash, Retry, Shown};
 use crate::telemetry::access::{Buffer, Entry, MissingBytes, Outcome, TRUNCATED};
-use crate::telemetry::denials::{Denial, DeniedRate, short};
+use crate::telemetry::denials::DeniedRequest;
 use crate::telemetry::metrics::method_of;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
@@ -79,7 +78,8 @@ impl AccessRecord {
     pub(crate) fn begin<B>(
         request: &Request<B>,
         client: IpAddr,
-        (log, show_keys): (&Buffer, bool),
+        log: &Buffer,
+        show_keys: bool,
     ) -> AccessRecord {
         let began = clock::now();
         AccessRecord {
@@ -116,21 +116,6 @@ impl AccessRecord {
         self.trace = Some(trace);
     }
 
-    /// Its path as it was sent, without the query.
-    pub(super) fn path(&self) -> Option<&str> {
-        self.head.as_ref().map(|head| head.uri.path())
-    }
-
-    /// Bytes of its answer's body so far.
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Whether hashes of keys are shown.
-    pub(super) fn shows_keys(&self) -> bool {
-        self.show_keys
-    }
-
     /// Decides whether it will be written, by what has become of the request so far. Once.
     pub(crate) fn decide(&mut self) {
         self.to_write = self.log.wants(self.outcome);
@@ -153,33 +138,33 @@ impl AccessRecord {
     }
 
     /// Notes which limits denied, and whom.
-    pub(crate) fn note_denial(&mut self, charge: &Charge, decision: &Decision) {
-        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
-            if verdict.retry != Retry::Now {
-                let asker = item.asker.as_ref();
-                let plain = asker.and_then(|asker| asker.key.as_ref());
-                self.note_denier(&item.limit.name, (item.tag, plain));
+    pub(crate) fn note_denial(&mut self, decided: Decided<'_>) {
+        for result in decided.results() {
+            if result.verdict.retry != Retry::Now {
+                let check = result.check;
+                let plain = check.asker.as_ref().and_then(|asker| asker.key.as_ref());
+                self.note_denier(&check.limit.name, check.tag, plain);
             }
         }
     }
 
-    /// What was asked, for whoever watches denials.
-    pub(super) fn asked<'r>(&'r self, (method, uri): (&'r Method, &'r Uri)) -> Asked<'r> {
-        Asked {
+    /// The request as operators see it who watch denials.
+    pub(super) fn denied_request<'r>(
+        &'r self,
+        method: &'r Method,
+        uri: &'r Uri,
+    ) -> DeniedRequest<'r> {
+        DeniedRequest {
             client: self.client,
             method,
             path: uri.path(),
-            route: self.route.as_deref(),
+            route: self.route.as_deref().unwrap_or_default(),
             id: self.request_id.as_ref().map_or("", RequestId::as_str),
         }
     }
 
     /// Notes who denied, and whom: by the key as it is where it is known.
-    pub(crate) fn note_denier(
-        &mut self,
-        name: &Arc<str>,
-        (tag, plain): (KeyHash, Option<&Arc<str>>),
-    ) {
+    pub(crate) fn note_denier(&mut self, name: &Arc<str>, tag: KeyHash, plain: Option<&Arc<str>>) {
         if self.head.is_some() {
             let key = self.show_keys.then(|| match plain {
                 Some(plain) => Shown::Plain(Arc::clone(plain)),
@@ -187,30 +172,6 @@ impl AccessRecord {
             });
             self.denied_by.push((Arc::clone(name), key));
         }
-    }
-
-    /// A denial by a limit on trial, for whoever watches; nothing where no head is kept.
-    pub(super) fn denial_on_trial(
-        &self,
-        limit: &str,
-        (charge, decision): (&Charge, &Decision),
-    ) -> Option<Denial> {
-        let head = self.head.as_ref()?;
-        let request_id = self.request_id.as_ref().map_or("", RequestId::as_str);
-        let rates = DeniedRate::all(charge, decision);
-        Some(Denial {
-            at_us: clock::unix_us(),
-            limit: limit.to_owned(),
-            route: self.route.as_deref().unwrap_or_default().to_owned(),
-            method: head.method.clone(),
-            path: short(head.uri.path()),
-            client: self.client,
-            tag: charge.first()?.tag,
-            retry_after: rates.first().and_then(|rate| rate.retry_after),
-            rates,
-            request_id: request_id.to_owned(),
-            shadow: true,
-        })
     }
 
     /// Whether it will be written should the answer end before its end.
@@ -231,19 +192,6 @@ impl AccessRecord {
         self.to_write = self.tells_truncation();
     }
 
-    /// What became of the request, as logs and traces call it.
-    pub(super) fn outcome_word(&self) -> &'static str {
-        match self.is_truncated {
-            true => TRUNCATED,
-            false => self.outcome.word(),
-        }
-    }
-
-    /// Whether the upstream's answer ended before its end.
-    pub(super) fn is_truncated(&self) -> bool {
-        self.is_truncated
-    }
-
     pub(crate) fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
@@ -255,8 +203,8 @@ impl AccessRecord {
         let mut trials = Vec::new();
         let would_deny = shadow.map(|mut shadow| {
             let names = shadow.would_deny(self.log.trials());
-            if !names.is_empty() {
-                shadow.tell_denials(&self);
+            if let Some(head) = self.head.as_ref().filter(|_| !names.is_empty()) {
+                shadow.note_denials(self.denied_request(&head.method, &head.uri));
             }
             if let Some(trace) = trace.as_ref().filter(|trace| trace.is_recorded()) {
                 trials = shadow.spans(trace, self.show_keys);
@@ -267,7 +215,27 @@ impl AccessRecord {
             self.write_entry(head, would_deny.as_deref(), trace.as_deref());
         }
         if let Some(trace) = trace {
-            trace.end(&self, trials);
+            trace.end(&self.end(), trials);
+        }
+    }
+
+    fn end(&self) -> RequestEnd<'_> {
+        RequestEnd {
+            method: self.method,
+            path: self.head.as_ref().map(|head| head.uri.path()),
+            client: self.client,
+            route: self.route.as_ref(),
+            request_id: self.request_id.as_ref().map(RequestId::as_str),
+            outcome: match self.is_truncated {
+                true => TRUNCATED,
+                false => self.outcome.word(),
+            },
+            status: self.status,
+            grpc_status: self.call.as_ref().and_then(|call| call.status()),
+            reason: self.reason,
+            body_bytes: self.bytes,
+            is_truncated: self.is_truncated,
+            shows_keys: self.show_keys,
         }
     }
 

@@ -3,14 +3,14 @@
 //! At most once, when the response's head has come, and never waited for: should the process die
 //! in between, what was charged at first stays charged. A refund comes before a settlement, and
 //! gives back everything. Slots are held for as long as the request takes, whatever it cost.
-//! ShadowChecks are adjusted likewise, if their decisions have come by then.
+//! Limits on trial are adjusted likewise, if their decisions have come by then.
 
 use http::{HeaderMap, HeaderName, Response};
 
 use super::access_record::AccessRecord;
-use super::admit::{Admission, Decider};
+use super::admission::{Admission, Decider, Granted};
 use super::limiter::Limiter;
-use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
+use crate::limit::{Algorithm, Charge, CheckResult, Decided, Decision, LimitCheck};
 use crate::route::Route;
 
 /// What becomes of what was charged.
@@ -43,81 +43,90 @@ impl Limiter {
         for check in record.shadow.iter_mut().flat_map(|shadow| &mut shadow.list) {
             let charge = check.charge.clone();
             if let Some(decision) = check.decision().filter(|decision| decision.allowed) {
-                let decided = (&charge, decision);
+                let charge = &charge;
+                let decided = Decided { charge, decision };
                 self.adjust_shared(decided, adjustment, admission.generation);
             }
         }
     }
 
     fn adjust_admitted(&self, admission: &Admission, adjustment: Adjustment) {
-        let Some((charge, decision, by)) = admission.told() else {
+        let Some(Granted { decided, by }) = admission.granted() else {
             return;
         };
+        let Decided { charge, decision } = decided;
         let warm = match by {
             Decider::Store { warm } => {
-                self.adjust_shared((charge, decision), adjustment, admission.generation);
+                self.adjust_shared(decided, adjustment, admission.generation);
                 warm.as_deref()
             }
             Decider::Local => Some(decision),
         };
         if let Some(decision) = warm.filter(|decision| decision.allowed) {
-            let (more, less) = differences((charge, decision), adjustment);
+            let changed = Difference::of(Decided { charge, decision }, adjustment);
             if matches!(by, Decider::Local) {
                 // What is given back stays in the journal: it names no stamps, and to owe the store
                 // too much never admits too much.
-                self.store.owe(&more, admission.generation);
+                self.store.owe(&changed.more, admission.generation);
             }
-            self.local.charge_more(&more);
-            self.local.give_back(&less.0, &less.1);
+            self.local.charge_more(&changed.more);
+            self.local.give_back(&changed.less, &changed.less_of);
         }
     }
 
-    fn adjust_shared(
-        &self,
-        decided: (&Charge, &Decision),
-        adjustment: Adjustment,
-        generation: u64,
-    ) {
-        let (more, (less, decision)) = differences(decided, adjustment);
-        if !more.is_empty() {
-            self.store.settle(&more, generation);
+    fn adjust_shared(&self, decided: Decided<'_>, adjustment: Adjustment, generation: u64) {
+        let changed = Difference::of(decided, adjustment);
+        if !changed.more.is_empty() {
+            self.store.settle(&changed.more, generation);
         }
-        if !less.is_empty() {
-            self.store.give_back(&less, &decision, generation);
+        if !changed.less.is_empty() {
+            let Difference { less, less_of, .. } = &changed;
+            self.store.give_back(less, less_of, generation);
         }
     }
 }
 
-/// What is to be charged on top, and what is to be given back of which decision.
-fn differences(
-    (charge, decision): (&Charge, &Decision),
-    adjustment: Adjustment,
-) -> (Charge, (Charge, Decision)) {
-    let (mut more, mut less) = (Charge::new(), Charge::new());
-    let mut of = Decision {
-        verdicts: [].into_iter().collect(),
-        ..*decision
-    };
-    for (item, verdict) in charge.iter().zip(&decision.verdicts) {
-        if item.window.rule.algorithm == Algorithm::Slots {
-            continue;
-        }
-        let cost = match adjustment {
-            Adjustment::Refund => 0,
-            Adjustment::Settle(units) => item.limit.units(units),
+/// What a request cost in the end, beside what was charged for it at first.
+struct Difference {
+    /// To be charged on top.
+    more: Charge,
+    /// To be given back.
+    less: Charge,
+    /// The first decision, as far as it is about `less`.
+    less_of: Decision,
+}
+
+impl Difference {
+    fn of(decided: Decided<'_>, adjustment: Adjustment) -> Difference {
+        let mut difference = Difference {
+            more: Charge::new(),
+            less: Charge::new(),
+            less_of: Decision {
+                verdicts: [].into_iter().collect(),
+                ..*decided.decision
+            },
         };
-        let costs = |cost: u64| LimitCheck {
-            cost: cost.min(u64::from(u32::MAX)),
-            ..item.clone()
-        };
-        if cost > item.cost {
-            more.push(costs(cost - item.cost));
-        } else if cost < item.cost {
-            less.push(costs(item.cost - cost));
-            of.verdicts.push(*verdict);
+        for CheckResult { check, verdict } in decided.results() {
+            if check.window.rule.algorithm == Algorithm::Slots {
+                continue;
+            }
+            let cost = match adjustment {
+                Adjustment::Refund => 0,
+                Adjustment::Settle(units) => check.limit.units(units),
+            };
+            let costs = |cost: u64| LimitCheck {
+                cost: cost.min(u64::from(u32::MAX)),
+                ..check.clone()
+            };
+            if cost > check.cost {
+                difference.more.push(costs(cost - check.cost));
+            } else if cost < check.cost {
+                difference.less.push(costs(check.cost - cost));
+                difference.less_of.verdicts.push(*verdict);
+            }
         }
+        difference
     }
-    (more, (less, of))
 }
 
 /// The units that a response names, and not the header itself any more: `None` where there is

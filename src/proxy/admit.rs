@@ -4,191 +4,15 @@
 //! The mechanism of an outage (deadline, breaker) is the store's; the policy is here and nowhere
 //! else. A request that has no key it should have is never let through for that.
 
-use std::sync::Arc;
 use std::time::Instant;
 
+use super::admission::{Admission, Decider};
 use super::limiter::Limiter;
-use super::overrides::{refuse_blocked, refuse_blocked_key};
-use super::reject::{Denial, Rejection};
-use super::slots::{Slots, slots_of};
-use super::stages::Stages;
+use super::rejection::Rejection;
+use super::slots::slots_of;
 use crate::clock;
-use crate::limit::key::{Derived, Facts, HashSecret};
-use crate::limit::{Asker, Charge, Decision, KeyHash, Limit, LimitCheck, Missing, OnError, Window};
-use crate::request_head::RequestHead;
-use crate::route::{Found, Route, is_preflight};
+use crate::limit::{Charge, Decided, Decision, LimitCheck, OnError};
 use crate::store::StoreError;
-use crate::store::overrides::OverrideSnapshot;
-use crate::trace::TraceId;
-
-/// A request before its limits: what it asks of the store, and what lets it pass. Filled where it
-/// lies, from head to answer.
-#[derive(Debug, Default)]
-pub(super) struct Admission {
-    /// What is enforced: all or nothing.
-    pub(super) charge: Charge,
-    /// What rides along: counted and reported, each by itself, and never part of the verdict.
-    shadow: Vec<Charge>,
-    /// Of the hash key that the tags were made with.
-    pub(super) generation: u64,
-    /// What decides which of the upstream's servers gets it.
-    pub(super) affinity: Option<u64>,
-    /// What lets it pass; without meaning while `by` is nobody.
-    pub(super) decision: Decision,
-    by: Option<Decider>,
-    /// The wall clock's time at the decision, microseconds: the reset that clients are told counts
-    /// from there, however slow the upstream is.
-    unix_us: u64,
-    /// What it holds while it is under way.
-    pub(super) slots: Option<Box<Slots>>,
-    /// Whether scripts may ask to read the answer's headers.
-    pub(super) cors: bool,
-}
-
-/// Who made a decision, and with it who is to be told what the request cost in the end.
-#[derive(Debug)]
-pub(super) enum Decider {
-    /// The store.
-    Store {
-        /// What the local store counted beside it, kept where it may be given back.
-        warm: Option<Box<Decision>>,
-    },
-    /// This process alone.
-    Local,
-}
-
-/// What limits are asked about: a request whose route and client are known.
-pub(super) struct Question<'q, 't, 'p> {
-    pub(super) head: &'q RequestHead<'q>,
-    pub(super) found: &'q Found<'t, 'p>,
-    pub(super) facts: &'q Facts<'q>,
-    pub(super) overrides: Option<&'q OverrideSnapshot>,
-    /// The trace that its decisions are logged with.
-    pub(super) trace: Option<TraceId>,
-}
-
-impl Admission {
-    /// Adds what one limit asks: these windows, and those of its candidate beside them.
-    fn add(
-        &mut self,
-        (limit, windows): (&Arc<Limit>, &[Arc<Window>]),
-        (tag, asker): (KeyHash, Option<Arc<Asker>>),
-        cost: u64,
-    ) {
-        let item = |window: &Arc<Window>| LimitCheck {
-            limit: Arc::clone(limit),
-            window: Arc::clone(window),
-            tag,
-            cost,
-            asker: asker.clone(),
-        };
-        let enforced = windows.iter().map(item);
-        if limit.shadow && !windows.is_empty() {
-            self.shadow.push(enforced.collect());
-        } else if !limit.shadow {
-            self.charge.extend(enforced);
-        }
-        if !limit.candidate.is_empty() {
-            self.shadow.push(limit.candidate.iter().map(item).collect());
-        }
-    }
-
-    pub(super) fn take_shadow(&mut self) -> Vec<Charge> {
-        std::mem::take(&mut self.shadow)
-    }
-
-    /// The wall clock's time at the decision, microseconds.
-    pub(super) fn decided_us(&self) -> u64 {
-        self.unix_us
-    }
-
-    /// What rides along.
-    pub(super) fn shadow(&self) -> &[Charge] {
-        &self.shadow
-    }
-
-    /// What let it pass, and who said so; `None` where no limit was asked.
-    pub(super) fn told(&self) -> Option<(&Charge, &Decision, &Decider)> {
-        let by = self.by.as_ref()?;
-        Some((&self.charge, &self.decision, by))
-    }
-
-    /// Its decision denies it.
-    fn denied(&mut self, by: &Decider) -> Rejection {
-        Rejection::Limited(Box::new(Denial {
-            charge: std::mem::take(&mut self.charge),
-            decision: std::mem::take(&mut self.decision),
-            alone: matches!(by, Decider::Local),
-        }))
-    }
-}
-
-impl Stages {
-    /// What the limits of the route that was found ask of this request, put into `asked`.
-    pub(super) fn ask(
-        &self,
-        question: &Question<'_, '_, '_>,
-        asked: &mut Admission,
-    ) -> Result<(), Rejection> {
-        let Question {
-            head,
-            found,
-            facts,
-            overrides,
-            trace,
-        } = *question;
-        let limiter = &self.limiter;
-        let key = limiter.store.hash_key();
-        asked.generation = key.generation;
-        asked.affinity = affinity(found.route, facts);
-        let free = found.route.limits.is_empty() || is_preflight(head.method, head.headers);
-        if (free && overrides.is_none())
-            || self
-                .router
-                .bypass_of(facts, head.client, found.route.case)
-                .is_some()
-        {
-            limiter.count_bypassed(&found.route.limits);
-            return Ok(());
-        }
-        if let Some(overrides) = overrides {
-            refuse_blocked(overrides, facts, (&key.key, self.logged))?;
-        }
-        if free {
-            limiter.count_bypassed(&found.route.limits);
-            return Ok(());
-        }
-        let cost = found.route.cost.units(head.headers, head.is_trusted);
-        for limit in &found.route.limits {
-            // Who is blocked is kept out, exempt or not.
-            let exempt = limit.exempt.has(head.client, &limit.key, facts);
-            match limit.key.derive(facts, limit.missing, &key.key) {
-                Derived::Hash(tag) => {
-                    let mut windows = limit.windows_of(facts.tier);
-                    if let Some(overrides) = overrides {
-                        refuse_blocked_key(overrides, tag).map_err(|refused| {
-                            let spell = || limit.key.spell(facts, limit.missing);
-                            self.logged.named(refused, spell)
-                        })?;
-                        windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
-                    }
-                    if exempt {
-                        limiter.count_bypassed(std::slice::from_ref(limit));
-                    } else {
-                        let asker = self.logged.asker(limit, facts, trace);
-                        asked.add((limit, windows), (tag, asker), limit.units(cost));
-                    }
-                }
-                Derived::Skip => {}
-                _ if exempt => limiter.count_bypassed(std::slice::from_ref(limit)),
-                Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
-                Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
-                Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
-            }
-        }
-        Ok(())
-    }
-}
 
 impl Limiter {
     /// Lets a charge pass or says why not where that can be said without waiting: the counts are in
@@ -302,7 +126,11 @@ impl Limiter {
     }
 
     fn decided(&self, admission: &mut Admission, by: Decider) -> Result<(), Rejection> {
-        self.count_decision(&admission.charge, &admission.decision, &by);
+        let decided = Decided {
+            charge: &admission.charge,
+            decision: &admission.decision,
+        };
+        self.count_decision(decided, &by);
         if !admission.decision.allowed {
             return Err(admission.denied(&by));
         }
@@ -377,18 +205,5 @@ impl Limiter {
             self.store.owe(charge, generation);
         }
         Ok(Some(decision))
-    }
-}
-
-/// The number of what the route's requests are told apart by, if they are; the same in every
-/// process. A request without it goes wherever there is room.
-fn affinity(route: &Route, facts: &Facts<'_>) -> Option<u64> {
-    const NUMBERING: HashSecret = HashSecret::from_bytes(*b"tidegate 1: which server is it?!");
-    let key = route.affinity.as_ref()?;
-    // An invented key chooses a server and nothing else: it need not be known.
-    let facts = &facts.trusting_keys();
-    match key.derive(facts, Missing::Skip, &NUMBERING) {
-        Derived::Hash(KeyHash(tag)) => Some(u128::from_le_bytes(tag) as u64),
-        Derived::Skip | Derived::Denied | Derived::Ambiguous | Derived::Unknown => None,
     }
 }

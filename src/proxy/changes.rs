@@ -10,10 +10,11 @@ use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::access_record::AccessRecord;
+use super::downstream::Downstream;
+use super::headers;
 use super::headers::{RequestFault, check_framing};
-use super::reject::Rejection;
+use super::rejection::Rejection;
 use super::request_id;
-use super::{Downstream, headers};
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
 use crate::route::template::{Facts, TooLong};
@@ -35,7 +36,8 @@ pub(super) struct Changes<'t> {
 impl<'t> Changes<'t> {
     /// Of this route, if it has any, or if requests have ids, in the header `id`.
     pub(super) fn of<B>(
-        (route, id): (&'t Route, Option<&'t HeaderName>),
+        route: &'t Route,
+        id: Option<&'t HeaderName>,
         request: &Request<B>,
         downstream: &Downstream,
         record: &mut AccessRecord,

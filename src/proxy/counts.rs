@@ -3,41 +3,20 @@
 //! A limit with several rates is counted once for a request, and of a denial only the limits that
 //! deny: the others were not charged.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::Method;
-
-use super::access_record::AccessRecord;
-use super::admit::Decider;
+use super::admission::Decider;
 use super::limiter::Limiter;
 use crate::clock;
-use crate::limit::{Charge, Decision, Limit, LimitCheck, OnError};
+use crate::limit::{Charge, CheckResult, Decided, Decision, Limit, OnError};
 use crate::store::StoreError;
 use crate::telemetry::decisions::Source;
-use crate::telemetry::denials::{Denial, DeniedRate, short};
+use crate::telemetry::denials::{Denial, DeniedRequest};
 use crate::telemetry::metrics::trail::Seen;
 use crate::telemetry::metrics::{Meter, Verdict};
 
-/// What was asked by whoever was denied.
-pub(super) struct Asked<'r> {
-    pub(super) client: IpAddr,
-    pub(super) method: &'r Method,
-    pub(super) path: &'r str,
-    pub(super) route: Option<&'r str>,
-    pub(super) id: &'r str,
-}
-
 impl Limiter {
-    /// One more request has the head of its answer.
-    pub(super) fn count_answer(&self, record: &AccessRecord) {
-        let took = clock::now().saturating_duration_since(record.began);
-        let answered = (record.method, record.status);
-        self.meter.answered(record.route_number, answered, took);
-        self.meter.ended(record.outcome);
-    }
-
     /// Limits that a request is not counted by.
     pub(super) fn count_bypassed(&self, limits: &[Arc<Limit>]) {
         for limit in limits {
@@ -64,60 +43,40 @@ impl Limiter {
     }
 
     /// A decision has been made.
-    pub(super) fn count_decision(&self, charge: &Charge, decision: &Decision, by: &Decider) {
+    pub(super) fn count_decision(&self, decided: Decided<'_>, by: &Decider) {
+        let allowed = decided.decision.allowed;
         let source = match by {
             Decider::Store { .. } => self.store.decided_by(),
             Decider::Local => Source::Local,
         };
         let mut last = usize::MAX;
-        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
-            let number = item.limit.number;
-            let said = match decision.allowed {
+        for result in decided.results() {
+            let number = result.check.limit.number;
+            let said = match allowed {
                 true => Verdict::Allowed,
-                false if verdict.retry.denies() => Verdict::Denied,
+                false if result.verdict.retry.denies() => Verdict::Denied,
                 false => continue,
             };
             if number != last {
                 self.meter.decided(number, said, source as usize);
             }
-            see(
-                &self.meter,
-                (item, number == last),
-                decision.allowed,
-                verdict.remaining,
-            );
+            show(&self.meter, result, allowed, number == last);
             last = number;
         }
     }
 
-    /// A denial, for whoever watches.
+    /// Keeps a denial for the operators who watch them; `request` is called only if one is kept.
     pub(super) fn note_denial<'r>(
         &self,
-        (charge, decision): (&Charge, &Decision),
-        asked: impl FnOnce() -> Asked<'r>,
+        decided: Decided<'_>,
+        request: impl FnOnce() -> DeniedRequest<'r>,
     ) {
-        let Some(denials) = self.meter.denials() else {
-            return;
-        };
-        denials.note(|| {
-            let mut items = charge.iter().zip(&decision.verdicts);
-            let (item, _) = items.find(|(_, verdict)| verdict.retry.denies())?;
-            let rates = DeniedRate::all(charge, decision);
-            let asked = asked();
-            Some(Denial {
-                at_us: clock::unix_us(),
-                limit: item.limit.name.to_string(),
-                route: asked.route.unwrap_or_default().to_owned(),
-                method: asked.method.clone(),
-                path: short(asked.path),
-                client: asked.client,
-                tag: item.tag,
-                retry_after: rates.first().and_then(|rate| rate.retry_after),
-                rates,
-                request_id: asked.id.to_owned(),
-                shadow: false,
-            })
-        });
+        if let Some(denials) = self.meter.denials() {
+            denials.note(|| {
+                let denying = decided.denying().next()?;
+                Denial::now(request(), &denying.check.limit.name, decided, false)
+            });
+        }
     }
 
     /// The store did not decide: what becomes of limits that are not asked here either.
@@ -144,19 +103,19 @@ impl Limiter {
     }
 }
 
-/// Tells whoever watches what a limit said of a request.
-pub(super) fn see(
-    meter: &Meter,
-    (item, again): (&LimitCheck, bool),
-    allowed: bool,
-    remaining: u64,
-) {
+/// Shows the operators who watch what a check said of a request. `is_repeated`: it is a further
+/// rate of the limit before it.
+pub(super) fn show(meter: &Meter, result: CheckResult<'_>, allowed: bool, is_repeated: bool) {
     let Some(trail) = meter.trail() else { return };
+    let check = result.check;
     trail.push(&Seen {
-        tag: item.tag.0,
-        limit: item.limit.number as u32,
+        tag: check.tag.0,
+        limit: check.limit.number as u32,
         denied: !allowed,
-        again,
-        left: (remaining as u32, item.window.rule.units as u32),
+        again: is_repeated,
+        left: (
+            result.verdict.remaining as u32,
+            check.window.rule.units as u32,
+        ),
     });
 }

@@ -11,12 +11,13 @@ use http::header::CONTENT_LENGTH;
 use http::{Request, Response};
 
 use super::Arrival;
-use super::admit::{Admission, Question};
+use super::admission::Admission;
 use super::changes;
 use super::exchange::Exchange;
 use super::forward::turn;
 use super::limiter::StoreHandle;
-use super::reject::Rejection;
+use super::rejection::Rejection;
+use super::stages::Question;
 use super::stages::Stages;
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
@@ -193,7 +194,10 @@ impl DryRun {
         result.shadow = shadow.into_iter().zip(fresh).collect();
         if let Some(counted) = counted {
             let fresh = match &admitted {
-                Ok(()) => x.admission.told().map(|(_, decision, _)| decision.clone()),
+                Ok(()) => x
+                    .admission
+                    .granted()
+                    .map(|granted| granted.decided.decision.clone()),
                 Err(Rejection::Limited(denial)) => Some(denial.decision.clone()),
                 Err(_) => None,
             };
@@ -214,9 +218,9 @@ impl DryRun {
             }
         }
         admitted?;
-        if let Some((charge, decision, _)) = x.admission.told() {
-            result.charge = charge.clone();
-            result.decision = Some(decision.clone());
+        if let Some(granted) = x.admission.granted() {
+            result.charge = granted.decided.charge.clone();
+            result.decision = Some(granted.decided.decision.clone());
         }
         Ok(())
     }

@@ -3,11 +3,11 @@
 
 use http::{Request, Response};
 
-use super::Downstream;
 use super::access_record::AccessRecord;
-use super::admit::Admission;
+use super::admission::Admission;
 use super::body::Body;
 use super::changes::Changes;
+use super::downstream::Downstream;
 use crate::body::RequestBody;
 use crate::route::Route;
 

@@ -4,13 +4,14 @@ use http::header::HOST;
 use http::{Request, StatusCode};
 use http_body::Body as _;
 
+use super::Proxy;
 use super::body::Body;
 use super::changes::Changes;
+use super::downstream::Downstream;
 use super::exchange::Exchange;
 use super::headers::{self, Turned};
-use super::reject::Rejection;
+use super::rejection::Rejection;
 use super::upgrade::Tunnel;
-use super::{Downstream, Proxy};
 use crate::body::RequestBody;
 use crate::route::Route;
 use crate::upstream::Outgoing;

@@ -109,7 +109,7 @@ pub fn to_upstream<B>(
     let host = headers.get(HOST);
     let beside = host.filter(|_| beside && !peer.trusted && !seen.via);
     let beside =
-        beside.map(|host| peer.lines((version, host), |said| told(version, peer, (host, said))));
+        beside.map(|host| peer.lines(version, host, |said| told(version, peer, host, said)));
     if beside.is_none() {
         headers.reserve(ADDED);
         name_client(headers, peer);

@@ -23,7 +23,8 @@ use super::Arrival;
 use super::access_record::AccessRecord;
 use super::exchange::Exchange;
 use super::limiter::StoreHandle;
-use super::reject::{self, Rejection};
+use super::local_reply;
+use super::rejection::Rejection;
 use super::slots::Slots;
 use super::stages::Stages;
 use crate::config::{Limits, LogFormat, LogTarget, StoreKind};
@@ -174,7 +175,7 @@ fn without_address() -> Response<Bytes> {
         "a request without its peer's address is refused: the function given to LimitLayer::new \
          found none in its extensions"
     );
-    reject::panicked()
+    local_reply::panicked()
 }
 
 /// An answer in the service's stead.

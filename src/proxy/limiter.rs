@@ -103,8 +103,25 @@ impl StoreHandle {
     }
 
     /// One worker's way to the counts; called on that worker's runtime.
-    pub fn open(&self) -> (Store, Arc<Memory>) {
-        (self.backing.open(), Arc::clone(&self.local))
+    pub fn open(&self) -> WorkerStore {
+        WorkerStore {
+            store: self.backing.open(),
+            local: Arc::clone(&self.local),
+        }
+    }
+}
+
+/// One worker's way to the counts.
+#[derive(Clone, Debug)]
+pub struct WorkerStore {
+    pub(super) store: Store,
+    /// What decides while the store is away.
+    pub(super) local: Arc<Memory>,
+}
+
+impl WorkerStore {
+    pub fn store(&self) -> &Store {
+        &self.store
     }
 }
 
@@ -124,11 +141,8 @@ pub struct Limiter {
 impl Limiter {
     /// A limiter of `config` for the worker that opened `store`. It goes on with what was counted
     /// by `old`.
-    pub fn new(
-        config: &Config,
-        (store, local): (Store, Arc<Memory>),
-        old: Option<&Meter>,
-    ) -> Limiter {
+    pub fn new(config: &Config, store: WorkerStore, old: Option<&Meter>) -> Limiter {
+        let WorkerStore { store, local } = store;
         let routes = config.routes.iter().map(|route| &*route.name);
         let limits = config.limits.iter().map(|limit| &*limit.name);
         let meter = Meter::new(routes, limits, old);

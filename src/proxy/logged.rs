@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::access_record::AccessRecord;
-use super::reject::Rejection;
+use super::rejection::Rejection;
 use super::traced::Trace;
 use crate::config::{Config, LogKeys};
 use crate::limit::key::Facts;

@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 
 use super::claims::Tokens;
-use super::reject::Rejection;
+use super::rejection::Rejection;
 use crate::client::ClientIp;
 use crate::config::Bypass;
-use crate::limit::key::{ApiKeySource, ApiKeys, Facts, Part};
+use crate::limit::key::{ApiKeySource, ApiKeys, Derived, Facts, HashSecret, Part};
 use crate::limit::tier::Tiers;
+use crate::limit::{KeyHash, Missing};
 use crate::path::Case;
 use crate::request_head::RequestHead;
 use crate::route::{Ask, Found, Route, RouteTable};
@@ -120,5 +121,18 @@ impl Router {
             || route.limits.iter().any(|limit| limit.asks_claims())
             || route.is_balanced_by(|part| matches!(part, Part::Jwt(_)));
         asked.then_some(tokens)
+    }
+}
+
+/// The number of what the route's requests are told apart by, if they are; the same in every
+/// process. A request without it goes wherever there is room.
+pub(super) fn affinity(route: &Route, facts: &Facts<'_>) -> Option<u64> {
+    const NUMBERING: HashSecret = HashSecret::from_bytes(*b"tidegate 1: which server is it?!");
+    let key = route.affinity.as_ref()?;
+    // An invented key chooses a server and nothing else: it need not be known.
+    let facts = &facts.trusting_keys();
+    match key.derive(facts, Missing::Skip, &NUMBERING) {
+        Derived::Hash(KeyHash(tag)) => Some(u128::from_le_bytes(tag) as u64),
+        Derived::Skip | Derived::Denied | Derived::Ambiguous | Derived::Unknown => None,
     }
 }

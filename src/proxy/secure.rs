@@ -3,9 +3,9 @@
 use http::header::{HeaderName, HeaderValue, STRICT_TRANSPORT_SECURITY};
 use http::{HeaderMap, Request, Response};
 
-use super::Downstream;
+use super::downstream::Downstream;
 use super::headers::{RequestFault, check_framing};
-use super::reject::Rejection;
+use super::rejection::Rejection;
 use crate::config::{ServerSettings, TlsSettings};
 use crate::request_head::HeadError;
 

@@ -10,8 +10,9 @@ use std::task::{Context, Poll};
 
 use http::{Request, Response};
 
+use super::Proxy;
 use super::body::Body;
-use super::{Arrival, Downstream, Proxy};
+use super::downstream::{Arrival, Downstream};
 use crate::body::RequestBody;
 
 /// One client's requests to one worker's proxy.

@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::access_record::AccessRecord;
-use super::counts::see;
+use super::counts::show;
 use super::slots::{Slots, Stores, slots_of};
 use super::traced::Trace;
-use crate::limit::{Charge, Decision, Role};
+use crate::limit::{Charge, Decided, Decision, Role};
 use crate::store::Observed;
+use crate::telemetry::denials::{Denial, DeniedRequest};
 use crate::telemetry::spans::Span;
 use crate::telemetry::trials::Trials;
 
@@ -97,22 +97,18 @@ impl ShadowChecks {
     pub(super) fn would_deny(&mut self, trials: &Trials) -> Vec<Arc<str>> {
         let mut names = Vec::new();
         for check in &mut self.list {
-            let told = check.decision().map(|decision| {
-                let left = decision
-                    .verdicts
-                    .first()
-                    .map_or(0, |verdict| verdict.remaining);
-                (decision.allowed, left)
-            });
-            let Some((allowed, left)) = told else {
+            let (role, charge) = (check.role(), check.charge.clone());
+            let Some(decision) = check.decision() else {
                 continue;
             };
-            if let Some(item) = check.charge.first() {
-                trials.note(&item.limit.name, check.role(), !allowed);
-                let on_trial = (item.limit.number, check.role() == Role::Candidate);
+            let (allowed, charge) = (decision.allowed, &charge);
+            if let Some(first) = (Decided { charge, decision }).results().next() {
+                let limit = &first.check.limit;
+                trials.note(&limit.name, role, !allowed);
+                let on_trial = (limit.number, role == Role::Candidate);
                 self.stores.meter.tried(on_trial, allowed);
-                if check.role() == Role::Shadow {
-                    see(&self.stores.meter, (item, false), allowed, left);
+                if role == Role::Shadow {
+                    show(&self.stores.meter, first, allowed, false);
                 }
             }
             names.extend(check.name().filter(|_| !allowed));
@@ -131,19 +127,23 @@ impl ShadowChecks {
         self.list.iter_mut().filter_map(span).collect()
     }
 
-    /// What of them would have denied the request, for whoever watches.
+    /// Keeps those that would have denied `request` for the operators who watch denials.
     #[cold]
-    pub(super) fn tell_denials(&mut self, record: &AccessRecord) {
+    pub(super) fn note_denials(&mut self, request: DeniedRequest<'_>) {
         let Some(denials) = self.stores.meter.denials() else {
             return;
         };
         for check in &mut self.list {
             let name = check.name();
-            if check.decision().is_none_or(|decision| decision.allowed) {
+            let Some((decision, name)) = check.decision().cloned().zip(name) else {
                 continue;
-            }
-            if let Some((decision, name)) = check.decision.as_ref().zip(name) {
-                denials.note(|| record.denial_on_trial(&name, (&check.charge, decision)));
+            };
+            if !decision.allowed {
+                let decided = Decided {
+                    charge: &check.charge,
+                    decision: &decision,
+                };
+                denials.note(|| Denial::now(request, &name, decided, true));
             }
         }
     }

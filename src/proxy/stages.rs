@@ -16,28 +16,31 @@ use http::header::ORIGIN;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 
 use super::access_record::AccessRecord;
-use super::admit::{Admission, Question};
+use super::admission::{Admission, Counted};
 use super::changes::Changes;
 use super::claims::Tokens;
+use super::downstream::{Arrival, Downstream};
 use super::exchange::Exchange;
 use super::headers::{self, check_framing};
-use super::limiter::Limiter;
+use super::limiter::{Limiter, WorkerStore};
+use super::local_reply::LocalReplies;
 use super::logged::Logged;
-use super::reject::{LocalReplies, Rejection};
+use super::overrides::{refuse_blocked, refuse_blocked_key};
+use super::rejection::Rejection;
 use super::request_id;
-use super::router::Router;
+use super::router::{Router, affinity};
 use super::secure::Secure;
 use super::shadow::ShadowChecks;
 use super::traced::Tracer;
-use super::{Arrival, Downstream};
 use crate::config::{Config, LogKeys};
+use crate::limit::key::{Derived, Facts};
 use crate::request_head::HeadError;
 use crate::request_head::{RequestHead, Scheme};
-use crate::store::Store;
-use crate::store::memory::Memory;
+use crate::route::{Found, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
+use crate::trace::TraceId;
 
 /// One worker's stages; see the file's head.
 #[derive(Debug)]
@@ -56,15 +59,25 @@ pub(super) struct Stages {
     pub(super) tracer: Option<Box<Tracer>>,
 }
 
+/// What limits are asked about: a request whose route and client are known.
+pub(super) struct Question<'q, 't, 'p> {
+    pub(super) head: &'q RequestHead<'q>,
+    pub(super) found: &'q Found<'t, 'p>,
+    pub(super) facts: &'q Facts<'q>,
+    pub(super) overrides: Option<&'q OverrideSnapshot>,
+    /// The trace that its decisions are logged with.
+    pub(super) trace: Option<TraceId>,
+}
+
 impl Stages {
     /// Of `config`, for the worker that opened `store`; metrics go on with what `old` counted.
     pub(super) fn new(
         config: Config,
-        (store, local): (Store, Arc<Memory>),
+        store: WorkerStore,
         log: &Buffer,
         old: Option<&Meter>,
     ) -> Stages {
-        let limiter = Limiter::new(&config, (store, local), old);
+        let limiter = Limiter::new(&config, store, old);
         let logged = Logged::new(&config);
         let secure = Secure::new(config.tls.as_deref(), &config.server);
         let router = Router {
@@ -102,7 +115,7 @@ impl Stages {
         downstream: &'c Downstream,
     ) -> Exchange<'c, B, R> {
         let ip = downstream.arrival.ip;
-        let mut record = AccessRecord::begin(request, ip, (&self.log, self.show_keys));
+        let mut record = AccessRecord::begin(request, ip, &self.log, self.show_keys);
         if let Some(name) = &self.request_id {
             let id = request_id::of(request.headers(), name, downstream.trusted);
             record.request_id = Some(id);
@@ -192,11 +205,78 @@ impl Stages {
         }))
     }
 
+    /// What the limits of the route that was found ask of this request, put into `asked`.
+    fn ask(&self, question: &Question<'_, '_, '_>, asked: &mut Admission) -> Result<(), Rejection> {
+        let Question {
+            head,
+            found,
+            facts,
+            overrides,
+            trace,
+        } = *question;
+        let limiter = &self.limiter;
+        let key = limiter.store.hash_key();
+        asked.generation = key.generation;
+        asked.affinity = affinity(found.route, facts);
+        let free = found.route.limits.is_empty() || is_preflight(head.method, head.headers);
+        if (free && overrides.is_none())
+            || self
+                .router
+                .bypass_of(facts, head.client, found.route.case)
+                .is_some()
+        {
+            limiter.count_bypassed(&found.route.limits);
+            return Ok(());
+        }
+        if let Some(overrides) = overrides {
+            refuse_blocked(overrides, facts, &key.key, self.logged)?;
+        }
+        if free {
+            limiter.count_bypassed(&found.route.limits);
+            return Ok(());
+        }
+        let cost = found.route.cost.units(head.headers, head.is_trusted);
+        for limit in &found.route.limits {
+            // Who is blocked is kept out, exempt or not.
+            let exempt = limit.exempt.has(head.client, &limit.key, facts);
+            match limit.key.derive(facts, limit.missing, &key.key) {
+                Derived::Hash(tag) => {
+                    let mut windows = limit.windows_of(facts.tier);
+                    if let Some(overrides) = overrides {
+                        refuse_blocked_key(overrides, tag).map_err(|refused| {
+                            let spell = || limit.key.spell(facts, limit.missing);
+                            self.logged.named(refused, spell)
+                        })?;
+                        windows = overrides.windows(&limit.name, tag).unwrap_or(windows);
+                    }
+                    if exempt {
+                        limiter.count_bypassed(std::slice::from_ref(limit));
+                    } else {
+                        let asker = self.logged.asker(limit, facts, trace);
+                        asked.add(Counted {
+                            limit,
+                            windows,
+                            tag,
+                            cost: limit.units(cost),
+                            asker,
+                        });
+                    }
+                }
+                Derived::Skip => {}
+                _ if exempt => limiter.count_bypassed(std::slice::from_ref(limit)),
+                Derived::Denied => return Err(Rejection::MissingKey(limit.name.clone())),
+                Derived::Ambiguous => return Err(Rejection::AmbiguousKey(limit.name.clone())),
+                Derived::Unknown => return Err(Rejection::UnknownKey(limit.name.clone())),
+            }
+        }
+        Ok(())
+    }
+
     /// Makes what the route changes, of the request as the client sent it.
     pub(super) fn rewrite<'c, B, R>(&'c self, x: &mut Exchange<'c, B, R>) -> Result<(), Rejection> {
         if let Some(route) = x.route {
             let id = self.request_id.as_ref();
-            x.changes = Changes::of((route, id), x.request, x.downstream, &mut x.record)?;
+            x.changes = Changes::of(route, id, x.request, x.downstream, &mut x.record)?;
         }
         Ok(())
     }
@@ -214,7 +294,7 @@ impl Stages {
             trace.note_decided(&x.admission, &admitted);
         }
         admitted?;
-        x.record.note_admission(x.admission.told().is_some());
+        x.record.note_admission(x.admission.granted().is_some());
         Ok(())
     }
 
@@ -248,9 +328,9 @@ impl Stages {
         }
         *x.response = response.map(R::from);
         if let Rejection::Limited(denial) = rejection {
-            let asked = (x.request.method(), x.request.uri());
-            let said = (&denial.charge, &denial.decision);
-            self.limiter.note_denial(said, || x.record.asked(asked));
+            let (method, uri) = (x.request.method(), x.request.uri());
+            let request = || x.record.denied_request(method, uri);
+            self.limiter.note_denial(denial.decided(), request);
         }
     }
 

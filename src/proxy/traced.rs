@@ -4,16 +4,17 @@
 //! Off, it costs one look at nothing. A span says what the access log says: no query, no header of
 //! a client, and of a key the beginning of its hash.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use http::header::HeaderMap;
 use http::{Request, Version};
 
-use super::access_record::AccessRecord;
-use super::admit::{Admission, Decider};
-use super::reject::Rejection;
-use super::{Downstream, headers};
+use super::admission::{Admission, Decider};
+use super::downstream::Downstream;
+use super::headers;
+use super::rejection::Rejection;
 use crate::clock;
 use crate::config::TracingSettings;
 use crate::limit::{Charge, Decision, KeyHash, Role};
@@ -57,6 +58,28 @@ struct Recorded {
     asked: Option<(Instant, Charge)>,
     decided: Option<(Instant, Judged)>,
     tries: Option<Arc<Tries>>,
+}
+
+/// A request that has ended, as its spans tell of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestEnd<'r> {
+    /// A place in [`METHODS`].
+    pub(super) method: u8,
+    /// Without the query.
+    pub(super) path: Option<&'r str>,
+    pub(super) client: IpAddr,
+    /// The route's name.
+    pub(super) route: Option<&'r Arc<str>>,
+    pub(super) request_id: Option<&'r str>,
+    /// As the access log calls it.
+    pub(super) outcome: &'static str,
+    pub(super) status: u16,
+    pub(super) grpc_status: Option<GrpcStatus>,
+    pub(super) reason: Option<&'static str>,
+    pub(super) body_bytes: u64,
+    pub(super) is_truncated: bool,
+    /// Whether hashes of keys are shown.
+    pub(super) shows_keys: bool,
 }
 
 /// What came of a decision.
@@ -129,14 +152,17 @@ impl Trace {
             return;
         };
         let judged = match outcome {
-            Ok(()) => match admission.told() {
-                Some((charge, decision, by)) => Judged {
+            Ok(()) => match admission.granted() {
+                Some(granted) => Judged {
                     allowed: true,
-                    source: match by {
+                    source: match granted.by {
                         Decider::Store { .. } => "store",
                         Decider::Local => "local",
                     },
-                    decision: Some((charge.clone(), decision.clone())),
+                    decision: Some((
+                        granted.decided.charge.clone(),
+                        granted.decided.decision.clone(),
+                    )),
                     error: None,
                 },
                 None => Judged {
@@ -174,21 +200,21 @@ impl Trace {
         Some(Arc::clone(tries))
     }
 
-    /// It has ended: spans of it, with what `line` knows, and with what was on trial beside it.
-    pub(super) fn end(self: Box<Self>, record: &AccessRecord, trials: Vec<Span>) {
+    /// The request has ended: spans are made of it and of the limits on trial.
+    pub(super) fn end(self: Box<Self>, request: &RequestEnd<'_>, trials: Vec<Span>) {
         let begun = self.begun;
         let Some(recorded) = self.recorded else {
             return;
         };
         let end_us = recorded.time(clock::now());
         let mut spans = Vec::with_capacity(4);
-        spans.push(recorded.server(&begun, record, end_us));
-        spans.extend(recorded.decision(&begun, record));
+        spans.push(recorded.server(&begun, request, end_us));
+        spans.extend(recorded.decision(&begun, request));
         spans.extend(trials);
         if let Some(tries) = &recorded.tries {
-            let tries = tries.take().into_iter().enumerate();
-            spans
-                .extend(tries.map(|(number, one)| recorded.attempt(&begun, record, (number, one))));
+            for (number, one) in tries.take().into_iter().enumerate() {
+                spans.push(recorded.attempt(&begun, request, number, one));
+            }
         }
         recorded.queue.push(spans, recorded.room);
     }
@@ -218,53 +244,55 @@ impl Trace {
             .as_ref()
             .map_or(recorded.began, |(at, _)| *at);
         let at_us = recorded.time(at);
-        Some(inner(
-            &self.begun,
-            "decide (on trial)",
-            (at_us, at_us),
-            attributes,
-        ))
+        let times = SpanTimes {
+            start_us: at_us,
+            end_us: at_us,
+        };
+        Some(inner(&self.begun, "decide (on trial)", times, attributes))
     }
 }
 
 impl Recorded {
-    fn server(&self, begun: &Begun, record: &AccessRecord, end_us: u64) -> Span {
-        let method = method_of(record);
+    fn server(&self, begun: &Begun, request: &RequestEnd<'_>, end_us: u64) -> Span {
+        let method = method_of(request);
         let mut attributes: Vec<(&'static str, Value)> = vec![
             ("http.request.method", method.into()),
             ("url.scheme", self.scheme.into()),
-            ("http.response.status_code", u64::from(record.status).into()),
-            ("client.address", record.client.to_string().into()),
+            (
+                "http.response.status_code",
+                u64::from(request.status).into(),
+            ),
+            ("client.address", request.client.to_string().into()),
             ("network.protocol.version", version_of(self.version).into()),
-            ("http.response.body.size", record.bytes().into()),
-            ("tidegate.outcome", record.outcome_word().into()),
+            ("http.response.body.size", request.body_bytes.into()),
+            ("tidegate.outcome", request.outcome.into()),
         ];
-        if let Some(path) = record.path() {
+        if let Some(path) = request.path {
             attributes.push(("url.path", short(path).into()));
         }
         if let Some(route) = &self.route {
             attributes.push(("http.route", route.clone().into()));
         }
-        if let Some(route) = &record.route {
+        if let Some(route) = request.route {
             attributes.push(("tidegate.route", route.into()));
         }
-        if let Some(id) = &record.request_id {
-            attributes.push(("tidegate.request_id", id.as_str().to_owned().into()));
+        if let Some(id) = request.request_id {
+            attributes.push(("tidegate.request_id", id.to_owned().into()));
         }
-        let grpc = record.call.as_ref().and_then(|call| call.status());
+        let grpc = request.grpc_status;
         attributes.extend(grpc_attributes(grpc));
-        let failed = record.status >= 500
-            || record.is_truncated()
+        let failed = request.status >= 500
+            || request.is_truncated
             || grpc.is_some_and(GrpcStatus::is_failure);
-        if let Some(reason) = record.reason {
+        if let Some(reason) = request.reason {
             attributes.push(("tidegate.reason", reason.into()));
         }
         if failed {
             let status = || match grpc {
-                Some(status) if record.status < 500 => status.to_string().into(),
-                _ => record.status.to_string().into(),
+                Some(status) if request.status < 500 => status.to_string().into(),
+                _ => request.status.to_string().into(),
             };
-            let kind = record.reason.map_or_else(status, Value::from);
+            let kind = request.reason.map_or_else(status, Value::from);
             attributes.push(("error.type", kind));
         }
         Span {
@@ -283,7 +311,7 @@ impl Recorded {
         }
     }
 
-    fn decision(&self, begun: &Begun, record: &AccessRecord) -> Option<Span> {
+    fn decision(&self, begun: &Begun, request: &RequestEnd<'_>) -> Option<Span> {
         let (since, charge) = self.asked.as_ref()?;
         let (until, judged) = self.decided.as_ref()?;
         let verdict = if judged.allowed { "allowed" } else { "denied" };
@@ -295,16 +323,19 @@ impl Recorded {
             Some((charge, decision)) => (charge, Some(decision)),
             None => (charge, None),
         };
-        describe(&mut attributes, charge, decision, record.shows_keys());
+        describe(&mut attributes, charge, decision, request.shows_keys);
         attributes.extend(judged.error.map(|error| ("error.type", error.into())));
-        let times = (self.time(*since), self.time(*until));
+        let times = SpanTimes {
+            start_us: self.time(*since),
+            end_us: self.time(*until),
+        };
         let mut span = inner(begun, "decide", times, attributes);
         span.failed = judged.error.is_some();
         Some(span)
     }
 
-    fn attempt(&self, begun: &Begun, record: &AccessRecord, (number, one): (usize, Try)) -> Span {
-        let method = method_of(record);
+    fn attempt(&self, begun: &Begun, request: &RequestEnd<'_>, number: usize, one: Try) -> Span {
+        let method = method_of(request);
         let mut attributes: Vec<(&'static str, Value)> = vec![
             ("http.request.method", method.into()),
             ("server.address", one.address.into()),
@@ -321,7 +352,7 @@ impl Recorded {
             (None, Some(status @ 400..)) => Some(status.to_string().into()),
             (None, Some(_)) => None,
             // Nobody waits for it any more.
-            (None, None) => Some(record.reason.unwrap_or("cancelled").into()),
+            (None, None) => Some(request.reason.unwrap_or("cancelled").into()),
         };
         let failed = error.is_some();
         attributes.extend(error.map(|error: Value| ("error.type", error)));
@@ -391,10 +422,16 @@ fn key(tag: KeyHash) -> Value {
         .into()
 }
 
+/// Microseconds since the Unix epoch.
+struct SpanTimes {
+    start_us: u64,
+    end_us: u64,
+}
+
 fn inner(
     begun: &Begun,
     name: &str,
-    (start_us, end_us): (u64, u64),
+    times: SpanTimes,
     attributes: Vec<(&'static str, Value)>,
 ) -> Span {
     Span {
@@ -403,8 +440,8 @@ fn inner(
         link: None,
         kind: Kind::Internal,
         name: name.to_owned(),
-        start_us,
-        end_us,
+        start_us: times.start_us,
+        end_us: times.end_us,
         attributes,
         failed: false,
     }
@@ -415,8 +452,8 @@ fn micros(from: Instant, to: Instant) -> u64 {
 }
 
 /// Methods that nobody knows are one.
-fn method_of(record: &AccessRecord) -> &'static str {
-    let known = METHODS.get(usize::from(record.method));
+fn method_of(request: &RequestEnd<'_>) -> &'static str {
+    let known = METHODS.get(usize::from(request.method));
     known
         .filter(|name| **name != "other")
         .copied()

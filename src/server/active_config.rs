@@ -12,10 +12,9 @@ use super::ServerState;
 use super::tls::Tls;
 use crate::clock::Sweep;
 use crate::config::{Config, ServerSettings};
-use crate::proxy::limiter::StoreHandle;
+use crate::proxy::limiter::{StoreHandle, WorkerStore};
 use crate::proxy::{Downstream, Proxy};
 use crate::store::Store;
-use crate::store::memory::Memory;
 use crate::telemetry::access::{AccessLog, Buffer};
 use crate::telemetry::spans::Queue;
 
@@ -60,7 +59,7 @@ impl ActiveConfig {
 /// What one configuration hands to the next, and connections do not need.
 pub(super) struct CarriedOver {
     counts: Arc<StoreHandle>,
-    stores: (Store, Arc<Memory>),
+    store: WorkerStore,
     access: Arc<AccessLog>,
     /// Where this worker's spans wait.
     spans: Arc<Queue>,
@@ -71,7 +70,7 @@ impl CarriedOver {
     /// listens only after that need not begin with decisions of its own.
     pub(super) async fn open(state: &ServerState) -> CarriedOver {
         let carried = CarriedOver {
-            stores: state.counts.open(),
+            store: state.counts.open(),
             counts: Arc::clone(&state.counts),
             access: Arc::clone(&state.access),
             spans: state.exports.queue(),
@@ -81,16 +80,16 @@ impl CarriedOver {
     }
 
     pub(super) fn store(&self) -> &Store {
-        &self.stores.0
+        self.store.store()
     }
 
     /// What is served first.
     pub(super) fn begin(&self, config: Config, state: &ServerState, sweep: &Sweep) -> ActiveConfig {
         let settings = config.server.clone();
         let log = state.access.buffer();
-        let stores = self.stores.clone();
+        let stores = self.store.clone();
         let tracing = config.tracing.clone();
-        let proxy = Proxy::new(config, stores, (sweep, &state.vitals), &log)
+        let proxy = Proxy::new(config, stores, sweep, &state.vitals, &log)
             .traced(tracing.as_deref(), &self.spans);
         ActiveConfig::new(proxy, settings, state, 0)
     }
@@ -105,7 +104,7 @@ impl CarriedOver {
         sweep: &Sweep,
     ) -> ActiveConfig {
         if !Arc::ptr_eq(&self.counts, &state.counts) {
-            self.stores = state.counts.open();
+            self.store = state.counts.open();
             self.counts = Arc::clone(&state.counts);
             self.store().ready().await;
         }
@@ -117,10 +116,11 @@ impl CarriedOver {
         };
         self.access = Arc::clone(&state.access);
         let settings = config.server.clone();
-        let stores = self.stores.clone();
-        let servers = (sweep, &*state.vitals);
+        let stores = self.store.clone();
         let tracing = config.tracing.clone();
-        let proxy = old.proxy.renewed(config, stores, servers, &log);
+        let proxy = old
+            .proxy
+            .renewed(config, stores, sweep, &state.vitals, &log);
         let proxy = proxy.traced(tracing.as_deref(), &self.spans);
         ActiveConfig::new(proxy, settings, state, old.generation + 1)
     }

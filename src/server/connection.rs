@@ -69,7 +69,7 @@ impl Client {
         awaited.1 = false;
         if answered.is_err() {
             serving.proxy.meter().unanswered(Unanswered::Panic);
-            *response = crate::proxy::reject::panicked().map(Body::made);
+            *response = crate::proxy::local_reply::panicked().map(Body::made);
         }
     }
 }

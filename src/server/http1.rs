@@ -30,7 +30,7 @@ use crate::http1::head::{self, RequestFraming, Unreadable};
 use crate::http1::write::{self, AnswerFraming, AnswerTerms, Length};
 use crate::proxy::body::Body;
 use crate::proxy::headers::{RequestFault, check_coding};
-use crate::proxy::reject;
+use crate::proxy::local_reply;
 use crate::proxy::upgrade::Tunnel;
 use crate::request_head::HeadError;
 use crate::telemetry::metrics::Unanswered;
@@ -359,7 +359,7 @@ impl Http1Server<'_> {
             Unreadable::TooLarge => (431, false),
             Unreadable::TargetTooLong => (414, false),
         };
-        let answer = reject::unreadable_head(status, has_unknown_coding);
+        let answer = local_reply::unreadable_head(status, has_unknown_coding);
         let now = self.client.worker.serving.load();
         now.proxy.meter().unanswered(Unanswered::Unreadable);
         drop(now);

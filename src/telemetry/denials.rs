@@ -8,8 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use http::Method;
 
+use crate::clock;
 use crate::limit::headers::seconds_up;
-use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Verdict};
+use crate::limit::{CheckResult, Decided, KeyHash, Retry};
 
 /// Denials that wait to be taken out; those beyond are counted only.
 const ROOM: usize = 32;
@@ -45,6 +46,45 @@ pub struct Denial {
     pub shadow: bool,
 }
 
+/// The request that was denied.
+#[derive(Clone, Copy, Debug)]
+pub struct DeniedRequest<'r> {
+    pub client: IpAddr,
+    pub method: &'r Method,
+    pub path: &'r str,
+    /// The route's name; empty for none.
+    pub route: &'r str,
+    pub id: &'r str,
+}
+
+impl Denial {
+    /// A denial made now. `limit` is its name, `shadow` says that the request went on. `None` where
+    /// nothing was checked.
+    pub fn now(
+        request: DeniedRequest<'_>,
+        limit: &str,
+        decided: Decided<'_>,
+        shadow: bool,
+    ) -> Option<Denial> {
+        let first = decided.denying().next();
+        let check = first.map_or(decided.charge.first()?, |result| result.check);
+        let rates = DeniedRate::all(decided);
+        Some(Denial {
+            at_us: clock::unix_us(),
+            limit: limit.to_owned(),
+            route: request.route.to_owned(),
+            method: request.method.clone(),
+            path: short(request.path),
+            client: request.client,
+            tag: check.tag,
+            retry_after: rates.first().and_then(|rate| rate.retry_after),
+            rates,
+            request_id: request.id.to_owned(),
+            shadow,
+        })
+    }
+}
+
 /// One rate of a limit that denied a request, as it was counted at that moment.
 #[derive(Clone, Debug)]
 pub struct DeniedRate {
@@ -70,16 +110,13 @@ pub struct DeniedRate {
 
 impl DeniedRate {
     /// Those of a charge that denied; nothing of the others.
-    pub fn all(charge: &Charge, decision: &Decision) -> Vec<DeniedRate> {
-        let items = charge.iter().zip(&decision.verdicts);
-        let denied = items.filter(|(_, verdict)| verdict.retry.denies());
-        denied
-            .take(MOST_RATES)
-            .map(|(item, verdict)| DeniedRate::of(item, verdict))
-            .collect()
+    pub fn all(decided: Decided<'_>) -> Vec<DeniedRate> {
+        let denied = decided.denying().take(MOST_RATES);
+        denied.map(DeniedRate::of).collect()
     }
 
-    fn of(item: &LimitCheck, verdict: &Verdict) -> DeniedRate {
+    fn of(result: CheckResult<'_>) -> DeniedRate {
+        let (item, verdict) = (result.check, result.verdict);
         let parts: Vec<String> = item
             .limit
             .key

@@ -4,14 +4,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use tidegate::body::RequestBody;
-use tidegate::clock::{Micros, Sweep};
+use tidegate::clock::Sweep;
 use tidegate::config::{LogFormat, LogTarget, parse};
 use tidegate::proxy::Proxy;
+use tidegate::proxy::limiter::StoreHandle;
 use tidegate::proxy::service::Client;
-use tidegate::store::Backing;
-use tidegate::store::fleet::Fleet;
-use tidegate::store::hash_key::KeyRing;
-use tidegate::store::memory::Memory;
 use tidegate::telemetry::access::AccessLog;
 use tidegate::upstream::Vitals;
 use tower::ServiceExt;
@@ -22,15 +19,11 @@ use crate::support::on_a_worker;
 /// A proxy of this configuration.
 fn proxy_of(text: &str) -> Arc<Proxy> {
     let (config, _) = parse("proxy.toml", text, &|_| None).unwrap();
-    let store = Backing::new(&config.store, None).unwrap().open();
-    let keys = KeyRing::new(&config.store).unwrap();
-    let fleet = Arc::new(Fleet::of(1));
-    let local = Memory::local(&config.store, keys, Micros::monotonic(), (None, fleet));
+    let store = StoreHandle::new(&config).unwrap().open();
     let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0).unwrap();
     let log = Arc::new(log).buffer();
-    let stores = (store, Arc::new(local));
-    let clocks = (&Sweep::new(), &Vitals::default());
-    Arc::new(Proxy::new(config, stores, clocks, &log))
+    let proxy = Proxy::new(config, store, &Sweep::new(), &Vitals::default(), &log);
+    Arc::new(proxy)
 }
 
 #[test]

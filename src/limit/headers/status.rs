@@ -3,7 +3,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Charge, Decision, LimitCheck, ResetForm, Retry, Verdict};
+use super::{Charge, CheckResult, Decided, Decision, LimitCheck, ResetForm, Retry, Verdict};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -36,13 +36,10 @@ pub struct LimitStatus {
 
 impl RateLimitStatus {
     /// What is told of `decision` at wall-clock time `unix_us`.
-    pub fn of(
-        charge: &Charge,
-        decision: &Decision,
-        (reset, unix_us): (ResetForm, u64),
-    ) -> RateLimitStatus {
-        let asked = || charge.iter().zip(&decision.verdicts).enumerate();
-        let Some((tightest, (_, first))) = asked().reduce(|best, next| {
+    pub fn of(decided: Decided<'_>, reset: ResetForm, unix_us: u64) -> RateLimitStatus {
+        let decision = decided.decision;
+        let results = || decided.results().enumerate();
+        let Some((tightest, first)) = results().reduce(|best, next| {
             if is_tighter(next.1, best.1) {
                 next
             } else {
@@ -51,7 +48,7 @@ impl RateLimitStatus {
         }) else {
             return RateLimitStatus::default();
         };
-        let longest = asked().max_by_key(|(_, (_, verdict))| match verdict.retry {
+        let longest = results().max_by_key(|(_, result)| match result.verdict.retry {
             Retry::Now | Retry::Unasked => 0,
             Retry::Released => 1,
             Retry::After(us) => us.max(1),
@@ -66,8 +63,8 @@ impl RateLimitStatus {
         RateLimitStatus {
             wait: (!decision.allowed).then(|| retry_after(decision)).flatten(),
             reset: match reset {
-                ResetForm::Epoch => seconds_up(unix_us.saturating_add(first.reset_us)),
-                ResetForm::Delta => seconds_up(first.reset_us),
+                ResetForm::Epoch => seconds_up(unix_us.saturating_add(first.verdict.reset_us)),
+                ResetForm::Delta => seconds_up(first.verdict.reset_us),
             },
             tightest,
             longest: longest.map_or(0, |(place, _)| place),
@@ -114,20 +111,20 @@ fn retry_after(decision: &Decision) -> Option<u64> {
     Some(seconds_up(longest).max(1))
 }
 
-fn is_tighter(left: (&LimitCheck, &Verdict), right: (&LimitCheck, &Verdict)) -> bool {
-    let denies = |(_, verdict): (&LimitCheck, &Verdict)| verdict.retry.denies();
+fn is_tighter(left: CheckResult<'_>, right: CheckResult<'_>) -> bool {
+    let denies = |result: CheckResult<'_>| result.verdict.retry.denies();
     if denies(left) != denies(right) {
         return denies(left);
     }
     // remaining / units, compared crosswise; both stay below 2^32.
-    let share = |(_, verdict): (&LimitCheck, &Verdict), (item, _): (&LimitCheck, &Verdict)| {
-        u128::from(verdict.remaining) * u128::from(item.window.rule.units)
+    let share = |one: CheckResult<'_>, other: CheckResult<'_>| {
+        u128::from(one.verdict.remaining) * u128::from(other.check.window.rule.units)
     };
     let (left_share, right_share) = (share(left, right), share(right, left));
     if left_share != right_share {
         return left_share < right_share;
     }
-    wait(left.1) > wait(right.1)
+    wait(left.verdict) > wait(right.verdict)
 }
 
 fn wait(verdict: &Verdict) -> u64 {
@@ -146,7 +143,7 @@ mod tests {
     use super::*;
 
     fn status(charge: &Charge, decision: &Decision) -> RateLimitStatus {
-        RateLimitStatus::of(charge, decision, (ResetForm::Delta, 0))
+        RateLimitStatus::of(Decided { charge, decision }, ResetForm::Delta, 0)
     }
 
     #[test]

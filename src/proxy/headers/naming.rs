@@ -25,7 +25,7 @@ pub(super) fn name_client(headers: &mut HeaderMap, peer: &Peer) {
     let host = headers.get(HOST).cloned();
     let forwarded = peer.forwarded(host.as_ref());
     if !peer.trusted {
-        return replace_names(headers, peer, (host, forwarded));
+        return replace_names(headers, peer, host, forwarded);
     }
     let proto = HeaderValue::from_static(peer.scheme.as_str());
     append(headers, X_FORWARDED_FOR, peer.address.clone());
@@ -40,7 +40,8 @@ pub(super) fn name_client(headers: &mut HeaderMap, peer: &Peer) {
 fn replace_names(
     headers: &mut HeaderMap,
     peer: &Peer,
-    (host, forwarded): (Option<HeaderValue>, HeaderValue),
+    host: Option<HeaderValue>,
+    forwarded: HeaderValue,
 ) {
     headers.insert(X_REAL_IP, peer.address.clone());
     headers.insert(X_FORWARDED_FOR, peer.address.clone());
@@ -57,10 +58,11 @@ fn replace_names(
 pub(super) fn told(
     version: Version,
     peer: &Peer,
-    (host, forwarded): (&HeaderValue, &HeaderValue),
+    host: &HeaderValue,
+    forwarded: &HeaderValue,
 ) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    replace_names(&mut headers, peer, (Some(host.clone()), forwarded.clone()));
+    replace_names(&mut headers, peer, Some(host.clone()), forwarded.clone());
     headers.insert(VIA, via_of(version));
     headers
 }

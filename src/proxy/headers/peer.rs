@@ -62,7 +62,8 @@ impl Peer {
     /// are not what they were in the last one.
     pub(super) fn lines(
         &self,
-        (version, host): (Version, &HeaderValue),
+        version: Version,
+        host: &HeaderValue,
         make: impl FnOnce(&HeaderValue) -> HeaderMap,
     ) -> Beside {
         self.at(host, |last| match &last.lines {

@@ -20,7 +20,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::proxy::reject;
+use crate::proxy::local_reply;
 use crate::server::phase::{Phase, Stage};
 use crate::wire::{PrefixedStream, Stream};
 
@@ -117,8 +117,8 @@ impl Socket {
             Stage::Idle | Stage::Still | Stage::Parked | Stage::Discard | Stage::Tunnel => Ok(()),
             Stage::Head => {
                 // One attempt: a client that does not read this has no use for it.
-                let _ =
-                    Pin::new(&mut self.stream).poll_write(cx, reject::head_timeout().as_bytes());
+                let _ = Pin::new(&mut self.stream)
+                    .poll_write(cx, local_reply::head_timeout().as_bytes());
                 Ok(())
             }
             Stage::Request if self.ended => Ok(()),

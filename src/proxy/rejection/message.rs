@@ -9,15 +9,15 @@ use crate::telemetry::access::Outcome;
 use crate::upstream::UpstreamError;
 
 /// Status, title and sentence of an answer, and whether the connection may serve another request.
-pub(super) struct Said {
-    pub(super) status: StatusCode,
-    pub(super) title: &'static str,
-    pub(super) detail: &'static str,
-    pub(super) close: bool,
+pub(in crate::proxy) struct Message {
+    pub(in crate::proxy) status: StatusCode,
+    pub(in crate::proxy) title: &'static str,
+    pub(in crate::proxy) detail: &'static str,
+    pub(in crate::proxy) close: bool,
 }
 
 impl Rejection {
-    pub(super) fn said(&self) -> Said {
+    pub(in crate::proxy) fn message(&self) -> Message {
         match self {
             Rejection::HeadError(HeadError::BareLf) => {
                 malformed("a line of the head ends without CR")
@@ -25,7 +25,7 @@ impl Rejection {
             Rejection::HeadError(HeadError::TwoLengths) => {
                 malformed("Content-Length and Transfer-Encoding contradict each other")
             }
-            Rejection::HeadError(HeadError::TooLarge) => Said {
+            Rejection::HeadError(HeadError::TooLarge) => Message {
                 status: StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 title: "Request Header Fields Too Large",
                 detail: "the head of the request is larger than this server reads",
@@ -34,13 +34,13 @@ impl Rejection {
             Rejection::HeadError(HeadError::WithoutTls) => {
                 malformed("this is plain HTTP, and TLS is spoken here: use https://")
             }
-            Rejection::TlsOnly(_) => Said {
+            Rejection::TlsOnly(_) => Message {
                 status: StatusCode::PERMANENT_REDIRECT,
                 title: "Permanent Redirect",
                 detail: "this is served at https:// only",
                 close: false,
             },
-            Rejection::Request(fault) => Said {
+            Rejection::Request(fault) => Message {
                 status: fault.status(),
                 title: fault.status().canonical_reason().unwrap_or("Bad Request"),
                 detail: fault.detail(),
@@ -51,13 +51,13 @@ impl Rejection {
             },
             Rejection::Path(error) => refused(error.detail()),
             Rejection::AmbiguousPath => refused("the path of the request has no single meaning"),
-            Rejection::BodyTooLarge => Said {
+            Rejection::BodyTooLarge => Message {
                 status: StatusCode::PAYLOAD_TOO_LARGE,
                 title: "Content Too Large",
                 detail: "the body of the request is larger than this server takes",
                 close: true,
             },
-            Rejection::NoRoute => Said {
+            Rejection::NoRoute => Message {
                 status: StatusCode::NOT_FOUND,
                 title: "Not Found",
                 detail: "nothing is served at this host, path and method",
@@ -67,19 +67,19 @@ impl Rejection {
             Rejection::AmbiguousKey(_) => {
                 refused("the request carries several different keys where one must be")
             }
-            Rejection::UnknownKey(_) => Said {
+            Rejection::UnknownKey(_) => Message {
                 status: StatusCode::UNAUTHORIZED,
                 title: "Unauthorized",
                 detail: "the API key is not known",
                 close: false,
             },
-            Rejection::Limited(_) | Rejection::Blocked(_) => Said {
+            Rejection::Limited(_) | Rejection::Blocked(_) => Message {
                 status: StatusCode::TOO_MANY_REQUESTS,
                 title: "Quota Exceeded",
                 detail: "",
                 close: false,
             },
-            Rejection::StoreAway { .. } => Said {
+            Rejection::StoreAway { .. } => Message {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 title: "Temporarily Reduced Capacity",
                 detail: "limits cannot be checked at the moment",
@@ -91,10 +91,10 @@ impl Rejection {
 
     /// What is said of it to the client, in a sentence.
     pub(in crate::proxy) fn sentence(&self) -> &'static str {
-        self.said().detail
+        self.message().detail
     }
 
-    pub(super) fn outcome(&self) -> Outcome {
+    pub(in crate::proxy) fn outcome(&self) -> Outcome {
         match self {
             Rejection::Limited(_) | Rejection::Blocked(_) => Outcome::Denied,
             _ => Outcome::Rejected,
@@ -107,20 +107,20 @@ impl Rejection {
             Rejection::Blocked(_) => Some("blocked"),
             Rejection::StoreAway { reason, .. } => Some(reason),
             Rejection::Upstream(error) => Some(error.label()),
-            other => Some(other.said().detail),
+            other => Some(other.message().detail),
         }
     }
 }
 
-fn malformed(detail: &'static str) -> Said {
-    Said {
+fn malformed(detail: &'static str) -> Message {
+    Message {
         close: true,
         ..refused(detail)
     }
 }
 
-fn refused(detail: &'static str) -> Said {
-    Said {
+fn refused(detail: &'static str) -> Message {
+    Message {
         status: StatusCode::BAD_REQUEST,
         title: "Bad Request",
         detail,
@@ -128,7 +128,7 @@ fn refused(detail: &'static str) -> Said {
     }
 }
 
-fn upstream(error: &UpstreamError) -> Said {
+fn upstream(error: &UpstreamError) -> Message {
     let status = error.status();
     let (title, detail) = match status {
         StatusCode::GATEWAY_TIMEOUT => (
@@ -139,7 +139,7 @@ fn upstream(error: &UpstreamError) -> Said {
             "Service Unavailable",
             "no upstream server can take the request now",
         ),
-        StatusCode::PAYLOAD_TOO_LARGE => return Rejection::BodyTooLarge.said(),
+        StatusCode::PAYLOAD_TOO_LARGE => return Rejection::BodyTooLarge.message(),
         StatusCode::REQUEST_TIMEOUT => (
             "Request Timeout",
             "the body of the request did not arrive in time",
@@ -150,7 +150,7 @@ fn upstream(error: &UpstreamError) -> Said {
         ),
         _ => ("Bad Gateway", "the upstream server gave no usable answer"),
     };
-    Said {
+    Message {
         status,
         title,
         detail,

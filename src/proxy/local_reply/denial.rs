@@ -4,29 +4,21 @@
 use bytes::Bytes;
 use http::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN, CACHE_CONTROL, CONTENT_TYPE,
-    HeaderMap, HeaderValue, LINK, ORIGIN, VARY,
+    HeaderMap, HeaderValue, LINK, ORIGIN, RETRY_AFTER, VARY,
 };
 use http::{Method, Response};
 use smallvec::SmallVec;
 
 use super::super::grpc;
 use super::super::problem::{self, Detail, Problem, QUOTA_EXCEEDED};
+use super::super::rejection::{BLOCK_POLICY, Blocked, Denial};
 use super::{LocalReplies, insert_static};
 use crate::clock;
 use crate::config::BodyKind;
-use crate::limit::headers::{RateLimitStatus, expose_to_scripts, write_behind};
+use crate::limit::headers::{
+    RateLimitStatus, expose_to_scripts, seconds_up, seconds_value, write_behind,
+};
 use crate::limit::{Charge, Decision, LimitCheck, Rate, Retry};
-
-/// A denial, with what its answer tells.
-#[derive(Debug)]
-pub(crate) struct Denial {
-    /// What was asked.
-    pub(crate) charge: Charge,
-    /// What the store said.
-    pub(crate) decision: Decision,
-    /// Whether it was said here, without the store.
-    pub(crate) alone: bool,
-}
 
 /// How a client wants to read a denial; taken from its request only when it is denied.
 #[derive(Debug)]
@@ -65,45 +57,69 @@ impl LocalReplies {
         let Denial {
             charge, decision, ..
         } = denial;
-        let told = self.tell(charge, decision, clock::unix_us());
-        let told = (charge, &told);
-        self.with_problem(told, id, |problem| {
+        let status = RateLimitStatus::of(denial.decided(), self.headers.reset, clock::unix_us());
+        self.with_problem(charge, &status, id, |problem| {
             let retry_us = problem.retry_after.map(|_| longest_retry_us(decision));
-            let (mut response, body) = self.refusal(problem, (form, retry_us), room);
+            let (mut response, body) = self.refusal(problem, form, retry_us, room);
             let headers = response.headers_mut();
             // One buffer has the body and the values of the headers.
             let length = body.len();
-            let written = write_behind(headers, self.headers, told, body);
+            let written = write_behind(headers, self.headers, charge, &status, body);
             self.open_to_scripts(headers, form);
             *response.body_mut() = written.slice(..length);
             response
         })
     }
 
-    /// What a client is told of a decision that was made now.
-    pub(in crate::proxy) fn tell(
+    /// The answer to someone who is kept out. Without an end no Retry-After would be honest.
+    pub(super) fn keep_out(
         &self,
-        charge: &Charge,
-        decision: &Decision,
-        unix_us: u64,
-    ) -> RateLimitStatus {
-        RateLimitStatus::of(charge, decision, (self.headers.reset, unix_us))
+        blocked: &Blocked,
+        form: &Form,
+        id: &str,
+        room: HeaderMap,
+    ) -> Response<Bytes> {
+        let wait = blocked.left_us.map(|us| seconds_up(us).max(1));
+        let detail = match wait {
+            Some(seconds) => format!("this client is blocked; retry in {seconds} s"),
+            None => "this client is blocked".to_owned(),
+        };
+        let problem = Problem {
+            kind: QUOTA_EXCEEDED,
+            title: "Blocked",
+            status: self.deny.status.as_u16(),
+            detail: Detail::Text(&detail),
+            violated: &[BLOCK_POLICY],
+            retry_after: wait,
+            docs_url: self.deny.docs_url.as_deref(),
+            request_id: id,
+        };
+        let (mut response, body) = self.refusal(&problem, form, blocked.left_us, room);
+        *response.body_mut() = body.into();
+        if let Some(seconds) = wait {
+            response
+                .headers_mut()
+                .insert(RETRY_AFTER, seconds_value(seconds));
+        }
+        self.open_to_scripts(response.headers_mut(), form);
+        response
     }
 
     /// Words a denial.
     fn with_problem<R>(
         &self,
-        (charge, told): (&Charge, &RateLimitStatus),
+        charge: &Charge,
+        status: &RateLimitStatus,
         id: &str,
         then: impl FnOnce(&Problem<'_>) -> R,
     ) -> R {
-        let wait = told.wait;
-        let violated: SmallVec<[&str; 4]> = told
+        let wait = status.wait;
+        let violated: SmallVec<[&str; 4]> = status
             .states(charge)
             .filter(|(_, state)| state.denies)
             .map(|(item, _)| item.window.policy.as_ref())
             .collect();
-        let worst = told.longest(charge);
+        let worst = status.longest(charge);
         let never = match (wait, worst) {
             (None, Some(item)) => never_allowed(item),
             _ => String::new(),
@@ -145,7 +161,8 @@ impl LocalReplies {
     pub(in crate::proxy) fn refusal(
         &self,
         problem: &Problem<'_>,
-        (form, retry_us): (&Form, Option<u64>),
+        form: &Form,
+        retry_us: Option<u64>,
         room: HeaderMap,
     ) -> (Response<Bytes>, Vec<u8>) {
         let mut response = Response::new(Bytes::new());

@@ -4,9 +4,6 @@
 //! which never holds anything of the inside.
 
 mod denial;
-mod said;
-
-use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{
@@ -15,85 +12,17 @@ use http::header::{
 use http::{HeaderMap, Request, Response, StatusCode};
 
 use super::access_record::AccessRecord;
-use super::admit::Admission;
+use super::admission::Admission;
 use super::grpc;
 use super::headers::RequestFault;
-use super::overrides::{Blocked, POLICY};
 use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
+use super::rejection::message::Message;
+use super::rejection::{BLOCK_POLICY, Rejection};
 use super::request_id;
-use crate::body::BodyError;
 use crate::clock;
 use crate::config::{BodyKind, DenySettings};
 use crate::limit::headers::{self, HeaderSettings, RateLimitStatus};
-use crate::path::PathError;
-use crate::request_head::HeadError;
-use crate::upstream::UpstreamError;
-pub(crate) use denial::{Denial, Form};
-use said::Said;
-
-/// Why a request is not answered by an upstream.
-#[derive(Debug)]
-pub(crate) enum Rejection {
-    /// The bytes of its head.
-    HeadError(HeadError),
-    /// Its head's meaning.
-    Request(RequestFault),
-    /// Its path has no single meaning.
-    Path(PathError),
-    /// Its path means one route to some upstreams and another to others.
-    AmbiguousPath,
-    /// Served over TLS only: here.
-    TlsOnly(HeaderValue),
-    /// A body longer than the configuration allows.
-    BodyTooLarge,
-    /// No route is its.
-    NoRoute,
-    /// It lacks the key that this limit needs.
-    MissingKey(Arc<str>),
-    /// It carries several different values for the key of this limit.
-    AmbiguousKey(Arc<str>),
-    /// It carries an API key that is not known, for this limit.
-    UnknownKey(Arc<str>),
-    /// A limit denies it.
-    Limited(Box<Denial>),
-    /// An operator keeps its client out.
-    Blocked(Box<Blocked>),
-    /// The store is away, and these limits say that means no.
-    StoreAway {
-        /// Their names.
-        limits: Vec<Arc<str>>,
-        /// What is wrong with the store, for the log.
-        reason: &'static str,
-    },
-    /// The upstream did not answer.
-    Upstream(UpstreamError),
-}
-
-impl From<RequestFault> for Rejection {
-    fn from(fault: RequestFault) -> Self {
-        Rejection::Request(fault)
-    }
-}
-
-impl From<PathError> for Rejection {
-    fn from(error: PathError) -> Self {
-        Rejection::Path(error)
-    }
-}
-
-impl From<UpstreamError> for Rejection {
-    fn from(error: UpstreamError) -> Self {
-        Rejection::Upstream(error)
-    }
-}
-
-impl Rejection {
-    /// Whether the client left, or broke the framing, in the middle of its upload.
-    pub(super) fn is_cut_upload(&self) -> bool {
-        let broken = |error: &BodyError| matches!(error, BodyError::Broken);
-        matches!(self, Rejection::Upstream(UpstreamError::Request(error)) if broken(error))
-    }
-}
+use denial::Form;
 
 /// How the proxy words its own answers, and what it adds to others: rate-limit headers.
 #[derive(Debug)]
@@ -128,13 +57,13 @@ impl LocalReplies {
 
     /// Writes the rate-limit headers of the decision that let the request pass.
     pub(super) fn mark<B>(&self, admission: &Admission, response: &mut Response<B>) {
-        let Some((charge, decision, _)) = admission.told() else {
+        let Some(granted) = admission.granted() else {
             return;
         };
         let map = response.headers_mut();
-        let at = (self.headers.reset, admission.decided_us());
-        let status = RateLimitStatus::of(charge, decision, at);
-        headers::write(map, self.headers, charge, &status);
+        let (reset, unix_us) = (self.headers.reset, admission.decided_us());
+        let status = RateLimitStatus::of(granted.decided, reset, unix_us);
+        headers::write(map, self.headers, granted.decided.charge, &status);
         if admission.cors {
             headers::expose_to_scripts(map);
         }
@@ -154,50 +83,50 @@ impl LocalReplies {
         let id = made.as_str();
         let response = match rejection {
             Rejection::Limited(denial) => {
-                record.note_denial(&denial.charge, &denial.decision);
+                record.note_denial(denial.decided());
                 let form = Form::of(request.method(), request.headers());
                 self.denial(denial, &form, id, emptied(request))
             }
             Rejection::Blocked(blocked) => {
-                record.note_denier(&POLICY.into(), (blocked.tag, blocked.plain.as_ref()));
+                record.note_denier(&BLOCK_POLICY.into(), blocked.tag, blocked.plain.as_ref());
                 let form = Form::of(request.method(), request.headers());
                 self.keep_out(blocked, &form, id, emptied(request))
             }
             Rejection::StoreAway { limits, .. } => {
                 let violated: Vec<&str> = limits.iter().map(AsRef::as_ref).collect();
-                let mut response = plain(&rejection.said(), REDUCED_CAPACITY, &violated, id);
+                let mut response = plain(&rejection.message(), REDUCED_CAPACITY, &violated, id);
                 response
                     .headers_mut()
                     .insert(RETRY_AFTER, HeaderValue::from_static("1"));
                 response
             }
             Rejection::TlsOnly(place) => {
-                let mut response = plain(&rejection.said(), BLANK, &[], id);
+                let mut response = plain(&rejection.message(), BLANK, &[], id);
                 response.headers_mut().insert(LOCATION, place.clone());
                 response
             }
             Rejection::MissingKey(limit) | Rejection::AmbiguousKey(limit) => {
-                plain(&rejection.said(), BLANK, &[limit], id)
+                plain(&rejection.message(), BLANK, &[limit], id)
             }
             Rejection::UnknownKey(limit) => {
-                let mut response = plain(&rejection.said(), BLANK, &[limit], id);
+                let mut response = plain(&rejection.message(), BLANK, &[limit], id);
                 insert_static(&mut response, WWW_AUTHENTICATE, self.challenge);
                 response
             }
             Rejection::Upstream(error) => {
-                let mut response = plain(&rejection.said(), BLANK, &[], id);
+                let mut response = plain(&rejection.message(), BLANK, &[], id);
                 if let Some(seconds) = error.retry_after() {
                     let headers = response.headers_mut();
                     headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
                 }
                 response
             }
-            other => plain(&other.said(), BLANK, &[], id),
+            other => plain(&other.message(), BLANK, &[], id),
         };
         // Denials have chosen their form themselves.
         let response = match rejection {
             Rejection::Limited(_) | Rejection::Blocked(_) => response,
-            _ if record.grpc => grpc::translate(response, rejection.said().detail),
+            _ if record.grpc => grpc::translate(response, rejection.message().detail),
             _ => response,
         };
         record.request_id = Some(made);
@@ -213,33 +142,33 @@ fn emptied<B>(request: &mut Request<B>) -> HeaderMap {
 }
 
 /// An answer as problem details.
-fn plain(said: &Said, kind: &'static str, violated: &[&str], id: &str) -> Response<Bytes> {
+fn plain(message: &Message, kind: &'static str, violated: &[&str], id: &str) -> Response<Bytes> {
     let problem = Problem {
         kind,
-        title: said.title,
-        status: said.status.as_u16(),
-        detail: Detail::Text(said.detail),
+        title: message.title,
+        status: message.status.as_u16(),
+        detail: Detail::Text(message.detail),
         violated,
         retry_after: None,
         docs_url: None,
         request_id: id,
     };
     let mut response = Response::new(problem::render(&problem, BodyKind::Json, None).into());
-    *response.status_mut() = said.status;
+    *response.status_mut() = message.status;
     insert_static(
         &mut response,
         CONTENT_TYPE,
         problem::media_type(BodyKind::Json),
     );
     insert_static(&mut response, CACHE_CONTROL, "no-store");
-    if said.status == StatusCode::METHOD_NOT_ALLOWED {
+    if message.status == StatusCode::METHOD_NOT_ALLOWED {
         insert_static(
             &mut response,
             http::header::ALLOW,
             "GET, HEAD, POST, PUT, PATCH, DELETE",
         );
     }
-    if said.close {
+    if message.close {
         insert_static(&mut response, CONNECTION, "close");
     }
     response
@@ -253,13 +182,13 @@ fn insert_static(response: &mut Response<Bytes>, name: http::HeaderName, value: 
 
 /// The answer to a request whose handling panicked.
 pub(crate) fn panicked() -> Response<Bytes> {
-    let said = Said {
+    let message = Message {
         status: StatusCode::INTERNAL_SERVER_ERROR,
         title: "Internal Server Error",
         detail: "the request could not be handled",
         close: true,
     };
-    plain(&said, BLANK, &[], request_id::made().as_str())
+    plain(&message, BLANK, &[], request_id::made().as_str())
 }
 
 /// A whole response of this status, head included, to a head that cannot be read; or to one with a

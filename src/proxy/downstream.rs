@@ -1,9 +1,11 @@
 //! How a client's connection came to us: from where, and over what.
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use super::headers;
 use crate::certificate::Certificate;
+use crate::request_head::Scheme;
 
 /// How a client came: from where, and over what.
 #[derive(Clone, Debug)]
@@ -44,5 +46,39 @@ impl Arrival {
     /// The certificate that the client showed.
     pub fn certificate(&self) -> Option<&Certificate> {
         self.tls.as_ref()?.certificate.as_deref()
+    }
+}
+
+/// One client connection, as the proxy sees it.
+#[derive(Debug)]
+pub struct Downstream {
+    /// Whether its other end may say whom it speaks for.
+    pub(super) trusted: bool,
+    pub arrival: Arrival,
+    /// What is told of it upstream, formatted once.
+    peer: OnceLock<headers::Peer>,
+}
+
+impl Downstream {
+    pub(super) fn new(trusted: bool, arrival: Arrival) -> Downstream {
+        Downstream {
+            trusted,
+            arrival,
+            peer: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn peer(&self) -> &headers::Peer {
+        self.peer.get_or_init(|| {
+            let scheme = Scheme::of(self.arrival.tls.is_some());
+            headers::Peer::new(self.arrival.ip, self.trusted, scheme)
+        })
+    }
+
+    /// It asks for nothing for a while.
+    pub(crate) fn rest(&self) {
+        if let Some(peer) = self.peer.get() {
+            peer.rest();
+        }
     }
 }

@@ -1,0 +1,112 @@
+//! Why a request is refused. Each room names what went wrong; `local_reply` makes HTTP of it.
+
+pub(super) mod message;
+
+use std::sync::Arc;
+
+use http::header::HeaderValue;
+
+use super::headers::RequestFault;
+use crate::body::BodyError;
+use crate::limit::{Charge, Decided, Decision, KeyHash};
+use crate::path::PathError;
+use crate::request_head::HeadError;
+use crate::upstream::UpstreamError;
+
+/// The policy that a block violates, as clients and logs call it.
+pub(super) const BLOCK_POLICY: &str = "block";
+
+/// Why a request is not answered by an upstream.
+#[derive(Debug)]
+pub(crate) enum Rejection {
+    /// The bytes of its head.
+    HeadError(HeadError),
+    /// Its head's meaning.
+    Request(RequestFault),
+    /// Its path has no single meaning.
+    Path(PathError),
+    /// Its path means one route to some upstreams and another to others.
+    AmbiguousPath,
+    /// Served over TLS only: here.
+    TlsOnly(HeaderValue),
+    /// A body longer than the configuration allows.
+    BodyTooLarge,
+    /// No route is its.
+    NoRoute,
+    /// It lacks the key that this limit needs.
+    MissingKey(Arc<str>),
+    /// It carries several different values for the key of this limit.
+    AmbiguousKey(Arc<str>),
+    /// It carries an API key that is not known, for this limit.
+    UnknownKey(Arc<str>),
+    /// A limit denies it.
+    Limited(Box<Denial>),
+    /// An operator keeps its client out.
+    Blocked(Box<Blocked>),
+    /// The store is away, and these limits say that means no.
+    StoreAway {
+        /// Their names.
+        limits: Vec<Arc<str>>,
+        /// What is wrong with the store, for the log.
+        reason: &'static str,
+    },
+    /// The upstream did not answer.
+    Upstream(UpstreamError),
+}
+
+impl From<RequestFault> for Rejection {
+    fn from(fault: RequestFault) -> Self {
+        Rejection::Request(fault)
+    }
+}
+
+impl From<PathError> for Rejection {
+    fn from(error: PathError) -> Self {
+        Rejection::Path(error)
+    }
+}
+
+impl From<UpstreamError> for Rejection {
+    fn from(error: UpstreamError) -> Self {
+        Rejection::Upstream(error)
+    }
+}
+
+impl Rejection {
+    /// Whether the client left, or broke the framing, in the middle of its upload.
+    pub(super) fn is_cut_upload(&self) -> bool {
+        let broken = |error: &BodyError| matches!(error, BodyError::Broken);
+        matches!(self, Rejection::Upstream(UpstreamError::Request(error)) if broken(error))
+    }
+}
+
+/// A limit's denial.
+#[derive(Debug)]
+pub(crate) struct Denial {
+    /// What was asked.
+    pub(crate) charge: Charge,
+    /// What the store said.
+    pub(crate) decision: Decision,
+    /// Whether it was said here, without the store.
+    pub(crate) alone: bool,
+}
+
+impl Denial {
+    pub(super) fn decided(&self) -> Decided<'_> {
+        Decided {
+            charge: &self.charge,
+            decision: &self.decision,
+        }
+    }
+}
+
+/// An operator's block of a client.
+#[derive(Debug)]
+pub(crate) struct Blocked {
+    /// The hash of its key.
+    pub(crate) tag: KeyHash,
+    /// The key before it was hashed, where logs show keys.
+    pub(super) plain: Option<Arc<str>>,
+    /// Microseconds until the block ends; `None` if it has no end.
+    pub(super) left_us: Option<u64>,
+}
