@@ -18,7 +18,7 @@ use http::{Request, Response};
 use crate::config::{Config, UpstreamServer};
 use crate::limit::KeyHash;
 use crate::path::CanonicalPath;
-use crate::proxy::dry_run::{DryRun, DryRunResult, Ending, RequestView, SharedCounts};
+use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, RequestView, SharedCounts};
 use crate::route::Target;
 use limits::LimitsTold;
 pub use question::{EXAMPLE_PEER, Question, QuestionError};
@@ -82,11 +82,11 @@ pub fn explain(
     let client = client::tell(&config.client_ip, arrival.ip, request.headers());
     let counted_as = client.counted_as.clone();
     let near = routes::near(config, &request, NEAR);
-    let shown = limits::Shown {
+    let shown = limits::Visible {
         secrets: &secrets,
         address: &counted_as,
     };
-    let tell = |view: &RequestView<'_, '_, '_>| Told {
+    let tell = |view: &RequestView<'_, '_, '_>| RouteView {
         route: routes::tell(config, view),
         limits: limits::tell(view, shown, known),
         spared: spared(view, config),
@@ -99,7 +99,7 @@ pub fn explain(
         trouble: result.trouble.clone(),
     };
     Ok(assemble(
-        Parts {
+        ExplanationParts {
             asked,
             path,
             client,
@@ -113,7 +113,7 @@ pub fn explain(
 }
 
 /// What is told once the route is known.
-struct Told {
+struct RouteView {
     route: RouteStory,
     limits: LimitsTold,
     spared: Option<String>,
@@ -122,7 +122,7 @@ struct Told {
 }
 
 /// What is known before it.
-struct Parts {
+struct ExplanationParts {
     asked: Asked,
     path: PathStory,
     client: ClientStory,
@@ -131,8 +131,8 @@ struct Parts {
 }
 
 fn assemble(
-    mut parts: Parts,
-    mut result: DryRunResult<Told>,
+    mut parts: ExplanationParts,
+    mut result: DryRunResult<RouteView>,
     config: &Config,
     secrets: &Secrets,
 ) -> Explanation {
@@ -150,7 +150,7 @@ fn assemble(
         let name = route.as_ref().map(|route| route.to.clone());
         upstream(config, name.unwrap_or_default(), &result, secrets, sent)
     });
-    let forwarded = matches!(result.ending, Ending::Forwarded { .. });
+    let forwarded = matches!(result.ending, DryRunOutcome::Forwarded { .. });
     Explanation {
         request: parts.asked,
         verdict,
@@ -184,7 +184,11 @@ fn spared(view: &RequestView<'_, '_, '_>, config: &Config) -> Option<String> {
     none.then(|| "the route has no limits".to_owned())
 }
 
-fn verdict(result: &DryRunResult<Told>, limits: &[LimitStory], spared: Option<&str>) -> Verdict {
+fn verdict(
+    result: &DryRunResult<RouteView>,
+    limits: &[LimitStory],
+    spared: Option<&str>,
+) -> Verdict {
     let status = result.answer.status().as_u16();
     let denying = limits.iter().filter(|limit| limit.denies());
     let by: Vec<String> = denying.map(|limit| limit.name.clone()).collect();
@@ -195,28 +199,30 @@ fn verdict(result: &DryRunResult<Told>, limits: &[LimitStory], spared: Option<&s
         (None, false) => format!("{rest}no limit is asked"),
     };
     let (outcome, status, why) = match &result.ending {
-        Ending::Forwarded { upgrade: false } => ("forwarded", None, passes("")),
-        Ending::Forwarded { upgrade: true } => {
+        DryRunOutcome::Forwarded { upgrade: false } => ("forwarded", None, passes("")),
+        DryRunOutcome::Forwarded { upgrade: true } => {
             let why = passes("it becomes a tunnel if the upstream agrees; ");
             ("forwarded", None, why)
         }
-        Ending::Answered => {
+        DryRunOutcome::Answered => {
             let why = passes("by the route itself; ");
             ("answered", Some(status), why)
         }
-        Ending::Redirected => {
+        DryRunOutcome::Redirected => {
             let why = passes("by the route itself; ");
             ("redirected", Some(status), why)
         }
-        Ending::Denied => {
+        DryRunOutcome::Denied => {
             let why = format!("by {}", by.join(" and "));
             ("denied", Some(status), why)
         }
-        Ending::Blocked(tag) => {
+        DryRunOutcome::Blocked(tag) => {
             let why = format!("an operator keeps the client out (key {})", short(*tag));
             ("blocked", Some(status), why)
         }
-        Ending::Refused(word, sentence) => ("refused", Some(status), format!("{word}: {sentence}")),
+        DryRunOutcome::Refused(word, sentence) => {
+            ("refused", Some(status), format!("{word}: {sentence}"))
+        }
     };
     Verdict {
         outcome: outcome.to_owned(),
@@ -234,7 +240,7 @@ fn short(tag: KeyHash) -> String {
 fn upstream(
     config: &Config,
     name: String,
-    result: &DryRunResult<Told>,
+    result: &DryRunResult<RouteView>,
     secrets: &Secrets,
     sent: &Request<()>,
 ) -> UpstreamStory {
@@ -249,7 +255,7 @@ fn upstream(
         let servers = upstream.servers.iter().map(UpstreamServer::to_string);
         servers.collect()
     });
-    let upgrade = matches!(result.ending, Ending::Forwarded { upgrade: true });
+    let upgrade = matches!(result.ending, DryRunOutcome::Forwarded { upgrade: true });
     UpstreamStory {
         name: own.map_or(name, |upstream| upstream.name.to_string()),
         servers: servers.unwrap_or_default(),

@@ -67,7 +67,7 @@ use exchange::Exchange;
 use grpc::Call;
 use limiter::WorkerStore;
 use rejection::Rejection;
-use slots::Slots;
+use slots::HeldSlots;
 use stages::Stages;
 use traced::Tracer;
 use upgrade::Tunnel;
@@ -253,7 +253,7 @@ impl Proxy {
 
 /// Has the request's slots let go of when its response, or the tunnel it became, has ended.
 fn hold(x: &mut Exchange<'_>) {
-    let slots: Option<Box<Slots>> = x.admission.slots.take();
+    let slots: Option<Box<HeldSlots>> = x.admission.slots.take();
     if let Some(tunnel) = x.response.extensions_mut().get_mut::<Tunnel>() {
         tunnel.hold(slots);
         // The line is written now: limits on trial hold nothing any more.

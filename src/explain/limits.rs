@@ -23,14 +23,14 @@ pub(super) struct LimitsTold {
 /// What of a key is shown: nothing secret, and of an address that which stands for its client.
 /// What of a client's secrets and address the reader may see.
 #[derive(Clone, Copy)]
-pub(super) struct Shown<'s> {
+pub(super) struct Visible<'s> {
     pub(super) secrets: &'s Secrets,
     /// The client's address as limits count it.
     pub(super) address: &'s str,
 }
 
 /// What is known before the counts are asked.
-pub(super) fn tell(view: &RequestView<'_, '_, '_>, shown: Shown<'_>, known: bool) -> LimitsTold {
+pub(super) fn tell(view: &RequestView<'_, '_, '_>, shown: Visible<'_>, known: bool) -> LimitsTold {
     let limits = view.found.route.limits.iter();
     let list = limits.map(|limit| one(limit, view, shown, known));
     LimitsTold {
@@ -83,7 +83,7 @@ fn stand(rate: &mut RateStory, verdict: &Verdict) {
 fn one(
     limit: &Arc<Limit>,
     view: &RequestView<'_, '_, '_>,
-    shown: Shown<'_>,
+    shown: Visible<'_>,
     known: bool,
 ) -> LimitStory {
     let facts = view.facts;
@@ -236,8 +236,8 @@ fn tier(limit: &Limit, facts: &Facts<'_>) -> Option<String> {
     })
 }
 
-fn key(limit: &Limit, facts: &Facts<'_>, shown: Shown<'_>) -> Vec<KeyPart> {
-    let Shown { secrets, address } = shown;
+fn key(limit: &Limit, facts: &Facts<'_>, shown: Visible<'_>) -> Vec<KeyPart> {
+    let Visible { secrets, address } = shown;
     let told = limit.key.tell(facts);
     let parts = told.iter().map(|(part, told)| {
         let (found, value, note) = match told {

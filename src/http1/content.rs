@@ -55,7 +55,7 @@ pub(crate) enum Content {
 /// Where chunked content stands.
 #[derive(Debug)]
 pub(crate) struct Chunks {
-    next: Next,
+    next: ContentStep,
     /// Of the chunk that was begun: its size as far as it is known, then its bytes to come.
     left: u64,
     extension_bytes: u32,
@@ -65,7 +65,7 @@ pub(crate) struct Chunks {
 
 /// What comes next of chunked content.
 #[derive(Clone, Copy, Debug)]
-enum Next {
+enum ContentStep {
     /// The first digit of a size.
     Size,
     MoreSize,
@@ -101,7 +101,7 @@ impl Content {
     /// Chunks of a response.
     pub(crate) fn chunks() -> Content {
         Content::Chunks(Chunks {
-            next: Next::Size,
+            next: ContentStep::Size,
             left: 0,
             extension_bytes: 0,
             is_request: false,
@@ -111,7 +111,7 @@ impl Content {
     /// Chunks of a request.
     pub(crate) fn request_chunks() -> Content {
         Content::Chunks(Chunks {
-            next: Next::Size,
+            next: ContentStep::Size,
             left: 0,
             extension_bytes: 0,
             is_request: true,
@@ -135,7 +135,9 @@ impl Content {
     pub(crate) fn known_left(&self) -> Option<u64> {
         match self {
             Content::Length(left) => Some(*left),
-            Content::Chunks(chunks) if matches!(chunks.next, Next::Data) => Some(chunks.left),
+            Content::Chunks(chunks) if matches!(chunks.next, ContentStep::Data) => {
+                Some(chunks.left)
+            }
             _ => None,
         }
     }
@@ -192,15 +194,15 @@ impl Chunks {
     fn take<B: Buf>(&mut self, read: &mut B) -> Result<Taken, ContentFault> {
         loop {
             match self.next {
-                Next::Data if !read.has_remaining() => return Ok(Taken::NeedsMore),
-                Next::Data => {
+                ContentStep::Data if !read.has_remaining() => return Ok(Taken::NeedsMore),
+                ContentStep::Data => {
                     let data = up_to(read, &mut self.left);
                     if self.left == 0 {
-                        self.next = Next::DataCr;
+                        self.next = ContentStep::DataCr;
                     }
                     return Ok(Taken::Piece(Piece::Data(data)));
                 }
-                Next::Trailers(searched) => return self.trailers(read, searched),
+                ContentStep::Trailers(searched) => return self.trailers(read, searched),
                 _ => {
                     let mut used = 0;
                     for &byte in read.chunk() {
@@ -220,37 +222,39 @@ impl Chunks {
     }
 
     fn is_in_a_line(&self) -> bool {
-        !matches!(self.next, Next::Data | Next::Trailers(_))
+        !matches!(self.next, ContentStep::Data | ContentStep::Trailers(_))
     }
 
     /// Reads one byte of what is between the chunks' data.
     fn step(&mut self, byte: u8) -> Result<(), ContentFault> {
         self.next = match (self.next, byte) {
-            (Next::Size | Next::MoreSize, byte) if byte.is_ascii_hexdigit() => {
+            (ContentStep::Size | ContentStep::MoreSize, byte) if byte.is_ascii_hexdigit() => {
                 self.digit(byte)?;
                 if self.is_request {
                     self.count_extension()?;
                 }
-                Next::MoreSize
+                ContentStep::MoreSize
             }
-            (Next::MoreSize | Next::Blank, b' ' | b'\t') => {
+            (ContentStep::MoreSize | ContentStep::Blank, b' ' | b'\t') => {
                 if self.is_request {
                     self.count_extension()?;
                 }
-                Next::Blank
+                ContentStep::Blank
             }
-            (Next::MoreSize | Next::Blank, b';') => Next::Extension,
-            (Next::MoreSize | Next::Extension, b'\r') => Next::SizeLf,
-            (Next::Blank, b'\r') if !self.is_request => Next::SizeLf,
+            (ContentStep::MoreSize | ContentStep::Blank, b';') => ContentStep::Extension,
+            (ContentStep::MoreSize | ContentStep::Extension, b'\r') => ContentStep::SizeLf,
+            (ContentStep::Blank, b'\r') if !self.is_request => ContentStep::SizeLf,
             // Some readers end a line at a line feed alone.
-            (Next::Extension, byte) if byte != b'\n' && (!self.is_request || is_text(byte)) => {
+            (ContentStep::Extension, byte)
+                if byte != b'\n' && (!self.is_request || is_text(byte)) =>
+            {
                 self.count_extension()?;
-                Next::Extension
+                ContentStep::Extension
             }
-            (Next::SizeLf, b'\n') if self.left == 0 => Next::Trailers(0),
-            (Next::SizeLf, b'\n') => Next::Data,
-            (Next::DataCr, b'\r') => Next::DataLf,
-            (Next::DataLf, b'\n') => Next::Size,
+            (ContentStep::SizeLf, b'\n') if self.left == 0 => ContentStep::Trailers(0),
+            (ContentStep::SizeLf, b'\n') => ContentStep::Data,
+            (ContentStep::DataCr, b'\r') => ContentStep::DataLf,
+            (ContentStep::DataLf, b'\n') => ContentStep::Size,
             _ => return Err(ContentFault::Chunk),
         };
         Ok(())
@@ -275,7 +279,7 @@ impl Chunks {
 
     /// Takes the usual end, if it is what comes next.
     fn ends_with<B: Buf>(&self, read: &mut B) -> bool {
-        let ends = matches!(self.next, Next::DataCr) && read.chunk().starts_with(USUAL_END);
+        let ends = matches!(self.next, ContentStep::DataCr) && read.chunk().starts_with(USUAL_END);
         if ends {
             read.advance(USUAL_END.len());
         }
@@ -297,7 +301,7 @@ impl Chunks {
             if read.remaining() >= most {
                 return Err(ContentFault::Trailers);
             }
-            self.next = Next::Trailers(read.remaining());
+            self.next = ContentStep::Trailers(read.remaining());
             return Ok(Taken::NeedsMore);
         };
         let lines = read.copy_to_bytes(from + at + 4);

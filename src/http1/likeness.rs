@@ -33,7 +33,7 @@ const BOUNDS: HeadBounds = HeadBounds {
 
 /// What was understood of a request's head.
 #[derive(Debug, PartialEq)]
-struct Head {
+struct ReadHead {
     method: Method,
     target: Uri,
     version: Version,
@@ -41,9 +41,9 @@ struct Head {
     has_content: bool,
 }
 
-impl Head {
-    fn of<B>(request: &Request<B>, has_content: bool) -> Head {
-        Head {
+impl ReadHead {
+    fn of<B>(request: &Request<B>, has_content: bool) -> ReadHead {
+        ReadHead {
             method: request.method().clone(),
             target: request.uri().clone(),
             version: request.version(),
@@ -55,7 +55,7 @@ impl Head {
 
 /// A head as we read it.
 struct Ours {
-    head: Head,
+    head: ReadHead,
     length: usize,
     may_follow: bool,
     error: Option<HeadError>,
@@ -69,7 +69,7 @@ fn ours(bytes: &[u8]) -> Result<Option<Ours>, Unreadable> {
         return Ok(None);
     };
     Ok(Some(Ours {
-        head: Head::of(&request, !matches!(head.content, Content::Nothing)),
+        head: ReadHead::of(&request, !matches!(head.content, Content::Nothing)),
         length: head.length,
         may_follow: head.may_follow,
         error: head.error,
@@ -81,13 +81,13 @@ fn ours(bytes: &[u8]) -> Result<Option<Ours>, Unreadable> {
 async fn hypers(
     bytes: &[u8],
     answer: impl Fn(usize) -> Response<BoxBody<Bytes, Infallible>>,
-) -> (Vec<Head>, Vec<u8>) {
+) -> (Vec<ReadHead>, Vec<u8>) {
     let (near, mut far) = tokio::io::duplex(1 << 20);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let seeing = Arc::clone(&seen);
     let service = service_fn(|request: Request<Incoming>| {
         let mut seen = seeing.lock().unwrap();
-        seen.push(Head::of(&request, !request.body().is_end_stream()));
+        seen.push(ReadHead::of(&request, !request.body().is_end_stream()));
         std::future::ready(Ok::<_, Infallible>(answer(seen.len() - 1)))
     });
     let mut builder = http1::Builder::new();

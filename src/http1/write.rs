@@ -93,7 +93,7 @@ pub(crate) fn put_head<B>(
         && has_content
         && length == Length::Unknown
         && !headers.contains_key(CONTENT_LENGTH);
-    let mut lines = Lines {
+    let mut lines = HeadWriter {
         out,
         framing: until_end.then_some(AnswerFraming::UntilEnd),
         is_http10: asked.is_http10,
@@ -172,7 +172,7 @@ fn put_status(
 }
 
 /// The lines of a head on their way out.
-struct Lines<'o> {
+struct HeadWriter<'o> {
     out: &'o mut Vec<u8>,
     /// How content is framed, where a line has said it.
     framing: Option<AnswerFraming>,
@@ -182,7 +182,7 @@ struct Lines<'o> {
     has_date: bool,
 }
 
-impl Lines<'_> {
+impl HeadWriter<'_> {
     /// Of several lines of one name, one.
     fn put_joined(&mut self, name: &HeaderName, headers: &HeaderMap, more: Option<&str>) {
         self.out.extend_from_slice(name.as_str().as_bytes());

@@ -24,7 +24,7 @@ pub struct Counter {
 
 /// A counter as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
-pub struct Aged {
+pub struct AgedCounter {
     /// Units that the estimate counts, rounded up.
     pub used: u64,
     /// Whether the clock stands in a window before the counter's.
@@ -37,7 +37,7 @@ pub struct Aged {
 
 impl Counter {
     /// Moves the counts to the window of `now_us`, microseconds, without changing them.
-    pub fn look(&self, rule: &Rule, now_us: u64) -> Aged {
+    pub fn look(&self, rule: &Rule, now_us: u64) -> AgedCounter {
         let window = rule.window_us;
         let past_us = now_us % window;
         let start_us = now_us - past_us;
@@ -54,7 +54,7 @@ impl Counter {
         };
         let most = (EXACT / window).min(u64::from(u32::MAX));
         let (previous, current) = (previous.min(most), current.min(most));
-        let mut aged = Aged {
+        let mut aged = AgedCounter {
             used: 0,
             stepped,
             start_us,
@@ -67,8 +67,8 @@ impl Counter {
     }
 
     /// Admits `cost` units at the instant of `aged`; the counter as it stands then.
-    pub fn charge(&mut self, aged: &Aged, cost: u64) -> Aged {
-        let after = Aged {
+    pub fn charge(&mut self, aged: &AgedCounter, cost: u64) -> AgedCounter {
+        let after = AgedCounter {
             used: aged.used + cost,
             current: aged.current + cost,
             ..*aged
@@ -79,7 +79,7 @@ impl Counter {
 
     /// Stores the counts in the window of `aged`: all that a denial changes, and only after a
     /// step back of the clock.
-    pub fn keep_ages(&mut self, aged: &Aged) {
+    pub fn keep_ages(&mut self, aged: &AgedCounter) {
         self.start_us = aged.start_us;
         self.previous = u32::try_from(aged.previous).unwrap_or(u32::MAX);
         self.current = u32::try_from(aged.current).unwrap_or(u32::MAX);
@@ -87,7 +87,7 @@ impl Counter {
 
     /// Takes back up to `cost` units admitted in the window numbered `stamp` (modulo 2^48), if that
     /// still counts.
-    pub fn give_back(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
+    pub fn give_back(&mut self, aged: &AgedCounter, rule: &Rule, cost: u64, stamp: u64) {
         let mut left = *aged;
         match aged.stamp(rule).wrapping_sub(stamp) & (STAMPS - 1) {
             0 => left.current = aged.current.saturating_sub(cost),
@@ -103,7 +103,7 @@ impl Counter {
     }
 }
 
-impl Aged {
+impl AgedCounter {
     /// Microseconds until the estimate is at most `room` if nothing else is admitted.
     pub fn wait(&self, rule: &Rule, room: u64) -> u64 {
         let window = rule.window_us;

@@ -42,8 +42,8 @@ impl Look {
 
 #[derive(Clone, Copy, Debug)]
 enum Aged {
-    Log(log::Aged),
-    Counter(counter::Aged),
+    Log(log::AgedLog),
+    Counter(counter::AgedCounter),
     Slots(Slots),
 }
 

@@ -81,7 +81,7 @@ pub fn write_behind(
         return room.into();
     };
     let keep = settings.pass_upstream;
-    let mut texts = Texts(room);
+    let mut texts = ValueTexts(room);
     let wait = status.wait.map(|seconds| texts.number(seconds));
     let ours = settings.x_ratelimit && !upstream_is_tighter(headers, settings, state);
     let trio = ours.then(|| (texts.number(state.remaining), texts.number(status.reset)));
@@ -133,30 +133,30 @@ fn small(number: u64) -> Option<HeaderValue> {
 const TEXT_BYTES: usize = 128;
 
 /// The values that are made for one response: slices of one allocation, whatever their number.
-struct Texts(Vec<u8>);
+struct ValueTexts(Vec<u8>);
 
 /// One of them.
-enum Text {
+enum ValueText {
     Ready(HeaderValue),
     /// From here to there in what was written.
     Written(usize, usize),
 }
 
-impl Texts {
-    fn number(&mut self, number: u64) -> Text {
+impl ValueTexts {
+    fn number(&mut self, number: u64) -> ValueText {
         small(number).map_or_else(
             || {
                 let start = self.0.len();
                 write_number(&mut self.0, number);
-                Text::Written(start, self.0.len())
+                ValueText::Written(start, self.0.len())
             },
-            Text::Ready,
+            ValueText::Ready,
         )
     }
 
-    fn policies(&mut self, charge: &Charge) -> Text {
+    fn policies(&mut self, charge: &Charge) -> ValueText {
         if let [only] = charge.as_slice() {
-            return Text::Ready(only.window.wording.policy.clone());
+            return ValueText::Ready(only.window.wording.policy.clone());
         }
         let start = self.0.len();
         for item in charge {
@@ -165,24 +165,26 @@ impl Texts {
         self.list_from(start)
     }
 
-    fn states(&mut self, charge: &Charge, status: &RateLimitStatus) -> Text {
+    fn states(&mut self, charge: &Charge, status: &RateLimitStatus) -> ValueText {
         let start = self.0.len();
         write_states(&mut self.0, charge, status);
         self.list_from(start)
     }
 
     /// Of elements that each end with a separator; the last one's is left out.
-    fn list_from(&self, start: usize) -> Text {
-        Text::Written(start, self.0.len().saturating_sub(2).max(start))
+    fn list_from(&self, start: usize) -> ValueText {
+        ValueText::Written(start, self.0.len().saturating_sub(2).max(start))
     }
 }
 
-impl Text {
+impl ValueText {
     fn value(self, texts: &Bytes) -> HeaderValue {
         match self {
-            Text::Ready(value) => value,
-            Text::Written(start, end) => HeaderValue::from_maybe_shared(texts.slice(start..end))
-                .expect("digits, names and separators are visible ASCII"),
+            ValueText::Ready(value) => value,
+            ValueText::Written(start, end) => {
+                HeaderValue::from_maybe_shared(texts.slice(start..end))
+                    .expect("digits, names and separators are visible ASCII")
+            }
         }
     }
 }

@@ -85,7 +85,7 @@ impl Ring {
 
 /// A log as it stands at one instant. Only valid for the log it was taken from, unchanged.
 #[derive(Clone, Copy, Debug)]
-pub struct Aged {
+pub struct AgedLog {
     /// Units that count.
     pub used: u64,
     /// Whether the clock stands before the last admission.
@@ -100,7 +100,7 @@ pub struct Aged {
 
 impl Log {
     /// Ages the log to `now_us`, microseconds, without changing it.
-    pub fn look(&self, rule: &Rule, now_us: u64) -> Aged {
+    pub fn look(&self, rule: &Rule, now_us: u64) -> AgedLog {
         match self.own_rule(rule) {
             None => self.look_by(rule, now_us),
             Some(own) => self.look_by(&own, now_us),
@@ -116,8 +116,8 @@ impl Log {
         })
     }
 
-    fn look_by(&self, rule: &Rule, now_us: u64) -> Aged {
-        let mut aged = Aged {
+    fn look_by(&self, rule: &Rule, now_us: u64) -> AgedLog {
+        let mut aged = AgedLog {
             used: 0,
             stepped: now_us + self.shift_us < self.last_us,
             own_us: (now_us + self.shift_us).max(self.last_us),
@@ -141,7 +141,7 @@ impl Log {
     }
 
     /// Microseconds until no more than `room` units count if nothing else is admitted.
-    pub fn wait(&self, aged: &Aged, rule: &Rule, room: u64) -> u64 {
+    pub fn wait(&self, aged: &AgedLog, rule: &Rule, room: u64) -> u64 {
         if aged.used <= room {
             return 0;
         }
@@ -151,7 +151,7 @@ impl Log {
         }
     }
 
-    fn wait_by(&self, aged: &Aged, rule: &Rule, room: u64) -> u64 {
+    fn wait_by(&self, aged: &AgedLog, rule: &Rule, room: u64) -> u64 {
         if room == 0 {
             return self.wait_for(self.newest, aged, rule);
         }
@@ -162,12 +162,12 @@ impl Log {
     }
 
     /// Microseconds until what was admitted at `stamp` expires.
-    fn wait_for(&self, stamp: u64, aged: &Aged, rule: &Rule) -> u64 {
+    fn wait_for(&self, stamp: u64, aged: &AgedLog, rule: &Rule) -> u64 {
         stamp * rule.precision_us + rule.window_us - aged.own_us
     }
 
     /// Admits `cost` units (at least 1) at the instant of `aged`; the log as it stands then.
-    pub fn charge(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
+    pub fn charge(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) -> AgedLog {
         match self.own_rule(rule) {
             None => self.charge_by(aged, rule, cost),
             Some(own) => self.charge_in_another_precision(aged, rule, &own, cost),
@@ -177,27 +177,27 @@ impl Log {
     #[cold]
     fn charge_in_another_precision(
         &mut self,
-        aged: &Aged,
+        aged: &AgedLog,
         rule: &Rule,
         own: &Rule,
         cost: u64,
-    ) -> Aged {
+    ) -> AgedLog {
         let live = self.count - aged.skip;
         if live == 0 {
             // Nothing of the old form is left to keep.
             self.count = 0;
             self.ring = Ring::default();
-            return self.charge_by(&Aged { skip: 0, ..*aged }, rule, cost);
+            return self.charge_by(&AgedLog { skip: 0, ..*aged }, rule, cost);
         }
         if own.precision_us > rule.precision_us || live > COARSEN {
             return self.charge_by(aged, own, cost);
         }
         self.coarsen(aged, own, rule);
-        self.charge_by(&Aged { skip: 0, ..*aged }, rule, cost)
+        self.charge_by(&AgedLog { skip: 0, ..*aged }, rule, cost)
     }
 
     /// Rewrites the live entries, kept by `old`, in the coarser precision of `new`.
-    fn coarsen(&mut self, aged: &Aged, old: &Rule, new: &Rule) {
+    fn coarsen(&mut self, aged: &AgedLog, old: &Rule, new: &Rule) {
         let up = |stamp: u64| (stamp * old.precision_us).div_ceil(new.precision_us);
         let mut entries: Vec<(u64, u32)> = Vec::new();
         for place in aged.skip..self.count {
@@ -220,7 +220,7 @@ impl Log {
         }
     }
 
-    fn charge_by(&mut self, aged: &Aged, rule: &Rule, cost: u64) -> Aged {
+    fn charge_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) -> AgedLog {
         let mut stamp = match rule.precision_us {
             1 => aged.own_us,
             precision_us => aged.own_us.div_ceil(precision_us),
@@ -256,7 +256,7 @@ impl Log {
         self.precision_us = rule.precision_us;
         self.shift_us = aged.shift_us;
         self.put(rule, self.count - 1, stamp, self.total);
-        Aged {
+        AgedLog {
             used: aged.used + cost,
             stepped: false,
             skip: 0,
@@ -268,14 +268,14 @@ impl Log {
     /// Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it
     /// on sink. Nothing happens where it has expired, or where more than `GIVE_BACK` entries came
     /// since.
-    pub fn give_back(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
+    pub fn give_back(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
         match self.own_rule(rule) {
             None => self.give_back_by(aged, rule, cost, stamp),
             Some(own) => self.give_back_by(aged, &own, cost, stamp),
         }
     }
 
-    fn give_back_by(&mut self, aged: &Aged, rule: &Rule, cost: u64, stamp: u64) {
+    fn give_back_by(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
         let age = self.newest.wrapping_sub(stamp) & (STAMPS - 1);
         let Some(stamp) = self.newest.checked_sub(age).filter(|_| aged.used > 0) else {
             return;
@@ -314,7 +314,7 @@ impl Log {
     }
 
     /// What has expired is given up: its entries, and its units in the running totals.
-    fn forget_expired(&mut self, aged: &Aged, rule: &Rule) {
+    fn forget_expired(&mut self, aged: &AgedLog, rule: &Rule) {
         self.head = wrapped(self.head, aged.skip, self.capacity(rule));
         self.count -= aged.skip;
         self.base = aged.base;
@@ -322,7 +322,7 @@ impl Log {
     }
 
     /// Keeps the ages after a step back of the clock: all that a denial changes.
-    pub fn keep_ages(&mut self, aged: &Aged) {
+    pub fn keep_ages(&mut self, aged: &AgedLog) {
         self.shift_us = aged.shift_us;
     }
 

@@ -21,7 +21,7 @@ use crate::telemetry::metrics::method_of;
 #[derive(Debug)]
 pub(crate) struct AccessRecord {
     /// Nothing where no line will be written.
-    head: Option<Head>,
+    head: Option<RecordedHead>,
     log: Buffer,
     show_keys: bool,
     /// When its head was whole.
@@ -56,16 +56,16 @@ pub(crate) struct AccessRecord {
 
 /// What a line says of its request's head.
 #[derive(Debug)]
-struct Head {
+struct RecordedHead {
     /// When it came, microseconds since the Unix epoch.
     unix_us: u64,
     method: Method,
     uri: Uri,
 }
 
-impl Head {
-    fn of<B>(request: &Request<B>, began: Instant) -> Head {
-        Head {
+impl RecordedHead {
+    fn of<B>(request: &Request<B>, began: Instant) -> RecordedHead {
+        RecordedHead {
             unix_us: clock::unix_us_at(began),
             method: request.method().clone(),
             uri: request.uri().clone(),
@@ -83,7 +83,7 @@ impl AccessRecord {
     ) -> AccessRecord {
         let began = clock::now();
         AccessRecord {
-            head: (!log.is_off()).then(|| Head::of(request, began)),
+            head: (!log.is_off()).then(|| RecordedHead::of(request, began)),
             log: log.clone(),
             show_keys,
             began,
@@ -111,7 +111,7 @@ impl AccessRecord {
     #[cold]
     pub(super) fn belongs<B>(&mut self, trace: Box<Trace>, request: &Request<B>) {
         if trace.is_recorded() && self.head.is_none() {
-            self.head = Some(Head::of(request, self.began));
+            self.head = Some(RecordedHead::of(request, self.began));
         }
         self.trace = Some(trace);
     }
@@ -239,7 +239,12 @@ impl AccessRecord {
         }
     }
 
-    fn write_entry(&self, head: &Head, would_deny: Option<&[Arc<str>]>, trace: Option<&Trace>) {
+    fn write_entry(
+        &self,
+        head: &RecordedHead,
+        would_deny: Option<&[Arc<str>]>,
+        trace: Option<&Trace>,
+    ) {
         self.log.record(&Entry {
             unix_us: head.unix_us,
             duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::rejection::{Denial, Rejection};
-use super::slots::Slots;
+use super::slots::HeldSlots;
 use crate::limit::{Asker, Charge, Decided, Decision, KeyHash, Limit, LimitCheck, Window};
 
 /// See the file's head. The stages fill it in where it lies.
@@ -24,7 +24,7 @@ pub(super) struct Admission {
     /// from there, however slow the upstream is.
     pub(super) unix_us: u64,
     /// What it holds while it is under way.
-    pub(super) slots: Option<Box<Slots>>,
+    pub(super) slots: Option<Box<HeldSlots>>,
     /// Whether scripts may ask to read the answer's headers.
     pub(super) cors: bool,
 }
@@ -49,7 +49,7 @@ pub(super) struct Granted<'a> {
 }
 
 /// What one limit counts of a request.
-pub(super) struct Counted<'l> {
+pub(super) struct CountedLimit<'l> {
     pub(super) limit: &'l Arc<Limit>,
     /// Of the request's tier, or of its client's override.
     pub(super) windows: &'l [Arc<Window>],
@@ -62,8 +62,8 @@ pub(super) struct Counted<'l> {
 
 impl Admission {
     /// Adds what one limit asks: these windows, and those of its candidate beside them.
-    pub(super) fn add(&mut self, counted: Counted<'_>) {
-        let Counted {
+    pub(super) fn add(&mut self, counted: CountedLimit<'_>) {
+        let CountedLimit {
             limit,
             windows,
             tag,

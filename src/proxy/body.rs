@@ -12,7 +12,7 @@ use hyper::body::Bytes;
 
 use super::access_record::AccessRecord;
 use super::grpc::Call;
-use super::slots::Slots;
+use super::slots::HeldSlots;
 use crate::body::ResponseBody;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::UpstreamBody;
@@ -23,7 +23,7 @@ pub struct Body {
     content: ResponseBody<UpstreamBody>,
     record: Option<Box<AccessRecord>>,
     /// What the request holds until here.
-    slots: Option<Box<Slots>>,
+    slots: Option<Box<HeldSlots>>,
     /// Set where the answer decides what its request costs.
     settles: Option<Arc<AtomicBool>>,
 }
@@ -81,7 +81,7 @@ impl Body {
     }
 
     /// Holds `slots` until this body has ended or was given up.
-    pub(crate) fn hold(&mut self, slots: Box<Slots>) {
+    pub(crate) fn hold(&mut self, slots: Box<HeldSlots>) {
         self.slots = Some(slots);
     }
 

@@ -17,7 +17,7 @@ use super::rejection::Rejection;
 use super::request_id;
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
-use crate::route::template::{Facts, TooLong};
+use crate::route::template::{TemplateFacts, TooLong};
 use crate::route::{Action, HeaderChange, NoWay, Redirect, Respond, Route, Target, Text};
 
 /// Changes, each with its value for this request; nothing where the header is to go.
@@ -61,7 +61,7 @@ impl<'t> Changes<'t> {
             return Ok(Some(Box::new(changes)));
         }
         let path = CanonicalPath::parse(request.uri().path())?;
-        let facts = Facts {
+        let facts = TemplateFacts {
             client: record.client,
             peer: downstream.arrival.ip,
             host: &check_framing(request)?,
@@ -146,7 +146,10 @@ pub(super) fn redirect(answer: &Redirect, changes: Option<&Changes<'_>>) -> Resp
     response
 }
 
-fn fill<'t>(changes: &'t [HeaderChange], facts: &Facts<'_>) -> Result<Filled<'t>, Rejection> {
+fn fill<'t>(
+    changes: &'t [HeaderChange],
+    facts: &TemplateFacts<'_>,
+) -> Result<Filled<'t>, Rejection> {
     let filled = changes.iter().map(|change| {
         let value = match &change.action {
             Action::Set(text) | Action::Add(text) => value(text, facts)?,
@@ -158,7 +161,7 @@ fn fill<'t>(changes: &'t [HeaderChange], facts: &Facts<'_>) -> Result<Filled<'t>
 }
 
 /// A header's value; nothing if it is empty.
-fn value(text: &Text, facts: &Facts<'_>) -> Result<Option<HeaderValue>, Rejection> {
+fn value(text: &Text, facts: &TemplateFacts<'_>) -> Result<Option<HeaderValue>, Rejection> {
     let too_large = Rejection::HeadError(HeadError::TooLarge);
     let value = match text {
         Text::Fixed(value) => value.clone(),
@@ -171,7 +174,7 @@ fn value(text: &Text, facts: &Facts<'_>) -> Result<Option<HeaderValue>, Rejectio
     Ok(Some(value).filter(|value| !value.is_empty()))
 }
 
-fn place(redirect: &Redirect, facts: &Facts<'_>) -> Result<HeaderValue, Rejection> {
+fn place(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValue, Rejection> {
     redirect.location(facts).map_err(|error| match error {
         NoWay::TooLong => Rejection::HeadError(HeadError::TooLarge),
         NoWay::NoHost => Rejection::Request(RequestFault::Host),

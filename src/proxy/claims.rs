@@ -19,10 +19,10 @@ const KEPT_S: u64 = 60;
 pub(super) struct Tokens {
     rules: JwtRules,
     /// By the BLAKE3 hash of the token.
-    known: Mutex<HashMap<[u8; 32], Known>>,
+    known: Mutex<HashMap<[u8; 32], VerifiedToken>>,
 }
 
-struct Known {
+struct VerifiedToken {
     claims: Arc<Claims>,
     until_s: u64,
 }
@@ -61,7 +61,7 @@ impl Tokens {
             known.clear();
         }
         let claims = Arc::new(verified.claims);
-        let one = Known {
+        let one = VerifiedToken {
             claims: Arc::clone(&claims),
             until_s: verified.until_s.min(now_s + KEPT_S),
         };

@@ -17,7 +17,7 @@ use super::exchange::Exchange;
 use super::forward::turn;
 use super::limiter::StoreHandle;
 use super::rejection::Rejection;
-use super::stages::Question;
+use super::stages::LimitQuery;
 use super::stages::Stages;
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
@@ -58,7 +58,7 @@ pub(crate) struct RequestView<'s, 't, 'p> {
 pub(crate) struct DryRunResult<T> {
     /// What was told of the view, if a route was found.
     pub(crate) told: Option<T>,
-    pub(crate) ending: Ending,
+    pub(crate) ending: DryRunOutcome,
     /// What was asked of the store, and what it said.
     pub(crate) charge: Charge,
     pub(crate) decision: Option<Decision>,
@@ -72,7 +72,7 @@ pub(crate) struct DryRunResult<T> {
 }
 
 /// How it would have ended.
-pub(crate) enum Ending {
+pub(crate) enum DryRunOutcome {
     /// The upstream answers; a tunnel if the client asked for one.
     Forwarded { upgrade: bool },
     /// The route answers by itself.
@@ -111,7 +111,7 @@ impl DryRun {
     ) -> DryRunResult<T> {
         let mut result = DryRunResult {
             told: None,
-            ending: Ending::Answered,
+            ending: DryRunOutcome::Answered,
             charge: Charge::new(),
             decision: None,
             shadow: Vec::new(),
@@ -148,10 +148,10 @@ impl DryRun {
             .as_ref()
             .and_then(|counted| counted.overrides.clone());
         let router = &self.stages.router;
-        let see = |question: &Question<'_, '_, '_>,
+        let see = |question: &LimitQuery<'_, '_, '_>,
                    admission: &Admission,
                    asked: &Result<(), Rejection>| {
-            let Question {
+            let LimitQuery {
                 head, found, facts, ..
             } = question;
             tell(&RequestView {
@@ -247,7 +247,7 @@ impl DryRun {
                     beside.join(x.request.headers_mut());
                 }
                 result.sent = Some(std::mem::take(x.request));
-                result.ending = Ending::Forwarded {
+                result.ending = DryRunOutcome::Forwarded {
                     upgrade: turned.upgrade,
                 };
                 if let Some(changes) = changes {
@@ -255,11 +255,11 @@ impl DryRun {
                 }
             }
             Target::Respond(answer) => {
-                result.ending = Ending::Answered;
+                result.ending = DryRunOutcome::Answered;
                 *x.response = changes::respond(answer, changes);
             }
             Target::Redirect(answer) => {
-                result.ending = Ending::Redirected;
+                result.ending = DryRunOutcome::Redirected;
                 *x.response = changes::redirect(answer, changes);
             }
         }
@@ -284,10 +284,10 @@ fn as_if_charged(mut live: Decision, fresh: &Decision, charge: &Charge) -> Decis
     live
 }
 
-fn ending(refused: &Rejection) -> Ending {
+fn ending(refused: &Rejection) -> DryRunOutcome {
     let word = match refused {
-        Rejection::Limited(_) => return Ending::Denied,
-        Rejection::Blocked(blocked) => return Ending::Blocked(blocked.tag),
+        Rejection::Limited(_) => return DryRunOutcome::Denied,
+        Rejection::Blocked(blocked) => return DryRunOutcome::Blocked(blocked.tag),
         Rejection::HeadError(_) => "malformed head",
         Rejection::Request(_) => "malformed request",
         Rejection::Path(_) => "refused path",
@@ -301,5 +301,5 @@ fn ending(refused: &Rejection) -> Ending {
         Rejection::StoreAway { .. } => "store away",
         Rejection::Upstream(_) => "upstream",
     };
-    Ending::Refused(word, refused.sentence().to_owned())
+    DryRunOutcome::Refused(word, refused.sentence().to_owned())
 }

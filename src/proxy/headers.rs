@@ -21,7 +21,7 @@ use memchr::memmem;
 pub use crate::request_head::Scheme;
 pub use check::{RequestFault, check_coding, check_framing, prefer_target};
 pub(super) use hop::are_twins;
-use hop::{Seen, has_option};
+use hop::{HopFields, has_option};
 pub use naming::scheme;
 use naming::{append, name_client, told};
 pub use peer::Peer;
@@ -91,7 +91,7 @@ pub fn to_upstream<B>(
     if version == Version::HTTP_2 {
         hop::join_cookies(headers);
     }
-    let seen = Seen::in_request(headers, peer.trusted);
+    let seen = HopFields::in_request(headers, peer.trusted);
     if seen.via && passes(headers) >= MAX_PASSES {
         return Err(RequestFault::Loop);
     }
@@ -128,7 +128,7 @@ pub fn to_downstream<B>(response: &mut Response<B>) {
     let version = std::mem::replace(response.version_mut(), Version::HTTP_11);
     let status = response.status();
     let headers = response.headers_mut();
-    let seen = Seen::in_response(headers, status);
+    let seen = HopFields::in_response(headers, status);
     // A response whose options we cannot follow is passed on without the headers we know.
     let _ = seen.remove(headers);
     if status == StatusCode::SWITCHING_PROTOCOLS {

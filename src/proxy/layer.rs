@@ -25,7 +25,7 @@ use super::exchange::Exchange;
 use super::limiter::StoreHandle;
 use super::local_reply;
 use super::rejection::Rejection;
-use super::slots::Slots;
+use super::slots::HeldSlots;
 use super::stages::Stages;
 use crate::config::{Limits, LogFormat, LogTarget, StoreKind};
 use crate::telemetry::access::{AccessLog, Buffer};
@@ -194,20 +194,20 @@ pin_project! {
         #[pin]
         passed: Option<R>,
         made: Bytes,
-        ending: Ending,
+        ending: BodyEnd,
     }
 }
 
 /// What ends with a response's body, or as it is given up.
 #[derive(Debug, Default)]
-struct Ending {
+struct BodyEnd {
     /// What the request holds until here.
-    slots: Option<Box<Slots>>,
+    slots: Option<Box<HeldSlots>>,
     /// With limits on trial, whose decisions are looked at.
     record: Option<Box<(AccessRecord, Buffer)>>,
 }
 
-impl Drop for Ending {
+impl Drop for BodyEnd {
     fn drop(&mut self) {
         if let Some((record, log)) = self.record.take().map(|record| *record) {
             record.write();
@@ -221,7 +221,7 @@ impl<R> LimitedBody<R> {
         LimitedBody {
             passed: Some(body),
             made: Bytes::new(),
-            ending: Ending::default(),
+            ending: BodyEnd::default(),
         }
     }
 
@@ -229,13 +229,13 @@ impl<R> LimitedBody<R> {
         LimitedBody {
             passed: None,
             made: bytes,
-            ending: Ending::default(),
+            ending: BodyEnd::default(),
         }
     }
 
     fn ending_with(
         mut self,
-        slots: Option<Box<Slots>>,
+        slots: Option<Box<HeldSlots>>,
         record: AccessRecord,
         log: &Buffer,
     ) -> LimitedBody<R> {

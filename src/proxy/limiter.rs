@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use super::slots::{Slots, Stores, slots_of};
+use super::slots::{HeldSlots, Stores, slots_of};
 use crate::config::{Config, StoreSettings};
 use crate::limit::{Charge, OnError};
 use crate::store::memory::Memory;
@@ -188,22 +188,26 @@ impl Limiter {
 
     /// What the store has granted of `charge`. Counted here as well: the process knows what it
     /// holds when it must decide alone.
-    pub(super) fn hold(&self, charge: &Charge) -> Option<Box<Slots>> {
+    pub(super) fn hold(&self, charge: &Charge) -> Option<Box<HeldSlots>> {
         let charge = slots_of(charge)?;
         if self.stores.is_shared() {
             self.stores.local.hold(&charge);
         }
-        Some(Slots::new(&self.stores, charge))
+        Some(HeldSlots::new(&self.stores, charge))
     }
 
     /// What was let through without the store: it is to know of it as soon as it is back. The
     /// local store has counted what it was asked for.
-    pub(super) fn hold_alone(&self, charge: Option<Charge>, generation: u64) -> Option<Box<Slots>> {
+    pub(super) fn hold_alone(
+        &self,
+        charge: Option<Charge>,
+        generation: u64,
+    ) -> Option<Box<HeldSlots>> {
         let charge = charge?;
         let mut unasked = charge.clone();
         unasked.retain(|item| item.limit.on_error != OnError::Local);
         self.stores.local.hold(&unasked);
         self.stores.store.hold(&charge, generation);
-        Some(Slots::new(&self.stores, charge))
+        Some(HeldSlots::new(&self.stores, charge))
     }
 }

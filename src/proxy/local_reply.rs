@@ -16,13 +16,13 @@ use super::admission::Admission;
 use super::grpc;
 use super::headers::RequestFault;
 use super::problem::{self, BLANK, Detail, Problem, REDUCED_CAPACITY};
-use super::rejection::message::Message;
+use super::rejection::message::RejectionMessage;
 use super::rejection::{BLOCK_POLICY, Rejection};
 use super::request_id;
 use crate::clock;
 use crate::config::{BodyKind, DenySettings};
 use crate::limit::headers::{self, HeaderSettings, RateLimitStatus};
-use denial::Form;
+use denial::DenialForm;
 
 /// How the proxy words its own answers, and what it adds to others: rate-limit headers.
 #[derive(Debug)]
@@ -84,12 +84,12 @@ impl LocalReplies {
         let response = match rejection {
             Rejection::Limited(denial) => {
                 record.note_denial(denial.decided());
-                let form = Form::of(request.method(), request.headers());
+                let form = DenialForm::of(request.method(), request.headers());
                 self.denial(denial, &form, id, emptied(request))
             }
             Rejection::Blocked(blocked) => {
                 record.note_denier(&BLOCK_POLICY.into(), blocked.tag, blocked.plain.as_ref());
-                let form = Form::of(request.method(), request.headers());
+                let form = DenialForm::of(request.method(), request.headers());
                 self.keep_out(blocked, &form, id, emptied(request))
             }
             Rejection::StoreAway { limits, .. } => {
@@ -142,7 +142,12 @@ fn emptied<B>(request: &mut Request<B>) -> HeaderMap {
 }
 
 /// An answer as problem details.
-fn plain(message: &Message, kind: &'static str, violated: &[&str], id: &str) -> Response<Bytes> {
+fn plain(
+    message: &RejectionMessage,
+    kind: &'static str,
+    violated: &[&str],
+    id: &str,
+) -> Response<Bytes> {
     let problem = Problem {
         kind,
         title: message.title,
@@ -182,7 +187,7 @@ fn insert_static(response: &mut Response<Bytes>, name: http::HeaderName, value: 
 
 /// The answer to a request whose handling panicked.
 pub(crate) fn panicked() -> Response<Bytes> {
-    let message = Message {
+    let message = RejectionMessage {
         status: StatusCode::INTERNAL_SERVER_ERROR,
         title: "Internal Server Error",
         detail: "the request could not be handled",

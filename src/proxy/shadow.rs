@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::counts::show;
-use super::slots::{Slots, Stores, slots_of};
+use super::slots::{HeldSlots, Stores, slots_of};
 use super::traced::Trace;
 use crate::limit::{Charge, Decided, Decision, Role};
 use crate::store::Observed;
@@ -82,7 +82,7 @@ impl ShadowChecks {
     }
 
     /// What they hold, for a request that goes on after its response.
-    pub(super) fn take_slots(&mut self) -> Option<Box<Slots>> {
+    pub(super) fn take_slots(&mut self) -> Option<Box<HeldSlots>> {
         let mut held = Charge::new();
         for check in &mut self.list {
             if check.is_allowed() {
@@ -90,7 +90,7 @@ impl ShadowChecks {
                 check.handed_over = true;
             }
         }
-        (!held.is_empty()).then(|| Slots::new(&self.stores, held))
+        (!held.is_empty()).then(|| HeldSlots::new(&self.stores, held))
     }
 
     /// Which of them would have denied the request; noted in `trials`.

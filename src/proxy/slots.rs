@@ -1,4 +1,4 @@
-//! Slots of a request that is under way: let go of when it has ended, however it ends.
+//! HeldSlots of a request that is under way: let go of when it has ended, however it ends.
 //!
 //! The guard lives where the request does: while it waits for the upstream in the admission, then
 //! in the response's body until its end or until the client has gone, or in the tunnel that it
@@ -22,18 +22,18 @@ pub(super) struct Stores {
 }
 
 /// See the file's head. There is none for a request that holds nothing.
-pub(crate) struct Slots {
+pub(crate) struct HeldSlots {
     stores: Arc<Stores>,
     charge: Charge,
 }
 
-impl fmt::Debug for Slots {
+impl fmt::Debug for HeldSlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Slots").field(&self.charge).finish()
+        f.debug_tuple("HeldSlots").field(&self.charge).finish()
     }
 }
 
-impl Drop for Slots {
+impl Drop for HeldSlots {
     fn drop(&mut self) {
         self.stores.store.release(&self.charge);
         if self.stores.is_shared() {
@@ -42,9 +42,9 @@ impl Drop for Slots {
     }
 }
 
-impl Slots {
-    pub(super) fn new(stores: &Arc<Stores>, charge: Charge) -> Box<Slots> {
-        Box::new(Slots {
+impl HeldSlots {
+    pub(super) fn new(stores: &Arc<Stores>, charge: Charge) -> Box<HeldSlots> {
+        Box::new(HeldSlots {
             stores: Arc::clone(stores),
             charge,
         })

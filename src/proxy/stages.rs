@@ -16,7 +16,7 @@ use http::header::ORIGIN;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 
 use super::access_record::AccessRecord;
-use super::admission::{Admission, Counted};
+use super::admission::{Admission, CountedLimit};
 use super::changes::Changes;
 use super::claims::Tokens;
 use super::downstream::{Arrival, Downstream};
@@ -60,7 +60,7 @@ pub(super) struct Stages {
 }
 
 /// What limits are asked about: a request whose route and client are known.
-pub(super) struct Question<'q, 't, 'p> {
+pub(super) struct LimitQuery<'q, 't, 'p> {
     pub(super) head: &'q RequestHead<'q>,
     pub(super) found: &'q Found<'t, 'p>,
     pub(super) facts: &'q Facts<'q>,
@@ -168,7 +168,7 @@ impl Stages {
         &'c self,
         overrides: Option<&OverrideSnapshot>,
         x: &mut Exchange<'c, B, R>,
-        see: impl FnOnce(&Question<'_, '_, '_>, &Admission, &Result<(), Rejection>) -> T,
+        see: impl FnOnce(&LimitQuery<'_, '_, '_>, &Admission, &Result<(), Rejection>) -> T,
     ) -> Result<(T, Result<(), Rejection>), Rejection> {
         let (request, downstream) = (&*x.request, x.downstream);
         let host = check_framing(request)?;
@@ -193,7 +193,7 @@ impl Stages {
         let trace = self.logged.trace(&x.record);
         let admission = &mut x.admission;
         Ok(self.router.identify(&head, &found, |facts| {
-            let question = Question {
+            let question = LimitQuery {
                 head: &head,
                 found: &found,
                 facts,
@@ -206,8 +206,12 @@ impl Stages {
     }
 
     /// What the limits of the route that was found ask of this request, put into `asked`.
-    fn ask(&self, question: &Question<'_, '_, '_>, asked: &mut Admission) -> Result<(), Rejection> {
-        let Question {
+    fn ask(
+        &self,
+        question: &LimitQuery<'_, '_, '_>,
+        asked: &mut Admission,
+    ) -> Result<(), Rejection> {
+        let LimitQuery {
             head,
             found,
             facts,
@@ -253,7 +257,7 @@ impl Stages {
                         limiter.count_bypassed(std::slice::from_ref(limit));
                     } else {
                         let asker = self.logged.asker(limit, facts, trace);
-                        asked.add(Counted {
+                        asked.add(CountedLimit {
                             limit,
                             windows,
                             tag,

@@ -14,7 +14,7 @@ use futures_util::future::{Either, select};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
-use super::slots::Slots;
+use super::slots::HeldSlots;
 use crate::upstream::body::UpstreamBody;
 use crate::upstream::{Seat, Upgraded};
 
@@ -27,7 +27,7 @@ pub struct Tunnel {
     /// With its place among the upstream's `max_connections`.
     upstream: Arc<Mutex<Option<(Upgraded, Seat)>>>,
     /// What its request holds of limits, until it has ended.
-    slots: Vec<Arc<Slots>>,
+    slots: Vec<Arc<HeldSlots>>,
 }
 
 impl Tunnel {
@@ -40,7 +40,7 @@ impl Tunnel {
     }
 
     /// Holds `slots` until it has ended.
-    pub(super) fn hold(&mut self, slots: Option<Box<Slots>>) {
+    pub(super) fn hold(&mut self, slots: Option<Box<HeldSlots>>) {
         self.slots.extend(slots.map(Arc::from));
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 
 use super::host_of;
-use super::template::{Facts, Piece, Template, TemplateError, TooLong, Variable};
+use super::template::{Piece, Template, TemplateError, TemplateFacts, TooLong, Variable};
 
 /// Where a route's requests go.
 #[derive(Clone, Debug)]
@@ -98,7 +98,7 @@ impl Redirect {
     }
 
     /// Where a request is sent.
-    pub fn location(&self, facts: &Facts<'_>) -> Result<HeaderValue, NoWay> {
+    pub fn location(&self, facts: &TemplateFacts<'_>) -> Result<HeaderValue, NoWay> {
         let place = self.to.fill_url(facts).map_err(|TooLong| NoWay::TooLong)?;
         if facts.host.is_empty() && place.contains("://") {
             return Err(NoWay::NoHost);

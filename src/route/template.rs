@@ -73,7 +73,7 @@ pub(super) enum Variable {
 
 /// One request, as its variables see it.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'r> {
+pub struct TemplateFacts<'r> {
     /// Whom it counts for.
     pub client: IpAddr,
     /// Who sent it to us.

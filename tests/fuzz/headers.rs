@@ -7,7 +7,7 @@ use tidegate::client::ClientIp;
 use tidegate::config::Config;
 use tidegate::path::CanonicalPath;
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
-use tidegate::route::template::{Facts, Template};
+use tidegate::route::template::{Template, TemplateFacts};
 use tidegate::route::{Ask, host_of};
 
 use crate::both;
@@ -239,7 +239,7 @@ fn check_templates(stage: &Stage, request: &Request<()>) {
     let Some(found) = found else {
         return;
     };
-    let facts = Facts {
+    let facts = TemplateFacts {
         client: "192.0.2.7".parse().unwrap(),
         peer: "10.0.0.1".parse().unwrap(),
         host: &host,

@@ -39,35 +39,35 @@ pub enum KeyError {
 
 /// Whether a name follows a part's word.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Named {
+enum NamedPart {
     Never,
     Maybe,
     Always,
 }
 
-type Words = [(&'static str, Named)];
+type KeyWords = [(&'static str, NamedPart)];
 
-const PARTS: &Words = &[
-    ("ip", Named::Never),
-    ("api_key", Named::Never),
-    ("header", Named::Always),
-    ("query", Named::Always),
-    ("cookie", Named::Always),
-    ("path", Named::Maybe),
-    ("method", Named::Never),
-    ("host", Named::Never),
-    ("route", Named::Never),
-    ("global", Named::Never),
-    ("tier", Named::Never),
-    ("jwt", Named::Always),
-    ("tls", Named::Always),
+const PARTS: &KeyWords = &[
+    ("ip", NamedPart::Never),
+    ("api_key", NamedPart::Never),
+    ("header", NamedPart::Always),
+    ("query", NamedPart::Always),
+    ("cookie", NamedPart::Always),
+    ("path", NamedPart::Maybe),
+    ("method", NamedPart::Never),
+    ("host", NamedPart::Never),
+    ("route", NamedPart::Never),
+    ("global", NamedPart::Never),
+    ("tier", NamedPart::Never),
+    ("jwt", NamedPart::Always),
+    ("tls", NamedPart::Always),
 ];
 
-const SOURCES: &Words = &[
-    ("header", Named::Always),
-    ("bearer", Named::Never),
-    ("query", Named::Always),
-    ("cookie", Named::Always),
+const SOURCES: &KeyWords = &[
+    ("header", NamedPart::Always),
+    ("bearer", NamedPart::Never),
+    ("query", NamedPart::Always),
+    ("cookie", NamedPart::Always),
 ];
 
 impl Key {
@@ -161,7 +161,7 @@ impl ApiKeySources {
 
 fn word_and_name<'t>(
     text: &'t str,
-    known: &'static Words,
+    known: &'static KeyWords,
 ) -> Result<(&'static str, Option<&'t str>), KeyError> {
     let text = text.trim();
     if text.is_empty() {
@@ -174,13 +174,13 @@ fn word_and_name<'t>(
     let found = known.iter().find(|(known, _)| *known == word);
     let (word, named) = *found.ok_or_else(|| unknown(word, known))?;
     match (named, name) {
-        (Named::Never, Some(_)) => Err(KeyError::NameNotTaken(word)),
-        (Named::Always, None) | (_, Some("")) => Err(KeyError::NameMissing(word)),
+        (NamedPart::Never, Some(_)) => Err(KeyError::NameNotTaken(word)),
+        (NamedPart::Always, None) | (_, Some("")) => Err(KeyError::NameMissing(word)),
         _ => Ok((word, name)),
     }
 }
 
-fn unknown(word: &str, known: &'static Words) -> KeyError {
+fn unknown(word: &str, known: &'static KeyWords) -> KeyError {
     let lower = word.to_ascii_lowercase().replace('-', "_");
     let distances = known
         .iter()

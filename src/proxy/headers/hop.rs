@@ -17,7 +17,7 @@ const MAX_CONNECTION_OPTIONS: usize = 32;
 
 /// What one look over a head finds: what is to be removed, and what is there.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct HopFields {
     connection: bool,
     pub(super) host: bool,
     pub(super) upgrade: bool,
@@ -31,11 +31,11 @@ pub(super) struct Seen {
     names: SmallVec<[HeaderName; 4]>,
 }
 
-impl Seen {
+impl HopFields {
     /// In a request. `trusted` says whether its sender may speak for others. Whether it may become
     /// a tunnel is still to be seen.
-    pub(super) fn in_request(headers: &HeaderMap, trusted: bool) -> Seen {
-        let mut seen = Seen::default();
+    pub(super) fn in_request(headers: &HeaderMap, trusted: bool) -> HopFields {
+        let mut seen = HopFields::default();
         for (name, value) in headers {
             match *name {
                 CONNECTION => seen.connection = true,
@@ -65,13 +65,13 @@ impl Seen {
     }
 
     /// In a response.
-    pub(super) fn in_response(headers: &HeaderMap, status: StatusCode) -> Seen {
+    pub(super) fn in_response(headers: &HeaderMap, status: StatusCode) -> HopFields {
         // 426 tells the client what to upgrade to; 101 what it has been upgraded to.
         let upgrades = matches!(
             status,
             StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED
         );
-        let mut seen = Seen::default();
+        let mut seen = HopFields::default();
         for name in headers.keys() {
             match *name {
                 CONNECTION => seen.connection = true,

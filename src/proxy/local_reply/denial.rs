@@ -22,17 +22,17 @@ use crate::limit::{Charge, Decision, LimitCheck, Rate, Retry};
 
 /// How a client wants to read a denial; taken from its request only when it is denied.
 #[derive(Debug)]
-pub(crate) struct Form {
+pub(crate) struct DenialForm {
     kind: BodyKind,
     head: bool,
     grpc: Option<HeaderValue>,
     origin: Option<HeaderValue>,
 }
 
-impl Form {
+impl DenialForm {
     /// What the request's head says.
-    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> Form {
-        Form {
+    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> DenialForm {
+        DenialForm {
             kind: problem::preferred(headers),
             head: method == Method::HEAD,
             grpc: headers
@@ -50,7 +50,7 @@ impl LocalReplies {
     pub(super) fn denial(
         &self,
         denial: &Denial,
-        form: &Form,
+        form: &DenialForm,
         id: &str,
         room: HeaderMap,
     ) -> Response<Bytes> {
@@ -75,7 +75,7 @@ impl LocalReplies {
     pub(super) fn keep_out(
         &self,
         blocked: &Blocked,
-        form: &Form,
+        form: &DenialForm,
         id: &str,
         room: HeaderMap,
     ) -> Response<Bytes> {
@@ -161,7 +161,7 @@ impl LocalReplies {
     pub(in crate::proxy) fn refusal(
         &self,
         problem: &Problem<'_>,
-        form: &Form,
+        form: &DenialForm,
         retry_us: Option<u64>,
         room: HeaderMap,
     ) -> (Response<Bytes>, Vec<u8>) {
@@ -190,7 +190,7 @@ impl LocalReplies {
 
     /// The upstream's CORS headers are missing on our own answer; without them a browser hides
     /// even its status from the page that asked.
-    pub(in crate::proxy) fn open_to_scripts(&self, headers: &mut HeaderMap, form: &Form) {
+    pub(in crate::proxy) fn open_to_scripts(&self, headers: &mut HeaderMap, form: &DenialForm) {
         if let (true, Some(origin)) = (self.headers.cors_expose, &form.origin) {
             headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
             headers.insert(

@@ -9,7 +9,7 @@ use crate::telemetry::access::Outcome;
 use crate::upstream::UpstreamError;
 
 /// Status, title and sentence of an answer, and whether the connection may serve another request.
-pub(in crate::proxy) struct Message {
+pub(in crate::proxy) struct RejectionMessage {
     pub(in crate::proxy) status: StatusCode,
     pub(in crate::proxy) title: &'static str,
     pub(in crate::proxy) detail: &'static str,
@@ -17,7 +17,7 @@ pub(in crate::proxy) struct Message {
 }
 
 impl Rejection {
-    pub(in crate::proxy) fn message(&self) -> Message {
+    pub(in crate::proxy) fn message(&self) -> RejectionMessage {
         match self {
             Rejection::HeadError(HeadError::BareLf) => {
                 malformed("a line of the head ends without CR")
@@ -25,7 +25,7 @@ impl Rejection {
             Rejection::HeadError(HeadError::TwoLengths) => {
                 malformed("Content-Length and Transfer-Encoding contradict each other")
             }
-            Rejection::HeadError(HeadError::TooLarge) => Message {
+            Rejection::HeadError(HeadError::TooLarge) => RejectionMessage {
                 status: StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 title: "Request Header Fields Too Large",
                 detail: "the head of the request is larger than this server reads",
@@ -34,13 +34,13 @@ impl Rejection {
             Rejection::HeadError(HeadError::WithoutTls) => {
                 malformed("this is plain HTTP, and TLS is spoken here: use https://")
             }
-            Rejection::TlsOnly(_) => Message {
+            Rejection::TlsOnly(_) => RejectionMessage {
                 status: StatusCode::PERMANENT_REDIRECT,
                 title: "Permanent Redirect",
                 detail: "this is served at https:// only",
                 close: false,
             },
-            Rejection::Request(fault) => Message {
+            Rejection::Request(fault) => RejectionMessage {
                 status: fault.status(),
                 title: fault.status().canonical_reason().unwrap_or("Bad Request"),
                 detail: fault.detail(),
@@ -51,13 +51,13 @@ impl Rejection {
             },
             Rejection::Path(error) => refused(error.detail()),
             Rejection::AmbiguousPath => refused("the path of the request has no single meaning"),
-            Rejection::BodyTooLarge => Message {
+            Rejection::BodyTooLarge => RejectionMessage {
                 status: StatusCode::PAYLOAD_TOO_LARGE,
                 title: "Content Too Large",
                 detail: "the body of the request is larger than this server takes",
                 close: true,
             },
-            Rejection::NoRoute => Message {
+            Rejection::NoRoute => RejectionMessage {
                 status: StatusCode::NOT_FOUND,
                 title: "Not Found",
                 detail: "nothing is served at this host, path and method",
@@ -67,19 +67,19 @@ impl Rejection {
             Rejection::AmbiguousKey(_) => {
                 refused("the request carries several different keys where one must be")
             }
-            Rejection::UnknownKey(_) => Message {
+            Rejection::UnknownKey(_) => RejectionMessage {
                 status: StatusCode::UNAUTHORIZED,
                 title: "Unauthorized",
                 detail: "the API key is not known",
                 close: false,
             },
-            Rejection::Limited(_) | Rejection::Blocked(_) => Message {
+            Rejection::Limited(_) | Rejection::Blocked(_) => RejectionMessage {
                 status: StatusCode::TOO_MANY_REQUESTS,
                 title: "Quota Exceeded",
                 detail: "",
                 close: false,
             },
-            Rejection::StoreAway { .. } => Message {
+            Rejection::StoreAway { .. } => RejectionMessage {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 title: "Temporarily Reduced Capacity",
                 detail: "limits cannot be checked at the moment",
@@ -112,15 +112,15 @@ impl Rejection {
     }
 }
 
-fn malformed(detail: &'static str) -> Message {
-    Message {
+fn malformed(detail: &'static str) -> RejectionMessage {
+    RejectionMessage {
         close: true,
         ..refused(detail)
     }
 }
 
-fn refused(detail: &'static str) -> Message {
-    Message {
+fn refused(detail: &'static str) -> RejectionMessage {
+    RejectionMessage {
         status: StatusCode::BAD_REQUEST,
         title: "Bad Request",
         detail,
@@ -128,7 +128,7 @@ fn refused(detail: &'static str) -> Message {
     }
 }
 
-fn upstream(error: &UpstreamError) -> Message {
+fn upstream(error: &UpstreamError) -> RejectionMessage {
     let status = error.status();
     let (title, detail) = match status {
         StatusCode::GATEWAY_TIMEOUT => (
@@ -150,7 +150,7 @@ fn upstream(error: &UpstreamError) -> Message {
         ),
         _ => ("Bad Gateway", "the upstream server gave no usable answer"),
     };
-    Message {
+    RejectionMessage {
         status,
         title,
         detail,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use http::HeaderMap;
 use http::header::COOKIE;
 
-use super::{Facts, MAX_VALUE, Piece, Template, Variable};
+use super::{MAX_VALUE, Piece, Template, TemplateFacts, Variable};
 
 /// The value would have more bytes than [`MAX_VALUE`]. The client is at fault, with what it sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ enum Place {
 impl Template {
     /// Its value for a header: what was sent stands there as it was sent. It is empty if all its
     /// variables are, and it has no text of its own.
-    pub fn fill(&self, facts: &Facts<'_>) -> Result<Vec<u8>, TooLong> {
+    pub fn fill(&self, facts: &TemplateFacts<'_>) -> Result<Vec<u8>, TooLong> {
         let mut value = Vec::new();
         for piece in &self.pieces {
             match piece {
@@ -37,7 +37,7 @@ impl Template {
     }
 
     /// Its value as a URL or a path: what was sent is escaped for the place where it stands.
-    pub fn fill_url(&self, facts: &Facts<'_>) -> Result<String, TooLong> {
+    pub fn fill_url(&self, facts: &TemplateFacts<'_>) -> Result<String, TooLong> {
         let mut url = String::new();
         let mut place = Place::Path;
         let mut value = Vec::new();
@@ -73,7 +73,7 @@ impl Template {
 }
 
 impl Variable {
-    fn write(&self, out: &mut Vec<u8>, facts: &Facts<'_>) {
+    fn write(&self, out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
         match self {
             Self::ClientIp => push(out, &facts.client.to_canonical().to_string()),
             Self::PeerIp => push(out, &facts.peer.to_canonical().to_string()),
@@ -157,7 +157,7 @@ fn push(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-fn push_path(out: &mut Vec<u8>, facts: &Facts<'_>) {
+fn push_path(out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
     let path = facts.path.as_str();
     push(out, path);
     if path != "/" && facts.target.path().ends_with('/') {
@@ -236,7 +236,7 @@ mod tests {
         path: &str,
         target: &str,
         headers: &[(&str, &[u8])],
-        look: impl FnOnce(&Facts<'_>) -> T,
+        look: impl FnOnce(&TemplateFacts<'_>) -> T,
     ) -> T {
         let mut request = Request::builder().uri(target);
         for (name, value) in headers {
@@ -244,7 +244,7 @@ mod tests {
             request = request.header(name, HeaderValue::from_bytes(value).unwrap());
         }
         let request = request.body(()).unwrap();
-        look(&Facts {
+        look(&TemplateFacts {
             client: "::ffff:192.0.2.1".parse().unwrap(),
             peer: "10.0.0.1".parse().unwrap(),
             host: "a.example",
