@@ -6,35 +6,40 @@
 //!
 //! ```text
 //! attempt    all of the rest, once; again where it is safe (retry)      attempt
-//! seat       one of the servers (balance, health), if there is room     pure
+//! permit       one of the servers (balance, health), if there is room     pure
 //! pooled     the idle connection used last, or connect                  server, connect
 //! exchange   send, wait for the head                                    connection, http1, http2
 //! ```
 
 mod attempt;
+mod attempt_log;
 mod balance;
-mod beside;
 pub mod body;
 mod choice;
 mod connect;
 mod connection;
+mod deadline;
+mod dial;
 mod error;
 mod grpc;
 mod health;
 mod http1;
 mod http2;
 mod latency;
+mod lease;
 mod named;
+mod permit;
 mod pool;
+mod prerendered_headers;
 mod prober;
 mod queue;
 mod report;
 mod retry;
+mod retry_copy;
 mod server;
 mod shared;
-mod spare;
+mod terms;
 mod tls;
-mod tries;
 mod vitals;
 mod watch;
 
@@ -48,18 +53,19 @@ use http_body::Body as _;
 use crate::body::RequestBody;
 use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
-pub use beside::Beside;
+pub use attempt_log::{AttemptLog, RecordedAttempt};
 use body::UpstreamBody;
 pub use connect::look;
-use connection::{Connection, Lease};
-pub use error::{HeadFault, ProtocolError, UpstreamError};
-pub use http1::{Http1Fault, Upgraded};
+use connection::Connection;
+pub use error::{HeadFault, Http1Fault, ProtocolError, UpstreamError};
+pub use http1::Upgraded;
 pub use latency::Measured;
+use lease::Lease;
+pub use permit::ServerPermit;
 use pool::Upstream;
+pub use prerendered_headers::PrerenderedHeaders;
 pub use prober::check;
 pub use report::{ServerReport, ServerStatus};
-pub use server::Seat;
-pub use tries::{Tries, Try};
 pub use vitals::Vitals;
 
 /// Every upstream of one worker, with its connections.
@@ -72,7 +78,7 @@ pub struct Outgoing<'r> {
     /// In origin form. What of it is sent, and what is kept to be sent again, is taken out.
     pub request: &'r mut Request<RequestBody>,
     /// Lines of its head that are not in its map.
-    pub beside: Option<Beside>,
+    pub beside: Option<PrerenderedHeaders>,
     /// Whether it asks for a tunnel.
     pub asks_upgrade: bool,
     /// Whether it has a `Host`; else it gets that of its server.
@@ -84,7 +90,7 @@ pub struct Outgoing<'r> {
     /// Whether it is a call of gRPC, whose answer has a status of its own.
     pub is_grpc: bool,
     /// What becomes of each attempt, where somebody wants to know.
-    pub tries: Option<Arc<Tries>>,
+    pub tries: Option<Arc<AttemptLog>>,
 }
 
 impl<'r> From<&'r mut Request<RequestBody>> for Outgoing<'r> {
@@ -151,8 +157,8 @@ fn frame(request: &mut Request<RequestBody>) {
 }
 
 /// The body of a response whose head is in order.
-fn accept(status: StatusCode, (connection, seat): (Connection, Seat)) -> UpstreamBody {
-    let lease = Lease::new(connection, seat);
+fn accept(status: StatusCode, (connection, permit): (Connection, ServerPermit)) -> UpstreamBody {
+    let lease = Lease::new(connection, permit);
     match status {
         StatusCode::SWITCHING_PROTOCOLS => UpstreamBody::tunnel(lease),
         _ => UpstreamBody::new(lease),

@@ -27,7 +27,7 @@ use naming::{append, name_client, told};
 pub use peer::Peer;
 pub use prefix::{prepend, strip};
 
-use crate::upstream::Beside;
+use crate::upstream::PrerenderedHeaders;
 
 /// Headers that [`to_upstream`] adds at most.
 const ADDED: usize = 8;
@@ -74,7 +74,7 @@ pub struct Turned {
     /// Whether it spoke for others, which its peer may not.
     pub forged: bool,
     /// What names its client, where that is not among its fields.
-    pub beside: Option<Beside>,
+    pub beside: Option<PrerenderedHeaders>,
 }
 
 /// Makes of a client's request the one that its upstream gets: in origin form and HTTP/1.1,

@@ -23,7 +23,7 @@ use crate::telemetry::denials::short;
 use crate::telemetry::metrics::{GrpcStatus, METHODS};
 use crate::telemetry::spans::{Kind, Queue, Room, Span, Value};
 use crate::trace::{Begun, Rules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
-use crate::upstream::{Tries, Try};
+use crate::upstream::{AttemptLog, RecordedAttempt};
 
 /// As many characters of a key's hash as the log has.
 const KEY_CHARACTERS: usize = 8;
@@ -57,7 +57,7 @@ struct Recorded {
     /// What was enforced, while it is being decided.
     asked: Option<(Instant, Charge)>,
     decided: Option<(Instant, Judged)>,
-    tries: Option<Arc<Tries>>,
+    tries: Option<Arc<AttemptLog>>,
 }
 
 /// A request that has ended, as its spans tell of it.
@@ -189,14 +189,14 @@ impl Trace {
     }
 
     /// Names it to the upstream: in the head now, or by each attempt in its own name.
-    pub(super) fn send(&mut self, headers: &mut HeaderMap) -> Option<Arc<Tries>> {
+    pub(super) fn send(&mut self, headers: &mut HeaderMap) -> Option<Arc<AttemptLog>> {
         // What belongs to a trace that is not continued says nothing of ours.
         if self.begun.parent.is_none() || !is_state_fit(headers) {
             headers.remove(TRACESTATE);
         }
         headers.insert(TRACEPARENT, self.begun.own.value());
         let recorded = self.recorded.as_mut()?;
-        let tries = recorded.tries.insert(Tries::new(self.begun.own));
+        let tries = recorded.tries.insert(AttemptLog::new(self.begun.own));
         Some(Arc::clone(tries))
     }
 
@@ -334,7 +334,13 @@ impl Recorded {
         Some(span)
     }
 
-    fn attempt(&self, begun: &Begun, request: &RequestEnd<'_>, number: usize, one: Try) -> Span {
+    fn attempt(
+        &self,
+        begun: &Begun,
+        request: &RequestEnd<'_>,
+        number: usize,
+        one: RecordedAttempt,
+    ) -> Span {
         let method = method_of(request);
         let mut attributes: Vec<(&'static str, Value)> = vec![
             ("http.request.method", method.into()),

@@ -11,15 +11,16 @@ use http::{Request, Response};
 use http_body::Body as _;
 use smallvec::SmallVec;
 
-use super::beside::Beside;
-use super::connection::{Connection, Failure};
-use super::error::UpstreamError;
+use super::attempt_log::AttemptLog;
+use super::connection::Connection;
+use super::error::{Failure, UpstreamError};
 use super::grpc::{self, Pending};
 use super::health::Trouble;
+use super::permit::ServerPermit;
 use super::pool::Upstream;
+use super::prerendered_headers::PrerenderedHeaders;
 use super::retry::{Ended, is_repeatable, is_worth};
-use super::server::{Seat, Server};
-use super::tries::Tries;
+use super::server::Server;
 use super::{Outgoing, accept, frame};
 use crate::body::RequestBody;
 use crate::clock::Alarm;
@@ -44,7 +45,7 @@ struct Missed {
 #[expect(clippy::large_enum_variant, reason = "it goes into a box as it is")]
 enum Next {
     /// Nothing was sent yet, and there is a place for it.
-    Attempt(Seat, Request<RequestBody>),
+    Attempt(ServerPermit, Request<RequestBody>),
     /// It was tried.
     Missed(Box<Missed>),
 }
@@ -63,7 +64,7 @@ struct Terms<'a> {
     /// Rings when the whole has taken too long.
     whole: Option<&'a Alarm>,
     /// Where attempts are noted, if anywhere.
-    tries: Option<&'a Tries>,
+    tries: Option<&'a AttemptLog>,
 }
 
 impl Upstream {
@@ -101,11 +102,11 @@ impl Upstream {
             }
             frame(request);
             this.count_request();
-            let seat = match this.seat(affinity) {
+            let permit = match this.permit(affinity) {
                 Err(UpstreamError::TooManyConnections) if this.settings().queue > 0 => {
-                    Box::pin(this.wait_for_seat(affinity)).await?
+                    Box::pin(this.wait_for_permit(affinity)).await?
                 }
-                seat => seat?,
+                permit => permit?,
             };
             let terms = Terms {
                 affinity,
@@ -116,22 +117,22 @@ impl Upstream {
                 whole,
                 tries: tries.as_deref(),
             };
-            prepare(request, &seat, terms);
-            let next = match seat.pooled(asks_upgrade) {
-                None => Next::Attempt(seat, taken(request, beside.as_ref())),
+            prepare(request, &permit, terms);
+            let next = match permit.pooled(asks_upgrade) {
+                None => Next::Attempt(permit, taken(request, beside.as_ref())),
                 Some(mut connection) => {
-                    let blame = Blame::of(this, &seat, request, whole);
+                    let blame = Blame::of(this, &permit, request, whole);
                     let with = (beside.as_ref(), terms.is_repeatable, asks_upgrade);
                     let exchanged = connection.exchange(request, answer, with).await;
                     std::mem::forget(blame);
                     let answered = match exchanged {
-                        Ok(()) => this.take(answer, (connection, seat), terms),
+                        Ok(()) => this.take(answer, (connection, permit), terms),
                         Err(Failure::Sent(error)) => {
-                            Err(this.miss_sent(error, (connection, seat, true), terms))
+                            Err(this.miss_sent(error, (connection, permit, true), terms))
                         }
                         Err(Failure::Unsent(_)) => {
                             let request = taken(request, beside.as_ref());
-                            let next = Next::Attempt(seat, request);
+                            let next = Next::Attempt(permit, request);
                             return Box::pin(this.go_on(next, answer, terms)).await;
                         }
                     };
@@ -154,8 +155,8 @@ impl Upstream {
     ) -> Result<UpstreamBody, UpstreamError> {
         let mut missed = match next {
             Next::Missed(missed) => missed,
-            Next::Attempt(seat, request) => {
-                match self.attempt((seat, request), answer, terms).await {
+            Next::Attempt(permit, request) => {
+                match self.attempt((permit, request), answer, terms).await {
                     Ok(body) => return Ok(body),
                     Err(missed) => missed,
                 }
@@ -170,15 +171,15 @@ impl Upstream {
             }
             let request = missed.request.take();
             tried.push(Arc::clone(&missed.server));
-            let seat = self.seat_elsewhere(&tried, terms.affinity, missed.was_pooled);
-            let (Some(request), Some(seat)) = (request, seat) else {
+            let permit = self.seat_elsewhere(&tried, terms.affinity, missed.was_pooled);
+            let (Some(request), Some(permit)) = (request, permit) else {
                 break;
             };
             if !self.may_retry() {
                 break;
             }
             self.cells().retries[ended.number()].add(1);
-            match self.attempt((seat, request), answer, terms).await {
+            match self.attempt((permit, request), answer, terms).await {
                 Ok(body) => return Ok(body),
                 Err(next) => missed = next,
             }
@@ -189,43 +190,43 @@ impl Upstream {
     /// One attempt, at one server, which is judged by how it went.
     async fn attempt<B>(
         &self,
-        (seat, mut request): (Seat, Request<RequestBody>),
+        (permit, mut request): (ServerPermit, Request<RequestBody>),
         answer: &mut Response<B>,
         terms: Terms<'_>,
     ) -> Result<UpstreamBody, Box<Missed>> {
-        prepare(&mut request, &seat, terms);
+        prepare(&mut request, &permit, terms);
         let asks_upgrade = terms.asks_upgrade;
         let with = (None, terms.is_repeatable, asks_upgrade);
-        if let Some(mut connection) = seat.pooled(asks_upgrade) {
-            let blame = Blame::of(self, &seat, &request, terms.whole);
+        if let Some(mut connection) = permit.pooled(asks_upgrade) {
+            let blame = Blame::of(self, &permit, &request, terms.whole);
             let exchanged = connection.exchange(&mut request, answer, with).await;
             std::mem::forget(blame);
             match exchanged {
-                Ok(()) => return self.take(answer, (connection, seat), terms),
+                Ok(()) => return self.take(answer, (connection, permit), terms),
                 Err(Failure::Sent(error)) => {
-                    return Err(self.miss_sent(error, (connection, seat, true), terms));
+                    return Err(self.miss_sent(error, (connection, permit, true), terms));
                 }
                 Err(Failure::Unsent(_)) => {}
             }
         }
-        let mut connection = match seat.connect(asks_upgrade).await {
+        let mut connection = match permit.connect(asks_upgrade).await {
             Ok(connection) => connection,
             Err(error) => {
-                let mut missed = self.miss(error, &seat, false, terms);
+                let mut missed = self.miss(error, &permit, false, terms);
                 missed.request = Some(request);
                 return Err(missed);
             }
         };
-        let blame = Blame::of(self, &seat, &request, terms.whole);
+        let blame = Blame::of(self, &permit, &request, terms.whole);
         let exchanged = connection.exchange(&mut request, answer, with).await;
         std::mem::forget(blame);
         match exchanged {
-            Ok(()) => self.take(answer, (connection, seat), terms),
+            Ok(()) => self.take(answer, (connection, permit), terms),
             Err(Failure::Sent(error)) => {
-                Err(self.miss_sent(error, (connection, seat, false), terms))
+                Err(self.miss_sent(error, (connection, permit, false), terms))
             }
             Err(Failure::Unsent(error)) => {
-                let mut missed = self.miss(error, &seat, false, terms);
+                let mut missed = self.miss(error, &permit, false, terms);
                 (missed.ended, missed.request) = (Some(Ended::Unsent), Some(request));
                 Err(missed)
             }
@@ -236,28 +237,28 @@ impl Upstream {
     fn take<B>(
         &self,
         answer: &Response<B>,
-        (mut connection, mut seat): (Connection, Seat),
+        (mut connection, mut permit): (Connection, ServerPermit),
         terms: Terms<'_>,
     ) -> Result<UpstreamBody, Box<Missed>> {
         let status = answer.status();
-        seat.answered();
+        permit.answered();
         if let Some(tries) = terms.tries {
             tries.end(Ok(status.as_u16()));
         }
         self.cells().codes.count(status.as_u16());
-        seat.server().cells.requests.add(1);
+        permit.server().cells.requests.add(1);
         let judged_by = match terms.is_grpc {
             false => Some(status),
             true => grpc::judged_by(answer, self.cells()),
         };
         match judged_by {
-            Some(status) => seat.judge(status, || self.servers_and_out()),
-            None => seat.began(),
+            Some(status) => permit.judge(status, || self.servers_and_out()),
+            None => permit.began(),
         }
         let settings = self.settings();
         let again = terms.is_repeatable && settings.retries.on.status.contains(status);
-        let again = again.then(|| (Arc::clone(seat.server()), connection.take_spare()));
-        let mut body = accept(status, (connection, seat));
+        let again = again.then(|| (Arc::clone(permit.server()), connection.take_retry_copy()));
+        let mut body = accept(status, (connection, permit));
         if judged_by.is_none() {
             let servers = self.choice().servers.len();
             body.judge_at_end(Pending::new(self.cells(), servers));
@@ -279,12 +280,12 @@ impl Upstream {
     fn miss_sent(
         &self,
         error: UpstreamError,
-        (mut connection, seat, was_pooled): (Connection, Seat, bool),
+        (mut connection, permit, was_pooled): (Connection, ServerPermit, bool),
         terms: Terms<'_>,
     ) -> Box<Missed> {
-        let mut missed = self.miss(error, &seat, was_pooled, terms);
+        let mut missed = self.miss(error, &permit, was_pooled, terms);
         if terms.is_repeatable {
-            missed.request = connection.take_spare();
+            missed.request = connection.take_retry_copy();
         }
         missed
     }
@@ -293,7 +294,7 @@ impl Upstream {
     fn miss(
         &self,
         error: UpstreamError,
-        seat: &Seat,
+        permit: &ServerPermit,
         was_pooled: bool,
         terms: Terms<'_>,
     ) -> Box<Missed> {
@@ -301,8 +302,8 @@ impl Upstream {
             tries.end(Err(error.label()));
         }
         self.cells().failures.add(1);
-        seat.server().cells.requests.add(1);
-        seat.server().cells.failures.add(1);
+        permit.server().cells.requests.add(1);
+        permit.server().cells.failures.add(1);
         let (ended, trouble) = match &error {
             UpstreamError::Unreachable(_)
             | UpstreamError::ConnectTimedOut
@@ -324,19 +325,19 @@ impl Upstream {
             | UpstreamError::QueuedTooLong => (None, None),
         };
         if trouble.is_some() {
-            seat.server().vital.note_failure();
+            permit.server().vital.note_failure();
         }
         if let Some(trouble) = trouble
-            && self.failed(seat, trouble)
+            && self.failed(permit, trouble)
         {
             // Retries may keep it from every client, and so from their lines in the log.
-            seat.server().vital.watch.explain(&error.in_full());
+            permit.server().vital.watch.explain(&error.in_full());
         }
         Box::new(Missed {
             ended,
             outcome: Err(error),
             request: None,
-            server: Arc::clone(seat.server()),
+            server: Arc::clone(permit.server()),
             was_pooled,
         })
     }
@@ -344,7 +345,10 @@ impl Upstream {
 
 /// A request that may be sent more than once belongs to its attempts, and has all its lines in its
 /// map.
-fn taken(request: &mut Request<RequestBody>, beside: Option<&Beside>) -> Request<RequestBody> {
+fn taken(
+    request: &mut Request<RequestBody>,
+    beside: Option<&PrerenderedHeaders>,
+) -> Request<RequestBody> {
     let mut request = std::mem::take(request);
     if let Some(beside) = beside {
         beside.join(request.headers_mut());
@@ -361,40 +365,40 @@ fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
 }
 
 /// Names the server in the request, if that is left to us.
-fn prepare(request: &mut Request<RequestBody>, seat: &Seat, terms: Terms<'_>) {
-    if seat.renames_host() || !terms.names_host {
-        request.headers_mut().insert(HOST, seat.host().clone());
+fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, terms: Terms<'_>) {
+    if permit.renames_host() || !terms.names_host {
+        request.headers_mut().insert(HOST, permit.host().clone());
     }
     if let Some(tries) = terms.tries {
-        let parent = tries.begin(&seat.server().place);
+        let parent = tries.begin(&permit.server().place);
         request.headers_mut().insert(TRACEPARENT, parent.value());
     }
 }
 
 /// Dropped when the time for the whole has run out, it says that this server did not answer. One
 /// that did is forgotten before.
-struct Blame<'a>(&'a Upstream, &'a Seat, &'a Alarm);
+struct Blame<'a>(&'a Upstream, &'a ServerPermit, &'a Alarm);
 
 impl<'a> Blame<'a> {
     fn of(
         upstream: &'a Upstream,
-        seat: &'a Seat,
+        permit: &'a ServerPermit,
         request: &Request<RequestBody>,
         whole: Option<&'a Alarm>,
     ) -> Option<Blame<'a>> {
         // While there is a body to send, it may be the client who is slow.
         let whole = whole.filter(|_| request.body().is_end_stream());
-        whole.map(|whole| Blame(upstream, seat, whole))
+        whole.map(|whole| Blame(upstream, permit, whole))
     }
 }
 
 impl Drop for Blame<'_> {
     fn drop(&mut self) {
-        let Blame(upstream, seat, whole) = self;
+        let Blame(upstream, permit, whole) = self;
         // Else the client has left.
         if whole.has_rung() {
-            seat.server().vital.note_failure();
-            upstream.failed(seat, Trouble::Failed);
+            permit.server().vital.note_failure();
+            upstream.failed(permit, Trouble::Failed);
         }
     }
 }

@@ -12,11 +12,11 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 
-use super::connection::Lease;
 use super::error::UpstreamError;
 use super::grpc::Pending;
 use super::http1::Upgraded;
-use super::server::Seat;
+use super::lease::Lease;
+use super::permit::ServerPermit;
 use crate::clock::Alarm;
 
 /// A response's body. It holds the connection it comes from: taken to its end, the connection goes
@@ -91,7 +91,7 @@ impl UpstreamBody {
 
     /// The server's end of a tunnel, and the place among `max_connections` that it keeps for as
     /// long as it stands.
-    pub fn take_tunnel(&mut self) -> Option<(Upgraded, Seat)> {
+    pub fn take_tunnel(&mut self) -> Option<(Upgraded, ServerPermit)> {
         match std::mem::replace(&mut self.hold, Hold::Nothing) {
             Hold::Tunnel(lease) => lease.into_tunnel(),
             other => {
@@ -108,9 +108,9 @@ impl UpstreamBody {
     /// The same with the trailers that came last.
     fn end_with(&mut self, trailers: Option<&HeaderMap>) {
         if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Nothing) {
-            lease.seat().completed();
+            lease.permit().completed();
             if let Some(call) = self.call.take() {
-                call.end(trailers, lease.seat());
+                call.end(trailers, lease.permit());
             }
             lease.give_back();
         }
@@ -123,7 +123,7 @@ impl UpstreamBody {
             call.break_off();
         }
         if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Cut) {
-            lease.seat().truncated(&error);
+            lease.permit().truncated(&error);
         }
         error
     }

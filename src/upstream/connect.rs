@@ -13,10 +13,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
 
-use super::named::Addresses;
+use super::error::ConnectError;
 use crate::clock;
 use crate::config::ServerAddress;
-use crate::tls::TlsTrouble;
 use crate::wire::Stream;
 
 /// Silence on a connection after which the kernel asks whether the server is still there.
@@ -37,35 +36,8 @@ pub(super) enum Address {
     Unix(PathBuf),
 }
 
-/// Why there is no connection.
-#[derive(Debug)]
-pub(super) enum ConnectError {
-    /// It took too long.
-    TimedOut,
-    /// The machine or its network refused, or the name is unknown.
-    Failed(io::Error),
-    /// There is no TLS.
-    Tls(TlsTrouble),
-    /// It does not speak HTTP/2.
-    NoHttp2(h2::Error),
-}
-
-impl ConnectError {
-    /// The same for another request that waited for the same connection.
-    pub(super) fn again(&self) -> ConnectError {
-        match self {
-            ConnectError::TimedOut => ConnectError::TimedOut,
-            ConnectError::Failed(error) => ConnectError::Failed(match error.raw_os_error() {
-                Some(code) => io::Error::from_raw_os_error(code),
-                None => io::Error::new(error.kind(), error.to_string()),
-            }),
-            ConnectError::Tls(trouble) => ConnectError::Tls(*trouble),
-            ConnectError::NoHttp2(error) => {
-                ConnectError::NoHttp2(error.reason().unwrap_or(h2::Reason::PROTOCOL_ERROR).into())
-            }
-        }
-    }
-}
+/// The addresses of one server, tried in this order: one, or one of each family.
+pub(super) type Addresses = SmallVec<[SocketAddr; 2]>;
 
 impl Address {
     /// Of a server that was found at `addresses`; its own where there are none.

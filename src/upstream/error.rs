@@ -8,9 +8,8 @@ use std::{fmt, io};
 use http::StatusCode;
 use rustix::io::Errno;
 
-use super::connect::ConnectError;
-use super::http1::Http1Fault;
 use crate::body::BodyError;
+use crate::http1::content::ContentFault;
 use crate::tls::TlsTrouble;
 
 /// Why a request has no answer, or its answer no end. `Display` and [`UpstreamError::label`] hold
@@ -59,6 +58,104 @@ pub enum ProtocolError {
     Http2(h2::Error),
 }
 
+/// What goes wrong on a connection of HTTP/1.1.
+#[derive(Debug)]
+pub enum Http1Fault {
+    /// It ended before the answer did.
+    Ended,
+    /// The network, or TLS.
+    Io(io::Error),
+    /// What came is no head of a response.
+    Head(httparse::Error),
+    /// A status below 100.
+    Status,
+    /// A head with more bytes than we read.
+    HeadTooLarge,
+    /// Content-Length lines that contradict each other, or one that is no number.
+    Length,
+    /// Transfer-Encoding in an answer of HTTP/1.0.
+    CodingInHttp10,
+    /// No chunk where one should be.
+    Chunk,
+    /// Trailers that cannot be read, or are larger than we read.
+    Trailers,
+}
+
+impl fmt::Display for Http1Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Http1Fault::Ended => f.write_str("connection closed before the answer ended"),
+            Http1Fault::Io(error) => write!(f, "connection error: {error}"),
+            Http1Fault::Head(error) => write!(f, "no head of an answer: {error}"),
+            Http1Fault::Status => f.write_str("a status that is none"),
+            Http1Fault::HeadTooLarge => f.write_str("a head that is too large"),
+            Http1Fault::Length => f.write_str("a Content-Length that contradicts or is no number"),
+            Http1Fault::CodingInHttp10 => f.write_str("Transfer-Encoding in HTTP/1.0"),
+            Http1Fault::Chunk => f.write_str("a broken chunk"),
+            Http1Fault::Trailers => f.write_str("broken or too many trailers"),
+        }
+    }
+}
+
+impl Error for Http1Fault {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Http1Fault::Io(error) => Some(error),
+            Http1Fault::Head(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<ContentFault> for Http1Fault {
+    fn from(fault: ContentFault) -> Http1Fault {
+        match fault {
+            ContentFault::Ended => Http1Fault::Ended,
+            ContentFault::Chunk => Http1Fault::Chunk,
+            ContentFault::Trailers => Http1Fault::Trailers,
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum ConnectError {
+    /// It took too long.
+    TimedOut,
+    /// The machine or its network refused, or the name is unknown.
+    Failed(io::Error),
+    /// There is no TLS.
+    Tls(TlsTrouble),
+    /// It does not speak HTTP/2.
+    NoHttp2(h2::Error),
+}
+
+impl ConnectError {
+    /// The same for another request that waited for the same connection.
+    pub(super) fn again(&self) -> ConnectError {
+        match self {
+            ConnectError::TimedOut => ConnectError::TimedOut,
+            ConnectError::Failed(error) => ConnectError::Failed(match error.raw_os_error() {
+                Some(code) => io::Error::from_raw_os_error(code),
+                None => io::Error::new(error.kind(), error.to_string()),
+            }),
+            ConnectError::Tls(trouble) => ConnectError::Tls(*trouble),
+            ConnectError::NoHttp2(error) => {
+                ConnectError::NoHttp2(error.reason().unwrap_or(h2::Reason::PROTOCOL_ERROR).into())
+            }
+        }
+    }
+}
+
+/// Why there is no response on a connection.
+pub(super) enum Failure {
+    /// The connection had gone before anything was sent, or the server has said that it will not
+    /// look at it: the request is what it was.
+    Unsent(UpstreamError),
+    /// The request, or part of it, may have been seen. Nothing of it is left.
+    Sent(UpstreamError),
+}
+
 /// What makes a response's head ambiguous although it can be read. Connections that such a head
 /// came from are closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +168,19 @@ pub enum HeadFault {
     TransferEncoding,
     /// 101 to a request that asked for no upgrade.
     UnaskedUpgrade,
+}
+
+/// The connection ended before the answer did.
+pub(super) fn ended_early() -> UpstreamError {
+    UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Ended))
+}
+
+/// What an error of the connection means.
+pub(super) fn of_io(error: io::Error) -> UpstreamError {
+    match TlsTrouble::within(&error) {
+        Some(trouble) => UpstreamError::TlsEnded(trouble),
+        None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
+    }
 }
 
 impl UpstreamError {

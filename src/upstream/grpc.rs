@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Response, StatusCode};
 
-use super::server::Seat;
+use super::permit::ServerPermit;
 use crate::telemetry::metrics::grpc::is_in_body;
 use crate::telemetry::metrics::{GrpcStatus, UpstreamCells};
 
@@ -43,11 +43,11 @@ impl Pending {
     }
 
     /// The answer has ended: with trailers, or without.
-    pub(super) fn end(&self, trailers: Option<&HeaderMap>, seat: &Seat) {
+    pub(super) fn end(&self, trailers: Option<&HeaderMap>, permit: &ServerPermit) {
         let status = trailers.and_then(GrpcStatus::of);
         let status = status.unwrap_or(GrpcStatus::Missing);
         self.cells.grpc.count(status);
-        seat.judge(status.as_http(), || (self.servers, seat.servers_out()));
+        permit.judge(status.as_http(), || (self.servers, permit.servers_out()));
     }
 
     /// The server broke the answer off.

@@ -13,7 +13,6 @@
 //! exchange is missing.
 
 mod crossing;
-mod fault;
 mod head;
 #[cfg(test)]
 mod likeness;
@@ -33,16 +32,16 @@ use http::{Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
-use super::beside::Beside;
-use super::connection::{Deadline, Failure};
-use super::error::{HeadFault, ProtocolError, UpstreamError};
+use super::deadline::Deadline;
+use super::error::{
+    Failure, HeadFault, Http1Fault, ProtocolError, UpstreamError, ended_early, of_io,
+};
+use super::prerendered_headers::PrerenderedHeaders;
 use crate::body::{BodyError, RequestBody};
 use crate::http1::content::{Content, Piece, Taken};
 use crate::wire::Stream;
 use crate::wire::outflow::MAX_PIECES;
-pub(super) use crossing::Crossing;
-pub use fault::Http1Fault;
-use fault::{ended, of_io};
+pub(super) use crossing::{Crossing, GiveBack};
 use head::{Asked, MAX_HEAD_BYTES, Read};
 use outbox::{Framing, Outbox};
 pub use tunnel::Upgraded;
@@ -173,7 +172,7 @@ impl Http1 {
         &mut self,
         request: &mut Request<RequestBody>,
         answer: &mut Response<B>,
-        (beside, upgrade): (Option<&Beside>, bool),
+        (beside, upgrade): (Option<&PrerenderedHeaders>, bool),
     ) -> Result<(), Failure> {
         self.begin(request, beside, upgrade);
         self.deadline.await_head();
@@ -185,7 +184,7 @@ impl Http1 {
     fn begin(
         &mut self,
         request: &mut Request<RequestBody>,
-        beside: Option<&Beside>,
+        beside: Option<&PrerenderedHeaders>,
         upgrade: bool,
     ) {
         let framing = framing_of(request);
@@ -360,7 +359,7 @@ impl Http1 {
             }
             if ready!(self.poll_read((MIN_READ_BYTES, self.appetite), context)).map_err(of_io)? == 0
             {
-                return Poll::Ready(Err(ended()));
+                return Poll::Ready(Err(ended_early()));
             }
         }
     }
@@ -447,7 +446,7 @@ impl Http1 {
             match ready!(self.poll_read((most, most), context)) {
                 Ok(0) => {
                     if self.content.end().is_err() {
-                        return Poll::Ready(Some(Err(ended())));
+                        return Poll::Ready(Some(Err(ended_early())));
                     }
                 }
                 Ok(_) => {}

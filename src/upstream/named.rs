@@ -17,8 +17,9 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 
 use super::choice::Choice;
-use super::pool::Terms;
+use super::connect::Addresses;
 use super::server::Server;
+use super::terms::UpstreamTerms;
 use super::vitals::Vitals;
 use super::watch::Ward;
 use crate::config::{ServerAddress, UpstreamServer};
@@ -28,13 +29,10 @@ const MAX_ADDRESSES: usize = 64;
 /// The machine's resolver may try for so long.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The addresses of one server, tried in this order: one, or one of each family.
-pub(super) type Addresses = SmallVec<[SocketAddr; 2]>;
-
 /// What servers are made from.
 #[derive(Debug)]
 pub(super) struct Makings {
-    pub(super) terms: Arc<Terms>,
+    pub(super) terms: Arc<UpstreamTerms>,
     pub(super) ward: Arc<Ward>,
     pub(super) vitals: Vitals,
 }

@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -17,9 +17,10 @@ use super::choice::Choice;
 use super::error::UpstreamError;
 use super::health::{Sent, Trouble};
 use super::named::{Makings, Named, places_in};
-use super::queue::Queue;
+use super::permit::ServerPermit;
 use super::retry::Budget;
-use super::server::{Seat, Server};
+use super::server::Server;
+use super::terms::UpstreamTerms;
 use super::tls::Tls;
 use super::vitals::Vitals;
 use super::watch::Ward;
@@ -31,7 +32,7 @@ use crate::upstream::body::UpstreamBody;
 /// One upstream of one worker.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    terms: Arc<Terms>,
+    terms: Arc<UpstreamTerms>,
     choices: Choices,
     ward: Arc<Ward>,
     /// What is counted of its requests; an upstream of the same name goes on with it.
@@ -49,32 +50,6 @@ enum Choices {
     Fixed(Arc<Choice>),
     /// Some have names, and may be somewhere else tomorrow.
     Named(Arc<Named>),
-}
-
-/// What all servers of an upstream have in common.
-#[derive(Debug)]
-pub(super) struct Terms {
-    pub(super) settings: UpstreamSettings,
-    pub(super) sweep: Sweep,
-    /// For those that speak TLS.
-    pub(super) tls: Option<Tls>,
-    /// Requests under way, also those that began under other settings.
-    pub(super) in_use: Arc<AtomicUsize>,
-    /// Whether any server has a bound of its own.
-    is_capped: bool,
-    /// Where requests wait for a place, if they may.
-    pub(super) queue: Option<Arc<Queue>>,
-}
-
-impl Terms {
-    /// Whether connections that were made under `old` may be used under these.
-    pub(super) fn takes_connections_of(&self, old: &Terms) -> bool {
-        let connecting = |settings: &UpstreamSettings| {
-            let tls = (settings.http2, Arc::clone(&settings.tls));
-            (settings.timeout, settings.body_timeout, tls)
-        };
-        connecting(&self.settings) == connecting(&old.settings)
-    }
 }
 
 impl Upstream {
@@ -102,7 +77,7 @@ impl Upstream {
             true => Arc::clone(&ward.queue),
             false => Arc::default(),
         };
-        let terms = Arc::new(Terms {
+        let terms = Arc::new(UpstreamTerms {
             is_capped,
             queue: (settings.queue > 0).then_some(queue),
             settings: settings.clone(),
@@ -179,7 +154,7 @@ impl Upstream {
 
     /// A place for one request at one of the servers: where `affinity` says, if it has any and the
     /// upstream heeds it.
-    pub(super) fn seat(&self, affinity: Option<u64>) -> Result<Seat, UpstreamError> {
+    pub(super) fn permit(&self, affinity: Option<u64>) -> Result<ServerPermit, UpstreamError> {
         if self
             .terms
             .queue
@@ -189,27 +164,30 @@ impl Upstream {
             // Whoever waits was here before.
             return Err(UpstreamError::TooManyConnections);
         }
-        self.free_seat(affinity)
+        self.free_permit(affinity)
     }
 
     /// The same for a request for which there was none, as soon as there is one.
     #[cold]
-    pub(super) async fn wait_for_seat(&self, affinity: Option<u64>) -> Result<Seat, UpstreamError> {
+    pub(super) async fn wait_for_permit(
+        &self,
+        affinity: Option<u64>,
+    ) -> Result<ServerPermit, UpstreamError> {
         let Some(queue) = &self.terms.queue else {
-            return self.free_seat(affinity);
+            return self.free_permit(affinity);
         };
         let most = (self.settings().queue, self.settings().queue_timeout);
-        queue.wait(most, || self.free_seat(affinity)).await
+        queue.wait(most, || self.free_permit(affinity)).await
     }
 
-    fn free_seat(&self, affinity: Option<u64>) -> Result<Seat, UpstreamError> {
+    fn free_permit(&self, affinity: Option<u64>) -> Result<ServerPermit, UpstreamError> {
         if self.is_full() {
             return Err(UpstreamError::TooManyConnections);
         }
         if self.ward.has_any_out()
-            && let Some(seat) = self.seat_on_trial(&[])
+            && let Some(permit) = self.trial_permit(&[])
         {
-            return Ok(seat);
+            return Ok(permit);
         }
         let picked = self.pick(affinity, |server| server.load());
         picked.ok_or_else(|| match &self.settings().health {
@@ -227,7 +205,7 @@ impl Upstream {
         tried: &[Arc<Server>],
         affinity: Option<u64>,
         may_be_same: bool,
-    ) -> Option<Seat> {
+    ) -> Option<ServerPermit> {
         if self.is_full() {
             return None;
         }
@@ -236,15 +214,15 @@ impl Upstream {
             Load::Ready(work) if !is_tried(server) => Load::Ready(work),
             _ => Load::Down,
         };
-        if let Some(seat) = self.pick(affinity, in_order) {
-            return Some(seat);
+        if let Some(permit) = self.pick(affinity, in_order) {
+            return Some(permit);
         }
         if let Some(same) = tried.last().filter(|_| may_be_same)
             && matches!(same.load(), Load::Ready(_))
         {
-            return Seat::take(same, Sent::InOrder);
+            return ServerPermit::take(same, Sent::InOrder);
         }
-        self.seat_on_trial(tried).or_else(|| {
+        self.trial_permit(tried).or_else(|| {
             self.pick(affinity, |server| match server.load() {
                 _ if is_tried(server) => Load::Down,
                 load => load,
@@ -252,7 +230,11 @@ impl Upstream {
         })
     }
 
-    fn pick(&self, affinity: Option<u64>, load: impl Fn(&Arc<Server>) -> Load) -> Option<Seat> {
+    fn pick(
+        &self,
+        affinity: Option<u64>,
+        load: impl Fn(&Arc<Server>) -> Load,
+    ) -> Option<ServerPermit> {
         match &self.choices {
             Choices::Fixed(choice) => self.pick_from(choice, affinity, load),
             Choices::Named(named) => self.pick_from(&named.choice.load(), affinity, load),
@@ -264,7 +246,7 @@ impl Upstream {
         choice: &Choice,
         affinity: Option<u64>,
         load: impl Fn(&Arc<Server>) -> Load,
-    ) -> Option<Seat> {
+    ) -> Option<ServerPermit> {
         // Another worker may take the last place at a server while we look: then we look again.
         for _ in 0..=choice.servers.len() {
             let chosen = choice.pick(affinity, &load)?;
@@ -272,11 +254,11 @@ impl Upstream {
                 true => Sent::LastResort,
                 false => Sent::InOrder,
             };
-            if let Some(mut seat) = Seat::take(chosen.server, sent) {
+            if let Some(mut permit) = ServerPermit::take(chosen.server, sent) {
                 if chosen.measure {
-                    seat.measure();
+                    permit.measure();
                 }
-                return Some(seat);
+                return Some(permit);
             }
         }
         None
@@ -284,14 +266,14 @@ impl Upstream {
 
     /// A place at a server whose ejection is over, for the one request that tries it.
     #[cold]
-    fn seat_on_trial(&self, tried: &[Arc<Server>]) -> Option<Seat> {
+    fn trial_permit(&self, tried: &[Arc<Server>]) -> Option<ServerPermit> {
         let choice = self.choice();
         let mut others = choice
             .servers
             .iter()
             .filter(|server| !tried.iter().any(|one| Arc::ptr_eq(one, server)));
         let server = others.find(|server| server.vital.watch.claim_trial())?;
-        Seat::take(server, Sent::Trial)
+        ServerPermit::take(server, Sent::Trial)
     }
 
     fn is_full(&self) -> bool {
@@ -311,13 +293,13 @@ impl Upstream {
         any_full && !any_ready
     }
 
-    /// The request that has `seat` met trouble: whether the server is left alone for that.
+    /// The request that has `permit` met trouble: whether the server is left alone for that.
     #[cold]
-    pub(super) fn failed(&self, seat: &Seat, trouble: Trouble) -> bool {
+    pub(super) fn failed(&self, permit: &ServerPermit, trouble: Trouble) -> bool {
         let Some(rules) = &self.settings().eject else {
             return false;
         };
-        seat.failed(trouble, rules, || self.servers_and_out())
+        permit.failed(trouble, rules, || self.servers_and_out())
     }
 
     /// How many servers there are, and how many of them are not in order.

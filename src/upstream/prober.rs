@@ -16,11 +16,12 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{Connection, Failure};
-use super::error::UpstreamError;
+use super::connection::Connection;
+use super::error::{Failure, UpstreamError};
 use super::health::Sent;
+use super::permit::ServerPermit;
 use super::pool::Upstream;
-use super::server::{Seat, Server};
+use super::server::Server;
 use super::vitals::Vitals;
 use crate::body::RequestBody;
 use crate::clock::{self, Sweep};
@@ -110,15 +111,15 @@ async fn check_one(server: &Arc<Server>, rules: &HealthCheck) {
 
 /// The status of the answer to one check.
 async fn ask(server: &Arc<Server>, rules: &HealthCheck) -> Result<StatusCode, UpstreamError> {
-    let seat = Seat::beside(server, Sent::InOrder);
+    let permit = ServerPermit::beside(server, Sent::InOrder);
     let mut request = Request::new(RequestBody::empty());
     *request.uri_mut() = rules.path.clone().into();
     let headers = request.headers_mut();
-    let host = rules.host.as_ref().unwrap_or(seat.host());
+    let host = rules.host.as_ref().unwrap_or(permit.host());
     headers.insert(HOST, host.clone());
     headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
-    let mut connection = seat.connect(false).await?;
+    let mut connection = permit.connect(false).await?;
     let mut answer = Response::new(());
     let with = (None, false, false);
     match connection.exchange(&mut request, &mut answer, with).await {

@@ -2,7 +2,7 @@
 
 use tokio_rustls::TlsStream;
 
-use super::connect::ConnectError;
+use super::error::ConnectError;
 use crate::config::{ServerAddress, UpstreamServer, UpstreamSettings};
 use crate::tls::{self, TlsTrouble};
 use crate::wire::Stream;

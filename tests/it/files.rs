@@ -185,6 +185,10 @@ fn workers_are_told_as_they_run_after_each_reload() {
     let first = std::fs::read_to_string(&file).unwrap();
     let other = running.as_u64().unwrap() + 1;
     let reload = || command(looked.tidegate.directory.path(), &["reload"]);
+    // The control socket opens once all workers serve; the admin may answer before that.
+    eventually("the control socket answers", || {
+        !String::from_utf8_lossy(&reload().stderr).contains("no proxy of")
+    });
     std::fs::write(&file, format!("{first}\nworkers = {other}\n")).unwrap();
     for _ in 0..2 {
         let said = reload();

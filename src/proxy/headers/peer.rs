@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use http::{HeaderMap, HeaderValue, Version};
 
 use crate::request_head::Scheme;
-use crate::upstream::Beside;
+use crate::upstream::PrerenderedHeaders;
 
 /// One client connection, in the words of the headers that name it.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ struct Last {
     /// The element of `Forwarded`.
     element: HeaderValue,
     /// All lines that name the client, for requests of this version.
-    lines: Option<(Version, Beside)>,
+    lines: Option<(Version, PrerenderedHeaders)>,
 }
 
 impl Peer {
@@ -65,11 +65,11 @@ impl Peer {
         version: Version,
         host: &HeaderValue,
         make: impl FnOnce(&HeaderValue) -> HeaderMap,
-    ) -> Beside {
+    ) -> PrerenderedHeaders {
         self.at(host, |last| match &last.lines {
             Some((known, lines)) if *known == version => lines.clone(),
             _ => {
-                let lines = Beside::of(&make(&last.element));
+                let lines = PrerenderedHeaders::of(&make(&last.element));
                 last.lines = Some((version, lines.clone()));
                 lines
             }

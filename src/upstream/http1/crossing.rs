@@ -1,19 +1,19 @@
 //! An answer that came before all of its request was sent: a task of its own sends the rest, while
 //! the answer is read. So neither waits for whoever reads the other slowly.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::runtime::Handle;
 
 use super::Http1;
-use super::fault::ended;
-use crate::upstream::connection::{Deadline, Task};
-use crate::upstream::error::UpstreamError;
-use crate::upstream::server::Seat;
+use crate::upstream::deadline::{Deadline, Task};
+use crate::upstream::error::{UpstreamError, ended_early};
 
 /// See the file's head. Dropping it closes the connection, unless its answer has ended.
 #[derive(Debug)]
@@ -35,8 +35,8 @@ struct State {
     flaw: Option<UpstreamError>,
     /// Whoever reads the answer.
     reader: Option<Waker>,
-    /// The answer has ended before the request has.
-    over: Option<Seat>,
+    /// Set when the answer has ended before the request.
+    over: Option<GiveBack>,
 }
 
 impl Both {
@@ -69,18 +69,33 @@ impl Both {
     /// The rest was sent: the connection goes back if the answer has ended as well.
     fn sent(&self) {
         let mut state = self.state();
-        if let Some(seat) = state.over.take()
+        if let Some(give_back) = state.over.take()
             && let Some(connection) = state.connection.take()
         {
             drop(state);
-            keep(connection, &seat);
+            give_back.keep(connection);
         }
     }
 }
 
-fn keep(connection: Box<Http1>, seat: &Seat) {
-    if let Some(connection) = connection.end() {
-        seat.keep(connection);
+/// Returns a connection to its server.
+pub(in crate::upstream) struct GiveBack(Box<dyn FnOnce(Box<Http1>) + Send>);
+
+impl GiveBack {
+    pub(in crate::upstream) fn new(keep: impl FnOnce(Box<Http1>) + Send + 'static) -> GiveBack {
+        GiveBack(Box::new(keep))
+    }
+
+    fn keep(self, connection: Box<Http1>) {
+        if let Some(connection) = connection.end() {
+            (self.0)(connection);
+        }
+    }
+}
+
+impl fmt::Debug for GiveBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GiveBack")
     }
 }
 
@@ -112,7 +127,7 @@ impl Crossing {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         let mut state = self.both.state();
         let Some(connection) = &mut state.connection else {
-            let flaw = state.flaw.take().unwrap_or_else(ended);
+            let flaw = state.flaw.take().unwrap_or_else(ended_early);
             return Poll::Ready(Some(Err(flaw)));
         };
         let polled = connection.poll_frame(context);
@@ -134,10 +149,9 @@ impl Crossing {
         connection.map_or(SizeHint::default(), |connection| connection.size_hint())
     }
 
-    /// The answer was read to its end. Its server may still be reading: it gets the rest, as long
-    /// as that keeps coming.
-    pub(in crate::upstream) fn end(mut self, seat: Seat) {
-        let most = seat.settings().timeout;
+    /// The answer was read to its end. Its server may still be reading: it gets the rest for
+    /// `most` more time.
+    pub(in crate::upstream) fn end(mut self, most: Duration, give_back: GiveBack) {
         let mut state = self.both.state();
         let is_sending = state.connection.as_ref().map(|one| one.is_sending());
         match is_sending {
@@ -145,11 +159,11 @@ impl Crossing {
                 let connection = state.connection.take();
                 drop(state);
                 if let Some(connection) = connection {
-                    keep(connection, &seat);
+                    give_back.keep(connection);
                 }
             }
             Some(true) => {
-                state.over = Some(seat);
+                state.over = Some(give_back);
                 drop(state);
                 if let Some(upload) = self.upload.take_unfinished()
                     && let Ok(runtime) = Handle::try_current()

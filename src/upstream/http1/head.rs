@@ -12,9 +12,9 @@ use httparse::{ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 use smallvec::SmallVec;
 
-use super::fault::Http1Fault;
 use crate::http1::content::Content;
 use crate::http1::head::{digits, has_option};
+use crate::upstream::error::Http1Fault;
 use crate::upstream::error::{HeadFault, ProtocolError, UpstreamError};
 use crate::wire::spelling;
 

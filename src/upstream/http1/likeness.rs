@@ -10,9 +10,9 @@ use hyper_util::rt::TokioIo;
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
-use super::fault::Http1Fault;
 use super::head::{self, Asked, MAX_HEAD_BYTES, Read};
 use crate::http1::content::{Piece, Taken};
+use crate::upstream::error::Http1Fault;
 use crate::upstream::error::{ProtocolError, UpstreamError};
 
 /// What was understood of an answer.

@@ -9,7 +9,7 @@ use http::{Request, Uri};
 
 use super::head::says_close;
 use crate::http1::write::{put_chunk_size, put_line, put_trailers};
-use crate::upstream::beside::Beside;
+use crate::upstream::prerendered_headers::PrerenderedHeaders;
 use crate::wire::outflow::{MAX_PIECES, Outflow};
 
 /// How a request's content is framed, and what of it is still to come.
@@ -39,7 +39,7 @@ impl Outbox {
     pub(super) fn begin<B>(
         &mut self,
         request: &Request<B>,
-        beside: Option<&Beside>,
+        beside: Option<&PrerenderedHeaders>,
         framing: &Framing,
     ) -> bool {
         self.flow.clear();

@@ -11,7 +11,7 @@ use http_body::Body as _;
 use super::outbox::{Framing, Outbox, WrongLength};
 use crate::body::{BodyError, RequestBody};
 use crate::http1::write::announced_trailers;
-use crate::upstream::connection::Deadline;
+use crate::upstream::deadline::Deadline;
 
 /// A request's content on its way.
 #[derive(Debug)]

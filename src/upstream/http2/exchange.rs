@@ -21,8 +21,8 @@ use super::upload::{Upload, pump};
 use super::{Connection, Download};
 use crate::body::RequestBody;
 use crate::upstream::check_framing;
-use crate::upstream::connection::{Deadline, Failure, Task};
-use crate::upstream::error::{HeadFault, UpstreamError};
+use crate::upstream::deadline::{Deadline, Task};
+use crate::upstream::error::{Failure, HeadFault, UpstreamError};
 
 /// One request's place on a connection, counted until it is dropped. Dropping it before its
 /// response has ended resets the stream, which cancels the work upstream.
@@ -37,7 +37,7 @@ pub(in crate::upstream) struct Stream {
     /// The response's content, once its head has come.
     download: Option<Download>,
     /// The request once more, if it may have to be sent again.
-    pub(in crate::upstream) spare: Option<Request<RequestBody>>,
+    pub(in crate::upstream) retry_copy: Option<Request<RequestBody>>,
 }
 
 impl Drop for Stream {
@@ -60,7 +60,7 @@ impl Stream {
             scheme,
             upload: Task::none(),
             download: None,
-            spare: None,
+            retry_copy: None,
         }
     }
 

@@ -15,7 +15,7 @@ use http::header::{CONNECTION, TE, TRANSFER_ENCODING, UPGRADE};
 use http_body::{Body as _, Frame};
 
 use crate::body::{BodyError, RequestBody};
-use crate::upstream::connection::Deadline;
+use crate::upstream::deadline::Deadline;
 
 /// Bytes of a body that are remembered at most.
 const MAX_KEPT_BYTES: usize = 64 << 10;

@@ -11,14 +11,14 @@ use crate::trace::{Context, SpanId};
 
 /// See the file's head.
 #[derive(Debug)]
-pub struct Tries {
+pub struct AttemptLog {
     parent: Context,
-    list: Mutex<Vec<Try>>,
+    list: Mutex<Vec<RecordedAttempt>>,
 }
 
 /// One attempt.
 #[derive(Clone, Debug)]
-pub struct Try {
+pub struct RecordedAttempt {
     /// Its own.
     pub span: SpanId,
     /// The server's name or address, or the path of its socket.
@@ -35,17 +35,17 @@ pub struct Try {
     pub error: Option<&'static str>,
 }
 
-impl Tries {
+impl AttemptLog {
     /// Attempts for what is done as `parent`.
-    pub fn new(parent: Context) -> Arc<Tries> {
-        Arc::new(Tries {
+    pub fn new(parent: Context) -> Arc<AttemptLog> {
+        Arc::new(AttemptLog {
             parent,
             list: Mutex::default(),
         })
     }
 
     /// Takes what there was.
-    pub fn take(&self) -> Vec<Try> {
+    pub fn take(&self) -> Vec<RecordedAttempt> {
         std::mem::take(&mut *self.list())
     }
 
@@ -63,7 +63,7 @@ impl Tries {
             | ServerAddress::H2c(host, port) => (host.clone(), Some(*port)),
         };
         let span = SpanId::made();
-        list.push(Try {
+        list.push(RecordedAttempt {
             span,
             address,
             port,
@@ -86,7 +86,7 @@ impl Tries {
         }
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<Try>> {
+    fn list(&self) -> MutexGuard<'_, Vec<RecordedAttempt>> {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

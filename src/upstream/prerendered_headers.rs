@@ -8,16 +8,16 @@ use crate::http1::write::put_line;
 
 /// See the file's head. No field of the map it stands beside has one of its names.
 #[derive(Clone, Debug)]
-pub struct Beside(Bytes);
+pub struct PrerenderedHeaders(Bytes);
 
-impl Beside {
+impl PrerenderedHeaders {
     /// The lines of `headers`.
-    pub fn of(headers: &HeaderMap) -> Beside {
+    pub fn of(headers: &HeaderMap) -> PrerenderedHeaders {
         let mut lines = Vec::new();
         for (name, value) in headers {
             put_line(&mut lines, name, value.as_bytes());
         }
-        Beside(lines.into_boxed_slice().into())
+        PrerenderedHeaders(lines.into_boxed_slice().into())
     }
 
     /// As HTTP/1.1 writes them.
@@ -52,7 +52,7 @@ mod tests {
         for (name, value) in lines {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        let beside = Beside::of(&headers);
+        let beside = PrerenderedHeaders::of(&headers);
         let worded: &[u8] = b"x-real-ip: 2001:db8::1\r\nvia: 1.1 a: b\r\n";
         assert_eq!(beside.as_bytes(), worded);
         let mut joined = HeaderMap::new();
