@@ -8,6 +8,7 @@ mod acceptors;
 mod active_config;
 mod checks;
 pub mod claim;
+mod client_connection;
 mod connection;
 mod connections_per_ip;
 pub mod control;

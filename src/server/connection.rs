@@ -1,15 +1,12 @@
 //! One client's connection: the protocol spoken on it, what surrounds each of its requests, and its
 //! end.
 
-use std::fmt;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures_util::FutureExt;
 use futures_util::future::Either;
-use http::{Request, Response};
 use hyper::body::Bytes;
 
+use super::client_connection::ClientConnection;
 use super::drain::Open;
 use super::http1::{self, End};
 use super::http2;
@@ -17,73 +14,9 @@ use super::opening::{self, Version};
 use super::parked;
 use super::phase::Phase;
 use super::worker::Worker;
-use crate::body::RequestBody;
 use crate::config::ProxyProtocol;
-use crate::proxy::body::Body;
-use crate::proxy::{Arrival, Downstream};
-use crate::request_head::HeadError;
-use crate::telemetry::metrics::{Meter, Unanswered};
+use crate::proxy::Arrival;
 use crate::wire::{PrefixedStream, Stream};
-
-/// Whoever is at the other end of a connection; lives as long as that, or the tunnel it became.
-pub(super) struct Client {
-    downstream: Downstream,
-    /// Which configuration `downstream` was asked of.
-    generation: u64,
-    pub(super) worker: Arc<Worker>,
-    _open: Open,
-}
-
-impl fmt::Debug for Client {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.downstream.fmt(f)
-    }
-}
-
-impl Client {
-    /// The proxy's sentence about one request, by the configuration of now, put into `response`. A
-    /// panic ends this request with 500, not the process.
-    pub(super) async fn handle(
-        &self,
-        request: &mut Request<RequestBody>,
-        response: &mut Response<Body>,
-        error: Option<HeadError>,
-    ) {
-        let serving = self.worker.serving.load_full();
-        if let Some(tls) = &serving.tls
-            && let Some(proof) = tls.challenges.answer_at(request.uri().path())
-        {
-            // An authority asks, which nobody is charged for.
-            *response = Response::new(Body::made(Bytes::from(proof)));
-            return;
-        }
-        let another = serving.another(&self.downstream, self.generation);
-        let downstream = another.as_deref().unwrap_or(&self.downstream);
-        let mut awaited = Awaited(serving.proxy.meter(), true);
-        let proxy = &serving.proxy;
-        let handling = async {
-            proxy.handle(request, response, downstream, error).await;
-            failpoint!("server.handled");
-        };
-        let answered = AssertUnwindSafe(handling).catch_unwind().await;
-        awaited.1 = false;
-        if answered.is_err() {
-            serving.proxy.meter().unanswered(Unanswered::Panic);
-            *response = crate::proxy::local_reply::panicked().map(Body::made);
-        }
-    }
-}
-
-/// Counts a request whose client leaves before its answer is there: what was under way is dropped.
-struct Awaited<'m>(&'m Meter, bool);
-
-impl Drop for Awaited<'_> {
-    fn drop(&mut self) {
-        if self.1 {
-            self.0.unanswered(Unanswered::ClientLeft);
-        }
-    }
-}
 
 /// Serves the client at the other end of `stream`, who came as `arrival` says, until either side
 /// ends it.
@@ -134,7 +67,7 @@ async fn opening(
         _ => (Version::Http1, ahead.into()),
     };
     let began = worker.serving.load();
-    let client = Client {
+    let client = ClientConnection {
         downstream: began.proxy.downstream(arrival),
         generation: began.generation,
         _open: open,
@@ -158,7 +91,7 @@ async fn opening(
 
 /// What an idle connection of HTTP/1 keeps beside its stream.
 struct Http1Client {
-    client: Client,
+    client: ClientConnection,
     phase: Arc<Phase>,
 }
 

@@ -23,7 +23,7 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use tokio::io::AsyncWrite as _;
 
-use super::connection::Client;
+use super::client_connection::ClientConnection;
 use super::phase::Phase;
 use crate::body::RequestBody;
 use crate::http1::head::{self, RequestFraming, Unreadable};
@@ -67,7 +67,7 @@ impl From<io::Error> for Cut {
 struct Http1Server<'c> {
     intake: Intake<'c>,
     phase: &'c Phase,
-    client: &'c Client,
+    client: &'c ClientConnection,
     outflow: Outflow,
     /// The request that is served, or room for the next one: a large thing, which stays in place.
     request: Request<RequestBody>,
@@ -90,7 +90,11 @@ enum Then {
 
 /// Serves until either side ends the connection or it is idle, by what is configured as this
 /// begins, except for each request itself.
-pub(super) async fn serve(opened: PrefixedStream, client: &Client, phase: &Arc<Phase>) -> End {
+pub(super) async fn serve(
+    opened: PrefixedStream,
+    client: &ClientConnection,
+    phase: &Arc<Phase>,
+) -> End {
     let mut server = Http1Server::new(opened, client, phase);
     loop {
         let next = poll_fn(|context| {
@@ -130,7 +134,7 @@ pub(super) async fn serve(opened: PrefixedStream, client: &Client, phase: &Arc<P
 impl Http1Server<'_> {
     fn new<'c>(
         opened: PrefixedStream,
-        client: &'c Client,
+        client: &'c ClientConnection,
         phase: &'c Arc<Phase>,
     ) -> Http1Server<'c> {
         Http1Server {

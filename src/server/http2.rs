@@ -27,7 +27,7 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
-use super::connection::Client;
+use super::client_connection::ClientConnection;
 use crate::clock::{Alarm, Sweep};
 use crate::config::ServerSettings;
 use crate::telemetry::metrics::Unanswered;
@@ -100,7 +100,7 @@ fn builder(settings: &ServerSettings, streams: Streams) -> Builder<Streams> {
 /// ends it. `idle` is the connection's alarm.
 pub(super) fn serve(
     opened: PrefixedStream,
-    client: Arc<Client>,
+    client: Arc<ClientConnection>,
     idle: Arc<Alarm>,
 ) -> impl Future<Output = ()> + Send {
     let worker = Arc::clone(&client.worker);

@@ -15,7 +15,7 @@ use crate::body::{BodyError, DISCARD_BYTES, Demand, PipeWriter, RequestBody, Res
 use crate::http1::content::{Content, Piece, Taken};
 use crate::http1::head::{self, HeadBounds, RequestFraming, Unreadable};
 use crate::request_head::HeadError;
-use crate::server::connection::Client;
+use crate::server::client_connection::ClientConnection;
 use crate::server::drain::Drain;
 use crate::server::phase::{Phase, Stage};
 use crate::wire::PrefixedStream;
@@ -75,7 +75,7 @@ struct IncomingContent {
 impl<'c> Intake<'c> {
     pub(super) fn new(
         opened: PrefixedStream,
-        client: &'c Client,
+        client: &'c ClientConnection,
         phase: &'c Arc<Phase>,
     ) -> Intake<'c> {
         let now = client.worker.serving.load();

@@ -21,7 +21,7 @@ use super::cut::{PendingReset, TruncatedBody};
 use crate::body::{BodyError, Progress, RequestBody};
 use crate::clock::Alarm;
 use crate::proxy::body::Body;
-use crate::server::connection::Client;
+use crate::server::client_connection::ClientConnection;
 use crate::server::http1::socket::HALF_CLOSE_GRACE;
 
 /// Bytes of a response that are handed over at once: what a client has to take in time.
@@ -106,7 +106,7 @@ impl<F: Future<Output = ()>> Future for Bounded<F> {
 // Not `async` itself: that would keep the request several times.
 pub(super) fn answer(
     mut request: Request<Incoming>,
-    client: Arc<Client>,
+    client: Arc<ClientConnection>,
     open: Open,
 ) -> impl Future<Output = Response<Answer>> + Send {
     let progress = if request.body().is_end_stream() {
@@ -283,7 +283,7 @@ pub(super) struct Answer {
     /// It has ended before its end.
     cut: Option<PendingReset>,
     open: Open,
-    _client: Arc<Client>,
+    _client: Arc<ClientConnection>,
 }
 
 impl Answer {
