@@ -2,7 +2,9 @@
 //!
 //! The form is that of `lua/decide.lua`. Pure: bytes in, bytes out.
 
-use redis::Cmd;
+use std::io::Write as _;
+
+use redis::{Cmd, RedisWrite as _};
 use smallvec::SmallVec;
 
 use super::{ServerTrouble, StoreError};
@@ -77,47 +79,6 @@ impl<'c> Group<'c> {
     }
 }
 
-/// What a command is written to, one argument after the other.
-pub trait Arguments {
-    /// So many will come, with so many bytes in all, or about that.
-    fn begin(&mut self, many: usize, bytes: usize);
-    /// One more, in pieces.
-    fn add<const N: usize>(&mut self, pieces: [&[u8]; N]);
-}
-
-impl Arguments for Cmd {
-    fn begin(&mut self, many: usize, bytes: usize) {
-        *self = Cmd::with_capacity(many, bytes);
-    }
-
-    fn add<const N: usize>(&mut self, pieces: [&[u8]; N]) {
-        self.arg(pieces.concat());
-    }
-}
-
-/// As the server reads it.
-impl Arguments for Vec<u8> {
-    fn begin(&mut self, many: usize, bytes: usize) {
-        self.clear();
-        self.reserve(bytes + many * 10);
-        head(self, b'*', many);
-    }
-
-    fn add<const N: usize>(&mut self, pieces: [&[u8]; N]) {
-        head(self, b'$', pieces.iter().map(|piece| piece.len()).sum());
-        for piece in pieces {
-            self.extend_from_slice(piece);
-        }
-        self.extend_from_slice(b"\r\n");
-    }
-}
-
-fn head(out: &mut Vec<u8>, kind: u8, number: usize) {
-    out.push(kind);
-    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
-    out.extend_from_slice(b"\r\n");
-}
-
 /// The command that does `groups`; see [`write()`].
 pub fn encode<'c>(
     call: Call<'_>,
@@ -133,7 +94,7 @@ pub fn encode<'c>(
 /// Writes the command that does `groups`; the server's clock is used unless `now_us` is given.
 /// `holder` names who asks: the worker that holds slots.
 pub fn write<'c>(
-    cmd: &mut impl Arguments,
+    cmd: &mut Cmd,
     call: Call<'_>,
     (prefix, holder): (&str, u64),
     (groups, now_us): (impl Iterator<Item = Group<'c>> + Clone, Option<u64>),
@@ -143,10 +104,12 @@ pub fn write<'c>(
         Call::Known(hash) => ("EVALSHA", hash),
         Call::Whole => ("EVAL", SCRIPT),
     };
-    cmd.begin(items + 6, script.len() + items * 96 + 80);
-    cmd.add([verb.as_bytes()]);
-    cmd.add([script.as_bytes()]);
-    cmd.add([itoa::Buffer::new().format(items).as_bytes()]);
+    cmd.clear();
+    let fixed = [verb.len(), script.len(), 80];
+    cmd.reserve_space_for_args(fixed.into_iter().chain(std::iter::repeat_n(96, items + 3)));
+    cmd.write_arg(verb.as_bytes());
+    cmd.write_arg(script.as_bytes());
+    cmd.write_arg(itoa::Buffer::new().format(items).as_bytes());
     let mut packed = Packed::new();
     let rules = rules_of(groups.clone());
     let how_many = u16::try_from(rules.len()).unwrap_or(u16::MAX);
@@ -163,7 +126,7 @@ pub fn write<'c>(
         let [low, high] = count.to_le_bytes();
         packed.extend_from_slice(&[operation, many, low, high]);
         for (index, item) in group.charge.iter().enumerate() {
-            cmd.add(key_of(prefix, item, &item.tag.text()));
+            write_pieces(cmd, key_of(prefix, item, &item.tag.text()));
             let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);
             let [low, high] = rule.to_le_bytes();
             let extra = group.extra.get(index).copied().unwrap_or(0);
@@ -176,11 +139,20 @@ pub fn write<'c>(
         }
     }
     match now_us {
-        Some(now_us) => cmd.add([itoa::Buffer::new().format(now_us).as_bytes()]),
-        None => cmd.add([]),
+        Some(now_us) => cmd.write_arg(itoa::Buffer::new().format(now_us).as_bytes()),
+        None => cmd.write_arg(b""),
     }
-    cmd.add([&holder.to_le_bytes()[..]]);
-    cmd.add([&packed[..]]);
+    cmd.write_arg(&holder.to_le_bytes());
+    cmd.write_arg(&packed);
+}
+
+/// One argument in pieces.
+fn write_pieces<const N: usize>(cmd: &mut Cmd, pieces: [&[u8]; N]) {
+    let mut argument = cmd.writer_for_next_arg();
+    for piece in pieces {
+        // Writing to a command in memory does not fail.
+        let _ = argument.write_all(piece);
+    }
 }
 
 /// The name of an item's key.

@@ -5,7 +5,6 @@
 //! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
 
 mod cluster;
-mod line;
 mod link;
 mod maintenance;
 mod outage;

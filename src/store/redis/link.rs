@@ -16,7 +16,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::Shared;
-use super::line::{self, Line};
 use super::sentinel::{Moves, Sentinels};
 use super::tls;
 use crate::config::{RedisAddress, RedisSettings, RedisTopology};
@@ -125,12 +124,7 @@ fn login(username: Option<&str>, password: Option<&str>, database: i64) -> Redis
 
 /// A connection, and the news of its end.
 pub(super) struct Link {
-    /// For all that is not a decision; [`Link::connection`] gives it.
     connection: MultiplexedConnection,
-    /// For decisions.
-    line: Line,
-    /// Held by whoever asks through the crate while decisions are asked for.
-    beside: Arc<()>,
     ended: mpsc::UnboundedReceiver<PushInfo>,
     /// Where the server may change.
     pub(super) moves: Option<Moves>,
@@ -162,55 +156,31 @@ impl Link {
 
     async fn over(stream: Stream, login: &RedisConnectionInfo) -> Result<Link, StoreError> {
         let (news, ended) = mpsc::unbounded_channel();
-        let (line, lent) = line::shared(stream);
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_push_sender(news);
-        let opened = MultiplexedConnection::new_with_config(login, lent, config).await;
+        let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
         let (connection, driver) = opened.map_err(|error| kind_of(&error))?;
         Ok(Link {
             connection,
-            line,
-            beside: Arc::default(),
             ended,
             moves: None,
             _driver: Driver::of(driver),
         })
     }
 
-    /// The redis crate's connection.
     pub(super) fn connection(&mut self) -> &mut MultiplexedConnection {
-        self.line.give_back();
         &mut self.connection
     }
 
-    /// To be held by whoever asks through the crate's connection beside the decisions, until all
-    /// its answers have come.
-    pub(super) fn beside(&self) -> Arc<()> {
-        Arc::clone(&self.beside)
-    }
-
-    /// Whether somebody does, so that decisions must go through the crate too: only it knows whose
-    /// an answer is.
-    pub(super) fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.beside) > 1
-    }
-
-    /// Sends one command through the crate; its reply is to be a string.
-    pub(super) async fn ask_beside(&mut self, command: &redis::Cmd) -> Result<&[u8], Failure> {
-        let replied = self.connection().send_packed_command(command).await;
+    /// Sends one command; its reply is to be a string.
+    pub(super) async fn ask(&mut self, command: &redis::Cmd) -> Result<Vec<u8>, Failure> {
+        let replied = self.connection.send_packed_command(command).await;
         match replied.and_then(Value::extract_error) {
-            Ok(Value::BulkString(bytes)) => Ok(self.line.keep(bytes)),
+            Ok(Value::BulkString(bytes)) => Ok(bytes),
             Ok(_) => Err(Failure(StoreError::Garbled, false)),
             Err(error) => Err(Failure::of(&error)),
         }
-    }
-
-    /// Sends one packed command, whose reply is to be a string. Dropped before the reply has come,
-    /// the connection is of no more use. Not while it is shared.
-    pub(super) async fn ask(&mut self, command: &[u8]) -> Result<&[u8], Failure> {
-        let reply = self.line.ask(command).await;
-        reply.map_err(|error| Failure::of(&error))
     }
 
     /// Resolves when the connection has ended, or should.
@@ -230,7 +200,6 @@ impl Link {
             }
         };
         tokio::select! {
-            () = self.line.end() => {}
             () = told => {}
             () = moves => {}
         }

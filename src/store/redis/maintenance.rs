@@ -5,7 +5,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use redis::Value;
 use redis::aio::MultiplexedConnection;
 
 use super::link::{Failure, Link, kind_of, learn_key};
@@ -27,8 +26,7 @@ const BEAT_LASTS_US: u64 = 5_000_000;
 pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), StoreError> {
     learn_key(link.connection(), shared).await?;
     try_script(link, shared).await?;
-    let beside = link.beside();
-    overrides::learn(link.connection(), shared, beside).await?;
+    overrides::learn(link.connection(), shared).await?;
     beat(link.connection(), shared).await
 }
 
@@ -44,12 +42,11 @@ pub(super) struct Kept {
 /// Asks for what all proxies of the store share, and charges what is owed. It asks for everything
 /// at once: requests wait meanwhile, and one way to the server and back is as short as it gets.
 pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kept, StoreError> {
-    let beside = link.beside();
     let connection = link.connection();
     let (mut other, mut third) = (connection.clone(), connection.clone());
     let (was_there, (), ()) = tokio::try_join!(
         learn_key(&mut other, shared),
-        overrides::refresh(connection, shared, beside),
+        overrides::refresh(connection, shared),
         beat(&mut third, shared),
     )?;
     shared.journal.ripen(shared.clock.now_us());
@@ -180,20 +177,13 @@ async fn run<'c>(
 ) -> Result<Vec<u8>, StoreError> {
     let prefix = (shared.prefix.as_str(), 0);
     let known = Call::Known(&shared.script_hash);
-    let mut result = send(link, &batch::encode(known, prefix, groups.clone(), None)).await;
+    let mut result = link
+        .ask(&batch::encode(known, prefix, groups.clone(), None))
+        .await;
     if result.as_ref().is_err_and(Failure::is_no_script) {
-        result = send(link, &batch::encode(Call::Whole, prefix, groups, None)).await;
+        result = link
+            .ask(&batch::encode(Call::Whole, prefix, groups, None))
+            .await;
     }
-    match result {
-        Ok(Value::BulkString(bytes)) => Ok(bytes),
-        Ok(_) => Err(StoreError::Garbled),
-        Err(failure) => Err(failure.0),
-    }
-}
-
-async fn send(link: &mut Link, command: &redis::Cmd) -> Result<Value, Failure> {
-    let result = link.connection().send_packed_command(command).await;
-    result
-        .and_then(Value::extract_error)
-        .map_err(|error| Failure::of(&error))
+    result.map_err(|failure| failure.0)
 }

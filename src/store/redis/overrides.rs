@@ -5,7 +5,6 @@
 //! and swaps the table that all workers look at. While Redis is away the last table holds.
 
 use std::collections::HashMap;
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -140,11 +139,10 @@ impl Drop for Reader {
     }
 }
 
-/// Has what changed or ended read, by a task that keeps `beside` until all its answers have come.
+/// Has what changed or ended read, by a task of its own.
 pub(super) async fn refresh(
     connection: &(impl ConnectionLike + Clone + Send + 'static),
     shared: &Arc<Shared>,
-    beside: impl Send + 'static,
 ) -> Result<(), StoreError> {
     let overrides = &shared.overrides;
     let version = match version(&mut connection.clone(), shared).await {
@@ -178,12 +176,9 @@ pub(super) async fn refresh(
         return Ok(());
     }
     let mut connection = connection.clone();
-    let beside = ManuallyDrop::new(beside);
     tokio::spawn(async move {
         let shared = &reader.0;
         if let Ok(read) = tokio::time::timeout(READ_WITHIN, read(&mut connection, shared)).await {
-            // After a timeout never: an answer is still to come.
-            drop(ManuallyDrop::into_inner(beside));
             let _ = read.map_err(|error| refused(shared, &error));
         }
         shared.overrides.has_read.send_replace(true);
@@ -196,9 +191,8 @@ pub(super) async fn refresh(
 pub(super) async fn learn(
     connection: &(impl ConnectionLike + Clone + Send + 'static),
     shared: &Arc<Shared>,
-    beside: impl Send + 'static,
 ) -> Result<(), StoreError> {
-    refresh(connection, shared, beside).await?;
+    refresh(connection, shared).await?;
     let mut has_read = shared.overrides.has_read.subscribe();
     if !shared.overrides.refused.load(Ordering::Relaxed) {
         let _ = tokio::time::timeout(FIRST_WITHIN, has_read.wait_for(|read| *read)).await;

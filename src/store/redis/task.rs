@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
+use redis::Cmd;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep_until};
 
@@ -61,7 +62,7 @@ pub(super) struct Task {
     /// What operators had said when the last call was sent.
     epoch: u64,
     /// The command under way.
-    command: Vec<u8>,
+    command: Cmd,
     /// One timer for every wait of this task.
     sleep: Pin<Box<Sleep>>,
     upkeep_at: Instant,
@@ -91,7 +92,7 @@ impl Task {
             lead: None,
             company: 0,
             epoch: 0,
-            command: Vec::new(),
+            command: Cmd::new(),
             sleep: Box::pin(sleep_until(now.into())),
             upkeep_at: now,
         }
@@ -365,32 +366,24 @@ impl Task {
             came_us: shared.clock.now_us(),
         };
         match result {
-            Ok(bytes) => self.answer(batch, bytes, span),
+            Ok(bytes) => self.answer(batch, &bytes, span),
             Err(failure) => self.fail(batch, failure.0),
         }
     }
 
     /// Sends one command and waits for its reply, until the timer rings.
-    async fn send<'l>(
+    async fn send(
         &mut self,
-        link: &'l mut Link,
+        link: &mut Link,
         script: Call<'_>,
         batch: &Batch,
-    ) -> Result<&'l [u8], Failure> {
+    ) -> Result<Vec<u8>, Failure> {
         let asker = (self.shared.prefix.as_str(), self.holder.name());
         let groups = batch.bundles.iter().map(Bundle::group);
-        let command = &mut self.command;
-        let asking = async {
-            if link.is_shared() {
-                let command = batch::encode(script, asker, groups, None);
-                return link.ask_beside(&command).await;
-            }
-            batch::write(command, script, asker, (groups, None));
-            link.ask(command).await
-        };
+        batch::write(&mut self.command, script, asker, (groups, None));
         tokio::select! {
             biased;
-            result = asking => result,
+            result = link.ask(&self.command) => result,
             () = &mut self.sleep => Err(Failure(StoreError::Timeout, false)),
         }
     }

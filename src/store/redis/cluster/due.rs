@@ -111,7 +111,7 @@ impl Task {
         self.work.push(Box::pin(async move {
             let learning = async {
                 if let Some(records) = records {
-                    overrides::refresh(&records, &shared, ()).await?;
+                    overrides::refresh(&records, &shared).await?;
                 }
                 if let Some(mut beats) = beats {
                     maintenance::beat(&mut beats, &shared).await?;
