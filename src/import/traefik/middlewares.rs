@@ -45,7 +45,8 @@ const CLOSING: [(&str, &str); 9] = [
 /// The effect of the middlewares of these names, in their order.
 pub(super) fn effect(names: &[String], all: &Item, at: &Item, file: &mut File<'_>) -> Effect {
     let mut effect = Effect::default();
-    add(names, (all, at), &mut effect, file, 0);
+    let chain = Chain { all, at, depth: 0 };
+    chain.add(names, &mut effect, file);
     for (key, list) in [("headers_up", &effect.up), ("headers_down", &effect.down)] {
         if !list.is_empty() {
             let value = format!("{{ {} }}", list.join(", "));
@@ -55,27 +56,38 @@ pub(super) fn effect(names: &[String], all: &Item, at: &Item, file: &mut File<'_
     effect
 }
 
-fn add(
-    names: &[String],
-    (all, at): (&Item, &Item),
-    effect: &mut Effect,
-    file: &mut File<'_>,
+/// A list of middlewares by their names.
+struct Chain<'f> {
+    /// All that the file has.
+    all: &'f Item,
+    /// Where the list stands.
+    at: &'f Item,
+    /// Chains around it.
     depth: usize,
-) {
-    for name in names {
-        let plain = name.split('@').next().unwrap_or(name);
-        let Some(item) = all.get(plain).filter(|_| depth < MAX_DEPTH) else {
-            let why = "there is no such middleware in this file; the router is closed";
-            file.lost(at, &format!("middleware {name}"), why);
-            effect.goal = Some(Goal::Closed(format!("the middleware {name} is not here")));
-            continue;
-        };
-        for (kind, options) in item.entries() {
-            if kind.eq_ignore_ascii_case("chain") {
-                let inner = options.texts_at("middlewares");
-                add(&inner, (all, options), effect, file, depth + 1);
-            } else {
-                one(plain, kind, options, effect, file);
+}
+
+impl Chain<'_> {
+    fn add(&self, names: &[String], effect: &mut Effect, file: &mut File<'_>) {
+        for name in names {
+            let plain = name.split('@').next().unwrap_or(name);
+            let found = self.all.get(plain).filter(|_| self.depth < MAX_DEPTH);
+            let Some(item) = found else {
+                let why = "there is no such middleware in this file; the router is closed";
+                file.lost(self.at, &format!("middleware {name}"), why);
+                effect.goal = Some(Goal::Closed(format!("the middleware {name} is not here")));
+                continue;
+            };
+            for (kind, options) in item.entries() {
+                if kind.eq_ignore_ascii_case("chain") {
+                    let inner = Chain {
+                        all: self.all,
+                        at: options,
+                        depth: self.depth + 1,
+                    };
+                    inner.add(&options.texts_at("middlewares"), effect, file);
+                } else {
+                    one(plain, kind, options, effect, file);
+                }
             }
         }
     }

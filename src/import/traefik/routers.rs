@@ -131,11 +131,18 @@ fn one(name: &str, router: &Item, http: &Item, points: &[Point], file: &mut File
         Ok(found) => found,
         // What is closed may be more than what the rule says.
         Err(_) if effect.goal.as_ref().is_some_and(Goal::refuses) => vec![Vec::new()],
-        Err(why) => return leave_out(router, (&what, &rule), &why, file),
+        Err(why) => return leave_out(router, &format!("{what}: {rule}"), &why, file),
     };
     let goal = goal(&what, router, &effect, http, file);
-    for all in alternatives {
-        add(&what, router, (&all, &rule), (&goal, &effect), file);
+    let named = RouterDraft {
+        what,
+        item: router,
+        rule,
+        goal,
+        effect,
+    };
+    for alternative in alternatives {
+        named.add(&alternative, file);
     }
 }
 
@@ -210,72 +217,85 @@ fn wanted(all: &All, closes: bool) -> Result<Wanted, String> {
 }
 
 /// Leaves a rule out, or one of its alternatives, and says so.
-fn leave_out(router: &Item, (what, rule): (&str, &str), why: &str, file: &mut File<'_>) {
-    let why = format!("{why}; it is left out");
-    file.lost(router, &format!("{what}: {rule}"), why);
+fn leave_out(router: &Item, rule: &str, why: &str, file: &mut File<'_>) {
+    file.lost(router, rule, format!("{why}; it is left out"));
 }
 
-fn add(
-    what: &str,
-    router: &Item,
-    (all, rule): (&All, &str),
-    (goal, effect): (&Goal, &Effect),
-    file: &mut File<'_>,
-) {
-    let wanted = match wanted(all, goal.refuses()) {
-        Ok(wanted) => wanted,
-        Err(why) => return leave_out(router, (what, rule), &why, file),
-    };
-    if let Some(why) = wanted.differs {
-        file.differs(router, what, why);
-    }
-    let path = wanted.path.unwrap_or_else(|| "/*".to_owned());
-    let mut goal = goal.clone();
-    let mut settings = effect.settings.clone();
-    match strip(&effect.strip, &path) {
-        Ok(Some(prefix)) => settings.push(("strip_prefix".to_owned(), text(&prefix))),
-        Ok(None) => {}
-        Err(why) => {
-            file.lost(router, &format!("{what}: stripPrefix"), why);
-            goal = Goal::Closed(why.to_owned());
+/// A router whose middlewares and service have been read.
+struct RouterDraft<'f> {
+    /// `router NAME`
+    what: String,
+    item: &'f Item,
+    rule: String,
+    goal: Goal,
+    effect: Effect,
+}
+
+impl RouterDraft<'_> {
+    /// The route of one of its rule's alternatives.
+    fn add(&self, all: &All, file: &mut File<'_>) {
+        let RouterDraft {
+            what,
+            item: router,
+            rule,
+            goal,
+            effect,
+        } = self;
+        let wanted = match wanted(all, goal.refuses()) {
+            Ok(wanted) => wanted,
+            Err(why) => return leave_out(router, &format!("{what}: {rule}"), &why, file),
+        };
+        if let Some(why) = wanted.differs {
+            file.differs(router, what, why);
         }
-    }
-    if let Some(prefix) = &effect.prefix {
-        settings.push(("add_prefix".to_owned(), text(prefix)));
-    }
-    let limits = match goal {
-        Goal::Closed(_) => Vec::new(),
-        _ => effect.limits.clone(),
-    };
-    let route = RouteDraft {
-        place: file.place(router),
-        was: shown(&format!("{what}: {rule}")),
-        host: wanted.host,
-        path,
-        methods: wanted.methods,
-        headers: wanted.headers,
-        goal,
-        limits,
-        settings,
-    };
-    // Methods of one rule are one route.
-    let mut known = file.draft.routes.iter_mut();
-    if let Some(same) = known.find(|one| one.is_but_for_methods(&route)) {
-        same.methods.extend(route.methods);
-        return;
-    }
-    // Traefik has asked those before this one first.
-    let before = file.draft.routes.iter().find(|one| one.surrounds(&route));
-    if let Some(before) = before {
-        let why = format!(
-            "is the more specific route here, and Traefik asks `{}` before it",
-            before.was
-        );
-        file.differs(router, what, why);
-    }
-    if let Some(first) = file.draft.add_route(route) {
-        let why = format!("`{}` takes these requests", first.was);
-        file.lost(router, what, why);
+        let path = wanted.path.unwrap_or_else(|| "/*".to_owned());
+        let mut goal = goal.clone();
+        let mut settings = effect.settings.clone();
+        match strip(&effect.strip, &path) {
+            Ok(Some(prefix)) => settings.push(("strip_prefix".to_owned(), text(&prefix))),
+            Ok(None) => {}
+            Err(why) => {
+                file.lost(router, &format!("{what}: stripPrefix"), why);
+                goal = Goal::Closed(why.to_owned());
+            }
+        }
+        if let Some(prefix) = &effect.prefix {
+            settings.push(("add_prefix".to_owned(), text(prefix)));
+        }
+        let limits = match goal {
+            Goal::Closed(_) => Vec::new(),
+            _ => effect.limits.clone(),
+        };
+        let route = RouteDraft {
+            place: file.place(router),
+            was: shown(&format!("{what}: {rule}")),
+            host: wanted.host,
+            path,
+            methods: wanted.methods,
+            headers: wanted.headers,
+            goal,
+            limits,
+            settings,
+        };
+        // Methods of one rule are one route.
+        let mut known = file.draft.routes.iter_mut();
+        if let Some(same) = known.find(|one| one.is_but_for_methods(&route)) {
+            same.methods.extend(route.methods);
+            return;
+        }
+        // Traefik has asked those before this one first.
+        let before = file.draft.routes.iter().find(|one| one.surrounds(&route));
+        if let Some(before) = before {
+            let why = format!(
+                "is the more specific route here, and Traefik asks `{}` before it",
+                before.was
+            );
+            file.differs(router, what, why);
+        }
+        if let Some(first) = file.draft.add_route(route) {
+            let why = format!("`{}` takes these requests", first.was);
+            file.lost(router, what, why);
+        }
     }
 }
 
