@@ -18,6 +18,7 @@ mod compile;
 mod copy;
 pub mod diagnostic;
 pub mod effective;
+mod files;
 mod flags;
 mod hints;
 mod interpolate;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::diagnostic::{Code, Diagnostic};
 use super::section::Section;
+use super::values::TextForm;
 use crate::route::host_of;
 
 /// Whose certificates are asked for unless the file says otherwise.
@@ -43,7 +44,7 @@ pub(super) fn read(tls: &mut Section<'_>) -> Option<AcmeSettings> {
     let mut section = tls.section("acme");
     let domains = domains(&mut section);
     let contact = contact(&mut section);
-    let url = (Code::BadUrl, "the URL of a directory");
+    let url = TextForm::new(Code::BadUrl, "the URL of a directory");
     let directory = section.parsed("directory", url, |text| {
         let fits = text.starts_with("https://") && text.parse::<http::Uri>().is_ok();
         fits.then(|| text.to_owned())
@@ -94,7 +95,7 @@ fn domains(section: &mut Section<'_>) -> Vec<String> {
     }
     let mut domains: Vec<String> = Vec::new();
     for text in texts.value {
-        let kind = (Code::BadAddress, "a name of the DNS");
+        let kind = TextForm::new(Code::BadAddress, "a name of the DNS");
         let Some(name) = section.understood("domains", text, kind, domain) else {
             continue;
         };
@@ -124,7 +125,7 @@ fn domain(text: &str) -> Result<String, &'static str> {
 /// Addresses, with or without `mailto:`.
 fn contact(section: &mut Section<'_>) -> Vec<String> {
     let texts = section.texts("contact").map(|texts| texts.value);
-    let kind = (Code::BadAddress, "a mail address");
+    let kind = TextForm::new(Code::BadAddress, "a mail address");
     let read = |text: &str| {
         let address = text.strip_prefix("mailto:").unwrap_or(text);
         let fits = address.bytes().all(|byte| byte.is_ascii_graphic()) && address.contains('@');

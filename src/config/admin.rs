@@ -8,6 +8,7 @@ use super::address;
 use super::diagnostic::{Code, Diagnostic};
 use super::reader::{At, Reader};
 use super::section::Section;
+use super::values::TextForm;
 
 /// Characters of a token, at least: fewer can be guessed.
 const SHORTEST_TOKEN: usize = 16;
@@ -117,7 +118,7 @@ fn address(top: &mut Section<'_>) -> Option<At<SocketAddr>> {
         Listen::Tcp(address) => Ok(address),
         Listen::Unix(_) => Err("a socket is no place for a browser; write `127.0.0.1:9180`"),
     };
-    top.parsed("admin", (Code::BadAddress, "an address to listen on"), tcp)
+    top.parsed("admin", TextForm::LISTEN, tcp)
 }
 
 fn hosts(top: &mut Section<'_>) -> Vec<String> {
@@ -129,7 +130,7 @@ fn hosts(top: &mut Section<'_>) -> Vec<String> {
             false => Err("not the name of a host; without a port: `proxy.internal`"),
         }
     };
-    let kind = (Code::BadName, "the name of a host");
+    let kind = TextForm::new(Code::BadName, "the name of a host");
     let read = |text| top.understood("admin_hosts", text, kind, name);
     let names = texts.unwrap_or_default().into_iter().filter_map(read);
     names.map(|name| name.value).collect()

@@ -8,9 +8,10 @@ use toml::de::DeValue;
 
 use super::Config;
 use super::diagnostic::{Code, Diagnostic, Span};
+use super::files::list_lines;
 use super::reader::At;
 use super::section::Section;
-use super::values::list_lines;
+use super::values::TextForm;
 use crate::limit::Limit;
 use crate::limit::key::{
     ApiKeySource, ApiKeySources, ApiKeys, HashSecret, KeyDigest, KnownKey, KnownKeys, MAX_CHOICES,
@@ -143,7 +144,7 @@ fn sources(section: &mut Section<'_>) -> ApiKeySources {
         .map(|texts| texts.value.clone())
         .unwrap_or_default()
     {
-        let kind = (Code::BadKey, "a place where API keys are carried");
+        let kind = TextForm::new(Code::BadKey, "a place where API keys are carried");
         let source = section.understood("from", text, kind, ApiKeySource::parse);
         sources.extend(source.map(|source| source.value));
     }
@@ -201,7 +202,7 @@ impl KeyList {
         for (number, line) in list_lines(&text) {
             let read = key_line(line, form);
             if let Err(why) = read.and_then(|(key, line)| self.add(key, line)) {
-                section.bad_line(setting, &path.span, (number, why));
+                section.bad_line(setting, &path.span, number, why);
                 wrong += 1;
             }
             if wrong == MAX_TOLD {

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::diagnostic::{Code, Diagnostic};
 use super::route::path_pattern;
 use super::section::Section;
-use super::values::header_name;
+use super::values::{TextForm, header_name};
 use super::{Hidden, address};
 use crate::limit::key::{Facts, same_secret};
 use crate::path::{CanonicalPath, Case};
@@ -82,14 +82,14 @@ pub(super) fn read(mut section: Section<'_>) -> Option<Bypass> {
         section.out_of_range_at("ip", texts, "one or more; leave `ip` out for any");
     }
     for text in texts.map(|texts| texts.value).unwrap_or_default() {
-        let kind = (Code::BadAddress, "an address or a network");
+        let kind = TextForm::NETWORK;
         let net = section.understood("ip", text, kind, address::network);
         ip.extend(net.map(|net| net.value));
     }
     let path = section
         .text("path")
         .and_then(|text| path_pattern(&section, text));
-    let name = section.parsed("header", (Code::BadHttp, "a header's name"), header_name);
+    let name = section.parsed("header", TextForm::HEADER_NAME, header_name);
     let value = section.secret(Some("value"), "value_file");
     let key = section.secret(Some("key"), "key_file").map(|key| key.value);
     let has_value = section.peek("value").is_some() || section.peek("value_file").is_some();

@@ -39,23 +39,56 @@ pub fn changes(old: &Config, new: &Config) -> Vec<String> {
 pub(super) fn between(before: &Table, after: &Table) -> Vec<String> {
     let mut lines = Vec::new();
     for name in keys(before, after) {
-        let pair = (before.get(name), after.get(name));
+        let change = SettingChange::of(name, before, after);
+        let is_section = is_table(change.before) || is_table(change.after);
         match name {
-            "limit" => sections("limit", pair, &mut lines),
-            "upstream" if is_table(pair.0) || is_table(pair.1) => {
-                sections("upstream", pair, &mut lines);
-            }
-            "route" => routes(pair, &mut lines),
-            "bypass" => members("bypass", &list(pair.0), &list(pair.1), &mut lines),
-            _ if !name.starts_with("x-") && (is_table(pair.0) || is_table(pair.1)) => {
-                settings(name, &inner(pair.0), &inner(pair.1), &mut lines);
-            }
             // Notes that people leave in their files.
             _ if name.starts_with("x-") => {}
-            _ => setting("", name, pair, &mut lines),
+            "limit" => sections("limit", change, &mut lines),
+            "upstream" if is_section => sections("upstream", change, &mut lines),
+            "route" => routes(change, &mut lines),
+            "bypass" => members("bypass", &change.lists(), &mut lines),
+            _ if is_section => settings(name, &change.tables(), &mut lines),
+            _ => setting("", name, change, &mut lines),
         }
     }
     lines
+}
+
+/// One value in both files, as far as they have it.
+#[derive(Clone, Copy)]
+struct SettingChange<'v> {
+    before: Option<&'v Value>,
+    after: Option<&'v Value>,
+}
+
+/// The same with both values made of one kind.
+struct BeforeAfter<T> {
+    before: T,
+    after: T,
+}
+
+impl<'v> SettingChange<'v> {
+    fn of(key: &str, before: &'v Table, after: &'v Table) -> SettingChange<'v> {
+        SettingChange {
+            before: before.get(key),
+            after: after.get(key),
+        }
+    }
+
+    fn tables(self) -> BeforeAfter<Table> {
+        BeforeAfter {
+            before: inner(self.before),
+            after: inner(self.after),
+        }
+    }
+
+    fn lists(self) -> BeforeAfter<Vec<Value>> {
+        BeforeAfter {
+            before: list(self.before),
+            after: list(self.after),
+        }
+    }
 }
 
 /// What of it has no effect until the process is started again, a line for each.
@@ -128,40 +161,43 @@ fn list(value: Option<&Value>) -> Vec<Value> {
 }
 
 /// `[limit.NAME]` and the like: by their names.
-fn sections(
-    what: &str,
-    (before, after): (Option<&Value>, Option<&Value>),
-    lines: &mut Vec<String>,
-) {
+fn sections(what: &str, change: SettingChange<'_>, lines: &mut Vec<String>) {
     // `upstream` may have been a URL before, or become one.
-    for (value, word) in [(before, "removed"), (after, "added")] {
+    for (value, word) in [(change.before, "removed"), (change.after, "added")] {
         if let Some(one @ Value::Word(_)) = value {
             lines.push(format!("{what} {} {word}", brief(one)));
         }
     }
-    let (before, after) = (inner(before), inner(after));
+    let BeforeAfter { before, after } = change.tables();
     for name in keys(&before, &after) {
         let called = format!("{what} {name}");
-        match (before.get(name), after.get(name)) {
+        let change = SettingChange::of(name, &before, &after);
+        match (change.before, change.after) {
             (Some(_), None) => lines.push(format!("{called} removed")),
             (None, Some(new)) => lines.push(format!("{called} added: {}", brief(new))),
-            (old, new) => settings(&called, &inner(old), &inner(new), lines),
+            _ => settings(&called, &change.tables(), lines),
         }
     }
 }
 
 /// `[[route]]`: by their names, or by what they match.
-fn routes((before, after): (Option<&Value>, Option<&Value>), lines: &mut Vec<String>) {
-    let (before, after) = (by_name(before), by_name(after));
-    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+fn routes(change: SettingChange<'_>, lines: &mut Vec<String>) {
+    let (mut before, mut after) = (by_name(change.before), by_name(change.after));
+    let names: BTreeSet<String> = before.keys().chain(after.keys()).cloned().collect();
     for name in names {
-        match (before.get(name), after.get(name)) {
+        match (before.remove(&name), after.remove(&name)) {
             (Some(_), None) => lines.push(format!("route removed: {name}")),
             (None, Some(new)) => {
-                let new = Value::Table(new.clone());
-                lines.push(format!("route added: {name}: {}", brief(&new)));
+                let new = brief(&Value::Table(new));
+                lines.push(format!("route added: {name}: {new}"));
             }
-            (Some(old), Some(new)) => settings(&format!("route {name}"), old, new, lines),
+            (Some(before), Some(after)) => {
+                settings(
+                    &format!("route {name}"),
+                    &BeforeAfter { before, after },
+                    lines,
+                );
+            }
             (None, None) => {}
         }
     }
@@ -195,19 +231,19 @@ fn numbered(name: &str, number: usize) -> String {
 }
 
 /// The settings of one section.
-fn settings(called: &str, before: &Table, after: &Table, lines: &mut Vec<String>) {
+fn settings(
+    called: &str,
+    BeforeAfter { before, after }: &BeforeAfter<Table>,
+    lines: &mut Vec<String>,
+) {
     for key in keys(before, after) {
-        setting(called, key, (before.get(key), after.get(key)), lines);
+        setting(called, key, SettingChange::of(key, before, after), lines);
     }
 }
 
 /// One setting: `KEY OLD -> NEW`, where the rate of a limit goes without saying.
-fn setting(
-    called: &str,
-    key: &str,
-    (before, after): (Option<&Value>, Option<&Value>),
-    lines: &mut Vec<String>,
-) {
+fn setting(called: &str, key: &str, change: SettingChange<'_>, lines: &mut Vec<String>) {
+    let SettingChange { before, after } = change;
     if before == after {
         return;
     }
@@ -216,18 +252,18 @@ fn setting(
             "" => key.to_owned(),
             called => format!("{called}: {key}"),
         };
-        return settings(&called, &inner(before), &inner(after), lines);
+        return settings(&called, &change.tables(), lines);
     }
     let ordered = ORDERED.contains(&key);
     let many = |value| matches!(value, Some(&Value::List(_)));
     if !ordered && (many(before) || many(after)) {
-        let (before, after) = (list(before), list(after));
-        if before.len() != 1 || after.len() != 1 {
+        let lists = change.lists();
+        if lists.before.len() != 1 || lists.after.len() != 1 {
             let what = match called {
                 "" => key.to_owned(),
                 called => format!("{called}: {}", singular(key)),
             };
-            return members(&what, &before, &after, lines);
+            return members(&what, &lists, lines);
         }
     }
     let lead = match (called, key) {
@@ -257,7 +293,11 @@ fn singular(key: &str) -> &str {
 }
 
 /// What has gone from a list, and what has come.
-fn members(what: &str, before: &[Value], after: &[Value], lines: &mut Vec<String>) {
+fn members(
+    what: &str,
+    BeforeAfter { before, after }: &BeforeAfter<Vec<Value>>,
+    lines: &mut Vec<String>,
+) {
     if before == after {
         return;
     }

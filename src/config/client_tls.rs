@@ -8,6 +8,7 @@ use rustls::pki_types::ServerName;
 
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::section::Section;
+use super::values::TextForm;
 use super::{Hidden, pem};
 
 /// Whom we trust and what we show: every file has been read, and holds what it should.
@@ -48,12 +49,14 @@ pub(super) fn within(section: &mut Section<'_>, who: &str) -> (ClientTls, Option
     let ca = section.file("ca");
     let cert = section.file("cert");
     let key = section.file("key");
-    let name = section.parsed("name", (Code::BadAddress, "a name of a server"), |text| {
-        match ServerName::try_from(text) {
+    let name = section.parsed(
+        "name",
+        TextForm::new(Code::BadAddress, "a name of a server"),
+        |text| match ServerName::try_from(text) {
             Ok(_) => Ok(text.to_owned()),
             Err(_) => Err("neither a host's name nor an address"),
-        }
-    });
+        },
+    );
     let first = section
         .entries()
         .into_iter()

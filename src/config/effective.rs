@@ -41,31 +41,42 @@ pub fn marks(
 ) -> BTreeMap<String, String> {
     let key = blake3::derive_key("tidegate: marks of secrets", token);
     let mut marks = BTreeMap::new();
-    mark(
-        (&open(text, env), &effective(text, env)),
-        "",
-        &mut |place, secret| {
-            let hash = blake3::keyed_hash(&key, format!("{place}\n{secret}").as_bytes());
-            marks.insert(place.to_owned(), hash.to_hex()[..16].to_owned());
-        },
-    );
+    let both = Disclosure {
+        open: &open(text, env),
+        hidden: &effective(text, env),
+    };
+    mark(both, "", &mut |place, secret| {
+        let hash = blake3::keyed_hash(&key, format!("{place}\n{secret}").as_bytes());
+        marks.insert(place.to_owned(), hash.to_hex()[..16].to_owned());
+    });
     marks
 }
 
+/// One value as it is, and as everybody may read it.
+#[derive(Clone, Copy)]
+struct Disclosure<'v> {
+    open: &'v Value,
+    hidden: &'v Value,
+}
+
 /// Tells `each` where the two differ: by a secret.
-fn mark((open, hidden): (&Value, &Value), at: &str, each: &mut dyn FnMut(&str, &str)) {
-    match (open, hidden) {
+fn mark(both: Disclosure<'_>, at: &str, each: &mut dyn FnMut(&str, &str)) {
+    match (both.open, both.hidden) {
         (Value::Object(open), Value::Object(hidden)) => {
-            for (key, value) in open {
+            for (key, open) in open {
                 let dot = if at.is_empty() { "" } else { "." };
                 if let Some(hidden) = hidden.get(key) {
-                    mark((value, hidden), &format!("{at}{dot}{key}"), each);
+                    mark(
+                        Disclosure { open, hidden },
+                        &format!("{at}{dot}{key}"),
+                        each,
+                    );
                 }
             }
         }
         (Value::Array(open), Value::Array(hidden)) => {
-            for (nth, pair) in open.iter().zip(hidden).enumerate() {
-                mark(pair, &format!("{at}[{nth}]"), each);
+            for (nth, (open, hidden)) in open.iter().zip(hidden).enumerate() {
+                mark(Disclosure { open, hidden }, &format!("{at}[{nth}]"), each);
             }
         }
         (Value::String(secret), Value::String(hidden)) if secret != hidden => each(at, secret),
@@ -262,14 +273,23 @@ fn is_list(path: &str) -> bool {
 pub fn toml(effective: &Value) -> String {
     let mut out = String::new();
     if let Value::Object(top) = effective {
-        section(&mut out, ("", ""), top);
+        section(&mut out, &Heading::default(), top);
     }
     out
 }
 
-/// One section: its settings, and then those within. `path` is as in the reference, `name` as the
-/// file has it.
-fn section(out: &mut String, (path, name): (&str, &str), table: &Map<String, Value>) {
+/// What a section is called; both are empty for the top.
+#[derive(Default)]
+struct Heading {
+    /// As in the reference, with `NAME` for a chosen name.
+    path: String,
+    /// As the file has it.
+    name: String,
+}
+
+/// One section: its settings, and then those within.
+fn section(out: &mut String, heading: &Heading, table: &Map<String, Value>) {
+    let (path, name) = (heading.path.as_str(), heading.name.as_str());
     let mut order: Vec<&str> = known::all()
         .iter()
         .filter(|known| known.section == path)
@@ -305,20 +325,20 @@ fn section(out: &mut String, (path, name): (&str, &str), table: &Map<String, Val
             "limit" | "upstream" => format!("{path}.NAME"),
             path => format!("{path}.{key}"),
         };
+        let has_header = !(name.is_empty() && matches!(key.as_str(), "limit" | "upstream"));
+        let inner = Heading { path, name: full };
+        let full = &inner.name;
         match value {
-            Value::Object(table)
-                if matches!(key.as_str(), "limit" | "upstream") && name.is_empty() =>
-            {
-                section(out, (&path, &full), table);
-            }
             Value::Object(table) => {
-                let _ = writeln!(out, "\n[{full}]");
-                section(out, (&path, &full), table);
+                if has_header {
+                    let _ = writeln!(out, "\n[{full}]");
+                }
+                section(out, &inner, table);
             }
             Value::Array(tables) => {
                 for table in tables.iter().filter_map(Value::as_object) {
                     let _ = writeln!(out, "\n[[{full}]]");
-                    section(out, (&path, &full), table);
+                    section(out, &inner, table);
                 }
             }
             _ => {}

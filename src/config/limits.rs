@@ -7,10 +7,11 @@ use toml::de::DeValue;
 
 use super::address;
 use super::diagnostic::{Code, Diagnostic, Span};
+use super::files::list_lines;
 use super::reader::At;
 use super::section::{NAME_FORM, Section, is_name};
 use super::settings::{COUNTS, MISSING, ON_ERROR};
-use super::values::list_lines;
+use super::values::TextForm;
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
 use crate::limit::precision::nearest_divisors;
 use crate::limit::rate::{MAX_UNITS, RateText};
@@ -116,7 +117,11 @@ pub(super) fn limit(name: At<String>, mut section: Section<'_>, known: Known) ->
         section.missing("rate", "rate = \"100/min\"");
     }
     let rates = section.texts("rate");
-    let slot = section.parsed("slot", (Code::BadName, "a slot's name"), slot_name);
+    let slot = section.parsed(
+        "slot",
+        TextForm::new(Code::BadName, "a slot's name"),
+        slot_name,
+    );
     let raw = RawLimit {
         rates: At {
             span: rates
@@ -125,7 +130,11 @@ pub(super) fn limit(name: At<String>, mut section: Section<'_>, known: Known) ->
             value: rates.map_or_else(Vec::new, |texts| understood_rates(&section, "rate", texts)),
         },
         tiers: tiers(&mut section, known),
-        candidate: section.parsed("candidate", (Code::BadRate, "a rate"), Rate::parse),
+        candidate: section.parsed(
+            "candidate",
+            TextForm::new(Code::BadRate, "a rate"),
+            Rate::parse,
+        ),
         concurrent: concurrent(&mut section),
         algorithm: section.word_at("algorithm", ALGORITHMS),
         precision: microseconds(&mut section, "precision", MS..=366 * 86_400 * SECOND),
@@ -174,7 +183,7 @@ fn understood_rates(section: &Section<'_>, key: &str, texts: At<Vec<At<String>>>
     }
     let mut rates: Vec<At<Rate>> = Vec::new();
     for text in texts.value {
-        let kind = (Code::BadRate, "a rate");
+        let kind = TextForm::new(Code::BadRate, "a rate");
         let Some(read) = section.understood(key, text, kind, RateText::parse) else {
             continue;
         };
@@ -358,7 +367,7 @@ fn exempt(section: &mut Section<'_>) -> Exempt {
     let mut exempt = Exempt::default();
     let texts = section.texts("exempt");
     for text in texts.map(|texts| texts.value).unwrap_or_default() {
-        let kind = (Code::BadAddress, "a network or a client's key");
+        let kind = TextForm::new(Code::BadAddress, "a network or a client's key");
         section.understood("exempt", text, kind, |text| add_exempt(&mut exempt, text));
     }
     if let Some(path) = section.text("exempt_file")
@@ -371,7 +380,7 @@ fn exempt(section: &mut Section<'_>) -> Exempt {
             }
             if let Err(why) = add_exempt(&mut exempt, line) {
                 wrong += 1;
-                section.bad_line("exempt_file", &path.span, (number, &why));
+                section.bad_line("exempt_file", &path.span, number, &why);
             }
         }
     }
@@ -416,7 +425,7 @@ fn key(section: &mut Section<'_>, known: Known) -> Option<At<Key>> {
     }
     let mut parts: Vec<Alternatives> = Vec::new();
     for text in texts.value {
-        let kind = (Code::BadKey, "a key");
+        let kind = TextForm::new(Code::BadKey, "a key");
         let Some(part) = section.understood("key", text, kind, Key::parse_part) else {
             continue;
         };

@@ -18,6 +18,7 @@ use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, Source, Span};
 use super::interpolate::interpolate;
 use super::reader::{At, Reader, Surroundings};
 use super::section::Section;
+use super::values::TextForm;
 use super::written::{NamedFile, Value, Written, tree};
 use super::{
     Config, Control, Limits, Listen, address, admin, api_key, auth, bypass, hints, limits, route,
@@ -420,7 +421,7 @@ fn listen(top: &mut Section<'_>) -> Vec<At<Listen>> {
         },
         |texts| texts.value,
     );
-    let kind = (Code::BadAddress, "an address to listen on");
+    let kind = TextForm::LISTEN;
     let read = |text| top.understood("listen", text, kind, |text| top.listen_at(text));
     texts.into_iter().filter_map(read).collect()
 }

@@ -8,6 +8,7 @@ use super::diagnostic::{Code, Diagnostic, Span};
 use super::reader::At;
 use super::redis::{RedisAddress, RedisSettings, RedisTopology};
 use super::section::Section;
+use super::values::TextForm;
 use super::{StoreKind, store_url};
 
 /// A user and a password of their own keys, and where the two stand.
@@ -68,7 +69,7 @@ pub(super) fn kind(section: &mut Section<'_>) -> StoreKind {
 
 /// `url`, or the one store that all of `urls` name.
 fn url(section: &mut Section<'_>) -> Option<StoreKind> {
-    const KIND: (Code, &str) = (Code::BadUrl, "a store's URL");
+    const KIND: TextForm = TextForm::new(Code::BadUrl, "a store's URL");
     let one = section.parsed("url", KIND, store_url::store);
     let several = section.texts("urls");
     if let (Some(one), Some(several)) = (&one, &several) {
@@ -144,12 +145,9 @@ fn log_in(section: &Section<'_>, redis: &mut RedisSettings, login: Login) {
         .map(|name| name.value)
         .or(redis.username.take());
     redis.password = password.or(redis.password.take());
-    needs_password(
-        section,
-        (&redis.username, &redis.password),
-        "password_file",
-        "password_file = \"/run/secrets/redis\"",
-    );
+    if redis.username.is_some() && redis.password.is_none() {
+        needs_password(section, "password_file", "/run/secrets/redis");
+    }
 }
 
 /// The same for the sentinels, whose users and passwords are their own.
@@ -168,22 +166,14 @@ fn log_in_to_sentinels(section: &Section<'_>, redis: &mut RedisSettings, login: 
     sentinels.password = login
         .password
         .and_then(|secret| utf8(section, "sentinel_password_file", secret));
-    needs_password(
-        section,
-        (&sentinels.username, &sentinels.password),
-        "sentinel_password_file",
-        "sentinel_password_file = \"/run/secrets/sentinel\"",
-    );
+    if sentinels.username.is_some() && sentinels.password.is_none() {
+        needs_password(section, "sentinel_password_file", "/run/secrets/sentinel");
+    }
 }
 
-fn needs_password(
-    section: &Section<'_>,
-    (username, password): (&Option<String>, &Option<String>),
-    key: &str,
-    example: &str,
-) {
-    if username.is_some() && password.is_none() && section.peek(key).is_none() {
-        section.missing(key, example);
+fn needs_password(section: &Section<'_>, key: &str, example: &str) {
+    if section.peek(key).is_none() {
+        section.missing(key, &format!("{key} = \"{example}\""));
     }
 }
 

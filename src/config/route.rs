@@ -17,7 +17,7 @@ use super::diagnostic::{Code, Diagnostic, Span};
 use super::reader::At;
 use super::section::Section;
 use super::slip::nearest;
-use super::values::{header_name, some_time};
+use super::values::{TextForm, header_name, some_time};
 use crate::path::Case;
 use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet, ValueMatch};
 pub(super) use passing::RawPassing;
@@ -52,20 +52,25 @@ pub(super) const CASES: &[(&str, Case)] = &[
 
 /// `[[route]]`
 pub(super) fn route(mut section: Section<'_>) -> RawRoute {
-    let name = section.parsed("name", (Code::BadName, "a route's name"), |text| {
-        let fits = (1..=128).contains(&text.chars().count()) && !text.chars().any(char::is_control);
-        if fits {
-            Ok(text.to_owned())
-        } else {
-            Err("1 to 128 characters, no control characters")
-        }
-    });
+    let name = section.parsed(
+        "name",
+        TextForm::new(Code::BadName, "a route's name"),
+        |text| {
+            let fits =
+                (1..=128).contains(&text.chars().count()) && !text.chars().any(char::is_control);
+            if fits {
+                Ok(text.to_owned())
+            } else {
+                Err("1 to 128 characters, no control characters")
+            }
+        },
+    );
     let host_text = section.text("host");
     let host = host_text.clone().and_then(|text| {
         section.understood(
             "host",
             text,
-            (Code::BadPattern, "a host"),
+            TextForm::new(Code::BadPattern, "a host"),
             HostPattern::parse,
         )
     });
@@ -82,7 +87,11 @@ pub(super) fn route(mut section: Section<'_>) -> RawRoute {
     let upstream = section.text("upstream");
     let limits = section.texts("limits");
     let cost = weight::cost(&mut section);
-    let settle = section.parsed("settle", (Code::BadKey, "a cost"), weight::settle);
+    let settle = section.parsed(
+        "settle",
+        TextForm::new(Code::BadKey, "a cost"),
+        weight::settle,
+    );
     let refund = weight::refund(&mut section);
     let passing = passing::passing(&mut section);
     let timeout = section.length("timeout", some_time());
@@ -161,7 +170,7 @@ fn methods(section: &mut Section<'_>) -> Vec<Method> {
         // Methods are case-sensitive: `get` is another method, which nobody means.
         let upper = text.value.to_ascii_uppercase();
         let span = text.span.clone();
-        let kind = (Code::BadHttp, "a method");
+        let kind = TextForm::new(Code::BadHttp, "a method");
         let method = section.understood("methods", text, kind, |text| {
             let fits = text == upper && text != "CONNECT";
             let method = Method::from_bytes(text.as_bytes()).ok().filter(|_| fits);
@@ -189,7 +198,7 @@ fn headers(section: Section<'_>) -> Vec<HeaderMatch> {
     let mut matches: Vec<HeaderMatch> = Vec::new();
     for (key, value) in section.entries() {
         let name = key.value.clone();
-        let kind = (Code::BadHttp, "a header's name");
+        let kind = TextForm::HEADER_NAME;
         let Some(name) = section.understood(&name, key, kind, header_name) else {
             continue;
         };
@@ -202,7 +211,7 @@ fn headers(section: Section<'_>) -> Vec<HeaderMatch> {
         let wanted = match value.get_ref() {
             DeValue::Boolean(true) => ValueMatch::Any,
             DeValue::String(_) => {
-                let kind = (Code::BadPattern, "a header's value");
+                let kind = TextForm::new(Code::BadPattern, "a header's value");
                 let text = section.filled(value);
                 let wanted = text.and_then(|text| {
                     section.understood(name.value.as_str(), text, kind, |text| {

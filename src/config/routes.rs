@@ -33,7 +33,8 @@ pub(super) fn compile(
             span: text.span.clone(),
         })
     });
-    let default_target = given.and_then(|text| names.target(&text));
+    let target = given.and_then(|text| names.target(&text));
+    let default_target = upstream.map(|_| DefaultTarget(target));
     let rest = match upstream {
         _ if !forwards => Some(0..0),
         upstream => upstream.map(|text| text.span.clone()),
@@ -51,8 +52,7 @@ pub(super) fn compile(
             .path
             .as_ref()
             .map_or(raw.span.clone(), |path| path.span.clone());
-        let (limits, path, target) =
-            parts(names, &raw, chosen, (upstream.is_some(), default_target));
+        let (limits, path, target) = parts(names, &raw, chosen, default_target.as_ref());
         let (Some(path), Some(target)) = (path, target) else {
             broken = true;
             continue;
@@ -186,22 +186,25 @@ fn takes_everything(raw: &RawRoute) -> bool {
         })
 }
 
+/// The `upstream` at the top by number; nothing in it if it could not be read.
+struct DefaultTarget(Option<usize>);
+
 /// A route's limits, path and upstream; what cannot be found is reported.
 fn parts(
     names: &mut Names<'_>,
     raw: &RawRoute,
     chosen: Vec<(usize, Span)>,
-    (has_default, default_target): (bool, Option<usize>),
+    default: Option<&DefaultTarget>,
 ) -> (Vec<Arc<Limit>>, Option<PathPattern>, Option<Target>) {
     let target = match (&raw.passing.answer, &raw.upstream) {
         _ if !names.reader.surroundings.forwards => Some(Target::Upstream(standalone::INNER)),
         (Some(answer), _) => answer.value.clone(),
         (None, Some(text)) => names.target(text).map(Target::Upstream),
         (None, None) => {
-            if !has_default && !names.reader.has_misplaced("upstream") {
+            if default.is_none() && !names.reader.has_misplaced("upstream") {
                 missing_upstream(names, raw);
             }
-            default_target.map(Target::Upstream)
+            default.and_then(|default| default.0).map(Target::Upstream)
         }
     };
     passing::check(names, raw);

@@ -12,7 +12,7 @@ use super::diagnostic::{Code, Diagnostic};
 use super::redis_keys;
 use super::section::Section;
 use super::slip::nearest;
-use super::values::{DAY, MS, SECOND, header_name, some_time};
+use super::values::{DAY, MS, SECOND, TextForm, header_name, some_time};
 use super::{
     BodyKind, Control, DenySettings, FINDINGS, Fleet, LogFormat, LogKeys, LogSettings, LogTarget,
     ProxyProtocol, ServerSettings, StoreKind, StoreSettings,
@@ -46,7 +46,7 @@ pub(super) const MISSING: &[(&str, Missing)] = &[
 pub(super) fn store(mut section: Section<'_>) -> StoreSettings {
     let kind = redis_keys::kind(&mut section);
     let is_shared = !matches!(kind, StoreKind::Memory);
-    let prefix = section.parsed("prefix", (Code::BadName, "a prefix"), prefix);
+    let prefix = section.parsed("prefix", TextForm::new(Code::BadName, "a prefix"), prefix);
     let settings = StoreSettings {
         kind,
         prefix: prefix.map_or_else(|| "tidegate:".to_owned(), |prefix| prefix.value),
@@ -121,13 +121,13 @@ pub(super) fn client_ip(top: &mut Section<'_>) -> ClientIp {
         .map(|texts| texts.value)
         .unwrap_or_default()
     {
-        let kind = (Code::BadAddress, "an address or a network");
+        let kind = TextForm::NETWORK;
         let net = top.understood("trusted_proxies", text, kind, address::network);
         trusted.extend(net.map(|net| net.value));
     }
     let mut section = top.section("client_ip");
     let default = ClientIp::default();
-    let header = section.parsed("header", (Code::BadHttp, "a header's name"), header_name);
+    let header = section.parsed("header", TextForm::HEADER_NAME, header_name);
     let mut prefix = |key, range, default| {
         let number = section.integer(key, range).map(|number| number.value);
         number
@@ -171,7 +171,7 @@ fn request_id(section: &mut Section<'_>) -> Option<HeaderName> {
         section.take("request_id");
         return None;
     }
-    let kind = (Code::BadHttp, "a header's name");
+    let kind = TextForm::HEADER_NAME;
     let name = section.parsed("request_id", kind, |text| {
         let name = header_name(text)?;
         HeaderChange::may_touch(&name, Direction::Up)?;
@@ -186,7 +186,7 @@ pub(super) fn deny(mut section: Section<'_>) -> DenySettings {
         .integer("status", 400..=599)
         .map(|status| status.value);
     let status = status.and_then(|status| StatusCode::from_u16(u16::try_from(status).ok()?).ok());
-    let docs_url = section.parsed("docs_url", (Code::BadUrl, "a URL"), |text| {
+    let docs_url = section.parsed("docs_url", TextForm::new(Code::BadUrl, "a URL"), |text| {
         let visible = text
             .bytes()
             .all(|byte| byte.is_ascii_graphic() && !b"<>\"".contains(&byte));
@@ -243,9 +243,13 @@ pub(super) fn server(top: &mut Section<'_>) -> ServerSettings {
     let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let workers = section.count("workers", 0..=1024, 0);
     let drain_timeout = section.duration("drain_timeout", Duration::ZERO..=DAY, 25 * SECOND);
-    let pid_file = section.parsed("pid_file", (Code::BadAddress, "a file's path"), file_path);
+    let pid_file = section.parsed(
+        "pid_file",
+        TextForm::new(Code::BadAddress, "a file's path"),
+        file_path,
+    );
     let place = "a socket's path, or `off`";
-    let control_at = section.parsed("control", (Code::BadAddress, place), control);
+    let control_at = section.parsed("control", TextForm::new(Code::BadAddress, place), control);
     let head_size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let of_one = section.integer("max_connections_per_ip", 1..=10_000_000);
     let https_port = section.integer("https_port", 1..=65_535);
@@ -314,9 +318,13 @@ pub(super) fn log(mut section: Section<'_>) -> LogSettings {
         "stderr" => Ok(LogTarget::Stderr),
         text => file_path(text).map(LogTarget::File),
     };
-    let decisions = section.parsed("decisions", (Code::BadAddress, "a file's path"), file_path);
+    let decisions = section.parsed(
+        "decisions",
+        TextForm::new(Code::BadAddress, "a file's path"),
+        file_path,
+    );
     let place = "`stdout`, `stderr`, `off` or a file's path";
-    let access = section.parsed("access", (Code::BadAddress, place), target);
+    let access = section.parsed("access", TextForm::new(Code::BadAddress, place), target);
     let settings = LogSettings {
         decisions: decisions.map(|path| section.path(path.value)),
         format: section.word("format", &formats),

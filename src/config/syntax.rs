@@ -89,7 +89,7 @@ fn one(text: &str, error: &Error, line: &Span) -> Diagnostic {
         return plain(what).at(&span, expected).help(help);
     }
     if again {
-        return repeated(text, (written, what), (&span, line));
+        return repeated(text, &TomlFault { what, span, line });
     }
     if what == "invalid boolean" {
         let word = written.to_lowercase();
@@ -122,8 +122,19 @@ fn unquoted(written: &str, span: &Span) -> Diagnostic {
     }
 }
 
+/// Where the parser stopped.
+struct TomlFault<'t> {
+    /// Its message.
+    what: &'t str,
+    span: Span,
+    /// The whole line.
+    line: &'t Span,
+}
+
 /// A name that is there twice, with the first one.
-fn repeated(text: &str, (written, what): (&str, &str), (span, line): (&Span, &Span)) -> Diagnostic {
+fn repeated(text: &str, fault: &TomlFault<'_>) -> Diagnostic {
+    let TomlFault { what, span, line } = fault;
+    let written = text.get(span.clone()).unwrap_or_default();
     let own = text
         .get(line.start..line.end.min(text.len()))
         .unwrap_or_default();
@@ -151,7 +162,7 @@ fn repeated(text: &str, (written, what): (&str, &str), (span, line): (&Span, &Sp
     }
     let message = match is_table {
         true => format!("not TOML: the table `{}` is there twice", own.trim()),
-        false if what == "duplicate key" => format!("not TOML: `{written}` is there twice"),
+        false if *what == "duplicate key" => format!("not TOML: `{written}` is there twice"),
         false => format!("not TOML: {what}"),
     };
     let diagnostic = Diagnostic::new(Code::Syntax, message).at(span, "");

@@ -5,6 +5,7 @@ use super::diagnostic::{Code, Diagnostic, Span};
 use super::limits::{self, Known};
 use super::reader::At;
 use super::section::Section;
+use super::values::TextForm;
 use crate::limit::key::{Alternatives, Key, Part};
 use crate::limit::tier::Tiers;
 
@@ -53,7 +54,7 @@ pub(super) fn read(top: &mut Section<'_>, known: Known, keys: &mut KeyList) -> O
 
 /// `from`: what says a tier must not be whatever the client likes.
 fn source(section: &Section<'_>, text: At<String>, known: Known) -> Option<Alternatives> {
-    let kind = (Code::BadKey, "what says a tier");
+    let kind = TextForm::new(Code::BadKey, "what says a tier");
     let parts = section.understood("from", text, kind, Key::parse_part)?;
     for part in &parts.value.0 {
         if matches!(part, Part::Jwt(_) | Part::Header(_)) {

@@ -8,6 +8,7 @@ use super::diagnostic::{Code, Diagnostic, Span};
 use super::reader::At;
 use super::section::Section;
 use super::tls::{ClientCertificates, IdentityFiles, PemFile, TlsSettings, TlsVersion};
+use super::values::TextForm;
 use super::{AcmeChallenge, AcmeSettings, Listen, acme, pem};
 use crate::certificate::{Certificate, Validity};
 
@@ -78,7 +79,7 @@ fn listen(section: &mut Section<'_>) -> Vec<At<Listen>> {
     if texts.value.is_empty() {
         section.out_of_range_at("listen", &texts, "one or more addresses");
     }
-    let kind = (Code::BadAddress, "an address to listen on");
+    let kind = TextForm::LISTEN;
     let read = |text| section.understood("listen", text, kind, |text| section.listen_at(text));
     texts.value.into_iter().filter_map(read).collect()
 }

@@ -9,7 +9,7 @@ use super::client_tls::{self, ClientTls};
 use super::diagnostic::{Code, Diagnostic, Span};
 use super::reader::At;
 use super::section::Section;
-use super::values::some_time;
+use super::values::{TextForm, some_time};
 use super::{Hidden, address};
 use crate::trace::{Continue, Rules};
 
@@ -105,14 +105,18 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingSettings> {
     let protocols = [("http", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)];
     let protocol = section.word("protocol", &protocols);
     let protocol = protocol.unwrap_or(OtlpProtocol::Http);
-    let kind = (Code::BadUrl, "a collector's URL");
+    let kind = TextForm::new(Code::BadUrl, "a collector's URL");
     let endpoint = section.parsed("endpoint", kind, |text| endpoint(text, protocol));
     let rules = rules(&mut section);
-    let service = section.parsed("service", (Code::BadName, "a service's name"), |text| {
-        let fits = (1..=255).contains(&text.len()) && !text.contains(char::is_control);
-        fits.then(|| text.to_owned())
-            .ok_or("1 to 255 characters, none of them a control character")
-    });
+    let service = section.parsed(
+        "service",
+        TextForm::new(Code::BadName, "a service's name"),
+        |text| {
+            let fits = (1..=255).contains(&text.len()) && !text.contains(char::is_control);
+            fits.then(|| text.to_owned())
+                .ok_or("1 to 255 characters, none of them a control character")
+        },
+    );
     let headers = headers(&mut section);
     let second = Duration::from_secs(1);
     let (timeout, every) = (

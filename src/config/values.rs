@@ -5,14 +5,13 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::advice;
-use super::diagnostic::{Code, Diagnostic, Span};
+use super::diagnostic::{Code, Diagnostic};
 use super::interpolate::interpolate;
 use super::known;
 use super::reader::At;
@@ -21,12 +20,24 @@ use super::slip::nearest;
 use crate::limit::rate;
 use http::HeaderName;
 
-/// Bytes of a secret's file, at most.
-const MAX_SECRET: usize = 64 << 10;
-/// Bytes of a file of certificates, at most: a system's bundle has a few hundred KiB.
-const MAX_PEM: usize = 4 << 20;
-/// Bytes of a file that lists things, at most.
-const MAX_LIST: usize = 128 << 20;
+/// What a text must be.
+#[derive(Clone, Copy)]
+pub(super) struct TextForm {
+    /// The mistake, if it is not.
+    code: Code,
+    /// Completes "`key` is not ...".
+    what: &'static str,
+}
+
+impl TextForm {
+    pub(super) const HEADER_NAME: TextForm = TextForm::new(Code::BadHttp, "a header's name");
+    pub(super) const LISTEN: TextForm = TextForm::new(Code::BadAddress, "an address to listen on");
+    pub(super) const NETWORK: TextForm = TextForm::new(Code::BadAddress, "an address or a network");
+
+    pub(super) const fn new(code: Code, what: &'static str) -> TextForm {
+        TextForm { code, what }
+    }
+}
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SECOND: Duration = Duration::from_secs(1);
@@ -108,16 +119,15 @@ impl Section<'_> {
         }
     }
 
-    /// A string that `parse` understands; `what` completes "`key` is not ...". What an error says
-    /// after a `;` becomes the help.
+    /// A string that `parse` understands. What an error says after a `;` becomes the help.
     pub(super) fn parsed<T, E: Display>(
         &mut self,
         key: &'static str,
-        (code, what): (Code, &str),
+        form: TextForm,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<At<T>> {
         let text = self.text(key)?;
-        self.understood(key, text, (code, what), parse)
+        self.understood(key, text, form, parse)
     }
 
     /// The same for a text already at hand.
@@ -125,7 +135,7 @@ impl Section<'_> {
         &self,
         key: &str,
         text: At<String>,
-        (code, what): (Code, &str),
+        TextForm { code, what }: TextForm,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<At<T>> {
         match parse(&text.value) {
@@ -233,7 +243,7 @@ impl Section<'_> {
         key: &'static str,
         range: RangeInclusive<Duration>,
     ) -> Option<At<Duration>> {
-        let kind = (Code::BadQuantity, "a length of time");
+        let kind = TextForm::new(Code::BadQuantity, "a length of time");
         let Some(value) = self.parsed(key, kind, rate::parse_duration) else {
             self.number_without_unit(key);
             return None;
@@ -275,7 +285,11 @@ impl Section<'_> {
                 .integer(key, range)
                 .map_or(default, |number| number.value);
         }
-        let Some(size) = self.parsed(key, (Code::BadQuantity, "a size"), rate::parse_size) else {
+        let Some(size) = self.parsed(
+            key,
+            TextForm::new(Code::BadQuantity, "a size"),
+            rate::parse_size,
+        ) else {
             return default;
         };
         if !range.contains(&size.value) {
@@ -293,7 +307,7 @@ impl Section<'_> {
             let number = self.integer(key, 0..=u64::MAX)?;
             return Some(Some(number.value));
         }
-        let kind = (Code::BadQuantity, "a size");
+        let kind = TextForm::new(Code::BadQuantity, "a size");
         let size = self.parsed(key, kind, |text| match text {
             "unlimited" => Ok(None),
             text => rate::parse_size(text).map(Some),
@@ -337,108 +351,6 @@ impl Section<'_> {
         None
     }
 
-    /// A secret: given by `key`, or in the file that `file_key` names, without its last newline.
-    pub(super) fn secret(
-        &mut self,
-        key: Option<&'static str>,
-        file_key: &'static str,
-    ) -> Option<At<Vec<u8>>> {
-        let given = key
-            .and_then(|key| self.text(key))
-            .map(|text| text.map(String::into_bytes));
-        let Some(path) = self.text(file_key) else {
-            return given;
-        };
-        if let (Some(key), Some(given)) = (key, &given) {
-            let message = format!("`{}` has both `{key}` and `{file_key}`", self.name());
-            let diagnostic = Diagnostic::new(Code::Contradiction, message)
-                .at(&path.span, "")
-                .at(&given.span, "")
-                .help("keep the file: it leaves the secret out of this one");
-            self.reader.report(diagnostic);
-        }
-        self.content(file_key, &path, MAX_SECRET)
-    }
-
-    /// What the file holds that `key` names: certificates or their keys.
-    pub(super) fn file(&mut self, key: &'static str) -> Option<At<Vec<u8>>> {
-        let path = self.text(key)?;
-        self.content(key, &path, MAX_PEM)
-    }
-
-    /// The same of a path already at hand.
-    pub(super) fn pem_of(&self, key: &str, path: &At<String>) -> Option<Vec<u8>> {
-        self.content(key, path, MAX_PEM).map(|found| found.value)
-    }
-
-    /// Without its last newline.
-    fn content(&self, key: &str, path: &At<String>, most: usize) -> Option<At<Vec<u8>>> {
-        let bytes = self.bounded_file(&path.value, most).and_then(|mut bytes| {
-            if bytes.ends_with(b"\n") {
-                bytes.pop();
-            }
-            if bytes.ends_with(b"\r") {
-                bytes.pop();
-            }
-            match bytes.is_empty() {
-                true => Err("empty".to_owned()),
-                false => Ok(bytes),
-            }
-        });
-        let value = self.used_file(key, path, bytes)?;
-        Some(At {
-            value,
-            span: path.span.clone(),
-        })
-    }
-
-    /// The content of a file, unless it cannot be used.
-    fn used_file<T>(&self, key: &str, path: &At<String>, content: Result<T, String>) -> Option<T> {
-        content
-            .inspect_err(|why| {
-                let message = format!("the file of `{}` cannot be used", self.full(key));
-                let diagnostic = Diagnostic::new(Code::SecretFile, message).at(&path.span, why);
-                let astray =
-                    why.starts_with("No such file") && Path::new(&path.value).is_relative();
-                let help = "paths are relative to the folder of the file that names them";
-                self.reader
-                    .report(diagnostic.maybe_help(astray.then(|| help.to_owned())));
-            })
-            .ok()
-    }
-
-    /// Where a path of the file leads.
-    pub(super) fn path(&self, written: impl AsRef<Path>) -> PathBuf {
-        self.reader.surroundings.path(written)
-    }
-
-    /// A file's bytes, if it has no more than `most`.
-    fn bounded_file(&self, path: &str, most: usize) -> Result<Vec<u8>, String> {
-        // One more than it may have, so that the excess is noticed.
-        let bytes = (self.reader.surroundings.read)(&self.path(path), most as u64 + 1)
-            .map_err(|error| error.to_string())?;
-        if bytes.len() > most {
-            return Err(format!("longer than {most} bytes"));
-        }
-        Ok(bytes)
-    }
-
-    /// The text of a file that lists things, one on a line.
-    pub(super) fn list_file(&self, key: &str, path: &At<String>) -> Option<String> {
-        let text = self
-            .bounded_file(&path.value, MAX_LIST)
-            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| "not UTF-8".to_owned()));
-        self.used_file(key, path, text)
-    }
-
-    /// A line of such a file that cannot be used. It may hold a secret: only its number is shown.
-    pub(super) fn bad_line(&self, key: &str, path: &Span, (number, why): (usize, &str)) {
-        let message = format!("the file of `{}` cannot be used", self.full(key));
-        let diagnostic = Diagnostic::new(Code::SecretFile, message);
-        self.reader
-            .report(diagnostic.because(path, &format!("line {number}: {why}")));
-    }
-
     fn out_of_range(&self, key: &str, value: &Spanned<DeValue<'_>>, allowed: &str) {
         self.out_of_range_at(
             key,
@@ -457,14 +369,6 @@ impl Section<'_> {
         self.reader
             .report(Diagnostic::new(Code::OutOfRange, message).at(&value.span, label));
     }
-}
-
-/// The lines of a list that say something, with their numbers: `#` begins a comment.
-pub(super) fn list_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let lines = text.lines().map(str::trim);
-    let numbered = lines.enumerate().map(|(index, line)| (index + 1, line));
-    numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
 }
 
 /// Any time from 1 ms to a day.

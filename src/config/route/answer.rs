@@ -6,6 +6,7 @@ use toml::de::DeValue;
 use super::super::diagnostic::{Code, Diagnostic};
 use super::super::reader::At;
 use super::super::section::Section;
+use super::super::values::TextForm;
 use crate::route::{Redirect, Respond, Target};
 
 /// Bytes of an answer's body, at most.
@@ -30,7 +31,7 @@ fn respond(outer: &mut Section<'_>) -> Option<At<Option<Target>>> {
     let mut section = outer.section("respond");
     let status = section.integer("status", 200..=599);
     let body = section.text("body");
-    let kind = (Code::BadHttp, "a media type");
+    let kind = TextForm::new(Code::BadHttp, "a media type");
     let given = section.parsed("content_type", kind, |text| {
         let is_type = text.contains('/') && !text.contains(['{', '}']);
         let value = HeaderValue::from_str(text).ok().filter(|_| is_type);
@@ -72,7 +73,7 @@ fn respond(outer: &mut Section<'_>) -> Option<At<Option<Target>>> {
 /// `redirect = "https://{host}{uri}"`, or `{ to = "..", status = 308 }`.
 fn redirect(outer: &mut Section<'_>) -> Option<At<Option<Target>>> {
     const STATUSES: [u64; 5] = [301, 302, 303, 307, 308];
-    const KIND: (Code, &str) = (Code::BadTemplate, "a place to send clients to");
+    const KIND: TextForm = TextForm::new(Code::BadTemplate, "a place to send clients to");
     let written = outer.peek("redirect").map(|value| value.get_ref());
     let is_text = written.is_some_and(DeValue::is_str);
     let span = outer.key_span("redirect");

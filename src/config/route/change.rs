@@ -6,7 +6,7 @@ use toml::de::DeValue;
 use super::super::diagnostic::{Code, Diagnostic};
 use super::super::reader::At;
 use super::super::section::Section;
-use super::super::values::header_name;
+use super::super::values::{TextForm, header_name};
 use crate::route::{Action, Direction, HeaderChange, Text};
 
 /// Changes of one kind of head, at most.
@@ -15,7 +15,7 @@ const MAX_CHANGES: usize = 64;
 /// A value with its variables.
 fn text(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Text> {
     let text = section.filled(value)?;
-    let kind = (Code::BadTemplate, "a header's value");
+    let kind = TextForm::new(Code::BadTemplate, "a header's value");
     let text = section.understood(key, text, kind, Text::parse)?;
     Some(text.value)
 }
@@ -30,7 +30,7 @@ pub(super) fn changes(section: Section<'_>, direction: Direction) -> Vec<At<Head
             value: added.unwrap_or(&written).to_owned(),
             span: key.span.clone(),
         };
-        let kind = (Code::BadHttp, "a header's name");
+        let kind = TextForm::HEADER_NAME;
         let Some(name) = section.understood(&written, name, kind, header_name) else {
             continue;
         };

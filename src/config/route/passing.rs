@@ -4,6 +4,7 @@ use super::super::diagnostic::{Code, Diagnostic};
 use super::super::reader::At;
 use super::super::section::Section;
 use super::super::standalone;
+use super::super::values::TextForm;
 use super::{answer, change};
 use crate::route::{Direction, HeaderChange, Prefix, Target};
 
@@ -49,7 +50,7 @@ pub(super) fn passing(section: &mut Section<'_>) -> RawPassing {
         }
         return RawPassing::default();
     }
-    let kind = (Code::BadPattern, "a path's beginning");
+    let kind = TextForm::new(Code::BadPattern, "a path's beginning");
     let passing = RawPassing {
         strip_prefix: section.parsed("strip_prefix", kind, Prefix::parse),
         add_prefix: section.parsed("add_prefix", kind, Prefix::parse),

@@ -5,7 +5,7 @@ use http::HeaderName;
 use super::super::diagnostic::Code;
 use super::super::reader::At;
 use super::super::section::Section;
-use super::super::values::header_name;
+use super::super::values::{TextForm, header_name};
 use crate::route::{CostSource, StatusSet};
 
 /// A cost is below 2^32, as the units of a limit are.
@@ -24,7 +24,7 @@ pub(super) fn cost(section: &mut Section<'_>) -> At<CostSource> {
         let number = section.integer("cost", 0..=MAX_COST);
         return number.map_or(default, |number| number.map(CostSource::Fixed));
     }
-    let source = section.parsed("cost", (Code::BadKey, "a cost"), |text| {
+    let source = section.parsed("cost", TextForm::new(Code::BadKey, "a cost"), |text| {
         let name = text
             .strip_prefix("header:")
             .ok_or("write a number, or `\"header:x-cost\"`")?;
@@ -47,7 +47,7 @@ pub(super) fn refund(section: &mut Section<'_>) -> Option<At<StatusSet>> {
     }
     let mut set = StatusSet::default();
     for text in texts.value {
-        let kind = (Code::BadHttp, "a status");
+        let kind = TextForm::new(Code::BadHttp, "a status");
         section.understood("refund", text, kind, |text| set.add(text));
     }
     Some(At {

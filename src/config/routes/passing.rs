@@ -13,13 +13,13 @@ pub(super) fn check(names: &Names<'_>, raw: &RawRoute) {
     for change in passing.headers_up.iter().chain(&passing.headers_down) {
         if let Action::Set(Text::Made(text)) | Action::Add(Text::Made(text)) = &change.value.action
         {
-            check_variables(names, raw, (text, &change.span));
+            check_variables(names, raw, text, &change.span);
         }
     }
     if let Some(answer) = &passing.answer
         && let Some(Target::Redirect(redirect)) = &answer.value
     {
-        check_variables(names, raw, (redirect.to(), &answer.span));
+        check_variables(names, raw, redirect.to(), &answer.span);
     }
     let Some(settle) = &raw.settle else { return };
     let same = passing
@@ -36,7 +36,7 @@ pub(super) fn check(names: &Names<'_>, raw: &RawRoute) {
 }
 
 /// Parameters and the rest are those of the route's own path.
-fn check_variables(names: &Names<'_>, raw: &RawRoute, (text, span): (&Template, &Span)) {
+fn check_variables(names: &Names<'_>, raw: &RawRoute, text: &Template, span: &Span) {
     let Some(path) = &raw.path else { return };
     if let Some(unknown) = text.unknown_to(&path.value) {
         let message = format!("the path has nothing for `{{{unknown}}}`");

@@ -3,6 +3,7 @@
 use super::super::diagnostic::Code;
 use super::super::limits::{Known, check_known};
 use super::super::section::Section;
+use super::super::values::TextForm;
 use crate::limit::key::Key;
 
 /// How one of several servers is chosen.
@@ -21,7 +22,7 @@ pub enum Balance {
 pub(super) fn balance(section: &mut Section<'_>, known: Known) -> Balance {
     let balance = section.parsed(
         "balance",
-        (Code::BadKey, "a way to balance"),
+        TextForm::new(Code::BadKey, "a way to balance"),
         |text| match text.split_once(':') {
             None if text == "p2c" => Ok(Balance::P2c),
             None if text == "round-robin" => Ok(Balance::RoundRobin),

@@ -8,6 +8,7 @@ use http::uri::{Authority, PathAndQuery};
 use super::super::diagnostic::Code;
 use super::super::reader::At;
 use super::super::section::Section;
+use super::super::values::TextForm;
 use crate::route::StatusSet;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -81,7 +82,7 @@ impl Default for Ejection {
 /// `health`: a path, or a table. Nothing if servers are not checked.
 pub(super) fn health(outer: &mut Section<'_>) -> Option<HealthCheck> {
     let value = outer.peek("health");
-    let kind = (Code::BadHttp, "a path");
+    let kind = TextForm::new(Code::BadHttp, "a path");
     if value.is_some_and(|value| value.get_ref().is_str()) {
         return Some(HealthCheck::new(outer.parsed("health", kind, path)?.value));
     }
@@ -92,7 +93,7 @@ pub(super) fn health(outer: &mut Section<'_>) -> Option<HealthCheck> {
     }
     let unread = || PathAndQuery::from_static("/");
     let usual = HealthCheck::new(path.map_or_else(unread, |path| path.value));
-    let host = section.parsed("host", (Code::BadHttp, "a host"), host);
+    let host = section.parsed("host", TextForm::new(Code::BadHttp, "a host"), host);
     let check = HealthCheck {
         host: host.map(|host| host.value),
         every: section.duration("every", SHORTEST..=HOUR, usual.every),
@@ -165,7 +166,12 @@ fn statuses(section: &mut Section<'_>, key: &'static str) -> Option<StatusSet> {
     let texts = section.texts(key)?;
     let mut set = StatusSet::default();
     for text in texts.value {
-        section.understood(key, text, (Code::BadHttp, "a status"), |text| set.add(text));
+        section.understood(
+            key,
+            text,
+            TextForm::new(Code::BadHttp, "a status"),
+            |text| set.add(text),
+        );
     }
     Some(set)
 }

@@ -2,6 +2,7 @@
 
 use super::super::diagnostic::Code;
 use super::super::section::Section;
+use super::super::values::TextForm;
 use crate::route::host_of;
 
 /// See the file's head.
@@ -18,7 +19,7 @@ pub enum HostHeader {
 
 /// `host = "pass"`, `"rewrite"`, or a host.
 pub(super) fn host(section: &mut Section<'_>) -> HostHeader {
-    let kind = (Code::BadHttp, "`pass`, `rewrite` or a host");
+    let kind = TextForm::new(Code::BadHttp, "`pass`, `rewrite` or a host");
     let host = section.parsed("host", kind, |text| match text {
         "pass" => Ok(HostHeader::Pass),
         "rewrite" => Ok(HostHeader::Rewrite),

@@ -2,6 +2,7 @@
 
 use super::super::diagnostic::Code;
 use super::super::section::Section;
+use super::super::values::TextForm;
 use super::health::small;
 use crate::route::StatusSet;
 
@@ -75,7 +76,7 @@ fn on(section: &mut Section<'_>) -> Option<RetryOn> {
         status: StatusSet::default(),
     };
     for text in texts.value {
-        let kind = (Code::UnknownWord, "a reason to try again");
+        let kind = TextForm::new(Code::UnknownWord, "a reason to try again");
         section.understood("on", text, kind, |text| match text {
             "closed" => {
                 on.closed = true;

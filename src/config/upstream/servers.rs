@@ -9,6 +9,7 @@ use super::super::address::{self, ServerAddress};
 use super::super::diagnostic::{Code, Diagnostic};
 use super::super::reader::At;
 use super::super::section::Section;
+use super::super::values::TextForm;
 
 /// Servers of one upstream, at most.
 const MAX_SERVERS: usize = 256;
@@ -79,7 +80,7 @@ fn server<'r>(
     section: &Section<'r>,
     value: &'r Spanned<DeValue<'r>>,
 ) -> Option<At<UpstreamServer>> {
-    let kind = (Code::BadUrl, "a server's URL");
+    let kind = TextForm::new(Code::BadUrl, "a server's URL");
     match value.get_ref() {
         DeValue::String(_) => {
             let text = section.filled(value)?;
