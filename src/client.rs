@@ -161,7 +161,7 @@ fn from_the_right(list: &[u8]) -> impl Iterator<Item = &[u8]> {
 }
 
 /// The address in a hop: alone or with port, IPv6 also in brackets, in quotes, with a zone.
-pub(crate) fn address(hop: &[u8]) -> Option<IpAddr> {
+pub fn address(hop: &[u8]) -> Option<IpAddr> {
     let text = unquoted(std::str::from_utf8(hop).ok()?.trim_ascii());
     if let Some(bracketed) = text.strip_prefix('[') {
         let (address, port) = bracketed.split_once(']')?;

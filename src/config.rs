@@ -29,7 +29,7 @@ mod load;
 mod mask;
 mod meant;
 mod names;
-pub(crate) mod pem;
+pub mod pem;
 mod reader;
 mod redis;
 mod redis_keys;
@@ -44,7 +44,7 @@ mod standalone;
 mod store_url;
 mod syntax;
 #[cfg(test)]
-pub(crate) mod tests;
+pub mod tests;
 mod tier;
 mod tls;
 mod tls_keys;

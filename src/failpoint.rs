@@ -36,7 +36,7 @@ fn armed() -> MutexGuard<'static, Vec<Armed>> {
     ARMED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn fire(name: &'static str, context: &dyn Display) {
+pub fn fire(name: &'static str, context: &dyn Display) {
     if !ANY_ARMED.load(Ordering::Acquire) {
         return;
     }
@@ -56,23 +56,23 @@ pub(crate) fn fire(name: &'static str, context: &dyn Display) {
 }
 
 #[cfg(test)]
-pub(crate) mod control {
+pub mod control {
     use super::*;
 
     /// An armed failpoint; disarmed when dropped.
     #[derive(Debug)]
-    pub(crate) struct Failure {
+    pub struct Failure {
         name: &'static str,
         context: &'static str,
     }
 
     /// Lets `name` panic the next `times` times.
-    pub(crate) fn arm(name: &'static str, times: u32) -> Failure {
+    pub fn arm(name: &'static str, times: u32) -> Failure {
         arm_for(name, "", times)
     }
 
     /// The same, only where the failpoint's context is `context`.
-    pub(crate) fn arm_for(name: &'static str, context: &'static str, times: u32) -> Failure {
+    pub fn arm_for(name: &'static str, context: &'static str, times: u32) -> Failure {
         armed().push(Armed {
             name,
             context,
@@ -85,11 +85,11 @@ pub(crate) mod control {
 
     impl Failure {
         /// How often it is still to panic.
-        pub(crate) fn left(&self) -> u32 {
+        pub fn left(&self) -> u32 {
             self.find(|one| one.left)
         }
 
-        pub(crate) fn fired(&self) -> u32 {
+        pub fn fired(&self) -> u32 {
             self.find(|one| one.fired)
         }
 

@@ -12,7 +12,7 @@ pub mod guard;
 pub mod hash_key;
 mod journal;
 mod known;
-pub(crate) mod lease;
+pub mod lease;
 mod ledger;
 pub mod memory;
 mod observed;

@@ -50,11 +50,11 @@ pub fn init(filter: Option<&str>) {
 
 /// Which file a path led to: another one once it has been moved away and made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileId(u64, u64);
+pub struct FileId(u64, u64);
 
 impl FileId {
     /// That of a log that is a file, if it is there.
-    pub(crate) fn of(target: &LogTarget) -> Option<FileId> {
+    pub fn of(target: &LogTarget) -> Option<FileId> {
         use std::os::unix::fs::MetadataExt;
         let LogTarget::File(path) = target else {
             return None;
@@ -65,7 +65,7 @@ impl FileId {
 }
 
 /// Opens where lines go; `None` for `Off`. A file is appended to and made if absent.
-pub(crate) fn open(target: &LogTarget) -> io::Result<Option<Box<dyn Write + Send>>> {
+pub fn open(target: &LogTarget) -> io::Result<Option<Box<dyn Write + Send>>> {
     Ok(match target {
         LogTarget::Off => None,
         LogTarget::Stdout => Some(Box::new(io::stdout())),

@@ -22,7 +22,7 @@ use crate::config::ClientTls;
 
 /// Makes TLS connections; one for many, so that sessions are resumed.
 #[derive(Clone)]
-pub(crate) struct Tls {
+pub struct Tls {
     connector: TlsConnector,
     name: Option<ServerName<'static>>,
 }
@@ -36,7 +36,7 @@ impl fmt::Debug for Tls {
 impl Tls {
     /// The settings have been checked; what the system trusts is read here. `protocols` are
     /// offered by ALPN, the most wanted first.
-    pub(crate) fn new(settings: &ClientTls, protocols: &[&[u8]]) -> Result<Tls, TlsTrouble> {
+    pub fn new(settings: &ClientTls, protocols: &[&[u8]]) -> Result<Tls, TlsTrouble> {
         let provider = Arc::new(default_provider());
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -66,7 +66,7 @@ impl Tls {
     }
 
     /// The same with other `protocols`, and the same sessions.
-    pub(crate) fn offering(&self, protocols: &[&[u8]]) -> Tls {
+    pub fn offering(&self, protocols: &[&[u8]]) -> Tls {
         let mut config = ClientConfig::clone(self.connector.config());
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         Tls {
@@ -76,7 +76,7 @@ impl Tls {
     }
 
     /// Shakes hands with the server at `host`: a name or an address without brackets.
-    pub(crate) async fn over<S: AsyncRead + AsyncWrite + Unpin>(
+    pub async fn over<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
         host: &str,
@@ -133,7 +133,7 @@ pub enum TlsTrouble {
 impl TlsTrouble {
     /// What is wrong, if TLS made this error or is the cause of it. Under TLS 1.3 a server's
     /// refusal arrives after the handshake, inside other errors.
-    pub(crate) fn within(error: &(dyn Error + 'static)) -> Option<TlsTrouble> {
+    pub fn within(error: &(dyn Error + 'static)) -> Option<TlsTrouble> {
         let mut next = Some(error);
         while let Some(error) = next {
             if let Some(error) = error.downcast_ref::<rustls::Error>() {

@@ -4,8 +4,8 @@
 //! It joins small writes: up to [`JOIN_BYTES`] a copy costs less than handing the kernel several
 //! pieces. Larger ones go out as they are, so that bodies are not copied.
 
-pub(crate) mod outflow;
-pub(crate) mod spelling;
+pub mod outflow;
+pub mod spelling;
 
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ const JOIN_BYTES: usize = 4096;
 
 /// See the file's head.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<Stream>>),
@@ -31,21 +31,21 @@ pub(crate) enum Stream {
 
 /// A stream of which the first bytes have been read, and are not used yet.
 #[derive(Debug)]
-pub(crate) struct PrefixedStream {
-    pub(crate) stream: Stream,
-    pub(crate) prefix: Bytes,
+pub struct PrefixedStream {
+    pub stream: Stream,
+    pub prefix: Bytes,
 }
 
 /// A client's connection as it was accepted: nothing has been read of it.
 #[derive(Debug)]
-pub(crate) struct Accepted {
-    pub(crate) stream: Stream,
-    pub(crate) ip: IpAddr,
+pub struct Accepted {
+    pub stream: Stream,
+    pub ip: IpAddr,
 }
 
 impl Stream {
     /// Looks at what comes next and leaves it there. Not possible once TLS is spoken.
-    pub(crate) async fn peek(&self, look: &mut [u8]) -> io::Result<usize> {
+    pub async fn peek(&self, look: &mut [u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.peek(look).await,
             Stream::Unix(stream) => {
@@ -61,7 +61,7 @@ impl Stream {
     }
 
     /// Whether TLS was asked for HTTP/2; nothing in the clear.
-    pub(crate) fn agreed_http2(&self) -> Option<bool> {
+    pub fn agreed_http2(&self) -> Option<bool> {
         let Stream::Tls(stream) = self else {
             return None;
         };
@@ -71,7 +71,7 @@ impl Stream {
     /// Whether nothing has come that nobody has read, and the peer has not ended. A byte of what
     /// has come may be lost by asking. In the clear it takes a system call only where there is
     /// news.
-    pub(crate) fn is_quiet(&mut self) -> bool {
+    pub fn is_quiet(&mut self) -> bool {
         let looked = match self {
             Stream::Tcp(stream) => stream.try_read(&mut [0]),
             Stream::Unix(stream) => stream.try_read(&mut [0]),
@@ -90,7 +90,7 @@ impl Stream {
     /// Whether the peer has ended its side, when nothing it sent is waiting: `Ready(Ok(true))`.
     /// Registers for news if there is none. A unix socket has no peek, and what
     /// comes over TLS may be an alert: they never tell.
-    pub(crate) fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
+    pub fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let Stream::Tcp(stream) = self else {
             return Poll::Pending;
         };

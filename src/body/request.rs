@@ -145,7 +145,7 @@ impl RequestBody {
     }
 
     /// Has `pieces` read again: all that was read of it.
-    pub(crate) fn put_back(&mut self, pieces: Vec<Bytes>) {
+    pub fn put_back(&mut self, pieces: Vec<Bytes>) {
         if let RequestBody::Streaming(streaming) = self {
             streaming.again = pieces.into();
         }

@@ -55,7 +55,7 @@ pub struct Diagnostic {
 
 impl Diagnostic {
     /// A finding without a place yet.
-    pub(crate) fn new(code: Code, message: impl Into<String>) -> Diagnostic {
+    pub fn new(code: Code, message: impl Into<String>) -> Diagnostic {
         Diagnostic {
             code,
             message: message.into(),
@@ -66,7 +66,7 @@ impl Diagnostic {
     }
 
     /// Adds a place: the first call names the finding's own.
-    pub(crate) fn at(mut self, span: &Span, text: impl Into<String>) -> Diagnostic {
+    pub fn at(mut self, span: &Span, text: impl Into<String>) -> Diagnostic {
         self.labels.push(Label {
             span: span.clone(),
             text: text.into(),
@@ -75,7 +75,7 @@ impl Diagnostic {
     }
 
     /// Adds a place and what a word's own error says of it: after a `;` that is the help.
-    pub(crate) fn because(self, span: &Span, error: &dyn fmt::Display) -> Diagnostic {
+    pub fn because(self, span: &Span, error: &dyn fmt::Display) -> Diagnostic {
         let text = error.to_string();
         match text.split_once("; ") {
             Some((label, help)) => self.at(span, label).help(help),
@@ -84,19 +84,19 @@ impl Diagnostic {
     }
 
     /// Says what to write instead.
-    pub(crate) fn help(mut self, text: impl Into<String>) -> Diagnostic {
+    pub fn help(mut self, text: impl Into<String>) -> Diagnostic {
         self.help = Some(text.into());
         self
     }
 
     /// The same, when there is something to say.
-    pub(crate) fn maybe_help(mut self, text: Option<String>) -> Diagnostic {
+    pub fn maybe_help(mut self, text: Option<String>) -> Diagnostic {
         self.help = text.or(self.help);
         self
     }
 
     /// Says why.
-    pub(crate) fn note(mut self, text: impl Into<String>) -> Diagnostic {
+    pub fn note(mut self, text: impl Into<String>) -> Diagnostic {
         self.note = Some(text.into());
         self
     }

@@ -10,15 +10,15 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
 /// What is wrong with a file.
-pub(crate) type Wrong = &'static str;
+pub type Wrong = &'static str;
 
 /// Which of a pair of files is wrong, by its key in the configuration.
-pub(crate) type WrongOf = (&'static str, Wrong);
+pub type WrongOf = (&'static str, Wrong);
 
 const NONE: Wrong = "no certificate in it; PEM begins with `-----BEGIN CERTIFICATE-----`";
 
 /// The authorities of a file, of which there is one at least.
-pub(crate) fn authorities(pem: &[u8]) -> Result<RootCertStore, Wrong> {
+pub fn authorities(pem: &[u8]) -> Result<RootCertStore, Wrong> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
         let certificate = certificate.map_err(|_| "not PEM")?;
@@ -33,7 +33,7 @@ pub(crate) fn authorities(pem: &[u8]) -> Result<RootCertStore, Wrong> {
 }
 
 /// A certificate, with those that vouch for it, and its key: they belong together.
-pub(crate) fn identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, WrongOf> {
+pub fn identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, WrongOf> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(cert).collect();
     let chain = chain.map_err(|_| ("cert", "not PEM"))?;
     if chain.is_empty() {

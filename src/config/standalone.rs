@@ -10,7 +10,7 @@ pub struct Limits(pub(super) Config);
 
 impl Limits {
     /// What it says; its routes' upstreams and its `server` mean nothing.
-    pub(crate) fn into_config(self) -> Config {
+    pub fn into_config(self) -> Config {
         self.0
     }
 }

@@ -9,7 +9,7 @@ mod explained;
 mod flags;
 mod inventable;
 mod limits;
-pub(crate) mod pages;
+pub mod pages;
 mod passing;
 mod people;
 mod recovery;

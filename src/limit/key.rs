@@ -195,7 +195,7 @@ impl Key {
 
     /// The same before it is hashed: what each part is and its value, in the order of the file; no
     /// part for one that such requests are counted together for. Or why there is no tag.
-    pub(crate) fn each_part(
+    pub fn each_part(
         &self,
         facts: &Facts<'_>,
         missing: Missing,
@@ -257,7 +257,7 @@ impl Alternatives {
 impl Part {
     /// What stands for it in an identity. Counts in Redis outlive us: never renumber. 0 is a part
     /// that is missing.
-    pub(crate) fn kind(&self) -> u8 {
+    pub fn kind(&self) -> u8 {
         match self {
             Self::Ip => 1,
             Self::ApiKey => 2,
@@ -276,7 +276,7 @@ impl Part {
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         match self {
             Self::Header(name) => name.as_str(),
             Self::Query(name) | Self::Cookie(name) => name,

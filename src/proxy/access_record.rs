@@ -19,7 +19,7 @@ use crate::telemetry::metrics::method_of;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
 #[derive(Debug)]
-pub(crate) struct AccessRecord {
+pub struct AccessRecord {
     /// Nothing where no line will be written.
     head: Option<RecordedHead>,
     log: Buffer,
@@ -28,18 +28,18 @@ pub(crate) struct AccessRecord {
     pub(super) began: Instant,
     /// Its method, as it is counted.
     pub(super) method: u8,
-    pub(crate) client: IpAddr,
-    pub(crate) route: Option<Arc<str>>,
+    pub client: IpAddr,
+    pub route: Option<Arc<str>>,
     /// Its route's number, beyond all of them for none.
     pub(super) route_number: usize,
-    pub(crate) outcome: Outcome,
-    pub(crate) status: u16,
-    pub(crate) reason: Option<&'static str>,
-    pub(crate) request_id: Option<RequestId>,
+    pub outcome: Outcome,
+    pub status: u16,
+    pub reason: Option<&'static str>,
+    pub request_id: Option<RequestId>,
     /// Whether its client speaks gRPC, which nobody does below HTTP/2.
-    pub(crate) grpc: bool,
+    pub grpc: bool,
     /// The call, once a gRPC client has the head of its answer.
-    pub(crate) call: Option<Box<Call>>,
+    pub call: Option<Box<Call>>,
     denied_by: SmallVec<[(Arc<str>, Option<Shown>); 1]>,
     /// Limits on trial, until their decisions are wanted.
     pub(super) shadow: Option<Box<ShadowChecks>>,
@@ -75,7 +75,7 @@ impl RecordedHead {
 
 impl AccessRecord {
     /// Begins at a request's arrival.
-    pub(crate) fn begin<B>(
+    pub fn begin<B>(
         request: &Request<B>,
         client: IpAddr,
         log: &Buffer,
@@ -117,19 +117,19 @@ impl AccessRecord {
     }
 
     /// Decides whether it will be written, by what has become of the request so far. Once.
-    pub(crate) fn decide(&mut self) {
+    pub fn decide(&mut self) {
         self.to_write = self.log.wants(self.outcome);
     }
 
     /// Whether it is to be kept until the response has ended.
-    pub(crate) fn is_wanted(&self) -> bool {
+    pub fn is_wanted(&self) -> bool {
         let traced = self.trace.as_ref();
         let recorded = traced.is_some_and(|trace| trace.is_recorded());
         self.to_write || self.shadow.is_some() || self.call.is_some() || recorded
     }
 
     /// Notes that the request was let through, and whether a limit was asked.
-    pub(crate) fn note_admission(&mut self, limited: bool) {
+    pub fn note_admission(&mut self, limited: bool) {
         self.outcome = if limited {
             Outcome::Allowed
         } else {
@@ -138,7 +138,7 @@ impl AccessRecord {
     }
 
     /// Notes which limits denied, and whom.
-    pub(crate) fn note_denial(&mut self, decided: Decided<'_>) {
+    pub fn note_denial(&mut self, decided: Decided<'_>) {
         for result in decided.results() {
             if result.verdict.retry != Retry::Now {
                 let check = result.check;
@@ -164,7 +164,7 @@ impl AccessRecord {
     }
 
     /// Notes who denied, and whom: by the key as it is where it is known.
-    pub(crate) fn note_denier(&mut self, name: &Arc<str>, tag: KeyHash, plain: Option<&Arc<str>>) {
+    pub fn note_denier(&mut self, name: &Arc<str>, tag: KeyHash, plain: Option<&Arc<str>>) {
         if self.head.is_some() {
             let key = self.show_keys.then(|| match plain {
                 Some(plain) => Shown::Plain(Arc::clone(plain)),
@@ -192,12 +192,12 @@ impl AccessRecord {
         self.to_write = self.tells_truncation();
     }
 
-    pub(crate) fn add_bytes(&mut self, bytes: usize) {
+    pub fn add_bytes(&mut self, bytes: usize) {
         self.bytes += bytes as u64;
     }
 
     /// Looks at the shadow' decisions, and writes it.
-    pub(crate) fn write(mut self) {
+    pub fn write(mut self) {
         let shadow = self.shadow.take();
         let trace = self.trace.take();
         let mut trials = Vec::new();

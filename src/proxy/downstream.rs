@@ -76,7 +76,7 @@ impl Downstream {
     }
 
     /// It asks for nothing for a while.
-    pub(crate) fn rest(&self) {
+    pub fn rest(&self) {
         if let Some(peer) = self.peer.get() {
             peer.rest();
         }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Response, StatusCode};
 
-pub(crate) use call::Call;
+pub use call::Call;
 
 /// RESOURCE_EXHAUSTED: the code Google's API guide maps to 429.
 const RESOURCE_EXHAUSTED: u8 = 8;

@@ -186,7 +186,7 @@ fn insert_static(response: &mut Response<Bytes>, name: http::HeaderName, value: 
 }
 
 /// The answer to a request whose handling panicked.
-pub(crate) fn panicked() -> Response<Bytes> {
+pub fn panicked() -> Response<Bytes> {
     let message = RejectionMessage {
         status: StatusCode::INTERNAL_SERVER_ERROR,
         title: "Internal Server Error",
@@ -198,7 +198,7 @@ pub(crate) fn panicked() -> Response<Bytes> {
 
 /// A whole response of this status, head included, to a head that cannot be read; or to one with a
 /// transfer coding that is none of ours.
-pub(crate) fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
+pub fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
     let (status, detail) = match has_unknown_coding {
         true => (
             RequestFault::UnknownCoding.status().as_u16(),
@@ -234,7 +234,7 @@ pub(crate) fn unreadable_head(status: u16, has_unknown_coding: bool) -> Bytes {
 }
 
 /// The answer to a head that does not come to its end in time.
-pub(crate) fn head_timeout() -> String {
+pub fn head_timeout() -> String {
     let date = httpdate::fmt_http_date(clock::wall());
     format!(
         "HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\

@@ -18,7 +18,7 @@ pub(super) const BLOCK_POLICY: &str = "block";
 
 /// Why a request is not answered by an upstream.
 #[derive(Debug)]
-pub(crate) enum Rejection {
+pub enum Rejection {
     /// The bytes of its head.
     HeadError(HeadError),
     /// Its head's meaning.
@@ -82,13 +82,13 @@ impl Rejection {
 
 /// A limit's denial.
 #[derive(Debug)]
-pub(crate) struct Denial {
+pub struct Denial {
     /// What was asked.
-    pub(crate) charge: Charge,
+    pub charge: Charge,
     /// What the store said.
-    pub(crate) decision: Decision,
+    pub decision: Decision,
     /// Whether it was said here, without the store.
-    pub(crate) alone: bool,
+    pub alone: bool,
 }
 
 impl Denial {
@@ -102,9 +102,9 @@ impl Denial {
 
 /// An operator's block of a client.
 #[derive(Debug)]
-pub(crate) struct Blocked {
+pub struct Blocked {
     /// The hash of its key.
-    pub(crate) tag: KeyHash,
+    pub tag: KeyHash,
     /// The key before it was hashed, where logs show keys.
     pub(super) plain: Option<Arc<str>>,
     /// Microseconds until the block ends; `None` if it has no end.

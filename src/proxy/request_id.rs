@@ -16,7 +16,7 @@ const OWN_ID: usize = 16;
 
 /// See the file's head. Our own takes no heap.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum RequestId {
+pub enum RequestId {
     Made(Digits),
     Taken(Box<str>),
 }
@@ -24,11 +24,11 @@ pub(crate) enum RequestId {
 /// Aligned, they are checked to be text a word at a time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[repr(align(8))]
-pub(crate) struct Digits([u8; OWN_ID]);
+pub struct Digits([u8; OWN_ID]);
 
 impl RequestId {
     /// Its text.
-    pub(crate) fn as_str(&self) -> &str {
+    pub fn as_str(&self) -> &str {
         match self {
             RequestId::Made(Digits(digits)) => str::from_utf8(digits).unwrap_or_default(),
             RequestId::Taken(text) => text,

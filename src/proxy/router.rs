@@ -15,7 +15,7 @@ use crate::route::{Ask, Found, Route, RouteTable};
 
 /// Routes, and what identifies the clients of their requests.
 #[derive(Debug)]
-pub(crate) struct Router {
+pub struct Router {
     pub(super) routes: RouteTable,
     pub(super) bypass: Vec<Bypass>,
     pub(super) client_ip: ClientIp,

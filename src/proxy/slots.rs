@@ -22,7 +22,7 @@ pub(super) struct Stores {
 }
 
 /// See the file's head. There is none for a request that holds nothing.
-pub(crate) struct HeldSlots {
+pub struct HeldSlots {
     stores: Arc<Stores>,
     charge: Charge,
 }

@@ -38,7 +38,7 @@ pub(super) struct Tracer {
 
 /// See the file's head.
 #[derive(Debug)]
-pub(crate) struct Trace {
+pub struct Trace {
     begun: Begun,
     recorded: Option<Recorded>,
 }
@@ -126,12 +126,12 @@ impl Tracer {
 
 impl Trace {
     /// Which one it is.
-    pub(crate) fn id(&self) -> TraceId {
+    pub fn id(&self) -> TraceId {
         self.begun.own.trace
     }
 
     /// Whether spans will be made of it.
-    pub(crate) fn is_recorded(&self) -> bool {
+    pub fn is_recorded(&self) -> bool {
         self.recorded.is_some()
     }
 

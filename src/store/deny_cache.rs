@@ -290,7 +290,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(in crate::store) fn chance(seed: &mut u64, below: u64) -> u64 {
+    pub(crate) fn chance(seed: &mut u64, below: u64) -> u64 {
         *seed ^= *seed << 13;
         *seed ^= *seed >> 7;
         *seed ^= *seed << 17;

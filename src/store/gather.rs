@@ -17,9 +17,9 @@ const MOST_AT_FIRST: usize = 64;
 
 /// Requests that ask exactly the same, or one operation of another kind.
 #[derive(Debug)]
-pub(crate) struct Bundle {
-    pub(crate) operation: Operation,
-    pub(crate) extra: SmallVec<[u64; 2]>,
+pub struct Bundle {
+    pub operation: Operation,
+    pub extra: SmallVec<[u64; 2]>,
     /// In order of arrival: that is the order in which grants are given out.
     first: Waiting,
     more: Vec<Waiting>,
@@ -28,16 +28,16 @@ pub(crate) struct Bundle {
 
 /// Bundles to be sent in one call.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
-    pub(crate) bundles: Vec<Bundle>,
+pub struct Batch {
+    pub bundles: Vec<Bundle>,
     items: usize,
     /// When the oldest of them arrived.
-    pub(crate) oldest: Option<Instant>,
+    pub oldest: Option<Instant>,
 }
 
 impl Batch {
     /// One that so many are likely to be put into.
-    pub(crate) fn for_about(many: usize) -> Batch {
+    pub fn for_about(many: usize) -> Batch {
         Batch {
             bundles: Vec::with_capacity(many.min(MOST_AT_FIRST)),
             ..Batch::default()
@@ -45,7 +45,7 @@ impl Batch {
     }
 
     /// Adds one; it is returned where the batch would have more than `most_items` items by it.
-    pub(crate) fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
+    pub fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
         let print = print(&waiting.charge);
         if let Operation::Charge(count) = waiting.operation {
             let same = self
@@ -74,7 +74,7 @@ impl Batch {
     }
 
     /// Each bundle by itself.
-    pub(crate) fn apart(self) -> Vec<Batch> {
+    pub fn apart(self) -> Vec<Batch> {
         let alone = |bundle: Bundle| Batch {
             items: bundle.charge().len(),
             oldest: self.oldest,
@@ -84,7 +84,7 @@ impl Batch {
     }
 
     /// Asks for more of what is leased.
-    pub(crate) fn ask_ahead(&mut self, known: &Known, now_us: u64) {
+    pub fn ask_ahead(&mut self, known: &Known, now_us: u64) {
         for bundle in &mut self.bundles {
             let first = bundle.charge().first();
             let lease_us = first.map_or(0, |item| item.limit.lease_us);
@@ -100,12 +100,12 @@ impl Batch {
 
 impl Bundle {
     /// What each of them asks.
-    pub(crate) fn charge(&self) -> &Charge {
+    pub fn charge(&self) -> &Charge {
         &self.first.charge
     }
 
     /// What is sent.
-    pub(crate) fn group(&self) -> Group<'_> {
+    pub fn group(&self) -> Group<'_> {
         Group {
             operation: self.operation,
             charge: self.charge(),
@@ -114,7 +114,7 @@ impl Bundle {
     }
 
     /// How many requests the group stands for, with those that nobody has made yet.
-    pub(crate) fn count(&self) -> u16 {
+    pub fn count(&self) -> u16 {
         match self.operation {
             Operation::Charge(count) => count,
             Operation::Say | Operation::GiveBack | Operation::Settle => 0,
@@ -122,19 +122,19 @@ impl Bundle {
     }
 
     /// How many were asked for.
-    pub(crate) fn asked(&self) -> u16 {
+    pub fn asked(&self) -> u16 {
         u16::try_from(1 + self.more.len()).unwrap_or(u16::MAX)
     }
 
     /// Asks for more than was asked for: what is granted of it is kept for who comes next.
-    pub(crate) fn ask_ahead(&mut self, more: u16, lease_us: u64) {
+    pub fn ask_ahead(&mut self, more: u16, lease_us: u64) {
         self.operation = Operation::Charge(self.count().saturating_add(more));
         self.extra = [lease_us].into_iter().collect();
     }
 
     /// Gives everyone who asked their decision; `seen` is shown each one first. How many were
     /// granted what they no longer want.
-    pub(crate) fn answer(
+    pub fn answer(
         self,
         outcome: &mut Outcome,
         mut seen: impl FnMut(&Charge, &Decision),
@@ -158,13 +158,13 @@ impl Bundle {
     }
 
     /// Tells all that wait for it that it was done: it was no question.
-    pub(crate) fn done(self) {
+    pub fn done(self) {
         for waiting in std::iter::once(self.first).chain(self.more) {
             waiting.answer(Ok(Decision::default()));
         }
     }
 
-    pub(crate) fn fail(self, kind: StoreError) {
+    pub fn fail(self, kind: StoreError) {
         std::iter::once(self.first)
             .chain(self.more)
             .for_each(|waiting| waiting.fail(kind));

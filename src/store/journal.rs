@@ -19,7 +19,7 @@ const SUSPECT_FOR_US: u64 = 1_500_000;
 
 /// One process's debts.
 #[derive(Debug, Default)]
-pub(crate) struct Journal(Mutex<Books>);
+pub struct Journal(Mutex<Books>);
 
 #[derive(Debug, Default)]
 struct Books {
@@ -31,16 +31,16 @@ struct Books {
 /// Debts on their way to the store; owed still unless they are [`Debts::paid`]. Where the answer is
 /// lost they are charged again: too little is admitted for a while, and never too much.
 #[derive(Debug)]
-pub(crate) struct Debts<'j> {
+pub struct Debts<'j> {
     /// One item each: the cost is what is owed, all of it, also beyond the limit.
-    pub(crate) owed: Vec<Charge>,
+    pub owed: Vec<Charge>,
     journal: &'j Journal,
     now_us: u64,
 }
 
 impl Debts<'_> {
     /// The store has charged them.
-    pub(crate) fn paid(mut self) {
+    pub fn paid(mut self) {
         self.owed.clear();
     }
 }
@@ -59,7 +59,7 @@ impl Journal {
     }
 
     /// Remembers what was admitted at `now_us`. Returns false where there was no room for it.
-    pub(crate) fn add(&self, charge: &Charge, now_us: u64) -> bool {
+    pub fn add(&self, charge: &Charge, now_us: u64) -> bool {
         let mut books = self.books();
         let mut fits = true;
         for item in charge {
@@ -70,7 +70,7 @@ impl Journal {
 
     /// The store has lost all that it counted: this is what this process has admitted of `item`,
     /// and all that is owed of it.
-    pub(crate) fn put(&self, item: LimitCheck, now_us: u64) -> bool {
+    pub fn put(&self, item: LimitCheck, now_us: u64) -> bool {
         let mut books = self.books();
         books.owed.remove(&item.id());
         books.suspected.remove(&item.id());
@@ -78,7 +78,7 @@ impl Journal {
     }
 
     /// The store seems to have lost so many units of this key as the item costs.
-    pub(crate) fn suspect(&self, item: LimitCheck, now_us: u64) {
+    pub fn suspect(&self, item: LimitCheck, now_us: u64) {
         let suspected = &mut self.books().suspected;
         if suspected.len() < KEYS {
             suspected
@@ -88,13 +88,13 @@ impl Journal {
     }
 
     /// Whether the store lacks anything, or seems to: owed units, and suspected ones.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         let books = self.books();
         books.owed.is_empty() && books.suspected.is_empty()
     }
 
     /// Owes what was suspected for long enough.
-    pub(crate) fn ripen(&self, now_us: u64) {
+    pub fn ripen(&self, now_us: u64) {
         let mut books = self.books();
         if books.suspected.is_empty() {
             return;
@@ -107,13 +107,13 @@ impl Journal {
     }
 
     /// Whether anything is owed.
-    pub(crate) fn owes(&self) -> bool {
+    pub fn owes(&self) -> bool {
         !self.books().owed.is_empty()
     }
 
     /// Takes out up to `keys` of those that are `due`. What has left its window by `now_us` is not
     /// owed.
-    pub(crate) fn take(
+    pub fn take(
         &self,
         keys: usize,
         now_us: u64,
@@ -127,14 +127,14 @@ impl Journal {
     }
 
     /// Forgets what is owed for one budget ([`LimitCheck::id`]).
-    pub(crate) fn forget(&self, budget: u128) {
+    pub fn forget(&self, budget: u128) {
         let mut books = self.books();
         books.owed.remove(&budget);
         books.suspected.remove(&budget);
     }
 
     /// Forgets everything: the tags are those of another key.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         *self.books() = Books::default();
     }
 }

@@ -13,16 +13,16 @@ use super::lease::Leases;
 /// One worker's; locked for a moment by whoever asks and by its connection's task, which run on the
 /// same thread.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
+pub struct Known {
     inner: Arc<Mutex<Inner>>,
     /// Who decided the request that was just answered without asking; 0 for nobody.
     early: Arc<AtomicU8>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Inner {
-    pub(crate) denied: DenyCache,
-    pub(crate) leases: Leases,
+pub struct Inner {
+    pub denied: DenyCache,
+    pub leases: Leases,
     epoch: u64,
 }
 
@@ -37,7 +37,7 @@ impl Known {
     /// The decision on a request, if it is known. With `exact`, only one whose every number is what
     /// the store would say. Of an epoch before `epoch` nothing is known: an operator has changed
     /// something since.
-    pub(crate) fn find(
+    pub fn find(
         &self,
         charge: &Charge,
         (now_us, epoch): (u64, u64),
@@ -63,13 +63,13 @@ impl Known {
     }
 
     /// Notes who decided a request that is answered at once.
-    pub(crate) fn note(&self, source: Source) {
+    pub fn note(&self, source: Source) {
         self.early.store(source as u8, Ordering::Relaxed);
     }
 
     /// Whom [`Known::note`] was told, once; else the store. To be asked as soon as the decision is
     /// there: nothing else runs on this worker in between.
-    pub(crate) fn noted(&self) -> Source {
+    pub fn noted(&self) -> Source {
         let noted = self.early.load(Ordering::Relaxed);
         if noted == 0 {
             return Source::Store;
@@ -82,16 +82,16 @@ impl Known {
     }
 
     /// Forgets what was denied; units that were taken ahead stay.
-    pub(crate) fn forget_denials(&self) {
+    pub fn forget_denials(&self) {
         self.lock().denied.clear();
     }
 
     /// Forgets everything: the store is not the one it was.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.lock().clear();
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -25,7 +25,7 @@ const KEYS: usize = 1024;
 
 /// The leases of one worker.
 #[derive(Debug, Default)]
-pub(crate) struct Leases(HashMap<u128, Lease>);
+pub struct Leases(HashMap<u128, Lease>);
 
 #[derive(Debug)]
 struct Lease {
@@ -48,7 +48,7 @@ struct Lease {
 
 impl Leases {
     /// The decision on one request from units taken ahead, if there are any; counts the demand.
-    pub(crate) fn spend(&mut self, charge: &Charge, now_us: u64) -> Option<Decision> {
+    pub fn spend(&mut self, charge: &Charge, now_us: u64) -> Option<Decision> {
         let [item] = charge.as_slice() else {
             return None;
         };
@@ -89,7 +89,7 @@ impl Leases {
     }
 
     /// How many requests more than those that wait should be asked for now; 0 for none.
-    pub(crate) fn ahead(&mut self, charge: &Charge, now_us: u64) -> u16 {
+    pub fn ahead(&mut self, charge: &Charge, now_us: u64) -> u16 {
         let [item] = charge.as_slice() else { return 0 };
         let Some(lease) = self.0.get_mut(&item.id()) else {
             return 0;
@@ -103,7 +103,7 @@ impl Leases {
     }
 
     /// What came of a call that asked for more than `asked` requests' worth.
-    pub(crate) fn note(
+    pub fn note(
         &mut self,
         charge: &Charge,
         asked: u16,
@@ -128,7 +128,7 @@ impl Leases {
     }
 
     /// Gives up everything taken ahead: it counts in the store until it expires.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.0.clear();
     }
 }

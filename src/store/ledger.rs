@@ -22,7 +22,7 @@ const SLACK_US: u64 = 100_000;
 
 /// See the file's head.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     maps: Box<[Mutex<Map>]>,
 }
 
@@ -42,9 +42,9 @@ struct Map {
 
 /// One key as the store last answered.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// Whose, and which limit.
-    pub(crate) item: LimitCheck,
+    pub item: LimitCheck,
     /// Units that all proxies had used after the answer.
     used: u64,
     /// Those of them that this process had admitted.
@@ -63,20 +63,20 @@ pub(crate) struct Seen {
 
 /// One answer of the store, as this process took it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Answered<'a> {
-    pub(crate) item: &'a LimitCheck,
-    pub(crate) verdict: &'a Verdict,
+pub struct Answered<'a> {
+    pub item: &'a LimitCheck,
+    pub verdict: &'a Verdict,
     /// Units that the answer has charged.
-    pub(crate) charged: u64,
+    pub charged: u64,
     /// Units that this process has admitted within the window, with those.
-    pub(crate) own: u64,
+    pub own: u64,
     /// The store's clock and this process's, microseconds.
-    pub(crate) store_us: u64,
-    pub(crate) now_us: u64,
+    pub store_us: u64,
+    pub now_us: u64,
 }
 
 /// How long before the end of a window a unit may be missing from an answer.
-pub(crate) fn slack_us(window_us: u64) -> u64 {
+pub fn slack_us(window_us: u64) -> u64 {
     SLACK_US.min(window_us / 4)
 }
 
@@ -92,7 +92,7 @@ impl Ledger {
     }
 
     /// Remembers an answer.
-    pub(crate) fn note(&self, answered: &Answered<'_>) {
+    pub fn note(&self, answered: &Answered<'_>) {
         let Answered {
             item,
             verdict,
@@ -129,14 +129,14 @@ impl Ledger {
     }
 
     /// Whether anything is remembered of this budget.
-    pub(crate) fn knows(&self, item: &LimitCheck) -> bool {
+    pub fn knows(&self, item: &LimitCheck) -> bool {
         self.map(item.id()).keys.contains_key(&item.id())
     }
 
     /// How many units fewer the answer says than the store must have: 0 where it may be right.
     /// `own` are the units that this process has admitted, but those that are about to expire.
     /// With `others`, what other proxies had used is known not to have been given back.
-    pub(crate) fn missing(&self, answered: &Answered<'_>, others: bool) -> u64 {
+    pub fn missing(&self, answered: &Answered<'_>, others: bool) -> u64 {
         let (item, now_us) = (answered.item, answered.now_us);
         let window_us = item.window.rule.window_us;
         let mut map = self.map(item.id());
@@ -163,7 +163,7 @@ impl Ledger {
     /// The most units that this process may have admitted within the window while the store is
     /// away since `away_us`: those it had admitted, and its part of what was left. `None` where
     /// nothing is known that still counts.
-    pub(crate) fn most(&self, item: &LimitCheck, fleet: &Fleet, at: Away) -> Option<u64> {
+    pub fn most(&self, item: &LimitCheck, fleet: &Fleet, at: Away) -> Option<u64> {
         if fleet.size() == 1 {
             return None;
         }
@@ -177,7 +177,7 @@ impl Ledger {
     }
 
     /// Every key of which something may still count.
-    pub(crate) fn items(&self, now_us: u64) -> Vec<LimitCheck> {
+    pub fn items(&self, now_us: u64) -> Vec<LimitCheck> {
         let live = |seen: &&Seen| seen.reset_at_us > now_us;
         let of = |map: MutexGuard<'_, Map>| -> Vec<LimitCheck> {
             let live = map.keys.values().filter(live);
@@ -187,17 +187,17 @@ impl Ledger {
     }
 
     /// Forgets one budget ([`LimitCheck::id`]).
-    pub(crate) fn forget(&self, budget: u128) {
+    pub fn forget(&self, budget: u128) {
         self.map(budget).keys.remove(&budget);
     }
 
     /// Forgets everything.
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         self.all().for_each(|mut map| map.keys.clear());
     }
 
     /// Forgets what the store's clock showed: another server may answer from now on.
-    pub(crate) fn forget_clock(&self) {
+    pub fn forget_clock(&self) {
         for mut map in self.all() {
             map.keys.values_mut().for_each(|seen| seen.store_us = 0);
         }
@@ -219,9 +219,9 @@ impl Map {
 
 /// The time of a decision without the store, and since when it is away, microseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Away {
-    pub(crate) since_us: u64,
-    pub(crate) now_us: u64,
+pub struct Away {
+    pub since_us: u64,
+    pub now_us: u64,
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub struct Greeting {
 pub struct Recovery {
     fleet: Arc<Fleet>,
     name: ProcessName,
-    pub(crate) ledger: Ledger,
+    pub ledger: Ledger,
     /// Whether shares hold, beside the store's decisions where there are any.
     on: AtomicBool,
     /// Since when the store is away, or was until the process began to return; 0 for never.
@@ -210,7 +210,7 @@ impl Recovery {
     }
 
     /// Since when the store is away, for a decision at `now_us`; `None` if it is not.
-    pub(crate) fn at(&self, now_us: u64) -> Option<Away> {
+    pub fn at(&self, now_us: u64) -> Option<Away> {
         let since_us = self.since_us.load(Ordering::Acquire);
         (since_us > 0).then_some(Away { since_us, now_us })
     }

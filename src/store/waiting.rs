@@ -16,18 +16,18 @@ use super::batch::Operation;
 use crate::limit::{Charge, Decision};
 
 /// What an asker gets.
-pub(crate) type Answer = Result<Decision, StoreError>;
+pub type Answer = Result<Decision, StoreError>;
 
 /// What is asked.
 #[derive(Debug)]
-pub(crate) struct Question {
-    pub(crate) charge: Charge,
-    pub(crate) operation: Operation,
+pub struct Question {
+    pub charge: Charge,
+    pub operation: Operation,
     /// For each item what the operation needs beside it; see [`super::batch::Group::extra`].
-    pub(crate) extra: SmallVec<[u64; 2]>,
+    pub extra: SmallVec<[u64; 2]>,
     /// That of the key its tags were made with.
-    pub(crate) generation: u64,
-    pub(crate) arrived: Instant,
+    pub generation: u64,
+    pub arrived: Instant,
 }
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Shared {
 
 /// The task's end. Dropped before it is answered, it is lost, and its asker is told so.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub struct Waiting {
     shared: Arc<Shared>,
     /// Someone is to be answered.
     open: bool,
@@ -61,10 +61,10 @@ pub(crate) struct Waiting {
 
 /// The asker's end.
 #[derive(Debug)]
-pub(crate) struct Asked(Arc<Shared>);
+pub struct Asked(Arc<Shared>);
 
 /// Asks: both ends.
-pub(crate) fn ask(question: Question) -> (Waiting, Asked) {
+pub fn ask(question: Question) -> (Waiting, Asked) {
     let shared = Arc::new(Shared {
         question,
         state: Mutex::new(State::Open(None)),
@@ -75,7 +75,7 @@ pub(crate) fn ask(question: Question) -> (Waiting, Asked) {
 
 impl Waiting {
     /// What is only told: nobody listens for an answer.
-    pub(crate) fn told(question: Question) -> Waiting {
+    pub fn told(question: Question) -> Waiting {
         let shared = Arc::new(Shared {
             question,
             state: Mutex::new(State::Unheard),
@@ -87,23 +87,23 @@ impl Waiting {
     }
 
     /// Whether someone was to be answered who has gone.
-    pub(crate) fn is_given_up(&self) -> bool {
+    pub fn is_given_up(&self) -> bool {
         self.open && Arc::strong_count(&self.shared) == 1
     }
 
     /// Whether someone is to be answered.
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.open
     }
 
     /// False if its asker has gone, and cares.
     #[inline]
-    pub(crate) fn answer(mut self, answer: Answer) -> bool {
+    pub fn answer(mut self, answer: Answer) -> bool {
         self.open = false;
         self.shared.put(answer)
     }
 
-    pub(crate) fn fail(self, kind: StoreError) {
+    pub fn fail(self, kind: StoreError) {
         // Nobody listens any more if the client has gone.
         let _ = self.answer(Err(kind));
     }
@@ -144,7 +144,7 @@ impl Drop for Waiting {
 
 impl Asked {
     /// The answer, once.
-    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<Answer> {
+    pub fn poll(&self, context: &mut Context<'_>) -> Poll<Answer> {
         let mut state = self.0.state();
         match &mut *state {
             State::Open(waker) => {
@@ -164,7 +164,7 @@ impl Asked {
     }
 
     /// The answer, once, if it has come.
-    pub(crate) fn try_take(&self) -> Option<Answer> {
+    pub fn try_take(&self) -> Option<Answer> {
         let mut state = self.0.state();
         if !matches!(*state, State::Answered(_)) {
             return None;
@@ -177,7 +177,7 @@ impl Asked {
 
     /// Nobody will look for it any more: the answer if it has come, and else whoever answers is
     /// told that nobody listens.
-    pub(crate) fn close(&self) -> Option<Answer> {
+    pub fn close(&self) -> Option<Answer> {
         match std::mem::replace(&mut *self.0.state(), State::Unheard) {
             State::Answered(answer) => Some(answer),
             State::Open(_) | State::Unheard => None,
@@ -185,12 +185,12 @@ impl Asked {
     }
 
     /// What was asked.
-    pub(crate) fn charge(&self) -> &Charge {
+    pub fn charge(&self) -> &Charge {
         &self.0.question.charge
     }
 
     /// What was asked, back. Only the task may still look at it.
-    pub(crate) fn take_charge(&mut self) -> Charge {
+    pub fn take_charge(&mut self) -> Charge {
         match Arc::get_mut(&mut self.0) {
             Some(shared) => std::mem::take(&mut shared.question.charge),
             None => self.charge().clone(),

@@ -111,18 +111,18 @@ pub(super) mod tests {
 
     /// A file that takes `room` bytes and then errs, and in which the word `trap` panics.
     #[derive(Clone)]
-    pub(in crate::telemetry) struct Faulty {
-        pub(in crate::telemetry) text: Arc<Mutex<Vec<u8>>>,
-        pub(in crate::telemetry) room: usize,
+    pub(crate) struct Faulty {
+        pub(crate) text: Arc<Mutex<Vec<u8>>>,
+        pub(crate) room: usize,
     }
 
     impl Faulty {
-        pub(in crate::telemetry) fn with_room(room: usize) -> Faulty {
+        pub(crate) fn with_room(room: usize) -> Faulty {
             let text = Arc::default();
             Faulty { text, room }
         }
 
-        pub(in crate::telemetry) fn text(&self) -> String {
+        pub(crate) fn text(&self) -> String {
             let text = self.text.lock().unwrap();
             String::from_utf8(text.clone()).unwrap()
         }

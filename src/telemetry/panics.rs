@@ -15,7 +15,7 @@ use futures_util::FutureExt as _;
 use tokio::task::JoinHandle;
 
 /// What is rested after a panic: one that comes again and again must not take a processor.
-pub(crate) const REST: Duration = Duration::from_millis(50);
+pub const REST: Duration = Duration::from_millis(50);
 
 /// Since the process was started.
 static PANICS: AtomicU64 = AtomicU64::new(0);
@@ -27,7 +27,7 @@ pub fn panics() -> u64 {
 
 /// What comes of a part of the program. Nothing where it panics, after a rest: whoever runs it may
 /// then begin it anew, as often as it takes.
-pub(crate) async fn contained<T>(part: impl Future<Output = T>) -> Option<T> {
+pub async fn contained<T>(part: impl Future<Output = T>) -> Option<T> {
     let came = AssertUnwindSafe(part).catch_unwind().await.ok();
     if came.is_none() {
         tokio::time::sleep(REST).await;
@@ -36,12 +36,12 @@ pub(crate) async fn contained<T>(part: impl Future<Output = T>) -> Option<T> {
 }
 
 /// Runs a part of the program until it ends by itself, anew after each panic.
-pub(crate) async fn endure<F: Future<Output = ()>>(part: impl Fn() -> F) {
+pub async fn endure<F: Future<Output = ()>>(part: impl Fn() -> F) {
     while contained(part()).await.is_none() {}
 }
 
 /// The same as a task.
-pub(crate) fn spawn_enduring<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
+pub fn spawn_enduring<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
 where
     F: Future<Output = ()> + Send + 'static,
 {

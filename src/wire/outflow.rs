@@ -14,13 +14,13 @@ const MAX_FLAT_BYTES: usize = 128 << 10;
 /// Room that is kept for heads while there is nothing to write.
 const KEPT_BYTES: usize = 8 << 10;
 /// Pieces that are written at once at most, with what is between them.
-pub(crate) const MAX_PIECES: usize = 2 * MAX_WAITING + 3;
+pub const MAX_PIECES: usize = 2 * MAX_WAITING + 3;
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub(crate) struct Outflow {
+pub struct Outflow {
     /// What is not content, in order.
-    pub(crate) flat: Vec<u8>,
+    pub flat: Vec<u8>,
     /// Of `flat`, what was written.
     written: usize,
     /// Pieces, each with where in `flat` it belongs.
@@ -30,32 +30,32 @@ pub(crate) struct Outflow {
 
 impl Outflow {
     /// Forgets everything.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.flat.clear();
         self.pieces.clear();
         (self.written, self.waiting) = (0, 0);
     }
 
     /// Nothing will be written for a while: what is kept is bounded.
-    pub(crate) fn rest(&mut self) {
+    pub fn rest(&mut self) {
         self.flat.truncate(KEPT_BYTES);
         self.flat.shrink_to(KEPT_BYTES);
         self.pieces = VecDeque::new();
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.written == self.flat.len() && self.pieces.is_empty()
     }
 
     /// Whether more content may be put in.
-    pub(crate) fn has_room(&self) -> bool {
+    pub fn has_room(&self) -> bool {
         self.waiting < MAX_WAITING_BYTES
             && self.pieces.len() < MAX_WAITING
             && self.flat.len() < MAX_FLAT_BYTES
     }
 
     /// Adds a piece of content.
-    pub(crate) fn push(&mut self, data: Bytes) {
+    pub fn push(&mut self, data: Bytes) {
         if !data.is_empty() {
             self.waiting += data.len();
             self.pieces.push_back((self.flat.len(), data));
@@ -63,7 +63,7 @@ impl Outflow {
     }
 
     /// What is to be written next, in order.
-    pub(crate) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; MAX_PIECES]) -> usize {
+    pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; MAX_PIECES]) -> usize {
         let mut count = 0;
         let mut add = |part: &'a [u8]| {
             if !part.is_empty() && count < MAX_PIECES {
@@ -82,12 +82,12 @@ impl Outflow {
     }
 
     /// The same where it is one piece.
-    pub(crate) fn one(&self) -> Option<&[u8]> {
+    pub fn one(&self) -> Option<&[u8]> {
         self.pieces.is_empty().then(|| &self.flat[self.written..])
     }
 
     /// So many bytes were written.
-    pub(crate) fn advance(&mut self, mut count: usize) {
+    pub fn advance(&mut self, mut count: usize) {
         while let Some((at, piece)) = self.pieces.front_mut() {
             let before = *at - self.written;
             if count < before {
@@ -108,7 +108,7 @@ impl Outflow {
     }
 
     /// The pieces of content that wait, which is all of it that was put in if nothing was written.
-    pub(crate) fn take_back(&mut self) -> Vec<Bytes> {
+    pub fn take_back(&mut self) -> Vec<Bytes> {
         let pieces = self.pieces.drain(..).map(|(_, piece)| piece);
         let pieces = pieces.collect();
         self.clear();

@@ -4,7 +4,7 @@
 use http::header::{self, HeaderName};
 
 /// The name that is spelled so; nothing if that is no name.
-pub(crate) fn name(spelled: &[u8]) -> Option<HeaderName> {
+pub fn name(spelled: &[u8]) -> Option<HeaderName> {
     Some(match spelled {
         b"Host" | b"host" => header::HOST,
         b"ETag" | b"etag" => header::ETAG,

@@ -10,15 +10,15 @@ use crate::route::{Direction, HeaderChange, Prefix, Target};
 
 /// See the file's head.
 #[derive(Default)]
-pub(in crate::config) struct RawPassing {
-    pub(in crate::config) strip_prefix: Option<At<Prefix>>,
-    pub(in crate::config) add_prefix: Option<At<Prefix>>,
+pub(crate) struct RawPassing {
+    pub(crate) strip_prefix: Option<At<Prefix>>,
+    pub(crate) add_prefix: Option<At<Prefix>>,
     /// Else the server's; `Some(None)` for no bound.
-    pub(in crate::config) body_limit: Option<Option<u64>>,
-    pub(in crate::config) headers_up: Vec<At<HeaderChange>>,
-    pub(in crate::config) headers_down: Vec<At<HeaderChange>>,
+    pub(crate) body_limit: Option<Option<u64>>,
+    pub(crate) headers_up: Vec<At<HeaderChange>>,
+    pub(crate) headers_down: Vec<At<HeaderChange>>,
     /// In place of an upstream; its value is nothing if it could not be read.
-    pub(in crate::config) answer: Option<At<Option<Target>>>,
+    pub(crate) answer: Option<At<Option<Target>>>,
 }
 
 /// Settings that mean something to a proxy only.

@@ -38,7 +38,7 @@ impl Example {
 }
 
 /// Every page of the documentation, in their order.
-pub(crate) fn pages() -> Vec<PathBuf> {
+pub fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut all = vec![root.join("README.md"), root.join("SECURITY.md")];
     walk(&root.join("docs"), &mut all);

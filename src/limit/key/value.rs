@@ -68,7 +68,7 @@ impl Facts<'_> {
 
 impl Key {
     /// Whether `known` holds for a value by which this key names the client of a request.
-    pub(crate) fn names_any(&self, facts: &Facts<'_>, known: impl Fn(&[u8]) -> bool) -> bool {
+    pub fn names_any(&self, facts: &Facts<'_>, known: impl Fn(&[u8]) -> bool) -> bool {
         let taken = self.parts.iter().any(|part| match part.take(facts) {
             Taken::Value(part, value) => part.names_client() && known(value.as_bytes()),
             Taken::Nothing | Taken::Several | Taken::Unknown => false,
@@ -84,7 +84,7 @@ impl Key {
 
 impl Part {
     /// Whether its values are names of single clients, or may be.
-    pub(crate) fn names_client(&self) -> bool {
+    pub fn names_client(&self) -> bool {
         match self {
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => true,
             Self::PathParam(_) | Self::Jwt(_) | Self::Tls(_) => true,
@@ -94,7 +94,7 @@ impl Part {
     }
 
     /// Its value as a text; nothing where there are several that differ.
-    pub(crate) fn text<'r>(&self, facts: &Facts<'r>) -> Option<Cow<'r, str>> {
+    pub fn text<'r>(&self, facts: &Facts<'r>) -> Option<Cow<'r, str>> {
         match self.find(facts) {
             Carried::One(Value::Sent(bytes)) => std::str::from_utf8(bytes).ok().map(Cow::Borrowed),
             Carried::One(Value::Made(bytes)) => {

@@ -7,7 +7,7 @@ use crate::telemetry::metrics::{GrpcCounter, GrpcStatus};
 
 /// See the file's head.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub struct Call {
     counter: GrpcCounter,
     /// The status of HTTP.
     http: u16,
@@ -17,7 +17,7 @@ pub(crate) struct Call {
 impl Call {
     /// A call whose answer has this head. Nothing for gRPC-Web whose status is in the body: only
     /// the client reads that.
-    pub(crate) fn begin<B>(counter: GrpcCounter, answer: &Response<B>) -> Option<Box<Call>> {
+    pub fn begin<B>(counter: GrpcCounter, answer: &Response<B>) -> Option<Box<Call>> {
         let status = GrpcStatus::in_head(answer);
         if status.is_none() && is_in_body(answer.headers()) {
             return None;
@@ -30,17 +30,17 @@ impl Call {
     }
 
     /// The trailers of the answer have come.
-    pub(crate) fn note_trailers(&mut self, trailers: &HeaderMap) {
+    pub fn note_trailers(&mut self, trailers: &HeaderMap) {
         self.status = GrpcStatus::of(trailers).or(self.status);
     }
 
     /// The upstream broke the answer off.
-    pub(crate) fn note_break(&mut self) {
+    pub fn note_break(&mut self) {
         self.status.get_or_insert(GrpcStatus::Missing);
     }
 
     /// The answer has ended, or the client left before `is_whole`. Counts the call, once.
-    pub(crate) fn end(&mut self, is_whole: bool) {
+    pub fn end(&mut self, is_whole: bool) {
         let unsaid = match is_whole {
             true => GrpcStatus::Missing,
             false => GrpcStatus::CANCELLED,
@@ -50,7 +50,7 @@ impl Call {
     }
 
     /// The status, as far as it is known.
-    pub(crate) fn status(&self) -> Option<GrpcStatus> {
+    pub fn status(&self) -> Option<GrpcStatus> {
         self.status
     }
 }

@@ -22,7 +22,7 @@ use crate::limit::{Charge, Decision, LimitCheck, Rate, Retry};
 
 /// How a client wants to read a denial; taken from its request only when it is denied.
 #[derive(Debug)]
-pub(crate) struct DenialForm {
+pub struct DenialForm {
     kind: BodyKind,
     head: bool,
     grpc: Option<HeaderValue>,
@@ -31,7 +31,7 @@ pub(crate) struct DenialForm {
 
 impl DenialForm {
     /// What the request's head says.
-    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> DenialForm {
+    pub fn of(method: &Method, headers: &HeaderMap) -> DenialForm {
         DenialForm {
             kind: problem::preferred(headers),
             head: method == Method::HEAD,

@@ -13,7 +13,7 @@ use super::{
 use crate::clock::MonotonicClock;
 
 #[derive(Debug)]
-pub(in crate::store) struct MemoryOverrides {
+pub(crate) struct MemoryOverrides {
     table: ArcSwap<Overrides>,
     /// Whether there is anything in it: all that the path of a request looks at if not.
     has_any: AtomicBool,
@@ -37,7 +37,7 @@ impl Default for MemoryOverrides {
 
 impl MemoryOverrides {
     /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
-    pub(in crate::store) fn snapshot(&self) -> Option<OverrideSnapshot> {
+    pub(crate) fn snapshot(&self) -> Option<OverrideSnapshot> {
         if !self.has_any.load(Ordering::Relaxed) {
             return None;
         }
@@ -48,7 +48,7 @@ impl MemoryOverrides {
     }
 
     /// Everything in force.
-    pub(in crate::store) fn list(&self) -> OverrideList {
+    pub(crate) fn list(&self) -> OverrideList {
         let now_us = self.clock.now_us();
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.retain(|one| !one.is_over(now_us));
@@ -59,13 +59,13 @@ impl MemoryOverrides {
     }
 
     /// The last changes, newest first.
-    pub(in crate::store) fn changes(&self) -> Vec<Record> {
+    pub(crate) fn changes(&self) -> Vec<Record> {
         let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         changes.iter().rev().cloned().collect()
     }
 
     /// Makes a change, which holds from the next request on. A reset is only noted.
-    pub(in crate::store) fn change(&self, change: OverrideChange) -> ChangeOutcome {
+    pub(crate) fn change(&self, change: OverrideChange) -> ChangeOutcome {
         let now_us = self.clock.now_us();
         let mut terms = change.terms;
         terms.at_us = now_us;

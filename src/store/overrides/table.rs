@@ -53,9 +53,9 @@ pub struct Overrides {
 
 /// One moment on the store's clock and on this process's own, which does not step; microseconds.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::store) struct ClockPair {
-    pub(in crate::store) store_us: u64,
-    pub(in crate::store) local_us: u64,
+pub(crate) struct ClockPair {
+    pub(crate) store_us: u64,
+    pub(crate) local_us: u64,
 }
 
 /// The parts of an override that many keys share.
@@ -66,7 +66,7 @@ struct SharedWindows {
 
 impl Overrides {
     /// The table of the records in force, with ends by this process's clock.
-    pub(in crate::store) fn from_records(records: &[Record], now: ClockPair) -> Overrides {
+    pub(crate) fn from_records(records: &[Record], now: ClockPair) -> Overrides {
         let mut table = Overrides::default();
         // There are many overrides and few rates: overrides with the same rates share windows.
         let mut known: HashMap<(&str, &[Rule]), SharedWindows> = HashMap::new();

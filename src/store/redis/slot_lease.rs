@@ -201,7 +201,7 @@ impl SlotLease {
 
 /// An answer on its way. Dropped before it was taken, it lets go of what it grants.
 #[derive(Debug)]
-pub(in crate::store) struct Awaited {
+pub(crate) struct Awaited {
     asked: Asked,
     /// Who lets go of the slots that it may grant.
     holder: Option<SlotLease>,
@@ -209,7 +209,7 @@ pub(in crate::store) struct Awaited {
 
 impl Awaited {
     /// Waits for it; what it grants is the caller's from here on. `charge` is what was asked.
-    pub(in crate::store) async fn take(mut self, charge: &mut Charge) -> Answer {
+    pub(crate) async fn take(mut self, charge: &mut Charge) -> Answer {
         let answer = std::future::poll_fn(|context| self.poll(context)).await;
         *charge = self.asked.take_charge();
         answer
@@ -224,7 +224,7 @@ impl Awaited {
     }
 
     /// The answer if it has come.
-    pub(in crate::store) fn try_take(&mut self) -> Option<Answer> {
+    pub(crate) fn try_take(&mut self) -> Option<Answer> {
         let answer = self.asked.try_take()?;
         self.holder = None;
         Some(answer)

@@ -16,7 +16,7 @@ const NOBODY: NodeId = NodeId::MAX;
 
 /// The slot that an item's key is in: only what stands between the braces counts, and no prefix
 /// has braces (`store::batch::store_key`).
-pub(in crate::store::redis) fn slot_of(item: &LimitCheck) -> u16 {
+pub(crate) fn slot_of(item: &LimitCheck) -> u16 {
     match &item.limit.slot {
         Some(slot) => slot_of_tag(slot.as_bytes()),
         None => slot_of_tag(&item.tag.text()),
@@ -24,7 +24,7 @@ pub(in crate::store::redis) fn slot_of(item: &LimitCheck) -> u16 {
 }
 
 /// The slot of a key that consists of this, or has it between braces.
-pub(in crate::store::redis) fn slot_of_tag(tag: &[u8]) -> u16 {
+pub(crate) fn slot_of_tag(tag: &[u8]) -> u16 {
     let crc = tag.iter().fold(0u16, |crc, byte| {
         (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)]
     });

@@ -79,7 +79,7 @@ pub(super) async fn open(shared: Arc<Shared>, address: RedisAddress) -> Result<L
 }
 
 /// A connection to the node that holds a slot; `None` where the store is no cluster.
-pub(in crate::store::redis) async fn reach(
+pub(crate) async fn reach(
     redis: &Shared,
     slot: u16,
 ) -> Result<Option<Link>, StoreError> {
