@@ -42,7 +42,7 @@ test: export BOLERO_RANDOM_SEED ?= 1
 test: export BOLERO_RANDOM_ITERATIONS ?= 1000
 test:
 	./tests/install.sh
-	cargo test --locked
+	cargo test --locked --workspace
 	./tests/clients/run.sh
 	./tests/admin/run.sh
 	./tests/otlp/run.sh
@@ -57,7 +57,7 @@ fmt:
 	cargo fmt --check
 
 lint:
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 # Counts files, lines, public items, functions with tuple parameters, type names for more than one type,
 # and circles of files.
@@ -69,7 +69,7 @@ deny:
 	./tests/deny.sh
 
 docs:
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --document-private-items
 
 # docs/ as a book, in `book` of the target folder.
 book:

@@ -71,6 +71,7 @@ use gate::Pass;
 use health::Beats;
 use history::History;
 use routes::Recent;
+use tidegate_core::failpoint;
 
 /// How often it looks at what the workers have counted.
 const TICK: Duration = Duration::from_secs(1);

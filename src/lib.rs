@@ -1,51 +1,27 @@
 //! tidegate: a reverse proxy with rate limiting built in.
 //!
-//! The modules are declared in reading order, which is also dependency order: a module uses only
-//! those above it. `tests/tidy.rs` holds that; ARCHITECTURE.md walks through it. (A blank line
-//! between two keeps rustfmt from sorting them.)
+//! What decides about a request is in `crates/core`; this crate forwards it, serves it, and has the
+//! commands. The modules are declared in reading order, which is also dependency order: a module
+//! uses only those above it. `tests/tidy.rs` holds that; ARCHITECTURE.md walks through it. (A blank
+//! line between two keeps rustfmt from sorting them.)
 
-// -- tests arm these; a release has none
-
-#[macro_use]
-mod failpoint;
-
-// -- words: pure. No IO, no clock, no async, no panic.
-
-pub mod client;
-
-pub mod certificate;
-
-pub mod path;
-
-pub mod request_head;
-
-pub mod trace;
-
-pub mod limit;
-
-pub mod route;
-
-// -- blueprint
-
-pub mod config;
+pub use tidegate_core::exchange::layer;
+pub use tidegate_core::{
+    certificate, client, clock, config, limit, path, request_head, route, store, telemetry, tls,
+    trace,
+};
+use tidegate_core::{failpoint, wire};
+pub use {tidegate_import as import, tidegate_replay as replay};
 
 // -- machines: each owns one kind of IO
 
-pub mod clock;
+pub mod diagnostics;
 
 pub mod body;
-
-pub mod telemetry;
-
-pub mod tls;
-
-mod wire;
 
 mod http1;
 
 pub mod otlp;
-
-pub mod store;
 
 pub mod upstream;
 
@@ -53,17 +29,11 @@ pub mod upstream;
 
 pub mod proxy;
 
-pub use proxy::layer;
-
 // -- what is told of requests that nobody sends
 
 pub mod explain;
 
-pub mod replay;
-
 pub mod whom;
-
-pub mod import;
 
 // -- the house
 

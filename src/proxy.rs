@@ -11,45 +11,29 @@
 //! finish    headers of every answer, metrics, the log line
 //! ```
 //!
-//! A request is one `exchange::Exchange`. All stages but `answer` and `finish` are in `stages`,
-//! which the tower layer and the dry run share. A stage that refuses returns a
-//! `rejection::Rejection`; only `local_reply` makes HTTP of it.
+//! A request is one [`Exchange`]. All stages but `answer` and `finish` are those of the tower layer
+//! and the dry run too: see `exchange` in `crates/core`.
 
-mod access_record;
-mod adjust;
-mod admission;
-pub mod admit;
 pub mod body;
-mod changes;
-mod claims;
-mod counts;
-mod downstream;
 pub mod dry_run;
-mod exchange;
 mod forward;
-pub mod grpc;
-pub mod headers;
-pub mod layer;
-pub mod limiter;
-pub(crate) mod local_reply;
-mod logged;
-mod overrides;
-pub mod problem;
-pub(crate) mod rejection;
-mod request_id;
-mod router;
-mod secure;
 pub mod service;
-mod shadow;
-mod slots;
-mod stages;
-mod traced;
 pub mod upgrade;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use grpc::Call;
 use http::{Request, Response};
+use limiter::WorkerStore;
+use tidegate_core::exchange::access_record::AccessRecord;
+use tidegate_core::exchange::changes;
+pub use tidegate_core::exchange::downstream::{Arrival, Downstream, Secured};
+use tidegate_core::exchange::rejection::Rejection;
+use tidegate_core::exchange::slots::HeldSlots;
+use tidegate_core::exchange::stages::Stages;
+use tidegate_core::exchange::traced::Tracer;
+pub use tidegate_core::exchange::{Exchange, grpc, headers, limiter, local_reply, problem};
 
 use crate::body::RequestBody;
 use crate::clock::{self, Sweep};
@@ -60,17 +44,11 @@ use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
 use crate::telemetry::spans::Queue;
 use crate::upstream::{Upstreams, Vitals};
-use access_record::AccessRecord;
 use body::Body;
-pub use downstream::{Arrival, Downstream, Secured};
-use exchange::Exchange;
-use grpc::Call;
-use limiter::WorkerStore;
-use rejection::Rejection;
-use slots::HeldSlots;
-use stages::Stages;
-use traced::Tracer;
 use upgrade::Tunnel;
+
+/// A request that came to the proxy, and its answer.
+type ProxyExchange<'c> = Exchange<'c, RequestBody, Body>;
 
 /// One worker's proxy: what limits, and what forwards.
 #[derive(Debug)]
@@ -175,7 +153,7 @@ impl Proxy {
     /// Every stage that may refuse the request.
     async fn serve<'c>(
         &'c self,
-        x: &mut Exchange<'c>,
+        x: &mut ProxyExchange<'c>,
         head_error: Option<HeadError>,
     ) -> Result<(), Rejection> {
         self.stages.check(x, head_error)?;
@@ -188,7 +166,7 @@ impl Proxy {
 
     /// Has the request answered, by its upstream or by its route; settles what it cost, and tells
     /// the client of its limits.
-    async fn answer(&self, x: &mut Exchange<'_>) {
+    async fn answer(&self, x: &mut ProxyExchange<'_>) {
         let Some(route) = x.route else { return };
         if route.adjusts() && x.admission.granted().is_some() {
             x.response.body().note_settling();
@@ -220,7 +198,7 @@ impl Proxy {
 
     /// Adds what every answer says, counts the request, and has its line written when the answer's
     /// body has ended.
-    fn finish(&self, x: Exchange<'_>) {
+    fn finish(&self, x: ProxyExchange<'_>) {
         let Exchange {
             response,
             downstream,
@@ -252,7 +230,7 @@ impl Proxy {
 }
 
 /// Has the request's slots let go of when its response, or the tunnel it became, has ended.
-fn hold(x: &mut Exchange<'_>) {
+fn hold(x: &mut ProxyExchange<'_>) {
     let slots: Option<Box<HeldSlots>> = x.admission.slots.take();
     if let Some(tunnel) = x.response.extensions_mut().get_mut::<Tunnel>() {
         tunnel.hold(slots);

@@ -12,7 +12,6 @@
 //! ```
 
 mod attempt;
-mod attempt_log;
 mod balance;
 pub mod body;
 mod choice;
@@ -30,7 +29,6 @@ mod lease;
 mod named;
 mod permit;
 mod pool;
-mod prerendered_headers;
 mod prober;
 mod queue;
 mod report;
@@ -50,10 +48,12 @@ use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use http_body::Body as _;
 
+use tidegate_core::exchange::headers::PrerenderedHeaders;
+use tidegate_core::telemetry::attempt_log::AttemptLog;
+
 use crate::body::RequestBody;
 use crate::clock::Sweep;
 use crate::config::UpstreamSettings;
-pub use attempt_log::{AttemptLog, RecordedAttempt};
 use body::UpstreamBody;
 pub use connect::look;
 use connection::Connection;
@@ -63,7 +63,6 @@ pub use latency::Measured;
 use lease::Lease;
 pub use permit::ServerPermit;
 use pool::Upstream;
-pub use prerendered_headers::PrerenderedHeaders;
 pub use prober::check;
 pub use report::{ServerReport, ServerStatus};
 pub use vitals::Vitals;

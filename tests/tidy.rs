@@ -6,7 +6,6 @@
 #[path = "tidy/structure.rs"]
 mod structure;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -43,23 +42,33 @@ fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-fn sources() -> Vec<(String, String)> {
-    texts("src")
+/// The folders of sources, in the order in which they depend on each other.
+fn source_folders() -> Vec<String> {
+    let crates = ["core", "limiter", "import", "replay"];
+    let folders = crates.map(|name| format!("crates/{name}/src"));
+    folders.into_iter().chain(["src".to_owned()]).collect()
 }
 
-/// The sources of a folder, by their names within it.
+fn sources() -> Vec<(String, String)> {
+    source_folders()
+        .iter()
+        .flat_map(|folder| texts(folder))
+        .collect()
+}
+
+/// The sources of a folder, by their names from the root.
 fn texts(folder: &str) -> Vec<(String, String)> {
-    let src = root().join(folder);
+    let root = root();
     let read = |path: &PathBuf| {
-        let name = path
-            .strip_prefix(&src)
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .to_owned();
-        (name, fs::read_to_string(path).unwrap())
+        let name = path.strip_prefix(&root).unwrap().to_str().unwrap();
+        (name.to_owned(), fs::read_to_string(path).unwrap())
     };
-    files(&src, "rs").iter().map(read).collect()
+    files(&root.join(folder), "rs").iter().map(read).collect()
+}
+
+/// The name of a source within its crate: `store/redis.rs`.
+fn inside(file: &str) -> &str {
+    file.rsplit_once("src/").map_or(file, |(_, name)| name)
 }
 
 /// The part of a file before its unit tests.
@@ -67,9 +76,9 @@ fn shipped(text: &str) -> &str {
     text.split("\n#[cfg(test)]\nmod tests {").next().unwrap()
 }
 
-/// The rooms in reading order, as `lib.rs` declares them.
-fn rooms() -> Vec<String> {
-    let lib = fs::read_to_string(root().join("src/lib.rs")).unwrap();
+/// The rooms in reading order, as `lib.rs` of a folder of sources declares them.
+fn rooms(folder: &str) -> Vec<String> {
+    let lib = fs::read_to_string(root().join(folder).join("lib.rs")).unwrap();
     let declared = lib
         .lines()
         .filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod "));
@@ -80,7 +89,7 @@ fn rooms() -> Vec<String> {
 
 /// The room that a file belongs to: `store/redis.rs` and `store.rs` are `store`.
 fn room_of(file: &str) -> &str {
-    file.split(['/', '.']).next().unwrap()
+    inside(file).split(['/', '.']).next().unwrap()
 }
 
 /// Names that follow `crate::` in a file, braces included.
@@ -102,24 +111,20 @@ fn used_rooms(text: &str) -> Vec<String> {
 
 #[test]
 fn a_room_uses_only_rooms_declared_above_it() {
-    let rooms = rooms();
-    let place: BTreeMap<&str, usize> = rooms
-        .iter()
-        .enumerate()
-        .map(|(index, room)| (room.as_str(), index))
-        .collect();
-    for (file, text) in sources() {
-        let Some(own) = place.get(room_of(&file)) else {
-            continue;
-        };
-        for used in used_rooms(shipped(&text)) {
-            let Some(other) = place.get(used.as_str()) else {
+    for folder in source_folders() {
+        let rooms = rooms(&folder);
+        let place = |name: &str| rooms.iter().position(|room| room == name);
+        for (file, text) in texts(&folder) {
+            let Some(own) = place(room_of(&file)) else {
                 continue;
             };
-            assert!(
-                other <= own,
-                "src/{file} uses crate::{used}, which is declared below it"
-            );
+            for used in used_rooms(shipped(&text)) {
+                let is_above = place(&used).is_none_or(|other| other <= own);
+                assert!(
+                    is_above,
+                    "{file} uses crate::{used}, which is declared below it"
+                );
+            }
         }
     }
 }
@@ -128,7 +133,7 @@ fn a_room_uses_only_rooms_declared_above_it() {
 /// `make structure` prints the counts.
 #[test]
 fn the_structure_does_not_get_worse() {
-    let counts = structure::count(&root().join("src"));
+    let counts = structure::count(&root(), &source_folders());
     println!("{counts}");
     let tuples = &counts.tuple_parameters;
     assert!(tuples.len() <= 45, "{tuples:#?}");
@@ -148,11 +153,11 @@ fn no_function_is_another_one_in_tests() {
     for (file, text) in sources() {
         assert!(
             !text.contains("cfg!(test)"),
-            "src/{file} asks whether it is tested"
+            "{file} asks whether it is tested"
         );
         assert!(
             !text.contains("cfg(not(test))"),
-            "src/{file} leaves code out of tests"
+            "{file} leaves code out of tests"
         );
         let lines: Vec<&str> = text.lines().collect();
         for pair in lines.windows(2) {
@@ -165,7 +170,7 @@ fn no_function_is_another_one_in_tests() {
                 .any(|word| item.trim().starts_with(word));
             assert!(
                 !is_inside || is_function,
-                "src/{file}: cfg(test) before `{item}`"
+                "{file}: cfg(test) before `{item}`"
             );
         }
     }
@@ -173,17 +178,18 @@ fn no_function_is_another_one_in_tests() {
 
 #[test]
 fn every_room_is_declared_and_every_declared_room_exists() {
-    let rooms = rooms();
-    for (file, _) in sources() {
-        let room = room_of(&file);
-        let known = matches!(room, "main" | "lib") || rooms.iter().any(|declared| declared == room);
-        assert!(known, "src/{file} belongs to no room of lib.rs");
-    }
-    for room in rooms {
-        assert!(
-            root().join(format!("src/{room}.rs")).exists(),
-            "no src/{room}.rs"
-        );
+    for folder in source_folders() {
+        let rooms = rooms(&folder);
+        for (file, _) in texts(&folder) {
+            let room = room_of(&file);
+            let is_known =
+                matches!(room, "main" | "lib") || rooms.iter().any(|known| known == room);
+            assert!(is_known, "{file} belongs to no room of lib.rs");
+        }
+        for room in rooms {
+            let file = root().join(&folder).join(format!("{room}.rs"));
+            assert!(file.exists(), "no {}", file.display());
+        }
     }
 }
 
@@ -192,7 +198,7 @@ fn there_is_no_mod_rs() {
     for (file, _) in sources() {
         assert!(
             !file.ends_with("mod.rs"),
-            "src/{file}: name it after its module"
+            "{file}: name it after its module"
         );
     }
 }
@@ -222,7 +228,7 @@ fn the_words_are_pure() {
             for line in code {
                 assert!(
                     !line.contains(word),
-                    "src/{file} is a word and uses {word}: {line}"
+                    "{file} is a word and uses {word}: {line}"
                 );
             }
         }
@@ -292,7 +298,7 @@ fn names_name_something() {
         let stem = Path::new(&file).file_stem().unwrap().to_str().unwrap();
         assert!(
             !EMPTY_WORDS.contains(&stem),
-            "src/{file}: that name says nothing"
+            "{file}: that name says nothing"
         );
         for line in shipped(&text).lines() {
             let mut words = line
@@ -305,7 +311,7 @@ fn names_name_something() {
             for empty in EMPTY_WORDS {
                 let says_nothing = name.trim_end_matches(['{', ';', ' ']).ends_with(empty)
                     && !line.trim_start().starts_with("//");
-                assert!(!says_nothing, "src/{file}: `{line}` is named {empty}");
+                assert!(!says_nothing, "{file}: `{line}` is named {empty}");
             }
         }
     }
@@ -315,15 +321,16 @@ fn names_name_something() {
 fn only_the_path_charges_and_sends() {
     let allowed = |file: &str, call: &str| {
         let path = match call {
-            "store.charge(" => file == "proxy/admit.rs",
+            "store.charge(" => file == "exchange/admit.rs",
             _ => file == "proxy/forward.rs",
         };
         path || file.starts_with("store") || file.starts_with("upstream")
     };
     for (file, text) in sources() {
+        let file = inside(&file);
         for call in ["store.charge(", "upstreams.send("] {
             let calls = shipped(&text).contains(call);
-            assert!(!calls || allowed(&file, call), "src/{file} calls {call}..)");
+            assert!(!calls || allowed(file, call), "{file} calls {call}..)");
         }
     }
 }
@@ -333,8 +340,8 @@ fn raw_toml_stays_in_the_configuration() {
     for (file, text) in sources() {
         let uses = shipped(&text).contains("toml::");
         // What Traefik wrote is no configuration of ours.
-        let may = room_of(&file) == "config" || file == "import/traefik/toml_tree.rs";
-        assert!(!uses || may, "src/{file} reads TOML");
+        let may = room_of(&file) == "config" || file == "crates/import/src/traefik/toml_tree.rs";
+        assert!(!uses || may, "{file} reads TOML");
     }
 }
 
@@ -356,6 +363,15 @@ fn each_row_of_the_threats_names_a_test() {
     }
 }
 
+/// The file of a module, in whichever crate it is.
+fn unit_tests(module: &str) -> String {
+    let found = source_folders().into_iter().find_map(|folder| {
+        let file = format!("{folder}/{module}.rs");
+        root().join(&file).exists().then_some(file)
+    });
+    found.unwrap_or_else(|| format!("src/{module}.rs"))
+}
+
 /// Every test that docs/threats.md names is there: a defence whose test is gone is none.
 #[test]
 fn the_tests_of_the_threats_are_there() {
@@ -370,7 +386,7 @@ fn the_tests_of_the_threats_are_there() {
         let path = module.replace("::", "/");
         let module = match path.split_once('/') {
             Some(("fuzz", target)) => format!("tests/fuzz/{target}.rs"),
-            Some(("unit", file)) => format!("src/{file}.rs"),
+            Some(("unit", file)) => format!("{file}.rs"),
             _ => format!("tests/it/{path}.rs"),
         };
         let text = fs::read_to_string(root().join(&module)).unwrap_or_default();

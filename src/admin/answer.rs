@@ -24,6 +24,7 @@ use super::{
 };
 use crate::telemetry::metrics::text::Form;
 use crate::telemetry::panics::contained;
+use tidegate_core::failpoint;
 
 /// Bytes of a request's body.
 const MOST_BODY: usize = 64 << 10;

@@ -10,6 +10,7 @@ use super::respond::{ApiError, available};
 use super::schema::described;
 use super::time::now_s;
 use crate::limit::{KeyHash, Limit};
+use tidegate_core::failpoint;
 
 /// Clients that are told.
 pub(super) const MOST: usize = 100;

@@ -7,9 +7,9 @@ use std::net::TcpStream;
 
 use crate::admin::Admin;
 use crate::clock;
-use crate::failpoint::control::arm;
 use crate::server::harness::{Harness, PATIENCE, exchange, panics_in, plain, run_alone};
 use crate::telemetry::panics::{REST, panics};
+use tidegate_core::failpoint::control::arm;
 
 const TIMES: usize = 20;
 const FILE: &str = "admin = \"127.0.0.1:0\"";

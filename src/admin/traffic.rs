@@ -13,6 +13,7 @@ use crate::clock;
 use crate::server::introspection::Snapshot;
 use crate::store::redis::OUTAGE_AFTER;
 use crate::telemetry::metrics::Sum;
+use tidegate_core::failpoint;
 
 /// All that the workers have counted, without what each route had.
 pub(super) fn brief_sum(snapshot: &Snapshot<'_>) -> Sum {

@@ -13,6 +13,7 @@ use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
 use crate::admin::{self, Admin};
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer, render};
+use crate::diagnostics;
 use crate::server::inherit::{Inherited, Predecessor};
 use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
@@ -97,7 +98,7 @@ pub(super) fn accept(loaded: Result<(Config, Diagnostics), Diagnostics>) -> Resu
 
 /// Binds and serves. `opened` is told the first address once it listens.
 pub(super) fn serve(config: Config, start: Start, opened: impl FnOnce(SocketAddr)) -> u8 {
-    telemetry::init(config::environment("RUST_LOG").as_deref());
+    diagnostics::init(config::environment("RUST_LOG").as_deref());
     raise_descriptor_limit();
     match serve_until_stopped(config, start, opened) {
         Ok(()) => 0,

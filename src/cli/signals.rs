@@ -27,6 +27,7 @@ use crate::server::pid_file::PidFile;
 use crate::server::upgrade::{self, Program, Successor, UpgradeError};
 use crate::server::{Lifecycle, ServerHandles, notify};
 use crate::telemetry::panics::contained;
+use tidegate_core::failpoint;
 
 /// What signals act on.
 pub(super) struct SignalTargets {

@@ -1,9 +1,29 @@
 //! Commands that the documentation writes are commands that there are, with flags that they have.
 
+use std::path::{Path, PathBuf};
+
 use clap::{Command, CommandFactory};
 
 use super::Cli;
-use crate::config::tests::pages::pages;
+
+/// Every page of the documentation, in their order.
+fn pages() -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut all = vec![root.join("README.md"), root.join("SECURITY.md")];
+    let mut folders = vec![root.join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "md") {
+                all.push(path);
+            }
+        }
+    }
+    all.sort();
+    all
+}
 
 /// The words of a line of a shell that runs `tidegate`, up to where something else begins.
 fn words(line: &str) -> Option<Vec<&str>> {

@@ -15,6 +15,8 @@ use hyper::ext::ReasonPhrase;
 
 use super::date;
 use super::head::has_option;
+use tidegate_core::exchange::headers::put_line;
+
 use crate::wire::outflow::Outflow;
 
 /// Up to so many bytes that wait, content is copied: the kernel is handed one piece.
@@ -133,15 +135,6 @@ pub(crate) fn blank<B>(answer: &mut Response<B>) {
     *answer.status_mut() = StatusCode::OK;
     answer.headers_mut().clear();
     answer.extensions_mut().clear();
-}
-
-/// Writes one line of a head or of trailers.
-#[inline]
-pub(crate) fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
-    out.extend_from_slice(name.as_str().as_bytes());
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
 }
 
 fn put_date(out: &mut Vec<u8>, at: Duration) {

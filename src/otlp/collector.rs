@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use super::messages;
 use crate::config::{OtlpProtocol, TracingSettings};
 use crate::tls::{Tls, TlsTrouble};
+use tidegate_core::failpoint;
 
 /// Bytes of an answer that are read at most.
 const MOST_ANSWER: usize = 64 << 10;

@@ -4,6 +4,7 @@
 use prost::{Message, Oneof};
 
 use crate::telemetry::spans::{self, Kind};
+use tidegate_core::failpoint;
 
 /// The conventions that attributes are named by.
 const SCHEMA: &str = "https://opentelemetry.io/schemas/1.37.0";

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use super::Exports;
 use crate::config::TracingSettings;
-use crate::failpoint::control::arm_for;
 use crate::telemetry::spans::{Fates, Kind, Queue, Room, Span};
 use crate::trace::{Context, SpanId, TraceId};
 use crate::{clock, config};
+use tidegate_core::failpoint::control::arm_for;
 
 /// The name of a span or a service that cannot be exported.
 const FAILS: &str = "fails";

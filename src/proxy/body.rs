@@ -10,12 +10,13 @@ use std::time::Duration;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Bytes;
 
-use super::access_record::AccessRecord;
 use super::grpc::Call;
-use super::slots::HeldSlots;
 use crate::body::ResponseBody;
 use crate::upstream::UpstreamError;
 use crate::upstream::body::UpstreamBody;
+use tidegate_core::exchange::access_record::AccessRecord;
+use tidegate_core::exchange::slots::HeldSlots;
+use tidegate_core::failpoint;
 
 /// See the file's head.
 #[derive(Debug)]

@@ -11,20 +11,20 @@ use http::header::CONTENT_LENGTH;
 use http::{Request, Response};
 
 use super::Arrival;
-use super::admission::Admission;
-use super::changes;
-use super::exchange::Exchange;
 use super::forward::turn;
 use super::limiter::StoreHandle;
-use super::rejection::Rejection;
-use super::stages::LimitQuery;
-use super::stages::Stages;
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::{Charge, Decision, KeyHash, Retry};
 use crate::route::{Found, Target, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
+use tidegate_core::exchange::Exchange;
+use tidegate_core::exchange::admission::Admission;
+use tidegate_core::exchange::changes;
+use tidegate_core::exchange::rejection::Rejection;
+use tidegate_core::exchange::stages::LimitQuery;
+use tidegate_core::exchange::stages::Stages;
 
 /// How what a charge asks stands where the counts are: nothing is charged.
 pub type Peek<'s> = dyn FnMut(&Charge) -> Result<Decision, String> + 's;

@@ -5,23 +5,23 @@ use http::{Request, StatusCode};
 use http_body::Body as _;
 
 use super::Proxy;
+use super::ProxyExchange;
 use super::body::Body;
-use super::changes::Changes;
-use super::downstream::Downstream;
-use super::exchange::Exchange;
 use super::headers::{self, Turned};
-use super::rejection::Rejection;
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
 use crate::route::Route;
 use crate::upstream::Outgoing;
+use tidegate_core::exchange::changes::Changes;
+use tidegate_core::exchange::downstream::Downstream;
+use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
 
 impl Proxy {
     /// Sends the request to its route's upstream and waits for the head of the answer, which is
     /// put into the exchange's response.
     pub(super) async fn forward(
         &self,
-        x: &mut Exchange<'_>,
+        x: &mut ProxyExchange<'_>,
         route: &Route,
         upstream: usize,
     ) -> Result<(), Rejection> {
@@ -44,7 +44,11 @@ impl Proxy {
             within: route.timeout,
             is_grpc: x.record.grpc,
         };
-        let body = self.upstreams.send(upstream, outgoing, response).await?;
+        let body = self
+            .upstreams
+            .send(upstream, outgoing, response)
+            .await
+            .map_err(NoAnswer::from)?;
         headers::to_downstream(response);
         if let Some(changes) = changes {
             changes.downwards(response.headers_mut());

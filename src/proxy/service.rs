@@ -12,8 +12,8 @@ use http::{Request, Response};
 
 use super::Proxy;
 use super::body::Body;
-use super::downstream::{Arrival, Downstream};
 use crate::body::RequestBody;
+use tidegate_core::exchange::downstream::{Arrival, Downstream};
 
 /// One client's requests to one worker's proxy.
 #[derive(Clone, Debug)]

@@ -14,9 +14,9 @@ use futures_util::future::{Either, select};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
-use super::slots::HeldSlots;
 use crate::upstream::body::UpstreamBody;
 use crate::upstream::{ServerPermit, Upgraded};
+use tidegate_core::exchange::slots::HeldSlots;
 
 /// How long one direction stays open after the other has ended.
 const HALF_CLOSED: Duration = Duration::from_secs(60);

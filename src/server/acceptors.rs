@@ -20,6 +20,7 @@ use super::{Lifecycle, connection, opening, port_sharing};
 use crate::proxy::Arrival;
 use crate::telemetry::panics::{contained, spawn_enduring};
 use crate::wire::{Accepted, Stream};
+use tidegate_core::failpoint;
 
 /// How long `accept` rests when the machine has no file descriptor or memory for a connection.
 const ACCEPT_REST: Duration = Duration::from_millis(50);

@@ -15,6 +15,7 @@ use crate::proxy::body::Body;
 use crate::proxy::{Downstream, local_reply};
 use crate::request_head::HeadError;
 use crate::telemetry::metrics::{Meter, Unanswered};
+use tidegate_core::failpoint;
 
 /// The client side of a connection. It lives as long as the connection, or as its tunnel.
 pub(super) struct ClientConnection {

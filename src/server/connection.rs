@@ -17,6 +17,7 @@ use super::worker::Worker;
 use crate::config::ProxyProtocol;
 use crate::proxy::Arrival;
 use crate::wire::{PrefixedStream, Stream};
+use tidegate_core::failpoint;
 
 /// Serves the client at the other end of `stream`, who came as `arrival` says, until either side
 /// ends it.

@@ -32,6 +32,7 @@ use super::left_behind::{SocketFileId, SocketState, is_socket, socket_state};
 use super::reload_request::{Outcome, Reload, ReloadError};
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::render;
+use tidegate_core::failpoint;
 
 /// Of the lines.
 pub const VERSION: u64 = 1;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use socket2::{Domain, Socket, Type};
 use tokio::sync::watch;
 
+use crate::diagnostics;
 use crate::server::listen::{ListenLines, Listeners};
 use crate::server::{Lifecycle, Reloads, ServerHandles};
 use crate::telemetry::metrics::Unanswered;
@@ -148,7 +149,7 @@ pub(crate) fn on_a_runtime<T>(body: impl Future<Output = T>) -> T {
 /// nothing in that process itself.
 pub(crate) fn run_alone(name: &str) -> Option<Output> {
     if std::env::var_os(ALONE).is_some() {
-        telemetry::init(None);
+        diagnostics::init(None);
         return None;
     }
     let output = Command::new(std::env::current_exe().unwrap())

@@ -13,8 +13,8 @@ use http::Request;
 use super::harness::{Harness, PATIENCE, on_a_runtime, panics_in, plain, run_alone};
 use super::{control, control_path};
 use crate::config::Control;
-use crate::failpoint::control::{Failure, arm};
 use crate::{clock, telemetry};
+use tidegate_core::failpoint::control::{Failure, arm};
 
 /// A request that hyper serves.
 fn with_body(path: &str) -> String {

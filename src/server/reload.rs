@@ -34,6 +34,7 @@ use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config, Control};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{contained, endure};
+use tidegate_core::failpoint;
 
 /// From one reload to the next: what asks meanwhile is answered together.
 const REST: Duration = Duration::from_millis(5);

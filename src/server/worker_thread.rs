@@ -17,6 +17,7 @@ use super::{Lifecycle, ServerState, Shutdown};
 use crate::clock::{self, Sweep};
 use crate::config::{Config, ServerSettings};
 use crate::telemetry::panics::spawn_enduring;
+use tidegate_core::failpoint;
 
 /// What a worker's thread is started with.
 pub(super) struct WorkerStart {

@@ -11,14 +11,12 @@ use http::{Request, Response};
 use http_body::Body as _;
 use smallvec::SmallVec;
 
-use super::attempt_log::AttemptLog;
 use super::connection::Connection;
 use super::error::{Failure, UpstreamError};
 use super::grpc::{self, Pending};
 use super::health::Trouble;
 use super::permit::ServerPermit;
 use super::pool::Upstream;
-use super::prerendered_headers::PrerenderedHeaders;
 use super::retry::{Ended, is_repeatable, is_worth};
 use super::server::Server;
 use super::{Outgoing, accept, frame};
@@ -27,6 +25,8 @@ use crate::clock::Alarm;
 use crate::config::Retries;
 use crate::trace::TRACEPARENT;
 use crate::upstream::body::UpstreamBody;
+use tidegate_core::exchange::headers::PrerenderedHeaders;
+use tidegate_core::telemetry::attempt_log::AttemptLog;
 
 /// An attempt that did not end well.
 struct Missed {

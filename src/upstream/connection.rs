@@ -14,9 +14,9 @@ use http_body::{Frame, SizeHint};
 use super::error::{Failure, UpstreamError};
 use super::http1::{Crossing, Http1};
 use super::http2::Stream;
-use super::prerendered_headers::PrerenderedHeaders;
 use super::retry_copy;
 use crate::body::RequestBody;
+use tidegate_core::exchange::headers::PrerenderedHeaders;
 
 /// What one request at a time is sent on: a connection of HTTP/1.1, or a place on one of HTTP/2.
 #[derive(Debug)]

@@ -8,6 +8,8 @@ use std::{fmt, io};
 use http::StatusCode;
 use rustix::io::Errno;
 
+use tidegate_core::exchange::rejection::NoAnswer;
+
 use crate::body::BodyError;
 use crate::http1::content::ContentFault;
 use crate::tls::TlsTrouble;
@@ -180,6 +182,17 @@ pub(super) fn of_io(error: io::Error) -> UpstreamError {
     match TlsTrouble::within(&error) {
         Some(trouble) => UpstreamError::TlsEnded(trouble),
         None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
+    }
+}
+
+impl From<UpstreamError> for NoAnswer {
+    fn from(error: UpstreamError) -> NoAnswer {
+        NoAnswer {
+            status: error.status(),
+            label: error.label(),
+            retry_after: error.retry_after(),
+            is_cut_upload: matches!(error, UpstreamError::Request(BodyError::Broken)),
+        }
     }
 }
 

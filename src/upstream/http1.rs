@@ -36,7 +36,6 @@ use super::deadline::Deadline;
 use super::error::{
     Failure, HeadFault, Http1Fault, ProtocolError, UpstreamError, ended_early, of_io,
 };
-use super::prerendered_headers::PrerenderedHeaders;
 use crate::body::{BodyError, RequestBody};
 use crate::http1::content::{Content, Piece, Taken};
 use crate::wire::Stream;
@@ -44,6 +43,7 @@ use crate::wire::outflow::MAX_PIECES;
 pub(super) use crossing::{Crossing, GiveBack};
 use head::{Asked, MAX_HEAD_BYTES, Read};
 use outbox::{Framing, Outbox};
+use tidegate_core::exchange::headers::PrerenderedHeaders;
 pub use tunnel::Upgraded;
 use upload::{Upload, framing_of};
 

@@ -1,4 +1,4 @@
-//! Counts the structure of `src`, test code left out, from the parsed sources.
+//! Counts the structure of the crates, test code left out, from the parsed sources.
 //!
 //! A file depends on another one if it names an item that the other file defines. Re-exports are
 //! followed to the file that defines the item, and a `pub use` is no dependency. Nor is the use of a
@@ -112,20 +112,20 @@ impl fmt::Display for Counts {
     }
 }
 
-/// Reads and counts all of `src`.
-pub(super) fn count(src: &Path) -> Counts {
-    let sources = sources(src);
-    let mut counts = Counts {
-        files: sources.len(),
-        production_lines: sources.iter().map(|source| source.lines).sum(),
-        ..Counts::default()
-    };
-    for source in &sources {
-        counts.count_functions(source);
+/// Reads and counts these folders of sources, each of a crate.
+pub(super) fn count(root: &Path, folders: &[String]) -> Counts {
+    let mut counts = Counts::default();
+    for folder in folders {
+        let sources = sources(&root.join(folder));
+        counts.files += sources.len();
+        counts.production_lines += sources.iter().map(|source| source.lines).sum::<usize>();
+        for source in &sources {
+            counts.count_functions(source);
+        }
+        counts.circles.extend(circles(&sources));
     }
     counts.ambiguous_types.retain(|_, count| *count > 1);
     counts.lines_per_function.sort_unstable();
-    counts.circles = circles(&sources);
     counts
 }
 

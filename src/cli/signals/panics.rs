@@ -9,10 +9,10 @@ use rustix::process::{Signal, getpid, kill_process};
 
 use super::{SignalTargets, spawn};
 use crate::clock;
-use crate::failpoint::control::arm;
 use crate::server::harness::{PATIENCE, panics_in, run_alone};
 use crate::server::listen::{ListenLines, Listeners};
 use crate::server::{Lifecycle, ServerHandles};
+use tidegate_core::failpoint::control::arm;
 
 fn signal_that_panics(signal: Signal, name: &'static str) {
     let failure = arm(name, 1);

@@ -21,6 +21,7 @@ use crate::certificate::Certificate;
 use crate::clock;
 use crate::config::{AcmeChallenge, AcmeSettings, pem};
 use crate::server::{Lifecycle, Shutdown};
+use tidegate_core::failpoint;
 
 pub(super) use cache::stored;
 

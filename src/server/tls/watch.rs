@@ -14,6 +14,7 @@ use super::Tls;
 use crate::certificate::Certificate;
 use crate::config::{IdentityFiles, PemFile, TlsSettings, pem};
 use crate::server::{Lifecycle, Shutdown};
+use tidegate_core::failpoint;
 
 /// From one look to the next.
 const EVERY: Duration = Duration::from_secs(1);

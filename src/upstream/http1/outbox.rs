@@ -8,9 +8,9 @@ use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, TRANSFER_E
 use http::{Request, Uri};
 
 use super::head::says_close;
-use crate::http1::write::{put_chunk_size, put_line, put_trailers};
-use crate::upstream::prerendered_headers::PrerenderedHeaders;
+use crate::http1::write::{put_chunk_size, put_trailers};
 use crate::wire::outflow::{MAX_PIECES, Outflow};
+use tidegate_core::exchange::headers::{PrerenderedHeaders, put_line};
 
 /// How a request's content is framed, and what of it is still to come.
 #[derive(Debug)]

@@ -1,0 +1,237 @@
+//! docs/reference.md, made of the schema: every setting with what it may be, its default and what
+//! it does. `TIDEGATE_ACCEPT=1 cargo test --lib -- reference_page` writes it anew.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::super::known::{self, Known};
+use super::super::schema::{read, schema};
+use crate::limit::rate::{parse_duration, parse_size};
+
+/// Settings that came after the first version, and with which.
+const LATER: [(&str, &str, &str); 0] = [];
+
+/// Chosen because they stand for those of their kind; what is not here is what its schema says.
+const RATES: [&str; 2] = ["rate", "candidate"];
+
+const HEAD: &str = "\
+# Every setting
+
+What a `proxy.toml` may say, made of the schema that `tidegate schema` prints. Every setting is
+there since 0.1.0 unless it says otherwise. `tidegate init --full` writes a file that has all.
+
+- Lengths of time are texts with a unit of `ms`, `s`, `min`, `h` or `d`: `\"250ms\"`, `\"1h\"`.
+- Sizes are numbers of bytes, or texts with a unit: `\"32KiB\"`, `\"1MB\"`.
+- Rates are texts `COUNT/WINDOW`: `\"10/s\"`, `\"1000/h\"`, `\"50_000/15min\"`.
+- Any text may hold `${VAR}` or `${VAR:-default}`, filled in from the environment.
+- Keys that begin with `x-` are notes and mean nothing.
+- A list of one may be written as its only element.
+- Paths of files are relative to the folder of this file.
+- `NAME` is a name of your own.
+";
+
+/// Where more is said about a section.
+const PAGES: [(&str, &str); 15] = [
+    ("tracing", "[Traces](tracing.md)"),
+    ("client_ip", "[Behind a CDN](howto/cdn.md)"),
+    ("store", "[The store](store.md)"),
+    ("tls", "[TLS with clients](tls.md)"),
+    (
+        "tls.acme",
+        "[TLS with clients](tls.md#certificates-from-an-authority-acme)",
+    ),
+    ("auth.jwt", "[Limits](limits.md#tokens)"),
+    ("tier", "[Limits](limits.md#who-is-concerned)"),
+    ("limit.NAME", "[Limits](limits.md)"),
+    ("upstream.NAME", "[Upstreams](upstreams.md)"),
+    ("upstream.NAME.tls", "[Upstreams](upstreams.md#tls)"),
+    (
+        "upstream.NAME.health",
+        "[Upstreams](upstreams.md#health-checks)",
+    ),
+    (
+        "upstream.NAME.eject",
+        "[Upstreams](upstreams.md#servers-that-fail)",
+    ),
+    ("upstream.NAME.retries", "[Upstreams](upstreams.md#retries)"),
+    ("route", "[Routes](routes.md)"),
+    ("server", "[Clients](clients.md)"),
+];
+
+/// The part of the schema that describes a section.
+fn part<'a>(schema: &'a Value, section: &str) -> &'a Value {
+    let mut found = schema;
+    for name in section.split('.').filter(|name| !name.is_empty()) {
+        found = match name {
+            "NAME" => &found["additionalProperties"],
+            name => &found["properties"][name],
+        };
+        found = table(found).unwrap_or_else(|| panic!("{section} is no table"));
+    }
+    found
+}
+
+/// What is a table of all that it may be.
+fn table(schema: &Value) -> Option<&Value> {
+    if schema["type"] == "object" {
+        return Some(schema);
+    }
+    let any = schema["anyOf"].as_array().into_iter().flatten();
+    any.chain(schema.get("items")).find_map(table)
+}
+
+/// What a value may be, in words.
+fn kind(schema: &Value, known: &Known) -> String {
+    if let Some(words) = schema["enum"].as_array() {
+        return words.iter().map(shown).collect::<Vec<_>>().join(", ");
+    }
+    if let Some(only) = schema.get("const") {
+        return shown(only);
+    }
+    if let Some(any) = schema["anyOf"].as_array() {
+        let any = any
+            .iter()
+            .filter(|one| one.get("pattern").is_none_or(is_status));
+        let mut kinds: Vec<String> = any.map(|one| kind(one, known)).collect();
+        if let [one, list] = &mut kinds[..]
+            && let Some(same) = list.strip_prefix("a list of ")
+            && same == one
+        {
+            *list = "a list of such".to_owned();
+        }
+        return kinds.join(", or ");
+    }
+    match schema["type"].as_str() {
+        Some("string") if schema.get("pattern").is_some() => {
+            "a status such as `\"503\"`".to_owned()
+        }
+        Some("string") => text(known).to_owned(),
+        Some("boolean") => "`true` or `false`".to_owned(),
+        Some("integer") => "a whole number".to_owned(),
+        Some("number") => "a number from 0 to 1".to_owned(),
+        Some("array") => format!("a list of {}", kind(&schema["items"], known)),
+        Some("object") => keys(schema),
+        _ => "`true`, `false`, or a text".to_owned(),
+    }
+}
+
+fn is_status(pattern: &Value) -> bool {
+    pattern.as_str().is_some_and(|text| text.starts_with('^'))
+}
+
+/// What its text is, by the example.
+fn text(known: &Known) -> &'static str {
+    let example = read(known.value);
+    let Some(example) = example.as_str() else {
+        return "a text";
+    };
+    if RATES.contains(&known.key) {
+        "a rate"
+    } else if known.key.ends_with("_file") {
+        "the path of a file"
+    } else if parse_duration(example).is_ok() {
+        "a length of time"
+    } else if parse_size(example).is_ok() {
+        "a size"
+    } else {
+        "a text"
+    }
+}
+
+/// The keys of a table that stands in its line.
+fn keys(schema: &Value) -> String {
+    match schema["properties"].as_object() {
+        Some(keys) => {
+            let keys: Vec<String> = keys.keys().map(|key| format!("`{key}`")).collect();
+            format!("a table of {}", keys.join(", "))
+        }
+        None => "a table of names and values".to_owned(),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    format!("`{value}`")
+}
+
+fn entry(page: &mut String, known: &Known, schema: &Value) {
+    let section = match known.section.as_str() {
+        "" => String::new(),
+        section => format!("{section}."),
+    };
+    let setting = &part(schema, &known.section)["properties"][known.key];
+    // `upstream` at the top is a text or tables, which have sections of their own.
+    let setting = match (&*known.section, known.key) {
+        ("", "upstream") => &setting["anyOf"][0],
+        _ => setting,
+    };
+    let holds = match known.default() {
+        Some(value) => format!("default `{value}`"),
+        None if known.is_required() => format!("required; for example `{}`", known.value),
+        None => format!("for example `{}`", known.value),
+    };
+    let since = LATER
+        .iter()
+        .find(|(at, key, _)| (*at, *key) == (&*known.section, known.key))
+        .map_or_else(String::new, |(.., version)| format!(" · since {version}"));
+    let about = known.about.replace("; required", "");
+    let _ = write!(
+        page,
+        "\n### `{section}{}`\n\n{} · {holds}{since}\n\n{}.\n",
+        known.key,
+        kind(setting, known),
+        sentence(&about)
+    );
+}
+
+/// A fragment, begun as a sentence is.
+fn sentence(about: &str) -> String {
+    let mut letters = about.trim_end_matches('.').chars();
+    match letters.next() {
+        Some(first) => first.to_uppercase().chain(letters).collect(),
+        None => String::new(),
+    }
+}
+
+fn page() -> String {
+    let schema = schema();
+    let mut page = format!("{HEAD}\n## At the top\n");
+    let mut section = "";
+    for known in known::all() {
+        if known.section != section {
+            section = &known.section;
+            let _ = writeln!(page, "\n## `{}`", known::header(section));
+            let part = known::parts().iter().find(|part| part.section == section);
+            let about = part.map_or("", |part| part.about.as_str());
+            let more = PAGES.iter().find(|(of, _)| *of == section);
+            let more = more.map_or_else(String::new, |(_, link)| format!(" More in {link}."));
+            let _ = writeln!(page, "\n{about}{more}");
+        }
+        entry(&mut page, known, &schema);
+    }
+    page
+}
+
+#[test]
+fn the_page_of_settings_is_as_the_schema_is() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference.md");
+    let page = page();
+    if std::env::var_os("TIDEGATE_ACCEPT").is_some() {
+        std::fs::write(path, &page).unwrap();
+    }
+    let there = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        there == page,
+        "docs/reference.md is stale: TIDEGATE_ACCEPT=1 cargo test --lib -- reference_page"
+    );
+}
+
+#[test]
+fn every_setting_and_section_is_described() {
+    for known in known::all() {
+        assert!(known.about.len() > 5, "{}.{}", known.section, known.key);
+    }
+    for part in known::parts() {
+        assert!(!part.about.is_empty(), "[{}]", part.section);
+    }
+}

@@ -1,0 +1,217 @@
+//! What belongs to one hop of a message's way and is taken off before the next.
+//!
+//! A client names headers of its own connection in `Connection`; it must never name one away that
+//! somebody else has set.
+
+use http::StatusCode;
+use http::header::{
+    CONNECTION, COOKIE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+};
+use smallvec::SmallVec;
+
+use super::RequestFault;
+
+/// Options in a `Connection` header; each costs a look into the map.
+const MAX_CONNECTION_OPTIONS: usize = 32;
+
+/// What one look over a head finds: what is to be removed, and what is there.
+#[derive(Default)]
+pub struct HopFields {
+    connection: bool,
+    pub(super) host: bool,
+    pub(super) upgrade: bool,
+    /// Whether a proxy has passed it on.
+    pub(super) via: bool,
+    /// Whether the client takes trailers.
+    pub(super) te_trailers: bool,
+    /// Whether a sender who may not speak for others tries to.
+    pub(super) forged: bool,
+    /// Nearly always empty.
+    names: SmallVec<[HeaderName; 4]>,
+}
+
+impl HopFields {
+    /// In a request. `trusted` says whether its sender may speak for others. Whether it may become
+    /// a tunnel is still to be seen.
+    pub(super) fn in_request(headers: &HeaderMap, trusted: bool) -> HopFields {
+        let mut seen = HopFields::default();
+        for (name, value) in headers {
+            match *name {
+                CONNECTION => seen.connection = true,
+                TE => {
+                    seen.te_trailers |= asks_trailers(value);
+                    seen.names.push(TE);
+                }
+                HOST => seen.host = true,
+                VIA => seen.via = true,
+                UPGRADE => seen.upgrade = true,
+                FORWARDED if !trusted => {
+                    seen.forged = true;
+                    seen.names.push(FORWARDED);
+                }
+                TRANSFER_ENCODING | EXPECT | PROXY_AUTHORIZATION => seen.names.push(name.clone()),
+                _ => {
+                    if is_connection_only(name) {
+                        seen.names.push(name.clone());
+                    } else if !trusted && is_forged(name) {
+                        seen.forged = true;
+                        seen.names.push(name.clone());
+                    }
+                }
+            }
+        }
+        seen
+    }
+
+    /// In a response.
+    pub(super) fn in_response(headers: &HeaderMap, status: StatusCode) -> HopFields {
+        // 426 tells the client what to upgrade to; 101 what it has been upgraded to.
+        let upgrades = matches!(
+            status,
+            StatusCode::SWITCHING_PROTOCOLS | StatusCode::UPGRADE_REQUIRED
+        );
+        let mut seen = HopFields::default();
+        for name in headers.keys() {
+            match *name {
+                CONNECTION => seen.connection = true,
+                UPGRADE if upgrades => {}
+                UPGRADE | TE | TRANSFER_ENCODING | PROXY_AUTHENTICATE => {
+                    seen.names.push(name.clone());
+                }
+                _ if is_connection_only(name) => seen.names.push(name.clone()),
+                _ => {}
+            }
+        }
+        seen
+    }
+
+    /// Removes what was found, and the headers that `Connection` names.
+    pub(super) fn remove(&self, headers: &mut HeaderMap) -> Result<(), RequestFault> {
+        if self.connection {
+            let mut named = SmallVec::<[HeaderName; 4]>::new();
+            for (index, option) in options(headers).enumerate() {
+                if index == MAX_CONNECTION_OPTIONS {
+                    return Err(RequestFault::ConnectionOptions);
+                }
+                match HeaderName::from_bytes(option.as_bytes()) {
+                    Ok(name) if is_removable(&name) => named.push(name),
+                    _ => {}
+                }
+            }
+            headers.remove(CONNECTION);
+            for name in named {
+                headers.remove(name);
+            }
+        }
+        for name in &self.names {
+            headers.remove(name);
+        }
+        Ok(())
+    }
+}
+
+/// HTTP/2 may bring each cookie in a line of its own, HTTP/1.1 must have one line (RFC 9113,
+/// section 8.2.3).
+pub(super) fn join_cookies(headers: &mut HeaderMap) {
+    let mut lines = headers.get_all(COOKIE).iter();
+    let (Some(first), Some(second)) = (lines.next(), lines.next()) else {
+        return;
+    };
+    let mut joined = first.as_bytes().to_vec();
+    for line in std::iter::once(second).chain(lines) {
+        joined.extend_from_slice(b"; ");
+        joined.extend_from_slice(line.as_bytes());
+    }
+    // Valid values, joined by valid characters, are a valid value.
+    if let Ok(joined) = HeaderValue::try_from(joined) {
+        headers.insert(COOKIE, joined);
+    }
+}
+
+fn asks_trailers(te: &HeaderValue) -> bool {
+    te.to_str().is_ok_and(|codings| {
+        codings
+            .split(',')
+            .any(|coding| coding.trim().eq_ignore_ascii_case("trailers"))
+    })
+}
+
+/// Headers that concern one connection, for which the `http` crate has no constants; and `Proxy`,
+/// which CGI programs would take for their own setting.
+fn is_connection_only(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "keep-alive" | "proxy-connection" | "http2-settings" | "proxy"
+    )
+}
+
+/// Names in which clients could speak as a proxy; also with the `_` that many servers take for `-`.
+fn is_forged(name: &HeaderName) -> bool {
+    let name = name.as_str().as_bytes();
+    let same = |prefix: &[u8]| {
+        name.len() >= prefix.len()
+            && prefix
+                .iter()
+                .zip(name)
+                .all(|(&p, &n)| p == n || (p == b'-' && n == b'_'))
+    };
+    name.first() == Some(&b'x')
+        && (same(b"x-forwarded-") || (name.len() == 9 && same(b"x-real-ip")))
+}
+
+/// Whether two different names are one to servers that take `_` for `-`.
+pub(in crate::exchange) fn are_twins(one: &HeaderName, other: &HeaderName) -> bool {
+    let folded = |name: &'_ HeaderName| {
+        let bytes = name.as_str().bytes();
+        let folded: SmallVec<[u8; 32]> = bytes
+            .map(|byte| if byte == b'_' { b'-' } else { byte })
+            .collect();
+        folded
+    };
+    one != other && one.as_str().len() == other.as_str().len() && folded(one) == folded(other)
+}
+
+/// Whether `Connection` may have this header removed. Those that carry the message or say who
+/// somebody is stay: a client could otherwise strip what a proxy before us, or we, have set.
+fn is_removable(name: &HeaderName) -> bool {
+    use http::header as h;
+    let stays = matches!(
+        *name,
+        h::HOST
+            | h::CONTENT_LENGTH
+            | h::CONTENT_TYPE
+            | h::CONTENT_ENCODING
+            | h::CONTENT_RANGE
+            | h::TRANSFER_ENCODING
+            | h::TRAILER
+            | h::UPGRADE
+            | h::TE
+            | h::AUTHORIZATION
+            | h::COOKIE
+            | h::SET_COOKIE
+            | h::WWW_AUTHENTICATE
+            | h::CACHE_CONTROL
+            | h::VARY
+            | h::DATE
+            | h::LOCATION
+            | h::ORIGIN
+            | h::FORWARDED
+            | h::VIA
+    );
+    !stays && !is_forged(name) && !name.as_str().starts_with("x-request-")
+}
+
+fn options(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(str::trim)
+        .filter(|option| !option.is_empty())
+}
+
+pub(super) fn has_option(headers: &HeaderMap, wanted: &str) -> bool {
+    options(headers).any(|option| option.eq_ignore_ascii_case(wanted))
+}

@@ -1,0 +1,282 @@
+//! The limiter as a [`tower::Layer`], for services that are no proxy: axum's, tonic's, hyper's,
+//! anybody's. It decides, denies and tells clients of their limits exactly as the proxy does.
+#![doc = ""]
+#![doc = include_str!("../../docs/library.md")]
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::CONNECTION;
+use http::{Extensions, Request, Response, Version};
+use http_body::{Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::runtime::Handle;
+use tower::{Layer, Service};
+
+use super::Exchange;
+use super::access_record::AccessRecord;
+use super::downstream::Arrival;
+use super::limiter::StoreHandle;
+use super::local_reply;
+use super::rejection::Rejection;
+use super::slots::HeldSlots;
+use super::stages::Stages;
+use crate::config::{Limits, LogFormat, LogTarget, StoreKind};
+use crate::telemetry::access::{AccessLog, Buffer};
+
+/// Where a request's peer is found: in what the server put into its extensions.
+pub type PeerOf = fn(&Extensions) -> Option<IpAddr>;
+
+/// Limits the services that it is laid around; they and its clones count together.
+#[derive(Clone)]
+pub struct LimitLayer {
+    /// Their log takes no lines: it counts what limits on trial would have denied, and tells of it.
+    stages: Arc<Stages>,
+    peer: PeerOf,
+}
+
+impl LimitLayer {
+    /// A layer of `limits`. `peer` finds the address of whoever sent a request; one that has none
+    /// is answered 500, since it could not be limited.
+    ///
+    /// With Redis as the store this is called on a tokio runtime: the connection lives there, and
+    /// once the runtime has ended, `on_error` decides.
+    ///
+    /// # Errors
+    /// A decision log that cannot be opened, a store whose address cannot be used, or no runtime.
+    pub fn new(limits: Limits, peer: PeerOf) -> io::Result<LimitLayer> {
+        let config = limits.into_config();
+        if matches!(config.store.kind, StoreKind::Redis(_)) && Handle::try_current().is_err() {
+            return Err(io::Error::other(
+                "limits counted in Redis need a tokio runtime",
+            ));
+        }
+        let counts = StoreHandle::new(&config)?.open();
+        let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?;
+        Ok(LimitLayer {
+            stages: Arc::new(Stages::new(config, counts, &Arc::new(log).buffer(), None)),
+            peer,
+        })
+    }
+
+    /// Waits until the first attempt to reach the store has ended, well or badly; half a second at
+    /// most. Who serves only then need not begin with decisions of its own.
+    pub async fn settled(&self) {
+        self.stages.limiter.ready().await;
+    }
+
+    /// Waits until the store knows what requests hold here, a quarter of a second at most: for the
+    /// program's end. What the store is not told it forgets by itself.
+    pub async fn told(&self) {
+        self.stages.limiter.told().await;
+    }
+
+    /// The path of a request: admit, pass on, adjust, mark. Whoever drops it meanwhile has been
+    /// charged once.
+    async fn pass<S, B, R>(
+        self,
+        request: Request<B>,
+        mut service: S,
+    ) -> Result<Response<LimitedBody<R>>, S::Error>
+    where
+        S: Service<Request<B>, Response = Response<R>>,
+    {
+        let Some(ip) = (self.peer)(request.extensions()).map(|ip| ip.to_canonical()) else {
+            return Ok(refused(without_address(), request.version()));
+        };
+        // Bodies may be of a kind that no two threads may look at: only the head is looked at.
+        let (head, body) = request.into_parts();
+        let mut head = Request::from_parts(head, ());
+        let mut denied = Response::new(Bytes::new());
+        let downstream = self.stages.downstream(Arrival::plain(ip));
+        let mut x = self.stages.begin(&mut head, &mut denied, &downstream);
+        let admitted = self.admit(&mut x).await;
+        if let Err(rejection) = &admitted {
+            self.stages.reject(&mut x, rejection);
+        }
+        let log = &self.stages.log;
+        let Some(route) = x.route.filter(|_| admitted.is_ok()) else {
+            let answer = refused(std::mem::take(x.response), x.request.version());
+            return Ok(answer.map(|body| body.ending_with(None, x.record, log)));
+        };
+        let request = std::mem::take(x.request).map(|()| body);
+        let mut response = service.call(request).await?;
+        let limiter = &self.stages.limiter;
+        limiter.adjust(route, &x.admission, &mut response, &mut x.record);
+        let slots = x.admission.slots.take();
+        self.stages.replies.mark(&x.admission, &mut response);
+        Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, x.record, log)))
+    }
+
+    /// Whose limits the request has, and whether they let it pass.
+    async fn admit<'c>(&'c self, x: &mut Exchange<'c, (), Bytes>) -> Result<(), Rejection> {
+        self.stages.identify(x)?;
+        self.stages.admit(x).await
+    }
+}
+
+impl fmt::Debug for LimitLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LimitLayer").finish_non_exhaustive()
+    }
+}
+
+impl<S> Layer<S> for LimitLayer {
+    type Service = Limited<S>;
+
+    fn layer(&self, inner: S) -> Limited<S> {
+        Limited {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+/// A service behind limits. Ready when the service is; its errors pass through.
+#[derive(Clone, Debug)]
+pub struct Limited<S> {
+    inner: S,
+    layer: LimitLayer,
+}
+
+impl<S, B, R> Service<Request<B>> for Limited<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+    R: 'static,
+{
+    type Response = Response<LimitedBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The clone is yet to be asked whether it is ready; this request's service has been.
+        let next = self.inner.clone();
+        let ready = std::mem::replace(&mut self.inner, next);
+        let layer = self.layer.clone();
+        Box::pin(layer.pass(request, ready))
+    }
+}
+
+/// Nobody to count it by: it must not pass.
+fn without_address() -> Response<Bytes> {
+    tracing::error!(
+        "a request without its peer's address is refused: the function given to LimitLayer::new \
+         found none in its extensions"
+    );
+    local_reply::panicked()
+}
+
+/// An answer in the service's stead.
+fn refused<R>(mut response: Response<Bytes>, version: Version) -> Response<LimitedBody<R>> {
+    if version >= Version::HTTP_2 {
+        // There connections have no such header.
+        response.headers_mut().remove(CONNECTION);
+    }
+    response.map(LimitedBody::made)
+}
+
+pin_project! {
+    /// The body of a service's response, or that of a denial.
+    #[derive(Debug)]
+    pub struct LimitedBody<R> {
+        #[pin]
+        passed: Option<R>,
+        made: Bytes,
+        ending: BodyEnd,
+    }
+}
+
+/// What ends with a response's body, or as it is given up.
+#[derive(Debug, Default)]
+struct BodyEnd {
+    /// What the request holds until here.
+    slots: Option<Box<HeldSlots>>,
+    /// With limits on trial, whose decisions are looked at.
+    record: Option<Box<(AccessRecord, Buffer)>>,
+}
+
+impl Drop for BodyEnd {
+    fn drop(&mut self) {
+        if let Some((record, log)) = self.record.take().map(|record| *record) {
+            record.write();
+            log.flush();
+        }
+    }
+}
+
+impl<R> LimitedBody<R> {
+    fn passed(body: R) -> LimitedBody<R> {
+        LimitedBody {
+            passed: Some(body),
+            made: Bytes::new(),
+            ending: BodyEnd::default(),
+        }
+    }
+
+    fn made(bytes: Bytes) -> LimitedBody<R> {
+        LimitedBody {
+            passed: None,
+            made: bytes,
+            ending: BodyEnd::default(),
+        }
+    }
+
+    fn ending_with(
+        mut self,
+        slots: Option<Box<HeldSlots>>,
+        record: AccessRecord,
+        log: &Buffer,
+    ) -> LimitedBody<R> {
+        self.ending.slots = slots;
+        if record.is_wanted() {
+            self.ending.record = Some(Box::new((record, log.clone())));
+        }
+        self
+    }
+}
+
+impl<R: http_body::Body> http_body::Body for LimitedBody<R>
+where
+    R::Data: From<Bytes>,
+{
+    type Data = R::Data;
+    type Error = R::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<R::Data>, R::Error>>> {
+        let this = self.project();
+        match this.passed.as_pin_mut() {
+            Some(body) => body.poll_frame(context),
+            None if this.made.is_empty() => Poll::Ready(None),
+            None => {
+                let bytes = std::mem::take(this.made);
+                Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        let passed = self.passed.as_ref();
+        passed.map_or(self.made.is_empty(), http_body::Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let made = || SizeHint::with_exact(self.made.len() as u64);
+        let passed = self.passed.as_ref();
+        passed.map_or_else(made, http_body::Body::size_hint)
+    }
+}

@@ -1,0 +1,138 @@
+//! What a request is: its route, and who its client is. Whoever has a [`RequestHead`] can ask.
+
+use std::net::IpAddr;
+
+use super::claims::Tokens;
+use super::rejection::Rejection;
+use crate::client::ClientIp;
+use crate::config::Bypass;
+use crate::limit::key::{ApiKeySource, ApiKeys, Derived, Facts, HashSecret, Part};
+use crate::limit::tier::Tiers;
+use crate::limit::{KeyHash, Missing};
+use crate::path::Case;
+use crate::request_head::RequestHead;
+use crate::route::{Ask, Found, Route, RouteTable};
+
+/// Routes, and what identifies the clients of their requests.
+#[derive(Debug)]
+pub struct Router {
+    pub(super) routes: RouteTable,
+    pub(super) bypass: Vec<Bypass>,
+    pub client_ip: ClientIp,
+    pub(super) api_key: ApiKeys,
+    pub(super) tokens: Option<Tokens>,
+    pub(super) tiers: Option<Tiers>,
+}
+
+impl Router {
+    /// # Errors
+    /// No route is the request's, or its path means several.
+    pub(super) fn find_route<'t, 'p>(
+        &'t self,
+        head: &RequestHead<'p>,
+    ) -> Result<Found<'t, 'p>, Rejection> {
+        let ask = Ask {
+            host: head.host,
+            path: head.path,
+            method: head.method,
+            headers: head.headers,
+        };
+        self.routes
+            .find(&ask)
+            .ok_or_else(|| match self.routes.is_ambiguous(&ask) {
+                true => Rejection::AmbiguousPath,
+                false => Rejection::NoRoute,
+            })
+    }
+
+    /// Finds the facts that keys are made of, as far as the route asks for them: the verified
+    /// token's claims, how the API key stands, and the tier. Hands them to `then`.
+    #[inline]
+    pub(super) fn identify<R>(
+        &self,
+        head: &RequestHead<'_>,
+        found: &Found<'_, '_>,
+        then: impl FnOnce(&Facts<'_>) -> R,
+    ) -> R {
+        let (claims, tier);
+        let mut facts = Facts {
+            ip: self.client_ip.group(head.client),
+            api_key: &self.api_key,
+            standing: None,
+            method: head.method,
+            host: head.host,
+            path: head.path.in_case(found.route.case),
+            query: head.query,
+            headers: head.headers,
+            route: &found.route.name,
+            params: &found.params,
+            claims: None,
+            tier: None,
+            certificate: head.certificate,
+        };
+        let tiers = self.tiers_for(found.route);
+        claims = self
+            .tokens_for(found.route, tiers)
+            .and_then(|tokens| tokens.claims(&facts));
+        facts.claims = claims.as_deref();
+        if self.api_key.has_source() && self.asks_api_key(found.route, tiers) {
+            facts.standing = Some(facts.key_standing());
+        }
+        tier = tiers.and_then(|tiers| tiers.tier_of(&facts, head.is_trusted));
+        facts.tier = tier.as_deref();
+        then(&facts)
+    }
+
+    /// The rule under which a request is not charged, by its place in the file.
+    pub fn bypass_of(&self, facts: &Facts<'_>, client: IpAddr, case: Case) -> Option<usize> {
+        let mut rules = self.bypass.iter();
+        rules.position(|bypass| bypass.covers(facts, client, case))
+    }
+
+    /// How a client that is refused may show who it is.
+    pub(super) fn challenge(&self) -> &'static str {
+        match self.api_key.from.0.contains(&ApiKeySource::Bearer) {
+            true => "Bearer error=\"invalid_token\"",
+            false => "ApiKey",
+        }
+    }
+
+    /// What finds the tier, where the route asks for it.
+    fn tiers_for(&self, route: &Route) -> Option<&Tiers> {
+        let tiers = self.tiers.as_ref()?;
+        let asked = route.limits.iter().any(|limit| limit.asks_tier())
+            || route.is_balanced_by(|part| matches!(part, Part::Tier));
+        asked.then_some(tiers)
+    }
+
+    /// Whether something of the route or the tier depends on the API key.
+    fn asks_api_key(&self, route: &Route, tiers: Option<&Tiers>) -> bool {
+        tiers.is_some_and(|tiers| tiers.by_key)
+            || route.limits.iter().any(|limit| limit.key.asks_api_key())
+            || route.is_balanced_by(|part| matches!(part, Part::ApiKey))
+    }
+
+    /// What verifies tokens, where something of the route or the tier depends on one.
+    fn tokens_for(&self, route: &Route, tiers: Option<&Tiers>) -> Option<&Tokens> {
+        let tokens = self.tokens.as_ref()?;
+        let for_tier = tiers.is_some_and(Tiers::asks_claims);
+        let asked = for_tier
+            || (self.api_key.tokens && self.asks_api_key(route, tiers))
+            || route.limits.iter().any(|limit| limit.asks_claims())
+            || route.is_balanced_by(|part| matches!(part, Part::Jwt(_)));
+        asked.then_some(tokens)
+    }
+}
+
+/// The number of what the route's requests are told apart by, if they are; the same in every
+/// process. A request without it goes wherever there is room.
+pub(super) fn affinity(route: &Route, facts: &Facts<'_>) -> Option<u64> {
+    const NUMBERING: HashSecret = HashSecret::from_bytes(*b"tidegate 1: which server is it?!");
+    let key = route.affinity.as_ref()?;
+    // An invented key chooses a server and nothing else: it need not be known.
+    let facts = &facts.trusting_keys();
+    match key.derive(facts, Missing::Skip, &NUMBERING) {
+        Derived::Hash(KeyHash(tag)) => Some(u128::from_le_bytes(tag) as u64),
+        Derived::Skip | Derived::Denied | Derived::Ambiguous | Derived::Unknown => None,
+    }
+}

@@ -1,0 +1,100 @@
+//! What a proxy with TLS says to those who come without, and to browsers about coming with it.
+
+use http::header::{HeaderName, HeaderValue, STRICT_TRANSPORT_SECURITY};
+use http::{HeaderMap, Request, Response};
+
+use super::downstream::Downstream;
+use super::headers::{RequestFault, check_framing};
+use super::rejection::Rejection;
+use crate::config::{ServerSettings, TlsSettings};
+use crate::request_head::HeadError;
+
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// `redirect` and `hsts` of `[tls]`, and `https_port` of `[server]`.
+#[derive(Debug, Default)]
+pub struct Secure {
+    /// The port that clients of plain connections are sent to.
+    redirect: Option<u16>,
+    /// How long browsers should remember to come over TLS.
+    hsts: Option<HeaderValue>,
+}
+
+impl Secure {
+    pub(super) fn new(tls: Option<&TlsSettings>, server: &ServerSettings) -> Secure {
+        let Some(settings) = tls else {
+            return Secure {
+                redirect: server.https_port,
+                hsts: None,
+            };
+        };
+        let hsts = settings
+            .hsts
+            .map(|age| HeaderValue::try_from(format!("max-age={}", age.as_secs())));
+        Secure {
+            redirect: settings.redirect.or(server.https_port),
+            hsts: hsts.and_then(Result::ok),
+        }
+    }
+
+    /// Turns away who came without TLS where that is not done.
+    pub(super) fn check<B>(
+        &self,
+        request: &Request<B>,
+        downstream: &Downstream,
+    ) -> Result<(), Rejection> {
+        if downstream.arrival.tls.is_some() {
+            return Ok(());
+        }
+        if downstream.arrival.misplaced {
+            return Err(Rejection::HeadError(HeadError::WithoutTls));
+        }
+        match self.redirect {
+            Some(port) if !came_over_tls(request.headers(), downstream) => {
+                Err(elsewhere(request, port))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the browsers of this client are told.
+    pub(super) fn marks(&self, downstream: &Downstream) -> bool {
+        self.hsts.is_some() && downstream.arrival.tls.is_some()
+    }
+
+    /// Tells the browser, unless the upstream has.
+    pub(super) fn mark<B>(&self, response: &mut Response<B>, downstream: &Downstream) {
+        if let Some(hsts) = self.hsts.as_ref().filter(|_| self.marks(downstream)) {
+            let headers = response.headers_mut();
+            headers
+                .entry(STRICT_TRANSPORT_SECURITY)
+                .or_insert_with(|| hsts.clone());
+        }
+    }
+}
+
+/// Whether a trusted proxy in front of us spoke TLS with the client already: sent away, the client
+/// would come back the same way for ever.
+fn came_over_tls(headers: &HeaderMap, downstream: &Downstream) -> bool {
+    downstream.trusted
+        && headers
+            .get(X_FORWARDED_PROTO)
+            .is_some_and(|proto| proto.as_bytes().eq_ignore_ascii_case(b"https"))
+}
+
+/// Where the same is at `https`.
+fn elsewhere<B>(request: &Request<B>, port: u16) -> Rejection {
+    let host = match check_framing(request) {
+        Ok(host) if !host.is_empty() => host,
+        Ok(_) => return Rejection::Request(RequestFault::Host),
+        Err(fault) => return Rejection::Request(fault),
+    };
+    let port = match port {
+        443 => String::new(),
+        port => format!(":{port}"),
+    };
+    let path = request.uri().path_and_query().map(|path| path.as_str());
+    let path = path.filter(|path| path.starts_with('/')).unwrap_or("/");
+    HeaderValue::try_from(format!("https://{host}{port}{path}"))
+        .map_or(Rejection::Request(RequestFault::Target), Rejection::TlsOnly)
+}

@@ -1,0 +1,49 @@
+//! What decides about a request: limits, keys, routes, the configuration, the stores, and the
+//! stages that every request passes.
+//!
+//! The crate is internal to tidegate and promises no semver: depend on `tidegate-limiter`.
+//!
+//! The modules are declared in reading order, which is also dependency order: a module uses only
+//! those above it. `tests/tidy.rs` of the root package holds that. (A blank line between two keeps
+//! rustfmt from sorting them.)
+
+// -- tests arm these; a release has none
+
+#[macro_use]
+pub mod failpoint;
+
+// -- words: pure. No IO, no clock, no async, no panic.
+
+pub mod client;
+
+pub mod certificate;
+
+pub mod path;
+
+pub mod request_head;
+
+pub mod trace;
+
+pub mod limit;
+
+pub mod route;
+
+// -- blueprint
+
+pub mod config;
+
+// -- machines: each owns one kind of IO
+
+pub mod clock;
+
+pub mod telemetry;
+
+pub mod tls;
+
+pub mod wire;
+
+pub mod store;
+
+// -- one request and its stages
+
+pub mod exchange;
