@@ -1,4 +1,4 @@
--- The two-counter window: constant memory, approximate. Twin of src/limit/counter.rs; joined
+-- The two-counter window: constant memory, approximate. Twin of crates/core/src/limit/counter.rs; joined
 -- between log.lua and decide.lua.
 --
 -- Windows are aligned to multiples of W. With x = now mod W and P, C the counts of the previous and

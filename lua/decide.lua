@@ -1,4 +1,4 @@
--- Decides a batch of groups of requests. Twin of src/limit/decide.rs. The script is log.lua,
+-- Decides a batch of groups of requests. Twin of crates/core/src/limit/decide.rs. The script is log.lua,
 -- lane.lua, counter.lua, slots.lua and this file, joined when it is loaded.
 --
 -- A group is one operation over its items, each a key:

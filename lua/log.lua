@@ -1,4 +1,4 @@
--- The sliding-window log: exact. Twin of src/limit/log.rs; joined before counter.lua, slots.lua and
+-- The sliding-window log: exact. Twin of crates/core/src/limit/log.rs; joined before counter.lua, slots.lua and
 -- decide.lua.
 --
 -- A unit admitted at s counts at t if and only if t - W < s <= t. Admissions are stamped up to a

@@ -1,4 +1,4 @@
--- Slots: requests under way at once. Twin of src/limit/slots.rs; joined between counter.lua and
+-- Slots: requests under way at once. Twin of crates/core/src/limit/slots.rs; joined between counter.lua and
 -- decide.lua.
 --
 -- A unit is held, not spent. One key is one STRING: for each holder (a worker of some proxy) its

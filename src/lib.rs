@@ -5,12 +5,11 @@
 //! uses only those above it. `tests/tidy.rs` holds that; ARCHITECTURE.md walks through it. (A blank
 //! line between two keeps rustfmt from sorting them.)
 
-pub use tidegate_core::exchange::layer;
+use tidegate_core::wire;
 pub use tidegate_core::{
     certificate, client, clock, config, limit, path, request_head, route, store, telemetry, tls,
     trace,
 };
-use tidegate_core::{failpoint, wire};
 pub use {tidegate_import as import, tidegate_replay as replay};
 
 // -- machines: each owns one kind of IO

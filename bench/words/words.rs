@@ -179,6 +179,7 @@ fn key(name: &'static str, part: &str) -> Word {
             claims: None,
             tier: None,
             certificate: None,
+            extensions: None,
         };
         black_box(key.derive(black_box(&facts), Missing::Ip, &secret));
     })

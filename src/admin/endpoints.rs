@@ -476,6 +476,7 @@ mod tests {
                 claims: None,
                 tier: None,
                 certificate: None,
+                extensions: None,
             };
             let spelled = limit.key.spell(&facts, limit.missing).unwrap();
             proptest::prop_assert!(spelled.bytes().all(|byte| byte.is_ascii_graphic()));

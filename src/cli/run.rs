@@ -20,7 +20,7 @@ use crate::server::listener::OpenedSocket;
 use crate::server::pid_file::PidFile;
 use crate::server::{Reloads, ServerHandles};
 use crate::store::redis::{ServerInfo, fetch_server_info};
-use crate::{config, server, telemetry, upstream};
+use crate::{config, server, upstream};
 use second::ProcessRole;
 
 /// How long the opening lines wait for a store or an upstream that does not answer.

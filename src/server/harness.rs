@@ -16,7 +16,7 @@ use crate::diagnostics;
 use crate::server::listen::{ListenLines, Listeners};
 use crate::server::{Lifecycle, Reloads, ServerHandles};
 use crate::telemetry::metrics::Unanswered;
-use crate::{config, server, telemetry};
+use crate::{config, server};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Set in the process that runs one test alone.

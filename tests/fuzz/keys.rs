@@ -69,6 +69,7 @@ fn derive(key: &[&str], missing: Missing, query: &str, headers: &HeaderMap) -> D
         claims: None,
         tier: None,
         certificate: None,
+        extensions: None,
     };
     let key = Key::parse(key.iter().copied()).unwrap();
     key.derive(&facts, missing, &SECRET)

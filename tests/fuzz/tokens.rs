@@ -194,6 +194,7 @@ fn check(keys: &Keys, token: &[u8]) {
             claims: None,
             tier: None,
             certificate: None,
+            extensions: None,
         };
         let verified = facts.with_bearer(|token| keys.rules.verify(token, NOW));
         verified.is_some()

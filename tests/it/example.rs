@@ -13,8 +13,18 @@ struct Example {
 
 impl Example {
     fn start(name: &str) -> Example {
+        // Where the tests themselves were built: there it is built already, or will be reused.
+        let program = std::path::Path::new(env!("CARGO_BIN_EXE_tidegate"));
+        let folder = program.parent().unwrap();
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["run", "--quiet", "--offline", "--example", name]);
+        cargo.args([
+            "build",
+            "--quiet",
+            "--offline",
+            "--workspace",
+            "--example",
+            name,
+        ]);
         if !cfg!(debug_assertions) {
             cargo.arg("--release");
         }
@@ -25,14 +35,15 @@ impl Example {
                 cargo.env_remove(&name);
             }
         }
-        // Where the tests themselves were built: there it is built already, or will be reused.
-        let program = std::path::Path::new(env!("CARGO_BIN_EXE_tidegate"));
-        let target = program.ancestors().nth(2).unwrap();
-        let mut child = cargo
+        let built = cargo
             .arg("--target-dir")
-            .arg(target)
-            .args(["--", "127.0.0.1:0"])
+            .arg(folder.parent().unwrap())
             .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .unwrap();
+        assert!(built.success(), "{built}");
+        let mut child = Command::new(folder.join("examples").join(name))
+            .arg("127.0.0.1:0")
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -47,7 +58,6 @@ impl Example {
 
 impl Drop for Example {
     fn drop(&mut self) {
-        // Cargo has become the example: there is one process.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -78,7 +88,7 @@ fn the_page_of_the_library_holds_the_example() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         std::fs::read_to_string(root.join(path)).unwrap()
     };
-    let example = read("examples/axum_limits.rs");
+    let example = read("crates/limiter/examples/axum_limits.rs");
     let (_, code) = example.split_once("\n\n").unwrap();
     let page = read("docs/library.md");
     assert!(page.contains(&format!("```rust,no_run\n{code}```\n")));

@@ -3,8 +3,7 @@
 
 use http::Request;
 use http_body_util::Empty;
-use tidegate::config::parse_limits;
-use tidegate::layer::LimitLayer;
+use tidegate_limiter::Limiter;
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::admin::Looked;
@@ -219,9 +218,9 @@ fn a_layer_knows_the_same_keys() {
         ("unknown = \"trust\"\n".to_owned(), (INVENTED, 0)),
     ] {
         let text = format!("[api_key]\n{source}{LIMIT}");
-        let (limits, _) = parse_limits("limits.toml", &text, &|_| None).unwrap();
         on_a_worker(async {
-            let layer = LimitLayer::new(limits, |_| Some([127, 0, 0, 1].into())).unwrap();
+            let limiter = Limiter::from_toml("limits.toml", &text).unwrap();
+            let layer = limiter.layer(|_| Some([127, 0, 0, 1].into()));
             let service = layer.layer(service_fn(|_: Request<Empty<bytes::Bytes>>| async {
                 Ok::<_, std::convert::Infallible>(http::Response::new(Empty::<bytes::Bytes>::new()))
             }));

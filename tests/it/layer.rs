@@ -15,8 +15,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, Version};
 use http_body::Frame;
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
-use tidegate::config::parse_limits;
-use tidegate::layer::{LimitLayer, LimitedBody};
+use tidegate_limiter::{LimitLayer, LimitedBody, Limiter};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::house::{Tidegate, Upstream};
@@ -27,9 +26,16 @@ type Head = Request<Empty<Bytes>>;
 const CLIENT: [u8; 4] = [127, 0, 0, 1];
 const TWO: &str = "[limit.default]\nrate = \"2/h\"\n";
 
+fn limiter(text: &str) -> Limiter {
+    Limiter::from_toml("limits.toml", text).unwrap()
+}
+
+fn layer_of(limiter: &Limiter) -> LimitLayer {
+    limiter.layer(|extensions| extensions.get().copied())
+}
+
 fn layer(text: &str) -> LimitLayer {
-    let (limits, _) = parse_limits("limits.toml", text, &|_| None).unwrap();
-    LimitLayer::new(limits, |extensions| extensions.get().copied()).unwrap()
+    layer_of(&limiter(text))
 }
 
 fn request(path: &str) -> Head {
@@ -75,8 +81,9 @@ fn a_layer_and_a_proxy_count_together_in_redis() {
     let top = format!("upstream = \"{}\"\n", upstream.url());
     let proxy = Tidegate::start(&format!("{top}{shared}"));
     on_a_worker(async {
-        let layer = layer(&shared);
-        layer.settled().await;
+        let limiter = limiter(&shared);
+        limiter.ready().await;
+        let layer = layer_of(&limiter);
         let service = layer.layer(service_fn(ok));
         let remaining = |headers: &HeaderMap| headers["x-ratelimit-remaining"].clone();
         for left in [3, 1] {
@@ -108,8 +115,9 @@ fn threads_share_one_limit_exactly() {
         .build()
         .unwrap();
     let allowed = runtime.block_on(async {
-        let layer = layer(&text);
-        layer.settled().await;
+        let limiter = limiter(&text);
+        limiter.ready().await;
+        let layer = layer_of(&limiter);
         let service = layer.layer(service_fn(ok));
         let tasks = (0..200).map(|_| {
             let service = service.clone();
@@ -133,8 +141,9 @@ fn who_goes_away_was_charged_once() {
         redis.port()
     );
     on_a_worker(async {
-        let layer = layer(&text);
-        layer.settled().await;
+        let limiter = limiter(&text);
+        limiter.ready().await;
+        let layer = layer_of(&limiter);
         let reached = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&reached);
         let stuck = layer.layer(service_fn(move |_: Head| {
@@ -389,14 +398,14 @@ fn an_outage_means_what_on_error_says() {
             ("deny", [503, 503, 503]),
             ("allow", [200, 200, 200]),
         ] {
-            let layer = layer(&text(on_error));
-            layer.settled().await;
+            let limiter = limiter(&text(on_error));
+            limiter.ready().await;
+            let layer = layer_of(&limiter);
             let service = layer.layer(service_fn(ok));
             assert_eq!(statuses(&service, 3).await, expected, "{on_error}");
         }
     });
-    let (limits, _) = parse_limits("limits.toml", &text("local"), &|_| None).unwrap();
-    let error = LimitLayer::new(limits, |_| None).unwrap_err();
+    let error = Limiter::from_toml("limits.toml", &text("local")).unwrap_err();
     assert!(error.to_string().contains("runtime"), "{error}");
 }
 

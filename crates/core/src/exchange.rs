@@ -22,7 +22,6 @@ mod counts;
 pub mod downstream;
 pub mod grpc;
 pub mod headers;
-pub mod layer;
 pub mod limiter;
 pub mod local_reply;
 mod logged;

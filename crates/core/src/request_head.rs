@@ -6,7 +6,7 @@
 
 use std::net::IpAddr;
 
-use http::{HeaderMap, Method};
+use http::{Extensions, HeaderMap, Method};
 
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
@@ -28,6 +28,8 @@ pub struct RequestHead<'r> {
     pub is_trusted: bool,
     /// The certificate that the peer showed.
     pub certificate: Option<&'r Certificate>,
+    /// What a program has added to the request; `None` for a request that is described.
+    pub extensions: Option<&'r Extensions>,
 }
 
 /// What the connection of a request speaks.

@@ -38,7 +38,8 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 
 use crate::tls::TlsTrouble;
 use fleet::Fleet;
-use hash_key::{CurrentKey, KeyRing};
+pub use hash_key::CurrentKey;
+use hash_key::KeyRing;
 use memory::Memory;
 pub use observed::Observed;
 use overrides::OverrideSnapshot;

@@ -3,7 +3,7 @@
 //! The same engine as the proxy's, with the log's clock: routes, keys and counts are its own code,
 //! and time is an argument. Lines are read by pure [`formats`]; only `file` and [`logs`] do IO.
 
-use tidegate_core::{client, clock, config, limit, path, route, store, telemetry};
+use tidegate_core::{client, config, limit, path, route, telemetry};
 
 pub mod course;
 pub mod date;

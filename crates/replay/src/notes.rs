@@ -10,30 +10,10 @@ use crate::limit::{Algorithm, Missing};
 /// A key as files write it.
 pub fn key(key: &Key) -> String {
     let parts = key.parts.iter().map(|part| {
-        let words: Vec<_> = part.0.iter().map(word).collect();
+        let words: Vec<_> = part.0.iter().map(Part::to_string).collect();
         words.join(" or ")
     });
     parts.collect::<Vec<_>>().join(" + ")
-}
-
-fn word(part: &Part) -> String {
-    let name = part.name();
-    match part {
-        Part::Ip => "ip".to_owned(),
-        Part::ApiKey => "api_key".to_owned(),
-        Part::Header(_) => format!("header:{name}"),
-        Part::Query(_) => format!("query:{name}"),
-        Part::Cookie(_) => format!("cookie:{name}"),
-        Part::Path => "path".to_owned(),
-        Part::PathParam(_) => format!("path:{name}"),
-        Part::Method => "method".to_owned(),
-        Part::Host => "host".to_owned(),
-        Part::Route => "route".to_owned(),
-        Part::Global => "global".to_owned(),
-        Part::Tier => "tier".to_owned(),
-        Part::Jwt(_) => format!("jwt:{name}"),
-        Part::Tls(_) => format!("tls:{name}"),
-    }
 }
 
 /// Everything worth a sentence.
@@ -44,7 +24,7 @@ pub fn of(engine: &Engine, logs: &[Found]) -> Vec<String> {
         let limit = &planned.limit;
         let unknown = |part: &&Part| **part == Part::ApiKey && engine.totals.unknown_keys > 0;
         let never = carried.never.iter().filter(|part| !unknown(part));
-        let parts: Vec<_> = never.map(word).collect();
+        let parts: Vec<_> = never.map(Part::to_string).collect();
         if parts.is_empty() || carried.asked == 0 {
             continue;
         }

@@ -93,7 +93,7 @@ fn invention<'k>(config: &Config, part: &'k Alternatives) -> Option<&'k Part> {
         Part::Header(_) => config.client_ip.trusted.is_empty(),
         Part::Query(_) | Part::Cookie(_) | Part::PathParam(_) => true,
         Part::Ip | Part::Path | Part::Method | Part::Host | Part::Route => false,
-        Part::Global | Part::Tier | Part::Jwt(_) | Part::Tls(_) => false,
+        Part::Global | Part::Tier | Part::Jwt(_) | Part::Tls(_) | Part::Custom(_) => false,
     })
 }
 

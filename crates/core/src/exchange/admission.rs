@@ -61,6 +61,14 @@ pub struct CountedLimit<'l> {
 }
 
 impl Admission {
+    /// One that asks nothing yet; `generation` is that of the hash key.
+    pub fn new(generation: u64) -> Admission {
+        Admission {
+            generation,
+            ..Admission::default()
+        }
+    }
+
     /// Adds what one limit asks: these windows, and those of its candidate beside them.
     pub(super) fn add(&mut self, counted: CountedLimit<'_>) {
         let CountedLimit {
@@ -86,6 +94,17 @@ impl Admission {
         if !limit.candidate.is_empty() {
             self.shadow.push(limit.candidate.iter().map(item).collect());
         }
+    }
+
+    /// Adds what one limit asks of a key that is given as a hash.
+    pub fn add_key(&mut self, limit: &Arc<Limit>, tag: KeyHash, cost: u64) {
+        self.add(CountedLimit {
+            limit,
+            windows: &limit.windows,
+            tag,
+            cost: cost.saturating_mul(limit.cost),
+            asker: None,
+        });
     }
 
     pub(super) fn take_shadow(&mut self) -> Vec<Charge> {

@@ -3,13 +3,17 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
+use super::admission::Admission;
+use super::rejection::Rejection;
+use super::shadow::ShadowChecks;
 use super::slots::{HeldSlots, Stores, slots_of};
 use crate::config::{Config, StoreSettings};
 use crate::limit::{Charge, OnError};
 use crate::store::memory::Memory;
 use crate::store::overrides::OverrideSnapshot;
-use crate::store::{Backing, Store};
+use crate::store::{Backing, CurrentKey, Store};
 use crate::telemetry::decisions::DecisionLog;
 use crate::telemetry::metrics::Meter;
 
@@ -163,13 +167,35 @@ impl Limiter {
         }
     }
 
+    /// The secret that keys are hashed with now.
+    pub fn hash_key(&self) -> CurrentKey {
+        self.store.hash_key()
+    }
+
+    /// Asks the store about the shadow limits of an admission; nothing waits for it.
+    pub fn ask_shadow(&self, admission: &mut Admission) -> Option<Box<ShadowChecks>> {
+        let charges = admission.take_shadow();
+        ShadowChecks::ask(&self.stores, charges, admission.generation)
+    }
+
+    /// Lets an admission pass or says why not.
+    pub async fn decide(&self, admission: &mut Admission, since: Instant) -> Result<(), Rejection> {
+        if admission.charge.is_empty() {
+            return Ok(());
+        }
+        match self.admit_here(admission) {
+            Some(admitted) => admitted,
+            None => self.admit(admission, since).await,
+        }
+    }
+
     /// Waits until the first attempt to reach the store has ended, well or badly.
-    pub(super) async fn ready(&self) {
+    pub async fn ready(&self) {
         self.store.ready().await;
     }
 
     /// Waits until the store knows what is held here.
-    pub(super) async fn told(&self) {
+    pub async fn told(&self) {
         self.store.told().await;
     }
 

@@ -103,7 +103,7 @@ pub struct Denial {
 }
 
 impl Denial {
-    pub(super) fn decided(&self) -> Decided<'_> {
+    pub fn decided(&self) -> Decided<'_> {
         Decided {
             charge: &self.charge,
             decision: &self.decision,

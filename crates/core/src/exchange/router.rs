@@ -69,6 +69,7 @@ impl Router {
             claims: None,
             tier: None,
             certificate: head.certificate,
+            extensions: head.extensions,
         };
         let tiers = self.tiers_for(found.route);
         claims = self

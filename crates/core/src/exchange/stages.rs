@@ -176,6 +176,7 @@ impl Stages {
             client: client_ip.find(downstream.arrival.ip, request.headers()),
             is_trusted: downstream.trusted,
             certificate: downstream.arrival.certificate(),
+            extensions: Some(request.extensions()),
         };
         x.record.client = head.client;
         let found = self.router.find_route(&head)?;

@@ -78,6 +78,7 @@ mod tests {
             claims: None,
             tier: Some("partner"),
             certificate: None,
+            extensions: None,
         };
         exempt.has(facts.ip, &Key::parse([key]).unwrap(), &facts)
     }

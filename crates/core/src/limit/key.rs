@@ -6,6 +6,7 @@
 
 mod claims;
 mod credential;
+mod custom;
 mod given;
 mod identity;
 pub mod jwt;
@@ -19,7 +20,7 @@ mod value;
 
 use std::net::IpAddr;
 
-use http::{HeaderMap, HeaderName, Method};
+use http::{Extensions, HeaderMap, HeaderName, Method};
 
 use super::Missing;
 use crate::certificate::Certificate;
@@ -27,6 +28,7 @@ use crate::path::CanonicalPath;
 
 pub use claims::Claims;
 pub use credential::Credential;
+pub use custom::{CustomKey, KeyRequest, custom_hash};
 pub use given::Given;
 use identity::Identity;
 pub use key_hash::KeyHash;
@@ -88,6 +90,8 @@ pub enum Part {
     Jwt(String),
     /// What the client's certificate says of it.
     Tls(Credential),
+    /// What a program's closure makes of the request. No file names it.
+    Custom(CustomKey),
 }
 
 /// One part of a key: the first of these that a request carries. Never empty once parsed.
@@ -147,6 +151,8 @@ pub struct Facts<'r> {
     pub tier: Option<&'r str>,
     /// The certificate that it showed.
     pub certificate: Option<&'r Certificate>,
+    /// What a program has added to the request.
+    pub extensions: Option<&'r Extensions>,
 }
 
 /// Whose budget one request is counted against.
@@ -217,6 +223,22 @@ impl Key {
         Ok(())
     }
 
+    /// The client's address.
+    pub fn ip() -> Key {
+        Key::one(Part::Ip)
+    }
+
+    /// What a program's closure makes of the request.
+    pub fn custom(key: CustomKey) -> Key {
+        Key::one(Part::Custom(key))
+    }
+
+    fn one(part: Part) -> Key {
+        Key {
+            parts: vec![Alternatives(vec![part])],
+        }
+    }
+
     /// Every alternative of every part.
     pub fn all(&self) -> impl Iterator<Item = &Part> {
         self.parts.iter().flat_map(|part| &part.0)
@@ -273,6 +295,7 @@ impl Part {
             Self::Tier => 12,
             Self::Jwt(_) => 13,
             Self::Tls(_) => 14,
+            Self::Custom(_) => custom::KIND,
         }
     }
 
@@ -298,6 +321,7 @@ impl Part {
             Self::Ip | Self::Path | Self::Method | Self::Host | Self::Route | Self::Global => true,
             Self::ApiKey | Self::Header(_) | Self::Query(_) | Self::Cookie(_) => false,
             Self::PathParam(_) | Self::Tier | Self::Jwt(_) | Self::Tls(_) => false,
+            Self::Custom(_) => false,
         }
     }
 }
@@ -351,6 +375,7 @@ mod tests {
             claims: None,
             tier: Some("pro"),
             certificate: None,
+            extensions: None,
         };
         Key::parse(key.iter().copied())
             .unwrap()

@@ -25,6 +25,16 @@ impl Rule {
         Rule::log(rate, precision_us)
     }
 
+    /// So many requests at once; a holder that says nothing keeps a slot for `hold_us` microseconds.
+    pub const fn slots(units: u64, hold_us: u64) -> Rule {
+        Rule {
+            algorithm: Algorithm::Slots,
+            units,
+            window_us: hold_us,
+            precision_us: 1,
+        }
+    }
+
     /// A log of this precision, which divides the rate's window.
     pub const fn log(rate: Rate, precision_us: u64) -> Rule {
         Rule {

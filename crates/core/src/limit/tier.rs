@@ -111,6 +111,7 @@ mod tests {
             claims: None,
             tier: None,
             certificate: None,
+            extensions: None,
         };
         tiers.tier_of(&facts, trusted).map(Cow::into_owned)
     }

@@ -79,6 +79,7 @@ impl Reading {
             claims: None,
             tier: None,
             certificate: None,
+            extensions: None,
         }
     }
 

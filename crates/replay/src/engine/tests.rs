@@ -149,6 +149,7 @@ impl Model {
             claims: None,
             tier: None,
             certificate: None,
+            extensions: None,
         };
         let tier = self.config.tier.as_ref().unwrap().tier_of(&facts, true);
         facts.tier = tier.as_deref();

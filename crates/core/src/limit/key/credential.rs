@@ -87,6 +87,7 @@ mod tests {
             claims: None,
             tier: None,
             certificate,
+            extensions: None,
         };
         let key = Key::parse([key]).unwrap();
         key.derive(&facts, Missing::Deny, &SECRET)

@@ -142,6 +142,7 @@ mod tests {
             claims: None,
             tier: None,
             certificate: None,
+            extensions: None,
         };
         let key = Key::parse(key.iter().copied()).unwrap();
         match key.derive(&facts, missing, &SECRET) {

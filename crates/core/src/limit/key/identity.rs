@@ -42,6 +42,11 @@ impl<'h> Identity<'h> {
         }
     }
 
+    /// A value of a part that has no name.
+    pub(super) fn add_text(&mut self, kind: u8, value: &[u8]) {
+        self.add_kind(kind, b"", value);
+    }
+
     pub(super) fn add_missing(&mut self) {
         self.add_kind(0, b"", b"");
     }

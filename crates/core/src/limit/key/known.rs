@@ -363,6 +363,7 @@ mod tests {
             claims: None,
             tier: None,
             certificate: None,
+            extensions: None,
         })
     }
 

@@ -234,6 +234,7 @@ impl fmt::Display for Part {
             Self::Tier => f.write_str("tier"),
             Self::Jwt(name) => write!(f, "jwt:{name}"),
             Self::Tls(credential) => write!(f, "tls:{}", credential.word()),
+            Self::Custom(_) => f.write_str("custom"),
         }
     }
 }

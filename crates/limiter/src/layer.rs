@@ -1,11 +1,8 @@
-//! The limiter as a [`tower::Layer`], for services that are no proxy: axum's, tonic's, hyper's,
-//! anybody's. It decides, denies and tells clients of their limits exactly as the proxy does.
-#![doc = ""]
-#![doc = include_str!("../../docs/library.md")]
+//! Limits before an HTTP service, as a [`tower::Layer`]. They decide, deny and tell clients exactly as
+//! the proxy does.
 
 use std::fmt;
 use std::future::Future;
-use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,19 +13,16 @@ use http::header::CONNECTION;
 use http::{Extensions, Request, Response, Version};
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::runtime::Handle;
 use tower::{Layer, Service};
 
-use super::Exchange;
-use super::access_record::AccessRecord;
-use super::downstream::Arrival;
-use super::limiter::StoreHandle;
-use super::local_reply;
-use super::rejection::Rejection;
-use super::slots::HeldSlots;
-use super::stages::Stages;
-use crate::config::{Limits, LogFormat, LogTarget, StoreKind};
-use crate::telemetry::access::{AccessLog, Buffer};
+use tidegate_core::exchange::Exchange;
+use tidegate_core::exchange::access_record::AccessRecord;
+use tidegate_core::exchange::downstream::Arrival;
+use tidegate_core::exchange::local_reply;
+use tidegate_core::exchange::rejection::Rejection;
+use tidegate_core::exchange::slots::HeldSlots;
+use tidegate_core::exchange::stages::Stages;
+use tidegate_core::telemetry::access::Buffer;
 
 /// Where a request's peer is found: in what the server put into its extensions.
 pub type PeerOf = fn(&Extensions) -> Option<IpAddr>;
@@ -42,39 +36,8 @@ pub struct LimitLayer {
 }
 
 impl LimitLayer {
-    /// A layer of `limits`. `peer` finds the address of whoever sent a request; one that has none
-    /// is answered 500, since it could not be limited.
-    ///
-    /// With Redis as the store this is called on a tokio runtime: the connection lives there, and
-    /// once the runtime has ended, `on_error` decides.
-    ///
-    /// # Errors
-    /// A decision log that cannot be opened, a store whose address cannot be used, or no runtime.
-    pub fn new(limits: Limits, peer: PeerOf) -> io::Result<LimitLayer> {
-        let config = limits.into_config();
-        if matches!(config.store.kind, StoreKind::Redis(_)) && Handle::try_current().is_err() {
-            return Err(io::Error::other(
-                "limits counted in Redis need a tokio runtime",
-            ));
-        }
-        let counts = StoreHandle::new(&config)?.open();
-        let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0)?;
-        Ok(LimitLayer {
-            stages: Arc::new(Stages::new(config, counts, &Arc::new(log).buffer(), None)),
-            peer,
-        })
-    }
-
-    /// Waits until the first attempt to reach the store has ended, well or badly; half a second at
-    /// most. Who serves only then need not begin with decisions of its own.
-    pub async fn settled(&self) {
-        self.stages.limiter.ready().await;
-    }
-
-    /// Waits until the store knows what requests hold here, a quarter of a second at most: for the
-    /// program's end. What the store is not told it forgets by itself.
-    pub async fn told(&self) {
-        self.stages.limiter.told().await;
+    pub(crate) fn new(stages: Arc<Stages>, peer: PeerOf) -> LimitLayer {
+        LimitLayer { stages, peer }
     }
 
     /// The path of a request: admit, pass on, adjust, mark. Whoever drops it meanwhile has been
@@ -172,7 +135,7 @@ where
 /// Nobody to count it by: it must not pass.
 fn without_address() -> Response<Bytes> {
     tracing::error!(
-        "a request without its peer's address is refused: the function given to LimitLayer::new \
+        "a request without its peer's address is refused: the function given to Limiter::layer \
          found none in its extensions"
     );
     local_reply::panicked()

@@ -1,5 +1,5 @@
-//! A small API with limits of its own. Run it with `cargo run --example axum_limits`, then ask it
-//! four times: `curl -i -X POST http://127.0.0.1:3000/login`.
+//! A small API with limits of its own. Run it with `cargo run -p tidegate-limiter --example
+//! axum_limits`, then ask it four times: `curl -i -X POST http://127.0.0.1:3000/login`.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -7,30 +7,17 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::extract::ConnectInfo;
 use axum::routing::{get, post};
-use tidegate::config::{environment, parse_limits};
-use tidegate::layer::LimitLayer;
-
-const LIMITS: &str = r#"
-[limit.default]
-rate = "100/min"
-
-[limit.login]
-rate = "3/min"
-
-[[route]]
-path    = "/login"
-methods = ["POST"]
-limits  = ["login"]
-"#;
+use tidegate_limiter::{Limits, Rate};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let (limits, warnings) = parse_limits("limits.toml", LIMITS, &environment)?;
-    eprint!("{warnings}");
-    let limits = LimitLayer::new(limits, |extensions| {
-        Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip())
-    })?;
-    limits.settled().await;
+    let limiter = Limits::new()
+        .limit("client", Rate::per_minute(100))
+        .limit("login", Rate::per_minute(3))
+        .path("/login")
+        .build()?;
+    let limits =
+        limiter.layer(|extensions| Some(extensions.get::<ConnectInfo<SocketAddr>>()?.0.ip()));
     let api = Router::new()
         .route("/", get(|| async { "hello\n" }))
         .route("/login", post(|| async { "welcome\n" }))

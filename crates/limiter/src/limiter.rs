@@ -1,0 +1,134 @@
+//! The limiter: limits with their counts.
+
+use std::fmt;
+use std::sync::Arc;
+
+use tidegate_core::clock;
+use tidegate_core::config::{self, LogFormat, LogTarget, StoreKind};
+use tidegate_core::exchange::admission::Admission;
+use tidegate_core::exchange::limiter::StoreHandle;
+use tidegate_core::exchange::stages::Stages;
+use tidegate_core::limit::Limit;
+use tidegate_core::limit::key::custom_hash;
+use tidegate_core::telemetry::access::AccessLog;
+use tokio::runtime::Handle;
+
+use crate::{Decision, LimitsError};
+
+/// Limits with their counts. Clones count together.
+#[derive(Clone)]
+pub struct Limiter {
+    pub(crate) stages: Arc<Stages>,
+    limits: Arc<[Arc<Limit>]>,
+    warnings: Arc<str>,
+}
+
+impl Limiter {
+    /// Reads limits in the format of `proxy.toml`; mistakes are told with `name`, such as
+    /// `limits.toml`. `${NAME}` in the text is read from the environment. With Redis this is called
+    /// on a tokio runtime: the connection lives there.
+    ///
+    /// # Errors
+    /// Every mistake in the text at once, or a store that cannot be used.
+    #[cfg(feature = "toml")]
+    pub fn from_toml(name: &str, text: &str) -> Result<Limiter, LimitsError> {
+        let read = config::parse_limits(name, text, &config::environment);
+        let (limits, warnings) =
+            read.map_err(|mistakes| LimitsError::Invalid(mistakes.to_string()))?;
+        Limiter::open(limits, warnings.to_string())
+    }
+
+    /// Reads a file as [`from_toml`](Limiter::from_toml) reads a text.
+    ///
+    /// # Errors
+    /// The same, or a file that cannot be read.
+    #[cfg(feature = "toml")]
+    pub fn load(path: impl AsRef<std::path::Path>) -> Result<Limiter, LimitsError> {
+        let read = config::load_limits(path.as_ref());
+        let (limits, warnings) =
+            read.map_err(|mistakes| LimitsError::Invalid(mistakes.to_string()))?;
+        Limiter::open(limits, warnings.to_string())
+    }
+
+    pub(crate) fn open(limits: config::Limits, warnings: String) -> Result<Limiter, LimitsError> {
+        let config = limits.into_config();
+        if !matches!(config.store.kind, StoreKind::Memory) && Handle::try_current().is_err() {
+            return Err(LimitsError::Store(std::io::Error::other(
+                "limits counted in Redis need a tokio runtime",
+            )));
+        }
+        let limits = config.limits.clone().into();
+        let store = StoreHandle::new(&config)
+            .map_err(LimitsError::Store)?
+            .open();
+        // The log takes no lines: it counts what shadow limits would have denied.
+        let log = AccessLog::open(&LogTarget::Off, LogFormat::Json, 0.0);
+        let log = Arc::new(log.map_err(LimitsError::Store)?).buffer();
+        Ok(Limiter {
+            stages: Arc::new(Stages::new(config, store, &log, None)),
+            limits,
+            warnings: warnings.into(),
+        })
+    }
+
+    /// Charges `cost` units of `key` to every limit, or to none of them. `key` names the client, the
+    /// user or the job; a cost of 0 looks at what is left.
+    ///
+    /// It waits for Redis, if that is the store, at most as long as the store's timeout. Whoever
+    /// drops the future meanwhile may have been charged.
+    pub async fn check(&self, key: &str, cost: u32) -> Decision {
+        self.charge(&self.limits, key, cost).await
+    }
+
+    /// Charges one limit by its name. `None` if there is no such limit.
+    pub async fn check_limit(&self, limit: &str, key: &str, cost: u32) -> Option<Decision> {
+        let found = self.limits.iter().find(|one| *one.name == *limit)?;
+        Some(self.charge(std::slice::from_ref(found), key, cost).await)
+    }
+
+    async fn charge(&self, limits: &[Arc<Limit>], key: &str, cost: u32) -> Decision {
+        let limiter = &self.stages.limiter;
+        let secret = limiter.hash_key();
+        let mut admission = Admission::new(secret.generation);
+        let tag = custom_hash(key, &secret.key);
+        for limit in limits {
+            admission.add_key(limit, tag, u64::from(cost));
+        }
+        let shadow = limiter.ask_shadow(&mut admission);
+        let admitted = limiter.decide(&mut admission, clock::now()).await;
+        Decision::new(admission, admitted, shadow)
+    }
+
+    /// What is odd about limits that were read from a text or a file; empty if nothing is.
+    pub fn warnings(&self) -> &str {
+        &self.warnings
+    }
+
+    /// Waits until the first attempt to reach Redis has ended, well or badly; half a second at most.
+    /// A program that serves only then does not open with decisions of its own.
+    pub async fn ready(&self) {
+        self.stages.limiter.ready().await;
+    }
+
+    /// Waits until Redis knows which permits were let go of here, a quarter of a second at most: for
+    /// a program's end. Without it they are free when their lease ends.
+    pub async fn flush(&self) {
+        self.stages.limiter.told().await;
+    }
+
+    /// Limits before an HTTP service. `peer` finds the address of the connection among a request's
+    /// extensions; a request that has none is answered 500, since it could not be limited.
+    #[cfg(feature = "tower")]
+    pub fn layer(&self, peer: crate::PeerOf) -> crate::LimitLayer {
+        crate::LimitLayer::new(Arc::clone(&self.stages), peer)
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.limits.iter().map(|limit| &limit.name);
+        f.debug_tuple("Limiter")
+            .field(&names.collect::<Vec<_>>())
+            .finish()
+    }
+}
