@@ -21,7 +21,7 @@ pub(super) fn secrets(state: &AdminState, headers: &HeaderMap) -> ApiResult {
     let text = state
         .server
         .introspection
-        .inspect(|snapshot| snapshot.config.written.text.clone());
+        .inspect(|snapshot| snapshot.config.sources.text.clone());
     let shown = headers.get(header::AUTHORIZATION);
     let token = shown.and_then(|shown| shown.as_bytes().get(7..));
     let token = token.unwrap_or_default().trim_ascii();
@@ -33,7 +33,7 @@ pub(super) fn config(state: &AdminState, headers: &HeaderMap) -> ApiResult {
     let text = state
         .server
         .introspection
-        .inspect(|snapshot| snapshot.config.written.text.clone());
+        .inspect(|snapshot| snapshot.config.sources.text.clone());
     let found = effective::effective(&available(text)?, &environment);
     let accept = headers
         .get(header::ACCEPT)

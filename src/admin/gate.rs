@@ -114,11 +114,12 @@ fn is_json(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Secret;
 
     fn pass(address: &str) -> Pass {
         let settings = AdminSettings {
             address: address.parse().unwrap(),
-            token: Some(b"0123456789abcdef".to_vec()),
+            token: Some(Secret(b"0123456789abcdef".to_vec())),
             hosts: vec!["proxy.internal".to_owned()],
         };
         Pass::new(&settings, None)

@@ -34,9 +34,9 @@ pub(super) fn config(args: &ConfigArgs) -> u8 {
         Ok((config, _)) => config,
         Err(found) => return accept(Err(found)).err().unwrap_or_default(),
     };
-    let own = effective::effective(&config.written.text, &environment);
+    let own = effective::effective(&config.sources.text, &environment);
     if args.diff {
-        return match differences(args, &config.written.text, &own) {
+        return match differences(args, &config.sources.text, &own) {
             Ok(lines) => tell(&lines, args.json),
             Err(trouble) => {
                 trouble.say();

@@ -103,7 +103,7 @@ impl Reloader {
                 heartbeats: Arc::clone(&self.handles.heartbeats),
             };
             control.spawn(endure(move || control::serve(post.clone())));
-            let written = &self.config.written;
+            let written = &self.config.sources;
             self.watcher.read(path, Some(&written.text), &written.files);
             self.watches = watch;
         }
@@ -222,7 +222,7 @@ impl Reloader {
         let mut files = Vec::new();
         let loaded = config::load_noting(path, &mut files);
         let text = match &loaded {
-            Ok((config, _)) => Some(&*config.written.text),
+            Ok((config, _)) => Some(&*config.sources.text),
             Err(found) => Some(&*found.source.text).filter(|text| !text.is_empty()),
         };
         self.watcher.read(path, text, &files);
