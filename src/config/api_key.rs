@@ -1,5 +1,5 @@
-//! `[api_key]`: where clients carry their keys, and the known keys. `keys_file` of `[tier]` has known
-//! keys as well: both files are read here.
+//! `[api_key]`: where clients carry their keys, and the known keys. `keys_file` of `[tier]` has
+//! known keys as well: both files are read here.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};

@@ -32,8 +32,8 @@ pub struct Bypass {
 }
 
 impl Bypass {
-    /// Whether every condition holds for a request. `client` is its full address, and `case` is that
-    /// of its route.
+    /// Whether every condition holds for a request. `client` is its full address, and `case` is
+    /// that of its route.
     pub fn covers(&self, facts: &Facts<'_>, client: IpAddr, case: Case) -> bool {
         let header = || {
             self.header.as_ref().is_none_or(|(name, secret)| {
@@ -48,7 +48,8 @@ impl Bypass {
         self.fits(facts.path, client, case) && header() && key()
     }
 
-    /// Whether the conditions on path and address hold. A route of `case` has canonicalized the path.
+    /// Whether the conditions on path and address hold. A route of `case` has canonicalized the
+    /// path.
     pub fn fits(&self, path: &CanonicalPath<'_>, client: IpAddr, case: Case) -> bool {
         let ip = self.ip.is_empty() || self.ip.iter().any(|net| net.contains(&client));
         let pattern = match case {

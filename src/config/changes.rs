@@ -1,8 +1,8 @@
 //! The changes of a reload, as log lines: `limit search: 100/min -> 50/min`.
 //!
-//! Pure: two configurations in, lines out. The lines use the words of the file itself, so that a new
-//! setting needs no code here. Of a file with secrets the lines say only that it changed. Passwords
-//! in URLs are hidden.
+//! Pure: two configurations in, lines out. The lines use the words of the file itself, so that a
+//! new setting needs no code here. Of a file with secrets the lines say only that it changed.
+//! Passwords in URLs are hidden.
 
 use std::collections::{BTreeMap, BTreeSet};
 

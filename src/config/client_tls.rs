@@ -23,8 +23,8 @@ pub struct ClientTls {
     pub unverified: bool,
 }
 
-/// Reads the table `tls` within `outer`. Also returns the place of its first key. `file_stem` is the
-/// name of the files in examples.
+/// Reads the table `tls` within `outer`. Also returns the place of its first key. `file_stem` is
+/// the name of the files in examples.
 pub(super) fn read(outer: &mut Section<'_>, file_stem: &str) -> (ClientTls, Option<TextSpan>) {
     let mut section = outer.section("tls");
     let tls = read_keys(&mut section, file_stem);

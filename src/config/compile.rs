@@ -1,5 +1,6 @@
 //! Joins the sections of a file: limits are compiled, names become references, and rules that span
-//! sections are checked. Reports all mistakes; the caller uses the [`Config`] only if there are none.
+//! sections are checked. Reports all mistakes; the caller uses the [`Config`] only if there are
+//! none.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use super::limits::{self, RawLimit, SectionsPresent};
 use super::reader::{ConfigReader, Located, ValueKind, values};
 use super::route::{self, RawRoute};
 use super::section::Section;
-use super::tls::{self, RawTls};
+use super::tls;
 use super::upstream::{self, DefinedUpstream};
 use super::{
     AcmeChallenge, Config, Listen, admin, api_key, auth, bypass, deny, routes, server, store,
@@ -73,29 +74,19 @@ pub(super) fn read_sections<'r>(reader: &'r ConfigReader<'r>, table: &'r DeTable
     let upstream = top_upstream(&mut top);
     let (headers, request_id) = deny::read_headers(top.section("headers"));
     let jwt = auth::read(top.section("auth"));
-    let RawTls {
-        settings: tls,
-        listen: tls_listen,
-        untimely,
-        redirect_span: tls_redirect,
-    } = tls::read(&mut top);
+    let server = server::read(&mut top);
+    let tls = tls::read(&mut top, server.http2);
     let places = Places {
         admin: admin.as_ref().map(|admin| admin.span.clone()),
         listen: listen.iter().map(|one| one.span.clone()).collect(),
         trusted_proxies: top.key_span("trusted_proxies"),
         tier: top.key_span("tier"),
         unknown_keys: keys.unknown_span.clone(),
-        untimely,
+        untimely: tls.untimely,
     };
-    let server = server::read(&mut top);
     let config = Config {
         listen: values(listen.clone()),
-        tls: tls.map(|tls| {
-            Arc::new(tls::TlsSettings {
-                http2: server.http2,
-                ..tls
-            })
-        }),
+        tls: tls.settings.map(Arc::new),
         admin: admin.map(|admin| admin.value),
         store: store::read(top.section("store")),
         client_ip: server::read_client_ip(&mut top),
@@ -120,8 +111,8 @@ pub(super) fn read_sections<'r>(reader: &'r ConfigReader<'r>, table: &'r DeTable
         config,
         places,
         listen,
-        tls_listen,
-        tls_redirect,
+        tls_listen: tls.listen,
+        tls_redirect: tls.redirect_span,
         upstream,
         case: top
             .optional_word("case", route::CASES)

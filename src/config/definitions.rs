@@ -147,7 +147,8 @@ impl<'r> Definitions<'r> {
         index
     }
 
-    /// The index of the upstream that `upstream = TEXT` refers to: by its name, or by a server's URL.
+    /// The index of the upstream that `upstream = TEXT` refers to: by its name, or by a server's
+    /// URL.
     pub(super) fn find_upstream(&mut self, text: &Located<String>) -> Option<usize> {
         let named = self.upstreams_by_name.get(&text.value).copied();
         let index = match named {

@@ -125,8 +125,9 @@ impl Section<'_> {
         }
     }
 
-    /// The certificate and the key in the files that `cert` and `key` name. A lacking one is reported
-    /// if both are required or the other is given. The examples are for `cert` and for `key`.
+    /// The certificate and the key in the files that `cert` and `key` name. A lacking one is
+    /// reported if both are required or the other is given. The examples are for `cert` and for
+    /// `key`.
     pub(super) fn identity(
         &mut self,
         both_required: bool,

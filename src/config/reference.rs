@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 use toml::de::{DeTable, DeValue};
 
-const REFERENCE: &str = include_str!("../../proxy.reference.toml");
+pub(super) const TEXT: &str = include_str!("../../proxy.reference.toml");
 
 /// One setting of the reference.
 #[derive(Debug)]
@@ -146,7 +146,7 @@ fn parse() -> Reference {
     let mut reference = Reference::default();
     // The lines of comment directly above a section.
     let mut above: Vec<&str> = Vec::new();
-    for line in REFERENCE.lines() {
+    for line in TEXT.lines() {
         let (line, is_set) = match line.strip_prefix("# ") {
             Some(rest) => (rest, false),
             None => (line, true),

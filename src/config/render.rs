@@ -1,5 +1,5 @@
-//! Prints findings: for people in the form of rustc, for scripts as JSON, and for GitHub's checks as
-//! workflow commands. Pure.
+//! Prints findings: for people in the form of rustc, for scripts as JSON, and for GitHub's checks
+//! as workflow commands. Pure.
 //!
 //! Lines of the file appear in the output with their secrets as stars.
 

@@ -11,8 +11,9 @@ use super::reference::{self, Setting, joined_path, value_as_json};
 
 /// The whole schema.
 pub fn schema() -> Value {
-    // Readers declare all settings, also those that the text does not have.
-    let (_, declared) = read_text("", "", &Surroundings::none());
+    // Readers declare all settings of a section, also those that the text does not have. The
+    // reference has a section of each kind that may be absent.
+    let (_, declared) = read_text("", reference::TEXT, &Surroundings::none());
     let mut top = SchemaWriter { declared }.section("");
     top["$schema"] = json!("http://json-schema.org/draft-07/schema#");
     top["title"] = json!("proxy.toml of tidegate");

@@ -30,8 +30,8 @@ pub struct StoreSettings {
     pub on_error: OnError,
     /// The number of proxies that share the store.
     pub fleet: Fleet,
-    /// The secret of `hash_key_file`, with which client keys are hashed. Without it a secret is made
-    /// once and kept in Redis, or in this process.
+    /// The secret of `hash_key_file`, with which client keys are hashed. Without it a secret is
+    /// made once and kept in Redis, or in this process.
     pub hash_key: Option<[u8; 32]>,
     /// Keys in the embedded store, at most.
     pub max_keys: usize,

@@ -101,8 +101,8 @@ pub(super) struct RawTls {
     pub(super) redirect_span: Option<TextSpan>,
 }
 
-/// Reads `[tls]`.
-pub(super) fn read(top: &mut Section<'_>) -> RawTls {
+/// Reads `[tls]`. `http2` is that of `[server]`.
+pub(super) fn read(top: &mut Section<'_>, http2: bool) -> RawTls {
     let is_given = top.has("tls");
     let mut section = top.section("tls");
     let listen = section.listen_addresses("listen");
@@ -131,7 +131,7 @@ pub(super) fn read(top: &mut Section<'_>) -> RawTls {
         redirect,
         hsts: hsts(&mut section),
         acme,
-        http2: true,
+        http2,
     };
     let redirect_span = redirect.map(|_| section.key_span("redirect"));
     section.finish();

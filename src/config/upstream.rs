@@ -145,8 +145,8 @@ fn settings(
         connect_timeout: section.duration("connect_timeout", UP_TO_A_DAY),
         timeout: section.duration("timeout", UP_TO_A_DAY),
         body_timeout: section.duration("body_timeout", UP_TO_A_DAY),
-        // The default is shorter than what common servers keep (Node and uvicorn: 5 s). A connection
-        // is rarely closed by them at the moment it is used again.
+        // The default is shorter than what common servers keep (Node and uvicorn: 5 s). A
+        // connection is rarely closed by them at the moment it is used again.
         idle_timeout: section.duration("idle_timeout", UP_TO_A_DAY),
         max_idle: section.integer("max_idle", 0..=1 << 20),
         max_connections: section.integer("max_connections", 1..=1 << 20),

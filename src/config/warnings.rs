@@ -1,5 +1,5 @@
-//! Warnings about a file that compiled and probably does not do what its author meant, and notes about
-//! effects that the author may not expect.
+//! Warnings about a file that compiled and probably does not do what its author meant, and notes
+//! about effects that the author may not expect.
 
 mod limits;
 

@@ -88,6 +88,28 @@ fn header_text(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -
     Some(text.value)
 }
 
+/// Reads the actions of one header. A key that begins with `+` adds values.
+fn actions(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -> Vec<Action> {
+    let adds = key.starts_with('+');
+    match value.get_ref() {
+        DeValue::Boolean(false) if !adds => vec![Action::Remove],
+        DeValue::String(_) => {
+            let text = header_text(section, key, value);
+            let action = if adds { Action::Add } else { Action::Set };
+            text.map(action).into_iter().collect()
+        }
+        DeValue::Array(list) if adds && !list.is_empty() => {
+            let texts = list.iter().filter_map(|one| header_text(section, key, one));
+            texts.map(Action::Add).collect()
+        }
+        _ => {
+            let wanted = "a value, `false` to remove it, or with `+` a list of values";
+            section.wrong_type(key, value, wanted);
+            Vec::new()
+        }
+    }
+}
+
 /// Reads `{ "x-a" = "set", "+x-b" = "added", "x-c" = false }`, in the file's order.
 fn header_changes(
     section: &mut Section<'_>,
@@ -99,8 +121,8 @@ fn header_changes(
     let mut changes: Vec<Located<HeaderChange>> = Vec::new();
     for (key, value) in section.entries() {
         let written = key.value.clone();
-        let added = written.strip_prefix('+');
-        let name = Located::new(added.unwrap_or(&written).to_owned(), &key.span);
+        let name = written.strip_prefix('+').unwrap_or(&written);
+        let name = Located::new(name.to_owned(), &key.span);
         let form = TextForm::HEADER_NAME;
         let Some(name) = section.parse_text(&written, name, form, header_name) else {
             continue;
@@ -114,28 +136,7 @@ fn header_changes(
             .report_to(section.reader);
             continue;
         }
-        let actions = match value.get_ref() {
-            DeValue::Boolean(false) if added.is_none() => vec![Action::Remove],
-            DeValue::String(_) => {
-                let text = header_text(&section, &written, value);
-                let action = match added {
-                    Some(_) => text.map(Action::Add),
-                    None => text.map(Action::Set),
-                };
-                Vec::from_iter(action)
-            }
-            DeValue::Array(list) if added.is_some() && !list.is_empty() => {
-                let texts = list
-                    .iter()
-                    .filter_map(|one| header_text(&section, &written, one));
-                texts.map(Action::Add).collect()
-            }
-            _ => {
-                let wanted = "a value, `false` to remove it, or with `+` a list of values";
-                section.wrong_type(&written, value, wanted);
-                continue;
-            }
-        };
+        let actions = actions(&section, &written, value);
         let Some(action) = actions.first() else {
             continue;
         };

@@ -247,8 +247,8 @@ fn check_params(
     }
 }
 
-/// Reports a cost above the units of a limit or of one of its tiers. The limit's own cost is checked
-/// with the limit.
+/// Reports a cost above the units of a limit or of one of its tiers. The limit's own cost is
+/// checked with the limit.
 fn check_cost(definitions: &Definitions<'_>, defined: &DefinedLimit, raw: &RawRoute) {
     let (Some(limit), Some(cost)) = (&defined.limit, &raw.cost) else {
         return;

@@ -66,8 +66,8 @@ pub struct Retries {
     pub attempts: u32,
     /// Percent of the requests that may be sent again.
     pub budget: u32,
-    /// The failures after which a request is sent again, if it is idempotent. A request that was not
-    /// sent at all may always be sent again.
+    /// The failures after which a request is sent again, if it is idempotent. A request that was
+    /// not sent at all may always be sent again.
     pub on: RetryOn,
 }
 

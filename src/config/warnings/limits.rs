@@ -107,9 +107,9 @@ fn check_large_log(reader: &ConfigReader<'_>, defined: &DefinedLimit) {
         .report_to(reader);
 }
 
-/// Whether `tight` always denies before `loose`: the windows of `tight` that cover one of `loose` hold
-/// fewer units. Only exact logs allow this conclusion. A coarse log counts a unit for longer than
-/// its window.
+/// Whether `tight` always denies before `loose`: the windows of `tight` that cover one of `loose`
+/// hold fewer units. Only exact logs allow this conclusion. A coarse log counts a unit for longer
+/// than its window.
 fn covers(tight: &Rule, loose: &Rule) -> bool {
     let longest_us = loose.window_us + loose.precision_us - 1;
     let windows = longest_us.div_ceil(tight.window_us);
@@ -240,8 +240,8 @@ fn check_open_login(reader: &ConfigReader<'_>, defined: &DefinedLimit, routes: &
         .report_to(reader);
 }
 
-/// Reports routes whose limits all count by keys that a client can invent: a client that sends another
-/// value with each request has a fresh budget each time.
+/// Reports routes whose limits all count by keys that a client can invent: a client that sends
+/// another value with each request has a fresh budget each time.
 fn check_inventable_keys(reader: &ConfigReader<'_>, compiled: &Compiled<'_>, index: &LimitIndex) {
     let mut reported = BTreeSet::new();
     for route in compiled.config.routes.iter() {
