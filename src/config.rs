@@ -90,7 +90,6 @@ pub use upstream::{
 /// share the reference counts on the path of a request.
 #[derive(Debug)]
 pub struct Config {
-    /// Where clients connect.
     pub listen: Vec<Listen>,
     /// Where clients connect over TLS.
     pub tls: Option<Arc<TlsSettings>>,
@@ -122,7 +121,6 @@ pub struct Config {
     pub deny: DenySettings,
     /// Bounds on clients and on the process.
     pub server: ServerSettings,
-    /// The logs.
     pub log: LogSettings,
     /// The collector of traces.
     pub tracing: Option<Arc<TracingSettings>>,

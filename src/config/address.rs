@@ -15,7 +15,6 @@ use super::section::Section;
 use super::values::TextForm;
 use crate::route::host_of;
 
-/// One upstream server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ServerAddress {
     /// Plain HTTP/1.1 over TCP: host name or address (lower case, IPv6 without brackets), and port.

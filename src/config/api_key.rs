@@ -64,7 +64,6 @@ struct KeyLine {
     tier: Option<String>,
 }
 
-/// Reads `[api_key]`.
 pub(super) fn read(mut section: Section<'_>) -> RawKeys {
     let from = sources(&mut section);
     let mut known = KeyList::default();

@@ -33,7 +33,6 @@ pub enum BodyKind {
     Text,
 }
 
-/// Reads `[deny]`.
 pub(super) fn read(mut section: Section<'_>) -> DenySettings {
     let status = section.integer("status", 400..=599);
     let docs_url = section.parse("docs_url", TextForm::new(Code::BadUrl, "a URL"), docs_url);

@@ -14,7 +14,6 @@ pub type TextSpan = Range<usize>;
 pub struct SourceText {
     /// A file's path, or `command line`.
     pub name: String,
-    /// Its text.
     pub text: String,
 }
 

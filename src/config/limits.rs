@@ -105,7 +105,6 @@ impl RawLimit {
     }
 }
 
-/// Reads `[limit.NAME]`.
 pub(super) fn read(
     name: Located<String>,
     mut section: Section<'_>,

@@ -15,13 +15,10 @@ const MAX_HOSTS: usize = 64;
 /// The way to Redis. `Debug` and error texts never show a password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisSettings {
-    /// The servers.
     pub topology: RedisTopology,
-    /// Database number.
     pub database: i64,
     /// ACL user.
     pub username: Option<String>,
-    /// Password.
     pub password: Option<Secret<String>>,
     /// TLS to every server, sentinels too; `None` for plain connections.
     pub tls: Option<Box<ClientTls>>,
@@ -30,7 +27,6 @@ pub struct RedisSettings {
 /// The servers that hold the counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RedisTopology {
-    /// One server.
     Single(RedisAddress),
     /// The master that sentinels name.
     Sentinel(SentinelSettings),
@@ -46,7 +42,6 @@ pub enum RedisTopology {
 pub struct SentinelSettings {
     /// At least one, all `Tcp`.
     pub addresses: Vec<RedisAddress>,
-    /// The master's name.
     pub master: String,
     /// ACL user of the sentinels themselves.
     pub username: Option<String>,

@@ -60,7 +60,6 @@ pub(super) const CASES: &[(&str, Case)] = &[
     ("insensitive", Case::Insensitive),
 ];
 
-/// Reads `[[route]]`.
 pub(super) fn read(mut section: Section<'_>) -> RawRoute {
     let name_form = TextForm::new(Code::BadName, "a route's name");
     let host_form = TextForm::new(Code::BadPattern, "a host");

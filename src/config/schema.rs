@@ -9,7 +9,6 @@ use super::load::read_text;
 use super::reader::{DeclaredSettings, Surroundings, ValueKind};
 use super::reference::{self, Setting, joined_path, value_as_json};
 
-/// The whole schema.
 pub fn schema() -> Value {
     // Readers declare all settings of a section, also those that the text does not have. The
     // reference has a section of each kind that may be absent.

@@ -32,7 +32,6 @@ pub(super) struct Section<'r> {
 }
 
 impl<'r> Section<'r> {
-    /// The whole file.
     pub(super) fn top(reader: &'r ConfigReader<'r>, table: &'r DeTable<'r>) -> Section<'r> {
         Section {
             table: Some(table),

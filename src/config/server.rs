@@ -62,14 +62,12 @@ pub enum Control {
     Derived,
     /// At this path.
     At(PathBuf),
-    /// No socket.
     Off,
 }
 
 /// Whether a trusted peer's connections begin with a header of the PROXY protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ProxyProtocol {
-    /// Never.
     #[default]
     Off,
     /// Some do.
@@ -119,11 +117,8 @@ pub enum LogFormat {
 /// The target of log lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogTarget {
-    /// No log.
     Off,
-    /// Standard output.
     Stdout,
-    /// Standard error.
     Stderr,
     /// A file; lines are appended.
     File(PathBuf),
@@ -241,7 +236,6 @@ pub(super) fn read_client_ip(top: &mut Section<'_>) -> ClientIp {
     client_ip
 }
 
-/// Reads `[log]`.
 pub(super) fn read_log(mut section: Section<'_>) -> LogSettings {
     const TARGET: TextForm = TextForm::new(
         Code::BadAddress,

@@ -73,7 +73,6 @@ impl fmt::Debug for StoreSettings {
     }
 }
 
-/// Reads `[store]`.
 pub(super) fn read(mut section: Section<'_>) -> StoreSettings {
     let kind = match redis(&mut section) {
         Some(redis) => StoreKind::Redis(redis),

@@ -128,7 +128,6 @@ struct TomlFault<'t> {
     /// The parser's message.
     what: &'t str,
     span: TextSpan,
-    /// The whole line.
     line: &'t TextSpan,
 }
 

@@ -21,7 +21,6 @@ const USUAL_PATH: &str = "/v1/traces";
 /// `[tracing]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct TracingSettings {
-    /// The collector.
     pub endpoint: Endpoint,
     /// The protocol of exports.
     pub protocol: OtlpProtocol,
@@ -43,14 +42,12 @@ pub struct TracingSettings {
     pub tls: ClientTls,
 }
 
-/// A collector's address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
     /// Whether the connection has TLS.
     pub secure: bool,
     /// A name or an address, without brackets.
     pub host: String,
-    /// Its port.
     pub port: u16,
     /// The path of exports, for HTTP.
     pub path: String,
@@ -61,7 +58,6 @@ pub struct Endpoint {
 pub enum OtlpProtocol {
     /// OTLP/HTTP with protobuf.
     Http,
-    /// OTLP/gRPC.
     Grpc,
 }
 

@@ -24,7 +24,6 @@ const SECRET_WORDS: [&str; 17] = [
 /// Routes that one note names, at most.
 const SHOWN: usize = 3;
 
-/// Reports all warnings.
 pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     check_trusted_proxies(reader, compiled);
     limits::find(reader, compiled);

@@ -45,7 +45,6 @@ pub struct Ejection {
     pub failures: u32,
     /// The length of the first ejection. Each further one is twice as long.
     pub rest: Duration,
-    /// The longest ejection.
     pub longest_rest: Duration,
     /// Percent of the reachable servers that may be out at once.
     pub max_share: u32,
