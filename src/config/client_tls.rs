@@ -3,6 +3,8 @@
 //!
 //! Files are read and checked here: a wrong one is found at load and not by a request.
 
+use std::fmt;
+
 use rustls::pki_types::ServerName;
 
 use super::Secret;
@@ -11,7 +13,7 @@ use super::section::Section;
 use super::values::TextForm;
 
 /// The trusted certificates and our own certificate. Every file has been read and checked.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClientTls {
     /// Certificates to trust instead of the system's, PEM.
     pub ca: Option<Vec<u8>>,
@@ -21,6 +23,17 @@ pub struct ClientTls {
     pub name: Option<String>,
     /// Whether any certificate of a server is accepted.
     pub unverified: bool,
+}
+
+impl fmt::Debug for ClientTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientTls")
+            .field("ca", &self.ca.as_ref().map(Vec::len))
+            .field("identity", &self.identity.as_ref().map(|(_, key)| key))
+            .field("name", &self.name)
+            .field("unverified", &self.unverified)
+            .finish()
+    }
 }
 
 /// Reads the table `tls` within `outer`. Also returns the place of its first key. `file_stem` is
