@@ -89,7 +89,7 @@ impl StorePlace {
 impl OperatorStore {
     pub(super) fn said(&mut self) -> Result<OverrideList, ApiError> {
         match self {
-            OperatorStore::Here(memory) => Ok(memory.override_list()),
+            OperatorStore::Here(memory) => Ok(memory.overrides().list()),
             OperatorStore::Redis(client) => client.overrides().map_err(unavailable),
         }
     }
@@ -97,7 +97,7 @@ impl OperatorStore {
     /// The last changes, newest first.
     pub(super) fn changes(&mut self) -> Result<Vec<Record>, ApiError> {
         match self {
-            OperatorStore::Here(memory) => Ok(memory.override_changes()),
+            OperatorStore::Here(memory) => Ok(memory.overrides().changes()),
             OperatorStore::Redis(client) => client.changes().map_err(unavailable),
         }
     }
@@ -147,7 +147,7 @@ impl OperatorStore {
 
     pub(super) fn change(&mut self, change: OverrideChange) -> Result<ChangeOutcome, ApiError> {
         match self {
-            OperatorStore::Here(memory) => Ok(memory.change_override(change)),
+            OperatorStore::Here(memory) => Ok(memory.overrides().change(change)),
             OperatorStore::Redis(client) => client.change(&change).map_err(unavailable),
         }
     }

@@ -93,7 +93,7 @@ async fn serve(start: WorkerStart, state: &ServerState) -> io::Result<()> {
     let deadlines = deadlines(lifecycle, &worker.serving.load().settings);
     state.exports.note_end(clock::now() + deadlines.all);
     let cut = worker.drain.finish(&worker.sweep, deadlines).await;
-    carried.store().told().await;
+    carried.store().flush_slots().await;
     if cut > 0 {
         tracing::warn!("drain timeout reached: closed {cut} connections");
     }
