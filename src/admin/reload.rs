@@ -18,7 +18,7 @@ described! {
 }
 
 pub(super) async fn reload(state: &AdminState) -> ApiResult {
-    let outcome = state.server.reload.ask().await;
+    let outcome = state.server.reload.request().await;
     match &*outcome {
         Ok(reloaded) => Ok(json_of(&ReloadDone {
             done: true,

@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::config::Control;
-use crate::server::control_path;
+use crate::server::socket_file::{control_paths, make_private};
 
 /// Bytes of a token file, at most.
 const MOST: u64 = 256;
@@ -20,7 +20,7 @@ const LENGTH: usize = 43;
 
 /// Where the token of a proxy of this file may be, the likeliest place first.
 pub fn places(file: &Path, control: &Control) -> Vec<PathBuf> {
-    let sockets = control_path::places(file, control);
+    let sockets = control_paths(file, control);
     let beside = |socket: PathBuf| socket.with_extension("token");
     sockets.into_iter().map(beside).collect()
 }
@@ -51,7 +51,7 @@ pub fn keep(file: &Path, control: &Control) -> io::Result<Vec<u8>> {
 
 fn make(path: &Path, own_directory: bool) -> io::Result<Vec<u8>> {
     if own_directory {
-        control_path::make_private(path.parent().unwrap_or(Path::new("/")))?;
+        make_private(path.parent().unwrap_or(Path::new("/")))?;
     }
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;

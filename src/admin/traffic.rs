@@ -56,7 +56,7 @@ impl AdminState {
     }
 }
 
-fn said(outcome: &crate::server::reload_request::Outcome) -> String {
+fn said(outcome: &crate::server::reload_request::ReloadOutcome) -> String {
     match &**outcome {
         Ok(reloaded) => match reloaded.changes.as_slice() {
             [] => "reload: nothing is different".to_owned(),

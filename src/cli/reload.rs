@@ -13,7 +13,7 @@ use super::{DID_NOT_WORK, WRONG_USE};
 use crate::config;
 use crate::config::Control;
 use crate::server::control::VERSION;
-use crate::server::control_path::places;
+use crate::server::socket_file::control_paths;
 
 /// A reload is a matter of milliseconds; a store that is away takes half a second.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,7 +41,7 @@ pub(super) fn reload(args: &ReloadArgs) -> u8 {
         say("tidegate: the proxy has no control socket (`server.control = \"off\"`); send SIGHUP");
         return WRONG_USE;
     }
-    let places = places(&args.config, &control);
+    let places = control_paths(&args.config, &control);
     let Some(stream) = places.iter().find_map(|one| UnixStream::connect(one).ok()) else {
         let looked: Vec<String> = places.iter().map(|one| one.display().to_string()).collect();
         let file = args.config.display();

@@ -13,7 +13,7 @@ use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
 use crate::admin::{self, Admin};
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer, render};
-use crate::server::inherit::{Inherited, Predecessor};
+use crate::server::handover::{Inherited, Predecessor};
 use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
 use crate::server::pid_file::PidFile;
@@ -124,7 +124,7 @@ fn serve_until_stopped(
     };
     let (listeners, predecessor) = listen(&config, inherited, role, start.alone.as_deref())?;
     if let Some(claim) = &claim {
-        claim.tell(&listeners.places());
+        claim.write_addresses(&listeners.places());
     }
     let Start { path, watch, .. } = start;
     let pid_file = config.server.pid_file.clone();

@@ -22,10 +22,10 @@ use tokio::time::{Interval, interval};
 
 use super::DID_NOT_WORK;
 use crate::server::claim::Claim;
-use crate::server::inherit::Predecessor;
+use crate::server::handover::Predecessor;
 use crate::server::pid_file::PidFile;
-use crate::server::upgrade::{self, Program, Successor, UpgradeError};
-use crate::server::{Lifecycle, ServerHandles, notify};
+use crate::server::upgrade::{self, ProgramCommand, Successor, UpgradeError};
+use crate::server::{Lifecycle, ServerHandles, service_manager};
 use crate::telemetry::panics::contained;
 
 /// What signals act on.
@@ -48,7 +48,7 @@ struct Signals {
 struct Watch {
     targets: SignalTargets,
     /// Nothing once it could not be found out.
-    program: Option<Program>,
+    program: Option<ProgramCommand>,
     /// Says that the upgrade under way is no longer wanted.
     abandon: Arc<AtomicBool>,
     upgrading: Option<JoinHandle<Result<Successor, UpgradeError>>>,
@@ -87,7 +87,7 @@ pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
             user2: signal(SignalKind::user_defined2())?,
         }
     };
-    let program = Program::of_this_process()
+    let program = ProgramCommand::of_this_process()
         .inspect_err(|error| tracing::warn!(%error, "no upgrade without the path of this program"))
         .ok();
     let watch = Watch {
@@ -111,7 +111,7 @@ pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
 impl Watch {
     async fn run(mut self, mut signals: Signals) {
         // Twice as often as it must be.
-        self.watchdog = notify::watchdog().map(|time| interval(time / 2));
+        self.watchdog = service_manager::watchdog().map(|time| interval(time / 2));
         while contained(self.listen(&mut signals)).await.is_none() {
             self.panicked();
         }
@@ -146,7 +146,7 @@ impl Watch {
                 }
                 Event::Reload => {
                     failpoint!("signals.reload");
-                    self.targets.server.reload.ask_and_leave();
+                    self.targets.server.reload.request_and_leave();
                 }
                 Event::Upgrade => self.upgrade(),
                 Event::Upgraded(outcome) => self.upgraded(outcome),
@@ -162,7 +162,7 @@ impl Watch {
                         .heartbeats
                         .all_beat_since(&mut self.seen)
                     {
-                        notify::alive();
+                        service_manager::alive();
                     }
                 }
             }
@@ -189,7 +189,7 @@ impl Watch {
             _ = signals.user2.recv() => Event::Upgrade,
             () = self.targets.server.heartbeats.all_serve(), if !self.serves => Event::AllServe,
             outcome = upgraded => Event::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned))),
-            () = self.targets.server.heartbeats.one_falls() => Event::Fallen,
+            () = self.targets.server.heartbeats.wait_for_lost_worker() => Event::Fallen,
             _ = watchdog => Event::Watchdog,
         }
     }
@@ -210,7 +210,7 @@ impl Watch {
             }
             drop(predecessor);
         }
-        notify::ready("serving");
+        service_manager::ready("serving");
         self.announced = true;
         if std::mem::take(&mut self.wanted) {
             self.upgrade();
@@ -221,7 +221,7 @@ impl Watch {
         self.ends = true;
         tracing::info!("draining");
         failpoint!("signals.stop");
-        notify::stopping("draining");
+        service_manager::stopping("draining");
         self.abandon.store(true, Ordering::Relaxed);
         if let Some(upgrading) = self.upgrading.take() {
             // Nobody is left to serve: also one that got ready just now is ended.
@@ -281,8 +281,8 @@ impl Watch {
         };
         let pid = successor.pid();
         // In this order: the service manager believes the new process from here on.
-        notify::successor(pid);
-        match successor.go() {
+        service_manager::successor(pid);
+        match successor.replace_this_process() {
             Ok(()) => {
                 tracing::info!(to = pid, "upgrade: draining");
                 self.release();
@@ -290,7 +290,7 @@ impl Watch {
                 self.targets.server.listeners.close();
             }
             Err(error) => {
-                notify::successor(std::process::id());
+                service_manager::successor(std::process::id());
                 tracing::error!(%error, "no upgrade: this process goes on");
             }
         }

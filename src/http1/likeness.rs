@@ -24,7 +24,7 @@ use super::content::Content;
 use super::head::{self, HeadBounds, Unreadable};
 use super::write::{self, AnswerTerms, Length};
 use crate::request_head::HeadError;
-use crate::wire::outflow::{MAX_PIECES, Outflow};
+use crate::wire::{MAX_PIECES, Outflow};
 
 const BOUNDS: HeadBounds = HeadBounds {
     lines: 100,
@@ -239,7 +239,7 @@ impl Plan {
     /// As we write it, and whether another may follow.
     fn written(&self, asked: AnswerTerms) -> (Vec<u8>, bool) {
         let (answer, mut outflow) = (self.answer(), Outflow::default());
-        let length = Length::of(answer.body());
+        let length = Length::of_body(answer.body());
         let begun = write::put_head(&mut outflow.flat, &answer, length, Duration::ZERO, asked);
         let begun = begun.unwrap();
         let mut framing = begun.framing;
@@ -252,7 +252,7 @@ impl Plan {
                 framing.put(&mut outflow, piece);
             }
         }
-        framing.end(&mut outflow, None).unwrap();
+        framing.end(&mut outflow, None, &[]).unwrap();
         let may_follow = begun.may_follow;
         let mut slices = [std::io::IoSlice::new(&[]); MAX_PIECES];
         let count = outflow.slices(&mut slices);

@@ -74,7 +74,7 @@ impl Harness {
     /// Has `more` at the head of its file instead, and has it read.
     pub(crate) fn reload(&self, more: &str) {
         std::fs::write(&self.file, format!("{more}\n{FILE}")).unwrap();
-        on_a_runtime(async { drop(self.handles.reload.ask().await) });
+        on_a_runtime(async { drop(self.handles.reload.request().await) });
     }
 
     /// Ends it, as the thread does that listens for signals.

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use http::Request;
 
+use super::control;
 use super::harness::{Harness, PATIENCE, on_a_runtime, panics_in, plain, run_alone};
-use super::{control, control_path};
+use super::socket_file::control_paths;
 use crate::config::Control;
 use crate::failpoint::control::{Failure, arm};
 use crate::{clock, telemetry};
@@ -135,7 +136,7 @@ fn what_goes_on_beside_the_workers_begins_anew() {
         assert!(began.elapsed() < PATIENCE, "{others:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let socket = &control_path::places(&harness.file, &Control::Derived);
+    let socket = &control_paths(&harness.file, &Control::Derived);
     let answered = || {
         let mut all = socket.iter().filter_map(|place| command(place).ok());
         all.find(|answer| !answer.is_empty())
@@ -187,7 +188,7 @@ fn a_worker_that_is_lost_ends_the_house() {
     harness.is_well();
     let _failure = arm("server.worker_reload", 1);
     harness.reload("");
-    on_a_runtime(harness.handles.heartbeats.one_falls());
+    on_a_runtime(harness.handles.heartbeats.wait_for_lost_worker());
     assert_eq!(
         harness.close().unwrap_err().to_string(),
         "worker 0: a panic"

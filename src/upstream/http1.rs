@@ -38,9 +38,9 @@ use super::error::{
 };
 use super::prerendered_headers::PrerenderedHeaders;
 use crate::body::{BodyError, RequestBody};
-use crate::http1::content::{Content, Piece, Taken};
+use crate::http1::content::{Content, ContentRead};
+use crate::wire::MAX_PIECES;
 use crate::wire::Stream;
-use crate::wire::outflow::MAX_PIECES;
 pub(super) use crossing::{Crossing, GiveBack};
 use head::{Asked, MAX_HEAD_BYTES, Read};
 use outbox::{Framing, Outbox};
@@ -429,14 +429,14 @@ impl Http1 {
     ) -> Poll<Option<Result<Frame<Bytes>, UpstreamError>>> {
         loop {
             match self.content.take(&mut self.read) {
-                Ok(Taken::Piece(Piece::Data(data))) => {
+                Ok(ContentRead::Data(data)) => {
                     return Poll::Ready(Some(Ok(Frame::data(data))));
                 }
-                Ok(Taken::Piece(Piece::Trailers(trailers))) => {
+                Ok(ContentRead::Trailers(trailers)) => {
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
                 }
-                Ok(Taken::Ended) => return Poll::Ready(None),
-                Ok(Taken::NeedsMore) => {}
+                Ok(ContentRead::Ended) => return Poll::Ready(None),
+                Ok(ContentRead::NeedsMore) => {}
                 Err(fault) => {
                     let fault = ProtocolError::Http1(fault.into());
                     return Poll::Ready(Some(Err(UpstreamError::Garbage(fault))));

@@ -15,10 +15,10 @@ fn taken(
     let mut pieces = bytes.chunks(at_once);
     loop {
         match content.take(&mut read)? {
-            Taken::Piece(Piece::Data(piece)) => data.extend_from_slice(&piece),
-            Taken::Piece(Piece::Trailers(fields)) => trailers = fields,
-            Taken::Ended => break,
-            Taken::NeedsMore => match pieces.next() {
+            ContentRead::Data(piece) => data.extend_from_slice(&piece),
+            ContentRead::Trailers(fields) => trailers = fields,
+            ContentRead::Ended => break,
+            ContentRead::NeedsMore => match pieces.next() {
                 Some(piece) => read.extend_from_slice(piece),
                 None => content.end()?,
             },

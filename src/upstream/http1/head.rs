@@ -13,10 +13,9 @@ use hyper::ext::ReasonPhrase;
 use smallvec::SmallVec;
 
 use crate::http1::content::Content;
-use crate::http1::head::{digits, has_option};
+use crate::http1::head::{digits, has_option, header_name};
 use crate::upstream::error::Http1Fault;
 use crate::upstream::error::{HeadFault, ProtocolError, UpstreamError};
-use crate::wire::spelling;
 
 /// Bytes in the head of a response.
 pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -253,7 +252,7 @@ fn line(
     head: &Bytes,
     (name, name_end, value, value_end): Place,
 ) -> Result<(HeaderName, HeaderValue), Http1Fault> {
-    let name = spelling::name(&head[name as usize..name_end as usize])
+    let name = header_name(&head[name as usize..name_end as usize])
         .ok_or(Http1Fault::Head(httparse::Error::HeaderName))?;
     let value = HeaderValue::from_maybe_shared(head.slice(value as usize..value_end as usize))
         .map_err(|_| Http1Fault::Head(httparse::Error::HeaderValue))?;

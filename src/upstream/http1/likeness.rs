@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
 use super::head::{self, Asked, MAX_HEAD_BYTES, Read};
-use crate::http1::content::{Piece, Taken};
+use crate::http1::content::ContentRead;
 use crate::upstream::error::Http1Fault;
 use crate::upstream::error::{ProtocolError, UpstreamError};
 
@@ -68,10 +68,10 @@ fn ours(bytes: &[u8], at_once: usize, asked: Asked) -> Result<Answer, Refused> {
     };
     loop {
         match content.take(&mut read).map_err(|_| Refused::Otherwise)? {
-            Taken::Piece(Piece::Data(data)) => answer.body.extend_from_slice(&data),
-            Taken::Piece(Piece::Trailers(trailers)) => answer.trailers = Some(trailers),
-            Taken::Ended => return Ok(answer),
-            Taken::NeedsMore => match pieces.next() {
+            ContentRead::Data(data) => answer.body.extend_from_slice(&data),
+            ContentRead::Trailers(trailers) => answer.trailers = Some(trailers),
+            ContentRead::Ended => return Ok(answer),
+            ContentRead::NeedsMore => match pieces.next() {
                 Some(piece) => read.extend_from_slice(piece),
                 None => content.end().map_err(|_| Refused::Otherwise)?,
             },

@@ -10,7 +10,7 @@ use http::{Request, Uri};
 use super::head::says_close;
 use crate::http1::write::{put_chunk_size, put_line, put_trailers};
 use crate::upstream::prerendered_headers::PrerenderedHeaders;
-use crate::wire::outflow::{MAX_PIECES, Outflow};
+use crate::wire::{MAX_PIECES, Outflow};
 
 /// How a request's content is framed, and what of it is still to come.
 #[derive(Debug)]
