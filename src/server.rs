@@ -63,7 +63,8 @@ use worker_thread::WorkerStart;
 /// The pause before health checks start again after a panic.
 const CHECKS_PAUSE: Duration = Duration::from_secs(1);
 
-/// What all workers share.
+/// The state that all workers share.
+#[derive(Clone)]
 pub(crate) struct ServerState {
     pub(crate) access: Arc<AccessLog>,
     pub(crate) counts: Arc<StoreHandle>,
@@ -123,17 +124,11 @@ impl ServerState {
         };
         self.follow(config)?;
         Ok(ServerState {
-            exports: Arc::clone(&self.exports),
             access,
             counts,
-            vitals: Arc::clone(&self.vitals),
-            health_checks: Arc::clone(&self.health_checks),
-            connections: Arc::clone(&self.connections),
             max_connections: self.limit_connections(config.server.max_connections),
-            per_ip: Arc::clone(&self.per_ip),
-            heartbeats: Arc::clone(&self.heartbeats),
-            introspection: Arc::clone(&self.introspection),
             tls,
+            ..self.clone()
         })
     }
 

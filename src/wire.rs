@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 
 use bytes::{Buf, Bytes};
 use smallvec::SmallVec;
@@ -16,6 +17,10 @@ use tokio_rustls::TlsStream;
 /// A vectored write of at most this many bytes is copied into one buffer. The copy costs less than
 /// a system call with several buffers.
 const JOIN_BYTES: usize = 4096;
+
+/// Bytes of one discarding read, and how many such reads may follow each other.
+const DISCARD_READ_BYTES: usize = 64 << 10;
+const DISCARD_READS: usize = 8;
 
 /// Limits of [`Outflow`]: bytes of content, and pieces of content. One more piece may exceed them.
 const MAX_WAITING_BYTES: usize = 64 << 10;
@@ -101,6 +106,25 @@ impl Stream {
         stream
             .poll_peek(cx, &mut ReadBuf::new(&mut byte))
             .map_ok(|length| length == 0)
+    }
+}
+
+impl Stream {
+    /// Reads and discards at most `left` bytes. Ready at this limit and at the end of the stream.
+    pub fn poll_discard(&mut self, cx: &mut Context<'_>, left: &mut usize) -> Poll<()> {
+        let mut scratch = [MaybeUninit::uninit(); DISCARD_READ_BYTES];
+        for _ in 0..DISCARD_READS {
+            let mut buf = ReadBuf::uninit(&mut scratch);
+            let read = ready!(Pin::new(&mut *self).poll_read(cx, &mut buf));
+            let length = buf.filled().len();
+            if read.is_err() || length == 0 || length > *left {
+                return Poll::Ready(());
+            }
+            *left -= length;
+        }
+        // Lets other tasks run first.
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

@@ -144,27 +144,20 @@ pub(super) struct ControlSettings {
 /// Serves commands until it is dropped. It begins when all workers serve and no other process has the
 /// claim.
 pub(super) async fn serve(settings: ControlSettings) {
-    let ControlSettings {
-        places,
-        own_directory,
-        claim,
-        reload,
-        heartbeats,
-    } = settings;
-    while !heartbeats.serves() {
+    while !settings.heartbeats.serves() {
         tokio::time::sleep(SERVES_EVERY).await;
     }
-    if places.is_empty() {
+    if settings.places.is_empty() {
         return;
     }
     let permits = Arc::new(Semaphore::new(MAX_AT_ONCE));
     let mut is_logged = false;
     loop {
-        if !claim.may_control() {
+        if !settings.claim.may_control() {
             tokio::time::sleep(CLAIM_EVERY).await;
             continue;
         }
-        let bound = match ControlSocket::bind_any(&places, own_directory) {
+        let bound = match ControlSocket::bind_any(&settings.places, settings.own_directory) {
             Ok(bound) => bound,
             Err(error) => {
                 if !std::mem::replace(&mut is_logged, true) {
@@ -179,7 +172,7 @@ pub(super) async fn serve(settings: ControlSettings) {
         failpoint!("server.control");
         while !bound.is_gone() {
             // After an upgrade the old process releases the lock when it drains.
-            let _ = claim.take();
+            let _ = settings.claim.take();
             let accepted = timeout(CHECK_EVERY, bound.listener.accept()).await;
             let Ok(Ok((stream, _))) = accepted else {
                 continue;
@@ -187,7 +180,7 @@ pub(super) async fn serve(settings: ControlSettings) {
             let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
                 continue;
             };
-            let reload = reload.clone();
+            let reload = settings.reload.clone();
             tokio::spawn(async move {
                 // The command may end at any time.
                 let _ = answer(stream, &reload).await;

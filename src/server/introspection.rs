@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::ServerState;
 use super::active_config::ActiveConfig;
@@ -35,15 +35,11 @@ struct IntrospectionState {
     reloads: u64,
 }
 
-/// The current configuration, and the parts of the server that belong to it.
+/// The current configuration, and the state of the server that belongs to it.
 struct LoadedConfig {
     config: Config,
     loaded_us: u64,
-    counts: Arc<StoreHandle>,
-    access: Arc<AccessLog>,
-    exports: Arc<Exports>,
-    connections: Arc<Semaphore>,
-    max_connections: usize,
+    server: Arc<ServerState>,
 }
 
 /// The last reload.
@@ -104,14 +100,15 @@ impl Introspection {
         let state = self.state();
         let now = state.config.as_ref()?;
         let workers = state.workers.iter().filter_map(Weak::upgrade);
-        let free = now.connections.available_permits();
+        let server = &now.server;
+        let free = server.connections.available_permits();
         Some(read(&Snapshot {
             config: &now.config,
             loaded_us: now.loaded_us,
-            counts: &now.counts,
-            access: &now.access,
-            exports: &now.exports,
-            connections: now.max_connections.saturating_sub(free),
+            counts: &server.counts,
+            access: &server.access,
+            exports: &server.exports,
+            connections: server.max_connections.saturating_sub(free),
             reload: state.reload.as_ref(),
             reloads: state.reloads,
             workers: workers.map(|serving| serving.load_full()).collect(),
@@ -124,15 +121,11 @@ impl Introspection {
     }
 
     /// Replaces the configuration.
-    pub(super) fn renew(&self, config: Config, state: &ServerState) {
+    pub(super) fn renew(&self, config: Config, server: &Arc<ServerState>) {
         self.state().config = Some(LoadedConfig {
             config,
             loaded_us: clock::unix_us(),
-            counts: Arc::clone(&state.counts),
-            access: Arc::clone(&state.access),
-            exports: Arc::clone(&state.exports),
-            connections: Arc::clone(&state.connections),
-            max_connections: state.max_connections,
+            server: Arc::clone(server),
         });
         self.changes.send_modify(|changes| *changes += 1);
     }

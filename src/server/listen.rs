@@ -58,19 +58,14 @@ pub struct Listeners {
     lines: Mutex<Vec<BoundLine>>,
 }
 
-/// The change of `listen` that a reload has prepared.
+/// A change of `listen` by a reload.
 #[derive(Debug)]
 pub(crate) struct ListenChange {
-    opened: Vec<BoundLine>,
-    closed: Vec<u64>,
-}
-
-/// The same change for the workers.
-#[derive(Debug)]
-pub(crate) struct WorkerListenChange {
+    /// New lines, which [`Listeners::commit`] takes.
+    lines: Vec<BoundLine>,
     /// The new sockets of each worker.
     pub(crate) opened: Vec<Vec<WorkerSocket>>,
-    /// The lines whose sockets are closed.
+    /// The ids of lines that close.
     pub(crate) closed: Vec<u64>,
 }
 
@@ -322,7 +317,7 @@ impl Listeners {
     pub(crate) fn prepare(&self, wanted: ListenLines<'_>) -> io::Result<ListenChange> {
         let lines = self.lines();
         let mut left: Vec<&BoundLine> = lines.iter().collect();
-        let mut opened = Vec::new();
+        let mut new_lines = Vec::new();
         for (wanted, is_tls) in wanted.with_tls() {
             let is_bound = |line: &&BoundLine| line.wanted == *wanted && line.is_tls == is_tls;
             if let Some(place) = left.iter().position(is_bound) {
@@ -337,19 +332,19 @@ impl Listeners {
                 }
             }
             let line = BoundLine::open(wanted, is_tls, self.workers, &mut Vec::new());
-            opened.push(line.map_err(|error| name_address(wanted, &error))?);
+            new_lines.push(line.map_err(|error| name_address(wanted, &error))?);
         }
         Ok(ListenChange {
-            opened,
+            opened: copy_for_workers(&new_lines, self.workers)?,
+            lines: new_lines,
             closed: left.iter().map(|line| line.id).collect(),
         })
     }
 
-    /// Applies a prepared change.
-    pub(crate) fn commit(&self, change: ListenChange) -> io::Result<WorkerListenChange> {
-        let opened = copy_for_workers(&change.opened, self.workers)?;
+    /// Applies a prepared change to these listeners. The workers apply it to their copies.
+    pub(crate) fn commit(&self, change: &mut ListenChange) {
         let mut lines = self.lines();
-        for line in change.opened {
+        for line in change.lines.drain(..) {
             tracing::info!(place = %line.name(), "reload: listening");
             lines.push(line);
         }
@@ -362,10 +357,6 @@ impl Listeners {
                 line.remove_file();
             }
         }
-        Ok(WorkerListenChange {
-            opened,
-            closed: change.closed,
-        })
     }
 
     fn lines(&self) -> MutexGuard<'_, Vec<BoundLine>> {

@@ -4,12 +4,13 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::net::{SocketFlags, acceptfrom_with};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::net::{TcpStream, UnixStream};
 
@@ -65,26 +66,24 @@ impl Listener {
         })
     }
 
-    /// Accepts a connection that waits, without blocking. Must be called on a runtime.
+    /// Accepts a connection without blocking. Must be called on a runtime.
     pub(crate) fn accept(&self) -> io::Result<Accepted> {
-        Ok(match self {
-            Listener::Tcp(socket) => {
-                let (stream, address) = socket.accept()?;
-                stream.set_nonblocking(true)?;
-                // With Nagle's algorithm the second write waits for the client's delayed ACK.
-                let _ = stream.set_nodelay(true);
-                let ip = address.ip().to_canonical();
-                let stream = Stream::Tcp(TcpStream::from_std(stream)?);
-                Accepted { stream, ip }
-            }
-            Listener::Unix(socket) => {
-                let (stream, _) = socket.accept()?;
-                stream.set_nonblocking(true)?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (socket, peer) = acceptfrom_with(self, flags)?;
+        if let Listener::Unix(_) = self {
+            return Ok(Accepted {
+                stream: Stream::Unix(UnixStream::from_std(socket.into())?),
                 // A client of a unix socket is on this machine.
-                let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
-                let stream = Stream::Unix(UnixStream::from_std(stream)?);
-                Accepted { stream, ip }
-            }
+                ip: IpAddr::from(Ipv4Addr::LOCALHOST),
+            });
+        }
+        let peer = SocketAddr::try_from(peer.ok_or(io::ErrorKind::NotConnected)?)?;
+        let stream = TcpStream::from_std(socket.into())?;
+        // With Nagle's algorithm the second write waits for the client's delayed ACK.
+        let _ = stream.set_nodelay(true);
+        Ok(Accepted {
+            stream: Stream::Tcp(stream),
+            ip: peer.ip().to_canonical(),
         })
     }
 
@@ -108,6 +107,12 @@ impl AsFd for Listener {
             Listener::Tcp(socket) => socket.as_fd(),
             Listener::Unix(socket) => socket.as_fd(),
         }
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
 }
 

@@ -25,7 +25,7 @@ use tokio::time::MissedTickBehavior;
 use super::active_config::ActiveConfig;
 use super::claim::Claim;
 use super::control::{self, ControlSettings};
-use super::listen::{ListenLines, WorkerListenChange};
+use super::listen::{ListenChange, ListenLines};
 use super::reload_request::{ReloadError, Reloaded, Requests};
 use super::watcher::Watcher;
 use super::worker_thread::ReloadOrder;
@@ -83,12 +83,7 @@ impl Reloader {
         spawn_thread("reload", move || self.run(reloads))
     }
 
-    async fn run(mut self, reloads: Reloads) {
-        let Reloads {
-            mut requests,
-            watch,
-            claim,
-        } = reloads;
+    async fn run(mut self, mut reloads: Reloads) {
         // The end of this task removes the socket's file.
         let mut control_task = JoinSet::new();
         if let Some(path) = &self.handles.file {
@@ -96,7 +91,9 @@ impl Reloader {
             let settings = ControlSettings {
                 places: socket_file::control_paths(path, control),
                 own_directory: *control == Control::Derived,
-                claim: claim.unwrap_or_else(|| Arc::new(Claim::new(path, control, false))),
+                claim: reloads
+                    .claim
+                    .unwrap_or_else(|| Arc::new(Claim::new(path, control, false))),
                 reload: self.handles.reload.clone(),
                 heartbeats: Arc::clone(&self.handles.heartbeats),
             };
@@ -104,10 +101,10 @@ impl Reloader {
             let written = &self.config.written;
             self.watcher
                 .watch(path, Some(&written.text), &written.files);
-            self.watches = watch;
+            self.watches = reloads.watch;
         }
         self.certificates = self.maintain_certificates();
-        while contained(self.serve_requests(&mut requests))
+        while contained(self.serve_requests(&mut reloads.requests))
             .await
             .is_none()
         {}
@@ -187,10 +184,10 @@ impl Reloader {
         config.keep_until_restart(&self.config);
         let listeners = &self.handles.listeners;
         let change = listeners.prepare(ListenLines::of(&config));
-        let change = change.map_err(ReloadError::Unusable)?;
+        let mut change = change.map_err(ReloadError::Unusable)?;
         let state = self.state.renewed(&config).map_err(ReloadError::Unusable)?;
         let state = Arc::new(state);
-        let change = listeners.commit(change).map_err(ReloadError::Unusable)?;
+        listeners.commit(&mut change);
         self.reload_workers(&config, &state, change).await;
         self.state.introspection.renew(config.fresh_copy(), &state);
         let old = std::mem::replace(&mut self.state, state);
@@ -235,7 +232,7 @@ impl Reloader {
         &mut self,
         config: &Config,
         state: &Arc<ServerState>,
-        change: WorkerListenChange,
+        change: ListenChange,
     ) {
         let closed: Arc<[u64]> = change.closed.into();
         let mut replaced = Vec::new();

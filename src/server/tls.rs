@@ -9,7 +9,6 @@
 mod acme;
 mod certificates;
 
-use std::fmt;
 use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -50,12 +49,6 @@ struct TlsState {
     settings: TlsSettings,
     /// The certificate that ACME has acquired.
     acquired: Option<IdentityFiles>,
-}
-
-impl fmt::Debug for ServerTls {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServerTls").finish_non_exhaustive()
-    }
 }
 
 impl ServerTls {

@@ -46,29 +46,22 @@ pub(super) fn run(start: WorkerStart, state: &ServerState) -> io::Result<()> {
     runtime.block_on(serve(start, state))
 }
 
-async fn serve(start: WorkerStart, state: &ServerState) -> io::Result<()> {
-    let WorkerStart {
-        config,
-        sockets,
-        mut orders,
-        mut shutdown,
-        position,
-    } = start;
+async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
     let sweep = Sweep::new();
     let sweeping = sweep.clone();
     spawn_enduring(move || sweeping.clone().run());
     let mut carried = CarriedOver::open(state).await;
-    let first = carried.activate(None, config, state, &sweep).await;
+    let first = carried.activate(None, start.config, state, &sweep).await;
     let worker = Arc::new(Worker {
         serving: Arc::new(ArcSwap::from_pointee(first)),
         sweep,
-        drain: position.drain(),
+        drain: start.position.drain(),
         connections: Arc::clone(&state.connections),
         per_ip: Arc::clone(&state.per_ip),
-        position,
+        position: start.position,
     });
     state.introspection.add_worker(&worker.serving);
-    let mut acceptors = Acceptors::open(&worker, sockets)?;
+    let mut acceptors = Acceptors::open(&worker, start.sockets)?;
     if let Some(handed_off) = worker.position.join() {
         tokio::spawn(acceptors::receive(handed_off, Arc::clone(&worker)));
     }
@@ -82,13 +75,13 @@ async fn serve(start: WorkerStart, state: &ServerState) -> io::Result<()> {
     loop {
         tokio::select! {
             // A dropped sender means the same as a stop.
-            _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
-            Some(order) = orders.recv() => {
+            _ = start.shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
+            Some(order) = start.orders.recv() => {
                 reload(&worker, order, &mut carried, &mut acceptors).await;
             }
         }
     }
-    let lifecycle = *shutdown.borrow();
+    let lifecycle = *start.shutdown.borrow();
     acceptors.end(lifecycle).await;
     let deadlines = deadlines(lifecycle, &worker.serving.load().settings);
     state.exports.note_end(clock::now() + deadlines.all);

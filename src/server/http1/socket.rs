@@ -30,9 +30,6 @@ pub(crate) const HALF_CLOSE_GRACE: Duration = Duration::from_secs(1);
 /// How long, and how many bytes, the socket reads after the last answer.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 16 << 20;
-/// Bytes of one discarding read, and how many such reads may follow each other.
-const LINGER_READ_BYTES: usize = 64 << 10;
-const LINGER_READS: usize = 8;
 
 /// Bytes of the next request that are read during the current one, at most.
 const AHEAD_BYTES: usize = 4096;
@@ -300,24 +297,13 @@ impl Http1Socket {
     /// Reads and discards what the client sends after the last answer. A close with unread bytes
     /// resets the connection, and the reset can overtake the answer (RFC 9112 section 9.6).
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut scratch = [MaybeUninit::uninit(); LINGER_READ_BYTES];
-        for _ in 0..LINGER_READS {
-            let mut buf = ReadBuf::uninit(&mut scratch);
-            match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
-                    let left = self.linger_left.unwrap_or(0);
-                    let Some(left) = left.checked_sub(buf.filled().len()) else {
-                        return Poll::Ready(());
-                    };
-                    self.linger_left = Some(left);
-                }
-                Poll::Ready(_) => return Poll::Ready(()),
-                Poll::Pending => return self.phase.alarm.poll(cx),
-            }
+        let mut left = self.linger_left.unwrap_or(0);
+        let discarded = self.stream.poll_discard(cx, &mut left);
+        self.linger_left = Some(left);
+        match discarded {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => self.phase.alarm.poll(cx),
         }
-        // Lets other tasks run first.
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 
     /// Applies the deadline of a write: as long as a body may make no progress.

@@ -5,7 +5,6 @@
 //! that exceeds its allowance.
 
 use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -29,7 +28,6 @@ const FOREIGN: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 /// How long, and how many bytes, the socket reads after [`FOREIGN`].
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 1 << 20;
-const LINGER_READ_BYTES: usize = 4 << 10;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SocketLimits {
@@ -87,19 +85,11 @@ impl Http2Socket {
             let _ = Pin::new(&mut self.stream).poll_write(cx, FOREIGN);
             let _ = Pin::new(&mut self.stream).poll_shutdown(cx);
         }
-        let mut scratch = [MaybeUninit::uninit(); LINGER_READ_BYTES];
-        while let Some(left) = self.linger_left.filter(|&left| left > 0) {
-            let mut buf = ReadBuf::uninit(&mut scratch);
-            match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
-                    self.linger_left = Some(left.saturating_sub(buf.filled().len()));
-                }
-                Poll::Ready(_) => break,
-                Poll::Pending => {
-                    ready!(self.alarm.poll(cx));
-                    break;
-                }
-            }
+        let mut left = self.linger_left.unwrap_or(0);
+        let discarded = self.stream.poll_discard(cx, &mut left);
+        self.linger_left = Some(left);
+        if discarded.is_pending() {
+            ready!(self.alarm.poll(cx));
         }
         self.linger_left = Some(0);
         Poll::Ready(io::ErrorKind::InvalidData.into())

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use rcgen::{CertificateParams, CustomExtension, KeyPair};
@@ -129,22 +129,18 @@ impl CertificateIndex {
 #[derive(Default)]
 pub(crate) struct Challenges {
     /// The answers of http-01, by token.
-    answers: ArcSwap<HashMap<String, String>>,
+    answers: Mutex<HashMap<String, String>>,
     /// The certificates of tls-alpn-01, by name.
-    certificates: ArcSwap<HashMap<String, Arc<CertifiedKey>>>,
+    certificates: Mutex<HashMap<String, Arc<CertifiedKey>>>,
 }
 
-impl fmt::Debug for Challenges {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Challenges").finish_non_exhaustive()
-    }
+fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
+    map.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Challenges {
     pub(super) fn add_answer(&self, token: &str, proof: &str) {
-        let mut answers = HashMap::clone(&self.answers.load());
-        answers.insert(token.to_owned(), proof.to_owned());
-        self.answers.store(Arc::new(answers));
+        lock(&self.answers).insert(token.to_owned(), proof.to_owned());
     }
 
     pub(super) fn add_certificate(&self, name: &str, digest: &[u8]) -> Result<(), &'static str> {
@@ -158,25 +154,23 @@ impl Challenges {
         let key = default_provider().key_provider.load_private_key(key);
         // Not `from_der`: it rejects the critical extension, which only authorities know.
         let identity = CertifiedKey::new(chain, key.map_err(|_| WRONG)?);
-        let mut certificates = HashMap::clone(&self.certificates.load());
-        certificates.insert(name.to_owned(), Arc::new(identity));
-        self.certificates.store(Arc::new(certificates));
+        lock(&self.certificates).insert(name.to_owned(), Arc::new(identity));
         Ok(())
     }
 
     pub(super) fn clear(&self) {
-        self.answers.store(Arc::default());
-        self.certificates.store(Arc::default());
+        lock(&self.answers).clear();
+        lock(&self.certificates).clear();
     }
 
     /// The answer to a request for this path, if it is that of an authority.
     pub(in crate::server) fn answer_at(&self, path: &str) -> Option<String> {
         let token = path.strip_prefix(CHALLENGE_PATH)?;
-        self.answers.load().get(token).cloned()
+        lock(&self.answers).get(token).cloned()
     }
 
     fn certificate_for(&self, name: Option<&str>) -> Option<Arc<CertifiedKey>> {
-        self.certificates.load().get(name?).cloned()
+        lock(&self.certificates).get(name?).cloned()
     }
 }
 
