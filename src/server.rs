@@ -1,8 +1,8 @@
 //! The server: its listeners and workers, and how it reloads, drains, and hands over.
 //!
 //! There is one worker for each core, with its own runtime, listener (SO_REUSEPORT), upstream pools
-//! and store connection. Workers share the embedded store and the logs; requests share nothing else.
-//! The caller of [`run`] opens the sockets and decides when the server stops.
+//! and store connection. Workers share the embedded store and the logs; requests share nothing
+//! else. The caller of [`run`] opens the sockets and decides when the server stops.
 
 mod acceptors;
 mod active_config;
@@ -27,8 +27,8 @@ pub mod pid_file;
 mod port_sharing;
 mod reload;
 pub mod reload_request;
-pub mod service_manager;
 pub mod socket_file;
+pub mod systemd;
 mod tls;
 pub mod upgrade;
 mod watcher;
@@ -138,8 +138,8 @@ impl ServerState {
         self.exports.follow(config.tracing.as_ref())
     }
 
-    /// Changes the number of permits to `most`. A lower limit closes no connection: new ones wait until
-    /// enough have ended.
+    /// Changes the number of permits to `most`. A lower limit closes no connection: new ones wait
+    /// until enough have ended.
     fn limit_connections(&self, most: usize) -> usize {
         let connections = Arc::clone(&self.connections);
         if most > self.max_connections {

@@ -97,7 +97,8 @@ impl Stream {
     }
 
     /// `Ready(Ok(true))` once the peer has closed its side and all that it sent was read. Always
-    /// pending for a unix socket, where tokio has no peek, and for TLS, where bytes may be an alert.
+    /// pending for a unix socket, where tokio has no peek, and for TLS, where bytes may be an
+    /// alert.
     pub fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         let Stream::Tcp(stream) = self else {
             return Poll::Pending;
@@ -220,7 +221,7 @@ impl Outflow {
     }
 
     /// Releases memory beyond `KEPT_BYTES`, because the connection is idle.
-    pub fn rest(&mut self) {
+    pub fn shrink(&mut self) {
         self.flat.truncate(KEPT_BYTES);
         self.flat.shrink_to(KEPT_BYTES);
         self.pieces = VecDeque::new();
@@ -230,7 +231,6 @@ impl Outflow {
         self.written == self.flat.len() && self.pieces.is_empty()
     }
 
-    /// Whether more content may be added.
     pub fn has_room(&self) -> bool {
         self.waiting < MAX_WAITING_BYTES
             && self.pieces.len() < MAX_WAITING
@@ -265,7 +265,7 @@ impl Outflow {
     }
 
     /// The bytes to write next, if no content is among them.
-    pub fn one(&self) -> Option<&[u8]> {
+    pub fn single_slice(&self) -> Option<&[u8]> {
         self.pieces.is_empty().then(|| &self.flat[self.written..])
     }
 
@@ -337,7 +337,7 @@ mod tests {
             outflow.advance(5);
         }
         assert!(!outflow.has_room() && outflow.flat.len() <= MAX_FLAT_BYTES + 9);
-        outflow.rest();
+        outflow.shrink();
         assert!(outflow.flat.capacity() <= KEPT_BYTES);
         outflow.clear();
         assert!(outflow.has_room() && outflow.is_empty());

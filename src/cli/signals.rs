@@ -25,7 +25,7 @@ use crate::server::claim::Claim;
 use crate::server::handover::Predecessor;
 use crate::server::pid_file::PidFile;
 use crate::server::upgrade::{self, ProgramCommand, Successor, UpgradeError};
-use crate::server::{Lifecycle, ServerHandles, service_manager};
+use crate::server::{Lifecycle, ServerHandles, systemd};
 use crate::telemetry::panics::contained;
 
 /// What signals act on.
@@ -111,7 +111,7 @@ pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
 impl Watch {
     async fn run(mut self, mut signals: Signals) {
         // Twice as often as it must be.
-        self.watchdog = service_manager::watchdog().map(|time| interval(time / 2));
+        self.watchdog = systemd::watchdog().map(|time| interval(time / 2));
         while contained(self.listen(&mut signals)).await.is_none() {
             self.panicked();
         }
@@ -162,7 +162,7 @@ impl Watch {
                         .heartbeats
                         .all_beat_since(&mut self.seen)
                     {
-                        service_manager::alive();
+                        systemd::alive();
                     }
                 }
             }
@@ -210,7 +210,7 @@ impl Watch {
             }
             drop(predecessor);
         }
-        service_manager::ready("serving");
+        systemd::ready("serving");
         self.announced = true;
         if std::mem::take(&mut self.wanted) {
             self.upgrade();
@@ -221,7 +221,7 @@ impl Watch {
         self.ends = true;
         tracing::info!("draining");
         failpoint!("signals.stop");
-        service_manager::stopping("draining");
+        systemd::stopping("draining");
         self.abandon.store(true, Ordering::Relaxed);
         if let Some(upgrading) = self.upgrading.take() {
             // Nobody is left to serve: also one that got ready just now is ended.
@@ -281,7 +281,7 @@ impl Watch {
         };
         let pid = successor.pid();
         // In this order: the service manager believes the new process from here on.
-        service_manager::successor(pid);
+        systemd::successor(pid);
         match successor.replace_this_process() {
             Ok(()) => {
                 tracing::info!(to = pid, "upgrade: draining");
@@ -290,7 +290,7 @@ impl Watch {
                 self.targets.server.listeners.close();
             }
             Err(error) => {
-                service_manager::successor(std::process::id());
+                systemd::successor(std::process::id());
                 tracing::error!(%error, "no upgrade: this process goes on");
             }
         }

@@ -21,7 +21,6 @@ const MAX_EXTENSION_BYTES: u32 = 16 << 10;
 /// The bytes that usually follow the data of the last chunk.
 const USUAL_END: &[u8] = b"\r\n0\r\n\r\n";
 
-/// Why content cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContentFault {
     /// The connection ended before the content.
@@ -52,7 +51,6 @@ pub(crate) enum Content {
     UntilEnd,
 }
 
-/// A decoder of chunked content.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     next: ContentStep,
@@ -102,7 +100,6 @@ impl Content {
         Content::Chunks(Chunks::new(true))
     }
 
-    /// Whether all content was decoded.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Content::Nothing)
     }
@@ -132,7 +129,7 @@ impl Content {
             Content::Nothing => Ok(ContentRead::Ended),
             _ if !read.has_remaining() => Ok(ContentRead::NeedsMore),
             Content::Length(left) => {
-                let data = up_to(read, left);
+                let data = take_bytes(read, left);
                 if *left == 0 {
                     *self = Content::Nothing;
                 }
@@ -169,7 +166,7 @@ impl Content {
 }
 
 /// Removes at most `left` bytes from `read`.
-fn up_to<B: Buf>(read: &mut B, left: &mut u64) -> Bytes {
+fn take_bytes<B: Buf>(read: &mut B, left: &mut u64) -> Bytes {
     let all = read.remaining();
     let length = usize::try_from(*left).map_or(all, |left| left.min(all));
     *left -= length as u64;
@@ -191,7 +188,7 @@ impl Chunks {
             match self.next {
                 ContentStep::Data if !read.has_remaining() => return Ok(ContentRead::NeedsMore),
                 ContentStep::Data => {
-                    let data = up_to(read, &mut self.left);
+                    let data = take_bytes(read, &mut self.left);
                     if self.left == 0 {
                         self.next = ContentStep::DataCr;
                     }

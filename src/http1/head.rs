@@ -25,7 +25,7 @@ pub(crate) struct HeadBounds {
     pub(crate) bytes: usize,
 }
 
-/// What a head says about the connection and the content of its request.
+/// The consequences of a head for its connection and for the content of its request.
 #[derive(Debug)]
 pub(crate) struct RequestFraming {
     /// Bytes of the head.
@@ -40,7 +40,6 @@ pub(crate) struct RequestFraming {
     pub(crate) error: Option<HeadError>,
 }
 
-/// Why a head cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     Malformed,
@@ -66,7 +65,7 @@ pub(crate) fn is_whole(read: &[u8], bounds: HeadBounds) -> Result<bool, Unreadab
     Ok(parsed.is_complete())
 }
 
-/// Parses the head at the front of `read` into `request`, which must be new or [`blank`].
+/// Parses the head at the front of `read` into `request`, which must be new or [`reset`].
 ///
 /// Returns `None` while the head is incomplete. In this case, and after an error, the content of
 /// `request` is undefined.
@@ -113,7 +112,8 @@ fn parse<'r, B>(
         let end = part.as_ptr() as usize - front + part.len() + skip;
         read.get(end..end + 2) == Some(b"\r\n")
     };
-    // Usually each line ends with CRLF right after its value. Only otherwise all bytes are searched.
+    // Usually each line ends with CRLF right after its value. Only otherwise all bytes are
+    // searched.
     let mut in_order =
         ends_well(target.as_bytes(), " HTTP/1.1".len()) && read[..length].ends_with(b"\r\n");
     let mut framing = FramingLines::new(is_http10);
@@ -152,14 +152,14 @@ fn parse<'r, B>(
 
 /// Resets a request so that it can be used again. It keeps the capacity of its header map and
 /// releases the bytes that were read.
-pub(crate) fn blank<B: Default>(request: &mut Request<B>) {
+pub(crate) fn reset<B: Default>(request: &mut Request<B>) {
     request.headers_mut().clear();
     request.extensions_mut().clear();
     *request.uri_mut() = Uri::default();
     *request.body_mut() = B::default();
 }
 
-/// What the lines of a head say about the connection and the content.
+/// Collects the lines of a head that concern the connection and the content.
 #[derive(Default)]
 struct FramingLines {
     length: Option<u64>,

@@ -1,5 +1,5 @@
-//! Writes responses as HTTP/1.1: the head, and the content with the framing that the head announces.
-//! The date is read from the clock.
+//! Writes responses as HTTP/1.1: the head, and the content with the framing that the head
+//! announces. The date is read from the clock.
 
 use std::cell::RefCell;
 use std::io::Write as _;
@@ -71,7 +71,8 @@ pub(crate) struct AnswerStart {
     pub(crate) may_follow: bool,
 }
 
-/// Writes the head of an answer whose body has this `length`. `now` is from the worker's coarse clock.
+/// Writes the head of an answer whose body has this `length`. `now` is from the worker's coarse
+/// clock.
 pub(crate) fn put_head<B>(
     out: &mut Vec<u8>,
     answer: &Response<B>,
@@ -130,13 +131,12 @@ pub(crate) fn put_head<B>(
 
 /// Resets an answer, except its body, so that it can be used again. It keeps the capacity of its
 /// header map.
-pub(crate) fn blank<B>(answer: &mut Response<B>) {
+pub(crate) fn reset<B>(answer: &mut Response<B>) {
     *answer.status_mut() = StatusCode::OK;
     answer.headers_mut().clear();
     answer.extensions_mut().clear();
 }
 
-/// Writes one line of a head or of trailers.
 #[inline]
 pub(crate) fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
     out.extend_from_slice(name.as_str().as_bytes());
@@ -160,7 +160,8 @@ thread_local! {
     };
 }
 
-/// Writes the date. `now` is from the coarse clock, so the date is late by at most one of its ticks.
+/// Writes the date. `now` is from the coarse clock, so the date is late by at most one of its
+/// ticks.
 fn put_date(out: &mut Vec<u8>, now: Duration) {
     CACHED_DATE.with_borrow_mut(|date| {
         if date.at != now {
@@ -196,7 +197,6 @@ fn put_status(
     out.extend_from_slice(b"\r\n");
 }
 
-/// Writes the lines of a head.
 struct HeadWriter<'o> {
     out: &'o mut Vec<u8>,
     /// The framing that a line has announced.

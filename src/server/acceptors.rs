@@ -23,7 +23,6 @@ use crate::wire::{Accepted, Stream};
 /// How long a task waits after a failed `accept`, for instance without a free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The accepting tasks of one worker.
 pub(super) struct Acceptors {
     worker: Arc<Worker>,
     all: Vec<Acceptor>,

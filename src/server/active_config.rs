@@ -30,8 +30,8 @@ pub(crate) struct ActiveConfig {
 }
 
 impl ActiveConfig {
-    /// What this configuration knows about a client whose connection is of `generation`. `None` if
-    /// it knows the same.
+    /// Describes a client of an older `generation` by this configuration. Returns `None` if nothing
+    /// differs from `known`.
     pub(super) fn renew_downstream(
         &self,
         known: &Downstream,
@@ -44,7 +44,7 @@ impl ActiveConfig {
     }
 }
 
-/// What a worker keeps when its configuration is replaced.
+/// The parts of a worker that stay when its configuration is replaced.
 pub(super) struct CarriedOver {
     counts: Arc<StoreHandle>,
     store: WorkerStore,

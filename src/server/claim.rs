@@ -45,21 +45,14 @@ struct ClaimLock {
 /// The process that has a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
-    /// Its id, if it is known.
     pub pid: Option<u32>,
     /// Its listening addresses; empty if they are not known.
     pub addresses: String,
 }
 
-enum LockAttempt {
-    Locked(ClaimLock),
-    Held(Holder),
-    Impossible(io::Error),
-}
-
 impl Claim {
-    /// A claim to `file` that is not taken yet. A process that `replaces` another one may run beside
-    /// it until the other releases the claim.
+    /// A claim to `file` that is not taken yet. A process that `replaces` another one may run
+    /// beside it until the other releases the claim.
     pub fn new(file: &Path, control: &Control, replaces: bool) -> Claim {
         let control = match control {
             // Two processes without a control socket would count twice as well.
@@ -85,17 +78,21 @@ impl Claim {
             return Ok(());
         }
         for socket in &self.sockets {
-            match lock_file(&socket.with_extension("lock"), self.own_directory) {
-                LockAttempt::Held(holder) => {
+            let path = socket.with_extension("lock");
+            match lock_file(&path, self.own_directory) {
+                Ok(Err(holder)) => {
                     *lock = None;
                     return Err(holder);
                 }
-                LockAttempt::Locked(one) if lock.is_none() => *lock = Some(one),
-                LockAttempt::Locked(surplus) => surplus.remove(),
-                LockAttempt::Impossible(error) => tracing::debug!(%error, "no lock there"),
+                Ok(Ok(one)) if lock.is_none() => *lock = Some(one),
+                Ok(Ok(surplus)) => surplus.remove(),
+                Err(error) => {
+                    let error = format!("{}: {error}", path.display());
+                    tracing::debug!(%error, "no lock there");
+                }
             }
-            // A process of an older version has a socket and no lock. If this user may not enter the
-            // directory of the socket, its state is unknown.
+            // A process of an older version has a socket and no lock. If this user may not enter
+            // the directory of the socket, its state is unknown.
             if let (false, SocketState::Served(pid)) = (self.replaces, socket_state(socket))
                 && socket.symlink_metadata().is_ok()
             {
@@ -171,36 +168,29 @@ impl ClaimLock {
     }
 }
 
-fn lock_file(path: &Path, own_directory: bool) -> LockAttempt {
-    let attempt = || -> io::Result<LockAttempt> {
-        if own_directory {
-            make_private(path.parent().unwrap_or(Path::new("/")))?;
+/// Locks a file, or returns the process that has the lock.
+fn lock_file(path: &Path, own_directory: bool) -> io::Result<Result<ClaimLock, Holder>> {
+    if own_directory {
+        make_private(path.parent().unwrap_or(Path::new("/")))?;
+    }
+    for _ in 0..TRIES {
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let file = options.mode(0o600).open(path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(Holder::read(file))),
+            Err(error) => return Err(error.into()),
         }
-        for _ in 0..TRIES {
-            let mut options = OpenOptions::new();
-            let options = options.read(true).write(true).create(true).truncate(false);
-            let file = options.mode(0o600).open(path)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    return Ok(LockAttempt::Held(Holder::read(file)));
-                }
-                Err(error) => return Err(error.into()),
-            }
-            // A symbolic link is another file than its target, so a link is never written to.
-            if SocketFileId::of_path(path).ok() == Some(SocketFileId::of_file(&file)?) {
-                let path = path.to_owned();
-                let lock = ClaimLock { file, path };
-                lock.write("")?;
-                return Ok(LockAttempt::Locked(lock));
-            }
+        // A symbolic link is another file than its target, so a link is never written to.
+        if SocketFileId::of_path(path).ok() == Some(SocketFileId::of_file(&file)?) {
+            let path = path.to_owned();
+            let lock = ClaimLock { file, path };
+            lock.write("")?;
+            return Ok(Ok(lock));
         }
-        Err(io::Error::other("the lock's file is replaced all the time"))
-    };
-    attempt().unwrap_or_else(|error| {
-        let text = format!("{}: {error}", path.display());
-        LockAttempt::Impossible(io::Error::new(error.kind(), text))
-    })
+    }
+    Err(io::Error::other("the lock's file is replaced all the time"))
 }
 
 impl Holder {

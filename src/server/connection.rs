@@ -122,7 +122,7 @@ async fn shake_hands(
     None
 }
 
-/// What an idle HTTP/1 connection keeps beside its stream.
+/// The data that an idle HTTP/1 connection keeps beside its stream.
 struct Http1Client {
     client: ClientConnection,
     phase: Arc<Phase>,
@@ -162,8 +162,8 @@ fn serve_http1(
     }
 }
 
-/// Waits for the first bytes of the next request. Returns `None` and closes the stream if the client
-/// has closed it, the idle timeout has passed, or the server closes idle connections.
+/// Waits for the first bytes of the next request. Returns `None` and closes the stream if the
+/// client has closed it, the idle timeout has passed, or the server closes idle connections.
 async fn wait_for_request(stream: &mut Stream, phase: &Phase, drain: &Drain) -> Option<Bytes> {
     let read = poll_fn(|context| {
         // TLS may have messages of its own to send.

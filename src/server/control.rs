@@ -141,8 +141,8 @@ pub(super) struct ControlSettings {
     pub(super) heartbeats: Arc<Heartbeats>,
 }
 
-/// Serves commands until it is dropped. It begins when all workers serve and no other process has the
-/// claim.
+/// Serves commands until it is dropped. It begins when all workers serve and no other process has
+/// the claim.
 pub(super) async fn serve(settings: ControlSettings) {
     while !settings.heartbeats.serves() {
         tokio::time::sleep(SERVES_EVERY).await;

@@ -27,7 +27,6 @@ pub(crate) struct Drain {
     closed: Notify,
 }
 
-/// How long a drain may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
     /// For one more request on an idle connection.
@@ -61,7 +60,6 @@ impl Drain {
         self.draining.load(Ordering::SeqCst)
     }
 
-    /// The number of open connections.
     pub(crate) fn count(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
@@ -78,8 +76,8 @@ impl Drain {
 
     /// Makes each answer the last one on its connection.
     pub(crate) fn begin(&self, sweep: &Sweep) {
-        // `SeqCst`, because of connections that other workers hand off to this one: either the other
-        // worker sees the drain, or the drain sees the connection.
+        // `SeqCst`, because of connections that other workers hand off to this one: either the
+        // other worker sees the drain, or the drain sees the connection.
         self.draining.store(true, Ordering::SeqCst);
         sweep.wake_all();
     }

@@ -1,6 +1,6 @@
 //! The messages by which one process of ours replaces another, and the sockets that a process
-//! inherits. Messages are texts with descriptors, over a pair of sockets. One end of the pair is the
-//! standard input of the new process.
+//! inherits. Messages are texts with descriptors, over a pair of sockets. One end of the pair is
+//! the standard input of the new process.
 //!
 //! | from | text | |
 //! |---|---|---|
@@ -27,7 +27,7 @@ use rustix::net::{
 };
 
 use super::listener::{Listener, OpenedSocket};
-use super::service_manager;
+use super::systemd;
 use crate::config;
 
 /// The environment variable that makes a process read from its standard input.
@@ -146,7 +146,7 @@ impl Inherited {
                 "{VARIABLE} is {version}, and this version understands {VERSION} only"
             ))),
             None => Ok(Inherited {
-                sockets: service_manager::take_sockets()?,
+                sockets: systemd::take_sockets()?,
                 predecessor: None,
             }),
         }
@@ -158,8 +158,8 @@ impl Predecessor {
         self.pid
     }
 
-    /// Reports that this process serves. Returns when the old process has agreed or is gone; it stops
-    /// accepting when this value is dropped.
+    /// Reports that this process serves. Returns when the old process has agreed or is gone; it
+    /// stops accepting when this value is dropped.
     ///
     /// # Errors
     /// The old process goes on, so this one must end.

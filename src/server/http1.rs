@@ -76,7 +76,7 @@ struct Http1Server<'c> {
     in_a_row: usize,
 }
 
-/// What follows an answer.
+/// The next step after an answer.
 enum AfterAnswer {
     NextRequest,
     Close,
@@ -90,7 +90,19 @@ pub(super) async fn serve(
     client: &ClientConnection,
     phase: &Arc<Phase>,
 ) -> Http1End {
-    let mut server = Http1Server::new(opened, client, phase);
+    let mut server = Http1Server {
+        intake: Intake::new(opened, client, phase),
+        phase,
+        client,
+        outflow: Outflow::default(),
+        request: Request::default(),
+        answer: Response::new(Body::empty()),
+        framing: AnswerFraming::Length(0),
+        is_content_left: false,
+        is_truncated: false,
+        trailers: Vec::new(),
+        in_a_row: 0,
+    };
     loop {
         let event = poll_fn(|context| {
             let Http1Server {
@@ -127,26 +139,6 @@ pub(super) async fn serve(
 }
 
 impl Http1Server<'_> {
-    fn new<'c>(
-        opened: PrefixedStream,
-        client: &'c ClientConnection,
-        phase: &'c Arc<Phase>,
-    ) -> Http1Server<'c> {
-        Http1Server {
-            intake: Intake::new(opened, client, phase),
-            phase,
-            client,
-            outflow: Outflow::default(),
-            request: Request::default(),
-            answer: Response::new(Body::empty()),
-            framing: AnswerFraming::Length(0),
-            is_content_left: false,
-            is_truncated: false,
-            trailers: Vec::new(),
-            in_a_row: 0,
-        }
-    }
-
     /// Has one request served, and writes its answer.
     async fn serve_request(&mut self, head: RequestFraming) -> Result<AfterAnswer, ConnectionLost> {
         let mut terms = AnswerTerms {
@@ -191,7 +183,8 @@ impl Http1Server<'_> {
         })
     }
 
-    /// Has the proxy answer the request. Meanwhile it reads content and notices if the client leaves.
+    /// Has the proxy answer the request. Meanwhile it reads content and notices if the client
+    /// leaves.
     async fn handle(&mut self, error: Option<HeadError>) -> Result<(), ConnectionLost> {
         let Http1Server {
             request,
@@ -228,8 +221,8 @@ impl Http1Server<'_> {
         let start = start.map_err(|_| ConnectionLost)?;
         // The next request uses the memory of this answer's header map, and the other way round.
         std::mem::swap(self.request.headers_mut(), answer.headers_mut());
-        head::blank(&mut self.request);
-        write::blank(answer);
+        head::reset(&mut self.request);
+        write::reset(answer);
         (self.is_content_left, self.framing) = (true, start.framing);
         poll_fn(|context| {
             if self.phase.has_content() {
@@ -305,7 +298,8 @@ impl Http1Server<'_> {
                     self.truncate();
                     break;
                 }
-                // The drop of the body reports the end of the answer, before its last byte is written.
+                // The drop of the body reports the end of the answer, before its last byte is
+                // written.
                 *content = Body::empty();
                 self.is_content_left = false;
                 self.trailers.clear();
@@ -315,8 +309,8 @@ impl Http1Server<'_> {
         Ok(Poll::Ready(()))
     }
 
-    /// Ends an answer whose content ended early. The client gets the content so far, then the end of
-    /// the connection. A client that got no byte at all would send its request again.
+    /// Ends an answer whose content ended early. The client gets the content so far, then the end
+    /// of the connection. A client that got no byte at all would send its request again.
     #[cold]
     fn truncate(&mut self) {
         *self.answer.body_mut() = Body::empty();
@@ -327,7 +321,7 @@ impl Http1Server<'_> {
     /// Writes to the socket once. Returns the number of bytes.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let socket = Pin::new(&mut self.intake.socket);
-        let written = match self.outflow.one() {
+        let written = match self.outflow.single_slice() {
             Some(one) => socket.poll_write(context, one),
             None => {
                 let mut slices = [IoSlice::new(&[]); MAX_PIECES];

@@ -1,8 +1,8 @@
 //! HTTP/2 with clients. hyper and h2 implement the protocol.
 //!
-//! This module adds the limits that they lack: for frames that do no work (`frames`, `socket`), for
-//! malformed heads (`field_block`), for clients that do not read a response (`stream`), and for
-//! connections without streams. A request is charged when its head has come.
+//! This module adds the limits that they lack. `frames` and `socket` limit frames that do no work.
+//! `field_block` limits the effect of malformed heads. `stream` has a deadline for clients that do
+//! not read a response. A request is charged when its head has come.
 
 mod field_block;
 mod frames;
@@ -154,8 +154,8 @@ pub(super) fn serve(
     }
 }
 
-/// Whether the proxy ended the connection because its bytes are not HTTP/2. Errors of single streams
-/// and clients that send too much do not count.
+/// Whether the proxy ended the connection because its bytes are not HTTP/2. Errors of single
+/// streams and clients that send too much do not count.
 fn is_unreadable(error: &hyper::Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref());
     cause.is_some_and(|cause: &h2::Error| {

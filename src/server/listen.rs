@@ -1,9 +1,10 @@
 //! All listening sockets of the server, and the share of each worker in them.
 //!
-//! Each worker has its own socket for each TCP address (SO_REUSEPORT). The kernel spreads connections
-//! over these sockets, and no lock is shared. Workers share a unix socket, and a socket of a service
-//! manager that passes only one. Inherited sockets ([`OpenedSocket`]) are used before others are
-//! bound. A reload binds new addresses before it closes old ones, and does not touch the rest.
+//! Each worker has its own socket for each TCP address (SO_REUSEPORT). The kernel spreads
+//! connections over these sockets, and no lock is shared. Workers share a unix socket, and a socket
+//! of a service manager that passes only one. Inherited sockets ([`OpenedSocket`]) are used before
+//! others are bound. A reload binds new addresses before it closes old ones, and does not touch the
+//! rest.
 
 use std::io;
 use std::net::SocketAddr;
@@ -234,7 +235,8 @@ impl<'c> ListenLines<'c> {
 }
 
 impl Listeners {
-    /// Opens every line with its sockets among `inherited`, which are removed there, or with new ones.
+    /// Opens every line with its sockets among `inherited`, which are removed there, or with new
+    /// ones.
     ///
     /// # Errors
     /// The first address that cannot be bound. The error names it.
@@ -278,7 +280,7 @@ impl Listeners {
     }
 
     /// Calls `act` with every line and its sockets.
-    pub(crate) fn each<E>(
+    pub(crate) fn for_each_line<E>(
         &self,
         mut act: impl FnMut(&BoundLine, &[Listener]) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -299,8 +301,8 @@ impl Listeners {
         Listeners { joins, ..self }
     }
 
-    /// Whether connections would be lost if the sockets were just closed: other processes share the
-    /// ports, and the kernel does not move waiting connections to them.
+    /// Whether a plain close of the sockets loses connections. This is so if other processes share
+    /// the ports and the kernel does not move waiting connections to them.
     pub fn yield_with_care(&self) -> bool {
         self.shares_ports() && !port_sharing::migrates_connections()
     }
@@ -379,7 +381,7 @@ mod tests {
     fn given(listeners: &Listeners) -> Vec<OpenedSocket> {
         let mut given = Vec::new();
 
-        let collected = listeners.each(|bound, sockets| {
+        let collected = listeners.for_each_line(|bound, sockets| {
             for socket in sockets {
                 given.push(OpenedSocket {
                     name: bound.wanted.to_string(),
@@ -418,7 +420,7 @@ mod tests {
         let sets = second.worker_sockets().unwrap();
         assert!(sets.iter().all(|set| set.len() == 1));
         let mut sockets = 0;
-        let counted = second.each(|_, all| {
+        let counted = second.for_each_line(|_, all| {
             sockets += all.len();
             Ok::<_, ()>(())
         });

@@ -1,11 +1,12 @@
 //! The first bytes of a client's connection: a PROXY header, and the preface of HTTP/2.
 //!
-//! A balancer sends a PROXY header (version 1 or 2, as HAProxy specifies them) to tell the address of
-//! the client. Only a header from a trusted peer is read. No byte after the header is taken from
+//! A balancer sends a PROXY header (version 1 or 2, as HAProxy specifies them) to tell the address
+//! of the client. Only a header from a trusted peer is read. No byte after the header is taken from
 //! the socket, because TLS may follow.
 //!
 //! A client of HTTP/2 without TLS begins with a preface, with which no request of HTTP/1 begins
-//! (RFC 9113 section 3.4). Silence has the idle timeout, and a part of a preface has that of a head.
+//! (RFC 9113 section 3.4). Silence has the idle timeout, and a part of a preface has that of a
+//! head.
 
 use std::future::{Future, poll_fn};
 use std::mem::MaybeUninit;

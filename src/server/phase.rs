@@ -148,8 +148,8 @@ impl Phase {
         }
     }
 
-    /// Goes on with the long wait after the short one. The connection is parked if it is `ready` for
-    /// that and its answer is sent.
+    /// Goes on with the long wait after the short one. The connection is parked if it is `ready`
+    /// for that and its answer is sent.
     pub(crate) fn end_short_wait(&self, ready: bool) {
         let parks = ready && !self.answer_pending.load(Ordering::Relaxed);
         self.set(if parks { Stage::Parked } else { Stage::Still });

@@ -1,8 +1,8 @@
 //! The pid file: it names the process that serves, so that an operator can send it a signal.
 //!
-//! The file is replaced as a whole, so that no reader finds half a number. The serving process holds
-//! a lock (`flock`) on it until it drains, and removes the file at its end. Another process replaces
-//! the file only after that, or if the first process hands over.
+//! The file is replaced as a whole, so that no reader finds half a number. The serving process
+//! holds a lock (`flock`) on it until it drains, and removes the file at its end. Another process
+//! replaces the file only after that, or if the first process hands over.
 
 use std::fs::{self, File};
 use std::io::{self, Write};

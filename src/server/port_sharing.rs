@@ -203,7 +203,8 @@ mod tests {
         let second = open(&[Listen::Tcp(address)], 1);
         assert!(port_sharing(&first) && port_sharing(&second));
         let waiting = TcpStream::connect(address).unwrap();
-        let closed = first.each(|_, sockets| sockets.iter().try_for_each(refuse_handshakes));
+        let closed =
+            first.for_each_line(|_, sockets| sockets.iter().try_for_each(refuse_handshakes));
         closed.unwrap();
         // Some of these begin at sockets that take no more.
         let others: Vec<_> = (0..8)

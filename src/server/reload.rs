@@ -1,16 +1,16 @@
 //! Reloads: another configuration for a running server. Everything is read, checked and prepared
 //! before anything is used, so that a mistake changes nothing.
 //!
-//! 1. A reload is requested by a signal, by the control socket, or by a change of the file. Requests
-//!    that come together are one reload.
+//! 1. A signal, the control socket or a change of the file requests a reload. Requests that come
+//!    together are one reload.
 //! 2. `config::load` returns a configuration, or every mistake.
 //! 3. The shared state is prepared: sockets, logs, store, limits.
 //! 4. Each worker replaces its configuration between two requests.
 //! 5. The log tells the changes.
 //!
-//! Connections, requests, counts, pools and sockets stay. All of this runs on its own thread; a worker
-//! only puts its new proxy in place. The old configuration comes back to this thread, because the
-//! drop of ten thousand routes takes milliseconds, which no request should wait for.
+//! Connections, requests, counts, pools and sockets stay. All of this runs on its own thread; a
+//! worker only puts its new proxy in place. The old configuration comes back to this thread,
+//! because the drop of ten thousand routes takes milliseconds, which no request should wait for.
 
 use std::io;
 use std::path::Path;
@@ -30,7 +30,7 @@ use super::reload_request::{ReloadError, Reloaded, Requests};
 use super::watcher::Watcher;
 use super::worker_thread::ReloadOrder;
 use super::{
-    Lifecycle, Reloads, ServerHandles, ServerState, service_manager, socket_file, spawn_thread, tls,
+    Lifecycle, Reloads, ServerHandles, ServerState, socket_file, spawn_thread, systemd, tls,
 };
 use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config, Control};
@@ -111,8 +111,8 @@ impl Reloader {
         control_task.shutdown().await;
     }
 
-    /// Reloads on requests and on changes of the file until the server ends. If a reload panics, its
-    /// requests get no answer.
+    /// Reloads on requests and on changes of the file until the server ends. If a reload panics,
+    /// its requests get no answer.
     async fn serve_requests(&mut self, requests: &mut Requests) {
         let mut shutdown = self.handles.shutdown.clone();
         let mut checks = tokio::time::interval(CHECK_EVERY);
@@ -168,9 +168,9 @@ impl Reloader {
 
     async fn reload(&mut self) -> Result<Reloaded, ReloadError> {
         let path = self.handles.file.clone().ok_or(ReloadError::NoFile)?;
-        service_manager::reloading();
+        systemd::reloading();
         let reloaded = contained(self.replace(&path)).await;
-        service_manager::ready("serving");
+        systemd::ready("serving");
         reloaded.unwrap_or_else(|| {
             let why = io::Error::other("something of ours broke, which the log has told");
             Err(ReloadError::Unusable(why))

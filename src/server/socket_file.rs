@@ -16,8 +16,8 @@ use crate::config::{self, Control};
 pub(crate) struct SocketFileId {
     device: u64,
     inode: u64,
-    /// The creation of a socket's file, seconds and nanoseconds; `None` for other files, whose times
-    /// change with each write.
+    /// The creation of a socket's file, seconds and nanoseconds; `None` for other files, whose
+    /// times change with each write.
     created: Option<(i64, i64)>,
 }
 
@@ -57,8 +57,8 @@ pub(crate) fn is_socket(file: &Metadata) -> bool {
     file.file_type().is_socket()
 }
 
-/// Finds out whether a process serves a socket's file. It never blocks, even if that process does not
-/// accept. A file that cannot be opened, or is no socket, counts as served.
+/// Finds out whether a process serves a socket's file. It never blocks, even if that process does
+/// not accept. A file that cannot be opened, or is no socket, counts as served.
 pub(crate) fn socket_state(path: &Path) -> SocketState {
     let connect = || {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -96,8 +96,8 @@ pub fn control_paths(file: &Path, control: &Control) -> Vec<PathBuf> {
     }
 }
 
-/// A name of the control socket that is the same for every path to the same file. It does not follow
-/// a symbolic link at `file` itself, because such a link may be replaced.
+/// A name of the control socket that is the same for every path to the same file. It does not
+/// follow a symbolic link at `file` itself, because such a link may be replaced.
 fn control_name(file: &Path) -> String {
     let directory = match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(one, control_name(&link.join("proxy.toml")));
         assert_eq!(one, control_name(&real.join("../real/./proxy.toml")));
         assert_ne!(one, control_name(&real.join("other.toml")));
-        // What the file itself links to may be replaced.
+        // A link at the file itself may be replaced.
         std::os::unix::fs::symlink("elsewhere", real.join("proxy.toml")).unwrap();
         assert_eq!(one, control_name(&real.join("proxy.toml")));
     }

@@ -1,10 +1,10 @@
 //! TLS with clients: the handshake, and certificates that change while the server runs.
 //!
-//! All workers share one [`ServerTls`], so that a session of one worker can be resumed at another. A
-//! change of a file never ends a connection.
+//! All workers share one [`ServerTls`], so that a session of one worker can be resumed at another.
+//! A change of a file never ends a connection.
 //!
-//! Files of certificates are watched. A certificate and its key are written one after the other, so
-//! they are read only when both have stopped changing ([`Watcher`]), and used only if they fit.
+//! A [`Watcher`] checks the files of certificates. It waits until a certificate and its key have
+//! both stopped changing. They are used only if they fit.
 
 mod acme;
 mod certificates;
@@ -44,7 +44,6 @@ pub(crate) struct ServerTls {
     pub(super) challenges: Arc<Challenges>,
 }
 
-/// The settings and files in use.
 struct TlsState {
     settings: TlsSettings,
     /// The certificate that ACME has acquired.
@@ -140,8 +139,8 @@ impl ServerTls {
         Ok((stream, arrival))
     }
 
-    /// Checks the files of all certificates once. `known` has the files of the last check.
-    fn check_files(&self, known: &mut Vec<WatchedFiles>) {
+    /// Checks the files of all certificates once. `known` has the watchers of the last check.
+    fn check_files(&self, known: &mut Vec<Watcher>) {
         let settings = self.state().settings.clone();
         let identities = settings.certificates.iter();
         let mut groups: Vec<Vec<&PemFile>> =
@@ -150,30 +149,29 @@ impl ServerTls {
         let mut watched = Vec::with_capacity(groups.len());
         for (index, files) in groups.into_iter().enumerate() {
             let paths: Vec<PathBuf> = files.iter().map(|file| file.path.clone()).collect();
-            let mut group = match known.iter().position(|one| one.paths == paths) {
+            let mut watcher = match known.iter().position(|one| one.has_paths(&paths)) {
                 Some(at) => known.swap_remove(at),
-                None => WatchedFiles {
-                    watcher: Watcher::new(&paths),
-                    paths,
-                },
+                None => Watcher::new(&paths),
             };
-            if group.watcher.has_changed() {
-                self.read_files(index, &group.paths, &files);
+            if watcher.has_changed() {
+                self.read_files(index, &files);
             }
-            watched.push(group);
+            watched.push(watcher);
         }
         *known = watched;
     }
 
     /// Reads changed files, and uses them if they are valid and new.
-    fn read_files(&self, index: usize, paths: &[PathBuf], files: &[&PemFile]) {
-        let content: io::Result<Vec<Vec<u8>>> = paths.iter().map(|path| read_pem(path)).collect();
+    fn read_files(&self, index: usize, files: &[&PemFile]) {
+        let content: io::Result<Vec<Vec<u8>>> =
+            files.iter().map(|file| read_pem(&file.path)).collect();
         let used = match content {
             Ok(content) if files.iter().map(|file| &file.content).eq(&content) => return,
             Ok(content) => self.use_files(index, content),
             Err(error) => Err(error.to_string()),
         };
-        let names: Vec<String> = paths.iter().map(|p| p.display().to_string()).collect();
+        let names = files.iter().map(|file| file.path.display().to_string());
+        let names: Vec<String> = names.collect();
         let names = names.join(", ");
         match used {
             Ok(what) => tracing::info!("tls: {what} from {names}"),
@@ -181,8 +179,8 @@ impl ServerTls {
         }
     }
 
-    /// Uses new content for the certificate at `index`, or for the authorities of clients, which have
-    /// the index after the last certificate. Returns a description.
+    /// Uses new content for the certificate at `index`, or for the authorities of clients, which
+    /// have the index after the last certificate. Returns a description.
     fn use_files(&self, index: usize, content: Vec<Vec<u8>>) -> Result<String, String> {
         let mut settings = self.state().settings.clone();
         let what = match settings.certificates.get_mut(index) {
@@ -192,12 +190,6 @@ impl ServerTls {
         self.renew(&settings).map_err(|error| error.to_string())?;
         Ok(what)
     }
-}
-
-/// Files that belong together.
-struct WatchedFiles {
-    paths: Vec<PathBuf>,
-    watcher: Watcher,
 }
 
 /// Uses changed files of certificates until the server ends.

@@ -1,8 +1,8 @@
 //! An upgrade: a new process replaces this one without a refused or lost connection.
 //!
-//! The binary at the same path is started with the same arguments, and inherits the listening sockets.
-//! When all workers of the new process serve, this process stops accepting and drains. If the new
-//! process fails, this one goes on as before.
+//! The binary at the same path is started with the same arguments, and inherits the listening
+//! sockets. When all workers of the new process serve, this process stops accepting and drains. If
+//! the new process fails, this one goes on as before.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -52,7 +52,6 @@ pub struct Successor {
 pub enum UpgradeError {
     /// This is process 1, whose end would end its container.
     FirstProcess,
-    /// The new process could not be started.
     Start(PathBuf, io::Error),
     /// The sockets could not be sent.
     Give(io::Error),
@@ -60,7 +59,6 @@ pub enum UpgradeError {
     Ended(ExitStatus),
     /// The new process did not serve in time and was killed.
     Late,
-    /// This process was told to stop in the meantime.
     Abandoned,
 }
 
@@ -128,7 +126,7 @@ pub fn start(
 
 fn send_sockets(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
     channel.send(&format!("process {}", std::process::id()), &[])?;
-    listeners.each(|line, sockets| {
+    listeners.for_each_line(|line, sockets| {
         let owner = if line.lent { "lent" } else { "own" };
         let words = format!("sockets {owner} {}", line.wanted);
         sockets.chunks(AT_ONCE).try_for_each(|sockets| {
@@ -178,8 +176,8 @@ fn wait_for_exit(child: &mut Child) -> UpgradeError {
     }
 }
 
-/// Kills the new process. If it ended by itself and broke the channel, its exit status is the better
-/// error.
+/// Kills the new process. If it ended by itself and broke the channel, its exit status is the
+/// better error.
 fn kill(mut child: Child, mut error: UpgradeError) -> UpgradeError {
     if let UpgradeError::Give(_) = error
         && let UpgradeError::Ended(status) = wait_for_exit(&mut child)

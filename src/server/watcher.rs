@@ -69,6 +69,11 @@ impl Watcher {
         }
     }
 
+    /// Whether these are the watched files.
+    pub(super) fn has_paths(&self, paths: &[PathBuf]) -> bool {
+        self.files.iter().map(|file| &file.path).eq(paths)
+    }
+
     /// Watches the files of a configuration that was read: its `text`, if it could be read, and the
     /// files that it names.
     pub(super) fn watch(&mut self, path: &Path, text: Option<&str>, named: &[NamedFile]) {

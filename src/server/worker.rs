@@ -21,7 +21,7 @@ use crate::proxy::{Downstream, local_reply};
 use crate::request_head::HeadError;
 use crate::telemetry::metrics::{Meter, Unanswered};
 
-/// What all connections of one worker share.
+/// The state that all connections of one worker share.
 pub(super) struct Worker {
     pub(super) serving: Arc<ArcSwap<ActiveConfig>>,
     pub(super) sweep: Sweep,
@@ -74,8 +74,8 @@ impl fmt::Debug for ClientConnection {
 }
 
 impl ClientConnection {
-    /// Has the current configuration serve one request, and puts the answer into `response`. A panic
-    /// is answered with 500 and ends only this request.
+    /// Has the current configuration serve one request, and puts the answer into `response`. A
+    /// panic is answered with 500 and ends only this request.
     pub(super) async fn handle(
         &self,
         request: &mut Request<RequestBody>,

@@ -13,8 +13,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::drain::{Drain, OpenConnection};
 
-/// A worker hands off if it has more connections than another by one in `SLACK`. A hand-off costs as
-/// much as a request.
+/// A worker hands off if it has more connections than another by one in `SLACK`. A hand-off costs
+/// as much as a request.
 const SLACK: usize = 16;
 /// The heartbeat of a worker that has ended.
 const ENDED: u64 = u64::MAX;
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use tokio::sync::Semaphore;
 
-    /// What `clients` have become, who all come to the first of so many workers.
+    /// The numbers of connections of the workers after all clients have reached the first one.
     fn spread(count: usize, clients: usize) -> Vec<usize> {
         let workers = Arc::new(WorkerSet::new(count));
         let positions = (0..count).map(|index| Position::new(&workers, index));

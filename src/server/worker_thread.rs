@@ -30,7 +30,6 @@ pub(super) struct WorkerStart {
 pub(super) struct ReloadOrder {
     pub(super) config: Box<Config>,
     pub(super) state: Arc<ServerState>,
-    /// New listening sockets.
     pub(super) opened: Vec<WorkerSocket>,
     /// Lines of `listen` whose sockets are closed.
     pub(super) closed: Arc<[u64]>,

@@ -4,8 +4,8 @@ use bytes::BytesMut;
 
 use super::*;
 
-/// What content `content` is of `bytes`, which come `at_once` at a time: its data, its trailers
-/// and what is left behind it.
+/// Decodes `bytes`, which come `at_once` at a time. Returns the data, the trailers, and the bytes
+/// that are left.
 fn taken(
     mut content: Content,
     bytes: &[u8],

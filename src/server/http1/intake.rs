@@ -1,5 +1,5 @@
-//! Reads from a client: one head after the other, and the content after each head. Content goes into
-//! a pipe when the reader of the pipe asks for it.
+//! Reads from a client: one head after the other, and the content after each head. Content goes
+//! into a pipe when the reader of the pipe asks for it.
 
 use std::future::Future as _;
 use std::pin::{Pin, pin};
@@ -30,7 +30,7 @@ const MAX_READ_BYTES: usize = 64 << 10;
 const MIN_HEAD_BYTES: usize = 16 << 10;
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// What came next on a connection.
+/// The next event on a connection.
 pub(super) enum IntakeEvent {
     Request(RequestFraming),
     Unreadable(Unreadable),
@@ -54,11 +54,11 @@ pub(super) struct Intake<'c> {
     blank_bytes: usize,
     has_bare_lf: bool,
     bounds: HeadBounds,
-    upload: Option<Upload>,
+    upload: Option<IncomingContent>,
 }
 
 /// The content of the current request.
-struct Upload {
+struct IncomingContent {
     content: Content,
     pipe: PipeWriter,
     /// The rest of `100 Continue` that is not written yet.
@@ -225,7 +225,7 @@ impl<'c> Intake<'c> {
         if head.expects_continue {
             body.await_continue();
         }
-        self.upload = Some(Upload {
+        self.upload = Some(IncomingContent {
             content: head.content,
             pipe: writer,
             unsent_continue: if head.expects_continue { CONTINUE } else { b"" },
@@ -356,7 +356,7 @@ impl<'c> Intake<'c> {
     }
 }
 
-impl Upload {
+impl IncomingContent {
     fn fail(&mut self, error: BodyError) {
         self.has_failed = true;
         self.pipe.fail(error);

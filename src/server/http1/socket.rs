@@ -1,13 +1,15 @@
 //! The socket of an HTTP/1 client. It applies the deadline of the connection's current phase to
 //! every wait, and it never changes a byte.
 //!
-//! - One alarm per connection serves all of its timeouts; see [`Phase`].
-//! - A client that has closed its writing side may still wait for its answer. It is served for
-//!   [`HALF_CLOSE_GRACE`]. Without progress until then the client counts as gone, and its request is
-//!   cancelled. A client that resets the connection has the same time, so that the answer can settle
-//!   the cost of the request.
-//! - The socket of a client that may still be sending is read for a while after the last answer.
-//!   Otherwise the kernel resets the connection, and the client may lose that answer.
+//! One alarm per connection serves all of its timeouts; see [`Phase`].
+//!
+//! A client that has closed its writing side may still wait for its answer. It is served for
+//! [`HALF_CLOSE_GRACE`]. Without progress until then it counts as gone, and its request is
+//! cancelled. A client that resets the connection has the same time, so that the answer can settle
+//! the cost of the request.
+//!
+//! The socket of a client that may still be sending is read for a while after the last answer.
+//! Otherwise the kernel resets the connection, and the client may lose that answer.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -92,8 +94,8 @@ impl Http1Socket {
         self.phase.alarm.arm(HALF_CLOSE_GRACE);
     }
 
-    /// Whether the client has ended its side. Bytes of a next request would hide the end, so some of
-    /// them are read into `ahead` once.
+    /// Whether the client has ended its side. Bytes of a next request would hide the end, so some
+    /// of them are read into `ahead` once.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if self.ahead.is_empty() && !self.phase.has_content() {
             let mut scratch = [MaybeUninit::uninit(); AHEAD_BYTES];
@@ -148,8 +150,8 @@ impl Http1Socket {
         }
     }
 
-    /// Waits for the answer to a request that has come whole. The client has no deadline in this time,
-    /// except that of a stalled write.
+    /// Waits for the answer to a request that has come whole. The client has no deadline in this
+    /// time, except that of a stalled write.
     fn wait_without_deadline(&self, cx: &mut Context<'_>) {
         if !self.stalled {
             self.phase.alarm.disarm();
@@ -243,7 +245,8 @@ impl AsyncWrite for Http1Socket {
             Poll::Ready(flushed) => flushed?,
             Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
         }
-        // The task flushes after it has written all it has, so outside a request the answer is sent.
+        // The task flushes after it has written all it has, so outside a request the answer is
+        // sent.
         if this.phase.stage() != Stage::Request {
             this.phase.note_answer_sent();
         } else if !std::mem::take(&mut this.watched) {

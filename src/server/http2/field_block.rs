@@ -1,10 +1,12 @@
-//! Inspects the fields of a head or of trailers in HPACK (RFC 7541) before the library decodes them.
+//! Inspects the fields of a head or of trailers in HPACK (RFC 7541) before the library decodes
+//! them.
 //!
 //! A malformed request must end its stream (RFC 9113 section 8.1.1). But the library ends the whole
-//! connection if a name or a value has a forbidden byte, and ignores pseudo-header fields in trailers.
-//! So such a block is rewritten: forbidden bytes are replaced, and a field is added for which the
-//! library ends only the stream. The replacement has the same length, so the dynamic table of the
-//! library stays in step with the client's: the size of an entry depends on lengths only.
+//! connection if a name or a value has a forbidden byte, and ignores pseudo-header fields in
+//! trailers. So such a block is rewritten: forbidden bytes are replaced, and a field is added for
+//! which the library ends only the stream. The replacement has the same length. So the dynamic
+//! table of the library stays in step with the client's, because the size of an entry depends on
+//! lengths only.
 
 use super::huffman::{Decoded, may_hold_rare};
 
@@ -159,7 +161,8 @@ impl HpackText<'_> {
         }
     }
 
-    /// Whether the text violates `is_valid`. The library refuses empty texts and invalid Huffman codes.
+    /// Whether the text violates `is_valid`. The library refuses empty texts and invalid Huffman
+    /// codes.
     fn violates(self, is_valid: impl Fn(&[u8]) -> bool) -> bool {
         const ENOUGH: usize = 64;
         match self {

@@ -1,8 +1,8 @@
 //! Inspects the frames of a client before the library gets them.
 //!
-//! It counts frames that cost work and do none. They use up the allowance of their connection. Time,
-//! answered requests and read responses refill it, so a client that uses its connection for requests
-//! never runs out.
+//! It counts frames that cost work and do none. They use up the allowance of their connection.
+//! Time, answered requests and read responses refill it, so a client that uses its connection for
+//! requests never runs out.
 //!
 //! It passes the head of a request on when the head is whole, and rewrites a malformed one
 //! (`field_block`). It is incremental and does no IO: bytes in, bytes and their cost out.
@@ -243,8 +243,8 @@ impl FrameInspector {
         }
     }
 
-    /// Whether the last bytes are incomplete: a part of the preface, of a head, or of a frame that is
-    /// not content.
+    /// Whether the last bytes are incomplete: a part of the preface, of a head, or of a frame that
+    /// is not content.
     pub(super) fn is_unfinished(&self) -> bool {
         self.preface < PREFACE.len()
             || self.in_block
@@ -266,7 +266,8 @@ struct HeaderFrames<'f> {
 }
 
 impl<'f> HeaderFrames<'f> {
-    /// Returns `None` if the padding is longer than the frame. The library then ends the connection.
+    /// Returns `None` if the padding is longer than the frame. The library then ends the
+    /// connection.
     fn parse(first: &FrameHead, frames: &'f [u8]) -> Option<HeaderFrames<'f>> {
         let (mut payload, mut rest) = frames[HEAD_BYTES..].split_at(first.length);
         if first.flags & PADDED != 0 {
@@ -354,8 +355,8 @@ mod tests {
         frame
     }
 
-    /// What the frames cost behind the first one however the bytes are cut in two, and whether they
-    /// leave one undone.
+    /// Checks the cost of frames after the first one, and whether the last one is unfinished. The
+    /// bytes come in two parts, cut at each place.
     fn check(frames: &[Vec<u8>], cost: i64, unfinished: bool) {
         let bytes = [PREFACE, &frame(SETTINGS, 0, 0), &frames.concat()].concat();
         let cost = cost + 1;

@@ -1,7 +1,7 @@
 //! Decodes the Huffman code of HPACK (RFC 7541 appendix B).
 
-/// The length of each byte's code, bits. The code is canonical: codes of one length follow each other
-/// in the order of their bytes. So the lengths define the code.
+/// The length of each byte's code, bits. The code is canonical: codes of one length follow each
+/// other in the order of their bytes. So the lengths define the code.
 const LENGTHS: [u8; 256] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28,
     28, 28, 28, 28, 28, 28, 28, 28, 6, 10, 10, 12, 13, 6, 8, 11, 10, 10, 8, 11, 8, 6, 6, 6, 5, 5,

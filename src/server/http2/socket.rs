@@ -1,8 +1,8 @@
-//! The socket of an HTTP/2 client. It inspects the frames that come, and applies the deadlines of the
-//! whole connection. Streams have deadlines of their own.
+//! The socket of an HTTP/2 client. It inspects the frames that come, and applies the deadlines of
+//! the whole connection. Streams have deadlines of their own.
 //!
-//! It changes two things: it rewrites malformed heads (`frames`), and it sends a last frame to a client
-//! that exceeds its allowance.
+//! It changes two things: it rewrites malformed heads (`frames`), and it sends a last frame to a
+//! client that exceeds its allowance.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -75,8 +75,8 @@ impl Http2Socket {
         }
     }
 
-    /// Sends [`FOREIGN`] to a client that does not begin as HTTP/2 does, and reads for a while. A close
-    /// with unread bytes resets the connection, and the reset can overtake the frame.
+    /// Sends [`FOREIGN`] to a client that does not begin as HTTP/2 does, and reads for a while. A
+    /// close with unread bytes resets the connection, and the reset can overtake the frame.
     fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if self.linger_left.is_none() {
             tracing::debug!("a client of HTTP/2 does not begin with the preface and SETTINGS");
@@ -86,9 +86,8 @@ impl Http2Socket {
             let _ = Pin::new(&mut self.stream).poll_shutdown(cx);
         }
         let mut left = self.linger_left.unwrap_or(0);
-        let discarded = self.stream.poll_discard(cx, &mut left);
-        self.linger_left = Some(left);
-        if discarded.is_pending() {
+        if left > 0 && self.stream.poll_discard(cx, &mut left).is_pending() {
+            self.linger_left = Some(left);
             ready!(self.alarm.poll(cx));
         }
         self.linger_left = Some(0);

@@ -1,8 +1,8 @@
 //! One HTTP/2 stream: its request, its response, and the deadline for a client that does not read.
 //!
 //! The library buffers response data for which the client's window has no room, and waits for ever.
-//! So a response is passed to the library in small pieces, and the client must take each piece before
-//! the deadline for bodies. Otherwise the stream is reset, which cancels the work upstream.
+//! So a response is passed to the library in small pieces, and the client must take each piece
+//! before the deadline for bodies. Otherwise the stream is reset, which cancels the work upstream.
 
 use std::error::Error;
 use std::fmt;
@@ -35,8 +35,8 @@ const PIECE_BYTES: usize = 16 << 10;
 /// the library buffer only these of a response that has ended.
 const LAST_BYTES: usize = 1 << 10;
 
-/// Units of the allowance that a request and a piece of a response earn: for the frames with which a
-/// client may answer them.
+/// Units of the allowance that a request and a piece of a response earn: for the frames with which
+/// a client may answer them.
 const EARNED_BY_REQUEST: i64 = 1;
 const EARNED_BY_PIECE: i64 = 4;
 
@@ -57,8 +57,8 @@ impl Drop for OpenStream {
     }
 }
 
-/// Runs the streams of one connection. The library requests the response of a stream and then starts
-/// its task at once, so the alarm of the last opened stream belongs to the next task.
+/// Runs the streams of one connection. The library starts the task of a stream right after it has
+/// requested the response. So the alarm of the last opened stream belongs to the next task.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamExecutor {
     opened: Arc<Mutex<Option<Arc<Alarm>>>>,
@@ -137,8 +137,8 @@ pub(super) fn answer(
     let (settles_later, flow) = (Arc::clone(&settles), Arc::clone(&open.flow));
     let work = async move {
         let mut response = Response::new(Body::awaited(settles_later));
-        // An upstream takes such a head for the whole request. So the head must wait until the stream
-        // ends without content.
+        // An upstream takes such a head for the whole request. So the head must wait until the
+        // stream ends without content.
         if claims_no_content && read_to_end(request.body_mut()).await.is_err() {
             *response.status_mut() = StatusCode::BAD_REQUEST;
         } else {
@@ -173,8 +173,8 @@ async fn read_to_end(body: &mut RequestBody) -> Result<(), BodyError> {
     Ok(())
 }
 
-/// The work on one request. It is dropped when the client resets the stream or loses the connection.
-/// If the whole request has come and its answer decides the cost, the work goes on for
+/// The work on one request. It is dropped when the client resets the stream or loses the
+/// connection. If the whole request has come and its answer decides the cost, the work goes on for
 /// [`HALF_CLOSE_GRACE`], as with HTTP/1.1. An answer in this time settles the cost.
 struct StreamWork<F: Future + Send + 'static>
 where
@@ -226,8 +226,8 @@ where
     }
 }
 
-/// A request whose client has left. A connection has at most `max_streams` of them, so resets keep no
-/// more upstream connections busy than open streams do.
+/// A request whose client has left. A connection has at most `max_streams` of them, so resets keep
+/// no more upstream connections busy than open streams do.
 struct AbandonedRequest(Arc<ConnectionFlow>);
 
 impl AbandonedRequest {
@@ -372,8 +372,8 @@ impl http_body::Body for StreamBody {
 ///
 /// A reset makes the library drop the frames of the stream that it has not written, even the head.
 /// So an empty mark is passed as content first. The library drops the mark when all bytes before it
-/// are on their way. The reset follows after a pause, because curl 7.88 drops a head that it reads
-/// together with the reset (1 to 3 of 20 answers).
+/// are on their way. The reset follows after a pause. Without the pause, curl 7.88 drops a head
+/// that it reads together with the reset (1 to 3 of 20 answers).
 #[derive(Debug)]
 struct PendingReset {
     mark: Arc<MarkState>,
@@ -433,8 +433,8 @@ impl Drop for WriteMark {
     }
 }
 
-/// The content of the upstream's answer broke off. The source is the server's HTTP/2 error, if there
-/// is one: the library resets the client's stream with the same reason.
+/// The content of the upstream's answer broke off. The source is the server's HTTP/2 error, if
+/// there is one: the library resets the client's stream with the same reason.
 #[derive(Debug)]
 pub(super) struct TruncatedBody(Option<h2::Error>);
 

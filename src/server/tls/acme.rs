@@ -1,8 +1,9 @@
 //! Acquires a certificate by ACME (RFC 8555): one for all names, renewed after two thirds of its
 //! lifetime.
 //!
-//! The account and the certificate are cached in a folder, so that a restart needs no authority. After
-//! a failure the next attempt comes later and later; until then the old certificate stays in use.
+//! The account and the certificate are cached in a folder, so that a restart needs no authority.
+//! After a failure the next attempt comes later and later; until then the old certificate stays in
+//! use.
 
 use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -33,7 +34,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
 /// How often the clock and the settings are checked.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// Why there is no new certificate.
 #[derive(Debug)]
 enum AcmeError {
     /// An error of the library or of the authority.
@@ -118,7 +118,6 @@ impl ServerTls {
             || !settings.domains.iter().all(|domain| hosts.contains(domain))
     }
 
-    /// Acquires a certificate, caches it, and uses it.
     async fn acquire(&self, settings: &AcmeSettings) -> Result<(), AcmeError> {
         let ordering = tokio::time::timeout(PATIENCE, self.order(settings));
         let ordered = ordering.await.unwrap_or(Err(AcmeError::TimedOut));
@@ -231,15 +230,13 @@ async fn find_problems(order: &mut Order) -> String {
 
 /// The cached certificate, if it can be read.
 pub(super) fn read_cached(settings: &AcmeSettings) -> Option<IdentityFiles> {
-    let path = certificate_path(settings);
-    let content = std::fs::read(&path).ok()?;
-    Some(identity_files(path, content))
+    let content = std::fs::read(certificate_path(settings)).ok()?;
+    Some(identity_files(settings, content))
 }
 
 fn cache_certificate(settings: &AcmeSettings, pem: &str) -> io::Result<IdentityFiles> {
-    let path = certificate_path(settings);
-    write_private(&path, pem.as_bytes())?;
-    Ok(identity_files(path, pem.as_bytes().to_vec()))
+    write_private(&certificate_path(settings), pem.as_bytes())?;
+    Ok(identity_files(settings, pem.as_bytes().to_vec()))
 }
 
 fn read_account(settings: &AcmeSettings) -> io::Result<Option<AccountCredentials>> {
@@ -251,7 +248,8 @@ fn read_account(settings: &AcmeSettings) -> io::Result<Option<AccountCredentials
 }
 
 /// The certificate and its key are in one file, so that they are replaced together.
-fn identity_files(path: PathBuf, content: Vec<u8>) -> IdentityFiles {
+fn identity_files(settings: &AcmeSettings, content: Vec<u8>) -> IdentityFiles {
+    let path = certificate_path(settings);
     let file = PemFile { path, content };
     IdentityFiles {
         cert: file.clone(),

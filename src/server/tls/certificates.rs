@@ -1,5 +1,7 @@
-//! The certificate that a client gets: chosen by the name that it requests and by the signatures that
-//! it can verify. While a certificate authority checks a name, it also holds the proofs: answers on
+//! Chooses the certificate for a client by the name that it requests and by the signatures that it
+//! can verify.
+//!
+//! It also has the proofs for a certificate authority that checks a name. They are answers on
 //! listeners without TLS (http-01, RFC 8555 section 8.3) and certificates (tls-alpn-01, RFC 8737).
 
 use std::collections::HashMap;
@@ -28,8 +30,8 @@ pub(crate) struct Certificates {
     challenges: Arc<Challenges>,
 }
 
-/// Certificates of one name differ in the kind of their keys. A client gets the first one that it can
-/// verify.
+/// Certificates of one name differ in the kind of their keys. A client gets the first one that it
+/// can verify.
 #[derive(Default)]
 struct CertificateIndex {
     /// By the whole name of a host.
@@ -75,12 +77,11 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// Parses a certificate and its key.
 pub(super) fn parse_identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
     pem::identity(cert, key).map_err(|(part, why)| format!("{part}: {why}"))
 }
 
-/// What the certificate of an identity says.
+/// Reads the certificate of an identity.
 pub(super) fn read_certificate(identity: &CertifiedKey) -> Option<Certificate> {
     let der = identity.end_entity_cert().ok()?;
     Certificate::read(der)

@@ -78,7 +78,7 @@ impl Outbox {
 
     /// The connection becomes idle: what it keeps is bounded.
     pub(super) fn rest(&mut self) {
-        self.flow.rest();
+        self.flow.shrink();
     }
 
     /// The head of the last request, if it had no content.
@@ -154,7 +154,7 @@ impl Outbox {
 
     /// The same where it is one piece: a request without content.
     pub(super) fn flat(&self) -> Option<&[u8]> {
-        self.flow.one()
+        self.flow.single_slice()
     }
 
     /// So many bytes were written.

@@ -1,5 +1,6 @@
-//! The service manager (systemd): the sockets that it passes (`sd_listen_fds(3)`), and notifications
-//! to it (`sd_notify(3)`). A manager that cannot be reached must never stop the server.
+//! The service manager (systemd): the sockets that it passes (`sd_listen_fds(3)`), and
+//! notifications to it (`sd_notify(3)`). A manager that cannot be reached must never stop the
+//! server.
 
 use std::io;
 use std::time::Duration;
