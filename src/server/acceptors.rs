@@ -2,12 +2,11 @@
 //! connections that wait at it are still accepted.
 
 use std::io;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 
@@ -57,8 +56,10 @@ impl Acceptors {
 
     pub(super) fn add(&mut self, socket: WorkerSocket) -> io::Result<()> {
         let (worker, is_tls) = (Arc::clone(&self.worker), socket.is_tls);
-        let listener = socket.listener.try_clone()?;
-        let listener = Arc::new(AsyncFd::with_interest(listener, Interest::READABLE)?);
+        let listener = Arc::new(match socket.listener.try_clone()? {
+            Listener::Tcp(listener) => AsyncListener::Tcp(TcpListener::from_std(listener)?),
+            Listener::Unix(listener) => AsyncListener::Unix(UnixListener::from_std(listener)?),
+        });
         let task =
             spawn_enduring(move || accept_all(Arc::clone(&listener), Arc::clone(&worker), is_tls));
         self.all.push(Acceptor { socket, task });
@@ -91,15 +92,41 @@ impl Acceptors {
     }
 }
 
-async fn accept_all(listener: Arc<AsyncFd<Listener>>, worker: Arc<Worker>, is_tls: bool) {
+enum AsyncListener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl AsyncListener {
+    async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            AsyncListener::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                // With Nagle's algorithm the second write waits for the client's delayed ACK.
+                let _ = stream.set_nodelay(true);
+                Ok(Accepted {
+                    stream: Stream::Tcp(stream),
+                    ip: address.ip().to_canonical(),
+                })
+            }
+            AsyncListener::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                Ok(Accepted {
+                    stream: Stream::Unix(stream),
+                    // A client of a unix socket is on this machine.
+                    ip: IpAddr::from(Ipv4Addr::LOCALHOST),
+                })
+            }
+        }
+    }
+}
+
+async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, is_tls: bool) {
     loop {
         let Ok(permit) = Arc::clone(&worker.connections).acquire_owned().await else {
             return;
         };
-        match listener
-            .async_io(Interest::READABLE, Listener::accept)
-            .await
-        {
+        match listener.accept().await {
             Ok(accepted) => {
                 let open = worker.drain.open(permit);
                 failpoint!("server.accept");

@@ -139,18 +139,21 @@ fn serve_http1(
 ) -> impl Future<Output = ()> + Send {
     async move {
         loop {
-            let Http1Client { client, phase } = &*connection;
             if opened.prefix.is_empty() {
-                let waiting = wait_for_request(&mut opened.stream, phase, &client.worker.drain);
+                let waiting = wait_for_request(
+                    &mut opened.stream,
+                    &connection.phase,
+                    &connection.client.worker.drain,
+                );
                 let Some(first) = waiting.await else {
                     return;
                 };
                 opened.prefix = first;
             }
-            match Box::pin(http1::serve(opened, client, phase)).await {
+            match Box::pin(http1::serve(opened, &connection.client, &connection.phase)).await {
                 Http1End::Closed => return,
                 Http1End::Idle(stream) => {
-                    client.downstream.rest();
+                    connection.client.downstream.rest();
                     opened = PrefixedStream {
                         stream,
                         prefix: Bytes::new(),
