@@ -40,8 +40,8 @@ enum Program {
 /// Returns the exit code.
 pub(super) fn import(args: &ImportArgs) -> u8 {
     let from = match args.from {
-        Program::Nginx => import::From::Nginx,
-        Program::Traefik => import::From::Traefik,
+        Program::Nginx => import::SourceProgram::Nginx,
+        Program::Traefik => import::SourceProgram::Traefik,
     };
     let imported = match import::import(from, &args.file) {
         Ok(imported) => imported,
