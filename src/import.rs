@@ -10,15 +10,16 @@ mod nginx;
 mod patterns;
 mod print;
 mod traefik;
-mod units;
+mod values;
 
 use std::path::Path;
 
 use crate::config;
-use draft::{Draft, RouteDraft, TargetDraft, TomlEntries, UpstreamDraft};
+use draft::{Draft, RouteDraft, TargetDraft, UpstreamDraft};
 pub use draft::{Grade, Note};
 use files::SourceEntry;
 pub use files::{ImportError, SourceLine};
+use values::TomlEntries;
 
 /// The program that a configuration is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +207,7 @@ fn remove_refused_upstreams(draft: &mut Draft) {
         };
         notes.lost(&upstream.place, &format!("upstream {}", upstream.name), why);
         for route in &mut draft.routes {
-            if matches!(&route.target, TargetDraft::Upstream(name) if *name == upstream.name) {
+            if route.target.is_upstream(&upstream.name) {
                 route.target = TargetDraft::Closed("its upstream cannot be kept".to_owned());
             }
         }
@@ -219,7 +220,7 @@ fn close_refused_routes(draft: &mut Draft) {
         upstreams, notes, ..
     } = draft;
     let refusal_of = |route: &RouteDraft| {
-        let is_target = |one: &&UpstreamDraft| matches!(&route.target, TargetDraft::Upstream(name) if *name == one.name);
+        let is_target = |one: &&UpstreamDraft| route.target.is_upstream(&one.name);
         refusal(|part| {
             part.upstreams
                 .extend(upstreams.iter().find(is_target).cloned());

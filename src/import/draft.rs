@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::files::{SourceEntry, SourceLine};
+use super::values::{TomlEntries, TomlEntry};
 use crate::limit::Rate;
 use crate::route::{HostPattern, PathPattern, PatternError};
 
@@ -85,53 +86,6 @@ pub(super) fn one_line(text: &str) -> String {
     match text.chars().count() > 100 {
         true => format!("{line}.."),
         false => line,
-    }
-}
-
-/// A key and its value, both as TOML.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TomlEntry {
-    pub(super) key: String,
-    pub(super) value: String,
-}
-
-impl TomlEntry {
-    pub(super) fn line(&self) -> String {
-        format!("{} = {}", self.key, self.value)
-    }
-}
-
-/// The entries of one table, in the order of the file.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct TomlEntries {
-    pub(super) list: Vec<TomlEntry>,
-}
-
-impl TomlEntries {
-    pub(super) fn has(&self, key: &str) -> bool {
-        self.list.iter().any(|entry| entry.key == key)
-    }
-
-    pub(super) fn add(&mut self, key: &str, value: impl Into<String>) {
-        let (key, value) = (key.to_owned(), value.into());
-        self.list.push(TomlEntry { key, value });
-    }
-
-    /// Adds an entry unless the table has the key.
-    pub(super) fn add_new(&mut self, key: &str, value: impl Into<String>) {
-        if !self.has(key) {
-            self.add(key, value);
-        }
-    }
-
-    /// Adds an entry in place of an earlier one of the same key.
-    pub(super) fn replace(&mut self, key: &str, value: impl Into<String>) {
-        self.list.retain(|entry| entry.key != key);
-        self.add(key, value);
-    }
-
-    pub(super) fn extend(&mut self, more: TomlEntries) {
-        self.list.extend(more.list);
     }
 }
 
@@ -273,6 +227,10 @@ impl TargetDraft {
             body: None,
             content_type: None,
         }
+    }
+
+    pub(super) fn is_upstream(&self, name: &str) -> bool {
+        matches!(self, TargetDraft::Upstream(known) if known == name)
     }
 
     pub(super) fn denies(&self) -> bool {

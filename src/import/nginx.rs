@@ -19,7 +19,7 @@ use std::path::Path;
 use super::draft::{CertificateDraft, Draft, Notes, ProxyProtocolDraft};
 use super::files::{ImportError, SourceEntry, SourceLine};
 use super::patterns;
-use super::print::quote;
+use super::values::quote;
 use conditions::ServerTls;
 use locations::Site;
 use scope::{BlockScope, HttpBlock};

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use super::draft::{
     Draft, Grade, LimitBudget, LimitDraft, RouteDraft, ServerDraft, TargetDraft, TlsDraft,
-    TomlEntries, UpstreamDraft,
+    UpstreamDraft,
 };
+use super::values::{TomlEntries, inline_table, quote, quote_list, quote_one_or_list};
 
 /// Columns of a comment.
 const WIDTH: usize = 96;
@@ -235,46 +236,4 @@ fn print_route(route: &RouteDraft, out: &mut String) {
     entries.add("limits", quote_list(&route.limits));
     entries.extend(route.entries.clone());
     print_entries(&entries, out);
-}
-
-/// Writes `{ a = 1, b = 2 }`.
-pub(super) fn inline_table(fields: &[String]) -> String {
-    format!("{{ {} }}", fields.join(", "))
-}
-
-/// Writes a list of strings, or its only string.
-pub(super) fn quote_one_or_list(list: &[String]) -> String {
-    match list {
-        [one] => quote(one),
-        _ => quote_list(list),
-    }
-}
-
-pub(super) fn quote_list(list: &[String]) -> String {
-    let quoted: Vec<String> = list.iter().map(|one| quote(one)).collect();
-    format!("[{}]", quoted.join(", "))
-}
-
-/// Writes a string as TOML. No `$` of it names a variable of the environment.
-pub(super) fn quote(value: &str) -> String {
-    let mut out = String::with_capacity(value.len() + 2);
-    out.push('"');
-    let mut chars = value.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            // The configuration replaces only `${NAME}`, and reads `$$` as one sign.
-            '$' if matches!(chars.peek(), Some('$' | '{')) => out.push_str("$$"),
-            c if c.is_control() => {
-                let _ = write!(out, "\\u{:04X}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft, one_line};
 use super::files::{self, ImportError, SourceLine};
 use super::patterns::{self, ImportedPath};
-use super::print::quote;
+use super::values::quote;
 use crate::route::{HostPattern, PathPattern, method_of};
 use entry_points::EntryPoint;
 use middlewares::MiddlewareEffect;

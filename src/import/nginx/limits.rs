@@ -5,7 +5,7 @@ use super::syntax::Directive;
 use super::variables;
 use crate::import::draft::{self, Draft, LimitBudget, LimitDraft, Notes};
 use crate::import::files::SourceEntry;
-use crate::import::units;
+use crate::import::values;
 
 /// Adds the limits that apply in a scope, and returns their names.
 pub(super) fn add_limits(scope: &BlockScope<'_>, draft: &mut Draft) -> Vec<String> {
@@ -108,7 +108,8 @@ impl LimitUse<'_> {
     fn rate(&self, notes: &mut Notes) -> Result<LimitBudget, String> {
         let one = self.one;
         let text = self.zone.option("rate=").unwrap_or_default();
-        let refill = units::parse_nginx_rate(text).ok_or_else(|| format!("`{text}` is no rate"))?;
+        let refill =
+            values::parse_nginx_rate(text).ok_or_else(|| format!("`{text}` is no rate"))?;
         let burst = one.option("burst=").unwrap_or("0").parse::<u64>();
         let burst = burst.map_err(|_| "no such burst".to_owned())?;
         let rate = refill.window(burst.saturating_add(1));
@@ -119,7 +120,7 @@ impl LimitUse<'_> {
             one.note_differs(notes, why);
         }
         if burst > 0 {
-            let window = units::time_text(rate.window_us / 1000);
+            let window = values::time_text(rate.window_us / 1000);
             let why = format!(
                 "{rate}: as many at once and as many in the long run; but units come back {} after \
                  they were used, where nginx gave one back at a time",

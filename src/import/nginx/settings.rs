@@ -3,10 +3,9 @@
 use super::scope::BlockScope;
 use super::syntax::Directive;
 use super::variables;
-use crate::import::draft::{Draft, Notes, TomlEntries};
+use crate::import::draft::{Draft, Notes};
 use crate::import::patterns;
-use crate::import::print::{inline_table, quote, quote_one_or_list};
-use crate::import::units;
+use crate::import::values::{self, TomlEntries, inline_table, quote, quote_one_or_list};
 use crate::route::Direction;
 
 /// nginx's own limit of a request's body.
@@ -17,18 +16,18 @@ const DAY_MS: u64 = 86_400_000;
 
 /// Reads a time of at least 1 ms and at most a day.
 pub(super) fn parse_timeout(text: &str) -> Option<u64> {
-    units::parse_nginx_ms(text).filter(|ms| (1..=DAY_MS).contains(ms))
+    values::parse_nginx_ms(text).filter(|ms| (1..=DAY_MS).contains(ms))
 }
 
 /// Reads the settings of the `http` block itself.
 pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
     type Translate = fn(&Directive) -> Option<String>;
-    let time: Translate = |one| Some(units::time_text(parse_timeout(one.arg(0))?));
+    let time: Translate = |one| Some(values::time_text(parse_timeout(one.arg(0))?));
     let buffers: Translate = |one| {
         let count = one.arg(0).parse::<u64>().ok()?;
-        let bytes = count.checked_mul(units::parse_nginx_size(one.arg(1))?)?;
+        let bytes = count.checked_mul(values::parse_nginx_size(one.arg(1))?)?;
         let fits = (4096..=1 << 20).contains(&bytes);
-        fits.then(|| units::size_text(bytes))
+        fits.then(|| values::size_text(bytes))
     };
     let count: Translate = |one| {
         let count = one.arg(0).parse::<u64>().ok();
@@ -69,7 +68,7 @@ pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
 /// Returns the bytes of `client_max_body_size`.
 pub(super) fn max_body(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<u64> {
     let one = scope.last("client_max_body_size")?;
-    let size = units::parse_nginx_size(one.arg(0));
+    let size = values::parse_nginx_size(one.arg(0));
     if size.is_none() {
         one.note_lost(notes, "not a size");
     }
@@ -80,7 +79,7 @@ pub(super) fn max_body(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<u64>
 pub(super) fn body_text(bytes: u64) -> String {
     match bytes {
         0 => quote("unlimited"),
-        bytes => units::size_text(bytes),
+        bytes => values::size_text(bytes),
     }
 }
 

@@ -4,12 +4,9 @@ use super::scope::{BlockScope, HttpBlock, LocationPath};
 use super::settings::parse_timeout;
 use super::syntax::Directive;
 use super::variables;
-use crate::import::draft::{
-    Draft, Notes, RouteAction, ServerDraft, TargetDraft, TomlEntries, UpstreamDraft,
-};
+use crate::import::draft::{Draft, Notes, RouteAction, ServerDraft, TargetDraft, UpstreamDraft};
 use crate::import::files;
-use crate::import::print::{inline_table, quote, quote_list};
-use crate::import::units;
+use crate::import::values::{self, TomlEntries, inline_table, quote, quote_list};
 use crate::route::{Prefix, host_of};
 
 /// A `proxy_pass` or `grpc_pass`, and the scope that it is in.
@@ -223,7 +220,7 @@ impl<'p> ProxyPass<'p> {
             match parse_timeout(one.arg(0)) {
                 Some(ms) => ours
                     .iter()
-                    .for_each(|key| entries.add(key, units::time_text(ms))),
+                    .for_each(|key| entries.add(key, values::time_text(ms))),
                 None => one.note_lost(notes, "a day is the longest time"),
             }
         }
@@ -336,8 +333,8 @@ fn read_group(
                 None => one.note_lost(notes, "no such number"),
             },
             "keepalive_timeout" => {
-                if let Some(ms) = units::parse_nginx_ms(one.arg(0)).filter(|ms| *ms > 0) {
-                    entries.replace("idle_timeout", units::time_text(ms));
+                if let Some(ms) = values::parse_nginx_ms(one.arg(0)).filter(|ms| *ms > 0) {
+                    entries.replace("idle_timeout", values::time_text(ms));
                 }
             }
             "zone" | "keepalive_requests" | "keepalive_time" => {
@@ -387,12 +384,12 @@ fn ejection(server: &Directive) -> Option<String> {
     let fails = fails.and_then(|fails| fails.parse::<u64>().ok());
     let time = server
         .option("fail_timeout=")
-        .and_then(units::parse_nginx_ms);
+        .and_then(values::parse_nginx_ms);
     let mut fields = Vec::new();
     fields.extend(fails.map(|fails| format!("failures = {fails}")));
     if let Some(ms) = time.filter(|ms| *ms > 0) {
-        fields.push(format!("for = {}", units::time_text(ms)));
-        let longest = units::time_text(ms.max(60_000));
+        fields.push(format!("for = {}", values::time_text(ms)));
+        let longest = values::time_text(ms.max(60_000));
         fields.push(format!("max_for = {longest}"));
     }
     (!fields.is_empty()).then(|| inline_table(&fields))

@@ -3,8 +3,7 @@
 use super::tree::{TraefikFile, TreeItem};
 use crate::import::draft::{CertificateDraft, ProxyProtocolDraft};
 use crate::import::files;
-use crate::import::print::quote;
-use crate::import::units;
+use crate::import::values::{self, quote};
 
 /// The longest time that `proxy.toml` takes.
 const DAY_US: u64 = 86_400_000_000;
@@ -86,8 +85,8 @@ fn read_timeouts(item: &TreeItem, file: &mut TraefikFile<'_>) {
 
 /// Translates a time of at least 1 ms and at most a day.
 pub(super) fn parse_timeout(text: &str) -> Option<String> {
-    let us = units::parse_go_us(text).filter(|us| (1000..=DAY_US).contains(us))?;
-    Some(units::time_text(us / 1000))
+    let us = values::parse_go_us(text).filter(|us| (1000..=DAY_US).contains(us))?;
+    Some(values::time_text(us / 1000))
 }
 
 /// Adds the addresses of the entry points.

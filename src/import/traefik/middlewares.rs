@@ -2,11 +2,10 @@
 
 use super::services::local_name;
 use super::tree::{TraefikFile, TreeItem};
-use crate::import::draft::{KeyDraft, LimitBudget, LimitDraft, TargetDraft, TomlEntries};
+use crate::import::draft::{KeyDraft, LimitBudget, LimitDraft, TargetDraft};
 use crate::import::files::SourceEntry;
 use crate::import::patterns;
-use crate::import::print::{inline_table, quote};
-use crate::import::units::{self, Refill};
+use crate::import::values::{self, Refill, TomlEntries, inline_table, quote};
 use crate::route::{Direction, Prefix};
 
 /// Chains of chains, at most.
@@ -166,7 +165,7 @@ impl MiddlewareReader<'_, '_> {
         }
         let period = options.text_at("period").unwrap_or("1s");
         let burst = options.number_at("burst").unwrap_or(1).max(1);
-        let refill = units::parse_go_us(period).map(|per_us| Refill { units, per_us });
+        let refill = values::parse_go_us(period).map(|per_us| Refill { units, per_us });
         let Some(rate) = refill.and_then(|refill| refill.window(burst)) else {
             return self.file.lost(options, &what, "no window is that long");
         };

@@ -2,10 +2,9 @@
 
 use super::entry_points::parse_timeout;
 use super::tree::{TraefikFile, TreeItem};
-use crate::import::draft::{ServerDraft, TomlEntries, UpstreamDraft};
+use crate::import::draft::{ServerDraft, UpstreamDraft};
 use crate::import::files;
-use crate::import::print::{inline_table, quote};
-use crate::import::units;
+use crate::import::values::{self, TomlEntries, inline_table, quote};
 
 /// Services of services, at most.
 const MAX_DEPTH: usize = 4;
@@ -151,9 +150,9 @@ impl ServiceReader<'_, '_> {
         };
         let mut fields = vec![format!("path = {}", quote(path))];
         for (theirs, ours) in [("interval", "every"), ("timeout", "timeout")] {
-            let time = check.text_at(theirs).and_then(units::parse_go_us);
+            let time = check.text_at(theirs).and_then(values::parse_go_us);
             if let Some(us) = time.filter(|us| *us >= 1000) {
-                fields.push(format!("{ours} = {}", units::time_text(us / 1000)));
+                fields.push(format!("{ours} = {}", values::time_text(us / 1000)));
             }
         }
         let host = check.text_at("hostname");

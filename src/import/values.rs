@@ -1,7 +1,57 @@
-//! Sizes, times and rates of other programs as `proxy.toml` writes them.
+//! Values of `proxy.toml`: entries of tables, strings, and the sizes, times and rates that other
+//! programs write in another way.
+
+use std::fmt::Write as _;
 
 use crate::limit::Rate;
 use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US};
+
+/// A key and its value, both as TOML.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TomlEntry {
+    pub(super) key: String,
+    pub(super) value: String,
+}
+
+impl TomlEntry {
+    pub(super) fn line(&self) -> String {
+        format!("{} = {}", self.key, self.value)
+    }
+}
+
+/// The entries of one table, in the order of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TomlEntries {
+    pub(super) list: Vec<TomlEntry>,
+}
+
+impl TomlEntries {
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.list.iter().any(|entry| entry.key == key)
+    }
+
+    pub(super) fn add(&mut self, key: &str, value: impl Into<String>) {
+        let (key, value) = (key.to_owned(), value.into());
+        self.list.push(TomlEntry { key, value });
+    }
+
+    /// Adds an entry unless the table has the key.
+    pub(super) fn add_new(&mut self, key: &str, value: impl Into<String>) {
+        if !self.has(key) {
+            self.add(key, value);
+        }
+    }
+
+    /// Adds an entry in place of an earlier one of the same key.
+    pub(super) fn replace(&mut self, key: &str, value: impl Into<String>) {
+        self.list.retain(|entry| entry.key != key);
+        self.add(key, value);
+    }
+
+    pub(super) fn extend(&mut self, more: TomlEntries) {
+        self.list.extend(more.list);
+    }
+}
 
 /// A rate of a bucket: `units` in each `per_us`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,12 +61,13 @@ pub(super) struct Refill {
 }
 
 impl Refill {
-    /// Returns the window that allows the same burst and the same rate in the long run. `None` if no
-    /// window is that short or long.
+    /// Returns the window that allows the same burst and the same rate in the long run. `None` if
+    /// no window is that short or long.
     ///
-    /// A bucket of capacity C with N new units in each T allows C at once and N in each T. So does a
-    /// window of C units and length C * T / N. One thing differs: a bucket gets its units back one
-    /// by one, and a window gets them back together. A window never allows more than the bucket.
+    /// A bucket of capacity C with N new units in each T allows C at once and N in each T. So does
+    /// a window of C units and length C * T / N. One thing differs: a bucket gets its units back
+    /// one by one, and a window gets them back together. A window never allows more than the
+    /// bucket.
     ///
     /// The length is rounded up to whole milliseconds, like the clock of nginx.
     pub(super) fn window(self, capacity: u64) -> Option<Rate> {
@@ -145,6 +196,48 @@ fn in_largest_unit(amount: u64, units: &[(&str, u64)], smallest: &str) -> String
     let unit = units.iter().find(|(_, unit)| amount.is_multiple_of(*unit));
     let (name, unit) = unit.copied().unwrap_or((smallest, 1));
     format!("\"{}{name}\"", amount / unit)
+}
+
+/// Writes `{ a = 1, b = 2 }`.
+pub(super) fn inline_table(fields: &[String]) -> String {
+    format!("{{ {} }}", fields.join(", "))
+}
+
+/// Writes a list of strings, or its only string.
+pub(super) fn quote_one_or_list(list: &[String]) -> String {
+    match list {
+        [one] => quote(one),
+        _ => quote_list(list),
+    }
+}
+
+pub(super) fn quote_list(list: &[String]) -> String {
+    let quoted: Vec<String> = list.iter().map(|one| quote(one)).collect();
+    format!("[{}]", quoted.join(", "))
+}
+
+/// Writes a string as TOML. No `$` of it names a variable of the environment.
+pub(super) fn quote(value: &str) -> String {
+    let mut out = String::with_capacity(value.len() + 2);
+    out.push('"');
+    let mut chars = value.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            // The configuration replaces only `${NAME}`, and reads `$$` as one sign.
+            '$' if matches!(chars.peek(), Some('$' | '{')) => out.push_str("$$"),
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{:04X}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
 }
 
 #[cfg(test)]
