@@ -18,7 +18,7 @@ use pin_project_lite::pin_project;
 
 use super::Flow;
 use super::cut::{PendingReset, TruncatedBody};
-use crate::body::{BodyError, Progress, RequestBody};
+use crate::body::{BodyError, BodyProgress, RequestBody};
 use crate::clock::Alarm;
 use crate::proxy::body::Body;
 use crate::server::client_connection::ClientConnection;
@@ -110,9 +110,9 @@ pub(super) fn answer(
     open: Open,
 ) -> impl Future<Output = Response<Answer>> + Send {
     let progress = if request.body().is_end_stream() {
-        Progress::default()
+        BodyProgress::default()
     } else {
-        Progress::paced(open.flow.sweep.alarm(), open.flow.body_timeout)
+        BodyProgress::paced(open.flow.sweep.alarm(), open.flow.body_timeout)
     };
     let ended = progress.clone();
     join_cookies(request.headers_mut());
@@ -178,7 +178,7 @@ where
 {
     work: Option<Pin<Box<F>>>,
     settles: Arc<AtomicBool>,
-    ended: Progress,
+    ended: BodyProgress,
     flow: Arc<Flow>,
 }
 
