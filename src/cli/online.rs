@@ -115,7 +115,7 @@ fn servers(config: &Config) -> Vec<Found> {
             text if *text == **name => format!("upstream {text}"),
             text => format!("upstream {name}: {text}"),
         };
-        match upstream::look(&server.address, PATIENCE) {
+        match upstream::accepts_connections(&server.address, PATIENCE) {
             true => Found::Fine(format!("{named} can be reached")),
             false => Found::Wrong(format!("{named} cannot be reached")),
         }

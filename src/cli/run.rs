@@ -303,7 +303,7 @@ fn near(address: SocketAddr) -> SocketAddr {
 }
 
 fn look_at(server: &UpstreamServer) -> String {
-    let state = if upstream::look(&server.address, LOOK) {
+    let state = if upstream::accepts_connections(&server.address, LOOK) {
         "up"
     } else {
         "down"

@@ -244,7 +244,7 @@ impl DryRun {
                 }
                 let turned = turn(x.request, x.downstream, route, changes)?;
                 if let Some(beside) = turned.beside {
-                    beside.join(x.request.headers_mut());
+                    beside.insert_into(x.request.headers_mut());
                 }
                 result.sent = Some(std::mem::take(x.request));
                 result.ending = DryRunOutcome::Forwarded {

@@ -14,7 +14,7 @@ use super::rejection::Rejection;
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
 use crate::route::Route;
-use crate::upstream::Outgoing;
+use crate::upstream::{Outgoing, SendOptions};
 
 impl Proxy {
     /// Sends the request to its route's upstream and waits for the head of the answer, which is
@@ -33,16 +33,18 @@ impl Proxy {
             self.meter().forwarded_by_nobody();
         }
         let trace = x.record.trace.as_deref_mut();
-        let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
+        let attempts = trace.and_then(|trace| trace.send(request.headers_mut()));
         let outgoing = Outgoing {
             request,
-            beside: turned.beside,
-            asks_upgrade: turned.upgrade,
-            names_host: turned.names_host,
-            tries,
-            affinity: x.admission.affinity,
-            within: route.timeout,
-            is_grpc: x.record.grpc,
+            prerendered: turned.beside,
+            timeout: route.timeout,
+            options: SendOptions {
+                asks_upgrade: turned.upgrade,
+                has_host: turned.names_host,
+                affinity: x.admission.affinity,
+                is_grpc: x.record.grpc,
+                attempts,
+            },
         };
         let body = self.upstreams.send(upstream, outgoing, response).await?;
         headers::to_downstream(response);

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::slots::HeldSlots;
 use crate::upstream::body::UpstreamBody;
-use crate::upstream::{ServerPermit, Upgraded};
+use crate::upstream::{ServerPermit, TolerantStream};
 
 /// How long one direction stays open after the other has ended.
 const HALF_CLOSED: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ const HALF_CLOSED: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Tunnel {
     /// With its place among the upstream's `max_connections`.
-    upstream: Arc<Mutex<Option<(Upgraded, ServerPermit)>>>,
+    upstream: Arc<Mutex<Option<(TolerantStream, ServerPermit)>>>,
     /// What its request holds of limits, until it has ended.
     slots: Vec<Arc<HeldSlots>>,
 }

@@ -49,7 +49,7 @@ fn spawn(
         loop {
             let settings = follow.borrow_and_update().clone();
             tokio::select! {
-                () = upstream::check(&settings, &vitals) => tokio::time::sleep(REST).await,
+                () = upstream::run_health_checks(&settings, &vitals) => tokio::time::sleep(REST).await,
                 changed = follow.changed() => if changed.is_err() { return },
             }
         }

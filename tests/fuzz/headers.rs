@@ -150,7 +150,7 @@ fn check_upstream(mut request: Request<()>, trusted: bool) {
     // What names the client may be worded beside the fields, and is the same.
     let turned = to_upstream(&mut aside, &peer, true).unwrap();
     if let Some(beside) = turned.beside {
-        beside.join(aside.headers_mut());
+        beside.insert_into(aside.headers_mut());
     }
     assert_eq!(aside.headers(), request.headers(), "{sent:?}");
     let headers = request.headers();

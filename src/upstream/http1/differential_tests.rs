@@ -1,6 +1,6 @@
-//! Our reading of responses beside hyper's client: bytes that are well formed, and the same with
-//! some of them changed. What we take, hyper takes and understands alike; what only hyper takes
-//! is ambiguous, or has line feeds alone for line ends in its trailers.
+//! Compares our parser of responses with hyper's client, on well-formed bytes and on mutations of
+//! them. Every response that we accept, hyper accepts with the same meaning. A response that only
+//! hyper accepts is ambiguous, or its trailers have bare line feeds.
 
 use bytes::BytesMut;
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
@@ -10,12 +10,12 @@ use hyper_util::rt::TokioIo;
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
-use super::head::{self, Asked, MAX_HEAD_BYTES, Read};
+use super::head::{self, MAX_HEAD_BYTES, ParsedHead, ResponseContext};
 use crate::http1::content::{Piece, Taken};
 use crate::upstream::error::Http1Fault;
 use crate::upstream::error::{ProtocolError, UpstreamError};
 
-/// What was understood of an answer.
+/// The meaning of an answer.
 #[derive(Debug, PartialEq)]
 struct Answer {
     status: StatusCode,
@@ -34,19 +34,19 @@ enum Refused {
 }
 
 /// As we read it, `at_once` bytes at a time.
-fn ours(bytes: &[u8], at_once: usize, asked: Asked) -> Result<Answer, Refused> {
+fn ours(bytes: &[u8], at_once: usize, context: ResponseContext) -> Result<Answer, Refused> {
     let mut pieces = bytes.chunks(at_once);
     let (mut read, mut seen) = (BytesMut::new(), 0);
     let mut response = Response::new(());
     let mut content = loop {
         if read.len() > seen && (seen == 0 || head::may_be_complete(&read, seen)) {
-            match head::take(&mut read, &mut response, asked) {
-                Ok(Read::Partial) => {}
-                Ok(Read::Interim) => {
+            match head::take_head(&mut read, &mut response, context) {
+                Ok(ParsedHead::Partial) => {}
+                Ok(ParsedHead::Interim) => {
                     seen = 0;
                     continue;
                 }
-                Ok(Read::Final(content, _)) => break content,
+                Ok(ParsedHead::Final(content, _)) => break content,
                 Err(UpstreamError::Head(_)) => return Err(Refused::Ambiguous),
                 Err(UpstreamError::Garbage(ProtocolError::Http1(
                     Http1Fault::Length | Http1Fault::CodingInHttp10,
@@ -90,7 +90,7 @@ async fn hypers(bytes: &[u8], method: &Method) -> Option<Answer> {
     let request = request.body(Empty::<&[u8]>::new()).ok()?;
     let sent = sender.send_request(request);
     let said = async {
-        // After the request: before it, this would be what nobody asked for.
+        // After the request: before it, this would be unsolicited.
         tokio::task::yield_now().await;
         let _ = far.write_all(bytes).await;
         drop(far);
@@ -159,8 +159,7 @@ fn answers() -> impl Strategy<Value = (Vec<u8>, Method)> {
     })
 }
 
-/// What makes of bytes others that may mean something else: one at a place is replaced, one is put
-/// there, or some are taken away.
+/// Changes of bytes that may change the meaning: replacements, insertions and removals.
 fn changes() -> impl Strategy<Value = Vec<(usize, u8, &'static [u8])>> {
     let bytes: Vec<&'static [u8]> = vec![
         b"",
@@ -207,10 +206,10 @@ fn changed(mut bytes: Vec<u8>, changes: &[(usize, u8, &'static [u8])]) -> Vec<u8
     bytes
 }
 
-fn asked(method: &Method) -> Asked {
-    Asked {
+fn context(method: &Method) -> ResponseContext {
+    ResponseContext {
         is_head: method == Method::HEAD,
-        ..Asked::default()
+        ..ResponseContext::default()
     }
 }
 
@@ -235,7 +234,7 @@ proptest! {
     #[test]
     fn well_formed_answers_are_read_alike((bytes, method) in answers(), at_once in 1..200_usize) {
         let theirs = runtime().block_on(hypers(&bytes, &method));
-        let ours = ours(&bytes, at_once, asked(&method));
+        let ours = ours(&bytes, at_once, context(&method));
         prop_assert!(ours.is_ok(), "{ours:?} of {:?}", String::from_utf8_lossy(&bytes));
         prop_assert_eq!(ours.ok(), theirs);
     }
@@ -249,7 +248,7 @@ proptest! {
         let bytes = changed(bytes, &changes);
         let theirs = runtime().block_on(hypers(&bytes, &method));
         let text = String::from_utf8_lossy(&bytes);
-        match ours(&bytes, at_once, asked(&method)) {
+        match ours(&bytes, at_once, context(&method)) {
             Ok(ours) => prop_assert_eq!(Some(ours), theirs, "{:?}", text),
             Err(Refused::Ambiguous) => {}
             Err(Refused::Otherwise) => {
@@ -295,7 +294,7 @@ const WORDS: [&str; 32] = [
     "200",
 ];
 
-/// Whatever a server sends, it is read alike however it comes, and no byte of it is made up.
+/// Any bytes have the same meaning however they are cut, and no byte of a body is made up.
 #[test]
 fn any_bytes_are_read_alike_however_they_come() {
     bolero::check!(name = "answer")
@@ -304,14 +303,14 @@ fn any_bytes_are_read_alike_however_they_come() {
             let recipe = input.iter().map(|byte| WORDS[usize::from(byte % 32)]);
             for bytes in [input, recipe.collect::<String>().as_bytes()] {
                 for (is_head, upgrade) in [(false, false), (true, false), (false, true)] {
-                    let asked = Asked {
+                    let context = ResponseContext {
                         is_head,
                         is_connect: false,
-                        upgrade,
+                        asks_upgrade: upgrade,
                     };
-                    let whole = ours(bytes, bytes.len().max(1), asked).ok();
+                    let whole = ours(bytes, bytes.len().max(1), context).ok();
                     for at_once in [1, 7] {
-                        assert_eq!(ours(bytes, at_once, asked).ok(), whole, "{bytes:?}");
+                        assert_eq!(ours(bytes, at_once, context).ok(), whole, "{bytes:?}");
                     }
                     let body = whole.map_or(0, |answer| answer.body.len());
                     assert!(body <= bytes.len());
