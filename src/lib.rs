@@ -61,7 +61,7 @@ pub mod explain;
 
 pub mod replay;
 
-pub mod whom;
+pub mod key_selector;
 
 pub mod import;
 

@@ -21,7 +21,7 @@ use super::schema::{Components, Described};
 use super::status::StatusReport;
 use super::traffic::TrafficReport;
 use super::upstreams::UpstreamList;
-use crate::whom::decoded;
+use crate::key_selector::percent_decoded as decoded;
 
 /// One path of the API and what is said of it.
 pub(super) struct ApiEndpoint {
@@ -407,9 +407,9 @@ pub(super) const ENDPOINTS: &[ApiEndpoint] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key_selector::KeySelector;
     use crate::limit::key::{Derived, Facts, HashSecret};
     use crate::path::CanonicalPath;
-    use crate::whom::Eyes;
 
     fn find(path: &str) -> Option<Place> {
         ApiEndpoint::find(path).map(|(_, place)| place)
@@ -481,14 +481,14 @@ mod tests {
             proptest::prop_assert!(spelled.bytes().all(|byte| byte.is_ascii_graphic()));
             let place = find(&format!("/api/v1/limits/login/keys/{spelled}"));
             let Some(Place::Key(_, words)) = place else { panic!("{spelled}: {place:?}") };
-            let eyes = Eyes {
+            let eyes = KeySelector {
                 client_ip: &config.client_ip,
                 api_key: &config.api_key,
                 hash_key: &SECRET,
                 records: &[],
                 known: &[],
             };
-            let whom = eyes.of_limit(&words, limit);
+            let whom = eyes.select(&words, Some(limit), &[]);
             let tag = whom.map(|whom| Derived::Hash(whom.tag));
             let derived = limit.key.derive(&facts, limit.missing, &SECRET);
             proptest::prop_assert_eq!(tag, Ok(derived), "{}", spelled);

@@ -13,11 +13,14 @@ use super::respond::{ApiError, ApiResult, available, json_of};
 use super::schema::{described, words};
 use super::time::seconds;
 use crate::client::ClientIp;
+use crate::key_selector::{
+    KeySelectionError, KeySelectionErrorKind, KeySelector, SelectedKey, WindowStatus, client_usage,
+    hash_prefix,
+};
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::key::{ApiKeys, HashSecret};
 use crate::limit::{KeyHash, Limit, Retry};
 use crate::store::overrides::{OverrideList, Record};
-use crate::whom::{Eyes, Row, Unclarity, Unclear, Whom, cut, standing};
 
 /// Words of a key.
 const MOST_WORDS: usize = 16;
@@ -54,13 +57,13 @@ impl Register {
         }
     }
 
-    /// Whom words name, and what is said of anybody.
+    /// Reads the key that the words name, with what is said of anybody.
     pub(super) fn whom(
         &self,
         state: &AdminState,
         counts: &mut OperatorStore,
         words: &[String],
-    ) -> Result<(Whom, OverrideList), ApiError> {
+    ) -> Result<(SelectedKey, OverrideList), ApiError> {
         let said = counts.said()?;
         let denied = match words {
             [word] => state.denied(word, self.limit.as_ref().map(|limit| &*limit.name)),
@@ -70,21 +73,18 @@ impl Register {
             Some(tag) => vec![format!("tag={tag}")],
             None => words.to_vec(),
         };
-        let known = match cut(&words) {
+        let known = match hash_prefix(&words) {
             Some(prefix) => self.known(state, counts, &prefix),
             None => Vec::new(),
         };
-        let eyes = Eyes {
+        let eyes = KeySelector {
             client_ip: &self.client_ip,
             api_key: &self.api_key,
             hash_key: &HashSecret::from_bytes(counts.hash_key()),
             records: &said.records,
             known: &known,
         };
-        let whom = match &self.limit {
-            Some(limit) => eyes.of_limit(&words, limit),
-            None => eyes.of_anyone(&words, &self.limits),
-        };
+        let whom = eyes.select(&words, self.limit.as_deref(), &self.limits);
         Ok((whom.map_err(unclear)?, said))
     }
 
@@ -109,11 +109,11 @@ impl Register {
     }
 }
 
-fn unclear(unclear: Unclear) -> ApiError {
+fn unclear(unclear: KeySelectionError) -> ApiError {
     let status = match unclear.kind {
-        Unclarity::Wrong => StatusCode::BAD_REQUEST,
-        Unclarity::Unknown => StatusCode::NOT_FOUND,
-        Unclarity::Ambiguous => StatusCode::CONFLICT,
+        KeySelectionErrorKind::Wrong => StatusCode::BAD_REQUEST,
+        KeySelectionErrorKind::Unknown => StatusCode::NOT_FOUND,
+        KeySelectionErrorKind::Ambiguous => StatusCode::CONFLICT,
     };
     let detail = match unclear.help {
         Some(help) => format!("{}; {help}", unclear.message),
@@ -152,7 +152,7 @@ pub(super) async fn show(state: &Arc<AdminState>, limit: &str, words: Vec<String
         let limit = register
             .limit
             .ok_or_else(|| ApiError::not_found("there is no limit"))?;
-        let rows = standing(&limit, &whom, &said.records, |charge| counts.stand(charge))?;
+        let rows = client_usage(&limit, &whom, &said.records, |charge| counts.stand(charge))?;
         Ok::<_, ApiError>(usage(&limit, &whom, &rows, &said))
     });
     let broke = |_| ApiError::internal("it could not be read");
@@ -182,7 +182,12 @@ described! {
     }
 }
 
-fn usage(limit: &Limit, whom: &Whom, rows: &[Row], said: &OverrideList) -> KeyUsage {
+fn usage(
+    limit: &Limit,
+    whom: &SelectedKey,
+    rows: &[WindowStatus],
+    said: &OverrideList,
+) -> KeyUsage {
     let of_it = |one: &&Record| {
         let names = one.subject.limit();
         one.subject.tag() == whom.tag && names.is_none_or(|name| *name == *limit.name)
@@ -202,7 +207,7 @@ fn usage(limit: &Limit, whom: &Whom, rows: &[Row], said: &OverrideList) -> KeyUs
     }
 }
 
-fn window(row: &Row) -> WindowUsage {
+fn window(row: &WindowStatus) -> WindowUsage {
     let (retry, after) = match row.retry {
         Retry::Now | Retry::Unasked => ("now", Some(0.0)),
         Retry::After(us) => ("after", Some(seconds(us))),

@@ -15,12 +15,12 @@ use super::place::ClientChange;
 use super::respond::{ApiError, ApiResult, available, json_of};
 use super::schema::described;
 use super::time::seconds;
+use crate::key_selector::{SelectedKey, limit_checks, windows_of_key};
 use crate::limit::{Limit, LimitCheck, Window};
 use crate::store::overrides::{
     ChangeKind, ChangeOutcome, MAX_RECORDS, OverrideChange, OverrideList, RecordTerms, Subject,
     clean, rules,
 };
-use crate::whom::{Whom, every_window, items};
 
 /// The longest that something may hold and have an end, seconds.
 pub(super) const LONGEST: u64 = 10 * 366 * 86_400;
@@ -191,7 +191,7 @@ impl Order {
     fn obey(
         self,
         store: &mut OperatorStore,
-        whom: &Whom,
+        whom: &SelectedKey,
         limit: Option<&Arc<Limit>>,
         said: &OverrideList,
     ) -> Result<(ChangeOutcome, Option<u64>), ApiError> {
@@ -209,7 +209,7 @@ impl Order {
         let (ClientChange::Reset, Some(limit)) = (self.what, limit) else {
             return Ok((store.change(change)?, None));
         };
-        let windows = every_window(limit, whom.tag, &said.records);
+        let windows = windows_of_key(limit, whom.tag, &said.records);
         let deleted = match store {
             OperatorStore::Here(memory) => {
                 for window in &windows {
@@ -220,7 +220,7 @@ impl Order {
             OperatorStore::Redis(client) => {
                 let suffix = |window: &Arc<Window>| window.store_suffix.clone();
                 change.terms.suffixes = windows.iter().map(suffix).collect();
-                let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
+                let items: Vec<LimitCheck> = limit_checks(limit, &windows, whom.tag).collect();
                 Some(client.forget(&items).map_err(unavailable)?)
             }
         };

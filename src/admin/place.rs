@@ -1,6 +1,6 @@
 //! What can be asked for: paths and queries, read.
 
-use crate::whom::decoded;
+use crate::key_selector::percent_decoded as decoded;
 
 /// Everything that can be asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -20,6 +20,10 @@ use clap::{Args, Subcommand};
 use super::run;
 use super::trouble::Trouble;
 use crate::config::{self, Config, StoreKind};
+use crate::key_selector::{
+    KeySelectionErrorKind, KeySelector, SelectedKey, client_usage, hash_prefix, limit_checks,
+    windows_of_key,
+};
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::{KeyHash, Limit, LimitCheck};
 use crate::store::overrides::{
@@ -27,7 +31,6 @@ use crate::store::overrides::{
     clean,
 };
 use crate::store::redis::OverrideClient;
-use crate::whom::{Eyes, Unclarity, Whom, cut, every_window, items, standing};
 use json::Json;
 use place::{Asked, Place, Process};
 use print::Shown;
@@ -100,7 +103,7 @@ struct OverrideArgs {
 
 #[derive(Debug, Args)]
 struct BlockArgs {
-    /// Whom: an address or an API key (plain, or `ip=..`, `api_key=..`), any key that a limit
+    /// SelectedKey: an address or an API key (plain, or `ip=..`, `api_key=..`), any key that a limit
     /// counts by (`PART=VALUE`..), a hash as logs, `top` and `tap` show it, `tag=HASH`, or the id
     /// of a request that was denied.
     #[arg(required = true)]
@@ -201,10 +204,10 @@ impl Order<'_> {
         client: &mut OverrideClient,
         words: &[String],
         limit: Option<&Limit>,
-    ) -> Result<(Whom, OverrideList), Trouble> {
+    ) -> Result<(SelectedKey, OverrideList), Trouble> {
         let said = client.overrides()?;
         let mut words = words.to_vec();
-        let (known, partly) = match cut(&words) {
+        let (known, partly) = match hash_prefix(&words) {
             Some(prefix) => self.known(client, &prefix),
             None => (Vec::new(), false),
         };
@@ -215,19 +218,16 @@ impl Order<'_> {
         }
         let words = &words[..];
         let key = client.hash_key();
-        let eyes = Eyes {
+        let eyes = KeySelector {
             client_ip: &self.config.client_ip,
             api_key: &self.config.api_key,
             hash_key: &key.key,
             records: &said.records,
             known: &known,
         };
-        let whom = match limit {
-            Some(limit) => eyes.of_limit(words, limit),
-            None => eyes.of_anyone(words, &self.config.limits),
-        };
+        let whom = eyes.select(words, limit, &self.config.limits);
         let whom = whom.map_err(|unclear| match unclear.kind {
-            Unclarity::Unknown if partly => Trouble::failed(unclear.message).help(
+            KeySelectionErrorKind::Unknown if partly => Trouble::failed(unclear.message).help(
                 "not every key of the store could be looked at in time, or this user may not \
                  (`+scan`): write the whole hash as `tag=HASH`, or the key as `PART=VALUE`",
             ),
@@ -283,7 +283,7 @@ impl Order<'_> {
             Place::Redis(mut client) => {
                 let (whom, said) = self.whom(&mut client, &target.key, Some(limit))?;
                 let records = &said.records;
-                let rows = standing(limit, &whom, records, |charge| client.stand(charge))?;
+                let rows = client_usage(limit, &whom, records, |charge| client.stand(charge))?;
                 (whom, rows, said)
             }
             Place::Process(process) => process.show(limit, &target.key)?,
@@ -378,7 +378,7 @@ impl Order<'_> {
         limit: Option<&Arc<Limit>>,
         subject: impl FnOnce(KeyHash) -> Subject,
         record: RecordTerms,
-    ) -> Result<(Whom, u64), Trouble> {
+    ) -> Result<(SelectedKey, u64), Trouble> {
         let lasts_us = rate::lasts_us(terms.lasts.as_deref())?;
         let kind = match terms.remove {
             true => ChangeKind::Remove,
@@ -424,7 +424,7 @@ impl Order<'_> {
     }
 }
 
-fn made(limit: Option<&Arc<Limit>>, whom: &Whom, until_us: u64) -> Json {
+fn made(limit: Option<&Arc<Limit>>, whom: &SelectedKey, until_us: u64) -> Json {
     let until = (until_us > 0).then(|| crate::telemetry::stamp::rfc3339(until_us));
     Json::Object(vec![
         ("limit", limit.map(|limit| limit.name.to_string()).into()),
@@ -438,11 +438,11 @@ fn made(limit: Option<&Arc<Limit>>, whom: &Whom, until_us: u64) -> Json {
 fn reset(
     client: &mut OverrideClient,
     limit: &Arc<Limit>,
-    whom: &Whom,
+    whom: &SelectedKey,
     said: &OverrideList,
 ) -> Result<u64, Trouble> {
-    let windows = every_window(limit, whom.tag, &said.records);
-    let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
+    let windows = windows_of_key(limit, whom.tag, &said.records);
+    let items: Vec<LimitCheck> = limit_checks(limit, &windows, whom.tag).collect();
     let gone = client.forget(&items)?;
     // Told after it is done: who hears of it asks the store again.
     client.change(&OverrideChange {

@@ -1,8 +1,8 @@
 //! Why a command did not work: what is wrong, and what to write instead.
 
 use super::{DID_NOT_WORK, WRONG_USE, run};
+use crate::key_selector::{KeySelectionError, KeySelectionErrorKind};
 use crate::store::redis::OverrideClientError;
-use crate::whom::{Unclarity, Unclear};
 
 /// What is said on standard error, and the exit code.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,11 +50,13 @@ impl From<OverrideClientError> for Trouble {
     }
 }
 
-impl From<Unclear> for Trouble {
-    fn from(unclear: Unclear) -> Trouble {
+impl From<KeySelectionError> for Trouble {
+    fn from(unclear: KeySelectionError) -> Trouble {
         let trouble = match unclear.kind {
-            Unclarity::Wrong => Trouble::wrong(unclear.message),
-            Unclarity::Unknown | Unclarity::Ambiguous => Trouble::failed(unclear.message),
+            KeySelectionErrorKind::Wrong => Trouble::wrong(unclear.message),
+            KeySelectionErrorKind::Unknown | KeySelectionErrorKind::Ambiguous => {
+                Trouble::failed(unclear.message)
+            }
         };
         Trouble {
             help: unclear.help,

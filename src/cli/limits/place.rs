@@ -10,13 +10,13 @@ use crate::cli::admin_client::{AdminArgs, AdminClient, Failed, runtime};
 use crate::cli::seen::{list, text};
 use crate::cli::trouble::Trouble;
 use crate::config::Config;
+use crate::key_selector::{KeySelector, SelectedKey, WindowStatus, hash_prefix};
 use crate::limit::key::HashSecret;
 use crate::limit::{KeyHash, Limit, Retry};
 use crate::store::overrides::{
     ChangeKind, ChangeOutcome, OverrideList, Record, RecordTerms, Subject, rules,
 };
 use crate::store::redis::OverrideClient;
-use crate::whom::{Eyes, Row, Whom, cut};
 
 /// See the file's head.
 pub(super) enum Place<'c> {
@@ -95,14 +95,14 @@ impl Asked {
 
 /// What became of it.
 pub(super) struct Obeyed {
-    pub(super) whom: Whom,
+    pub(super) whom: SelectedKey,
     pub(super) done: ChangeOutcome,
 }
 
 /// Whether a client may be named by its hash or by a request's id: only the proxy knows them.
 fn may_be_shown(words: &[String]) -> bool {
     let is_id = |word: &String| word.starts_with("tag=") || word.starts_with("request=");
-    cut(words).is_some() || matches!(words, [word] if is_id(word))
+    hash_prefix(words).is_some() || matches!(words, [word] if is_id(word))
 }
 
 impl Process<'_> {
@@ -139,7 +139,7 @@ impl Process<'_> {
         &self,
         limit: &Limit,
         words: &[String],
-    ) -> Result<(Whom, Vec<Row>, OverrideList), Trouble> {
+    ) -> Result<(SelectedKey, Vec<WindowStatus>, OverrideList), Trouble> {
         self.understands(words, Some(limit))?;
         let key: Vec<String> = words.iter().map(|word| encoded(word)).collect();
         let name = encoded(&limit.name);
@@ -173,7 +173,7 @@ impl Process<'_> {
         said["key"] = json!(words);
         let done = self.runtime.block_on(self.client.post(&asked.path, &said));
         let undone = |done| Obeyed {
-            whom: Whom {
+            whom: SelectedKey {
                 tag: KeyHash([0; 16]),
                 parts: String::new(),
             },
@@ -199,7 +199,7 @@ impl Process<'_> {
         if may_be_shown(words) {
             return Ok(());
         }
-        let eyes = Eyes {
+        let eyes = KeySelector {
             client_ip: &self.config.client_ip,
             api_key: &self.config.api_key,
             // Only the proxy knows its own.
@@ -207,10 +207,7 @@ impl Process<'_> {
             records: &[],
             known: &[],
         };
-        match limit {
-            Some(limit) => eyes.of_limit(words, limit)?,
-            None => eyes.of_anyone(words, &self.config.limits)?,
-        };
+        eyes.select(words, limit, &self.config.limits)?;
         Ok(())
     }
 
@@ -261,18 +258,18 @@ impl Process<'_> {
     }
 }
 
-fn whom(told: &Value) -> Result<Whom, Trouble> {
+fn whom(told: &Value) -> Result<SelectedKey, Trouble> {
     let tag = told["id"].as_str().and_then(KeyHash::parse);
     let tag = tag.ok_or_else(|| Trouble::failed("the proxy does not say whom it understood"))?;
-    Ok(Whom {
+    Ok(SelectedKey {
         tag,
         parts: text(&told["key"]),
     })
 }
 
-fn row(told: &Value) -> Row {
+fn row(told: &Value) -> WindowStatus {
     let number = |name: &str| told[name].as_u64().unwrap_or(0);
-    Row {
+    WindowStatus {
         of: told["of"].as_str().map(str::to_owned),
         policy: text(&told["policy"]),
         rate: text(&told["rate"]),

@@ -1,10 +1,10 @@
 //! What `tidegate limits` prints: tables for people, one line of JSON for scripts.
 
 use super::json::Json;
+use crate::key_selector::{SelectedKey, WindowStatus};
 use crate::limit::{KeyHash, Limit, Retry, Window};
 use crate::store::overrides::{OverrideList, Record, rate_text};
 use crate::telemetry::stamp;
-use crate::whom::{Row, Whom};
 
 /// As many characters of a hash as logs show.
 const SHORT: usize = 8;
@@ -12,8 +12,8 @@ const SHORT: usize = 8;
 /// Everything `show` tells.
 pub(super) struct Shown<'s> {
     pub(super) limit: &'s Limit,
-    pub(super) whom: &'s Whom,
-    pub(super) rows: Vec<Row>,
+    pub(super) whom: &'s SelectedKey,
+    pub(super) rows: Vec<WindowStatus>,
     pub(super) said: &'s OverrideList,
 }
 
@@ -286,7 +286,7 @@ impl Shown<'_> {
     }
 
     pub(super) fn json(&self) -> Json {
-        let window = |one: &Row| {
+        let window = |one: &WindowStatus| {
             let (retry, retry_us) = match one.retry {
                 Retry::Now | Retry::Unasked => ("now", Some(0)),
                 Retry::After(us) => ("after", Some(us)),
