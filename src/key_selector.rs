@@ -37,7 +37,7 @@ pub struct SelectedKey {
 pub struct KeySelectionError {
     pub kind: KeySelectionErrorKind,
     pub message: String,
-    /// What to write instead.
+    /// Words that work instead.
     pub help: Option<String>,
 }
 
@@ -65,6 +65,8 @@ impl KeySelectionError {
         self
     }
 }
+
+type SelectionResult = Result<SelectedKey, KeySelectionError>;
 
 /// The configuration and the known clients that keys are read with.
 #[derive(Debug)]
@@ -135,11 +137,7 @@ impl KeySelector<'_> {
         found
     }
 
-    fn only_client(
-        &self,
-        prefix: &KeyHashPrefix,
-        found: &[KeyHash],
-    ) -> Result<SelectedKey, KeySelectionError> {
+    fn only_client(&self, prefix: &KeyHashPrefix, found: &[KeyHash]) -> SelectionResult {
         if let [tag] = found {
             return Ok(self.with_hash(*tag));
         }
@@ -183,11 +181,7 @@ impl KeySelector<'_> {
         }
     }
 
-    fn select_to_block(
-        &self,
-        words: &[KeyWord<'_>],
-        limits: &[Arc<Limit>],
-    ) -> Result<SelectedKey, KeySelectionError> {
+    fn select_to_block(&self, words: &[KeyWord<'_>], limits: &[Arc<Limit>]) -> SelectionResult {
         let given = match words {
             [KeyWord::Plain(text)] if text.parse::<IpAddr>().is_ok() => {
                 self.part_value(&Part::Ip, text, Case::Sensitive)?
@@ -224,7 +218,7 @@ impl KeySelector<'_> {
         }
     }
 
-    fn by_hash(&self, hash: &str) -> Result<SelectedKey, KeySelectionError> {
+    fn by_hash(&self, hash: &str) -> SelectionResult {
         if let Some(tag) = KeyHash::parse(hash) {
             return Ok(self.with_hash(tag));
         }
@@ -238,11 +232,7 @@ impl KeySelector<'_> {
     }
 
     /// Takes one word for each part of the limit's key.
-    fn assemble(
-        &self,
-        words: &[KeyWord<'_>],
-        limit: &Limit,
-    ) -> Result<SelectedKey, KeySelectionError> {
+    fn assemble(&self, words: &[KeyWord<'_>], limit: &Limit) -> SelectionResult {
         let mut left: Vec<&KeyWord<'_>> = words.iter().collect();
         let mut given = Vec::new();
         for part in &limit.key.parts {

@@ -9,7 +9,9 @@ use super::AdminState;
 use super::operator_store::StorePlace;
 use super::respond::{ApiError, ApiResult, available, json_of};
 use crate::config::Config;
-use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
+use crate::explain::{
+    EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, explain,
+};
 use crate::limit::{Charge, Decision};
 
 /// Headers of a question, at most.
@@ -39,7 +41,7 @@ pub(super) async fn answer(state: &Arc<AdminState>, body: &Value) -> ApiResult {
 
 fn with_counts(
     config: &Config,
-    question: &Question,
+    question: &RequestDescription,
     place: StorePlace,
 ) -> Result<Explanation, ApiError> {
     let mut counts = place.open()?;
@@ -49,23 +51,23 @@ fn with_counts(
     let mut stand = |charge: &Charge| -> Result<Decision, String> {
         counts.stand(charge).map_err(|refusal| refusal.detail)
     };
-    let live = Live {
+    let live = LiveCounts {
         from,
         hash_key,
         overrides: said.snapshot(),
-        stand: &mut stand,
+        peek: &mut stand,
     };
     explain(config, question, Some(live)).map_err(refusal)
 }
 
-fn refusal(error: QuestionError) -> ApiError {
+fn refusal(error: RequestError) -> ApiError {
     match error {
-        QuestionError::Machine(error) => ApiError::unavailable(error),
+        RequestError::Machine(error) => ApiError::unavailable(error),
         wrong => ApiError::bad_request(wrong.to_string()),
     }
 }
 
-fn question(body: &Value) -> Result<Question, ApiError> {
+fn question(body: &Value) -> Result<RequestDescription, ApiError> {
     let text = |key: &str, usual: Option<&str>| match body.get(key) {
         Some(Value::String(text)) => Ok(text.clone()),
         None | Some(Value::Null) if usual.is_some() => Ok(usual.unwrap_or_default().to_owned()),
@@ -90,7 +92,7 @@ fn question(body: &Value) -> Result<Question, ApiError> {
             ));
         }
     };
-    Ok(Question {
+    Ok(RequestDescription {
         method: text("method", Some("GET"))?,
         url: text("url", None)?,
         headers,

@@ -209,7 +209,7 @@ fn a_hash_that_is_shown_can_be_pasted() {
     );
     let unknown = find("tag=BQEBAQEB", &tags, &either).unwrap_err();
     assert_eq!(unknown.kind, KeySelectionErrorKind::Unknown);
-    // What no client has is a value.
+    // If no client has such a hash, the word is a value.
     assert_eq!(parts(&either, "BQEBAQEB"), "api_key");
     assert_eq!(
         find("AgICAgIC", &[], &either),

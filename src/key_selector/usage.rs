@@ -2,17 +2,19 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use super::SelectedKey;
 use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck, Retry, Window};
 use crate::store::overrides::{Record, Subject, rate_text};
 
 /// One window of a limit, and how much of it a client uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WindowStatus {
-    /// `tier gold`, `override` or `candidate`; none for the limit's own rates.
-    pub of: Option<String>,
     /// The window's name in the `RateLimit` header.
     pub policy: String,
+    /// `tier gold`, `override` or `candidate`; none for the limit's own rates.
+    pub of: Option<String>,
     /// `100/min`
     pub rate: String,
     /// Units.
@@ -22,6 +24,7 @@ pub struct WindowStatus {
     /// Microseconds until all units are free again.
     pub reset_us: u64,
     /// When the next request would pass.
+    #[serde(skip)]
     pub retry: Retry,
 }
 

@@ -1,30 +1,52 @@
-//! RATE and `--for` on the command line.
+//! Arguments of `tidegate limits`: hashes, rates and durations.
 
-use crate::cli::trouble::Trouble;
+use std::ffi::OsString;
+use std::path::Path;
+
+use crate::cli::output::CommandError;
+use crate::limit::key::key_hash_prefix::{KeyHashPrefix, SHOWN};
 use crate::limit::rate::parse_duration;
 use crate::limit::{Limit, Rule};
 use crate::store::overrides;
 
-/// The longest time something may hold and have an end.
+/// The longest `--for`: ten years.
 const LONGEST_US: u128 = 10 * 366 * 86_400_000_000;
 
-/// What an override puts in the place of a limit's rates; nothing for no limit at all.
-pub(super) fn rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, Trouble> {
-    overrides::rules(text, limit).map_err(|error| {
-        let trouble = Trouble::wrong(error.message);
-        match error.help {
-            Some(help) => trouble.help(help),
-            None => trouble,
+/// Long options that look like a hash.
+const OPTIONS: [&str; 3] = ["--config", "--remove", "--version"];
+
+/// Marks hashes that begin with `-` with `tag=`, so that they are not taken for options. One of 64
+/// hashes begins so.
+pub(in crate::cli) fn with_hashes(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut words: Vec<OsString> = words.collect();
+    if words.get(1).is_none_or(|command| command != "limits") {
+        return words;
+    }
+    for word in &mut words[2..] {
+        let Some(text) = word.to_str() else { continue };
+        let is_option = match text.strip_prefix("-c") {
+            Some(file) => Path::new(file).exists(),
+            None => OPTIONS.contains(&text),
+        };
+        let is_hash = KeyHashPrefix::parse(text).is_some_and(|one| one.text().len() >= SHOWN);
+        if text.starts_with('-') && is_hash && !is_option {
+            *word = format!("tag={text}").into();
         }
-    })
+    }
+    words
 }
 
-/// How long something holds, microseconds; 0 until it is removed.
-pub(super) fn lasts_us(text: Option<&str>) -> Result<u64, Trouble> {
+/// Reads the rates of an override; none for `unlimited`.
+pub(super) fn rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, CommandError> {
+    let rules = overrides::rules(text, limit);
+    rules.map_err(|error| CommandError::wrong_use(error.message).maybe_help(error.help))
+}
+
+/// Reads `--for`, microseconds; 0 if there is none.
+pub(super) fn lasts_us(text: Option<&str>) -> Result<u64, CommandError> {
     let Some(text) = text else { return Ok(0) };
     let wrong = |why: &str| {
-        let message = format!("`--for {text}`: {why}");
-        Trouble::wrong(message).help(
+        CommandError::wrong_use(format!("`--for {text}`: {why}")).help(
             "write for example `30min`, `24h` or `7d`; without `--for` it holds until removed",
         )
     };
@@ -51,6 +73,11 @@ mod tests {
             };
         let rules: Vec<Rule> = rules.iter().map(rule).collect();
         Limit::new("login", &rules, Key { parts: Vec::new() })
+    }
+
+    fn message_of(error: &CommandError) -> &str {
+        let line = error.text.lines().next().unwrap();
+        line.strip_prefix("error: ").unwrap()
     }
 
     #[test]
@@ -109,11 +136,14 @@ mod tests {
             ),
         ] {
             let error = rules(text, &minute).unwrap_err();
-            assert_eq!((error.code, error.message.as_str()), (2, message));
+            assert_eq!((error.code, message_of(&error)), (2, message));
         }
         let slots = limit(&[(Algorithm::Slots, 5, 60_000_000, 1)]);
         let error = rules("5/s", &slots).unwrap_err();
-        assert_eq!(error.message, "`5/s` is not a number of requests under way");
+        assert_eq!(
+            message_of(&error),
+            "`5/s` is not a number of requests under way"
+        );
     }
 
     #[test]
@@ -128,7 +158,39 @@ mod tests {
         ] {
             let error = lasts_us(Some(text)).unwrap_err();
             assert_eq!(error.code, 2);
-            assert!(error.message.contains(why), "{}", error.message);
+            assert!(message_of(&error).contains(why), "{}", error.text);
+        }
+    }
+
+    #[test]
+    fn a_hash_that_begins_with_a_dash_is_no_option() {
+        let read = |words: &str| {
+            let words = words.split(' ').map(OsString::from);
+            let read: Vec<String> = with_hashes(words)
+                .into_iter()
+                .map(|word| word.into_string().unwrap())
+                .collect();
+            read.join(" ")
+        };
+        let show = "tidegate limits show login";
+        assert_eq!(
+            read(&format!("{show} -Rqs-YKE --json")),
+            format!("{show} tag=-Rqs-YKE --json")
+        );
+        assert_eq!(
+            read(&format!("{show} -c234567")),
+            format!("{show} tag=-c234567")
+        );
+        assert_eq!(
+            read(&format!("{show} --Rqs-YK")),
+            format!("{show} tag=--Rqs-YK")
+        );
+        for words in [
+            "tidegate limits show login 7 --config a.toml",
+            "tidegate limits block 7 --remove",
+            "tidegate tap -Rqs-YKE",
+        ] {
+            assert_eq!(read(words), words);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Commands that the documentation writes are commands that there are, with flags that they have.
+//! The commands in the documentation exist, with the flags that they have there.
 
 use clap::{Command, CommandFactory};
 
 use super::Cli;
 use crate::config::tests::pages::pages;
 
-/// The words of a line of a shell that runs `tidegate`, up to where something else begins.
+/// The words of a shell line that runs `tidegate`, up to a pipe, a redirection or a comment.
 fn words(line: &str) -> Option<Vec<&str>> {
     let line = line.trim_start().trim_start_matches("$ ");
     let mut words = line
@@ -23,11 +23,10 @@ fn words(line: &str) -> Option<Vec<&str>> {
     words.first().is_none_or(begins).then_some(words)
 }
 
-/// What is wrong with a command line, if anything.
 fn fault(words: &[&str]) -> Option<String> {
     let top = Cli::command();
     let mut at: &Command = &top;
-    // What stands before it: some of its flags are theirs.
+    // A subcommand also has the global flags of the commands before it.
     let mut above: Vec<&Command> = Vec::new();
     for word in words {
         let has = |fits: &dyn Fn(&clap::Arg) -> bool| {
