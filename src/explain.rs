@@ -48,23 +48,23 @@ pub struct RequestDescription {
 /// Why a request cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
-    Method(String),
-    /// The URL, and what is wrong with it.
-    Url(String, &'static str),
-    Header(String),
+    /// No client could send it; says why.
+    Invalid(String),
     /// This machine failed; the description is right.
     Machine(String),
+}
+
+impl RequestError {
+    /// `text` is not a header.
+    pub fn bad_header(text: &str) -> RequestError {
+        RequestError::Invalid(format!("`{text}` is no header; write `name: value`"))
+    }
 }
 
 impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RequestError::Method(text) => write!(f, "`{text}` is no method; write `GET`"),
-            RequestError::Url(text, why) => write!(f, "`{text}` is no URL: {why}"),
-            RequestError::Header(text) => {
-                write!(f, "`{text}` is no header; write `name: value`")
-            }
-            RequestError::Machine(error) => f.write_str(error),
+            RequestError::Invalid(why) | RequestError::Machine(why) => f.write_str(why),
         }
     }
 }
@@ -74,8 +74,9 @@ impl std::error::Error for RequestError {}
 impl RequestDescription {
     /// The request, as a client sends it.
     fn request(&self) -> Result<Request<()>, RequestError> {
-        let method = Method::from_bytes(self.method.as_bytes())
-            .map_err(|_| RequestError::Method(self.method.clone()))?;
+        let method = Method::from_bytes(self.method.as_bytes()).map_err(|_| {
+            RequestError::Invalid(format!("`{}` is no method; write `GET`", self.method))
+        })?;
         let (host, target) = self.split_url()?;
         let target: Uri = target
             .parse()
@@ -85,7 +86,7 @@ impl RequestDescription {
         *request.uri_mut() = target;
         let headers = request.headers_mut();
         for (name, value) in &self.headers {
-            let bad = || RequestError::Header(format!("{name}: {value}"));
+            let bad = || RequestError::bad_header(&format!("{name}: {value}"));
             let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| bad())?;
             let value = HeaderValue::from_str(value.trim()).map_err(|_| bad())?;
             headers.append(name, value);
@@ -127,8 +128,8 @@ impl RequestDescription {
         Ok((host, format!("{slash}{target}")))
     }
 
-    fn bad_url(&self, why: &'static str) -> RequestError {
-        RequestError::Url(self.url.clone(), why)
+    fn bad_url(&self, why: &str) -> RequestError {
+        RequestError::Invalid(format!("`{}` is no URL: {why}", self.url))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Reads the client key that an operator writes, and reports how much that client uses.
 //!
-//! An operator writes `PART=VALUE` for each part of the limit's key. A plain VALUE is enough if only
-//! one part fits. A key hash, as logs and lists show it, also works, with or without `tag=` before it.
-//! The result is the hash that the proxies compute for a request with these values.
+//! An operator writes `PART=VALUE` for each part of the limit's key. A plain VALUE is enough if
+//! only one part fits. A key hash, as logs and lists show it, also works, with or without `tag=`
+//! before it. The result is the hash that the proxies compute for a request with these values.
 //!
 //! Pure: the caller passes the secret, and no value is kept.
 
@@ -102,8 +102,8 @@ enum KeyWord<'w> {
 }
 
 impl KeySelector<'_> {
-    /// Reads the key of `limit`. Without a limit, reads a key to block: an address, an API key, or a
-    /// key that one of `all_limits` counts by.
+    /// Reads the key of `limit`. Without a limit, reads a key to block: an address, an API key, or
+    /// a key that one of `all_limits` counts by.
     pub fn select(
         &self,
         words: &[String],

@@ -1,8 +1,8 @@
 //! Sends requests to the admin of the running proxy.
 //!
-//! Each request opens a connection, so it also reaches a proxy that was upgraded or moved. The client
-//! sends the token only with a change, or after the admin asks for it. A token that was found on this
-//! machine is sent to this machine only.
+//! Each request opens a connection, so it also reaches a proxy that was upgraded or moved. The
+//! client sends the token only with a change, or after the admin asks for it. A token that was
+//! found on this machine is sent to this machine only.
 
 use std::fmt;
 use std::io::Read;
@@ -332,7 +332,8 @@ fn read_token(path: &Path) -> Result<String, CommandError> {
     Ok(text.trim().to_owned())
 }
 
-/// Percent-encodes a text for a path or a query (RFC 3986, section 2.1), except the bytes in `kept`.
+/// Percent-encodes a text for a path or a query (RFC 3986, section 2.1), except the bytes in
+/// `kept`.
 pub(super) fn percent_encoded(text: &str, kept: &str) -> String {
     let encode = |byte: u8| match byte {
         b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),

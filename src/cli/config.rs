@@ -35,7 +35,6 @@ pub(super) struct ConfigArgs {
     json: bool,
 }
 
-/// `tidegate config`
 pub(super) fn config(args: &ConfigArgs) -> Result<u8, CommandError> {
     let config = load(&args.admin.config)?;
     let own = effective::effective(&config.written.text, &environment);

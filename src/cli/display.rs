@@ -5,6 +5,7 @@
 
 use unicode_width::UnicodeWidthChar;
 
+use crate::limit::key::key_hash_prefix::SHOWN;
 pub(super) use crate::replay::notes::grouped as count;
 use crate::telemetry::stamp;
 
@@ -180,7 +181,7 @@ pub(super) fn render_lines(lines: &[StyledLine], colour: bool) -> String {
 
 /// `CFc46O0K`: the first characters of a key's hash, as logs show it.
 pub(super) fn short_hash(hash: &str) -> String {
-    hash.chars().take(8).collect()
+    hash.chars().take(SHOWN).collect()
 }
 
 /// `12 %`

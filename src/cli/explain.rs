@@ -44,7 +44,7 @@ impl From<RequestError> for CommandError {
         let failed = CommandError::signed(&error);
         match error {
             RequestError::Machine(_) => failed,
-            _ => failed.with_code(WRONG_USE),
+            RequestError::Invalid(_) => failed.with_code(WRONG_USE),
         }
     }
 }
@@ -74,7 +74,7 @@ pub(super) fn explain(args: &ExplainArgs) -> Result<u8, CommandError> {
 fn describe(args: &ExplainArgs) -> Result<RequestDescription, RequestError> {
     let header = |line: &String| match line.split_once(':') {
         Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
-        None => Err(RequestError::Header(line.clone())),
+        None => Err(RequestError::bad_header(line)),
     };
     Ok(RequestDescription {
         method: args.method.clone(),

@@ -1,8 +1,8 @@
 //! `tidegate limits`: shows, resets, overrides and blocks single clients, on every proxy within a
 //! second.
 //!
-//! With a shared store, the command itself opens Redis with the proxies' configuration. Redis and its
-//! log of changes get only hashes of client keys. With the embedded store, the command asks the
+//! With a shared store, the command itself opens Redis with the proxies' configuration. Redis and
+//! its log of changes get only hashes of client keys. With the embedded store, the command asks the
 //! proxy's admin: only that process has the counts, and the secret that keys are hashed with.
 
 mod arguments;
@@ -155,12 +155,18 @@ fn too_many_records() -> CommandError {
     .help("remove some, or write a limit or a `[[bypass]]` for the whole group")
 }
 
-/// The client of a change, and a number.
-struct Changed {
+/// A client whose counts were deleted.
+struct ResetClient {
     key: SelectedKey,
-    /// The number of deleted counts; or when the terms end, microseconds since the Unix epoch, 0 for
-    /// never.
-    number: u64,
+    /// The number of deleted counts.
+    deleted: u64,
+}
+
+/// A client whose override or block was set or removed.
+struct ChangedClient {
+    key: SelectedKey,
+    /// The end of the terms, microseconds since the Unix epoch; 0 for never.
+    until_us: u64,
 }
 
 /// The place of the counts: Redis, or the memory of a running proxy.
@@ -173,9 +179,9 @@ trait CountsBackend {
     fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ClientState, CommandError>;
 
     /// Deletes the counts of a client.
-    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<Changed, CommandError>;
+    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError>;
 
-    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<Changed, CommandError>;
+    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<ChangedClient, CommandError>;
 }
 
 /// Runs the subcommand.
@@ -267,16 +273,16 @@ impl LimitsCommand<'_> {
 
     fn reset(&self, args: &KeyArgs) -> Result<String, CommandError> {
         let limit = self.limit(&args.limit)?;
-        let Changed { key, number } = self.backend()?.reset(limit, &args.key)?;
+        let ResetClient { key, deleted } = self.backend()?.reset(limit, &args.key)?;
         let (limit, key_text) = (&*limit.name, key_text(&key));
-        let text = match number {
+        let text = match deleted {
             0 => format!("{limit}: nothing was counted for key {key_text}\n"),
             _ => format!("{limit}: key {key_text} begins anew\n"),
         };
         let report = ResetReport {
             limit,
             tag: key.tag.to_string(),
-            deleted: number,
+            deleted,
         };
         self.render(&report, text)
     }
@@ -343,13 +349,12 @@ impl LimitsCommand<'_> {
             ..record
         };
         let lasts_us = arguments::lasts_us(args.lasts.as_deref())?;
-        let changed = self.backend()?.set_terms(ClientTerms {
+        let ChangedClient { key, until_us } = self.backend()?.set_terms(ClientTerms {
             limit,
             words,
             lasts_us,
             terms,
         })?;
-        let (key, until_us) = (changed.key, changed.number);
         let until = (!args.remove).then(|| until_text(until_us));
         let tag = key.tag.to_string();
         let report = ChangeReport {

@@ -1,5 +1,5 @@
-//! `tidegate check --online`: whether the store answers and keeps what it stores, whether servers can
-//! be reached, and whether addresses are free. It connects, and changes nothing.
+//! `tidegate check --online`: whether the store answers and keeps what it stores, whether servers
+//! can be reached, and whether addresses are free. It connects, and changes nothing.
 
 use std::io;
 use std::net::TcpListener;

@@ -82,7 +82,6 @@ enum ReplayFormat {
     TidegateText,
 }
 
-/// `tidegate replay`
 pub(super) fn replay(mut args: ReplayArgs) -> Result<u8, CommandError> {
     let error = |code, message| CommandError {
         code,

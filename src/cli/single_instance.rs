@@ -1,7 +1,7 @@
 //! Refuses to start a second process for one file or one address, unless `--alongside` allows it.
 //!
-//! With SO_REUSEPORT the kernel would give each process a part of the connections. With the embedded
-//! store, each process would then admit the whole of each limit.
+//! With SO_REUSEPORT the kernel would give each process a part of the connections. With the
+//! embedded store, each process would then admit the whole of each limit.
 
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
@@ -33,9 +33,9 @@ pub(super) enum ProcessRole {
     Successor(u32),
 }
 
-/// Takes the claim to a file. With Redis, a second process may run the file on other addresses, which
-/// then come from the environment. No request is counted twice, and the first process keeps the
-/// control socket and the pid file.
+/// Takes the claim to a file. With Redis, a second process may run the file on other addresses,
+/// which then come from the environment. No request is counted twice, and the first process keeps
+/// the control socket and the pid file.
 pub(super) fn claim(file: &Path, config: &Config, role: ProcessRole) -> Result<Arc<Claim>> {
     let replaces = matches!(role, ProcessRole::Successor(_));
     let claim = Claim::new(file, &config.server.control, replaces);

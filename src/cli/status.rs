@@ -231,7 +231,8 @@ pub(super) fn health(args: &HealthArgs) -> Result<u8, CommandError> {
     })
 }
 
-/// Without an admin, only connects to the first listener. It sends no request: requests are counted.
+/// Without an admin, only connects to the first listener. It sends no request: requests are
+/// counted.
 fn connect_to_listener(file: &Path, timeout: Duration) -> Result<(), CommandError> {
     let name = file.display();
     let config = load(file)

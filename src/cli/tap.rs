@@ -49,7 +49,6 @@ pub(super) struct TapArgs {
     number: Option<u64>,
 }
 
-/// `tidegate tap`
 pub(super) fn tap(args: &TapArgs) -> Result<u8, CommandError> {
     let client = AdminClient::new(&args.admin)?;
     let mut tap = DenialTap {

@@ -43,7 +43,6 @@ pub(super) struct TopArgs {
     json: bool,
 }
 
-/// `tidegate top`
 pub(super) fn top(args: &TopArgs) -> Result<u8, CommandError> {
     let client = AdminClient::new(&args.admin)?;
     runtime()?.block_on(async {

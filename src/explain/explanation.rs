@@ -1,5 +1,5 @@
-//! An explanation as plain data: the admin and `tidegate explain --json` return it, `text.rs` renders
-//! it.
+//! An explanation as plain data: the admin and `tidegate explain --json` return it, `text.rs`
+//! renders it.
 
 use serde::{Deserialize, Serialize};
 

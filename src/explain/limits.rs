@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use super::explanation::{KeyPart, LimitExplanation, RateExplanation};
 use super::secret::Secrets;
+use crate::limit::key::key_hash_prefix::SHOWN;
 use crate::limit::key::{
     ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, Told,
 };
 use crate::limit::{
-    Algorithm, Charge, Decision, KeyHash, Limit, LimitCheck, Missing, OnError, Retry, Role, Window,
+    Algorithm, Charge, Decision, KeyHash, Limit, LimitCheck, Missing, Retry, Role, Window,
 };
 use crate::proxy::dry_run::{DryRunResult, RequestView};
 use crate::route::{CostSource, Route};
@@ -105,18 +106,13 @@ fn explain_limit(
         cost_why: (cost != 1).then(|| explain_cost(view.found.route, limit)),
         tier: explain_tier(limit, facts),
         rates,
-        on_error: match limit.on_error {
-            OnError::Local => "local",
-            OnError::Allow => "allow",
-            OnError::Deny => "deny",
-        }
-        .to_owned(),
+        on_error: limit.on_error.word().to_owned(),
     }
 }
 
 /// The first characters of a hash, as logs show it.
 pub(super) fn short_hash(tag: KeyHash) -> String {
-    tag.to_string().chars().take(8).collect()
+    tag.to_string().chars().take(SHOWN).collect()
 }
 
 /// The checks of this limit in the request's charge.
@@ -230,9 +226,9 @@ fn explain_key(limit: &Limit, facts: &Facts<'_>, visible: Visible<'_>) -> Vec<Ke
     let Visible {
         secrets, address, ..
     } = visible;
-    let told = limit.key.tell(facts);
-    let parts = told.iter().map(|(part, told)| {
-        let (found, value, note) = match told {
+    let values = limit.key.tell(facts);
+    let parts = values.iter().map(|(part, found)| {
+        let (found, value, note) = match found {
             Told::Value(Part::Ip, _) => (Some(&Part::Ip), Some(address.to_owned()), None),
             Told::Value(part, value) => {
                 let note = key_source(part, facts);

@@ -1,6 +1,7 @@
 //! Reports of `tidegate limits`: tables for people, one line of JSON for scripts.
 //!
-//! Each report is a structure with the members of the JSON; the text is made from the same structure.
+//! Each report is a structure with the members of the JSON; the text is made from the same
+//! structure.
 
 use std::sync::Arc;
 

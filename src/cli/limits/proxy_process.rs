@@ -1,11 +1,14 @@
-//! Counts, overrides and blocks in the memory of a running proxy, which its admin shows and changes.
+//! Counts, overrides and blocks in the memory of a running proxy, which its admin shows and
+//! changes.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Changed, ClientState, ClientTerms, CountsBackend, too_many_records, user};
+use super::{
+    ChangedClient, ClientState, ClientTerms, CountsBackend, ResetClient, too_many_records, user,
+};
 use crate::cli::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_encoded, runtime};
 use crate::cli::output::CommandError;
 use crate::cli::proxy_snapshot::{list, text};
@@ -147,16 +150,16 @@ impl CountsBackend for ProxyProcess<'_> {
     }
 
     /// The admin does not report how many counts there were.
-    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<Changed, CommandError> {
+    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError> {
         self.check_words(words, Some(limit))?;
         let path = format!("/api/v1/limits/{}/reset", encoded(&limit.name));
         let answer = self.post(&path, &json!({ "by": user(), "key": words }))?;
         let answer = answer.map_err(|failure| self.error(&failure))?;
         let key = selected_key(&answer)?;
-        Ok(Changed { key, number: 1 })
+        Ok(ResetClient { key, deleted: 1 })
     }
 
-    fn set_terms(&mut self, change: ClientTerms<'_>) -> Result<Changed, CommandError> {
+    fn set_terms(&mut self, change: ClientTerms<'_>) -> Result<ChangedClient, CommandError> {
         let limit = change.limit.map(AsRef::<Limit>::as_ref);
         self.check_words(change.words, limit)?;
         let terms = &change.terms;
@@ -178,9 +181,9 @@ impl CountsBackend for ProxyProcess<'_> {
             None => "/api/v1/block".to_owned(),
         };
         match self.post(&path, &body)? {
-            Ok(answer) => Ok(Changed {
+            Ok(answer) => Ok(ChangedClient {
                 key: selected_key(&answer)?,
-                number: micros(&answer["until"]),
+                until_us: micros(&answer["until"]),
             }),
             Err(AdminFailure::Refused(404, why)) if removes && why.contains("to take back") => {
                 Err(change.nothing_to_remove())

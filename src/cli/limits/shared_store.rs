@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::proxy_process::ProxyProcess;
-use super::{Changed, ClientState, ClientTerms, CountsBackend, too_many_records, user};
+use super::{
+    ChangedClient, ClientState, ClientTerms, CountsBackend, ResetClient, too_many_records, user,
+};
 use crate::cli::output::CommandError;
 use crate::config::{Config, RedisSettings};
 use crate::key_selector::{
@@ -113,12 +115,12 @@ impl CountsBackend for SharedStore<'_> {
         Ok(ClientState { key, windows, list })
     }
 
-    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<Changed, CommandError> {
+    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError> {
         let list = self.client.overrides()?;
         let key = self.select(words, Some(limit), &list)?;
         let windows = windows_of_key(limit, key.tag, &list.records);
         let checks: Vec<LimitCheck> = limit_checks(limit, &windows, key.tag).collect();
-        let number = self.client.forget(&checks)?;
+        let deleted = self.client.forget(&checks)?;
         // Published after the deletion: proxies then ask the store again.
         self.client.change(&OverrideChange {
             subject: Subject::Reset(limit.name.to_string(), key.tag),
@@ -130,10 +132,10 @@ impl CountsBackend for SharedStore<'_> {
                 ..RecordTerms::default()
             },
         })?;
-        Ok(Changed { key, number })
+        Ok(ResetClient { key, deleted })
     }
 
-    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<Changed, CommandError> {
+    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<ChangedClient, CommandError> {
         let list = self.client.overrides()?;
         let limit = terms.limit.map(AsRef::as_ref);
         let key = self.select(terms.words, limit, &list)?;
@@ -146,7 +148,7 @@ impl CountsBackend for SharedStore<'_> {
             },
         })?;
         match outcome {
-            ChangeOutcome::Made(number) => Ok(Changed { key, number }),
+            ChangeOutcome::Made(until_us) => Ok(ChangedClient { key, until_us }),
             ChangeOutcome::Nothing => Err(terms.nothing_to_remove()),
             ChangeOutcome::Full => Err(too_many_records()),
         }

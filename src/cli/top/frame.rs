@@ -1,4 +1,5 @@
-//! Draws `top`. Pure: returns exactly as many lines as the screen has rows, none wider than the screen.
+//! Draws `top`. Pure: returns exactly as many lines as the screen has rows, none wider than the
+//! screen.
 
 use super::state::{ClientRow, Overlay, Panel, TopState};
 use crate::cli::display::{
