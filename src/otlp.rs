@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use crate::clock;
 use crate::config::TracingSettings;
 use crate::telemetry::panics::contained;
-use crate::telemetry::spans::{Depot, Fates, Queue, Span};
+use crate::telemetry::spans::{SpanCounts, SpanQueue, SpanQueues, TraceSpan};
 use collector::{Collector, Sent, Trouble};
 
 /// How often a batch is sent at most.
@@ -48,7 +48,7 @@ type Settings = Option<Arc<TracingSettings>>;
 /// Who has spans exported. The thread ends when it is dropped.
 #[derive(Debug)]
 pub struct Exports {
-    depot: Arc<Depot>,
+    depot: Arc<SpanQueues>,
     settings: watch::Sender<Settings>,
     /// Until when everything has to be sent: set at the end.
     end: watch::Sender<Option<Instant>>,
@@ -86,13 +86,13 @@ impl Exports {
     }
 
     /// A worker's end.
-    pub(crate) fn queue(&self) -> Arc<Queue> {
+    pub(crate) fn queue(&self) -> Arc<SpanQueue> {
         self.depot.queue()
     }
 
     /// What has become of all spans so far.
-    pub fn fates(&self) -> Fates {
-        self.depot.fates()
+    pub fn span_counts(&self) -> SpanCounts {
+        self.depot.counts()
     }
 
     /// A worker is about to end, until then at the latest.
@@ -144,7 +144,7 @@ impl Exports {
 
 /// The thread's own.
 struct Exporter {
-    depot: Arc<Depot>,
+    depot: Arc<SpanQueues>,
     follow: watch::Receiver<Settings>,
     end: watch::Receiver<Option<Instant>>,
     /// Where the last spans go, once no others do.
@@ -157,14 +157,14 @@ struct Exporter {
 
 /// Spans that nobody else has. What is left of them when it is dropped is lost, and counted.
 struct Taken {
-    depot: Arc<Depot>,
-    spans: Vec<Span>,
+    depot: Arc<SpanQueues>,
+    spans: Vec<TraceSpan>,
     /// How many of them are no longer its business.
     settled: usize,
 }
 
 impl Taken {
-    fn new(depot: &Arc<Depot>) -> Taken {
+    fn new(depot: &Arc<SpanQueues>) -> Taken {
         Taken {
             depot: Arc::clone(depot),
             spans: depot.take(),
@@ -172,7 +172,7 @@ impl Taken {
         }
     }
 
-    fn left(&self) -> &[Span] {
+    fn left(&self) -> &[TraceSpan] {
         &self.spans[self.settled..]
     }
 
@@ -208,7 +208,7 @@ impl Exporter {
     async fn run(mut self) {
         while contained(self.export_on()).await.is_none() && self.end.borrow().is_none() {}
         contained(self.last()).await;
-        let fates = self.depot.fates();
+        let fates = self.depot.counts();
         let lost = fates.failed + fates.dropped;
         if lost > 0 && self.follow.borrow().is_some() {
             tracing::warn!(lost, "tracing: spans that no collector has");

@@ -57,8 +57,8 @@ use crate::config::{Config, TracingSettings};
 use crate::request_head::HeadError;
 use crate::route::Target;
 use crate::telemetry::access::Buffer;
-use crate::telemetry::metrics::Meter;
-use crate::telemetry::spans::Queue;
+use crate::telemetry::metrics::{CountedAnswer, Meter};
+use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
 use access_record::AccessRecord;
 use body::Body;
@@ -111,7 +111,7 @@ impl Proxy {
     }
 
     /// The same with its requests traced: spans go into `queue`.
-    pub fn traced(mut self, settings: Option<&TracingSettings>, queue: &Arc<Queue>) -> Proxy {
+    pub fn traced(mut self, settings: Option<&TracingSettings>, queue: &Arc<SpanQueue>) -> Proxy {
         let tracer = |settings| Box::new(Tracer::new(settings, Arc::clone(queue)));
         self.stages.tracer = settings.map(tracer);
         self
@@ -240,8 +240,12 @@ impl Proxy {
     fn count(&self, response: &Response<Body>, record: &mut AccessRecord) {
         record.status = response.status().as_u16();
         let took = clock::now().saturating_duration_since(record.began);
-        let answered = (record.method, record.status);
-        self.meter().answered(record.route_number, answered, took);
+        let answer = CountedAnswer {
+            method: record.method,
+            status: record.status,
+            took,
+        };
+        self.meter().answered(record.route_number, answer);
         self.meter().ended(record.outcome);
         if record.grpc {
             let counter = self.meter().grpc_counter(record.route_number);

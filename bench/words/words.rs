@@ -21,7 +21,7 @@ use tidegate::route::{
 };
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
-use tidegate::telemetry::access::{AccessLog, Entry, Outcome};
+use tidegate::telemetry::access::{AccessEntry, AccessLog, Outcome};
 
 /// One of them; `say` does it once.
 pub(super) struct Word {
@@ -326,7 +326,7 @@ fn log_line() -> Word {
     let log = AccessLog::open(&target, LogFormat::Json, 1.0).unwrap();
     let buffer = Arc::new(log).buffer();
     word("line of the access log", move || {
-        buffer.record(black_box(&Entry {
+        buffer.record(black_box(&AccessEntry {
             unix_us: 1_795_214_226_123_456,
             duration: Duration::from_micros(234),
             client: IpAddr::from([192, 0, 2, 7]),

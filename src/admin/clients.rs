@@ -1,68 +1,30 @@
-//! `/api/v1/limits/NAME/clients`: who asks most of a limit. And how the crowd is looked at.
+//! Single clients of a limit: the busiest ones, and what the client of one key has used.
+//!
+//! A key in a request is hashed and forgotten: no answer contains it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use super::AdminState;
-use super::crowd::{Client, Crowd};
-use super::place::parameter;
-use super::respond::{ApiError, available};
-use super::schema::described;
-use super::time::now_s;
-use crate::limit::{KeyHash, Limit};
+use http::StatusCode;
+use serde_json::{Value, json};
 
-/// Clients that are told.
-pub(super) const MOST: usize = 100;
-/// The same where nobody says how many.
-pub(super) const USUAL: usize = 50;
+use super::crowd::BusyClient;
+use super::operator_store::{OperatorStore, RecordReport, StorePlace};
+use super::request::ApiRequest;
+use super::response::{ApiError, now_s, seconds};
+use super::schema::{described, words};
+use super::state::AdminState;
+use crate::client::ClientIp;
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::key::{ApiKeys, HashSecret};
+use crate::limit::{KeyHash, Limit, Retry};
+use crate::store::overrides::{OverrideList, Record};
+use crate::whom::{Eyes, Row, Unclarity, Unclear, Whom, cut, standing};
 
-impl AdminState {
-    pub(super) fn crowd(&self) -> MutexGuard<'_, Crowd> {
-        self.crowd.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes what the workers have told since the last time.
-    pub(super) fn drain(&self) {
-        failpoint!("admin.look");
-        let now = now_s();
-        self.server.introspection.inspect(|snapshot| {
-            let mut crowd = self.crowd();
-            let limits: HashMap<u32, (Arc<str>, u64)> = (snapshot.config.limits.iter())
-                .map(|limit| {
-                    (
-                        limit.number as u32,
-                        (Arc::clone(&limit.name), window_s(limit)),
-                    )
-                })
-                .collect();
-            for trail in snapshot.proxies().filter_map(|proxy| proxy.meter().trail()) {
-                let missed = trail.drain(|seen| {
-                    if let Some((name, window)) = limits.get(&seen.limit) {
-                        crowd.see(name, *window, &seen, now);
-                    }
-                });
-                crowd.missed += missed;
-            }
-            crowd.retain(|name| limits.values().any(|(there, _)| **there == *name));
-            for denials in snapshot
-                .proxies()
-                .filter_map(|proxy| proxy.meter().denials())
-            {
-                let (list, dropped) = denials.take();
-                self.tell_denials(list, dropped);
-            }
-        });
-    }
-}
-
-/// The longest of a limit's windows, seconds.
-fn window_s(limit: &Limit) -> u64 {
-    let windows = limit
-        .windows
-        .iter()
-        .map(|window| window.rule.window_us / 1_000_000);
-    windows.max().unwrap_or(0)
-}
+/// The most and the usual number of busiest clients in an answer.
+pub(super) const MAX_BUSIEST: usize = 100;
+pub(super) const DEFAULT_BUSIEST: usize = 50;
+/// The most words of a key.
+const MAX_WORDS: usize = 16;
 
 described! {
     struct ClientsReport {
@@ -78,39 +40,238 @@ described! {
         denied: u64,
         share: f64,
     }
+
+    struct KeyUsage as "Standing" {
+        limit: String,
+        id: String,
+        key: String,
+        windows: Vec<WindowUsage>,
+        r#override: Option<RecordReport>,
+        block: Option<RecordReport>,
+    }
+
+    struct WindowUsage as "Window" {
+        policy: String,
+        /// `tier ..`, `override` or `candidate`; null for the limit's own rate.
+        of: Option<String>,
+        rate: String,
+        used: u64,
+        remaining: u64,
+        reset_seconds: f64 = json!({ "minimum": 0 }),
+        retry: &'static str = words(&["now", "after", "never", "released"]),
+        retry_seconds: Option<f64>,
+    }
 }
 
-pub(super) fn clients(
-    state: &AdminState,
-    limit: &str,
-    query: Option<&str>,
-) -> Result<ClientsReport, ApiError> {
-    let top = match parameter(query, "top") {
-        None => USUAL,
-        Some(text) => match text.parse() {
-            Ok(top @ 1..=MOST) => top,
-            _ => return Err(ApiError::bad_request("`top` is a number from 1 to 100")),
-        },
+/// The busiest clients of a limit.
+pub(super) fn busiest(request: &ApiRequest) -> Result<ClientsReport, ApiError> {
+    let (state, limit) = (&request.state, &request.path.limit);
+    let top = match request.parameter("top").map(|top| top.parse()) {
+        None => DEFAULT_BUSIEST,
+        Some(Ok(top @ 1..=MAX_BUSIEST)) => top,
+        Some(_) => return Err(ApiError::bad_request("`top` is a number from 1 to 100")),
     };
-    let is_there = state.server.introspection.inspect(|snapshot| {
+    let exists = state.inspect(|snapshot| {
         let mut limits = snapshot.config.limits.iter();
-        limits.any(|one| *one.name == *limit)
-    });
-    if !available(is_there)? {
-        return Err(ApiError::not_found(format!("there is no limit `{limit}`")));
+        limits.any(|one| *one.name == **limit)
+    })?;
+    if !exists {
+        return Err(ApiError::no_limit(limit));
     }
-    state.drain();
-    let (clients, all) = state.crowd().clients(limit, now_s());
-    let report = |client: &Client| ClientReport {
+    state.collect();
+    let busiest = state.crowd().busiest(limit, now_s());
+    let report = |client: &BusyClient| ClientReport {
         id: KeyHash(client.tag.to_le_bytes()).to_string(),
         key: None,
         requests: client.requests,
         error: client.error,
         denied: client.denied,
-        share: client.requests as f64 / all.max(1) as f64,
+        share: client.requests as f64 / busiest.requests.max(1) as f64,
     };
     Ok(ClientsReport {
-        requests: all,
-        clients: clients.iter().take(top).map(report).collect(),
+        requests: busiest.requests,
+        clients: busiest.clients.iter().take(top).map(report).collect(),
     })
+}
+
+/// Finds the client that a request names. Holds the settings that this takes.
+pub(super) struct ClientLookup {
+    state: Arc<AdminState>,
+    client_ip: ClientIp,
+    api_key: ApiKeys,
+    limits: Vec<Arc<Limit>>,
+    /// The limit that the request names.
+    pub(super) limit: Option<Arc<Limit>>,
+    pub(super) store: StorePlace,
+}
+
+impl ClientLookup {
+    /// Reads the settings. A request whose path has no limit is about all limits.
+    pub(super) fn new(request: &ApiRequest) -> Result<ClientLookup, ApiError> {
+        let name = &request.path.limit;
+        let lookup = request.state.inspect(|snapshot| {
+            let config = snapshot.config;
+            let mut limits = config.limits.iter();
+            ClientLookup {
+                state: Arc::clone(&request.state),
+                client_ip: config.client_ip.clone(),
+                api_key: config.api_key.clone(),
+                limit: limits.find(|one| *one.name == **name).cloned(),
+                limits: config.limits.clone(),
+                store: StorePlace::new(snapshot),
+            }
+        })?;
+        match lookup.limit {
+            None if !name.is_empty() => Err(ApiError::no_limit(name)),
+            _ => Ok(lookup),
+        }
+    }
+
+    /// The client that `words` name.
+    pub(super) fn find(
+        &self,
+        store: &mut OperatorStore,
+        words: &[String],
+        overrides: &OverrideList,
+    ) -> Result<Whom, ApiError> {
+        let denied = match words {
+            [word] => {
+                self.state.collect();
+                let limit = self.limit.as_ref().map(|limit| &*limit.name);
+                self.state.denials.find_client(word, limit)
+            }
+            _ => None,
+        };
+        let words = match denied {
+            Some(tag) => vec![format!("tag={tag}")],
+            None => words.to_vec(),
+        };
+        let known = match cut(&words) {
+            Some(prefix) => self.known_clients(store, &prefix),
+            None => Vec::new(),
+        };
+        let eyes = Eyes {
+            client_ip: &self.client_ip,
+            api_key: &self.api_key,
+            hash_key: &HashSecret::from_bytes(store.hash_key()),
+            records: &overrides.records,
+            known: &known,
+        };
+        let found = match &self.limit {
+            Some(limit) => eyes.of_limit(&words, limit),
+            None => eyes.of_anyone(&words, &self.limits),
+        };
+        found.map_err(not_found)
+    }
+
+    /// The clients that a hash which begins with `prefix` may belong to: those of the last
+    /// denials, the busiest ones, and those that the store counts.
+    fn known_clients(&self, store: &mut OperatorStore, prefix: &KeyHashPrefix) -> Vec<KeyHash> {
+        self.state.collect();
+        let mut known = self.state.denials.clients();
+        let limits = match &self.limit {
+            Some(limit) => std::slice::from_ref(limit),
+            None => &self.limits,
+        };
+        for limit in limits {
+            let busiest = self.state.crowd().busiest(&limit.name, now_s());
+            let hash = |client: &BusyClient| KeyHash(client.tag.to_le_bytes());
+            known.extend(busiest.clients.iter().map(hash));
+        }
+        known.extend(store.find_key_hashes(limits.iter().map(AsRef::as_ref), prefix));
+        known
+    }
+}
+
+fn not_found(unclear: Unclear) -> ApiError {
+    let status = match unclear.kind {
+        Unclarity::Wrong => StatusCode::BAD_REQUEST,
+        Unclarity::Unknown => StatusCode::NOT_FOUND,
+        Unclarity::Ambiguous => StatusCode::CONFLICT,
+    };
+    let detail = match unclear.help {
+        Some(help) => format!("{}; {help}", unclear.message),
+        None => unclear.message,
+    };
+    ApiError::new(status, detail)
+}
+
+/// The words that name a client in a body: `id`, its hash, or `key`, one word or several.
+pub(super) fn key_words(request: &ApiRequest) -> Result<Vec<String>, ApiError> {
+    let words = match (request.get("id"), request.get("key")) {
+        (Some(Value::String(id)), None) => vec![format!("tag={id}")],
+        (None, Some(Value::String(word))) => vec![word.clone()],
+        (None, Some(Value::Array(words))) => {
+            let words = words.iter().map(|word| word.as_str().map(str::to_owned));
+            words.collect::<Option<Vec<_>>>().unwrap_or_default()
+        }
+        _ => Vec::new(),
+    };
+    match words.len() {
+        1..=MAX_WORDS => Ok(words),
+        _ => Err(ApiError::bad_request(
+            "name the client by its `id`, a string, or by its `key`, a word for each part",
+        )),
+    }
+}
+
+/// What one client has used of a limit.
+pub(super) async fn usage(request: ApiRequest) -> Result<KeyUsage, ApiError> {
+    let words = match request.parameter("by").as_deref() {
+        Some("id") => vec![format!("tag={}", request.path.key.join("&"))],
+        _ => request.path.key.clone(),
+    };
+    let lookup = ClientLookup::new(&request)?;
+    let work = move || {
+        let mut store = lookup.store.open()?;
+        let overrides = store.overrides()?;
+        let client = lookup.find(&mut store, &words, &overrides)?;
+        let missing = || ApiError::not_found("there is no limit");
+        let limit = lookup.limit.as_ref().ok_or_else(missing)?;
+        let rows = standing(limit, &client, &overrides.records, |charge| {
+            store.stand(charge)
+        })?;
+        Ok(report(limit, &client, &rows, &overrides))
+    };
+    let state = &request.state;
+    state.run_blocking("it could not be read", work).await
+}
+
+fn report(limit: &Limit, client: &Whom, rows: &[Row], overrides: &OverrideList) -> KeyUsage {
+    let applies = |record: &&Record| {
+        let name = record.subject.limit();
+        record.subject.tag() == client.tag && name.is_none_or(|name| *name == *limit.name)
+    };
+    let record = |is_block: bool| {
+        let mut records = overrides.records.iter().filter(applies);
+        let found = records.find(|record| record.subject.limit().is_none() == is_block);
+        found.map(RecordReport::new)
+    };
+    KeyUsage {
+        limit: limit.name.to_string(),
+        id: client.tag.to_string(),
+        key: client.parts.clone(),
+        windows: rows.iter().map(window).collect(),
+        r#override: record(false),
+        block: record(true),
+    }
+}
+
+fn window(row: &Row) -> WindowUsage {
+    let (retry, retry_seconds) = match row.retry {
+        Retry::Now | Retry::Unasked => ("now", Some(0.0)),
+        Retry::After(us) => ("after", Some(seconds(us))),
+        Retry::Never => ("never", None),
+        Retry::Released => ("released", None),
+    };
+    WindowUsage {
+        policy: row.policy.clone(),
+        of: row.of.clone(),
+        rate: row.rate.clone(),
+        used: row.used,
+        remaining: row.remaining,
+        reset_seconds: seconds(row.reset_us),
+        retry,
+        retry_seconds,
+    }
 }

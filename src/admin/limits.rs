@@ -1,20 +1,20 @@
-//! `/api/v1/limits`: what each limit is, and what it did.
+//! `/api/v1/limits`: the settings of each limit, and its decisions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::json;
 
-use super::AdminState;
-use super::respond::{ApiError, available};
+use super::history::LimitRates;
+use super::response::{ApiError, now_s};
 use super::schema::{described, words};
-use super::time::now_s;
-use super::traffic::brief_sum;
-use crate::limit::{Algorithm, Limit, Window};
-use crate::telemetry::metrics::{LimitSum, Sum, Verdict};
+use super::state::AdminState;
+use crate::limit::{Algorithm, Limit, Tier, Window};
+use crate::proxy::Proxy;
+use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};
 
-/// Routes that are named for a limit.
-const MOST_ROUTES: usize = 100;
+/// Routes that are listed for a limit.
+const MAX_ROUTES: usize = 100;
 
 described! {
     struct LimitList {
@@ -50,11 +50,6 @@ described! {
         bypassed: u64,
     }
 
-    struct LimitRates {
-        allowed: u64,
-        denied: u64,
-    }
-
     struct LimitUse {
         clients: u64,
         q25: u64,
@@ -65,76 +60,75 @@ described! {
     }
 }
 
-/// All of them, in the file's order.
+/// All limits, in the order of the configuration.
 pub(super) fn limits(state: &AdminState) -> Result<LimitList, ApiError> {
-    let (list, routes, sum) = available(state.server.introspection.inspect(|snapshot| {
-        let mut routes: BTreeMap<Arc<str>, Vec<String>> = BTreeMap::new();
+    state.collect();
+    state.inspect(|snapshot| {
+        let mut routes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for route in snapshot.config.routes.iter() {
             for limit in &route.limits {
-                let named = routes.entry(Arc::clone(&limit.name)).or_default();
-                named.push(route.name.to_string());
+                let names = routes.entry(&limit.name).or_default();
+                if names.len() < MAX_ROUTES {
+                    names.push(route.name.to_string());
+                }
             }
         }
-        let list: Vec<Arc<Limit>> = snapshot.config.limits.clone();
-        (list, routes, brief_sum(snapshot))
-    }))?;
-    state.drain();
-    let reports = list.iter().map(|limit| {
-        let named = routes.get(&limit.name).map_or(&[][..], Vec::as_slice);
-        report(state, limit, named, &sum)
-    });
-    Ok(LimitList {
-        limits: reports.collect(),
+        let sum = Sum::without_routes(snapshot.proxies().map(Proxy::meter));
+        let reports = snapshot.config.limits.iter().map(|limit| {
+            let routes = routes.remove(&*limit.name).unwrap_or_default();
+            report(state, limit, routes, &sum)
+        });
+        LimitList {
+            limits: reports.collect(),
+        }
     })
 }
 
-fn report(state: &AdminState, limit: &Limit, routes: &[String], sum: &Sum) -> LimitState {
+fn report(state: &AdminState, limit: &Limit, routes: Vec<String>, sum: &Sum) -> LimitState {
     let rates = |windows: &[Arc<Window>]| -> Vec<String> {
         windows.iter().map(|window| window.rate()).collect()
     };
     let none = LimitSum::default();
-    let count = |counts: &LimitSum, verdict: Verdict| counts[verdict as usize].iter().sum::<u64>();
+    let count =
+        |counts: &LimitSum, verdict: LimitVerdict| counts[verdict as usize].iter().sum::<u64>();
     let counted = sum.limits.get(&limit.name).unwrap_or(&none);
     let tried = sum.candidates.get(&limit.name).unwrap_or(&none);
     let candidate = (!limit.candidate.is_empty()).then(|| CandidateReport {
         rates: rates(&limit.candidate),
-        allowed: count(tried, Verdict::Allowed),
-        denied: count(tried, Verdict::ShadowDenied),
+        allowed: count(tried, LimitVerdict::Allowed),
+        denied: count(tried, LimitVerdict::ShadowDenied),
     });
-    let tiers = limit.tiers.iter();
+    let tier = |tier: &Tier| (tier.name.to_string(), rates(&tier.windows));
     let key: Vec<String> = limit.key.parts.iter().map(ToString::to_string).collect();
-    let (allowed, denied) = state.history().per_second(&limit.name);
     let now = now_s();
-    let mut crowd = state.crowd();
-    let shares = crowd.shares(&limit.name, now);
-    let [q25, q50, q75, q100] = shares.quarters;
+    let crowd = state.crowd();
+    let usage = crowd.usage(&limit.name, now);
+    let [q25, q50, q75, q100] = usage.quarters;
     LimitState {
         name: limit.name.to_string(),
         rates: rates(&limit.windows),
-        tiers: tiers
-            .map(|tier| (tier.name.to_string(), rates(&tier.windows)))
-            .collect(),
+        tiers: limit.tiers.iter().map(tier).collect(),
         key: key.join(", "),
         algorithm: algorithm(limit),
         mode: if limit.shadow { "shadow" } else { "enforced" },
         candidate,
         on_error: limit.on_error.word(),
-        routes: routes.iter().take(MOST_ROUTES).cloned().collect(),
+        routes,
         totals: LimitTotals {
-            allowed: count(counted, Verdict::Allowed),
-            denied: count(counted, Verdict::Denied),
-            shadow_denied: count(counted, Verdict::ShadowDenied),
-            bypassed: count(counted, Verdict::Bypassed),
+            allowed: count(counted, LimitVerdict::Allowed),
+            denied: count(counted, LimitVerdict::Denied),
+            shadow_denied: count(counted, LimitVerdict::ShadowDenied),
+            bypassed: count(counted, LimitVerdict::Bypassed),
         },
-        per_second: LimitRates { allowed, denied },
+        per_second: state.history().per_second(&limit.name),
         headroom: crowd.headroom(&limit.name, now).map(f64::from),
         r#use: LimitUse {
-            clients: shares.clients,
+            clients: usage.clients,
             q25,
             q50,
             q75,
             q100,
-            denied: shares.denied,
+            denied: usage.denied,
         },
     }
 }

@@ -3,7 +3,7 @@
 
 use prost::{Message, Oneof};
 
-use crate::telemetry::spans::{self, Kind};
+use crate::telemetry::spans::{SpanKind, SpanValue, TraceSpan};
 
 /// The conventions that attributes are named by.
 const SCHEMA: &str = "https://opentelemetry.io/schemas/1.37.0";
@@ -137,7 +137,7 @@ struct Partial {
 }
 
 /// The request that exports these spans of `service`.
-pub(super) fn encode(spans: &[spans::Span], service: &str) -> Vec<u8> {
+pub(super) fn encode(spans: &[TraceSpan], service: &str) -> Vec<u8> {
     for span in spans {
         failpoint!("otlp.encode", span.name);
     }
@@ -172,8 +172,8 @@ pub(super) fn refused(answer: &[u8]) -> u64 {
     u64::try_from(refused).unwrap_or(0)
 }
 
-fn span(span: &spans::Span) -> Span {
-    let remote = span.kind == Kind::Server && span.parent.is_some();
+fn span(span: &TraceSpan) -> Span {
+    let remote = span.kind == SpanKind::Server && span.parent.is_some();
     let attributes = span.attributes.iter();
     Span {
         trace: span.own.trace.0.to_vec(),
@@ -181,9 +181,9 @@ fn span(span: &spans::Span) -> Span {
         parent: span.parent.map_or_else(Vec::new, |span| span.0.to_vec()),
         name: span.name.clone(),
         kind: match span.kind {
-            Kind::Internal => 1,
-            Kind::Server => 2,
-            Kind::Client => 3,
+            SpanKind::Internal => 1,
+            SpanKind::Server => 2,
+            SpanKind::Client => 3,
         },
         start_ns: span.start_us.saturating_mul(1000),
         end_ns: span.end_us.saturating_mul(1000),
@@ -203,19 +203,19 @@ fn link(to: &crate::trace::Context) -> Link {
     }
 }
 
-fn attribute(name: &str, value: &spans::Value) -> KeyValue {
+fn attribute(name: &str, value: &SpanValue) -> KeyValue {
     KeyValue {
         key: name.to_owned(),
         value: Some(any(value)),
     }
 }
 
-fn any(value: &spans::Value) -> AnyValue {
+fn any(value: &SpanValue) -> AnyValue {
     let one = match value {
-        spans::Value::Text(text) => One::Text(text.clone().into_owned()),
-        spans::Value::Name(name) => One::Text(name.to_string()),
-        spans::Value::Number(number) => One::Number(*number),
-        spans::Value::Many(values) => One::Many(Many {
+        SpanValue::Text(text) => One::Text(text.clone().into_owned()),
+        SpanValue::Name(name) => One::Text(name.to_string()),
+        SpanValue::Number(number) => One::Number(*number),
+        SpanValue::Many(values) => One::Many(Many {
             values: values.iter().map(any).collect(),
         }),
     };

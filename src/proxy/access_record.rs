@@ -13,7 +13,7 @@ use super::shadow::ShadowChecks;
 use super::traced::{RequestEnd, Trace};
 use crate::clock;
 use crate::limit::{Decided, KeyHash, Retry, Shown};
-use crate::telemetry::access::{Buffer, Entry, MissingBytes, Outcome, TRUNCATED};
+use crate::telemetry::access::{AccessEntry, Buffer, MissingBytes, Outcome, TRUNCATED};
 use crate::telemetry::denials::DeniedRequest;
 use crate::telemetry::metrics::method_of;
 
@@ -202,7 +202,7 @@ impl AccessRecord {
         let trace = self.trace.take();
         let mut trials = Vec::new();
         let would_deny = shadow.map(|mut shadow| {
-            let names = shadow.would_deny(self.log.trials());
+            let names = shadow.would_deny(self.log.shadow());
             if let Some(head) = self.head.as_ref().filter(|_| !names.is_empty()) {
                 shadow.note_denials(self.denied_request(&head.method, &head.uri));
             }
@@ -245,7 +245,7 @@ impl AccessRecord {
         would_deny: Option<&[Arc<str>]>,
         trace: Option<&Trace>,
     ) {
-        self.log.record(&Entry {
+        self.log.record(&AccessEntry {
             unix_us: head.unix_us,
             duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),
             client: self.client,

@@ -12,16 +12,17 @@ use crate::clock;
 use crate::limit::{Charge, CheckResult, Decided, Decision, Limit, OnError};
 use crate::store::StoreError;
 use crate::telemetry::decisions::Source;
-use crate::telemetry::denials::{Denial, DeniedRequest};
-use crate::telemetry::metrics::trail::Seen;
-use crate::telemetry::metrics::{Meter, Verdict};
+use crate::telemetry::denials::{DeniedRequest, ObservedDenial};
+use crate::telemetry::metrics::trail::TrailEntry;
+use crate::telemetry::metrics::{LimitVerdict, Meter};
 
 impl Limiter {
     /// Limits that a request is not counted by.
     pub(super) fn count_bypassed(&self, limits: &[Arc<Limit>]) {
         for limit in limits {
             let source = Source::Local as usize;
-            self.meter.decided(limit.number, Verdict::Bypassed, source);
+            self.meter
+                .decided(limit.number, LimitVerdict::Bypassed, source);
         }
     }
 
@@ -53,8 +54,8 @@ impl Limiter {
         for result in decided.results() {
             let number = result.check.limit.number;
             let said = match allowed {
-                true => Verdict::Allowed,
-                false if result.verdict.retry.denies() => Verdict::Denied,
+                true => LimitVerdict::Allowed,
+                false if result.verdict.retry.denies() => LimitVerdict::Denied,
                 false => continue,
             };
             if number != last {
@@ -74,7 +75,7 @@ impl Limiter {
         if let Some(denials) = self.meter.denials() {
             denials.note(|| {
                 let denying = decided.denying().next()?;
-                Denial::now(request(), &denying.check.limit.name, decided, false)
+                ObservedDenial::now(request(), &denying.check.limit.name, decided, false)
             });
         }
     }
@@ -90,8 +91,8 @@ impl Limiter {
         for item in charge {
             let number = item.limit.number;
             let said = match item.limit.on_error {
-                OnError::Deny => Verdict::Denied,
-                OnError::Allow if !denies => Verdict::Allowed,
+                OnError::Deny => LimitVerdict::Denied,
+                OnError::Allow if !denies => LimitVerdict::Allowed,
                 OnError::Allow | OnError::Local => continue,
             };
             if number != last {
@@ -108,14 +109,12 @@ impl Limiter {
 pub(super) fn show(meter: &Meter, result: CheckResult<'_>, allowed: bool, is_repeated: bool) {
     let Some(trail) = meter.trail() else { return };
     let check = result.check;
-    trail.push(&Seen {
+    trail.push(&TrailEntry {
         tag: check.tag.0,
         limit: check.limit.number as u32,
         denied: !allowed,
         again: is_repeated,
-        left: (
-            result.verdict.remaining as u32,
-            check.window.rule.units as u32,
-        ),
+        remaining: result.verdict.remaining as u32,
+        units: check.window.rule.units as u32,
     });
 }

@@ -16,7 +16,7 @@ use crate::proxy::limiter::{StoreHandle, WorkerStore};
 use crate::proxy::{Downstream, Proxy};
 use crate::store::Store;
 use crate::telemetry::access::{AccessLog, Buffer};
-use crate::telemetry::spans::Queue;
+use crate::telemetry::spans::SpanQueue;
 
 /// How often a worker hands its log lines over.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -62,7 +62,7 @@ pub(super) struct CarriedOver {
     store: WorkerStore,
     access: Arc<AccessLog>,
     /// Where this worker's spans wait.
-    spans: Arc<Queue>,
+    spans: Arc<SpanQueue>,
 }
 
 impl CarriedOver {

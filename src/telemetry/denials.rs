@@ -1,10 +1,11 @@
-//! The last denials of one worker, for people who watch: a few in any moment, the others counted.
+//! The last denials of one worker, for operators that watch: a few at any moment, the others
+//! counted.
 //!
-//! Whoever watches takes them out many times a second. A flood of denials costs no more than the
-//! look that finds the room full.
+//! The admin takes them many times a second. In a flood of denials a full buffer is found and
+//! nothing else is done.
 
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use http::Method;
 
@@ -12,37 +13,33 @@ use crate::clock;
 use crate::limit::headers::seconds_up;
 use crate::limit::{CheckResult, Decided, KeyHash, Retry};
 
-/// Denials that wait to be taken out; those beyond are counted only.
-const ROOM: usize = 32;
+/// Denials that are buffered. Further ones are only counted.
+const CAPACITY: usize = 32;
 /// Rates of one denial that are kept.
 pub const MOST_RATES: usize = 4;
 /// Bytes of a path that are kept.
-const MOST_PATH: usize = 256;
+const MAX_PATH: usize = 256;
 
-/// One denial.
+/// A denied request, as operators see it.
 #[derive(Clone, Debug)]
-pub struct Denial {
-    /// When it was made, microseconds since the Unix epoch.
+pub struct ObservedDenial {
+    /// Microseconds since the Unix epoch.
     pub at_us: u64,
-    /// The limit that denied, the first of them; of a candidate with its mark.
+    /// The first limit that denied. A candidate has its mark.
     pub limit: String,
-    /// The route's name.
     pub route: String,
-    /// The request's method.
     pub method: Method,
-    /// Its path, without the query.
+    /// The path without the query.
     pub path: String,
-    /// Its client's address.
     pub client: IpAddr,
-    /// The hash of its key.
+    /// The hash of the key.
     pub tag: KeyHash,
-    /// What it was told to wait, seconds; nothing where nobody knows.
+    /// `Retry-After`, seconds; `None` if no wait helps or it is unknown.
     pub retry_after: Option<u64>,
-    /// What the rates that denied it had counted, at most [`MOST_RATES`].
+    /// The rates that denied it, at most [`MOST_RATES`].
     pub rates: Vec<DeniedRate>,
-    /// The id that it was given.
     pub request_id: String,
-    /// Whether the limit is on trial: the request went on.
+    /// Whether the limit is in shadow mode, so that the request went on.
     pub shadow: bool,
 }
 
@@ -52,24 +49,24 @@ pub struct DeniedRequest<'r> {
     pub client: IpAddr,
     pub method: &'r Method,
     pub path: &'r str,
-    /// The route's name; empty for none.
+    /// The name of the route; empty for none.
     pub route: &'r str,
     pub id: &'r str,
 }
 
-impl Denial {
-    /// A denial made now. `limit` is its name, `shadow` says that the request went on. `None` where
-    /// nothing was checked.
+impl ObservedDenial {
+    /// A denial made now by the limit of this name. `None` if nothing was checked.
     pub fn now(
         request: DeniedRequest<'_>,
         limit: &str,
         decided: Decided<'_>,
         shadow: bool,
-    ) -> Option<Denial> {
+    ) -> Option<ObservedDenial> {
         let first = decided.denying().next();
         let check = first.map_or(decided.charge.first()?, |result| result.check);
-        let rates = DeniedRate::all(decided);
-        Some(Denial {
+        let denied = decided.denying().take(MOST_RATES);
+        let rates: Vec<DeniedRate> = denied.map(DeniedRate::new).collect();
+        Some(ObservedDenial {
             at_us: clock::unix_us(),
             limit: limit.to_owned(),
             route: request.route.to_owned(),
@@ -85,16 +82,16 @@ impl Denial {
     }
 }
 
-/// One rate of a limit that denied a request, as it was counted at that moment.
+/// A rate of a limit that denied a request, with its counts at that moment.
 #[derive(Clone, Debug)]
 pub struct DeniedRate {
-    /// The limit, or `NAME/WINDOW` where it has several rates.
+    /// The limit, or `NAME/WINDOW` if it has several rates.
     pub policy: String,
-    /// The parts of the key, as the file has them.
+    /// The parts of the key, as the configuration has them.
     pub key: String,
     /// The hash of the key.
     pub tag: KeyHash,
-    /// The rate, as a file has it; that of a tier or an override where it holds.
+    /// The rate in force, as a configuration has it: that of the limit, a tier or an override.
     pub rate: String,
     /// Units that the rate allows.
     pub units: u64,
@@ -102,88 +99,66 @@ pub struct DeniedRate {
     pub used: u64,
     /// Units that were left.
     pub remaining: u64,
-    /// Units that the request asked for.
+    /// Units that the request needed.
     pub cost: u64,
-    /// When the same request could pass, seconds; nothing where no wait helps or nobody knows.
+    /// Whole seconds until the request could pass, rounded up; `None` if no wait helps or it is
+    /// unknown.
     pub retry_after: Option<u64>,
 }
 
 impl DeniedRate {
-    /// Those of a charge that denied; nothing of the others.
-    pub fn all(decided: Decided<'_>) -> Vec<DeniedRate> {
-        let denied = decided.denying().take(MOST_RATES);
-        denied.map(DeniedRate::of).collect()
-    }
-
-    fn of(result: CheckResult<'_>) -> DeniedRate {
-        let (item, verdict) = (result.check, result.verdict);
-        let parts: Vec<String> = item
-            .limit
-            .key
-            .parts
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+    fn new(result: CheckResult<'_>) -> DeniedRate {
+        let CheckResult { check, verdict } = result;
+        let parts = check.limit.key.parts.iter();
+        let parts: Vec<String> = parts.map(ToString::to_string).collect();
         DeniedRate {
-            policy: item.window.policy.to_string(),
+            policy: check.window.policy.to_string(),
             key: parts.join(", "),
-            tag: item.tag,
-            rate: item.window.rate(),
-            units: item.window.rule.units,
+            tag: check.tag,
+            rate: check.window.rate(),
+            units: check.window.rule.units,
             used: verdict.used,
             remaining: verdict.remaining,
-            cost: item.cost,
-            retry_after: wait(verdict.retry),
+            cost: check.cost,
+            retry_after: match verdict.retry {
+                Retry::After(us) => Some(seconds_up(us).max(1)),
+                Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
+            },
         }
-    }
-}
-
-/// Whole seconds to wait, rounded up.
-fn wait(retry: Retry) -> Option<u64> {
-    match retry {
-        Retry::After(us) => Some(seconds_up(us).max(1)),
-        Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
     }
 }
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub struct Denials(Mutex<Room>);
+pub struct DenialBuffer(Mutex<TakenDenials>);
 
+/// The denials since the last call of [`DenialBuffer::take`].
 #[derive(Debug, Default)]
-struct Room {
-    list: Vec<Denial>,
-    dropped: u64,
+pub struct TakenDenials {
+    pub denials: Vec<ObservedDenial>,
+    /// Denials for which there was no space.
+    pub dropped: u64,
 }
 
-impl Denials {
-    /// One more, made only if there is room for it, and if it can be.
-    pub fn note(&self, make: impl FnOnce() -> Option<Denial>) {
-        let mut room = self.room();
-        if room.list.len() < ROOM {
-            room.list.extend(make());
+impl DenialBuffer {
+    /// Adds a denial. Calls `make` only if there is space.
+    pub fn note(&self, make: impl FnOnce() -> Option<ObservedDenial>) {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if taken.denials.len() < CAPACITY {
+            taken.denials.extend(make());
         } else {
-            room.dropped += 1;
+            taken.dropped += 1;
         }
     }
 
-    /// Takes them out; also how many there was no room for.
-    pub fn take(&self) -> (Vec<Denial>, u64) {
-        let mut room = self.room();
-        (
-            std::mem::take(&mut room.list),
-            std::mem::take(&mut room.dropped),
-        )
-    }
-
-    fn room(&self) -> MutexGuard<'_, Room> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn take(&self) -> TakenDenials {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// As much of a path as is kept.
+/// The first bytes of a path that are kept.
 pub fn short(path: &str) -> String {
-    let mut end = path.len().min(MOST_PATH);
+    let mut end = path.len().min(MAX_PATH);
     while !path.is_char_boundary(end) {
         end -= 1;
     }

@@ -1,17 +1,17 @@
-//! A line of the access log in each of its formats.
+//! The formats of a line of the access log.
 
 use std::io::Write;
 use std::net::IpAddr;
 
-use super::Entry;
+use super::AccessEntry;
 use crate::limit::Shown;
 use crate::telemetry::{json, stamp};
 
-/// As many characters of a key's hash as tell keys apart in a log.
+/// Characters of the hash of a key, enough to distinguish keys in a log.
 const KEY_CHARACTERS: usize = 8;
 
 /// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login (key 3q2-7wAB)`
-pub(super) fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
+pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     out.extend_from_slice(&stamp::rfc3339_bytes(entry.unix_us)[11..23]);
     let millis = entry.duration.as_secs_f64() * 1e3;
     // Writing into a Vec cannot fail.
@@ -30,7 +30,7 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
         let _ = write!(out, " by {limit}");
         if let Some(key) = key {
             out.extend_from_slice(b" (key ");
-            shown(out, key);
+            write_key(out, key);
             out.push(b')');
         }
     }
@@ -49,15 +49,15 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
     out.push(b'\n');
 }
 
-/// A key. One that is spelled out has nothing in it that could end a word.
-fn shown(out: &mut Vec<u8>, key: &Shown) {
+/// A key. A plain one contains no spaces or quotes.
+fn write_key(out: &mut Vec<u8>, key: &Shown) {
     match key {
         Shown::Hash(tag) => out.extend_from_slice(&tag.text()[..KEY_CHARACTERS]),
         Shown::Plain(text) => out.extend_from_slice(text.as_bytes()),
     }
 }
 
-/// An address, most of which are four numbers.
+/// Writes IPv4 addresses, which are the most frequent, without formatting code.
 fn address(out: &mut Vec<u8>, ip: IpAddr) {
     match ip {
         IpAddr::V4(ip) => {
@@ -74,8 +74,8 @@ fn address(out: &mut Vec<u8>, ip: IpAddr) {
     }
 }
 
-pub(super) fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
-    // Names are ours and need no escapes, so they come with what surrounds them.
+pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
+    // Names need no escapes. `name` includes the punctuation around it.
     let member = |out: &mut Vec<u8>, name: &[u8], value: &str| {
         out.extend_from_slice(name);
         json::string(out, value);
@@ -134,7 +134,7 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &Entry<'_>) {
     out.extend_from_slice(b"}\n");
 }
 
-fn denied_by(out: &mut Vec<u8>, entry: &Entry<'_>) {
+fn denied_by(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     out.extend_from_slice(b",\"denied_by\":[");
     for (index, (limit, key)) in entry.denied_by.iter().enumerate() {
         out.extend_from_slice(if index == 0 {
@@ -145,7 +145,7 @@ fn denied_by(out: &mut Vec<u8>, entry: &Entry<'_>) {
         json::string(out, limit);
         if let Some(key) = key {
             out.extend_from_slice(b",\"key\":\"");
-            shown(out, key);
+            write_key(out, key);
             out.push(b'"');
         }
         out.push(b'}');
@@ -153,8 +153,8 @@ fn denied_by(out: &mut Vec<u8>, entry: &Entry<'_>) {
     out.push(b']');
 }
 
-/// The combined format; referrer and user agent are what a client wrote, and left out.
-pub(super) fn combined(out: &mut Vec<u8>, entry: &Entry<'_>) {
+/// The combined format. Referrer and user agent are header values of a client, so they are left out.
+pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     address(out, entry.client);
     out.extend_from_slice(b" - - [");
     out.extend_from_slice(&stamp::common(entry.unix_us));
@@ -165,14 +165,14 @@ pub(super) fn combined(out: &mut Vec<u8>, entry: &Entry<'_>) {
         " HTTP/1.1\" {} {} \"-\" \"-\"",
         entry.status, entry.bytes
     );
-    // Behind what the format names: readers of the format leave that alone.
+    // Readers of the format ignore what follows its fields.
     if let Some(status) = entry.grpc_status {
         let _ = write!(out, " grpc_status={status}");
     }
     out.push(b'\n');
 }
 
-/// `path` for a log that people read: what could end the field or the line becomes `?`.
+/// Writes `?` for characters of the path that could end the field or the line.
 fn printable(out: &mut Vec<u8>, path: &str) {
     out.extend(path.chars().map(|c| match u8::try_from(c) {
         Ok(byte) if byte.is_ascii_graphic() && byte != b'"' => byte,

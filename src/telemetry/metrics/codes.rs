@@ -1,14 +1,14 @@
-//! The closed sets behind labels: methods and status codes that have a series of their own. All
-//! others share one, so that no client can make series.
+//! The methods and status codes that have a series of their own. All others share series, so that
+//! clients cannot create series.
 
 use http::Method;
 
-/// Methods with a series of their own; what follows them is all others together.
+/// Methods with a series of their own, and a word for all others.
 pub const METHODS: [&str; 8] = [
     "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other",
 ];
 
-/// Status codes with a series of their own, and for each hundred one for all others of it.
+/// Status codes with a series of their own, and for each hundred a word for its other codes.
 pub const CODES: [&str; 48] = [
     "101", "200", "201", "202", "203", "204", "206", "207", "301", "302", "303", "304", "307",
     "308", "400", "401", "402", "403", "404", "405", "406", "408", "409", "410", "411", "412",
@@ -16,10 +16,10 @@ pub const CODES: [&str; 48] = [
     "501", "502", "503", "504", "1xx", "2xx", "3xx", "4xx", "5xx",
 ];
 
-/// Where the five for a hundred begin.
+/// The index of `1xx`.
 const HUNDREDS: usize = CODES.len() - 5;
 
-/// Statuses from 100 to 599 as indices into `CODES`.
+/// The indices in `CODES` of the statuses from 100 to 599.
 static INDEX: [u8; 500] = index();
 
 const fn index() -> [u8; 500] {
@@ -41,7 +41,7 @@ const fn index() -> [u8; 500] {
     table
 }
 
-/// The index of a status in [`CODES`]; what is no status of HTTP counts as a server's error.
+/// The index of a status in [`CODES`]. A number that is no status of HTTP counts as 5xx.
 pub fn code_of(status: u16) -> usize {
     let index = INDEX.get(usize::from(status).wrapping_sub(100));
     index.map_or(CODES.len() - 1, |index| usize::from(*index))

@@ -1,32 +1,88 @@
-//! Lines on their way into a log: written whole, or counted as lost, whatever it is that keeps them
-//! from being written: a full disk, or a mistake of ours.
+//! The writers of logs: a thread behind a bounded queue, and lines that are written whole or counted
+//! as lost, whether a full disk or a panic keeps them from being written.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::thread::JoinHandle;
 
 use super::panics::REST;
 
-/// Where the lines of one log go.
-pub(super) struct Lines {
+/// A thread that writes what it is sent. Dropping this waits until all of it is written.
+#[derive(Debug)]
+pub(super) struct WriterThread<T> {
+    queue: Option<SyncSender<T>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<T: Send + 'static> WriterThread<T> {
+    /// Starts a thread that calls `write` until it returns, and again after a panic. `capacity`
+    /// bounds the queue.
+    pub(super) fn spawn(
+        name: &str,
+        capacity: usize,
+        mut write: impl FnMut(&Receiver<T>) + Send + 'static,
+    ) -> io::Result<WriterThread<T>> {
+        let (queue, received) = sync_channel(capacity);
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || restart_after_panics(|| write(&received)))?;
+        Ok(WriterThread {
+            queue: Some(queue),
+            thread: Some(thread),
+        })
+    }
+
+    /// Queues `item` without waiting. Returns it if that is impossible.
+    pub(super) fn try_send(&self, item: T) -> Result<(), T> {
+        match &self.queue {
+            Some(queue) => queue.try_send(item).map_err(|refused| match refused {
+                TrySendError::Full(item) | TrySendError::Disconnected(item) => item,
+            }),
+            None => Err(item),
+        }
+    }
+}
+
+impl<T> WriterThread<T> {
+    /// Waits until everything in the queue is written.
+    pub(super) fn finish(&mut self) {
+        drop(self.queue.take());
+        if let Some(thread) = self.thread.take() {
+            // Its panic is already logged, and nothing can be saved.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<T> Drop for WriterThread<T> {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Writes the lines of one log.
+pub(super) struct LineWriter {
     out: Box<dyn Write + Send>,
+    /// The name of the log in diagnostics.
     log: &'static str,
     lost: Arc<AtomicU64>,
-    /// The last could not be written: told once.
+    /// Whether the last write failed. Only the first failure is logged.
     failed: bool,
-    /// What was written ends within a line, which the next one must not go on with.
+    /// Whether the output ends within a line. The next write ends that line first.
     torn: bool,
 }
 
-impl Lines {
-    /// To `out`; `log` is what diagnostics call it, and what is lost is added to `lost`.
+impl LineWriter {
+    /// Lost lines are added to `lost`.
     pub(super) fn new(
         out: Box<dyn Write + Send>,
         log: &'static str,
         lost: &Arc<AtomicU64>,
-    ) -> Lines {
-        Lines {
+    ) -> LineWriter {
+        LineWriter {
             out,
             log,
             lost: Arc::clone(lost),
@@ -36,13 +92,13 @@ impl Lines {
     }
 
     /// Writes to `out` from now on.
-    pub(super) fn go_on_in(&mut self, out: Box<dyn Write + Send>) {
+    pub(super) fn reopen(&mut self, out: Box<dyn Write + Send>) {
         (self.out, self.torn, self.failed) = (out, false, false);
     }
 
-    /// Writes `text`, which is lines.
+    /// Writes `text`, which consists of whole lines.
     pub(super) fn write(&mut self, text: &[u8]) {
-        let Lines {
+        let LineWriter {
             out, lost, torn, ..
         } = self;
         let mut left = Unwritten { text, lost };
@@ -57,7 +113,8 @@ impl Lines {
     }
 }
 
-/// What has not been written of a text; where that is the end of it, its lines are lost.
+/// The part of a text that is not written yet. Its lines are lost when this is dropped, also by a
+/// panic.
 struct Unwritten<'t> {
     text: &'t [u8],
     lost: &'t AtomicU64,
@@ -91,14 +148,14 @@ fn end_line(out: &mut dyn Write, torn: &mut bool) -> io::Result<()> {
     Ok(())
 }
 
-/// How many lines end in it.
+/// The number of lines in a text.
 pub(super) fn count(text: &[u8]) -> u64 {
     text.iter().filter(|&&byte| byte == b'\n').count() as u64
 }
 
-/// Runs a writer until it ends by itself: a panic in it is told, and it begins anew.
-pub(super) fn endure(mut writer: impl FnMut()) {
-    while catch_unwind(AssertUnwindSafe(&mut writer)).is_err() {
+/// Calls `write` until it returns without a panic.
+fn restart_after_panics(mut write: impl FnMut()) {
+    while catch_unwind(AssertUnwindSafe(&mut write)).is_err() {
         std::thread::sleep(REST);
     }
 }
@@ -146,14 +203,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_written_whole_is_lost_and_counted() {
+    fn lines_that_are_not_written_whole_are_counted() {
         let (file, lost) = (Faulty::with_room(20), Arc::default());
-        let mut lines = Lines::new(Box::new(file.clone()), "log", &lost);
-        lines.write(b"1234\n6789\n");
+        let mut writer = LineWriter::new(Box::new(file.clone()), "log", &lost);
+        writer.write(b"1234\n6789\n");
         assert_eq!(lost.load(Ordering::Relaxed), 0);
-        lines.write(b"1234\n6789\n1234\n6789\n");
+        writer.write(b"1234\n6789\n1234\n6789\n");
         assert_eq!(lost.load(Ordering::Relaxed), 2);
-        lines.write(b"1234\n");
+        writer.write(b"1234\n");
         assert_eq!(lost.load(Ordering::Relaxed), 3);
         assert_eq!(file.text(), "1234\n6789\n1234\n6789\n");
     }
@@ -161,17 +218,17 @@ pub(super) mod tests {
     #[test]
     fn a_line_that_was_cut_spoils_no_other() {
         let (mut file, lost) = (Faulty::with_room(7), Arc::default());
-        let mut lines = Lines::new(Box::new(file.clone()), "log", &lost);
-        lines.write(b"1234\n6789\n");
-        lines.write(b"none\n");
+        let mut writer = LineWriter::new(Box::new(file.clone()), "log", &lost);
+        writer.write(b"1234\n6789\n");
+        writer.write(b"none\n");
         assert_eq!(
             (file.text().as_str(), lost.load(Ordering::Relaxed)),
             ("1234\n67", 2)
         );
         file.room = 100;
-        lines.out = Box::new(file.clone());
-        lines.write(b"abcd\n");
-        lines.write(b"efgh\n");
+        writer.out = Box::new(file.clone());
+        writer.write(b"abcd\n");
+        writer.write(b"efgh\n");
         assert_eq!(file.text(), "1234\n67\nabcd\nefgh\n");
         assert_eq!(lost.load(Ordering::Relaxed), 2);
     }
@@ -179,11 +236,11 @@ pub(super) mod tests {
     #[test]
     fn a_writer_that_panics_begins_anew() {
         let (file, lost) = (Faulty::with_room(1000), Arc::default());
-        let mut lines = Lines::new(Box::new(file.clone()), "log", &lost);
+        let mut writer = LineWriter::new(Box::new(file.clone()), "log", &lost);
         let mut texts = ["one\n", "trap\nwith it\n", "two\n"].into_iter();
-        endure(|| {
+        restart_after_panics(|| {
             for text in texts.by_ref() {
-                lines.write(text.as_bytes());
+                writer.write(text.as_bytes());
             }
         });
         assert_eq!(lost.load(Ordering::Relaxed), 2);
