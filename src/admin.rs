@@ -12,7 +12,6 @@
 //! has the address. A panic costs one request, or one reading of the counters.
 
 mod answer;
-mod clients;
 mod config;
 mod crowd;
 mod dashboard;

@@ -245,8 +245,8 @@ impl Proxy {
             status: record.status,
             took,
         };
-        self.meter().answered(record.route_number, answer);
-        self.meter().ended(record.outcome);
+        self.meter().count_answer(record.route_number, answer);
+        self.meter().count_outcome(record.outcome);
         if record.grpc {
             let counter = self.meter().grpc_counter(record.route_number);
             record.call = counter.and_then(|counter| Call::begin(counter, response));

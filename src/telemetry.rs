@@ -6,13 +6,13 @@
 
 pub mod access;
 pub mod decisions;
-pub mod denials;
 pub mod json;
 mod log_writer;
 pub mod metrics;
 pub mod panics;
 pub mod spans;
 pub mod stamp;
+pub mod watched;
 
 use std::fs::OpenOptions;
 use std::io::{self, IsTerminal, Write};

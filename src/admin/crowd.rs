@@ -1,8 +1,7 @@
-//! What single clients do: the busiest clients of each limit, and how many clients use how much of
-//! it.
+//! The clients of each limit: the busiest ones, and how many clients use how much of the limit.
 //!
-//! The state feeds it with the decisions that workers note. It has a fixed size: for each of at most
-//! [`MAX_LIMITS`] limits a sketch of the busiest clients and a sample of all clients.
+//! The state feeds it with the decisions that workers note. It has a fixed size: for each of at
+//! most [`MAX_LIMITS`] limits a sketch of the busiest clients and a sample of all clients.
 //!
 //! Pure: the time is an argument, in seconds.
 
@@ -10,8 +9,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::schema::described;
 use crate::limit::Limit;
-use crate::telemetry::metrics::trail::TrailEntry;
+use crate::telemetry::watched::TrailEntry;
 
 /// Limits whose clients are recorded.
 const MAX_LIMITS: usize = 256;
@@ -117,9 +117,9 @@ impl Crowd {
     }
 
     /// How many clients use how much of a limit.
-    pub(super) fn usage(&self, limit: &str, now: u64) -> UsageCounts {
+    pub(super) fn usage(&self, limit: &str, now: u64) -> LimitUse {
         let clients = self.limits.get(limit);
-        clients.map_or_else(UsageCounts::default, |clients| clients.sample.counts(now))
+        clients.map_or_else(LimitUse::default, |clients| clients.sample.counts(now))
     }
 
     /// The share of a limit that its fullest client had left in the last seconds.
@@ -189,9 +189,9 @@ impl BusyClient {
 /// The Space-Saving sketch (Metwally, Agrawal, El Abbadi 2005) of the busiest clients.
 ///
 /// It holds `k` clients. A new client replaces the client with the fewest requests, and begins with
-/// that count as its error. After `n` requests the sketch holds every client with more than `n/k` of
-/// them, and for each client that it holds: `requests - error <= true count <= requests`. The sums of
-/// two sketches have the sums of their bounds.
+/// that count as its error. After `n` requests the sketch holds every client with more than `n/k`
+/// of them, and for each client that it holds: `requests - error <= true count <= requests`. The
+/// sums of two sketches have the sums of their bounds.
 #[derive(Debug, Default)]
 struct Sketch {
     clients: BTreeMap<u128, BusyClient>,
@@ -231,10 +231,10 @@ impl Sketch {
 
 /// A sample of the clients of a limit.
 ///
-/// Hashes of keys are as good as random numbers. So the clients with a hash up to a bound are a fair
-/// sample of all clients, and always the same ones. Their number divided by the share of hashes up to
-/// the bound estimates all clients. The bound falls when the sample is full, and rises again when it
-/// is nearly empty.
+/// Hashes of keys are as good as random numbers. So the clients with a hash up to a bound are a
+/// fair sample of all clients, and always the same ones. Their number divided by the share of
+/// hashes up to the bound estimates all clients. The bound falls when the sample is full, and rises
+/// again when it is nearly empty.
 #[derive(Debug)]
 struct ClientSample {
     /// How long a client counts after its last request, seconds.
@@ -261,14 +261,19 @@ struct SampledRequest {
     denied: bool,
 }
 
-/// How many clients there are, by the share of the limit that they had used at their last request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct UsageCounts {
-    pub(super) clients: u64,
-    /// Up to a quarter, up to a half, up to three quarters, more.
-    pub(super) quarters: [u64; 4],
-    /// Clients that were denied lately.
-    pub(super) denied: u64,
+described! {
+    // The number of clients, by the share of the limit that they had used at their last request: up
+    // to a quarter, a half, three quarters, or more. `denied` counts clients that were denied
+    // lately.
+    #[derive(Copy, Default, PartialEq, Eq)]
+    struct LimitUse {
+        clients: u64,
+        q25: u64,
+        q50: u64,
+        q75: u64,
+        q100: u64,
+        denied: u64,
+    }
 }
 
 impl ClientSample {
@@ -295,7 +300,8 @@ impl ClientSample {
         }
         let before = self.clients.get(&hash);
         let denied_before = before.and_then(|before| before.denied_at);
-        // Of several rates of one limit, which are recorded one after the other, the fullest counts.
+        // Of several rates of one limit, which are recorded one after the other, the fullest
+        // counts.
         let used = match before {
             Some(before) if before.at == now => used.max(before.used),
             _ => used,
@@ -325,7 +331,7 @@ impl ClientSample {
         }
     }
 
-    fn counts(&self, now: u64) -> UsageCounts {
+    fn counts(&self, now: u64) -> LimitUse {
         let scale = u64::MAX as f64 / self.bound as f64;
         let (mut clients, mut quarters, mut denied) = (0, [0; 4], 0);
         let is_recent = |at: u64| at + self.keep_for >= now;
@@ -336,9 +342,13 @@ impl ClientSample {
             denied += u64::from(one.denied_at.is_some_and(is_recent));
         }
         let scaled = |count: u64| (count as f64 * scale).round() as u64;
-        UsageCounts {
+        let [q25, q50, q75, q100] = quarters.map(scaled);
+        LimitUse {
             clients: scaled(clients),
-            quarters: quarters.map(scaled),
+            q25,
+            q50,
+            q75,
+            q100,
             denied: scaled(denied),
         }
     }

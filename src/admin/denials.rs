@@ -16,12 +16,11 @@ use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
-use super::request::ApiRequest;
 use super::response::{ApiError, ApiResult, json_text, seconds};
 use super::schema::described;
 use crate::limit::KeyHash;
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
-use crate::telemetry::denials::{DeniedRate, MOST_RATES, ObservedDenial, TakenDenials};
+use crate::telemetry::watched::{DeniedRate, MOST_RATES, ObservedDenial, TakenDenials};
 
 /// Denials that are kept, so that an operator can find one by the id of its request.
 const MAX_KEPT: usize = 2000;
@@ -73,17 +72,10 @@ described! {
     }
 }
 
-/// A denial with the report that operators get of it.
-#[derive(Debug)]
-struct LoggedDenial {
-    tag: KeyHash,
-    report: DenialReport,
-}
-
 /// An event of the stream.
 #[derive(Clone, Debug)]
 enum DenialEvent {
-    Denied(Arc<LoggedDenial>),
+    Denied(Arc<ObservedDenial>),
     /// So many denials were left out.
     Dropped(u64),
 }
@@ -91,7 +83,7 @@ enum DenialEvent {
 /// The last denials of all workers, and the streams that follow them.
 #[derive(Debug)]
 pub(super) struct DenialLog {
-    last: Mutex<VecDeque<Arc<LoggedDenial>>>,
+    last: Mutex<VecDeque<Arc<ObservedDenial>>>,
     events: broadcast::Sender<DenialEvent>,
     streams: Arc<Semaphore>,
 }
@@ -119,33 +111,34 @@ pub(super) struct DenialFilter {
 }
 
 impl DenialFilter {
-    /// Reads the query of a request.
-    pub(super) fn parse(request: &ApiRequest) -> Result<DenialFilter, ApiError> {
-        let key = request.parameter("key").map(|key| {
+    /// Reads the query of a request, whose parameters `parameter` returns.
+    pub(super) fn parse(
+        parameter: impl Fn(&str) -> Option<String>,
+    ) -> Result<DenialFilter, ApiError> {
+        let key = parameter("key").map(|key| {
             let hash = key.strip_prefix("tag=").unwrap_or(&key);
             KeyHashPrefix::parse(hash).ok_or_else(|| {
                 ApiError::bad_request("`key` is a client's hash as logs show it, or its beginning")
             })
         });
         Ok(DenialFilter {
-            limit: request.parameter("limit"),
-            route: request.parameter("route"),
+            limit: parameter("limit"),
+            route: parameter("route"),
             key: key.transpose()?,
-            request_id: request.parameter("request_id"),
-            shadow: request.parameter("shadow").as_deref() != Some("false"),
+            request_id: parameter("request_id"),
+            shadow: parameter("shadow").as_deref() != Some("false"),
         })
     }
 
-    fn matches(&self, denial: &LoggedDenial) -> bool {
-        let report = &denial.report;
+    fn matches(&self, denial: &ObservedDenial) -> bool {
         let is = |wanted: &Option<String>, found: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted == found)
         };
-        is(&self.limit, &report.limit)
-            && is(&self.route, &report.route)
-            && is(&self.request_id, &report.request_id)
+        is(&self.limit, &denial.limit)
+            && is(&self.route, &denial.route)
+            && is(&self.request_id, &denial.request_id)
             && self.key.as_ref().is_none_or(|key| key.matches(denial.tag))
-            && (self.shadow || !report.shadow)
+            && (self.shadow || !denial.shadow)
     }
 }
 
@@ -154,7 +147,7 @@ impl DenialLog {
     pub(super) fn record(&self, taken: TakenDenials) {
         let mut last = self.last();
         for denial in taken.denials {
-            let denial = Arc::new(LoggedDenial::new(denial));
+            let denial = Arc::new(denial);
             if last.len() == MAX_KEPT {
                 last.pop_front();
             }
@@ -171,9 +164,7 @@ impl DenialLog {
     pub(super) fn list(&self, filter: &DenialFilter) -> DenialList {
         let last = self.last();
         let matching = last.iter().rev().filter(|denial| filter.matches(denial));
-        let listed = matching
-            .take(MAX_LISTED)
-            .map(|denial| denial.report.clone());
+        let listed = matching.take(MAX_LISTED).map(|denial| report(denial));
         DenialList {
             denials: listed.collect(),
         }
@@ -188,9 +179,9 @@ impl DenialLog {
         }
         let last = self.last();
         let newest = last.iter().rev();
-        let mut matching = newest.filter(|denial| denial.report.request_id == *request);
+        let mut matching = newest.filter(|denial| denial.request_id == *request);
         let by_limit =
-            |denial: &&Arc<LoggedDenial>| limit.is_none_or(|limit| denial.report.limit == limit);
+            |denial: &&Arc<ObservedDenial>| limit.is_none_or(|limit| denial.limit == limit);
         let preferred = matching.clone().find(by_limit);
         preferred
             .or_else(|| matching.next())
@@ -202,7 +193,7 @@ impl DenialLog {
         self.last().iter().map(|denial| denial.tag).collect()
     }
 
-    fn last(&self) -> MutexGuard<'_, VecDeque<Arc<LoggedDenial>>> {
+    fn last(&self) -> MutexGuard<'_, VecDeque<Arc<ObservedDenial>>> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -251,7 +242,7 @@ impl Follower {
             return Some(": quiet\n\n".to_owned());
         };
         Some(match event? {
-            DenialEvent::Denied(denial) => format!("data: {}\n\n", json_text(&denial.report)),
+            DenialEvent::Denied(denial) => format!("data: {}\n\n", json_text(&report(&denial))),
             DenialEvent::Dropped(more) => {
                 self.dropped += more;
                 let count = json!({ "dropped": more, "all": self.dropped });
@@ -272,35 +263,30 @@ impl Follower {
     }
 }
 
-impl LoggedDenial {
-    fn new(denial: ObservedDenial) -> LoggedDenial {
-        let rate = |denied: DeniedRate| DeniedRateReport {
-            policy: denied.policy,
-            key: denied.key,
-            id: denied.tag.to_string(),
-            rate: denied.rate,
-            units: denied.units,
-            used: denied.used,
-            remaining: denied.remaining,
-            cost: denied.cost,
-            retry_after: denied.retry_after,
-        };
-        LoggedDenial {
-            tag: denial.tag,
-            report: DenialReport {
-                at: seconds(denial.at_us),
-                limit: denial.limit,
-                route: denial.route,
-                method: denial.method.to_string(),
-                path: denial.path,
-                client: network(denial.client),
-                id: denial.tag.to_string(),
-                retry_after: denial.retry_after,
-                request_id: denial.request_id,
-                shadow: denial.shadow,
-                rates: denial.rates.into_iter().map(rate).collect(),
-            },
-        }
+fn report(denial: &ObservedDenial) -> DenialReport {
+    let rate = |denied: &DeniedRate| DeniedRateReport {
+        policy: denied.policy.clone(),
+        key: denied.key.clone(),
+        id: denied.tag.to_string(),
+        rate: denied.rate.clone(),
+        units: denied.units,
+        used: denied.used,
+        remaining: denied.remaining,
+        cost: denied.cost,
+        retry_after: denied.retry_after,
+    };
+    DenialReport {
+        at: seconds(denial.at_us),
+        limit: denial.limit.clone(),
+        route: denial.route.clone(),
+        method: denial.method.to_string(),
+        path: denial.path.clone(),
+        client: network(denial.client),
+        id: denial.tag.to_string(),
+        retry_after: denial.retry_after,
+        request_id: denial.request_id.clone(),
+        shadow: denial.shadow,
+        rates: denial.rates.iter().map(rate).collect(),
     }
 }
 

@@ -6,10 +6,9 @@ use std::sync::LazyLock;
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 
-use super::clients::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, usage};
 use super::config::{config, reload, secrets};
 use super::denials::DenialFilter;
-use super::limits::limits;
+use super::limits::{DEFAULT_BUSIEST, MAX_BUSIEST, busiest, limits, usage};
 use super::openapi::{
     ApiEndpoint, RefusalDoc, document, json_content, object_content, probe, read, refusal,
     text_content, write,
@@ -88,7 +87,7 @@ fn limit_reads() -> Vec<ApiEndpoint> {
         .query(
             "top",
             "How many.",
-            json!({
+            &json!({
                 "type": "integer",
                 "minimum": 1,
                 "maximum": MAX_BUSIEST,
@@ -104,7 +103,7 @@ fn limit_reads() -> Vec<ApiEndpoint> {
         .query(
             "by",
             "`id` if the key is its hash, as logs show it.",
-            json!({ "enum": ["id"] }),
+            &json!({ "enum": ["id"] }),
         )
         .json_async(usage)
         .refuses(&[
@@ -115,7 +114,7 @@ fn limit_reads() -> Vec<ApiEndpoint> {
             ),
         ]),
         filtered(read("/api/v1/denials", "The last denials, newest first.")).json(|request| {
-            let filter = DenialFilter::parse(request)?;
+            let filter = DenialFilter::parse(|name| request.parameter(name))?;
             request.state.collect();
             Ok(request.state.denials.list(&filter))
         }),
@@ -126,7 +125,10 @@ fn limit_reads() -> Vec<ApiEndpoint> {
         ))
         .respond(
             |_| json!({ "text/event-stream": { "schema": { "type": "string" } } }),
-            |request| request.state.denials.stream(DenialFilter::parse(request)?),
+            |request| {
+                let filter = DenialFilter::parse(|name| request.parameter(name))?;
+                request.state.denials.stream(filter)
+            },
         )
         .refuses(&[refusal(429, "There are as many streams as there may be.")]),
         read("/api/v1/overrides", "Every override and block in force.").json_async(overrides),
@@ -140,25 +142,25 @@ fn limit_reads() -> Vec<ApiEndpoint> {
 
 /// Adds the parameters of [`DenialFilter`].
 fn filtered(endpoint: ApiEndpoint) -> ApiEndpoint {
-    let text = || json!({ "type": "string" });
+    let text = json!({ "type": "string" });
     endpoint
-        .query("limit", "Only denials by this limit.", text())
-        .query("route", "Only denials on this route.", text())
+        .query("limit", "Only denials by this limit.", &text)
+        .query("route", "Only denials on this route.", &text)
         .query(
             "key",
             "Only denials of this client: its `id` as logs and lists show it, or at least its \
              first four characters.",
-            text(),
+            &text,
         )
         .query(
             "request_id",
             "Only the denial of the request with this id.",
-            text(),
+            &text,
         )
         .query(
             "shadow",
             "`false` leaves out limits in shadow mode.",
-            json!({ "type": "boolean", "default": true }),
+            &json!({ "type": "boolean", "default": true }),
         )
 }
 

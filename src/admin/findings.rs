@@ -59,7 +59,7 @@ struct Finding {
     holds: bool,
 }
 
-/// What a check found.
+/// The result of a check that found something.
 struct FoundIssue {
     text: String,
     count: u64,
@@ -99,7 +99,7 @@ impl Findings {
         let silent = &snapshot.config.log.silence;
         if !silent.contains(&FORWARDED) {
             let meters = snapshot.proxies().map(Proxy::meter);
-            self.check_forwarded(meters.map(Meter::forwarded).sum(), now);
+            self.check_forwarded(meters.map(Meter::untrusted_forwarding).sum(), now);
         }
         if !silent.contains(&FULL) {
             self.check_evictions(&snapshot.counts.in_process().evictions(), now);

@@ -14,7 +14,7 @@ use super::response::ApiError;
 use crate::config::AdminSettings;
 use crate::limit::key::same_secret;
 
-/// What a request does.
+/// The access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AdminAction {
     /// Reads what every client may see that can connect.

@@ -22,19 +22,14 @@ pub(super) struct ApiEndpoint {
     pub(super) path: &'static str,
     pub(super) action: AdminAction,
     summary: &'static str,
-    query: Vec<ParameterDoc>,
+    /// The descriptions of the parameters of the query.
+    query: Vec<Value>,
     /// The description of the body. An endpoint with a body takes POST, all others GET and HEAD.
     body: Option<Value>,
     reads_body: bool,
     content: ContentSchema,
     refusals: Vec<RefusalDoc>,
     answer: AnswerFn,
-}
-
-struct ParameterDoc {
-    name: &'static str,
-    doc: &'static str,
-    schema: Value,
 }
 
 /// A status that an endpoint answers with beside 200. It replaces the general meaning of that
@@ -101,8 +96,14 @@ pub(super) const fn refusal(status: u16, doc: &'static str) -> RefusalDoc {
 }
 
 impl ApiEndpoint {
-    pub(super) fn query(mut self, name: &'static str, doc: &'static str, schema: Value) -> Self {
-        self.query.push(ParameterDoc { name, doc, schema });
+    pub(super) fn query(mut self, name: &str, doc: &str, schema: &Value) -> Self {
+        self.query.push(json!({
+            "name": name,
+            "in": "query",
+            "required": false,
+            "description": doc,
+            "schema": schema,
+        }));
         self
     }
 
@@ -272,16 +273,7 @@ fn operation(endpoint: &ApiEndpoint, components: &mut Components) -> Value {
         AdminAction::Write => operation["security"] = json!([{ "token": [] }]),
     }
     let in_path = endpoint.path.split('/').filter_map(path_parameter);
-    let in_query = endpoint.query.iter().map(|one| {
-        json!({
-            "name": one.name,
-            "in": "query",
-            "required": false,
-            "description": one.doc,
-            "schema": one.schema,
-        })
-    });
-    let parameters: Vec<Value> = in_path.chain(in_query).collect();
+    let parameters: Vec<Value> = in_path.chain(endpoint.query.iter().cloned()).collect();
     if !parameters.is_empty() {
         operation["parameters"] = json!(parameters);
     }

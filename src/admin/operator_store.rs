@@ -106,7 +106,7 @@ impl OperatorStore {
         }
     }
 
-    /// What the decision about a charge would be. Nothing is charged.
+    /// The decision that a charge would get. Nothing is charged.
     pub(super) fn stand(&mut self, charge: &Charge) -> Result<Decision, ApiError> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.stand(charge)),

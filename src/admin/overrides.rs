@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::clients::{ClientLookup, key_words};
+use super::limits::{ClientLookup, key_words};
 use super::operator_store::{OperatorStore, RecordReport, StorePlace, unavailable};
 use super::request::ApiRequest;
 use super::response::{ApiError, seconds};
@@ -113,7 +113,7 @@ struct ChangeRequest {
     terms: RecordTerms,
 }
 
-/// What became of a change.
+/// The result of a change.
 struct ChangeResult {
     client: Whom,
     outcome: ChangeOutcome,

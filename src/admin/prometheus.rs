@@ -1,9 +1,9 @@
 //! `/metrics`: all counters, in the format of Prometheus.
 //!
-//! Likely series are there from the start, at 0. For a route these are the likely codes under its
-//! methods (`GET` and `POST` if it takes all), for a limit every possible decision, for an upstream
-//! the likely codes. Other series begin with their first request. So do all series of routes if
-//! there are more than [`MANY_ROUTES`] routes.
+//! Likely series are there from the start, at 0. A route has its likely codes under its methods, or
+//! under `GET` and `POST` if it takes all. A limit has every possible decision, an upstream its
+//! likely codes. Other series begin with their first request. So do all series of routes if there
+//! are more than [`MANY_ROUTES`] routes.
 
 use std::fs;
 
@@ -417,7 +417,7 @@ fn process(text: &mut MetricsText, state: &AdminState) {
     text.gauge("process_start_time_seconds", help, started);
 }
 
-/// What the kernel counts of this process. What cannot be read is 0.
+/// The usage that the kernel reports of this process. A value is 0 if it cannot be read.
 #[derive(Clone, Copy, Debug, Default)]
 struct ProcessUsage {
     /// Seconds of all threads on a core.

@@ -31,8 +31,8 @@ pub(super) struct ApiRequest {
 /// The parameters of a path, decoded.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct PathParameters {
-    /// `{name}`, the name of a limit; empty where the path has none.
-    pub(super) limit: String,
+    /// `{name}`, the name of a limit.
+    pub(super) limit: Option<String>,
     /// `{key}`, the words of a client's key.
     pub(super) key: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl PathParameters {
         loop {
             match (names.next(), words.next()) {
                 (None, None) => return Some(parameters),
-                (Some("{name}"), Some(word)) => parameters.limit = decoded(word)?,
+                (Some("{name}"), Some(word)) => parameters.limit = Some(decoded(word)?),
                 // `&` separates the words: one within a word is written `%26`.
                 (Some("{key}"), Some(word)) => {
                     parameters.key = word.split('&').map(decoded).collect::<Option<_>>()?;
@@ -144,12 +144,11 @@ mod tests {
 
     #[test]
     fn paths_are_read() {
-        let clients = |path| PathParameters::read("/api/v1/limits/{name}/clients", path);
-        let limit = |found: Option<PathParameters>| found.map(|found| found.limit);
-        assert_eq!(
-            limit(clients("/api/v1/limits/GET%20%2Fa/clients")).as_deref(),
-            Some("GET /a")
-        );
+        let clients = |path: &str| PathParameters::read("/api/v1/limits/{name}/clients", path);
+        for (path, limit) in [("GET%20%2Fa", "GET /a"), ("", "")] {
+            let found = clients(&format!("/api/v1/limits/{path}/clients")).unwrap();
+            assert_eq!(found.limit.as_deref(), Some(limit));
+        }
         for wrong in [
             "/api/v1/nothing",
             "*",

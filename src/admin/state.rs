@@ -1,4 +1,4 @@
-//! What the admin knows: handles of the running server, and its own record of the last minutes.
+//! The state of the admin: handles of the running server, and a record of the last minutes.
 //!
 //! The record is read from the counters of the workers, has a fixed size, and ends with the
 //! process. The `every` calls in `admin.rs` keep it up to date.

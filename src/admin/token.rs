@@ -19,7 +19,8 @@ const MAX_FILE: u64 = 256;
 /// Characters of a token.
 const LENGTH: usize = 43;
 
-/// The files that may hold the token of the proxy with this configuration file, the likeliest first.
+/// The files that may hold the token of the proxy with this configuration file, the likeliest
+/// first.
 pub fn places(file: &Path, control: &Control) -> Vec<PathBuf> {
     let sockets = control_path::places(file, control);
     let beside = |socket: PathBuf| socket.with_extension("token");

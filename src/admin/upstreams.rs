@@ -11,8 +11,8 @@ use crate::config::Balance;
 use crate::server::introspection::Snapshot;
 use crate::upstream::{ServerReport, ServerStatus};
 
-/// The servers of the upstream with this index, added up over the workers, in the order of the first
-/// worker that has them.
+/// The servers of the upstream with this index, added up over the workers, in the order of the
+/// first worker that has them.
 pub(super) fn servers(snapshot: &Snapshot<'_>, upstream: usize) -> Vec<ServerReport> {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
     let mut all: Vec<ServerReport> = Vec::new();

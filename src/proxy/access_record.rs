@@ -14,8 +14,8 @@ use super::traced::{RequestEnd, Trace};
 use crate::clock;
 use crate::limit::{Decided, KeyHash, Retry, Shown};
 use crate::telemetry::access::{AccessEntry, Buffer, MissingBytes, Outcome, TRUNCATED};
-use crate::telemetry::denials::DeniedRequest;
 use crate::telemetry::metrics::method_of;
+use crate::telemetry::watched::DeniedRequest;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
 #[derive(Debug)]

@@ -12,9 +12,8 @@ use crate::clock;
 use crate::limit::{Charge, CheckResult, Decided, Decision, Limit, OnError};
 use crate::store::StoreError;
 use crate::telemetry::decisions::Source;
-use crate::telemetry::denials::{DeniedRequest, ObservedDenial};
-use crate::telemetry::metrics::trail::TrailEntry;
 use crate::telemetry::metrics::{LimitVerdict, Meter};
+use crate::telemetry::watched::{DeniedRequest, ObservedDenial, TrailEntry};
 
 impl Limiter {
     /// Limits that a request is not counted by.
@@ -22,14 +21,14 @@ impl Limiter {
         for limit in limits {
             let source = Source::Local as usize;
             self.meter
-                .decided(limit.number, LimitVerdict::Bypassed, source);
+                .count_decision(limit.number, LimitVerdict::Bypassed, source);
         }
     }
 
     /// The decision, where the counts are in this process. Of many one is timed: two looks at the
     /// clock are a good part of it.
     pub(super) fn decide_here(&self, charge: &Charge) -> Option<Decision> {
-        let since = self.meter.is_turn().then(clock::now);
+        let since = self.meter.is_next_timed().then(clock::now);
         let decision = self.store.charge_here(charge);
         if let Some(since) = since.filter(|_| decision.is_some()) {
             self.note_time(since);
@@ -40,7 +39,7 @@ impl Limiter {
     /// How long the store took.
     pub(super) fn note_time(&self, since: Instant) {
         let took = clock::now().saturating_duration_since(since);
-        self.meter.took(Source::Store as usize, took);
+        self.meter.observe_decision(Source::Store as usize, took);
     }
 
     /// A decision has been made.
@@ -59,7 +58,7 @@ impl Limiter {
                 false => continue,
             };
             if number != last {
-                self.meter.decided(number, said, source as usize);
+                self.meter.count_decision(number, said, source as usize);
             }
             show(&self.meter, result, allowed, number == last);
             last = number;
@@ -97,7 +96,7 @@ impl Limiter {
             };
             if number != last {
                 let source = Source::Local as usize;
-                self.meter.decided(number, said, source);
+                self.meter.count_decision(number, said, source);
             }
             last = number;
         }

@@ -30,7 +30,7 @@ impl Proxy {
         bound_body(request, route.body_limit)?;
         let turned = turn(request, x.downstream, route, changes)?;
         if turned.forged {
-            self.meter().forwarded_by_nobody();
+            self.meter().count_untrusted_forwarding();
         }
         let trace = x.record.trace.as_deref_mut();
         let tries = trace.and_then(|trace| trace.send(request.headers_mut()));

@@ -14,8 +14,8 @@ use super::traced::Trace;
 use crate::limit::{Charge, Decided, Decision, Role};
 use crate::store::Observed;
 use crate::telemetry::access::ShadowSummary;
-use crate::telemetry::denials::{DeniedRequest, ObservedDenial};
 use crate::telemetry::spans::TraceSpan;
+use crate::telemetry::watched::{DeniedRequest, ObservedDenial};
 
 /// The shadow of one request. Dropped, they let go of what they hold.
 #[derive(Debug)]
@@ -107,8 +107,8 @@ impl ShadowChecks {
                 summary.note(&limit.name, role, !allowed);
                 let meter = &self.stores.meter;
                 match role {
-                    Role::Candidate => meter.tried_candidate(limit.number, allowed),
-                    _ => meter.tried_limit(limit.number, allowed),
+                    Role::Candidate => meter.count_candidate_decision(limit.number, allowed),
+                    _ => meter.count_shadow_decision(limit.number, allowed),
                 }
                 if role == Role::Shadow {
                     show(&self.stores.meter, first, allowed, false);

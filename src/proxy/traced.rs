@@ -19,9 +19,9 @@ use crate::clock;
 use crate::config::TracingSettings;
 use crate::limit::{Charge, Decision, KeyHash, Role};
 use crate::route::Route;
-use crate::telemetry::denials::short;
 use crate::telemetry::metrics::{GrpcStatus, METHODS};
 use crate::telemetry::spans::{QueueBounds, SpanKind, SpanQueue, SpanValue, TraceSpan};
+use crate::telemetry::watched::truncate_path;
 use crate::trace::{Begun, Rules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
 use crate::upstream::{AttemptLog, RecordedAttempt};
 
@@ -268,7 +268,7 @@ impl Recorded {
             ("tidegate.outcome", request.outcome.into()),
         ];
         if let Some(path) = request.path {
-            attributes.push(("url.path", short(path).into()));
+            attributes.push(("url.path", truncate_path(path).into()));
         }
         if let Some(route) = &self.route {
             attributes.push(("http.route", route.clone().into()));

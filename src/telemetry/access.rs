@@ -1,15 +1,14 @@
 //! The access log: one line for each request that is worth one.
 //!
 //! Denials and answers that the proxy makes itself are always logged, other requests are sampled. A
-//! line never contains a query string, a client's key, or a header value of a client; of a key it has
-//! at most a prefix of its keyed hash. A line is encoded into the buffer of its worker. Buffers go to
-//! one writer thread through a bounded queue, which counts and reports what it drops.
+//! line contains no query string, no client's key, and no header value of a client. Of a key it has
+//! at most a prefix of its keyed hash. A line is encoded into the buffer of its worker. Buffers go
+//! to one writer thread through a bounded queue, which counts and reports what it drops.
 
-mod formats;
+mod entry;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,12 +16,11 @@ use std::time::{Duration, Instant};
 
 use super::FileId;
 use super::log_writer::{LineWriter, WriterThread, count};
-use super::metrics::GrpcStatus;
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
-use crate::limit::{Role, Shown};
-use crate::trace::TraceId;
-use formats::{combined, json_line, text};
+use crate::limit::Role;
+pub use entry::{AccessEntry, MissingBytes, Outcome, TRUNCATED};
+use entry::{combined, json_line, text};
 
 /// Buffers that may wait for the writer.
 const QUEUE_BUFFERS: usize = 1024;
@@ -30,82 +28,6 @@ const QUEUE_BUFFERS: usize = 1024;
 const BUFFER_BYTES: usize = 16 << 10;
 /// How often the decisions of limits in shadow mode are logged.
 const SHADOW_PERIOD: Duration = Duration::from_secs(60);
-
-/// The outcome of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Every limit allowed it.
-    Allowed,
-    /// No limit was asked.
-    Unlimited,
-    /// A limit refused it.
-    Denied,
-    /// The proxy answered it for another reason.
-    Rejected,
-}
-
-impl Outcome {
-    /// The word in the log.
-    pub fn word(self) -> &'static str {
-        match self {
-            Outcome::Allowed => "allowed",
-            Outcome::Unlimited => "unlimited",
-            Outcome::Denied => "denied",
-            Outcome::Rejected => "rejected",
-        }
-    }
-}
-
-/// The outcome of a request whose upstream's answer ended too early. It replaces the outcome of the
-/// limits.
-pub const TRUNCATED: &str = "truncated";
-
-/// An upstream's answer that ended too early.
-#[derive(Clone, Copy, Debug)]
-pub struct MissingBytes {
-    /// The length of the body that the head announced, bytes.
-    pub expected: Option<u64>,
-}
-
-/// One request, as far as it is known when its answer ends.
-#[derive(Clone, Copy, Debug)]
-pub struct AccessEntry<'a> {
-    /// When the request arrived, microseconds since the Unix epoch.
-    pub unix_us: u64,
-    /// From the head of the request to the end of the answer.
-    pub duration: Duration,
-    /// The client's address, through trusted proxies.
-    pub client: IpAddr,
-    pub method: &'a http::Method,
-    /// The path as it was sent, without the query.
-    pub path: &'a str,
-    pub status: u16,
-    /// Bytes of the answer's body.
-    pub bytes: u64,
-    /// Set if the answer ended too early.
-    pub truncated: Option<MissingBytes>,
-    pub route: Option<&'a str>,
-    pub outcome: Outcome,
-    /// The limits that denied it, each with its key if that is shown.
-    pub denied_by: &'a [(Arc<str>, Option<Shown>)],
-    /// The limits in shadow mode that would have denied it.
-    pub would_deny: &'a [Arc<str>],
-    /// Why the proxy answered itself.
-    pub reason: Option<&'static str>,
-    pub grpc_status: Option<GrpcStatus>,
-    /// The id that the client got.
-    pub request_id: Option<&'a str>,
-    pub trace_id: Option<TraceId>,
-}
-
-impl AccessEntry<'_> {
-    fn outcome_word(&self) -> &'static str {
-        match self.truncated {
-            Some(_) => TRUNCATED,
-            None => self.outcome.word(),
-        }
-    }
-}
 
 /// The log of the process. Dropping the last handle writes the lines that wait.
 #[derive(Debug)]
@@ -266,7 +188,7 @@ impl Drop for WorkerBuffer {
     }
 }
 
-/// What limits in shadow mode and candidates would have denied, logged once a minute:
+/// Denials that limits in shadow mode and candidates would have made, logged once a minute:
 /// `limit search (shadow): would have denied 12 of 345`.
 ///
 /// Limits that would have denied nothing are left out. The configuration bounds the size.

@@ -4,9 +4,9 @@
 //! `{"t":<store's µs>,"items":[["limit","<key hash>",cost]],"allowed":true,
 //!   "limits":{"limit":{"used":0,"remaining":9,"retry_after_us":0,"reset_us":60000000}}}`
 //!
-//! `retry_after_us` is -1 if no wait helps or it is unknown. Decisions that this process made during
-//! an outage of the store have `"source":"local"`; those by units that were taken in advance have
-//! `"lease"`. Decisions of limits in shadow mode have a `"role"`.
+//! `retry_after_us` is -1 if no wait helps or it is unknown. Decisions of
+//! this process during an outage of the store have `"source":"local"`. Decisions by units that were
+//! taken in advance have `"lease"`. Decisions of limits in shadow mode have a `"role"`.
 //!
 //! Several workers ask the store at once, and the answers arrive in any order. So lines wait
 //! [`HOLD`] and are sorted by the time of the store. Only a backward step of the store's clock can

@@ -1,5 +1,5 @@
-//! The writers of logs: a thread behind a bounded queue, and lines that are written whole or counted
-//! as lost, whether a full disk or a panic keeps them from being written.
+//! The writers of logs: a thread behind a bounded queue, and lines that are written whole or
+//! counted as lost. A full disk or a panic can lose lines.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};

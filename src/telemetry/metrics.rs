@@ -1,35 +1,31 @@
 //! Counters of requests and decisions.
 //!
-//! Each worker has a [`Meter`] that only it writes, without a lock or a locked instruction, on cache
-//! lines that no other worker writes. The heap is used only by the first request of a kind. Readers
-//! add up the meters. Labels are names of the configuration and closed sets ([`codes`]), never a
-//! client's key.
+//! Each worker has a [`Meter`] that only it writes, without a lock or a locked instruction, on
+//! cache lines that no other worker writes. The heap is used only by the first request of a kind.
+//! Readers add up the meters. Labels are names of the configuration and closed sets ([`CODES`]),
+//! never a client's key.
 //!
 //! A reload makes a new meter, which keeps the cells of names that still exist. A name that returns
 //! later begins at 0.
 
 pub mod cells;
-pub mod codes;
 pub mod grpc;
 pub mod text;
-pub mod trail;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use cells::{
-    Codes, CountedAnswer, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, Histogram, LimitCells,
-    LimitSum, LimitVerdict, REQUEST_BOUNDS, RETRIES, RouteCells, RouteSum, SOURCES, ServerCells,
-    UpstreamCells, UpstreamSum, WorkerCounter,
+    CODES, Codes, CountedAnswer, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, Histogram,
+    LimitCells, LimitSum, LimitVerdict, METHODS, REQUEST_BOUNDS, RETRIES, RouteCells, RouteSum,
+    SOURCES, ServerCells, UpstreamCells, UpstreamSum, WorkerCounter, method_of,
 };
-pub use codes::{CODES, METHODS, method_of};
 pub use grpc::{GRPC_STATUSES, GrpcStatus};
 
 use super::access::Outcome;
-use super::denials::DenialBuffer;
+use super::watched::{DenialBuffer, Trail};
 use cells::add_counters;
-use trail::Trail;
 
 /// The name of the cells for requests without a route. No route can have this name.
 pub const NO_ROUTE: &str = "(none)";
@@ -43,7 +39,7 @@ pub struct Meter {
     /// The last one is [`NO_ROUTE`].
     routes: NamedCells<RouteCells>,
     limits: NamedCells<LimitCells>,
-    /// What the limits would decide by their candidate rates.
+    /// The decisions that the candidate rates of the limits would make.
     candidates: NamedCells<LimitCells>,
     totals: Arc<MeterTotals>,
     /// `None` if no operator can watch, because there is no admin.
@@ -113,7 +109,7 @@ impl GrpcCounter {
 pub struct Sum {
     pub routes: BTreeMap<Arc<str>, RouteSum>,
     pub limits: BTreeMap<Arc<str>, LimitSum>,
-    /// What the limits would decide by their candidate rates.
+    /// The decisions that the candidate rates of the limits would make.
     pub candidates: BTreeMap<Arc<str>, LimitSum>,
     /// Allowed, unlimited, denied, rejected.
     pub outcomes: [u64; 4],
@@ -146,7 +142,7 @@ impl Sum {
 }
 
 impl Meter {
-    /// Cells for these routes and limits. Those that `old` has under the same name are kept.
+    /// Cells for these routes and limits. Cells of `old` with the same names are kept.
     pub fn new<'n>(
         routes: impl Iterator<Item = &'n str>,
         limits: impl Iterator<Item = &'n str> + Clone,
@@ -187,7 +183,7 @@ impl Meter {
     }
 
     /// Counts an answer. A number that no route has stands for no route.
-    pub fn answered(&self, route: usize, answer: CountedAnswer) {
+    pub fn count_answer(&self, route: usize, answer: CountedAnswer) {
         if let Some(cells) = self.route(route) {
             cells.count(answer);
         }
@@ -196,7 +192,7 @@ impl Meter {
         }
     }
 
-    /// Where a gRPC call of this route is counted when it ends. `route` is as for `answered`.
+    /// Where a gRPC call of this route is counted when it ends. `route` is as for `count_answer`.
     pub fn grpc_counter(&self, route: usize) -> Option<GrpcCounter> {
         Some(GrpcCounter {
             route: Arc::clone(self.route(route)?),
@@ -204,17 +200,17 @@ impl Meter {
         })
     }
 
-    pub fn ended(&self, outcome: Outcome) {
+    pub fn count_outcome(&self, outcome: Outcome) {
         self.totals.outcomes[outcome as usize].add(1);
     }
 
     /// Counts a request with forwarding headers from a peer that is not trusted.
-    pub fn forwarded_by_nobody(&self) {
+    pub fn count_untrusted_forwarding(&self) {
         self.totals.forwarded.add(1);
     }
 
     /// Requests with forwarding headers from peers that are not trusted.
-    pub fn forwarded(&self) -> u64 {
+    pub fn untrusted_forwarding(&self) -> u64 {
         self.totals.forwarded.get()
     }
 
@@ -228,29 +224,29 @@ impl Meter {
     }
 
     /// Counts a decision of the limit with this number.
-    pub fn decided(&self, limit: usize, verdict: LimitVerdict, source: usize) {
+    pub fn count_decision(&self, limit: usize, verdict: LimitVerdict, source: usize) {
         count(&self.limits, limit, verdict, source);
     }
 
     /// Counts what a limit in shadow mode would have decided.
-    pub fn tried_limit(&self, limit: usize, allowed: bool) {
+    pub fn count_shadow_decision(&self, limit: usize, allowed: bool) {
         count(&self.limits, limit, LimitVerdict::of_trial(allowed), 0);
     }
 
     /// Counts what the candidate of a limit would have decided.
-    pub fn tried_candidate(&self, limit: usize, allowed: bool) {
+    pub fn count_candidate_decision(&self, limit: usize, allowed: bool) {
         count(&self.candidates, limit, LimitVerdict::of_trial(allowed), 0);
     }
 
     /// Whether to time the next decision that is made without waiting.
-    pub fn is_turn(&self) -> bool {
+    pub fn is_next_timed(&self) -> bool {
         let turn = self.totals.turns.get();
         self.totals.turns.add(1);
         turn.is_multiple_of(TIMED_ONE_IN)
     }
 
     /// Notes how long a decision by this source took.
-    pub fn took(&self, source: usize, took: Duration) {
+    pub fn observe_decision(&self, source: usize, took: Duration) {
         self.totals.decisions[source % SOURCES.len()].observe(took, &DECISION_BOUNDS);
     }
 
@@ -333,16 +329,16 @@ mod tests {
     #[test]
     fn workers_are_added_up_and_a_reload_goes_on_by_name() {
         let (one, other) = (meter(&["a", "b"], None), meter(&["a", "b"], None));
-        one.answered(0, answer(200));
-        other.answered(0, answer(200));
-        other.answered(1, answer(200));
-        other.answered(usize::MAX, answer(404));
+        one.count_answer(0, answer(200));
+        other.count_answer(0, answer(200));
+        other.count_answer(1, answer(200));
+        other.count_answer(usize::MAX, answer(404));
         let counts = requests(&[&one, &other]);
         assert_eq!((counts["a"], counts["b"], counts[NO_ROUTE]), (2, 1, 1));
         let next = meter(&["c", "a"], Some(&other));
-        next.answered(1, answer(200));
+        next.count_answer(1, answer(200));
         // A request that began before the reload ends by the old numbers.
-        other.answered(0, answer(200));
+        other.count_answer(0, answer(200));
         let counts = requests(&[&next]);
         assert_eq!((counts["a"], counts["c"]), (3, 0));
         assert!(!counts.contains_key("b"));
@@ -351,8 +347,8 @@ mod tests {
     #[test]
     fn decisions_are_counted_by_limit_verdict_and_source() {
         let meter = meter(&[], None);
-        meter.decided(0, LimitVerdict::Denied, 1);
-        meter.decided(7, LimitVerdict::Denied, 1);
+        meter.count_decision(0, LimitVerdict::Denied, 1);
+        meter.count_decision(7, LimitVerdict::Denied, 1);
         meter.store_failed("timeout");
         let sum = Sum::new([&meter].into_iter());
         assert_eq!(sum.limits["login"][LimitVerdict::Denied as usize][1], 1);

@@ -1,8 +1,8 @@
 //! Spans that have ended and wait to be exported.
 //!
 //! Each worker has a bounded [`SpanQueue`]. Spans that do not fit are dropped and counted, so no
-//! request waits. The exporter takes them out from time to time, and when a batch is complete. Spans
-//! contain names of the configuration, hashes, and fields of the access log.
+//! request waits. The exporter takes them out from time to time, and when a batch is complete.
+//! Spans contain names of the configuration, hashes, and fields of the access log.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,9 @@
 //! The formats of lines, and which lines are written.
 
+use std::net::IpAddr;
+
 use super::*;
-use crate::limit::KeyHash;
+use crate::limit::{KeyHash, Shown};
 use crate::telemetry::log_writer::tests::Faulty;
 
 /// Calls `write` with an entry.

@@ -2,12 +2,16 @@
 //!
 //! A single writer needs no locked instruction: it loads a counter and stores the next value. Cells
 //! that are written together lie together, on cache lines that no other worker writes.
+//!
+//! Only a fixed set of methods and status codes has series of its own. All others share series, so
+//! that clients cannot create series.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::codes::{CODES, METHODS, code_of};
+use http::Method;
+
 use super::grpc::{GRPC_STATUSES, GrpcStatus};
 
 /// A counter that only one thread adds to. If two threads do so at once, one addition may be lost.
@@ -87,8 +91,8 @@ pub const DECISION_BOUNDS: [u64; 14] = [
     1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 100_000,
 ];
 
-/// Durations by class; the last class is above all bounds. The sum, which every duration changes, is
-/// on one cache line with the first classes, which hold nearly all durations.
+/// Durations by class; the last class is above all bounds. The sum, which every duration changes,
+/// is on one cache line with the first classes, which hold nearly all durations.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Histogram {
@@ -129,7 +133,7 @@ pub struct CountedAnswer {
     pub took: Duration,
 }
 
-/// What one worker counts of one route.
+/// The counters of one route on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct RouteCells {
@@ -210,7 +214,7 @@ impl LimitVerdict {
 /// The sources of decisions, in the order in which they are counted.
 pub const SOURCES: [&str; 4] = ["store", "local", "cache", "lease"];
 
-/// What one worker counts of one limit.
+/// The counters of one limit on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct LimitCells([[WorkerCounter; SOURCES.len()]; LimitVerdict::WORDS.len()]);
@@ -232,7 +236,7 @@ impl LimitCells {
 /// The reasons for another attempt at an upstream, in the order in which they are counted.
 pub const RETRIES: [&str; 4] = ["unsent", "closed", "timeout", "status"];
 
-/// What one worker counts of one upstream.
+/// The counters of one upstream on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct UpstreamCells {
@@ -275,7 +279,7 @@ impl UpstreamCells {
     }
 }
 
-/// What one worker counts of one server.
+/// The counters of one server on one worker.
 #[derive(Debug, Default)]
 pub struct ServerCells {
     /// Attempts.
@@ -293,6 +297,64 @@ impl ServerCells {
         self.requests.add(old.requests.get());
         self.failures.add(old.failures.get());
         self.truncated.add(old.truncated.get());
+    }
+}
+
+/// Methods with a series of their own, and a word for all others.
+pub const METHODS: [&str; 8] = [
+    "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other",
+];
+
+/// Status codes with a series of their own, and for each hundred a word for its other codes.
+pub const CODES: [&str; 48] = [
+    "101", "200", "201", "202", "203", "204", "206", "207", "301", "302", "303", "304", "307",
+    "308", "400", "401", "402", "403", "404", "405", "406", "408", "409", "410", "411", "412",
+    "413", "414", "415", "416", "417", "421", "422", "425", "428", "429", "431", "451", "500",
+    "501", "502", "503", "504", "1xx", "2xx", "3xx", "4xx", "5xx",
+];
+
+/// The index of `1xx`.
+const HUNDREDS: usize = CODES.len() - 5;
+
+/// The indices in `CODES` of the statuses from 100 to 599.
+static INDEX: [u8; 500] = index();
+
+const fn index() -> [u8; 500] {
+    let mut table = [0; 500];
+    let mut status = 0;
+    while status < table.len() {
+        table[status] = (HUNDREDS + status / 100) as u8;
+        status += 1;
+    }
+    let mut code = 0;
+    while code < HUNDREDS {
+        let digits = CODES[code].as_bytes();
+        let number = (digits[0] - b'0') as usize * 100
+            + (digits[1] - b'0') as usize * 10
+            + (digits[2] - b'0') as usize;
+        table[number - 100] = code as u8;
+        code += 1;
+    }
+    table
+}
+
+/// The index of a status in [`CODES`]. A number that is no status of HTTP counts as 5xx.
+pub fn code_of(status: u16) -> usize {
+    let index = INDEX.get(usize::from(status).wrapping_sub(100));
+    index.map_or(CODES.len() - 1, |index| usize::from(*index))
+}
+
+/// The index of a method in [`METHODS`].
+pub fn method_of(method: &Method) -> u8 {
+    match *method {
+        Method::GET => 0,
+        Method::HEAD => 1,
+        Method::POST => 2,
+        Method::PUT => 3,
+        Method::PATCH => 4,
+        Method::DELETE => 5,
+        Method::OPTIONS => 6,
+        _ => 7,
     }
 }
 
@@ -350,5 +412,28 @@ mod tests {
         assert_eq!((seen("0"), seen("14"), seen("16")), (1, 2, 1));
         assert_eq!((seen("other"), seen("none")), (3, 1));
         assert_eq!(crate::telemetry::metrics::grpc::failures(&sum), 3);
+    }
+
+    #[test]
+    fn every_status_is_counted_as_itself_or_with_its_hundred() {
+        for status in 0..=u16::MAX {
+            let code = CODES[code_of(status)];
+            let own = code == status.to_string();
+            let hundred = code.ends_with("xx") && code.starts_with(&(status / 100).to_string());
+            let odd = !(100..600).contains(&status) && code == "5xx";
+            assert!(own || hundred || odd, "{status} is counted as {code}");
+        }
+        assert_eq!(CODES[code_of(429)], "429");
+        assert_eq!(CODES[code_of(418)], "4xx");
+    }
+
+    #[test]
+    fn every_method_has_a_place() {
+        for (index, name) in METHODS.iter().enumerate() {
+            let method = Method::from_bytes(name.as_bytes()).unwrap();
+            assert_eq!(usize::from(method_of(&method)), index);
+        }
+        let odd = Method::from_bytes(b"BREW").unwrap();
+        assert_eq!(METHODS[usize::from(method_of(&odd))], "other");
     }
 }

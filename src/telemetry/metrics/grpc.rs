@@ -1,7 +1,7 @@
 //! The status of a gRPC call.
 //!
-//! Nearly every call has the HTTP status 200. Its own status is in `grpc-status`: in the trailers of
-//! the answer, or in the head of an answer without a body.
+//! Nearly every call has the HTTP status 200. Its own status is in `grpc-status`: in the trailers
+//! of the answer, or in the head of an answer without a body.
 
 use std::fmt;
 
@@ -37,9 +37,9 @@ impl GrpcStatus {
         value.trim().parse().ok().map(GrpcStatus::Code)
     }
 
-    /// The status in the head of an answer. `None` if the trailers will have it. An answer without
-    /// `grpc-status` and with an HTTP status other than 200 has the status to which clients map it
-    /// (gRPC, "HTTP to gRPC Status Code Mapping").
+    /// The status in the head of an answer. `None` if the trailers will have it. For an answer
+    /// without `grpc-status` whose HTTP status is not 200, this is the status to which clients map
+    /// the HTTP status (gRPC, "HTTP to gRPC Status Code Mapping").
     pub fn in_head<B>(answer: &Response<B>) -> Option<GrpcStatus> {
         let of_http = || match answer.status() {
             StatusCode::OK => None,

@@ -1,4 +1,5 @@
-//! Metrics in one of the two text formats of Prometheus: OpenMetrics 1.0, or the older format 0.0.4.
+//! Metrics in one of the two text formats of Prometheus: OpenMetrics 1.0, or the older format
+//! 0.0.4.
 //!
 //! They differ in the names of counter families and in the end of the text.
 

@@ -1,14 +1,93 @@
-//! The formats of a line of the access log.
+//! One request in the access log, and the formats of its line.
 
 use std::io::Write;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::AccessEntry;
 use crate::limit::Shown;
+use crate::telemetry::metrics::grpc::GrpcStatus;
 use crate::telemetry::{json, stamp};
+use crate::trace::TraceId;
 
 /// Characters of the hash of a key, enough to distinguish keys in a log.
 const KEY_CHARACTERS: usize = 8;
+
+/// The outcome of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every limit allowed it.
+    Allowed,
+    /// No limit was asked.
+    Unlimited,
+    /// A limit refused it.
+    Denied,
+    /// The proxy answered it for another reason.
+    Rejected,
+}
+
+impl Outcome {
+    /// The word in the log.
+    pub fn word(self) -> &'static str {
+        match self {
+            Outcome::Allowed => "allowed",
+            Outcome::Unlimited => "unlimited",
+            Outcome::Denied => "denied",
+            Outcome::Rejected => "rejected",
+        }
+    }
+}
+
+/// The outcome of a request whose upstream's answer ended too early. It replaces the outcome of the
+/// limits.
+pub const TRUNCATED: &str = "truncated";
+
+/// An upstream's answer that ended too early.
+#[derive(Clone, Copy, Debug)]
+pub struct MissingBytes {
+    /// The length of the body that the head announced, bytes.
+    pub expected: Option<u64>,
+}
+
+/// One request, as far as it is known when its answer ends.
+#[derive(Clone, Copy, Debug)]
+pub struct AccessEntry<'a> {
+    /// When the request arrived, microseconds since the Unix epoch.
+    pub unix_us: u64,
+    /// From the head of the request to the end of the answer.
+    pub duration: Duration,
+    /// The client's address, through trusted proxies.
+    pub client: IpAddr,
+    pub method: &'a http::Method,
+    /// The path as it was sent, without the query.
+    pub path: &'a str,
+    pub status: u16,
+    /// Bytes of the answer's body.
+    pub bytes: u64,
+    /// Set if the answer ended too early.
+    pub truncated: Option<MissingBytes>,
+    pub route: Option<&'a str>,
+    pub outcome: Outcome,
+    /// The limits that denied it, each with its key if that is shown.
+    pub denied_by: &'a [(Arc<str>, Option<Shown>)],
+    /// The limits in shadow mode that would have denied it.
+    pub would_deny: &'a [Arc<str>],
+    /// Why the proxy answered itself.
+    pub reason: Option<&'static str>,
+    pub grpc_status: Option<GrpcStatus>,
+    /// The id that the client got.
+    pub request_id: Option<&'a str>,
+    pub trace_id: Option<TraceId>,
+}
+
+impl AccessEntry<'_> {
+    fn outcome_word(&self) -> &'static str {
+        match self.truncated {
+            Some(_) => TRUNCATED,
+            None => self.outcome.word(),
+        }
+    }
+}
 
 /// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login (key 3q2-7wAB)`
 pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
@@ -104,17 +183,23 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
         out.extend_from_slice(b",\"expected_bytes\":");
         json::number(out, expected);
     }
-    if !entry.denied_by.is_empty() {
-        denied_by(out, entry);
-    }
-    if !entry.would_deny.is_empty() {
-        out.extend_from_slice(b",\"would_deny\":[");
-        for (index, limit) in entry.would_deny.iter().enumerate() {
-            out.extend_from_slice(if index == 0 { b"" } else { b"," });
-            json::string(out, limit);
-        }
-        out.push(b']');
-    }
+    list(
+        out,
+        b",\"denied_by\":",
+        entry.denied_by,
+        |out, (limit, key)| {
+            member(out, b"{\"limit\":", limit);
+            if let Some(key) = key {
+                out.extend_from_slice(b",\"key\":\"");
+                write_key(out, key);
+                out.push(b'"');
+            }
+            out.push(b'}');
+        },
+    );
+    list(out, b",\"would_deny\":", entry.would_deny, |out, limit| {
+        json::string(out, limit);
+    });
     if let Some(reason) = entry.reason {
         member(out, b",\"reason\":", reason);
     }
@@ -134,26 +219,23 @@ pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     out.extend_from_slice(b"}\n");
 }
 
-fn denied_by(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
-    out.extend_from_slice(b",\"denied_by\":[");
-    for (index, (limit, key)) in entry.denied_by.iter().enumerate() {
-        out.extend_from_slice(if index == 0 {
-            b"{\"limit\":"
-        } else {
-            b",{\"limit\":"
-        });
-        json::string(out, limit);
-        if let Some(key) = key {
-            out.extend_from_slice(b",\"key\":\"");
-            write_key(out, key);
-            out.push(b'"');
-        }
-        out.push(b'}');
+/// Writes an array, unless it is empty.
+fn list<T>(out: &mut Vec<u8>, name: &[u8], items: &[T], mut write: impl FnMut(&mut Vec<u8>, &T)) {
+    if items.is_empty() {
+        return;
+    }
+    out.extend_from_slice(name);
+    let mut before = b'[';
+    for item in items {
+        out.push(before);
+        write(out, item);
+        before = b',';
     }
     out.push(b']');
 }
 
-/// The combined format. Referrer and user agent are header values of a client, so they are left out.
+/// The combined format. Referrer and user agent are header values of a client, so they are left
+/// out.
 pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
     address(out, entry.client);
     out.extend_from_slice(b" - - [");
