@@ -253,7 +253,7 @@ fn limit_headers(name: &'static str, limits: u8) -> Word {
             decision: black_box(&decision),
         };
         let unix_us = black_box(1_700_000_000_000_000);
-        let status = RateLimitStatus::of(decided, settings.reset, unix_us);
+        let status = RateLimitStatus::new(decided, settings.reset, unix_us);
         write(&mut headers, settings, &charge, &status);
     })
 }

@@ -13,7 +13,7 @@ use super::section::{NAME_FORM, Section, is_name};
 use super::settings::{COUNTS, MISSING, ON_ERROR};
 use super::values::TextForm;
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
-use crate::limit::precision::nearest_divisors;
+use crate::limit::rate::nearest_divisors;
 use crate::limit::rate::{MAX_UNITS, RateText};
 use crate::limit::{Algorithm, Exempt, Missing, OnError, Rate};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::secret::Secrets;
 use super::story::{KeyPart, LimitStory, RateStory};
 use crate::limit::key::{
-    ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, Told,
+    ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
 };
 use crate::limit::{
     Algorithm, Charge, Decision, Limit, LimitCheck, Missing, OnError, Retry, Role, Verdict, Window,
@@ -238,20 +238,20 @@ fn tier(limit: &Limit, facts: &Facts<'_>) -> Option<String> {
 
 fn key(limit: &Limit, facts: &Facts<'_>, shown: Visible<'_>) -> Vec<KeyPart> {
     let Visible { secrets, address } = shown;
-    let told = limit.key.tell(facts);
-    let parts = told.iter().map(|(part, told)| {
-        let (found, value, note) = match told {
-            Told::Value(Part::Ip, _) => (Some(&Part::Ip), Some(address.to_owned()), None),
-            Told::Value(part, value) => {
+    let parts = limit.key.part_texts(facts);
+    let parts = parts.iter().map(|(part, text)| {
+        let (found, value, note) = match text {
+            PartText::Value(Part::Ip, _) => (Some(&Part::Ip), Some(address.to_owned()), None),
+            PartText::Value(part, value) => {
                 let note = source(part, facts);
                 (Some(*part), Some(secrets.value(part, value)), note)
             }
-            Told::Several(part) => {
+            PartText::Several(part) => {
                 let note = "several different values: it could be any of them";
                 (Some(*part), None, Some(note.to_owned()))
             }
-            Told::Nothing => (None, None, Some(absence(limit.missing, address))),
-            Told::Unknown => (
+            PartText::Nothing => (None, None, Some(absence(limit.missing, address))),
+            PartText::Unknown => (
                 Some(&Part::ApiKey),
                 None,
                 Some("refused with 401".to_owned()),

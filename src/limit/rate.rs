@@ -1,11 +1,17 @@
-//! Rates as people write them: `100/min`, `30/10s`, `unlimited`.
+//! Rates as people write them (`100/min`, `30/10s`, `unlimited`), and how precisely a log counts.
 //!
-//! Text in, integers out. It must never guess: a unit that could mean two things is refused, and
-//! every refusal says what to write instead.
+//! It must never guess: it refuses a unit that could mean two things. Every refusal says what to
+//! write instead.
+//!
+//! A log of precision `q` holds at most `min(L, W / q + 2)` entries of 8 bytes for each key. It
+//! never admits more than its rate, whatever `q` is. A coarse log may count a unit up to `q` too
+//! long.
 
 mod quantity;
 
 use std::fmt;
+
+use super::{Algorithm, Rule};
 
 pub use quantity::{DurationError, SizeError, parse_duration, parse_size};
 use quantity::{is_digits, microseconds, whole};
@@ -17,7 +23,6 @@ pub const MIN_WINDOW_US: u64 = 1_000;
 /// The longest window, microseconds: 366 days.
 pub const MAX_WINDOW_US: u64 = 366 * 86_400_000_000;
 
-/// So many units in any window of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     /// Units per window; 1 to [`MAX_UNITS`].
@@ -27,33 +32,36 @@ pub struct Rate {
     pub window_us: u64,
 }
 
-/// What a `rate` says.
+/// A setting that is a rate or the word `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateText {
-    /// At most this.
     Limited(Rate),
-    /// The word `unlimited`.
     Unlimited,
 }
 
-/// Why a text is not a rate. The configuration's author is at fault.
+/// A text that is not a rate. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RateError {
-    /// Nothing stands there.
     Empty,
     /// There is no `/`, or more than one.
     NoSlash,
-    /// What stands before the `/` is not a whole number.
+    /// The text before the `/` is not a whole number.
     Count(String),
     /// The count is not between 1 and [`MAX_UNITS`].
     CountRange,
-    /// What stands after the `/` is not a length of time.
+    /// The text after the `/` is not a length of time.
     Window(DurationError),
     /// The window is not between [`MIN_WINDOW_US`] and [`MAX_WINDOW_US`].
     WindowRange,
 }
 
-/// The units that a rate is written with, longest first.
+/// Up to this many units a log remembers every admission to the microsecond: 8 KB for a key.
+const EXACT_UNITS: u64 = 1_000;
+/// A log of more units cuts its window into this many pieces: at most 8 KB for a key, and a unit
+/// counts at most a thousandth of the window too long.
+const PIECES: u64 = 1_000;
+
+/// The units that [`Rate`] is written with, longest first.
 const SHORT: [(&str, u64); 5] = [
     ("d", 86_400_000_000),
     ("h", 3_600_000_000),
@@ -74,7 +82,14 @@ impl RateText {
 }
 
 impl Rate {
-    /// Reads a rate: a count, `/`, and a window whose number may be left out when it is 1.
+    pub(super) fn of(rule: Rule) -> Rate {
+        Rate {
+            units: rule.units,
+            window_us: rule.window_us,
+        }
+    }
+
+    /// Reads a count, `/`, and a window. The window's number may be left out if it is 1.
     pub fn parse(text: &str) -> Result<Self, RateError> {
         let text = text.trim();
         if text.is_empty() {
@@ -99,6 +114,51 @@ impl Rate {
         }
         Ok(Self { units, window_us })
     }
+}
+
+impl Rule {
+    /// The rule of a rate without a configured algorithm: a log, exact up to 1,000 units.
+    pub fn by_size(rate: Rate) -> Rule {
+        // Windows are whole milliseconds, so a thousandth of one is whole microseconds.
+        let precision_us = if rate.units <= EXACT_UNITS {
+            1
+        } else {
+            rate.window_us / PIECES
+        };
+        Rule::log(rate, precision_us)
+    }
+
+    /// A log of this precision, which divides the rate's window.
+    pub const fn log(rate: Rate, precision_us: u64) -> Rule {
+        Rule {
+            algorithm: Algorithm::Log,
+            units: rate.units,
+            window_us: rate.window_us,
+            precision_us,
+        }
+    }
+}
+
+/// Finds the divisors of a window next below and next above a wanted length, microseconds. Both
+/// lengths are whole milliseconds.
+pub fn nearest_divisors(window_us: u64, wanted_us: u64) -> (u64, u64) {
+    let (window, wanted) = (window_us / 1_000, (wanted_us / 1_000).max(1));
+    let (mut below, mut above) = (1, window.max(1));
+    let mut small = 1;
+    while small * small <= window {
+        if window.is_multiple_of(small) {
+            for divisor in [small, window / small] {
+                if divisor <= wanted {
+                    below = below.max(divisor);
+                }
+                if divisor >= wanted {
+                    above = above.min(divisor);
+                }
+            }
+        }
+        small += 1;
+    }
+    (below * 1_000, above * 1_000)
 }
 
 impl fmt::Display for Rate {
@@ -253,6 +313,41 @@ mod tests {
         #[test]
         fn nothing_panics(text in "\\PC{0,20}") {
             let _ = RateText::parse(&text);
+        }
+    }
+
+    fn precision(text: &str) -> u64 {
+        Rule::by_size(Rate::parse(text).unwrap()).precision_us
+    }
+
+    #[test]
+    fn small_limits_are_exact_and_large_ones_bounded() {
+        assert_eq!(precision("1000/d"), 1);
+        assert_eq!(precision("1001/s"), 1_000);
+        assert_eq!(precision("6000/min"), 60_000);
+        assert_eq!(precision("1_000_000/h"), 3_600_000);
+        assert_eq!(precision("100_000/ms"), 1);
+    }
+
+    #[test]
+    fn divisors_beside_a_length_are_found() {
+        let near = |window_ms: u64, wanted_ms: u64| {
+            let (below, above) = nearest_divisors(window_ms * 1_000, wanted_ms * 1_000);
+            (below / 1_000, above / 1_000)
+        };
+        assert_eq!(near(60_000, 7_000), (6_000, 7_500));
+        assert_eq!(near(60_000, 90_000), (60_000, 60_000));
+        assert_eq!(near(7, 3), (1, 7));
+        assert_eq!(near(1, 5), (1, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn a_precision_divides_its_window(units in 1..=MAX_UNITS, ms in 1..=MAX_WINDOW_US / 1_000) {
+            let rule = Rule::by_size(Rate { units, window_us: ms * 1_000 });
+            prop_assert!(rule.window_us.is_multiple_of(rule.precision_us));
+            let entries = units.min(rule.window_us / rule.precision_us + 2);
+            prop_assert!(entries <= PIECES + 2);
         }
     }
 }

@@ -12,7 +12,7 @@ use super::request_id::RequestId;
 use super::shadow::ShadowChecks;
 use super::traced::{RequestEnd, Trace};
 use crate::clock;
-use crate::limit::{Decided, KeyHash, Retry, Shown};
+use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
 use crate::telemetry::access::{Buffer, Entry, MissingBytes, Outcome, TRUNCATED};
 use crate::telemetry::denials::DeniedRequest;
 use crate::telemetry::metrics::method_of;
@@ -40,7 +40,7 @@ pub struct AccessRecord {
     pub grpc: bool,
     /// The call, once a gRPC client has the head of its answer.
     pub call: Option<Box<Call>>,
-    denied_by: SmallVec<[(Arc<str>, Option<Shown>); 1]>,
+    denied_by: SmallVec<[(Arc<str>, Option<DeniedKey>); 1]>,
     /// Limits on trial, until their decisions are wanted.
     pub(super) shadow: Option<Box<ShadowChecks>>,
     /// Where it belongs, while requests are traced.
@@ -167,8 +167,8 @@ impl AccessRecord {
     pub fn note_denier(&mut self, name: &Arc<str>, tag: KeyHash, plain: Option<&Arc<str>>) {
         if self.head.is_some() {
             let key = self.show_keys.then(|| match plain {
-                Some(plain) => Shown::Plain(Arc::clone(plain)),
-                None => Shown::Hash(tag),
+                Some(plain) => DeniedKey::Plain(Arc::clone(plain)),
+                None => DeniedKey::Hash(tag),
             });
             self.denied_by.push((Arc::clone(name), key));
         }

@@ -13,7 +13,7 @@ use std::hash::BuildHasher;
 use std::net::Ipv4Addr;
 
 use super::rates::{RATES, Rates};
-use crate::limit::decide::{Count, Look};
+use crate::limit::decide::{Count, FirstPass};
 use crate::limit::rate::MAX_UNITS;
 use crate::limit::{Algorithm, Retry, Rule};
 
@@ -61,8 +61,8 @@ type Forks = Rates<Option<Count>>;
 /// What a key's counts say of one request, before they are charged.
 #[derive(Debug)]
 pub struct Looked {
-    base: Look,
-    forks: Option<Box<Rates<Option<Look>>>>,
+    base: FirstPass,
+    forks: Option<Box<Rates<Option<FirstPass>>>>,
     /// Which rates deny it, as far as this window goes.
     pub denies: Rates<bool>,
 }
@@ -197,7 +197,7 @@ impl Meter {
         let cost = ask.cost.min(room);
         stamps.base = entry
             .base
-            .settle_untold(&self.rule, cost, &looked.base, true);
+            .settle_quietly(&self.rule, cost, &looked.base, true);
         stamps
     }
 
@@ -301,10 +301,10 @@ impl Entry {
             let look = looked.forks.as_ref().and_then(|looks| looks[rate].as_ref());
             let fork = self.forks.as_mut().and_then(|forks| forks[rate].as_mut());
             if let (Some(look), Some(fork)) = (look, fork) {
-                stamps[rate] = Some(fork.settle_untold(&rule, ask.cost, look, allowed[rate]));
+                stamps[rate] = Some(fork.settle_quietly(&rule, ask.cost, look, allowed[rate]));
             } else if !allowed[rate] && ask.cost > 0 {
                 let mut fork = self.base.clone();
-                fork.settle_untold(&rule, ask.cost, &looked.base, false);
+                fork.settle_quietly(&rule, ask.cost, &looked.base, false);
                 self.forks.get_or_insert_default()[rate] = Some(fork);
             }
         }

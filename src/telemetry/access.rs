@@ -21,7 +21,7 @@ use super::trials::Trials;
 use super::{FileId, lines};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
-use crate::limit::Shown;
+use crate::limit::DeniedKey;
 use crate::trace::TraceId;
 use formats::{combined, json_line, text};
 
@@ -90,7 +90,7 @@ pub struct Entry<'a> {
     /// What became of it.
     pub outcome: Outcome,
     /// The limits that denied it, each with its key where that is shown.
-    pub denied_by: &'a [(Arc<str>, Option<Shown>)],
+    pub denied_by: &'a [(Arc<str>, Option<DeniedKey>)],
     /// The limits on trial that would have denied it.
     pub would_deny: &'a [Arc<str>],
     /// Why the proxy answered itself.

@@ -1,17 +1,19 @@
-//! JSON Web Tokens (RFC 7519) in their compact form, verified with the keys that the file names.
+//! JSON Web Tokens (RFC 7519) in their compact form, verified with the configured keys.
 //!
-//! Whatever is wrong with a token makes it none: there is one answer, so nobody learns why. A key
-//! is used only with the algorithms of its own kind, so that a public key is never taken for a
-//! shared secret, and `none` is no algorithm at all. Time is an argument.
+//! A wrong token counts as no token. All errors have one answer, so that a client learns nothing
+//! from it. A key works only with the algorithms of its own kind, so that a public key is never
+//! used as a shared secret. `none` is not an algorithm. Time is an argument.
 
 mod keys;
+
+use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 
+use super::Facts;
 use super::value::{Carried, bearer};
-use super::{Claims, Facts};
 
 pub use keys::{JwksError, JwtKey};
 
@@ -21,34 +23,25 @@ const MAX_TOKEN: usize = 16 << 10;
 /// How a token may be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JwtAlgorithm {
-    /// HMAC with SHA-256.
     Hs256,
-    /// HMAC with SHA-384.
     Hs384,
-    /// HMAC with SHA-512.
     Hs512,
-    /// RSA, PKCS #1 v1.5, with SHA-256.
+    /// RS*: RSA, PKCS #1 v1.5.
     Rs256,
-    /// RSA, PKCS #1 v1.5, with SHA-384.
     Rs384,
-    /// RSA, PKCS #1 v1.5, with SHA-512.
     Rs512,
-    /// RSA-PSS with SHA-256.
+    /// PS*: RSA-PSS.
     Ps256,
-    /// RSA-PSS with SHA-384.
     Ps384,
-    /// RSA-PSS with SHA-512.
     Ps512,
-    /// ECDSA on P-256 with SHA-256.
     Es256,
-    /// ECDSA on P-384 with SHA-384.
     Es384,
-    /// Ed25519.
+    /// Ed25519 only.
     EdDsa,
 }
 
 impl JwtAlgorithm {
-    /// All of them, as headers name them.
+    /// All algorithms by their names in a token's header.
     pub const ALL: [(&'static str, JwtAlgorithm); 12] = [
         ("HS256", Self::Hs256),
         ("HS384", Self::Hs384),
@@ -69,39 +62,68 @@ impl JwtAlgorithm {
         found.map(|(_, algorithm)| *algorithm)
     }
 
-    /// Whether whoever can verify can also sign.
+    /// Whether a key that verifies can also sign.
     pub fn is_symmetric(self) -> bool {
         matches!(self, Self::Hs256 | Self::Hs384 | Self::Hs512)
     }
 }
 
-/// `[auth.jwt]`: which tokens are believed.
+/// `[auth.jwt]`: which tokens are accepted.
 #[derive(Clone, Debug)]
 pub struct JwtRules {
-    /// Whose signatures; at least one.
+    /// At least one.
     pub keys: Vec<JwtKey>,
-    /// Made how; at least one.
+    /// At least one.
     pub algorithms: Vec<JwtAlgorithm>,
-    /// Who may have issued them; empty for anybody who can sign.
+    /// Accepted values of `iss`; empty accepts all.
     pub issuers: Vec<String>,
-    /// Whom they must be meant for, one of these; empty for anybody.
+    /// Accepted values of `aud`; empty accepts all.
     pub audiences: Vec<String>,
-    /// By how much clocks may differ, seconds.
+    /// The accepted difference between clocks, seconds.
     pub leeway_s: u64,
 }
 
-/// What a token says, and how long that holds.
+/// A token whose signature, times, issuer and audience are right.
 #[derive(Debug)]
 pub struct Verified {
-    /// What it says.
     pub claims: Claims,
-    /// Unix time from which on it has expired, leeway included, seconds.
+    /// The Unix time at which it expires, leeway included, seconds.
     pub until_s: u64,
 }
 
+/// The claims of a verified token.
+#[derive(Debug)]
+pub struct Claims {
+    all: Map<String, Value>,
+}
+
+impl Claims {
+    /// The text of a claim: a string as it is, a number or a boolean as JSON writes it. Dots lead
+    /// into objects, unless the claim's own name has them (`https://example.com/plan`).
+    pub fn text(&self, name: &str) -> Option<Cow<'_, str>> {
+        match find_claim(&self.all, name)? {
+            Value::String(text) => Some(Cow::Borrowed(text)),
+            Value::Number(number) => Some(Cow::Owned(number.to_string())),
+            Value::Bool(truth) => Some(Cow::Borrowed(if *truth { "true" } else { "false" })),
+            Value::Null | Value::Array(_) | Value::Object(_) => None,
+        }
+    }
+}
+
+/// Tries the whole name first, then each shorter beginning that names an object.
+fn find_claim<'c>(object: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
+    if let Some(value) = object.get(name) {
+        return Some(value);
+    }
+    name.match_indices('.').find_map(|(dot, _)| {
+        let inner = object.get(&name[..dot])?.as_object()?;
+        find_claim(inner, &name[dot + 1..])
+    })
+}
+
 impl Facts<'_> {
-    /// What `read` makes of the bearer token that the request carries; nothing if it carries none,
-    /// or several that differ.
+    /// Calls `read` with the request's bearer token. `None` if it carries no token, or several that
+    /// differ.
     pub fn with_bearer<T>(&self, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         match bearer(self.headers) {
             Carried::One(token) => read(token.as_bytes()),
@@ -111,9 +133,7 @@ impl Facts<'_> {
 }
 
 impl JwtRules {
-    /// What a token says, if it is to be believed at this Unix time in seconds.
-    ///
-    /// The signature comes last: it alone costs something.
+    /// Verifies a token at this Unix time in seconds. The expensive signature comes last.
     pub fn verify(&self, token: &[u8], now_s: u64) -> Option<Verified> {
         let token = std::str::from_utf8(token).ok()?;
         if token.len() > MAX_TOKEN {
@@ -124,7 +144,7 @@ impl JwtRules {
             .split_once('.')
             .filter(|(_, body)| !body.contains('.'))?;
         let head = object(head)?;
-        // What it names as critical must be understood, and we know no extensions.
+        // The token requires an extension (RFC 7515, section 4.1.11). We know none.
         if head.contains_key("crit") {
             return None;
         }
@@ -146,13 +166,13 @@ impl JwtRules {
         let signed = signed.as_bytes();
         keys.any(|key| key.has_signed(algorithm, signed, &signature))
             .then(|| Verified {
-                claims: Claims::new(claims),
+                claims: Claims { all: claims },
                 until_s,
             })
     }
 
-    /// When it expires, if it is valid now. Without an `exp` it does not (RFC 7519, section 4.1.4:
-    /// the claim is optional).
+    /// When a token expires, if it is valid now. A token without `exp` never expires (RFC 7519,
+    /// section 4.1.4: the claim is optional).
     fn until(&self, claims: &Map<String, Value>, now_s: u64) -> Option<u64> {
         let until_s = match claims.get("exp") {
             Some(end) => seconds(end)?.saturating_add(self.leeway_s),
@@ -169,7 +189,7 @@ impl JwtRules {
         Some(until_s)
     }
 
-    /// Whether it comes from and is for those whom the rules name.
+    /// Whether the issuer and the audience are accepted.
     fn is_meant(&self, claims: &Map<String, Value>) -> bool {
         let is_one_of = |allowed: &[String], value: &Value| {
             value
@@ -189,12 +209,12 @@ impl JwtRules {
     }
 }
 
-/// A part of a token that is an object.
+/// Decodes a part of a token that is a JSON object.
 fn object(part: &str) -> Option<Map<String, Value>> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).ok()?).ok()
 }
 
-/// A NumericDate: seconds, whole or not. Anything else is wrong, never as good as absent.
+/// Reads a NumericDate: seconds, whole or not. Any other value makes the token invalid.
 fn seconds(value: &Value) -> Option<u64> {
     let seconds = value.as_f64().filter(|seconds| *seconds >= 0.0)?;
     Some(seconds as u64)
@@ -340,6 +360,35 @@ mod tests {
         #[test]
         fn nothing_panics(text in "[A-Za-z0-9_.-]{0,80}", any in "\\PC{0,40}") {
             prop_assert!(!is_believed(&rules(), &text) && !is_believed(&rules(), &any));
+        }
+    }
+
+    #[test]
+    fn claims_are_found_by_name_and_by_path() {
+        let text = r#"{"sub": "jo", "n": 7, "half": 0.5, "yes": true, "no": null, "list": ["a"],
+            "org": {"id": 9, "plan": {"name": "pro"}, "plan.name": "own"},
+            "https://example.com/plan": "gold", "a.b": {"c": "d"}}"#;
+        let claims = Claims {
+            all: serde_json::from_str(text).unwrap(),
+        };
+        for (name, expected) in [
+            ("sub", Some("jo")),
+            ("n", Some("7")),
+            ("half", Some("0.5")),
+            ("yes", Some("true")),
+            ("no", None),
+            ("list", None),
+            ("org", None),
+            ("org.id", Some("9")),
+            ("org.plan.name", Some("own")),
+            ("org.plan", None),
+            ("https://example.com/plan", Some("gold")),
+            ("a.b.c", Some("d")),
+            ("sub.x", None),
+            (".", None),
+            ("", None),
+        ] {
+            assert_eq!(claims.text(name).as_deref(), expected, "{name}");
         }
     }
 }

@@ -3,20 +3,16 @@
 use std::fmt;
 use std::time::Duration;
 
-/// Why a text is not a length of time. The configuration's author is at fault.
+/// A text that is not a length of time. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DurationError {
-    /// Nothing stands there.
     Empty,
-    /// There is a number but no unit.
     NoUnit,
-    /// There is a unit but no number (allowed after the `/` of a rate only).
+    /// Only a rate may leave the number out, after its `/`.
     NoNumber,
-    /// The number is not a whole number that fits.
+    /// The number is not whole, or too large.
     Number(String),
-    /// No such unit.
     Unit {
-        /// What was written.
         unit: String,
         /// The known unit that looks most like it.
         nearest: Option<&'static str>,
@@ -25,23 +21,20 @@ pub enum DurationError {
     Ambiguous,
 }
 
-/// Why a text is not a size. The configuration's author is at fault.
+/// A text that is not a size. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SizeError {
-    /// Nothing stands there.
     Empty,
     /// The number is missing, not whole, or too large for 64 bits of bytes.
     Number(String),
-    /// No such unit.
     Unit {
-        /// What was written.
         unit: String,
         /// The known unit that looks most like it.
         nearest: Option<&'static str>,
     },
 }
 
-/// Units of time by every name they may have, microseconds.
+/// All names of units of time, microseconds.
 pub(super) const UNITS: [(&str, u64); 22] = [
     ("ms", 1_000),
     ("msec", 1_000),
@@ -84,85 +77,64 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     microseconds(text, None).map(Duration::from_micros)
 }
 
-/// Reads bytes: `1024`, `64KiB`, `10MB`. `K`, `M` and `G` alone are refused: they mean 1000 to
-/// some and 1024 to others.
+/// Reads bytes: `1024`, `64KiB`, `10MB`. `K`, `M` and `G` alone are refused: some people mean 1000
+/// with them, others 1024.
 pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     let text = text.trim();
     if text.is_empty() {
         return Err(SizeError::Empty);
     }
-    let (number, unit) = split_number(text);
-    if !unit.is_empty() && !unit.starts_with(|first: char| first.is_alphabetic()) {
-        return Err(SizeError::Number(text.to_owned()));
-    }
-    let count = whole(number).ok_or_else(|| SizeError::Number(text.to_owned()))?;
+    let no_number = || SizeError::Number(text.to_owned());
+    let (number, unit) = split_number(text).ok_or_else(no_number)?;
+    let count = whole(number).ok_or_else(no_number)?;
     if unit.is_empty() {
         return Ok(count);
     }
-    let known = SIZES
-        .iter()
-        .find(|(name, _)| name.eq_ignore_ascii_case(unit));
-    let Some((_, bytes)) = known else {
-        let initial = |(name, _): &&(&'static str, u64)| {
-            name.len() == 3 && name[..1].eq_ignore_ascii_case(unit)
-        };
-        let nearest = match SIZES.iter().find(initial) {
-            Some((name, _)) => Some(*name),
-            None => nearest(unit, SIZES.iter().map(|(name, _)| *name)),
-        };
+    let mut sizes = SIZES.iter();
+    let Some((_, bytes)) = sizes.find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
+        let is_initial =
+            |name: &&'static str| name.len() == 3 && name[..1].eq_ignore_ascii_case(unit);
+        let names = || SIZES.iter().map(|(name, _)| *name);
         return Err(SizeError::Unit {
             unit: unit.to_owned(),
-            nearest,
+            nearest: names().find(is_initial).or_else(|| nearest(unit, names())),
         });
     };
-    count
-        .checked_mul(*bytes)
-        .ok_or_else(|| SizeError::Number(text.to_owned()))
+    count.checked_mul(*bytes).ok_or_else(no_number)
 }
 
-/// A number and a unit as microseconds; `alone` is the number where only a unit stands.
-pub(super) fn microseconds(text: &str, alone: Option<u64>) -> Result<u64, DurationError> {
+/// Reads a number and a unit as microseconds. `default` is the number where only a unit stands.
+pub(super) fn microseconds(text: &str, default: Option<u64>) -> Result<u64, DurationError> {
     let text = text.trim();
     if text.is_empty() {
         return Err(DurationError::Empty);
     }
-    let (number, unit) = split_number(text);
-    if !unit.is_empty() && !unit.starts_with(|first: char| first.is_alphabetic()) {
-        return Err(DurationError::Number(text.to_owned()));
-    }
-    let count = match (number, alone) {
-        ("", Some(count)) => count,
-        ("", None) => return Err(DurationError::NoNumber),
-        _ => whole(number).ok_or_else(|| DurationError::Number(text.to_owned()))?,
+    let no_number = || DurationError::Number(text.to_owned());
+    let (number, unit) = split_number(text).ok_or_else(no_number)?;
+    let count = match number {
+        "" => default.ok_or(DurationError::NoNumber)?,
+        number => whole(number).ok_or_else(no_number)?,
     };
-    if unit.is_empty() {
-        return Err(DurationError::NoUnit);
+    match unit {
+        "" => return Err(DurationError::NoUnit),
+        "m" => return Err(DurationError::Ambiguous),
+        _ => {}
     }
-    let us = unit_us(unit)?;
-    count
-        .checked_mul(us)
-        .ok_or_else(|| DurationError::Number(text.to_owned()))
-}
-
-fn unit_us(unit: &str) -> Result<u64, DurationError> {
-    if unit == "m" {
-        return Err(DurationError::Ambiguous);
-    }
-    match UNITS.iter().find(|(name, _)| *name == unit) {
-        Some((_, us)) => Ok(*us),
-        None => Err(DurationError::Unit {
+    let Some((_, us)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+        return Err(DurationError::Unit {
             unit: unit.to_owned(),
             nearest: nearest(unit, UNITS.iter().map(|(name, _)| *name)),
-        }),
-    }
+        });
+    };
+    count.checked_mul(*us).ok_or_else(no_number)
 }
 
-/// Splits `10s` into `10` and `s`, and `10 s` alike.
-fn split_number(text: &str) -> (&str, &str) {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit() && c != '_')
-        .unwrap_or(text.len());
-    (&text[..end], text[end..].trim_start())
+/// Splits `10s` or `10 s` into `10` and `s`. `None` if something else than a unit follows.
+fn split_number(text: &str) -> Option<(&str, &str)> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '_');
+    let (number, rest) = text.split_at(end.unwrap_or(text.len()));
+    let unit = rest.trim_start();
+    (unit.is_empty() || unit.starts_with(char::is_alphabetic)).then_some((number, unit))
 }
 
 /// A whole number, with `_` between digits as in TOML.
@@ -182,15 +154,15 @@ pub(super) fn is_digits(text: &str) -> bool {
         .all(|run| !run.is_empty() && run.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// The candidate that looks most like `word`, if one does.
+/// The candidate that looks most like `word`, if one is close enough.
 fn nearest(word: &str, candidates: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     let lower = word.to_ascii_lowercase();
     let distance = |name: &str| strsim::osa_distance(&lower, &name.to_ascii_lowercase());
     let (name, distance) = candidates
         .map(|name| (name, distance(name)))
-        // Of two that are equally near, the one of which letters were left out: `mn` is `min`.
+        // Of two equally near names, prefer the one that only lost letters: `mn` is `min`.
         .min_by_key(|&(name, distance)| (distance, !leaves_out(&lower, name)))?;
-    // One slip, or one for every three letters; farther away a suggestion would only mislead.
+    // At most one slip for every three letters: a wilder suggestion misleads.
     (distance <= (lower.len() / 3).max(1) && distance < lower.len()).then_some(name)
 }
 
@@ -200,35 +172,27 @@ fn leaves_out(word: &str, name: &str) -> bool {
     word.chars().all(|c| letters.any(|letter| letter == c))
 }
 
+/// The end of a message about an unknown unit: the nearest unit, or all units.
+fn unit_hint(nearest: Option<&str>, known: &str) -> String {
+    match nearest {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None => format!("there are `{known}`"),
+    }
+}
+
 impl fmt::Display for DurationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Empty => f.write_str("a length of time is missing; write for example `10s`"),
             Self::NoUnit => f.write_str("the unit is missing: one of `ms s min h d`"),
             Self::NoNumber => f.write_str("the number is missing; write for example `10s`"),
-            Self::Number(text) => {
-                write!(
-                    f,
-                    "`{text}` is not a whole number and a unit, such as `10s`"
-                )
-            }
-            Self::Unit {
-                unit,
-                nearest: Some(nearest),
-            } => {
-                write!(
-                    f,
-                    "`{unit}` is not a unit of time; did you mean `{nearest}`?"
-                )
-            }
-            Self::Unit {
-                unit,
-                nearest: None,
-            } => {
-                write!(
-                    f,
-                    "`{unit}` is not a unit of time; there are `ms s min h d`"
-                )
+            Self::Number(text) => write!(
+                f,
+                "`{text}` is not a whole number and a unit, such as `10s`"
+            ),
+            Self::Unit { unit, nearest } => {
+                let hint = unit_hint(*nearest, "ms s min h d");
+                write!(f, "`{unit}` is not a unit of time; {hint}")
             }
             Self::Ambiguous => f.write_str("`m` may be minutes or milliseconds: `min` or `ms`?"),
         }
@@ -242,23 +206,9 @@ impl fmt::Display for SizeError {
         match self {
             Self::Empty => f.write_str("a size is missing; write for example `64KiB`"),
             Self::Number(text) => write!(f, "`{text}` is not a whole number of bytes that fits"),
-            Self::Unit {
-                unit,
-                nearest: Some(nearest),
-            } => {
-                write!(
-                    f,
-                    "`{unit}` is not a unit of size; did you mean `{nearest}`?"
-                )
-            }
-            Self::Unit {
-                unit,
-                nearest: None,
-            } => {
-                write!(
-                    f,
-                    "`{unit}` is not a unit of size; there are `B KiB MiB GiB KB MB GB`"
-                )
+            Self::Unit { unit, nearest } => {
+                let hint = unit_hint(*nearest, "B KiB MiB GiB KB MB GB");
+                write!(f, "`{unit}` is not a unit of size; {hint}")
             }
         }
     }

@@ -16,7 +16,7 @@ use super::SHARD_KEYS;
 use super::bounds::Bounds;
 use super::rows::{PIECE, Rows};
 use super::shares::{LimitNumber, WindowNumber};
-use crate::limit::decide::{Count, Look};
+use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 
 /// Keys that each charge looks at in each of its shards, to drop the expired.
@@ -72,7 +72,7 @@ pub(super) struct Asked<'i> {
     pub(super) cost: u64,
     /// Where its entry is, if it has one.
     place: Option<usize>,
-    pub(super) look: Look,
+    pub(super) look: FirstPass,
     /// Units that may count at most, where that is less than the rule says.
     most: Option<u64>,
 }

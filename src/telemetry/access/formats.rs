@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::IpAddr;
 
 use super::Entry;
-use crate::limit::Shown;
+use crate::limit::DeniedKey;
 use crate::telemetry::{json, stamp};
 
 /// As many characters of a key's hash as tell keys apart in a log.
@@ -50,10 +50,10 @@ pub(super) fn text(out: &mut Vec<u8>, entry: &Entry<'_>) {
 }
 
 /// A key. One that is spelled out has nothing in it that could end a word.
-fn shown(out: &mut Vec<u8>, key: &Shown) {
+fn shown(out: &mut Vec<u8>, key: &DeniedKey) {
     match key {
-        Shown::Hash(tag) => out.extend_from_slice(&tag.text()[..KEY_CHARACTERS]),
-        Shown::Plain(text) => out.extend_from_slice(text.as_bytes()),
+        DeniedKey::Hash(tag) => out.extend_from_slice(&tag.text()[..KEY_CHARACTERS]),
+        DeniedKey::Plain(text) => out.extend_from_slice(text.as_bytes()),
     }
 }
 

@@ -17,7 +17,7 @@ fn with_entry(write: impl FnOnce(&Entry<'_>)) {
         truncated: None,
         route: Some("login"),
         outcome: Outcome::Denied,
-        denied_by: &[("per_ip".into(), Some(Shown::Hash(KeyHash([0xfb; 16]))))],
+        denied_by: &[("per_ip".into(), Some(DeniedKey::Hash(KeyHash([0xfb; 16]))))],
         would_deny: &["search".into()],
         reason: None,
         grpc_status: None,

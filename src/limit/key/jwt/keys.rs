@@ -4,8 +4,8 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
-use ring::{error::Unspecified, hmac};
 use serde_json::{Map, Value};
 
 use super::JwtAlgorithm;
@@ -15,11 +15,10 @@ const MAX_KEYS: usize = 64;
 /// Bytes of an RSA modulus: 2048 to 8192 bits.
 const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
-/// One key.
 #[derive(Clone)]
 pub struct JwtKey {
     id: Option<String>,
-    /// The only algorithm it is meant for, where its set says so.
+    /// The only algorithm that the key set allows for this key.
     algorithm: Option<JwtAlgorithm>,
     material: Material,
 }
@@ -27,10 +26,38 @@ pub struct JwtKey {
 #[derive(Clone)]
 enum Material {
     Secret(Vec<u8>),
-    Rsa { n: Vec<u8>, e: Vec<u8> },
-    P256(Vec<u8>),
-    P384(Vec<u8>),
-    Ed25519(Vec<u8>),
+    Rsa {
+        n: Vec<u8>,
+        e: Vec<u8>,
+    },
+    /// A public point of the curve that this algorithm signs with.
+    Point(JwtAlgorithm, Vec<u8>),
+}
+
+/// How `ring` verifies signatures of one algorithm.
+enum Verification {
+    Hmac(hmac::Algorithm),
+    Rsa(&'static RsaParameters),
+    Curve(&'static dyn signature::VerificationAlgorithm),
+}
+
+impl JwtAlgorithm {
+    fn verification(self) -> Verification {
+        match self {
+            Self::Hs256 => Verification::Hmac(hmac::HMAC_SHA256),
+            Self::Hs384 => Verification::Hmac(hmac::HMAC_SHA384),
+            Self::Hs512 => Verification::Hmac(hmac::HMAC_SHA512),
+            Self::Rs256 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA256),
+            Self::Rs384 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA384),
+            Self::Rs512 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA512),
+            Self::Ps256 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA256),
+            Self::Ps384 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA384),
+            Self::Ps512 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA512),
+            Self::Es256 => Verification::Curve(&signature::ECDSA_P256_SHA256_FIXED),
+            Self::Es384 => Verification::Curve(&signature::ECDSA_P384_SHA384_FIXED),
+            Self::EdDsa => Verification::Curve(&signature::ED25519),
+        }
+    }
 }
 
 impl fmt::Debug for JwtKey {
@@ -39,14 +66,14 @@ impl fmt::Debug for JwtKey {
     }
 }
 
-/// Why a text is not a set of keys. The configuration's author is at fault.
+/// A text that is not a set of keys. The configuration's author is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JwksError {
     /// Not JSON, or without `keys`.
     NotASet,
-    /// More than we would try.
+    /// More than [`MAX_KEYS`].
     TooMany,
-    /// The key at this place, from 1, lacks something or is too weak.
+    /// The key with this number, from 1, lacks something or is too weak.
     Key(usize, &'static str),
     /// No key in it can verify anything.
     Empty,
@@ -68,7 +95,7 @@ impl fmt::Display for JwksError {
 impl std::error::Error for JwksError {}
 
 impl JwtKey {
-    /// A secret that issuer and verifier share.
+    /// A secret that the issuer shares with the verifier.
     pub fn secret(bytes: &[u8]) -> JwtKey {
         JwtKey {
             id: None,
@@ -77,8 +104,8 @@ impl JwtKey {
         }
     }
 
-    /// The keys of a set that verify signatures. Kinds that we do not know are left out, as the
-    /// standard wants it; one that is broken is an error.
+    /// Reads the keys of a set that verify signatures. Unknown kinds are left out, as the standard
+    /// demands; a broken key is an error.
     pub fn set(text: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
         let set: Map<String, Value> =
             serde_json::from_slice(text).map_err(|_| JwksError::NotASet)?;
@@ -91,7 +118,7 @@ impl JwtKey {
         for (index, key) in all.iter().enumerate() {
             let wrong = |why| JwksError::Key(index + 1, why);
             let key = key.as_object().ok_or(wrong("not an object"))?;
-            keys.extend(read(key).map_err(wrong)?);
+            keys.extend(read_key(key).map_err(wrong)?);
         }
         if keys.is_empty() {
             return Err(JwksError::Empty);
@@ -99,7 +126,7 @@ impl JwtKey {
         Ok(keys)
     }
 
-    /// Whether a token that names its key so may mean this one.
+    /// Whether a token with this `kid` may be signed by this key.
     pub(super) fn may_have_id(&self, wanted: Option<&str>) -> bool {
         match (&self.id, wanted) {
             (Some(own), Some(wanted)) => own == wanted,
@@ -107,7 +134,7 @@ impl JwtKey {
         }
     }
 
-    /// Whether the signature is this key's, made in a way that fits it.
+    /// Whether this key made the signature, by an algorithm of its kind.
     pub(super) fn has_signed(
         &self,
         algorithm: JwtAlgorithm,
@@ -117,59 +144,24 @@ impl JwtKey {
         if self.algorithm.is_some_and(|only| only != algorithm) {
             return false;
         }
-        let verified = match (&self.material, algorithm) {
-            (Material::Secret(secret), algorithm) => {
-                let Some(hash) = hmac_of(algorithm) else {
-                    return false;
-                };
+        let verified = match (&self.material, algorithm.verification()) {
+            (Material::Secret(secret), Verification::Hmac(hash)) => {
                 hmac::verify(&hmac::Key::new(hash, secret), message, signature)
             }
-            (Material::Rsa { n, e }, algorithm) => {
-                let Some(parameters) = rsa_of(algorithm) else {
-                    return false;
-                };
+            (Material::Rsa { n, e }, Verification::Rsa(parameters)) => {
                 RsaPublicKeyComponents { n, e }.verify(parameters, message, signature)
             }
-            (Material::P256(point), JwtAlgorithm::Es256) => {
-                let kind = &signature::ECDSA_P256_SHA256_FIXED;
-                UnparsedPublicKey::new(kind, point).verify(message, signature)
+            (Material::Point(own, point), Verification::Curve(curve)) if *own == algorithm => {
+                UnparsedPublicKey::new(curve, point).verify(message, signature)
             }
-            (Material::P384(point), JwtAlgorithm::Es384) => {
-                let kind = &signature::ECDSA_P384_SHA384_FIXED;
-                UnparsedPublicKey::new(kind, point).verify(message, signature)
-            }
-            (Material::Ed25519(point), JwtAlgorithm::EdDsa) => {
-                UnparsedPublicKey::new(&signature::ED25519, point).verify(message, signature)
-            }
-            _ => Err(Unspecified),
+            _ => return false,
         };
         verified.is_ok()
     }
 }
 
-fn hmac_of(algorithm: JwtAlgorithm) -> Option<hmac::Algorithm> {
-    match algorithm {
-        JwtAlgorithm::Hs256 => Some(hmac::HMAC_SHA256),
-        JwtAlgorithm::Hs384 => Some(hmac::HMAC_SHA384),
-        JwtAlgorithm::Hs512 => Some(hmac::HMAC_SHA512),
-        _ => None,
-    }
-}
-
-fn rsa_of(algorithm: JwtAlgorithm) -> Option<&'static RsaParameters> {
-    match algorithm {
-        JwtAlgorithm::Rs256 => Some(&signature::RSA_PKCS1_2048_8192_SHA256),
-        JwtAlgorithm::Rs384 => Some(&signature::RSA_PKCS1_2048_8192_SHA384),
-        JwtAlgorithm::Rs512 => Some(&signature::RSA_PKCS1_2048_8192_SHA512),
-        JwtAlgorithm::Ps256 => Some(&signature::RSA_PSS_2048_8192_SHA256),
-        JwtAlgorithm::Ps384 => Some(&signature::RSA_PSS_2048_8192_SHA384),
-        JwtAlgorithm::Ps512 => Some(&signature::RSA_PSS_2048_8192_SHA512),
-        _ => None,
-    }
-}
-
-/// One member of a set; `None` for a key that is not for us.
-fn read(key: &Map<String, Value>) -> Result<Option<JwtKey>, &'static str> {
+/// Reads one key of a set. `None` if the key is for another purpose, or of an unknown kind.
+fn read_key(key: &Map<String, Value>) -> Result<Option<JwtKey>, &'static str> {
     let text = |name: &str| key.get(name).and_then(Value::as_str);
     let bytes = |name: &'static str, missing: &'static str| {
         let value = text(name).ok_or(missing)?;
@@ -190,33 +182,30 @@ fn read(key: &Map<String, Value>) -> Result<Option<JwtKey>, &'static str> {
             Material::Rsa { n, e }
         }
         ("EC", Some(curve @ ("P-256" | "P-384"))) => {
-            let length = if curve == "P-256" { 32 } else { 48 };
-            let (x, y) = (
-                bytes("x", "no `x` in base64url")?,
-                bytes("y", "no `y` in base64url")?,
-            );
+            let (algorithm, length) = match curve {
+                "P-256" => (JwtAlgorithm::Es256, 32),
+                _ => (JwtAlgorithm::Es384, 48),
+            };
+            let x = bytes("x", "no `x` in base64url")?;
+            let y = bytes("y", "no `y` in base64url")?;
             if x.len() != length || y.len() != length {
                 return Err("`x` and `y` are not of the curve's length");
             }
             // Uncompressed (SEC 1, section 2.3.3).
-            let point = [&[4], &x[..], &y[..]].concat();
-            match length {
-                32 => Material::P256(point),
-                _ => Material::P384(point),
-            }
+            Material::Point(algorithm, [&[4], &x[..], &y[..]].concat())
         }
         ("OKP", Some("Ed25519")) => {
             let point = bytes("x", "no `x` in base64url")?;
             if point.len() != 32 {
                 return Err("`x` is not of the curve's length");
             }
-            Material::Ed25519(point)
+            Material::Point(JwtAlgorithm::EdDsa, point)
         }
         ("oct", _) => return Err("a secret among public keys; use `secret_file`"),
         _ => return Ok(None),
     };
     let algorithm = match text("alg").map(JwtAlgorithm::named) {
-        // Another algorithm than ours: the key is for that one only.
+        // The key is only for an algorithm that we do not know.
         Some(None) => return Ok(None),
         Some(named) => named,
         None => None,

@@ -1,16 +1,117 @@
-//! Identities that no request carries: named by an operator, and hashed as a request's would be.
+//! Keys as text: written out for logs and for `explain`, and named by operators without a request.
+//!
+//! The texts are in the clear. The caller decides how much of them to show.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::Method;
 
+use super::key_hash::Identity;
 use super::value::{Carried, Value, method, named_value};
-use super::{Facts, HashSecret, Identity, KeyHash, Part};
+use super::{Alternatives, Facts, HashSecret, Key, KeyHash, Part};
+use crate::limit::Missing;
 
-/// A value for one part of a key, in the spelling in which it is hashed.
+/// A longer spelled key stays a hash, bytes.
+const MAX_SPELLED: usize = 512;
+
+/// The value of a request for one part of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PartText<'k> {
+    /// The request carries this alternative, with this value.
+    Value(&'k Part, String),
+    /// It carries several different values of this alternative.
+    Several(&'k Part),
+    /// It carries an unknown API key, and the configuration refuses those.
+    Unknown,
+    /// It carries none of the alternatives.
+    Nothing,
+}
+
+impl Key {
+    /// Finds the value of each part, in the file's order, as [`Key::derive`] does.
+    pub fn part_texts<'k>(&'k self, facts: &Facts<'_>) -> Vec<(&'k Alternatives, PartText<'k>)> {
+        let text = |part: &'k Alternatives| (part, part.text(facts));
+        self.parts.iter().map(text).collect()
+    }
+
+    /// Writes the key that [`Key::derive`] would hash: `PART=VALUE`, joined by `&`, with percent
+    /// signs for characters that could end a word or a line. `None` if there is no key, or if the
+    /// text is longer than 512 bytes.
+    #[cold]
+    pub fn spell(&self, facts: &Facts<'_>, missing: Missing) -> Option<String> {
+        let mut out = String::new();
+        let derived = self.each_part(facts, missing, |part, value| {
+            if !out.is_empty() {
+                out.push('&');
+            }
+            match part {
+                None => out.push_str("missing"),
+                Some(Part::Global) => out.push_str("global"),
+                Some(part) => push_part(&mut out, part, value),
+            }
+        });
+        (derived.is_ok() && out.len() <= MAX_SPELLED).then_some(out)
+    }
+}
+
+impl Part {
+    /// Does the same for a key of this one part.
+    #[cold]
+    pub fn spell(self, facts: &Facts<'_>) -> Option<String> {
+        let key = Key {
+            parts: vec![Alternatives(vec![self])],
+        };
+        key.spell(facts, Missing::Skip)
+    }
+}
+
+impl Alternatives {
+    fn text<'k>(&'k self, facts: &Facts<'_>) -> PartText<'k> {
+        let taken = self.take(facts);
+        match (taken.part, taken.carried) {
+            (Some(part @ Part::Ip), Carried::One(_)) => PartText::Value(part, facts.ip.to_string()),
+            (Some(part), Carried::One(value)) => {
+                let text = String::from_utf8_lossy(value.as_bytes()).into_owned();
+                PartText::Value(part, text)
+            }
+            (Some(part), Carried::Several) => PartText::Several(part),
+            (_, Carried::Unknown) => PartText::Unknown,
+            _ => PartText::Nothing,
+        }
+    }
+}
+
+fn push_part(out: &mut String, part: &Part, value: &[u8]) {
+    push_escaped(out, part.to_string().as_bytes());
+    out.push('=');
+    match (part, address(value)) {
+        (Part::Ip, Some(ip)) => _ = write!(out, "{ip}"),
+        _ => push_escaped(out, value),
+    }
+}
+
+/// Reads the bytes of an address, as [`Value::ip`] makes them.
+pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
+        return Some(IpAddr::from(octets));
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from)
+}
+
+fn push_escaped(out: &mut String, bytes: &[u8]) {
+    for &byte in bytes.iter().take(MAX_SPELLED + 1) {
+        if byte.is_ascii_alphanumeric() || b"-._~:@!$*,;=+".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // Writing into a String cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+}
+
+/// A value for one part of a key that an operator names, in the spelling that is hashed. `None`
+/// stands for a missing part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given(Option<(Part, Vec<u8>)>);
 
@@ -20,7 +121,7 @@ impl Given {
         Given(Some((Part::Ip, Value::ip(ip).as_bytes().to_vec())))
     }
 
-    /// A value as a request carries it; a path or a host in its one spelling.
+    /// A value as a request carries it. A path or a host must be in its canonical spelling.
     pub fn text(part: Part, text: &str) -> Given {
         let text = text.trim_ascii();
         let value = match &part {
@@ -39,53 +140,48 @@ impl Given {
         Given(Some((part, value)))
     }
 
-    /// What requests without that part share where the limit says `missing = "shared"`.
+    /// The value of all requests without that part where the limit has `missing = "shared"`.
     pub fn missing() -> Given {
         Given(None)
     }
 
-    /// Which part it is of, if it is of any.
     pub fn part(&self) -> Option<&Part> {
         self.0.as_ref().map(|(part, _)| part)
     }
 
-    /// Whether no request can carry it: an empty value is none.
+    /// Whether no request can carry it, since an empty value counts as none.
     pub fn is_empty(&self) -> bool {
         matches!(&self.0, Some((part, value)) if value.is_empty() && *part != Part::Global)
     }
 
-    /// The tag of a request that has these, in the order of its key's parts.
+    /// The hash of a request with these values, in the order of its key's parts.
     pub fn tag(given: &[Given], hash_key: &HashSecret) -> KeyHash {
         let mut identity = Identity::new(hash_key);
         for one in given {
             match &one.0 {
-                Some((part, value)) => identity.add(part, value),
-                None => identity.add_missing(),
+                Some((part, value)) => identity.add(Some(part), value),
+                None => identity.add(None, b""),
             }
         }
-        identity.tag()
+        identity.hash()
     }
 }
 
 impl Facts<'_> {
-    /// Whoever has this address, whatever limits count by.
+    /// The hash of the client's address.
     pub fn ip_tag(&self, hash_key: &HashSecret) -> KeyHash {
-        let mut identity = Identity::new(hash_key);
-        identity.add(&Part::Ip, Value::ip(self.ip).as_bytes());
-        identity.tag()
+        Part::Ip.hash_value(Value::ip(self.ip).as_bytes(), hash_key)
     }
 
-    /// Tells `see` the tag of each API key that the request carries, known or not; false if a
-    /// place carries several that differ.
+    /// Calls `see` with the hash of each API key that the request carries, known or not. Returns
+    /// false if one source carries several different keys.
     pub fn each_api_key(&self, hash_key: &HashSecret, mut see: impl FnMut(KeyHash)) -> bool {
         for source in &self.api_key.from.0 {
             match source.find(self) {
                 Carried::Nothing | Carried::Unknown => {}
                 Carried::Several => return false,
                 Carried::One(value) => {
-                    let mut identity = Identity::new(hash_key);
-                    identity.add(&Part::ApiKey, value.as_bytes());
-                    see(identity.tag());
+                    see(Part::ApiKey.hash_value(value.as_bytes(), hash_key));
                 }
             }
         }
@@ -93,17 +189,17 @@ impl Facts<'_> {
     }
 }
 
-impl fmt::Debug for HashSecret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("HashSecret(secret)")
+impl Part {
+    fn hash_value(&self, value: &[u8], hash_key: &HashSecret) -> KeyHash {
+        let mut identity = Identity::new(hash_key);
+        identity.add(Some(self), value);
+        identity.hash()
     }
 }
 
-impl KeyHash {
-    /// Reads its text back.
-    pub fn parse(text: &str) -> Option<KeyHash> {
-        let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-        Some(KeyHash(bytes.try_into().ok()?))
+impl fmt::Debug for HashSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HashSecret(secret)")
     }
 }
 
