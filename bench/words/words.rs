@@ -17,7 +17,7 @@ use tidegate::path::{CanonicalPath, Case};
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
 use tidegate::proxy::problem::{Detail, Problem, QUOTA_EXCEEDED, render};
 use tidegate::route::{
-    Ask, CostSource, HostPattern, PathPattern, Route, RouteTable, StatusSet, Target, host_of,
+    CostSource, HostPattern, PathPattern, Route, RouteQuery, RouteTable, StatusSet, Target, host_of,
 };
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
@@ -150,7 +150,7 @@ fn route(name: &'static str, count: usize) -> Word {
     let headers = head();
     word(name, move || {
         let path = CanonicalPath::parse("/api/v1/things7/17").unwrap();
-        let ask = Ask {
+        let ask = RouteQuery {
             host: "shop.example",
             path: &path,
             method: &Method::GET,

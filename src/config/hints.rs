@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Method};
 use super::compile::Compiled;
 use super::diagnostic::{Code, Diagnostic};
 use crate::limit::key::Part;
-use crate::route::{Ask, HostPattern, Route, ValueMatch};
+use crate::route::{HostPattern, Route, RouteQuery, ValueMatch};
 
 /// Words in the paths of routes that people guess secrets on.
 const SECRET_WORDS: [&str; 17] = [
@@ -92,7 +92,7 @@ fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c 
     }
     let routes = &compiled.config.routes;
     let path = routes.read_path(&sample).ok()?;
-    let found = routes.find(&Ask {
+    let found = routes.find(&RouteQuery {
         host: &host,
         path: &path,
         method: route.methods.first().unwrap_or(&Method::GET),

@@ -6,7 +6,7 @@ use super::story::{NearRoute, RouteStory};
 use crate::config::{Bypass, Config};
 use crate::proxy::dry_run::RequestView;
 use crate::proxy::headers::check_framing;
-use crate::route::{Ask, Miss, Near, Precedence, Route, Target, ValueMatch};
+use crate::route::{Miss, Near, Precedence, Route, RouteQuery, Target, ValueMatch};
 
 /// The route that was found.
 pub(super) fn tell(config: &Config, view: &RequestView<'_, '_, '_>) -> RouteStory {
@@ -38,7 +38,7 @@ pub(super) fn near(config: &Config, request: &Request<()>, most: usize) -> Vec<N
     ) else {
         return Vec::new();
     };
-    let ask = Ask {
+    let ask = RouteQuery {
         host: &host,
         path: &path,
         method: request.method(),
@@ -53,7 +53,7 @@ pub(super) fn near(config: &Config, request: &Request<()>, most: usize) -> Vec<N
     told.collect()
 }
 
-fn why(near: &Near<'_>, ask: &Ask<'_>, found: Option<&Route>) -> String {
+fn why(near: &Near<'_>, ask: &RouteQuery<'_>, found: Option<&Route>) -> String {
     let reasons = near
         .misses
         .iter()
@@ -62,7 +62,7 @@ fn why(near: &Near<'_>, ask: &Ask<'_>, found: Option<&Route>) -> String {
     reasons.join("; ")
 }
 
-fn reason(miss: &Miss<'_>, route: &Route, ask: &Ask<'_>, found: Option<&Route>) -> String {
+fn reason(miss: &Miss<'_>, route: &Route, ask: &RouteQuery<'_>, found: Option<&Route>) -> String {
     match miss {
         Miss::Host => match ask.host {
             "" => format!("it is for host {}", route.host),
@@ -94,7 +94,7 @@ fn reason(miss: &Miss<'_>, route: &Route, ask: &Ask<'_>, found: Option<&Route>) 
     }
 }
 
-fn path_reason(at: usize, route: &Route, ask: &Ask<'_>) -> String {
+fn path_reason(at: usize, route: &Route, ask: &RouteQuery<'_>) -> String {
     let given: Vec<&str> = ask
         .path
         .in_case(route.case)

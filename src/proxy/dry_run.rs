@@ -22,7 +22,7 @@ use super::stages::Stages;
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::{Charge, Decision, KeyHash, Retry};
-use crate::route::{Found, Target, is_preflight};
+use crate::route::{RouteMatch, Target, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
 
@@ -42,7 +42,7 @@ pub(crate) struct DryRun {
 
 /// A request whose route is known.
 pub(crate) struct RequestView<'s, 't, 'p> {
-    pub(crate) found: &'s Found<'t, 'p>,
+    pub(crate) found: &'s RouteMatch<'t, 'p>,
     pub(crate) facts: &'s Facts<'s>,
     /// Its client's address, not grouped.
     pub(crate) client: IpAddr,

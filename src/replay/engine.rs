@@ -27,7 +27,7 @@ use super::ways::{Sent, Ways};
 use crate::config::Config;
 use crate::limit::key::{Derived, Facts, KeyStanding};
 use crate::limit::{Algorithm, Window};
-use crate::route::{Ask as RouteAsk, Found};
+use crate::route::{RouteMatch, RouteQuery};
 
 mod lane;
 mod reading;
@@ -241,7 +241,7 @@ impl Engine {
             });
         }
         let parsed = parse(&sent, &reading.routes)?;
-        let ask = RouteAsk {
+        let ask = RouteQuery {
             host: &parsed.host,
             path: &parsed.path,
             method: &parsed.method,
@@ -301,7 +301,7 @@ impl Counting<'_> {
     fn ask(
         &mut self,
         entry: &Entry<'_>,
-        found: &Found<'_, '_>,
+        found: &RouteMatch<'_, '_>,
         facts: &Facts<'_>,
         (client, cost): (IpAddr, u64),
     ) -> Result<(), Outside> {
@@ -394,7 +394,12 @@ impl Counting<'_> {
     }
 
     /// All or nothing, at each rate by itself.
-    fn decide(&mut self, items: &Items, entry: &Entry<'_>, found: &Found<'_, '_>) -> Rates<bool> {
+    fn decide(
+        &mut self,
+        items: &Items,
+        entry: &Entry<'_>,
+        found: &RouteMatch<'_, '_>,
+    ) -> Rates<bool> {
         let refund = &found.route.refund;
         let refunds = !refund.is_empty()
             && StatusCode::from_u16(entry.status).is_ok_and(|status| refund.contains(status));

@@ -12,7 +12,7 @@ use http::Method;
 use smallvec::SmallVec;
 
 use crate::path::CanonicalPath;
-use crate::route::{Found, RouteTable};
+use crate::route::{RouteMatch, RouteTable};
 
 /// Targets that are remembered, at most; a power of two.
 const PLACES: usize = 4096;
@@ -110,7 +110,7 @@ impl Ways {
         hash: u64,
         sent: &Sent<'_>,
         routes: &'w RouteTable,
-    ) -> Option<(&'w Parsed<'static>, Found<'w, 'w>)> {
+    ) -> Option<(&'w Parsed<'static>, RouteMatch<'w, 'w>)> {
         let way = self.places[place(hash)].way.as_deref()?;
         if way.path != sent.path || way.method != sent.method || way.host != sent.host {
             return None;
@@ -119,11 +119,17 @@ impl Ways {
         let path = way.parsed.path.in_case(route.case).as_str();
         let values = way.values.iter().map(|value| &path[value.clone()]);
         let params = route.path.params().zip(values).collect();
-        Some((&way.parsed, Found { route, params }))
+        Some((&way.parsed, RouteMatch { route, params }))
     }
 
     /// Remembers it, if it has come before.
-    pub fn keep(&mut self, hash: u64, sent: &Sent<'_>, parsed: &Parsed<'_>, found: &Found<'_, '_>) {
+    pub fn keep(
+        &mut self,
+        hash: u64,
+        sent: &Sent<'_>,
+        parsed: &Parsed<'_>,
+        found: &RouteMatch<'_, '_>,
+    ) {
         let place = &mut self.places[place(hash)];
         if place.last != hash || sent.path.len() > LONGEST || sent.host.len() > LONGEST {
             place.last = hash;

@@ -134,7 +134,11 @@ impl Bundle {
 
     /// Gives everyone who asked their decision; `seen` is shown each one first. How many were
     /// granted what they no longer want.
-    pub fn answer(self, outcome: &mut Outcome, mut seen: impl FnMut(&Charge, &Decision)) -> u16 {
+    pub fn answer(
+        self,
+        outcome: &mut Outcome,
+        mut seen: impl FnMut(&Charge, &Decision),
+    ) -> u16 {
         let (mut unwanted, alone) = (0, self.more.is_empty());
         for (index, waiting) in (0..).zip(std::iter::once(self.first).chain(self.more)) {
             let decision = match alone {

@@ -113,7 +113,12 @@ impl Journal {
 
     /// Takes out up to `keys` of those that are `due`. What has left its window by `now_us` is not
     /// owed.
-    pub fn take(&self, keys: usize, now_us: u64, due: impl Fn(&LimitCheck) -> bool) -> Debts<'_> {
+    pub fn take(
+        &self,
+        keys: usize,
+        now_us: u64,
+        due: impl Fn(&LimitCheck) -> bool,
+    ) -> Debts<'_> {
         Debts {
             owed: self.books().take_out(keys, now_us, due),
             journal: self,

@@ -7,16 +7,16 @@ use super::super::diagnostic::{Code, Diagnostic};
 use super::super::reader::At;
 use super::super::section::Section;
 use super::super::values::{TextForm, header_name};
-use crate::route::{Action, Direction, HeaderChange, Text};
+use crate::route::{Action, Direction, HeaderChange, HeaderText};
 
 /// Changes of one kind of head, at most.
 const MAX_CHANGES: usize = 64;
 
 /// A value with its variables.
-fn text(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -> Option<Text> {
+fn text(section: &Section<'_>, key: &str, value: &Spanned<DeValue<'_>>) -> Option<HeaderText> {
     let text = section.filled(value)?;
     let kind = TextForm::new(Code::BadTemplate, "a header's value");
-    let text = section.understood(key, text, kind, Text::parse)?;
+    let text = section.understood(key, text, kind, HeaderText::parse)?;
     Some(text.value)
 }
 

@@ -4,14 +4,15 @@ use super::super::diagnostic::{Code, Diagnostic, Span};
 use super::super::names::Names;
 use super::super::route::RawRoute;
 use crate::route::template::Template;
-use crate::route::{Action, Target, Text};
+use crate::route::{Action, HeaderText, Target};
 
 /// Reports what does not.
 pub(super) fn check(names: &Names<'_>, raw: &RawRoute) {
     check_prefix(names, raw);
     let passing = &raw.passing;
     for change in passing.headers_up.iter().chain(&passing.headers_down) {
-        if let Action::Set(Text::Made(text)) | Action::Add(Text::Made(text)) = &change.value.action
+        if let Action::Set(HeaderText::Made(text)) | Action::Add(HeaderText::Made(text)) =
+            &change.value.action
         {
             check_variables(names, raw, text, &change.span);
         }

@@ -15,7 +15,7 @@ use super::super::plain::Plain;
 use super::super::rates::{RATES, Rates};
 use super::super::ways::Sent;
 use super::reading::{Reading, parse};
-use super::{Engine, Plan, RouteAsk, Seen, Spaces, Timeline};
+use super::{Engine, Plan, RouteQuery, Seen, Spaces, Timeline};
 use crate::limit::{Algorithm, Window};
 use crate::route::Route;
 
@@ -213,7 +213,7 @@ impl Engine {
         };
         let parsed = parse(&sent, &reading.routes).ok()?;
         self.headers.clear();
-        let found = reading.routes.find(&RouteAsk {
+        let found = reading.routes.find(&RouteQuery {
             host: &parsed.host,
             path: &parsed.path,
             method: &parsed.method,

@@ -13,7 +13,7 @@ use crate::limit::key::jwt::JwtRules;
 use crate::limit::key::{ApiKeys, Claims, Facts};
 use crate::limit::tier::Tiers;
 use crate::path::{CanonicalPath, Case};
-use crate::route::{Found, RouteTable, host_of, is_preflight};
+use crate::route::{RouteMatch, RouteTable, host_of, is_preflight};
 
 /// The parts of a configuration that read a request.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ impl Reading {
     pub(super) fn facts<'r>(
         &'r self,
         parsed: &'r Parsed<'_>,
-        found: &'r Found<'_, '_>,
+        found: &'r RouteMatch<'_, '_>,
         (query, headers): (Option<&'r str>, &'r HeaderMap),
     ) -> Facts<'r> {
         Facts {
@@ -87,7 +87,7 @@ impl Reading {
     pub(super) fn ask(
         &self,
         entry: &Entry<'_>,
-        found: &Found<'_, '_>,
+        found: &RouteMatch<'_, '_>,
         (mut facts, now_us): (Facts<'_>, u64),
         count: impl FnOnce(&Facts<'_>, (IpAddr, u64)) -> Result<(), Outside>,
     ) -> Result<(), Outside> {

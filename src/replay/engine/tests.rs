@@ -128,7 +128,7 @@ impl Model {
         let (_, path, query) = split(&entry.target);
         let path = CanonicalPath::parse(path).unwrap();
         let client = self.config.client_ip.find(entry.peer, &headers);
-        let ask = RouteAsk {
+        let ask = RouteQuery {
             host: "",
             path: &path,
             method: &Method::GET,

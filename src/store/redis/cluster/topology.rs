@@ -79,7 +79,10 @@ pub(super) async fn open(shared: Arc<Shared>, address: RedisAddress) -> Result<L
 }
 
 /// A connection to the node that holds a slot; `None` where the store is no cluster.
-pub(crate) async fn reach(redis: &Shared, slot: u16) -> Result<Option<Link>, StoreError> {
+pub(crate) async fn reach(
+    redis: &Shared,
+    slot: u16,
+) -> Result<Option<Link>, StoreError> {
     let seeds = redis.access.seeds();
     if seeds.is_empty() {
         return Ok(None);

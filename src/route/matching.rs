@@ -1,19 +1,46 @@
-//! How well a route takes a request that came to it by host and path: by method and headers.
+//! How well a route matches a request by method and headers, after host and path have matched.
 
 use std::cmp::Reverse;
 use std::fmt;
 
-use http::{HeaderMap, Method};
+use http::{HeaderMap, HeaderName, Method};
 
-use super::{HeaderMatch, Route, ValueMatch};
+use super::Route;
+use super::regex::{MARK, Regex, RegexFault};
 use crate::path::Case;
 
-/// Why a text is not a method that a route can have. The configuration's author is at fault.
+/// A header that a request must carry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HeaderMatch {
+    pub name: HeaderName,
+    pub value: ValueMatch,
+}
+
+/// What a header's trimmed value must be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ValueMatch {
+    Any,
+    /// The expression is found in it.
+    Regex(Regex),
+    Exactly(String),
+}
+
+impl ValueMatch {
+    /// Reads a value as the configuration writes it: `regex:..` is an expression.
+    pub fn parse(text: String) -> Result<ValueMatch, RegexFault> {
+        match text.strip_prefix(MARK) {
+            Some(expression) => Regex::parse(expression).map(ValueMatch::Regex),
+            None => Ok(ValueMatch::Exactly(text)),
+        }
+    }
+}
+
+/// A text that is not a method of a route. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MethodError {
     /// It is empty or has characters that no method has.
     Token,
-    /// It is not in upper case; this is.
+    /// It is not in upper case. Holds the upper-case form.
     Case(String),
 }
 
@@ -21,10 +48,9 @@ pub enum MethodError {
 pub fn method_of(text: &str) -> Result<Method, MethodError> {
     let method = Method::from_bytes(text.as_bytes()).map_err(|_| MethodError::Token)?;
     let upper = text.to_ascii_uppercase();
-    if upper == text {
-        Ok(method)
-    } else {
-        Err(MethodError::Case(upper))
+    match upper == text {
+        true => Ok(method),
+        false => Err(MethodError::Case(upper)),
     }
 }
 
@@ -40,10 +66,11 @@ impl fmt::Display for MethodError {
 impl std::error::Error for MethodError {}
 
 impl Route {
-    /// How well it takes a method: 0 by name, 1 `HEAD` by `GET`'s name, 2 because it names none.
+    /// How well the route matches a method: 0 by name, 1 `HEAD` by the name of `GET`, 2 since the
+    /// route names no methods.
     ///
-    /// Names are compared without case, since there are upstreams that do; `get` must not escape
-    /// what limits `GET`.
+    /// Names are compared without case, as some upstreams do: `get` must not escape a limit of
+    /// `GET`.
     pub(super) fn method_rank(&self, method: &Method) -> Option<u8> {
         let named = |name: &str| {
             self.methods
@@ -59,44 +86,37 @@ impl Route {
     }
 
     /// Smaller for more specific headers: more of them, then more exact ones (a value before an
-    /// expression before any value). What is equally
-    /// specific and yet different is ordered by its text, so that the file's order never matters.
+    /// expression before any value). Equally specific headers are ordered by their text, so that
+    /// the file's order never matters.
     pub(super) fn header_rank(&self) -> impl Ord + use<> {
         let set = header_set(&self.headers);
         let exact: usize = set.iter().map(|(_, kind, _)| usize::from(*kind)).sum();
-        let text: Vec<_> = set
+        let owned = set
             .iter()
-            .map(|(name, kind, value)| ((*name).to_owned(), *kind, (*value).to_owned()))
-            .collect();
-        (Reverse((set.len(), exact)), text)
+            .map(|(name, kind, value)| ((*name).to_owned(), *kind, (*value).to_owned()));
+        (Reverse((set.len(), exact)), owned.collect::<Vec<_>>())
     }
 
-    /// Whether a request has every header that it asks for.
     pub(super) fn takes_headers(&self, headers: &HeaderMap) -> bool {
         self.headers.iter().all(|wanted| wanted.is_in(headers))
     }
 
-    /// Whether a route stands in the way of this one that has the same host, and the same path but
-    /// for letter case.
+    /// Whether two routes match the same requests equally well. They have the same host, and the
+    /// same path but for letter case.
     pub(super) fn rivals(&self, other: &Route) -> bool {
         let methods_meet = match (self.methods.is_empty(), other.methods.is_empty()) {
             (true, true) => true,
-            (false, false) => {
-                let same = |method: &Method| other.methods.contains(method);
-                self.methods.iter().any(same)
-            }
+            (false, false) => self.methods.iter().any(|one| other.methods.contains(one)),
             _ => false,
         };
-        let case_meets = [self, other]
-            .iter()
-            .any(|one| one.case == Case::Insensitive);
-        let paths_meet = case_meets || self.path.has_literals_of(&other.path);
+        let ignores_case = [self.case, other.case].contains(&Case::Insensitive);
+        let paths_meet = ignores_case || self.path.has_literals_of(&other.path);
         methods_meet && paths_meet && header_set(&self.headers) == header_set(&other.headers)
     }
 }
 
 impl HeaderMatch {
-    /// Whether a request has it: any value, or one copy with exactly this value.
+    /// Whether a request carries the header. One matching copy is enough.
     pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
         let mut values = headers.get_all(&self.name).iter();
         match &self.value {
@@ -111,7 +131,7 @@ impl HeaderMatch {
     }
 }
 
-/// Header matches without order and repetition: the name, how exact the value is, the value.
+/// Header matches without order and repetition: the name, the exactness of the value, the value.
 fn header_set(headers: &[HeaderMatch]) -> Vec<(&str, u8, &str)> {
     let mut set: Vec<_> = headers
         .iter()
