@@ -17,7 +17,7 @@ use super::run::say;
 use super::{DID_NOT_WORK, WRONG_USE};
 use crate::clock;
 use crate::config::ClientTls;
-use crate::tls::Tls;
+use crate::tls::TlsClient;
 
 /// How long one answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -61,7 +61,7 @@ struct Answer {
 struct Target {
     host: String,
     port: u16,
-    tls: Option<Tls>,
+    tls: Option<TlsClient>,
     request: Request<()>,
 }
 
@@ -125,7 +125,7 @@ fn target(args: &TryArgs) -> Result<Target, String> {
         }
     };
     let authority = url.authority().ok_or("the host is missing")?;
-    let tls = secure.then(|| Tls::new(&ClientTls::default(), &[b"http/1.1"]));
+    let tls = secure.then(|| TlsClient::new(&ClientTls::default(), &[b"http/1.1"]));
     let tls = tls.transpose().map_err(|trouble| trouble.to_string())?;
     let path = url.path_and_query().map_or("/", |path| path.as_str());
     let mut request = Request::builder()

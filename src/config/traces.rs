@@ -11,7 +11,7 @@ use super::reader::At;
 use super::section::Section;
 use super::values::{TextForm, some_time};
 use super::{Hidden, address};
-use crate::trace::{Continue, Rules};
+use crate::trace::{Continue, SamplingRules};
 
 /// Header lines of a file, at most.
 const MAX_HEADERS: usize = 32;
@@ -26,7 +26,7 @@ pub struct TracingSettings {
     /// How they are sent there.
     pub protocol: OtlpProtocol,
     /// Which are recorded.
-    pub rules: Rules,
+    pub rules: SamplingRules,
     /// What this proxy is called there.
     pub service: String,
     /// What every export carries: names and values, which may be secrets.
@@ -149,13 +149,13 @@ pub(super) fn read(mut section: Section<'_>) -> Option<TracingSettings> {
     })
 }
 
-fn rules(section: &mut Section<'_>) -> Rules {
+fn rules(section: &mut Section<'_>) -> SamplingRules {
     let whose = [
         ("trusted", Continue::Trusted),
         ("all", Continue::All),
         ("never", Continue::Never),
     ];
-    Rules {
+    SamplingRules {
         sample: section.share("sample", 0.01),
         continues: section.word("continue", &whose).unwrap_or_default(),
         obeys: section.boolean("parent_sampled", true),

@@ -20,7 +20,7 @@ use tokio::task::JoinSet;
 
 use super::messages;
 use crate::config::{OtlpProtocol, TracingSettings};
-use crate::tls::{Tls, TlsTrouble};
+use crate::tls::{TlsClient, TlsTrouble};
 
 /// Bytes of an answer that are read at most.
 const MOST_ANSWER: usize = 64 << 10;
@@ -40,7 +40,7 @@ const PASSING_CODES: [u16; 7] = [1, 4, 8, 10, 11, 14, 15];
 /// See the file's head.
 pub(super) struct Collector {
     pub(super) settings: Arc<TracingSettings>,
-    tls: Option<Result<Tls, TlsTrouble>>,
+    tls: Option<Result<TlsClient, TlsTrouble>>,
     link: Option<Link>,
 }
 
@@ -104,7 +104,7 @@ impl Collector {
             OtlpProtocol::Grpc => b"h2",
         };
         let secure = settings.endpoint.secure;
-        let tls = secure.then(|| Tls::new(&settings.tls, &[protocol]));
+        let tls = secure.then(|| TlsClient::new(&settings.tls, &[protocol]));
         Collector {
             settings,
             tls,

@@ -196,7 +196,7 @@ fn span(span: &spans::Span) -> Span {
     }
 }
 
-fn link(to: &crate::trace::Context) -> Link {
+fn link(to: &crate::trace::TraceContext) -> Link {
     Link {
         trace: to.trace.0.to_vec(),
         span: to.span.0.to_vec(),

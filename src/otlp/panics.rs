@@ -11,7 +11,7 @@ use super::Exports;
 use crate::config::TracingSettings;
 use crate::failpoint::control::arm_for;
 use crate::telemetry::spans::{Fates, Kind, Queue, Room, Span};
-use crate::trace::{Context, SpanId, TraceId};
+use crate::trace::{SpanId, TraceContext, TraceId};
 use crate::{clock, config};
 
 /// The name of a span or a service that cannot be exported.
@@ -64,7 +64,7 @@ fn settings(collector: SocketAddr, service: &str) -> Arc<TracingSettings> {
 
 fn push(queue: &Queue, names: &[&str]) {
     let span = |name: &&str| Span {
-        own: Context {
+        own: TraceContext {
             trace: TraceId::made(),
             span: SpanId::made(),
             sampled: true,

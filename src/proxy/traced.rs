@@ -22,7 +22,7 @@ use crate::route::Route;
 use crate::telemetry::denials::short;
 use crate::telemetry::metrics::{GrpcStatus, METHODS};
 use crate::telemetry::spans::{Kind, Queue, Room, Span, Value};
-use crate::trace::{Begun, Rules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
+use crate::trace::{Begun, SamplingRules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
 use crate::upstream::{AttemptLog, RecordedAttempt};
 
 /// As many characters of a key's hash as the log has.
@@ -31,7 +31,7 @@ const KEY_CHARACTERS: usize = 8;
 /// What one worker traces by.
 #[derive(Debug)]
 pub(super) struct Tracer {
-    rules: Rules,
+    rules: SamplingRules,
     room: Room,
     queue: Arc<Queue>,
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 
 use super::drain::Drain;
-use crate::client::proxy_header::{Parsed, parse};
+use crate::client::proxy_header::{ProxyHeader, parse};
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;
 use crate::wire::Stream;
@@ -75,20 +75,20 @@ async fn read_header(
         }
         bytes.extend_from_slice(&look[..seen]);
         match parse(&bytes) {
-            Parsed::Header(length, ip) => {
+            ProxyHeader::Header(length, ip) => {
                 stream.read_exact(&mut look[..length - known]).await.ok()?;
                 let ahead = Vec::new();
                 return Some(Began { ip, ahead });
             }
-            Parsed::Part => {
+            ProxyHeader::Part => {
                 stream.read_exact(&mut look[..seen]).await.ok()?;
             }
-            Parsed::Other if mode == ProxyProtocol::Optional => {
+            ProxyHeader::Other if mode == ProxyProtocol::Optional => {
                 bytes.truncate(known);
                 let (ip, ahead) = (None, bytes);
                 return Some(Began { ip, ahead });
             }
-            Parsed::Other | Parsed::Broken => return None,
+            ProxyHeader::Other | ProxyHeader::Broken => return None,
         }
     }
 }

@@ -11,17 +11,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::trace::{Context, SpanId};
+use crate::trace::{SpanId, TraceContext};
 
 /// One part of what was done about a request.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// Itself.
-    pub own: Context,
+    pub own: TraceContext,
     /// What it is a part of.
     pub parent: Option<SpanId>,
     /// What else it has to do with.
-    pub link: Option<Context>,
+    pub link: Option<TraceContext>,
     /// Whose view it is.
     pub kind: Kind,
     /// What is done.
@@ -206,7 +206,7 @@ mod tests {
 
     fn spans(count: usize) -> Vec<Span> {
         let span = Span {
-            own: Context {
+            own: TraceContext {
                 trace: TraceId::made(),
                 span: SpanId::made(),
                 sampled: true,

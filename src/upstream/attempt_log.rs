@@ -7,12 +7,12 @@ use std::time::Instant;
 
 use crate::clock;
 use crate::config::ServerAddress;
-use crate::trace::{Context, SpanId};
+use crate::trace::{SpanId, TraceContext};
 
 /// See the file's head.
 #[derive(Debug)]
 pub struct AttemptLog {
-    parent: Context,
+    parent: TraceContext,
     list: Mutex<Vec<RecordedAttempt>>,
 }
 
@@ -37,7 +37,7 @@ pub struct RecordedAttempt {
 
 impl AttemptLog {
     /// Attempts for what is done as `parent`.
-    pub fn new(parent: Context) -> Arc<AttemptLog> {
+    pub fn new(parent: TraceContext) -> Arc<AttemptLog> {
         Arc::new(AttemptLog {
             parent,
             list: Mutex::default(),
@@ -51,7 +51,7 @@ impl AttemptLog {
 
     /// One begins, unless it is still the one that has begun: an idle connection that turns out to
     /// be closed is no attempt. Returns what it is called.
-    pub(super) fn begin(&self, server: &ServerAddress) -> Context {
+    pub(super) fn begin(&self, server: &ServerAddress) -> TraceContext {
         let mut list = self.list();
         if let Some(last) = list.last().filter(|last| last.ended.is_none()) {
             return self.parent.with(last.span);

@@ -17,9 +17,9 @@ pub(super) struct Tls(Result<Offers, TlsTrouble>);
 #[derive(Debug)]
 struct Offers {
     /// The server may choose HTTP/2.
-    either: tls::Tls,
+    either: tls::TlsClient,
     /// It may not: for tunnels, or because the file says so.
-    http1: tls::Tls,
+    http1: tls::TlsClient,
 }
 
 impl Tls {
@@ -33,7 +33,7 @@ impl Tls {
             true => &[HTTP2, HTTP1],
             false => &[HTTP1],
         };
-        let offers = tls::Tls::new(&settings.tls, either).map(|either| Offers {
+        let offers = tls::TlsClient::new(&settings.tls, either).map(|either| Offers {
             http1: either.offering(&[HTTP1]),
             either,
         });

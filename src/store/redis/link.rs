@@ -20,7 +20,7 @@ use super::sentinel::{Moves, Sentinels};
 use super::tls;
 use crate::config::{RedisAddress, RedisSettings, RedisTopology};
 use crate::store::{ServerTrouble, StoreError};
-use crate::tls::Tls;
+use crate::tls::TlsClient;
 use crate::wire::Stream;
 
 /// How long a connection and its probe may take while nobody waits for it.
@@ -30,7 +30,7 @@ pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 pub(super) struct Access {
     topology: Topology,
     login: RedisConnectionInfo,
-    tls: Option<Tls>,
+    tls: Option<TlsClient>,
 }
 
 /// Where the servers are.
@@ -83,7 +83,7 @@ impl Access {
         Link::open(address, &self.login, self.tls()).await
     }
 
-    pub(super) fn tls(&self) -> Option<&Tls> {
+    pub(super) fn tls(&self) -> Option<&TlsClient> {
         self.tls.as_ref()
     }
 
@@ -136,7 +136,7 @@ impl Link {
     pub(super) async fn open(
         address: &RedisAddress,
         login: &RedisConnectionInfo,
-        tls: Option<&Tls>,
+        tls: Option<&TlsClient>,
     ) -> Result<Link, StoreError> {
         match (address, tls) {
             (RedisAddress::Unix(path), _) => {

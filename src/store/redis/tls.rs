@@ -9,16 +9,20 @@ use tokio_rustls::TlsStream;
 
 use crate::config::ClientTls;
 use crate::store::StoreError;
-use crate::tls::{Tls, TlsTrouble};
+use crate::tls::{TlsClient, TlsTrouble};
 use crate::wire::Stream;
 
 /// What makes connections; one for all workers, so that sessions are resumed.
-pub(super) fn new(settings: &ClientTls) -> Result<Tls, StoreError> {
-    Tls::new(settings, &[]).map_err(StoreError::Tls)
+pub(super) fn new(settings: &ClientTls) -> Result<TlsClient, StoreError> {
+    TlsClient::new(settings, &[]).map_err(StoreError::Tls)
 }
 
 /// Shakes hands with the server at `host`.
-pub(super) async fn over(tls: &Tls, stream: Stream, host: &str) -> Result<Stream, StoreError> {
+pub(super) async fn over(
+    tls: &TlsClient,
+    stream: Stream,
+    host: &str,
+) -> Result<Stream, StoreError> {
     let secure = tls.over(stream, host).await.map_err(|error| {
         tracing::debug!(%error, host, "redis: no TLS");
         TlsTrouble::within(&error).map_or(StoreError::Lost, StoreError::Tls)
