@@ -28,7 +28,7 @@ pub use parse::{KeyError, MAX_CHOICES};
 pub(crate) use text::address;
 pub use text::{Given, PartText};
 pub use value::Credential;
-use value::{Carried, Value};
+use value::{Carried, PartValue};
 
 /// The secret that identities are hashed with, shared by all proxies of one store.
 #[derive(Clone, PartialEq, Eq)]
@@ -193,7 +193,7 @@ impl Key {
                 Carried::Several => return Err(Derived::Ambiguous),
                 Carried::Unknown => return Err(Derived::Unknown),
                 Carried::Nothing => match missing {
-                    Missing::Ip => add(Some(&Part::Ip), Value::ip(facts.ip).as_bytes()),
+                    Missing::Ip => add(Some(&Part::Ip), PartValue::ip(facts.ip).as_bytes()),
                     Missing::Shared => add(None, b""),
                     Missing::Deny => return Err(Derived::Denied),
                     Missing::Skip => return Err(Derived::Skip),

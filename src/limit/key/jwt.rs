@@ -4,21 +4,24 @@
 //! from it. A key works only with the algorithms of its own kind, so that a public key is never
 //! used as a shared secret. `none` is not an algorithm. Time is an argument.
 
-mod keys;
-
 use std::borrow::Cow;
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Map, Value};
 
 use super::Facts;
 use super::value::{Carried, bearer};
 
-pub use keys::{JwksError, JwtKey};
-
 /// Bytes of a token, at most.
 const MAX_TOKEN: usize = 16 << 10;
+/// Keys of one set, at most: a token may have to be tried with each.
+const MAX_KEYS: usize = 64;
+/// Bytes of an RSA modulus: 2048 to 8192 bits.
+const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
 /// How a token may be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,175 +223,205 @@ fn seconds(value: &Value) -> Option<u64> {
     Some(seconds as u64)
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use ring::hmac;
+/// A key that verifies tokens: a shared secret, or a member of a JSON Web Key Set (RFC 7517).
+#[derive(Clone)]
+pub struct JwtKey {
+    id: Option<String>,
+    /// The only algorithm that the key set allows for this key.
+    algorithm: Option<JwtAlgorithm>,
+    material: Material,
+}
 
-    use super::*;
+#[derive(Clone)]
+enum Material {
+    Secret(Vec<u8>),
+    Rsa {
+        n: Vec<u8>,
+        e: Vec<u8>,
+    },
+    /// A public point of the curve that this algorithm signs with.
+    Point(JwtAlgorithm, Vec<u8>),
+}
 
-    const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
-    const NOW: u64 = 1_700_000_000;
+/// How `ring` verifies signatures of one algorithm.
+enum Verification {
+    Hmac(hmac::Algorithm),
+    Rsa(&'static RsaParameters),
+    Curve(&'static dyn signature::VerificationAlgorithm),
+}
 
-    fn rules() -> JwtRules {
-        JwtRules {
-            keys: vec![JwtKey::secret(SECRET)],
-            algorithms: vec![JwtAlgorithm::Hs256],
-            issuers: Vec::new(),
-            audiences: Vec::new(),
-            leeway_s: 30,
-        }
-    }
-
-    fn token_of(head: &str, body: &str) -> String {
-        let signed = format!(
-            "{}.{}",
-            URL_SAFE_NO_PAD.encode(head),
-            URL_SAFE_NO_PAD.encode(body)
-        );
-        let key = hmac::Key::new(hmac::HMAC_SHA256, SECRET);
-        let signature = hmac::sign(&key, signed.as_bytes());
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
-    }
-
-    fn token(body: &str) -> String {
-        token_of(r#"{"alg":"HS256","typ":"JWT"}"#, body)
-    }
-
-    fn is_believed(rules: &JwtRules, token: &str) -> bool {
-        rules.verify(token.as_bytes(), NOW).is_some()
-    }
-
-    #[test]
-    fn a_token_is_believed_until_it_expires() {
-        let token = token(&format!(r#"{{"sub":"jo","exp":{NOW}}}"#));
-        let at = |now_s| rules().verify(token.as_bytes(), now_s);
-        let verified = at(NOW).unwrap();
-        assert_eq!(verified.claims.text("sub").as_deref(), Some("jo"));
-        assert_eq!(verified.until_s, NOW + 30);
-        assert!(at(NOW + 29).is_some() && at(NOW + 30).is_none());
-    }
-
-    #[test]
-    fn times_that_are_no_numbers_are_wrong() {
-        let body = |claims: &str| token(&format!("{{{claims}}}"));
-        for (claims, believed) in [
-            ("\"exp\":9999999999", true),
-            ("\"exp\":9999999999.5", true),
-            ("\"sub\":\"jo\"", true),
-            ("\"exp\":\"9999999999\"", false),
-            ("\"exp\":null", false),
-            ("\"exp\":-1", false),
-            ("\"exp\":9999999999,\"nbf\":1700000030", true),
-            ("\"exp\":9999999999,\"nbf\":1700000031", false),
-            ("\"exp\":9999999999,\"nbf\":\"0\"", false),
-        ] {
-            assert_eq!(is_believed(&rules(), &body(claims)), believed, "{claims}");
-        }
-    }
-
-    #[test]
-    fn issuer_and_audience_must_be_among_those_named() {
-        let rules = JwtRules {
-            issuers: vec!["us".into()],
-            audiences: vec!["api".into(), "web".into()],
-            ..rules()
-        };
-        for (claims, believed) in [
-            (r#""iss":"us","aud":"api""#, true),
-            (r#""iss":"us","aud":["other","web"]"#, true),
-            (r#""iss":"us","aud":[]"#, false),
-            (r#""iss":"us""#, false),
-            (r#""iss":"them","aud":"api""#, false),
-            (r#""iss":["us"],"aud":"api""#, false),
-            (r#""aud":"api""#, false),
-        ] {
-            let token = token(&format!(r#"{{"exp":9999999999,{claims}}}"#));
-            assert_eq!(is_believed(&rules, &token), believed, "{claims}");
-        }
-    }
-
-    #[test]
-    fn only_the_named_algorithms_count() {
-        let body = r#"{"exp":9999999999}"#;
-        for (head, believed) in [
-            (r#"{"alg":"HS256"}"#, true),
-            (r#"{"alg":"none"}"#, false),
-            (r#"{"alg":"None"}"#, false),
-            (r#"{"alg":"hs256"}"#, false),
-            (r#"{"alg":"HS512"}"#, false),
-            (r#"{"alg":["HS256"]}"#, false),
-            (r#"{}"#, false),
-            (r#"{"alg":"HS256","crit":["b64"],"b64":false}"#, false),
-            (r#"{"alg":"HS256","kid":"any"}"#, true),
-            (r#"{"alg":"HS256","kid":7}"#, false),
-        ] {
-            assert_eq!(
-                is_believed(&rules(), &token_of(head, body)),
-                believed,
-                "{head}"
-            );
-        }
-        let unsigned = token_of(r#"{"alg":"none"}"#, body);
-        let unsigned = format!("{}.", unsigned.rsplit_once('.').unwrap().0);
-        assert!(!is_believed(&rules(), &unsigned));
-    }
-
-    #[test]
-    fn a_public_key_is_no_secret() {
-        // The classic: the public key's text as the secret of an HMAC.
-        let jwks = r#"{"keys":[{"kty":"OKP","crv":"Ed25519",
-            "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
-        let rules = JwtRules {
-            keys: JwtKey::set(jwks.as_bytes()).unwrap(),
-            algorithms: JwtAlgorithm::ALL.map(|(_, algorithm)| algorithm).to_vec(),
-            ..rules()
-        };
-        assert!(!is_believed(&rules, &token(r#"{"exp":9999999999}"#)));
-    }
-
-    proptest! {
-        #[test]
-        fn any_change_makes_it_wrong(at in 0_usize..1000, byte in "[A-Za-z0-9_.-]") {
-            let good = token(r#"{"sub":"jo","exp":9999999999}"#);
-            let mut bad = good.clone();
-            let at = at % good.len();
-            bad.replace_range(at..=at, &byte);
-            prop_assert_eq!(is_believed(&rules(), &bad), bad == good, "{}", bad);
-        }
-
-        #[test]
-        fn nothing_panics(text in "[A-Za-z0-9_.-]{0,80}", any in "\\PC{0,40}") {
-            prop_assert!(!is_believed(&rules(), &text) && !is_believed(&rules(), &any));
-        }
-    }
-
-    #[test]
-    fn claims_are_found_by_name_and_by_path() {
-        let text = r#"{"sub": "jo", "n": 7, "half": 0.5, "yes": true, "no": null, "list": ["a"],
-            "org": {"id": 9, "plan": {"name": "pro"}, "plan.name": "own"},
-            "https://example.com/plan": "gold", "a.b": {"c": "d"}}"#;
-        let claims = Claims {
-            all: serde_json::from_str(text).unwrap(),
-        };
-        for (name, expected) in [
-            ("sub", Some("jo")),
-            ("n", Some("7")),
-            ("half", Some("0.5")),
-            ("yes", Some("true")),
-            ("no", None),
-            ("list", None),
-            ("org", None),
-            ("org.id", Some("9")),
-            ("org.plan.name", Some("own")),
-            ("org.plan", None),
-            ("https://example.com/plan", Some("gold")),
-            ("a.b.c", Some("d")),
-            ("sub.x", None),
-            (".", None),
-            ("", None),
-        ] {
-            assert_eq!(claims.text(name).as_deref(), expected, "{name}");
+impl JwtAlgorithm {
+    fn verification(self) -> Verification {
+        match self {
+            Self::Hs256 => Verification::Hmac(hmac::HMAC_SHA256),
+            Self::Hs384 => Verification::Hmac(hmac::HMAC_SHA384),
+            Self::Hs512 => Verification::Hmac(hmac::HMAC_SHA512),
+            Self::Rs256 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA256),
+            Self::Rs384 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA384),
+            Self::Rs512 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA512),
+            Self::Ps256 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA256),
+            Self::Ps384 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA384),
+            Self::Ps512 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA512),
+            Self::Es256 => Verification::Curve(&signature::ECDSA_P256_SHA256_FIXED),
+            Self::Es384 => Verification::Curve(&signature::ECDSA_P384_SHA384_FIXED),
+            Self::EdDsa => Verification::Curve(&signature::ED25519),
         }
     }
 }
+
+impl fmt::Debug for JwtKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("JwtKey").field(&self.id).finish()
+    }
+}
+
+/// A text that is not a set of keys. The configuration's author is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JwksError {
+    /// Not JSON, or without `keys`.
+    NotASet,
+    /// More than [`MAX_KEYS`].
+    TooMany,
+    /// The key with this number, from 1, lacks something or is too weak.
+    Key(usize, &'static str),
+    /// No key in it can verify anything.
+    Empty,
+}
+
+impl fmt::Display for JwksError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotASet => f.write_str("not a JSON Web Key Set: an object with `keys`"),
+            Self::TooMany => write!(f, "more than {MAX_KEYS} keys"),
+            Self::Key(number, why) => write!(f, "key {number}: {why}"),
+            Self::Empty => {
+                f.write_str("no key for signatures; RSA, P-256, P-384 and Ed25519 are possible")
+            }
+        }
+    }
+}
+
+impl std::error::Error for JwksError {}
+
+impl JwtKey {
+    /// A secret that the issuer shares with the verifier.
+    pub fn secret(bytes: &[u8]) -> JwtKey {
+        JwtKey {
+            id: None,
+            algorithm: None,
+            material: Material::Secret(bytes.to_vec()),
+        }
+    }
+
+    /// Reads the keys of a set that verify signatures. Unknown kinds are left out, as the standard
+    /// demands; a broken key is an error.
+    pub fn set(text: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
+        let set: Map<String, Value> =
+            serde_json::from_slice(text).map_err(|_| JwksError::NotASet)?;
+        let all = set.get("keys").and_then(Value::as_array);
+        let all = all.ok_or(JwksError::NotASet)?;
+        if all.len() > MAX_KEYS {
+            return Err(JwksError::TooMany);
+        }
+        let mut keys = Vec::new();
+        for (index, key) in all.iter().enumerate() {
+            let wrong = |why| JwksError::Key(index + 1, why);
+            let key = key.as_object().ok_or(wrong("not an object"))?;
+            keys.extend(read_key(key).map_err(wrong)?);
+        }
+        if keys.is_empty() {
+            return Err(JwksError::Empty);
+        }
+        Ok(keys)
+    }
+
+    /// Whether a token with this `kid` may be signed by this key.
+    fn may_have_id(&self, wanted: Option<&str>) -> bool {
+        match (&self.id, wanted) {
+            (Some(own), Some(wanted)) => own == wanted,
+            _ => true,
+        }
+    }
+
+    /// Whether this key made the signature, by an algorithm of its kind.
+    fn has_signed(&self, algorithm: JwtAlgorithm, message: &[u8], signature: &[u8]) -> bool {
+        if self.algorithm.is_some_and(|only| only != algorithm) {
+            return false;
+        }
+        let verified = match (&self.material, algorithm.verification()) {
+            (Material::Secret(secret), Verification::Hmac(hash)) => {
+                hmac::verify(&hmac::Key::new(hash, secret), message, signature)
+            }
+            (Material::Rsa { n, e }, Verification::Rsa(parameters)) => {
+                RsaPublicKeyComponents { n, e }.verify(parameters, message, signature)
+            }
+            (Material::Point(own, point), Verification::Curve(curve)) if *own == algorithm => {
+                UnparsedPublicKey::new(curve, point).verify(message, signature)
+            }
+            _ => return false,
+        };
+        verified.is_ok()
+    }
+}
+
+/// Reads one key of a set. `None` if the key is for another purpose, or of an unknown kind.
+fn read_key(key: &Map<String, Value>) -> Result<Option<JwtKey>, &'static str> {
+    let text = |name: &str| key.get(name).and_then(Value::as_str);
+    let bytes = |name: &'static str, missing: &'static str| {
+        let value = text(name).ok_or(missing)?;
+        URL_SAFE_NO_PAD.decode(value).map_err(|_| missing)
+    };
+    if text("use").is_some_and(|used| used != "sig") {
+        return Ok(None);
+    }
+    let material = match (text("kty").ok_or("no `kty`")?, text("crv")) {
+        ("RSA", _) => {
+            let mut n = bytes("n", "no `n` in base64url")?;
+            let zeros = n.iter().take_while(|byte| **byte == 0).count();
+            n.drain(..zeros);
+            if !RSA_BYTES.contains(&n.len()) {
+                return Err("RSA keys have 2048 to 8192 bits");
+            }
+            let e = bytes("e", "no `e` in base64url")?;
+            Material::Rsa { n, e }
+        }
+        ("EC", Some(curve @ ("P-256" | "P-384"))) => {
+            let (algorithm, length) = match curve {
+                "P-256" => (JwtAlgorithm::Es256, 32),
+                _ => (JwtAlgorithm::Es384, 48),
+            };
+            let x = bytes("x", "no `x` in base64url")?;
+            let y = bytes("y", "no `y` in base64url")?;
+            if x.len() != length || y.len() != length {
+                return Err("`x` and `y` are not of the curve's length");
+            }
+            // Uncompressed (SEC 1, section 2.3.3).
+            Material::Point(algorithm, [&[4], &x[..], &y[..]].concat())
+        }
+        ("OKP", Some("Ed25519")) => {
+            let point = bytes("x", "no `x` in base64url")?;
+            if point.len() != 32 {
+                return Err("`x` is not of the curve's length");
+            }
+            Material::Point(JwtAlgorithm::EdDsa, point)
+        }
+        ("oct", _) => return Err("a secret among public keys; use `secret_file`"),
+        _ => return Ok(None),
+    };
+    let algorithm = match text("alg").map(JwtAlgorithm::named) {
+        // The key is only for an algorithm that we do not know.
+        Some(None) => return Ok(None),
+        Some(named) => named,
+        None => None,
+    };
+    Ok(Some(JwtKey {
+        id: text("kid").map(str::to_owned),
+        algorithm,
+        material,
+    }))
+}
+
+#[cfg(test)]
+mod key_tests;
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use http::Method;
 
 use super::key_hash::Identity;
-use super::value::{Carried, Value, method, named_value};
+use super::value::{Carried, PartValue, method, named_value};
 use super::{Alternatives, Facts, HashSecret, Key, KeyHash, Part};
 use crate::limit::Missing;
 
@@ -91,7 +91,7 @@ fn push_part(out: &mut String, part: &Part, value: &[u8]) {
     }
 }
 
-/// Reads the bytes of an address, as [`Value::ip`] makes them.
+/// Reads the bytes of an address, as [`PartValue::ip`] makes them.
 pub(crate) fn address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(octets) = <[u8; 4]>::try_from(bytes) {
         return Some(IpAddr::from(octets));
@@ -118,7 +118,7 @@ pub struct Given(Option<(Part, Vec<u8>)>);
 impl Given {
     /// An address, already grouped.
     pub fn ip(ip: IpAddr) -> Given {
-        Given(Some((Part::Ip, Value::ip(ip).as_bytes().to_vec())))
+        Given(Some((Part::Ip, PartValue::ip(ip).as_bytes().to_vec())))
     }
 
     /// A value as a request carries it. A path or a host must be in its canonical spelling.
@@ -170,7 +170,7 @@ impl Given {
 impl Facts<'_> {
     /// The hash of the client's address.
     pub fn ip_tag(&self, hash_key: &HashSecret) -> KeyHash {
-        Part::Ip.hash_value(Value::ip(self.ip).as_bytes(), hash_key)
+        Part::Ip.hash_value(PartValue::ip(self.ip).as_bytes(), hash_key)
     }
 
     /// Calls `see` with the hash of each API key that the request carries, known or not. Returns

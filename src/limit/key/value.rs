@@ -17,7 +17,7 @@ use crate::certificate::AltName;
 
 /// One value: a slice of the request, or decoded from it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Value<'r> {
+pub(super) enum PartValue<'r> {
     Sent(&'r [u8]),
     Made(SmallVec<[u8; 64]>),
 }
@@ -26,14 +26,14 @@ pub(super) enum Value<'r> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Carried<'r> {
     Nothing,
-    One(Value<'r>),
+    One(PartValue<'r>),
     /// Values that differ.
     Several,
     /// An unknown API key, where the configuration refuses those.
     Unknown,
 }
 
-impl Value<'_> {
+impl PartValue<'_> {
     pub(super) fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Sent(bytes) => bytes,
@@ -101,8 +101,10 @@ impl Part {
     /// The value as text; `None` if the request carries several different values.
     pub fn text<'r>(&self, facts: &Facts<'r>) -> Option<Cow<'r, str>> {
         match self.find(facts) {
-            Carried::One(Value::Sent(bytes)) => std::str::from_utf8(bytes).ok().map(Cow::Borrowed),
-            Carried::One(Value::Made(bytes)) => {
+            Carried::One(PartValue::Sent(bytes)) => {
+                std::str::from_utf8(bytes).ok().map(Cow::Borrowed)
+            }
+            Carried::One(PartValue::Made(bytes)) => {
                 let text = std::str::from_utf8(&bytes).ok()?;
                 Some(Cow::Owned(text.to_owned()))
             }
@@ -121,16 +123,16 @@ impl Part {
                 let Some((_, value)) = param else {
                     return Carried::Nothing;
                 };
-                Value::Sent(value.as_bytes())
+                PartValue::Sent(value.as_bytes())
             }
-            Self::Ip => Value::ip(facts.ip),
-            Self::Path => Value::Sent(facts.path.as_str().as_bytes()),
+            Self::Ip => PartValue::ip(facts.ip),
+            Self::Path => PartValue::Sent(facts.path.as_str().as_bytes()),
             Self::Method => method(facts.method),
-            Self::Host => Value::Sent(facts.host.as_bytes()),
-            Self::Route => Value::Sent(facts.route.as_bytes()),
-            Self::Global => Value::Sent(b""),
+            Self::Host => PartValue::Sent(facts.host.as_bytes()),
+            Self::Route => PartValue::Sent(facts.route.as_bytes()),
+            Self::Global => PartValue::Sent(b""),
             Self::Tier => match facts.tier {
-                Some(name) => Value::Sent(name.as_bytes()),
+                Some(name) => PartValue::Sent(name.as_bytes()),
                 None => return Carried::Nothing,
             },
             Self::Jwt(claim) => return claimed(facts.claims, claim),
@@ -142,7 +144,7 @@ impl Part {
 
 impl<'r> Carried<'r> {
     /// Joins equal copies to one value.
-    fn from_copies(copies: impl Iterator<Item = Value<'r>>) -> Self {
+    fn from_copies(copies: impl Iterator<Item = PartValue<'r>>) -> Self {
         let mut found = Self::Nothing;
         for value in copies.filter(|value| !value.as_bytes().is_empty()) {
             found = match found {
@@ -212,14 +214,14 @@ impl Credential {
             Credential::San => match certificate.names.first() {
                 Some(AltName::Dns(text) | AltName::Uri(text) | AltName::Email(text)) => text,
                 Some(AltName::Ip(ip)) => {
-                    return Carried::One(Value::Made(ip.to_string().as_bytes().into()));
+                    return Carried::One(PartValue::Made(ip.to_string().as_bytes().into()));
                 }
                 None => "",
             },
         };
         match text {
             "" => Carried::Nothing,
-            text => Carried::One(Value::Sent(text.as_bytes())),
+            text => Carried::One(PartValue::Sent(text.as_bytes())),
         }
     }
 }
@@ -228,28 +230,28 @@ impl Credential {
 fn claimed<'r>(claims: Option<&'r Claims>, name: &str) -> Carried<'r> {
     let text = claims.and_then(|claims| claims.text(name));
     Carried::from_copies(text.into_iter().map(|text| match text {
-        Cow::Borrowed(text) => Value::Sent(text.as_bytes()),
-        Cow::Owned(text) => Value::Made(text.as_bytes().into()),
+        Cow::Borrowed(text) => PartValue::Sent(text.as_bytes()),
+        Cow::Owned(text) => PartValue::Made(text.as_bytes().into()),
     }))
 }
 
 /// `HEAD` counts as `GET`: it makes an upstream do the same work and shows the same resource.
-pub(super) fn method(method: &Method) -> Value<'_> {
+pub(super) fn method(method: &Method) -> PartValue<'_> {
     let name = method.as_str().as_bytes();
     if name.eq_ignore_ascii_case(b"HEAD") {
-        return Value::Sent(b"GET");
+        return PartValue::Sent(b"GET");
     }
     // There are upstreams to which `get` is `GET`.
     if name.iter().any(u8::is_ascii_lowercase) {
-        return Value::Made(name.to_ascii_uppercase().into());
+        return PartValue::Made(name.to_ascii_uppercase().into());
     }
-    Value::Sent(name)
+    PartValue::Sent(name)
 }
 
 /// The trimmed lines of a header. A line is one value, even with commas.
 fn header<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
     let lines = headers.get_all(name).iter();
-    Carried::from_copies(lines.map(|line| Value::Sent(line.as_bytes().trim_ascii())))
+    Carried::from_copies(lines.map(|line| PartValue::Sent(line.as_bytes().trim_ascii())))
 }
 
 /// The lines of a header that carries API keys. A comma separates like a new line, since proxies
@@ -262,7 +264,7 @@ fn listed<'r>(headers: &'r HeaderMap, name: &HeaderName) -> Carried<'r> {
     }
     let lines = headers.get_all(name).iter();
     let keys = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    Carried::from_copies(keys.map(|key| Value::Sent(key.trim_ascii())))
+    Carried::from_copies(keys.map(|key| PartValue::Sent(key.trim_ascii())))
 }
 
 /// The credentials of `Authorization: Bearer`. Tokens contain no comma (RFC 6750, section 2.1), so
@@ -275,7 +277,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Carried<'_> {
         let (scheme, token) = line.split_at(end);
         scheme
             .eq_ignore_ascii_case(b"bearer")
-            .then(|| Value::Sent(token.trim_ascii()))
+            .then(|| PartValue::Sent(token.trim_ascii()))
     });
     match Carried::from_copies(tokens) {
         Carried::One(token) if token.as_bytes().contains(&b',') => Carried::Several,
@@ -309,7 +311,7 @@ fn cookie<'r>(headers: &'r HeaderMap, name: &str) -> Carried<'r> {
 }
 
 /// The value of `name=value`, if it has this name.
-pub(super) fn named_value<'r>(pair: &'r [u8], wanted: &str) -> Option<Value<'r>> {
+pub(super) fn named_value<'r>(pair: &'r [u8], wanted: &str) -> Option<PartValue<'r>> {
     let equals = pair.iter().position(|byte| *byte == b'=')?;
     let (name, value) = (pair[..equals].trim_ascii(), pair[equals + 1..].trim_ascii());
     if !decoded(name).eq(wanted.bytes().map(fold)) {
@@ -321,9 +323,9 @@ pub(super) fn named_value<'r>(pair: &'r [u8], wanted: &str) -> Option<Value<'r>>
     let value = inner.unwrap_or(value);
     let is_plain = value.iter().all(|byte| !matches!(byte, b'%' | b' '));
     Some(if is_plain {
-        Value::Sent(value)
+        PartValue::Sent(value)
     } else {
-        Value::Made(decoded(value).collect())
+        PartValue::Made(decoded(value).collect())
     })
 }
 

@@ -124,23 +124,23 @@ fn cookies_are_read_over_all_lines() {
 fn methods_have_one_spelling() {
     assert_eq!(
         method(&"get".parse().unwrap()),
-        Value::Made(SmallVec::from_slice(b"GET"))
+        PartValue::Made(SmallVec::from_slice(b"GET"))
     );
-    assert_eq!(method(&Method::GET), Value::Sent(b"GET"));
-    assert_eq!(method(&Method::HEAD), Value::Sent(b"GET"));
-    assert_eq!(method(&"hEad".parse().unwrap()), Value::Sent(b"GET"));
-    assert_eq!(method(&Method::POST), Value::Sent(b"POST"));
+    assert_eq!(method(&Method::GET), PartValue::Sent(b"GET"));
+    assert_eq!(method(&Method::HEAD), PartValue::Sent(b"GET"));
+    assert_eq!(method(&"hEad".parse().unwrap()), PartValue::Sent(b"GET"));
+    assert_eq!(method(&Method::POST), PartValue::Sent(b"POST"));
 }
 
 #[test]
 fn only_what_has_to_be_decoded_is_copied() {
     assert!(matches!(
         query(Some("k=a+b-c"), "k"),
-        Carried::One(Value::Sent(_))
+        Carried::One(PartValue::Sent(_))
     ));
     assert!(matches!(
         query(Some("k=a%20b"), "k"),
-        Carried::One(Value::Made(_))
+        Carried::One(PartValue::Made(_))
     ));
 }
 
