@@ -2,7 +2,7 @@
 //!
 //! Pure.
 
-pub(super) use crate::replay::notes::grouped as count;
+pub(super) use crate::replay::report::grouped as count;
 use crate::telemetry::stamp;
 
 /// `12 %`

@@ -10,13 +10,14 @@ use super::{DID_NOT_WORK, WRONG_USE};
 use crate::config::{self, Config};
 use crate::limit::key::HashSecret;
 use crate::replay::engine::Engine;
-use crate::replay::entry::Format;
-use crate::replay::logs::{Forms, Logs};
+use crate::replay::entry::LineFormat;
+use crate::replay::export;
+use crate::replay::json_entry::HeaderFrom;
+use crate::replay::key_spaces::Prefixes;
+use crate::replay::logs::{LogOptions, Logs};
 use crate::replay::print::{self, Paint};
-use crate::replay::report::{Report, Wanted};
-use crate::replay::structured::HeaderFrom;
-use crate::replay::text::Wanted as Wants;
-use crate::replay::{html, json_report};
+use crate::replay::report::{Report, ReportOptions};
+use crate::replay::text::WantedFields;
 
 mod progress;
 
@@ -101,7 +102,7 @@ pub(super) fn replay(mut args: ReplayArgs) -> u8 {
 
 /// What is asked, besides the logs.
 struct Asked {
-    forms: Forms,
+    forms: LogOptions,
     suggest: Option<f64>,
 }
 
@@ -130,15 +131,15 @@ fn wanted(args: &mut ReplayArgs) -> Result<Asked, String> {
     };
     let headers = args.header_from.iter().map(header_from);
     Ok(Asked {
-        forms: Forms {
+        forms: LogOptions {
             format: args.format.map(|word| match word {
-                FormatWord::Common => Format::Common,
-                FormatWord::Combined => Format::Combined,
-                FormatWord::Json => Format::Json,
-                FormatWord::TidegateText => Format::OwnText,
+                FormatWord::Common => LineFormat::Common,
+                FormatWord::Combined => LineFormat::Combined,
+                FormatWord::Json => LineFormat::Json,
+                FormatWord::TidegateText => LineFormat::OwnText,
             }),
             headers: headers.collect::<Result<_, _>>()?,
-            wanted: Wants::ALL,
+            wanted: WantedFields::ALL,
         },
         suggest,
     })
@@ -161,14 +162,17 @@ fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
         true => Some(secret(&config)?),
         false => None,
     };
-    let wanted = Wanted {
+    let options = ReportOptions {
         suggest: asked.suggest,
         hash_keys: hash_key,
-        prefixes: (config.client_ip.ipv4_prefix, config.client_ip.ipv6_prefix),
+        prefixes: Prefixes {
+            ipv4: config.client_ip.ipv4_prefix,
+            ipv6: config.client_ip.ipv6_prefix,
+        },
     };
     let mut engine = Engine::new(config, &args.host, args.max_keys);
-    let forms = Forms {
-        wanted: engine.plan.wanted(),
+    let forms = LogOptions {
+        wanted: engine.plan.wanted_fields(),
         ..asked.forms
     };
     let mut logs = Logs::open(&args.logs, &forms)
@@ -176,19 +180,19 @@ fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
     let mut progress = progress::Progress::new(&args.logs, &logs);
     logs.each(|line| {
         let taken = engine.take_line(line);
-        progress.tick(engine.totals.requests);
+        progress.tick(engine.counts.totals.requests);
         taken
     });
     progress.end();
-    let failed = logs.found.iter().any(|log| log.error.is_some());
-    let report = Report::new(&engine, logs.found, &wanted);
+    let failed = logs.summaries.iter().any(|log| log.error.is_some());
+    let report = Report::new(&engine, logs.summaries, &options);
     if let Some(path) = &args.html {
-        std::fs::write(path, html::page(&report))
+        std::fs::write(path, export::page(&report))
             .map_err(|error| format!("cannot write `{}`: {error}", path.display()))?;
     }
     let out = std::io::stdout();
     let text = match args.json {
-        true => format!("{}\n", json_report::value(&report)),
+        true => format!("{}\n", export::json(&report)),
         false => print::report(&report, Paint(super::colour(&out))),
     };
     // Nobody to tell where standard output is closed.

@@ -1,4 +1,4 @@
-//! The short way beside the long one.
+//! The fast path beside the general one.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::config::{self, Config};
-use crate::replay::formats::Reader;
+use crate::replay::formats::LineReader;
 use crate::replay::plan;
 
 const LIMITS: &str = "upstream = \"http://127.0.0.1:9\"\n\
@@ -106,30 +106,37 @@ fn line(at_s: &mut u64, (gap, client, target, method, fails, tail): Made) -> Str
 
 /// All that an engine has counted.
 fn counted(engine: &Engine) -> String {
-    let mut text = format!("{:?}\n", (engine.totals.requests, engine.totals.denied));
-    let mut outside: Vec<_> = engine.totals.outside.iter().collect();
+    let mut text = format!(
+        "{:?}\n",
+        (engine.counts.totals.requests, engine.counts.totals.denied)
+    );
+    let mut outside: Vec<_> = engine.counts.totals.outside.iter().collect();
     outside.sort_unstable();
-    let mut exempt: Vec<_> = engine.totals.exempt.iter().collect();
+    let mut exempt: Vec<_> = engine.counts.totals.exempt.iter().collect();
     exempt.sort_unstable();
-    let _ = writeln!(text, "{outside:?} {exempt:?} {:?}", engine.totals.times);
-    for seen in &engine.seen {
+    let _ = writeln!(
+        text,
+        "{outside:?} {exempt:?} {:?}",
+        engine.counts.totals.times
+    );
+    for seen in &engine.counts.rows {
         let _ = writeln!(
             text,
             "{:?}",
-            (seen.asked, seen.denied, seen.minutes.clone().worst())
+            (seen.asked, seen.denied, seen.minutes.clone().into_sorted())
         );
     }
-    for meter in &engine.plan.meters {
-        for one in meter.entries() {
+    for meter in &engine.counts.meters {
+        for one in meter.keys() {
             let known = (&one.name, one.asked, one.denied, one.hit, one.need, one.row);
             let _ = writeln!(text, "{known:?}");
         }
     }
-    for space in 0..engine.plan.spaces.len() {
-        let _ = writeln!(text, "{:?}", engine.spaces.carried(space));
+    for space in 0..engine.plan.key_spaces.len() {
+        let _ = writeln!(text, "{:?}", engine.key_spaces.carried(space));
     }
-    for thing in 0..2 + engine.seen.len() {
-        let _ = writeln!(text, "{:?}", engine.timeline.counts(thing));
+    for thing in 0..2 + engine.counts.rows.len() {
+        let _ = writeln!(text, "{:?}", engine.counts.timeline.counts(thing));
     }
     text
 }
@@ -138,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn the_short_way_counts_what_the_long_one_does(
+    fn the_fast_path_counts_what_the_general_one_does(
         trace in prop::collection::vec(made(), 1..150),
         trusted in any::<bool>(),
         keys in prop::sample::select(vec![1_000_000, 1]),
@@ -154,15 +161,14 @@ proptest! {
         text += &more.concat();
         let new = || Engine::new(config_of(&text), "", keys);
         let (mut quick, mut slow) = (new(), new());
-        slow.ways = None;
-        slow.lanes.clear();
-        slow.spaces.take_the_long_way();
-        let (mut reader, mut other) = (Reader::new(None, &[]), Reader::new(None, &[]));
-        reader.wanted = plan::Plan::new(&config_of(&text)).wanted();
+        slow.route_cache = None;
+        slow.fast_paths.clear();
+        let (mut reader, mut other) = (LineReader::new(None, &[]), LineReader::new(None, &[]));
+        reader.wanted = plan::ReplayPlan::new(&config_of(&text)).wanted_fields();
         let (mut at_s, mut short) = (60, 0);
         for made in trace {
             let line = line(&mut at_s, made);
-            let plain = reader.plain(line.as_bytes());
+            let plain = reader.read_plain(line.as_bytes());
             let taken = plain.is_some_and(|plain| quick.take_plain(&plain));
             short += usize::from(taken);
             if !taken && let Ok((entry, _)) = reader.read(line.as_bytes()) {
@@ -172,7 +178,7 @@ proptest! {
                 slow.take(&entry);
             }
         }
-        prop_assert!(slow.totals.requests < 100 || short > 0);
+        prop_assert!(slow.counts.totals.requests < 100 || short > 0);
         prop_assert_eq!(counted(&quick), counted(&slow));
     }
 }

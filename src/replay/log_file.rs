@@ -1,5 +1,5 @@
-//! One log as a stream of lines: a file or standard input, plain or gzip, read ahead by a thread of
-//! its own so that unpacking and reading have the other core.
+//! One log as a stream of lines: a file or standard input, plain or gzip. A thread reads and unpacks
+//! ahead on another core.
 
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read};
@@ -14,13 +14,13 @@ use memchr::{memchr, memrchr};
 
 use super::formats::MAX_LINE;
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const CHUNK: usize = 256 << 10;
 /// Chunks that are read ahead.
 const AHEAD: usize = 4;
-/// Of a line that is too long, so much is kept to show it.
+/// Bytes of an unreadable line in a report.
 const SHOWN: usize = 200;
-/// How packed files begin, and what unpacks them.
+/// The first bytes of packed files, and the commands that unpack them.
 const PACKED: [(&[u8], &str); 4] = [
     (b"\x28\xb5\x2f\xfd", "zstd -dc"),
     (b"BZh", "bzip2 -dc"),
@@ -28,32 +28,30 @@ const PACKED: [(&[u8], &str); 4] = [
     (b"PK\x03\x04", "unzip -p"),
 ];
 
-/// The lines of one log.
 #[derive(Debug)]
-pub struct Lines {
+pub struct LogLines {
     chunks: Receiver<io::Result<Chunk>>,
     spent: SyncSender<Chunk>,
     chunk: Chunk,
     at: usize,
-    /// What stopped it before its end.
+    /// The error that ended the log early.
     pub error: Option<io::Error>,
 }
 
-/// A piece of a log. Its bytes keep their length from piece to piece, so that they are set to zero
-/// once and not for each.
+/// A piece of a log. Pieces are reused and `bytes` never shrinks, so that it is zeroed only once.
 #[derive(Debug, Default)]
 struct Chunk {
     bytes: Vec<u8>,
-    /// Bytes of it that say something.
+    /// The used bytes.
     len: usize,
 }
 
 impl Chunk {
-    fn said(&self) -> &[u8] {
+    fn used(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// Begins anew with what was left over of the one before.
+    /// Begins with the rest of the piece before.
     fn begin(&mut self, rest: &[u8]) {
         if self.bytes.len() < rest.len() + CHUNK {
             self.bytes.resize(rest.len() + CHUNK, 0);
@@ -62,7 +60,7 @@ impl Chunk {
         self.len = rest.len();
     }
 
-    /// One read of a large piece, or as many small ones as fill it.
+    /// Reads until the piece is full or the log ends.
     fn fill(&mut self, from: &mut dyn Read) -> io::Result<()> {
         while self.len < self.bytes.len() {
             match from.read(&mut self.bytes[self.len..]) {
@@ -76,8 +74,7 @@ impl Chunk {
     }
 }
 
-/// Opens a log: what it says, unpacked. `-` is standard input. `read` counts the bytes that come
-/// from it.
+/// Opens a log, unpacked. `-` is standard input. `read` counts the packed bytes.
 pub fn open(path: &Path, read: &Arc<AtomicU64>) -> io::Result<Box<dyn Read + Send>> {
     let raw: Box<dyn Read + Send> = if path == Path::new("-") {
         Box::new(io::stdin())
@@ -88,7 +85,7 @@ pub fn open(path: &Path, read: &Arc<AtomicU64>) -> io::Result<Box<dyn Read + Sen
         }
         Box::new(file)
     };
-    let mut raw = Counted {
+    let mut raw = CountedReader {
         raw,
         read: Arc::clone(read),
     };
@@ -109,13 +106,12 @@ pub fn open(path: &Path, read: &Arc<AtomicU64>) -> io::Result<Box<dyn Read + Sen
     })
 }
 
-/// Counts what comes through.
-struct Counted {
+struct CountedReader {
     raw: Box<dyn Read + Send>,
     read: Arc<AtomicU64>,
 }
 
-impl Read for Counted {
+impl Read for CountedReader {
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let bytes = self.raw.read(room)?;
         self.read.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -123,16 +119,15 @@ impl Read for Counted {
     }
 }
 
-impl Lines {
-    /// Begins to read.
-    pub fn new(from: Box<dyn Read + Send>) -> io::Result<Lines> {
+impl LogLines {
+    pub fn new(from: Box<dyn Read + Send>) -> io::Result<LogLines> {
         let (full, chunks) = sync_channel(AHEAD);
         let (spent, empty) = sync_channel(AHEAD + 2);
         let ahead = move || read_ahead(from, &full, &empty);
         std::thread::Builder::new()
             .name("log".into())
             .spawn(ahead)?;
-        Ok(Lines {
+        Ok(LogLines {
             chunks,
             spent,
             chunk: Chunk::default(),
@@ -141,12 +136,12 @@ impl Lines {
         })
     }
 
-    /// Where the next line is in [`Lines::bytes`], without its end; nothing after the last one.
+    /// The range of the next line in [`LogLines::bytes`], without its newline. `None` at the end.
     pub fn peek(&mut self) -> Option<Range<usize>> {
         while self.at >= self.chunk.len {
             match self.chunks.recv() {
                 Ok(Ok(chunk)) => {
-                    // If nobody takes it back, it is given up.
+                    // The reading thread may have ended. Then the piece is dropped.
                     let _ = self
                         .spent
                         .try_send(std::mem::replace(&mut self.chunk, chunk));
@@ -159,31 +154,30 @@ impl Lines {
                 Err(_) => return None,
             }
         }
-        let left = &self.chunk.said()[self.at..];
+        let left = &self.chunk.used()[self.at..];
         let end = memchr(b'\n', left).unwrap_or(left.len());
         Some(self.at..self.at + end)
     }
 
-    /// What ranges are of.
+    /// The current piece.
     pub fn bytes(&self) -> &[u8] {
-        self.chunk.said()
+        self.chunk.used()
     }
 
-    /// Goes behind the line that ends there.
-    pub fn pass(&mut self, end: usize) {
+    /// Skips the line that ends at `end`.
+    pub fn skip(&mut self, end: usize) {
         self.at = end + 1;
     }
 }
 
-/// Sends chunks of whole lines until the end, an error, or nobody wants more.
+/// Sends chunks of whole lines until the log ends, reading fails, or the receiver is gone.
 fn read_ahead(
     mut from: Box<dyn Read + Send>,
     full: &SyncSender<io::Result<Chunk>>,
     empty: &Receiver<Chunk>,
 ) {
     let mut rest = Vec::new();
-    // Within a line that is too long.
-    let mut lost = false;
+    let mut in_long_line = false;
     loop {
         let mut chunk = empty.try_recv().unwrap_or_default();
         chunk.begin(&rest);
@@ -194,25 +188,25 @@ fn read_ahead(
             return;
         }
         let is_end = chunk.len == before;
-        if lost {
-            let end = memchr(b'\n', chunk.said());
-            lost = end.is_none();
-            let said = end.map_or(chunk.len, |end| end + 1);
-            chunk.bytes.copy_within(said..chunk.len, 0);
-            chunk.len -= said;
+        if in_long_line {
+            let end = memchr(b'\n', chunk.used());
+            in_long_line = end.is_none();
+            let skipped = end.map_or(chunk.len, |end| end + 1);
+            chunk.bytes.copy_within(skipped..chunk.len, 0);
+            chunk.len -= skipped;
         }
         if !is_end {
-            match memrchr(b'\n', chunk.said()) {
+            match memrchr(b'\n', chunk.used()) {
                 Some(end) => {
-                    rest.extend_from_slice(&chunk.said()[end + 1..]);
+                    rest.extend_from_slice(&chunk.used()[end + 1..]);
                     chunk.len = end + 1;
                 }
                 None if chunk.len < MAX_LINE => {
-                    rest.extend_from_slice(chunk.said());
+                    rest.extend_from_slice(chunk.used());
                     continue;
                 }
                 None => {
-                    lost = true;
+                    in_long_line = true;
                     chunk.bytes.resize(chunk.bytes.len().max(MAX_LINE + 1), 0);
                     chunk.bytes[MAX_LINE] = b'\n';
                     chunk.len = MAX_LINE + 1;
@@ -225,15 +219,17 @@ fn read_ahead(
     }
 }
 
-/// As much of a line as reports show: printable, and not long.
+/// The beginning of a line for a report, without control characters.
 pub fn excerpt(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(&line[..line.len().min(SHOWN)]);
-    let shown = text
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c });
-    let mut shown: String = shown.collect();
+    let mut shown = printable(&text);
     if line.len() > SHOWN {
         shown.push('…');
     }
     shown
+}
+
+/// Replaces control characters, which could move a terminal's cursor.
+pub fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
 }
