@@ -1,7 +1,7 @@
 //! The fields of an X.509 certificate: subject, alternative names, and validity.
 //!
-//! Pure: bytes in, texts out. Nothing here verifies a signature. Limits count by these texts, so they
-//! must never change from version to version.
+//! Pure: bytes in, texts out. Nothing here verifies a signature. Limits count by these texts, so
+//! they must never change from version to version.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;

@@ -136,9 +136,9 @@ impl ClientIp {
     }
 }
 
-/// The non-empty members of a comma-separated list, the last one first. A comma within double quotes
-/// does not separate. A client may send an unbalanced quote. Reading from the right keeps it away
-/// from the members that proxies appended.
+/// The non-empty members of a comma-separated list, the last one first. A comma within double
+/// quotes does not separate. A client may send an unbalanced quote. Reading from the right keeps it
+/// away from the members that proxies appended.
 fn from_the_right(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut left = Some(list);
     std::iter::from_fn(move || {

@@ -32,8 +32,8 @@ pub fn unix_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The Unix time at an instant of just now. Reading a clock takes 30 ns, so this uses the readings of
-/// both clocks for one [`TICK`].
+/// The Unix time at an instant of just now. Reading a clock takes 30 ns, so this uses the readings
+/// of both clocks for one [`TICK`].
 pub fn unix_us_at(instant: Instant) -> u64 {
     thread_local! {
         static SHOWN: Cell<Option<(Instant, u64)>> = const { Cell::new(None) };
@@ -63,8 +63,8 @@ pub fn wall() -> SystemTime {
 /// Microseconds of one clock, as the limits count them.
 #[derive(Clone, Debug)]
 pub enum Micros {
-    /// This machine's monotonic clock, set once to the Unix epoch. It never steps back, and does not
-    /// follow later corrections of the wall clock.
+    /// This machine's monotonic clock, set once to the Unix epoch. It never steps back, and does
+    /// not follow later corrections of the wall clock.
     Monotonic(MonotonicClock),
     /// Stands still until another time is stored: for tests.
     Manual(Arc<AtomicU64>),
@@ -226,8 +226,8 @@ impl Alarm {
         self.due.store(due, Ordering::Relaxed);
     }
 
-    /// Rings `after` from the tick on which it has just rung. So a wait in two parts takes no longer
-    /// than the same wait in one part.
+    /// Rings `after` from the tick on which it has just rung. So a wait in two parts takes no
+    /// longer than the same wait in one part.
     pub fn go_on(&self, after: Duration) {
         let now = self.sweep.ticks();
         let due = now.saturating_add(ticks(after)).min(RUNG - 1);

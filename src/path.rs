@@ -159,9 +159,9 @@ impl<'a> CanonicalPath<'a> {
         &self.resolved
     }
 
-    /// The readings of upstreams that do not remove `..`, do not split at escaped separators (written
-    /// `\` here), or keep a `%3B` or dots and spaces at the end of a segment. Only readings that
-    /// differ. A route or a bypass rule must match all of them.
+    /// The readings of upstreams that do not remove `..`, do not split at escaped separators
+    /// (written `\` here), or keep a `%3B` or dots and spaces at the end of a segment. Only
+    /// readings that differ. A route or a bypass rule must match all of them.
     pub fn others(&self) -> impl Iterator<Item = &str> {
         let others = self
             .variants
@@ -286,8 +286,8 @@ fn push_byte(text: &mut String, byte: u8) {
     text.push(DIGITS[usize::from(byte & 15)]);
 }
 
-/// Whether two bytes begin an overlong UTF-8 form. Some decoders accept it, and see a slash or a dot
-/// in it.
+/// Whether two bytes begin an overlong UTF-8 form. Some decoders accept it, and see a slash or a
+/// dot in it.
 fn is_overlong(first: u8, second: u8) -> bool {
     matches!(
         (first, second),

@@ -1,7 +1,7 @@
 //! Replay: what a configuration's limits would have done to the requests of an access log.
 //!
-//! The engine is the proxy's, with the log's clock: routes, keys and counts are the proxy's own code,
-//! and time is an argument. Only [`log_file`] and [`logs`] do IO.
+//! The engine is the proxy's, with the log's clock: routes, keys and counts are the proxy's own
+//! code, and time is an argument. Only [`log_file`] and [`logs`] do IO.
 
 pub mod counts;
 pub mod date;

@@ -210,8 +210,8 @@ impl fmt::Display for TlsTrouble {
 
 impl Error for TlsTrouble {}
 
-/// Accepts every certificate, for `verify = false`: the connection is private, but the server may be
-/// anyone. It still checks that the server has the key of its certificate.
+/// Accepts every certificate, for `verify = false`: the connection is private, but the server may
+/// be anyone. It still checks that the server has the key of its certificate.
 #[derive(Debug)]
 struct AcceptAnyServer(WebPkiSupportedAlgorithms);
 

@@ -1,5 +1,5 @@
-//! The header of the PROXY protocol, versions 1 and 2, as HAProxy specifies them. A balancer in front
-//! of us names its client in it.
+//! The header of the PROXY protocol, versions 1 and 2, as HAProxy specifies them. A balancer in
+//! front of us names its client in it.
 //!
 //! Pure. It must never confuse the header with the bytes behind it.
 

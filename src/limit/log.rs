@@ -166,7 +166,8 @@ impl Log {
         stamp * rule.precision_us + rule.window_us - aged.own_us
     }
 
-    /// Admits `cost` units (at least 1) at the instant of `aged`. Returns the log's state after that.
+    /// Admits `cost` units (at least 1) at the instant of `aged`. Returns the log's state after
+    /// that.
     pub fn charge(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) -> AgedLog {
         match self.own_rule(rule) {
             None => self.charge_by(aged, rule, cost),
@@ -265,9 +266,9 @@ impl Log {
         }
     }
 
-    /// Refunds up to `cost` units of the entry stamped `stamp` (modulo 2^48), by lowering all totals
-    /// from it on. Nothing happens if the entry has expired, or if more than `GIVE_BACK` entries
-    /// came since.
+    /// Refunds up to `cost` units of the entry stamped `stamp` (modulo 2^48), by lowering all
+    /// totals from it on. Nothing happens if the entry has expired, or if more than `GIVE_BACK`
+    /// entries came since.
     pub fn give_back(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
         match self.own_rule(rule) {
             None => self.give_back_by(aged, rule, cost, stamp),

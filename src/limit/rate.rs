@@ -1,5 +1,5 @@
-//! Rates, durations and sizes as people write them (`100/min`, `25ms`, `64KiB`), and how precisely a
-//! log counts.
+//! Rates, durations and sizes as people write them (`100/min`, `25ms`, `64KiB`), and how precisely
+//! a log counts.
 //!
 //! It must never guess: it refuses a unit that could mean two things. Every refusal says what to
 //! write instead.

@@ -61,8 +61,8 @@ fn push_folded(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Folds a character by lower, upper and again lower case. Only the dotted capital I has a lower case
-/// that depends on the language.
+/// Folds a character by lower, upper and again lower case. Only the dotted capital I has a lower
+/// case that depends on the language.
 fn fold_char(c: char) -> impl Iterator<Item = char> {
     let c = if c == '\u{130}' { 'i' } else { c };
     let upper = c.to_lowercase().flat_map(char::to_uppercase);

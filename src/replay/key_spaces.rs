@@ -1,8 +1,8 @@
-//! Key spaces: the keys of a log. Each key of a request is derived once for all limits that count by
-//! it. A key space also counts which parts the log's lines carried.
+//! Key spaces: the keys of a log. Each key of a request is derived once for all limits that count
+//! by it. A key space also counts which parts the log's lines carried.
 //!
-//! The name of a key is its parts one after the other, each with its kind and its lengths. So no two
-//! keys have one name.
+//! The name of a key is its parts one after the other, each with its kind and its lengths. So no
+//! two keys have one name.
 
 use std::net::IpAddr;
 

@@ -1,5 +1,5 @@
-//! One log as a stream of lines: a file or standard input, plain or gzip. A thread reads and unpacks
-//! ahead on another core.
+//! One log as a stream of lines: a file or standard input, plain or gzip. A thread reads and
+//! unpacks ahead on another core.
 
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read};

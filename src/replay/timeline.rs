@@ -1,5 +1,5 @@
-//! Time in a log: its clock, counts over the whole log in a bounded number of steps, and the minutes
-//! with the most denials.
+//! Time in a log: its clock, counts over the whole log in a bounded number of steps, and the
+//! minutes with the most denials.
 
 use std::cmp::Reverse;
 

@@ -1,7 +1,7 @@
 //! Host names of requests, and the patterns of routes.
 //!
-//! A host has one spelling here: lower case, no port, no trailing dot. A host that an upstream could
-//! read in another way is refused, not repaired.
+//! A host has one spelling here: lower case, no port, no trailing dot. A host that an upstream
+//! could read in another way is refused, not repaired.
 
 use std::borrow::Cow;
 use std::fmt;

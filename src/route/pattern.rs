@@ -1,7 +1,7 @@
 //! Path patterns: `/login`, `/users/{id}/posts`, `/search/*`.
 //!
-//! Literal segments have the canonical spelling of [`CanonicalPath`]. So a pattern matches a request
-//! whatever spelling either has.
+//! Literal segments have the canonical spelling of [`CanonicalPath`]. So a pattern matches a
+//! request whatever spelling either has.
 
 use std::fmt;
 

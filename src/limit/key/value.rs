@@ -1,8 +1,8 @@
 //! The values that a request carries for one part of a key, in one spelling per value.
 //!
-//! One rule for all carriers: equal copies are one value, and different copies are refused. Upstreams
-//! disagree on which copy counts, so a client could hide its real key behind fresh ones. An empty
-//! value counts as none. Case is kept.
+//! One rule for all carriers: equal copies are one value, and different copies are refused.
+//! Upstreams disagree on which copy counts, so a client could hide its real key behind fresh ones.
+//! An empty value counts as none. Case is kept.
 //!
 //! Nothing is copied unless a value has to be decoded.
 

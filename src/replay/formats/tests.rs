@@ -302,7 +302,13 @@ proptest! {
 
     #[test]
     fn no_bytes_panic(line in prop::collection::vec(any::<u8>(), 0..200)) {
-        for forced in [None, Some(LineFormat::Common), Some(LineFormat::Json), Some(LineFormat::OwnText)] {
+        let forced = [
+            None,
+            Some(LineFormat::Common),
+            Some(LineFormat::Json),
+            Some(LineFormat::OwnText),
+        ];
+        for forced in forced {
             let _ = LineReader::new(forced, &[]).read(&line);
         }
     }
