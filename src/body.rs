@@ -1,12 +1,10 @@
-//! The content of requests and responses, whatever version of HTTP carries it. It is streamed and
+//! The content of requests and responses, independent of the version of HTTP. It is streamed and
 //! never collected.
 //!
-//! Lengths and trailers pass through. Content that does not end well is an error: it must never
-//! look complete.
+//! Lengths and trailers pass through. Content that ends early is an error: it must never look
+//! complete.
 
-mod error;
 mod pipe;
-mod progress;
 mod request;
 
 use std::pin::Pin;
@@ -15,12 +13,10 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-pub use error::BodyError;
-pub use pipe::{Demand, PipeReader, PipeWriter, Rest, pipe};
-pub use progress::Progress;
-pub use request::{DISCARD_BYTES, RequestBody};
+pub use pipe::{BodyError, Demand, PipeReader, PipeWriter, Rest, pipe};
+pub use request::{BodyProgress, DISCARD_BYTES, RequestBody};
 
-/// A response's content, of which `S` is what a server sends.
+/// The content of a response. `S` is a body that a server sends.
 #[derive(Debug, Default)]
 pub enum ResponseBody<S> {
     #[default]

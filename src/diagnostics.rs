@@ -7,8 +7,8 @@ use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::telemetry::panics;
 
-/// Sends diagnostics to standard error: text on a terminal, JSON otherwise; panics too. `filter` is
-/// in the form of `RUST_LOG`, for example `info` or `tidegate::store=debug`.
+/// Sends diagnostics and panics to standard error: text on a terminal, JSON otherwise. `filter` has
+/// the form of `RUST_LOG`, for example `info` or `tidegate::store=debug`.
 pub fn init(filter: Option<&str>) {
     let filter = filter
         .and_then(|text| EnvFilter::try_new(text).ok())
@@ -18,15 +18,15 @@ pub fn init(filter: Option<&str>) {
         .with_env_filter(filter)
         .with_writer(io::stderr)
         .with_span_events(FmtSpan::NONE)
-        // What cannot be written is lost. Told on the same standard error, it would panic, and end
-        // the thread that had something to say.
+        // A report of a failed write would go to the same standard error. It would panic, and end
+        // the thread that logs.
         .log_internal_errors(false)
         .with_target(false);
-    // A second start in one process (tests) keeps the first subscriber.
+    // A second call in one process (tests) keeps the first subscriber.
     let _ = if terminal {
         builder.compact().try_init()
     } else {
         builder.json().try_init()
     };
-    panics::tell();
+    panics::log_panics();
 }

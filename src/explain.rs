@@ -1,176 +1,231 @@
-//! What would become of a request, and why: for people, before they send one.
+//! Explains what would become of a request, and why, before anyone sends it.
 //!
-//! It goes the path of a request (`proxy/dry_run.rs`) with the functions that requests go with,
-//! and tells what it sees on the way. Nothing is counted, sent or logged by it. It must never show
-//! a secret: see `secret.rs`.
+//! It runs the stages of a real request (`proxy/dry_run.rs`) and reports what they find. Nothing is
+//! counted, sent or logged. It must never show a secret: see `secret.rs`.
 
-mod client;
+mod explanation;
 mod limits;
-mod question;
-mod routes;
+mod matching;
 mod secret;
-mod story;
 pub mod text;
 
-use bytes::Bytes;
-use http::{Request, Response};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use http::header::{HOST, HeaderName, HeaderValue};
+use http::{Method, Request, Uri};
+use serde::Serialize;
 
 use crate::config::{Config, UpstreamServer};
-use crate::limit::KeyHash;
-use crate::path::CanonicalPath;
-use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, RequestView, SharedCounts};
+use crate::proxy::dry_run::{DryRun, DryRunOutcome, DryRunResult, Peek, RequestView, SharedCounts};
+use crate::proxy::{Arrival, Secured};
 use crate::route::Target;
-use limits::LimitsTold;
-pub use question::{EXAMPLE_PEER, Question, QuestionError};
-use secret::Secrets;
-pub use story::{
-    Asked, ClientStory, Counts, Explanation, HopStory, KeyPart, LimitStory, NearRoute, PathStory,
-    RateStory, RouteStory, Seen, UpstreamStory, Verdict,
+use crate::store::overrides::OverrideSnapshot;
+pub use explanation::Explanation;
+use explanation::{
+    ClientResponse, CountsSource, ExplainedRequest, ExplainedVerdict, LimitExplanation,
+    RouteExplanation, UpstreamExplanation,
 };
+use secret::{Secrets, header_text};
 
-/// How a charge stands where it is counted; nothing is charged by asking.
-pub use crate::proxy::dry_run::Peek;
+/// Routes that almost match, at most.
+const MAX_NEAR_ROUTES: usize = 5;
 
-/// The counts that the proxies share.
-pub struct Live<'l> {
-    /// Where they are, for people.
-    pub from: String,
-    /// The secret that identities are hashed with there.
-    pub hash_key: [u8; 32],
-    pub overrides: Option<crate::store::overrides::OverrideSnapshot>,
-    /// Asks how a charge stands.
-    pub stand: &'l mut Peek<'l>,
+/// The sender if the user names none: an address for documentation, which belongs to no host.
+pub const EXAMPLE_PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+/// The request to explain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RequestDescription {
+    pub method: String,
+    /// `http://HOST[:PORT]/PATH`, the same with `https`, or a path.
+    pub url: String,
+    pub headers: Vec<(String, String)>,
+    /// The address that sends it.
+    pub ip: IpAddr,
 }
 
-/// Routes that are told of although they are not the request's, at most.
-const NEAR: usize = 5;
-
-/// What would become of a request: with `live` counts, or for a client of whom nothing is counted.
-///
-/// # Errors
-/// A question that no client could ask, or no random numbers.
-pub fn explain(
-    config: &Config,
-    question: &Question,
-    live: Option<Live<'_>>,
-) -> Result<Explanation, QuestionError> {
-    let request = question.request()?;
-    let secrets = Secrets::of(config);
-    let arrival = question.arrival(config);
-    let known = live.is_some() || config.store.hash_key.is_some();
-    let dry_run = DryRun::new(config, live.as_ref().map(|live| live.hash_key))
-        .map_err(|error| QuestionError::Machine(error.to_string()))?;
-    let (from, counted) = match live {
-        Some(live) => {
-            let counted = SharedCounts {
-                overrides: live.overrides,
-                peek: live.stand,
-            };
-            (Some(live.from), Some(counted))
-        }
-        None => (None, None),
-    };
-    let asked = Asked {
-        method: request.method().to_string(),
-        target: secrets.target(request.uri()),
-        host: secret::header_text(request.headers().get(http::header::HOST)),
-        headers: secrets.headers(request.headers()),
-        peer: arrival.ip.to_string(),
-        tls: arrival.tls.is_some(),
-    };
-    let path = PathStory::of(&request);
-    let client = client::tell(&config.client_ip, arrival.ip, request.headers());
-    let counted_as = client.counted_as.clone();
-    let near = routes::near(config, &request, NEAR);
-    let shown = limits::Visible {
-        secrets: &secrets,
-        address: &counted_as,
-    };
-    let tell = |view: &RequestView<'_, '_, '_>| RouteView {
-        route: routes::tell(config, view),
-        limits: limits::tell(view, shown, known),
-        spared: spared(view, config),
-        path: view.facts.path.as_str().to_owned(),
-    };
-    let result = dry_run.run(request, arrival, counted, tell);
-    let counts = Counts {
-        live: from.is_some() && result.trouble.is_none(),
-        from,
-        trouble: result.trouble.clone(),
-    };
-    Ok(assemble(
-        ExplanationParts {
-            asked,
-            path,
-            client,
-            near,
-            counts,
-        },
-        result,
-        config,
-        &secrets,
-    ))
+/// Why a request cannot be explained.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RequestError {
+    /// No client could send it; says why.
+    Invalid(String),
+    /// This machine failed; the description is right.
+    Machine(String),
 }
 
-/// What is told once the route is known.
-struct RouteView {
-    route: RouteStory,
-    limits: LimitsTold,
-    spared: Option<String>,
-    /// As the route sees it.
-    path: String,
-}
-
-/// What is known before it.
-struct ExplanationParts {
-    asked: Asked,
-    path: PathStory,
-    client: ClientStory,
-    near: Vec<NearRoute>,
-    counts: Counts,
-}
-
-fn assemble(
-    mut parts: ExplanationParts,
-    mut result: DryRunResult<RouteView>,
-    config: &Config,
-    secrets: &Secrets,
-) -> Explanation {
-    let told = result.told.take();
-    let (route, mut limits, spared) = match told {
-        Some(told) => {
-            parts.path.canonical = Some(told.path);
-            (Some(told.route), told.limits, told.spared)
-        }
-        None => (None, LimitsTold::default(), None),
-    };
-    limits.count(&result);
-    let verdict = verdict(&result, &limits.list, spared.as_deref());
-    let upstream = result.sent.as_ref().map(|sent| {
-        let name = route.as_ref().map(|route| route.to.clone());
-        upstream(config, name.unwrap_or_default(), &result, secrets, sent)
-    });
-    let forwarded = matches!(result.ending, DryRunOutcome::Forwarded { .. });
-    Explanation {
-        request: parts.asked,
-        verdict,
-        client: parts.client,
-        path: parts.path,
-        route,
-        near: parts.near,
-        spared,
-        limits: limits.list,
-        upstream,
-        client_sees: seen(&result.answer, forwarded, secrets),
-        counts: parts.counts,
+impl RequestError {
+    /// `text` is not a header.
+    pub fn bad_header(text: &str) -> RequestError {
+        RequestError::Invalid(format!("`{text}` is no header; write `name: value`"))
     }
 }
 
-/// Why nothing is charged, if nothing is.
-fn spared(view: &RequestView<'_, '_, '_>, config: &Config) -> Option<String> {
-    let route = view.found.route;
+impl fmt::Display for RequestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RequestError::Invalid(why) | RequestError::Machine(why) => f.write_str(why),
+        }
+    }
+}
+
+impl std::error::Error for RequestError {}
+
+impl RequestDescription {
+    /// The request, as a client sends it.
+    fn request(&self) -> Result<Request<()>, RequestError> {
+        let method = Method::from_bytes(self.method.as_bytes()).map_err(|_| {
+            RequestError::Invalid(format!("`{}` is no method; write `GET`", self.method))
+        })?;
+        let (host, target) = self.split_url()?;
+        let target: Uri = target
+            .parse()
+            .map_err(|_| self.bad_url("it has a character that must be escaped as %XX"))?;
+        let mut request = Request::new(());
+        *request.method_mut() = method;
+        *request.uri_mut() = target;
+        let headers = request.headers_mut();
+        for (name, value) in &self.headers {
+            let bad = || RequestError::bad_header(&format!("{name}: {value}"));
+            let name = HeaderName::from_bytes(name.trim().as_bytes()).map_err(|_| bad())?;
+            let value = HeaderValue::from_str(value.trim()).map_err(|_| bad())?;
+            headers.append(name, value);
+        }
+        if !headers.contains_key(HOST) {
+            let host = HeaderValue::from_str(host)
+                .map_err(|_| self.bad_url("its host has an odd character"))?;
+            headers.insert(HOST, host);
+        }
+        Ok(request)
+    }
+
+    /// The connection: over TLS if the URL says so and the proxy has a TLS listener.
+    fn arrival(&self, config: &Config) -> Arrival {
+        let secure = config.tls.is_some() && self.url.starts_with("https://");
+        Arrival {
+            tls: secure.then(Secured::default),
+            ..Arrival::plain(self.ip)
+        }
+    }
+
+    /// Splits the URL into the host, and the path with the query.
+    fn split_url(&self) -> Result<(&str, String), RequestError> {
+        let url = self.url.split('#').next().unwrap_or_default();
+        if url.starts_with('/') || url == "*" {
+            return Ok(("localhost", url.to_owned()));
+        }
+        let rest = match url.split_once("://") {
+            Some(("http" | "https", rest)) => rest,
+            Some(_) => return Err(self.bad_url("it begins with http:// or https://")),
+            None => url,
+        };
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (host, target) = rest.split_at(end);
+        if host.is_empty() {
+            return Err(self.bad_url("the host is missing"));
+        }
+        let slash = if target.starts_with('/') { "" } else { "/" };
+        Ok((host, format!("{slash}{target}")))
+    }
+
+    fn bad_url(&self, why: &str) -> RequestError {
+        RequestError::Invalid(format!("`{}` is no URL: {why}", self.url))
+    }
+}
+
+/// Access to the counts of the running proxies.
+pub struct LiveCounts<'l> {
+    /// The store, for people.
+    pub from: String,
+    /// The secret that client keys are hashed with.
+    pub hash_key: [u8; 32],
+    pub overrides: Option<OverrideSnapshot>,
+    /// Returns the decision on a charge without making it.
+    pub peek: &'l mut Peek<'l>,
+}
+
+/// Explanations that need the route.
+struct RouteView {
+    route: RouteExplanation,
+    limits: Vec<LimitExplanation>,
+    spared: Option<String>,
+    /// The path, as the route sees it.
+    path: String,
+}
+
+/// Explains a request: with `live` counts, or for a client without earlier requests.
+///
+/// # Errors
+/// No client could send this request, or there are no random numbers.
+pub fn explain(
+    config: &Config,
+    description: &RequestDescription,
+    live: Option<LiveCounts<'_>>,
+) -> Result<Explanation, RequestError> {
+    let request = description.request()?;
+    let arrival = description.arrival(config);
+    let secrets = Secrets::new(config);
+    let has_secret = live.is_some() || config.store.hash_key.is_some();
+    let dry_run = DryRun::new(config, live.as_ref().map(|live| live.hash_key))
+        .map_err(|error| RequestError::Machine(error.to_string()))?;
+    let from = live.as_ref().map(|live| live.from.clone());
+    let counts = live.map(|live| SharedCounts {
+        overrides: live.overrides,
+        peek: live.peek,
+    });
+    let explained = ExplainedRequest {
+        method: request.method().to_string(),
+        target: secrets.mask_target(request.uri()),
+        host: header_text(request.headers().get(HOST)),
+        headers: secrets.mask_headers(request.headers()),
+        peer: arrival.ip.to_string(),
+        tls: arrival.tls.is_some(),
+    };
+    let mut path = matching::explain_path(request.uri().path());
+    let client = matching::explain_client(&config.client_ip, arrival.ip, request.headers());
+    let near = matching::near_routes(config, &request, MAX_NEAR_ROUTES);
+    let visible = limits::Visible {
+        secrets: &secrets,
+        address: &client.counted_as,
+        hash: has_secret,
+    };
+    let report = |view: &RequestView<'_, '_, '_>| RouteView {
+        route: matching::explain_route(config, view),
+        limits: limits::explain_limits(view, visible),
+        spared: why_spared(view, config),
+        path: view.facts.path.as_str().to_owned(),
+    };
+    let mut result = dry_run.run(request, arrival, counts, report);
+    let (mut route, mut limits, mut spared) = (None, Vec::new(), None);
+    if let Some(view) = result.told.take() {
+        path.canonical = Some(view.path);
+        (route, limits, spared) = (Some(view.route), view.limits, view.spared);
+    }
+    limits::add_counts(&mut limits, &result);
+    let upstream_name = route.as_ref().map_or("", |route| &*route.to);
+    Ok(Explanation {
+        request: explained,
+        verdict: verdict(&result, &limits, spared.as_deref()),
+        client,
+        path,
+        upstream: upstream(config, upstream_name, &result, &secrets),
+        route,
+        near,
+        spared,
+        limits,
+        client_sees: client_response(&result, &secrets),
+        counts: CountsSource {
+            live: from.is_some() && result.trouble.is_none(),
+            from,
+            trouble: result.trouble,
+        },
+    })
+}
+
+/// Why nothing is charged; none if something is.
+fn why_spared(view: &RequestView<'_, '_, '_>, config: &Config) -> Option<String> {
     if let Some(rule) = view.bypass {
-        let conditions = config.bypass.get(rule).map(routes::conditions);
+        let conditions = config.bypass.get(rule).map(matching::bypass_conditions);
         return Some(format!(
             "bypass rule {} of the file holds ({}): nothing is charged",
             rule + 1,
@@ -180,116 +235,131 @@ fn spared(view: &RequestView<'_, '_, '_>, config: &Config) -> Option<String> {
     if view.preflight {
         return Some("it is a browser's preflight, which is never charged".to_owned());
     }
-    let none = route.limits.is_empty();
-    none.then(|| "the route has no limits".to_owned())
+    let has_limits = !view.found.route.limits.is_empty();
+    (!has_limits).then(|| "the route has no limits".to_owned())
 }
 
 fn verdict(
     result: &DryRunResult<RouteView>,
-    limits: &[LimitStory],
+    limits: &[LimitExplanation],
     spared: Option<&str>,
-) -> Verdict {
-    let status = result.answer.status().as_u16();
+) -> ExplainedVerdict {
     let denying = limits.iter().filter(|limit| limit.denies());
-    let by: Vec<String> = denying.map(|limit| limit.name.clone()).collect();
-    let limited = limits.iter().any(|limit| limit.state == "enforced");
-    let passes = |rest: &str| match (spared, limited) {
-        (Some(why), _) => format!("{rest}{why}"),
-        (None, true) => format!("{rest}every limit allows it"),
-        (None, false) => format!("{rest}no limit is asked"),
-    };
-    let (outcome, status, why) = match &result.ending {
-        DryRunOutcome::Forwarded { upgrade: false } => ("forwarded", None, passes("")),
-        DryRunOutcome::Forwarded { upgrade: true } => {
-            let why = passes("it becomes a tunnel if the upstream agrees; ");
-            ("forwarded", None, why)
-        }
-        DryRunOutcome::Answered => {
-            let why = passes("by the route itself; ");
-            ("answered", Some(status), why)
-        }
-        DryRunOutcome::Redirected => {
-            let why = passes("by the route itself; ");
-            ("redirected", Some(status), why)
-        }
-        DryRunOutcome::Denied => {
-            let why = format!("by {}", by.join(" and "));
-            ("denied", Some(status), why)
-        }
+    let denied_by: Vec<String> = denying.map(|limit| limit.name.clone()).collect();
+    let is_limited = limits.iter().any(|limit| limit.state == "enforced");
+    let allowed = spared.unwrap_or(match is_limited {
+        true => "every limit allows it",
+        false => "no limit is asked",
+    });
+    let by_route = || format!("by the route itself; {allowed}");
+    let (outcome, why) = match &result.ending {
+        DryRunOutcome::Forwarded { upgrade: false } => ("forwarded", allowed.to_owned()),
+        DryRunOutcome::Forwarded { upgrade: true } => (
+            "forwarded",
+            format!("it becomes a tunnel if the upstream agrees; {allowed}"),
+        ),
+        DryRunOutcome::Answered => ("answered", by_route()),
+        DryRunOutcome::Redirected => ("redirected", by_route()),
+        DryRunOutcome::Denied => ("denied", format!("by {}", denied_by.join(" and "))),
         DryRunOutcome::Blocked(tag) => {
-            let why = format!("an operator keeps the client out (key {})", short(*tag));
-            ("blocked", Some(status), why)
+            let key = limits::short_hash(*tag);
+            let why = format!("an operator keeps the client out (key {key})");
+            ("blocked", why)
         }
-        DryRunOutcome::Refused(word, sentence) => {
-            ("refused", Some(status), format!("{word}: {sentence}"))
-        }
+        DryRunOutcome::Refused(word, sentence) => ("refused", format!("{word}: {sentence}")),
     };
-    Verdict {
+    ExplainedVerdict {
         outcome: outcome.to_owned(),
-        status,
+        status: own_status(result),
         why,
-        denied_by: by,
+        denied_by,
     }
 }
 
-/// As many characters of a hash as logs show.
-fn short(tag: KeyHash) -> String {
-    tag.to_string().chars().take(8).collect()
+/// The status, if the proxy itself answers.
+fn own_status(result: &DryRunResult<RouteView>) -> Option<u16> {
+    match result.ending {
+        DryRunOutcome::Forwarded { .. } => None,
+        _ => Some(result.answer.status().as_u16()),
+    }
 }
 
+/// The request to the upstream, if it is forwarded. `route_to` is the target of the route.
 fn upstream(
     config: &Config,
-    name: String,
+    route_to: &str,
     result: &DryRunResult<RouteView>,
     secrets: &Secrets,
-    sent: &Request<()>,
-) -> UpstreamStory {
-    let own = config.routes.iter().find_map(|route| match &route.target {
-        Target::Upstream(index) => {
-            let upstream = config.upstreams.get(*index)?;
-            (name == format!("upstream {}", upstream.name)).then_some(upstream)
-        }
-        Target::Respond(_) | Target::Redirect(_) => None,
-    });
-    let servers = own.map(|upstream| {
-        let servers = upstream.servers.iter().map(UpstreamServer::to_string);
-        servers.collect()
-    });
-    let upgrade = matches!(result.ending, DryRunOutcome::Forwarded { upgrade: true });
-    UpstreamStory {
-        name: own.map_or(name, |upstream| upstream.name.to_string()),
-        servers: servers.unwrap_or_default(),
+) -> Option<UpstreamExplanation> {
+    let sent = result.sent.as_ref()?;
+    let mut targets = config
+        .routes
+        .iter()
+        .filter_map(|route| match &route.target {
+            Target::Upstream(index) => config.upstreams.get(*index),
+            Target::Respond(_) | Target::Redirect(_) => None,
+        });
+    let named = targets.find(|upstream| route_to == format!("upstream {}", upstream.name));
+    let servers = named.map(|upstream| upstream.servers.iter().map(UpstreamServer::to_string));
+    Some(UpstreamExplanation {
+        name: named
+            .map_or(route_to, |upstream| &*upstream.name)
+            .to_owned(),
+        servers: servers.into_iter().flatten().collect(),
         method: sent.method().to_string(),
-        target: secrets.target(sent.uri()),
-        headers: secrets.headers(sent.headers()),
-        upgrade,
+        target: secrets.mask_target(sent.uri()),
+        headers: secrets.mask_headers(sent.headers()),
+        upgrade: matches!(result.ending, DryRunOutcome::Forwarded { upgrade: true }),
+    })
+}
+
+fn client_response(result: &DryRunResult<RouteView>, secrets: &Secrets) -> ClientResponse {
+    ClientResponse {
+        status: own_status(result),
+        headers: secrets.mask_headers(result.answer.headers()),
+        body: String::from_utf8_lossy(result.answer.body()).into_owned(),
     }
 }
 
-fn seen(answer: &Response<Bytes>, forwarded: bool, secrets: &Secrets) -> Seen {
-    Seen {
-        status: (!forwarded).then(|| answer.status().as_u16()),
-        headers: secrets.headers(answer.headers()),
-        body: String::from_utf8_lossy(answer.body()).into_owned(),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl PathStory {
-    fn of(request: &Request<()>) -> PathStory {
-        let sent = request.uri().path().to_owned();
-        match CanonicalPath::parse(&sent) {
-            Ok(path) => PathStory {
-                canonical: Some(path.as_str().to_owned()),
-                also_read_as: path.others().map(str::to_owned).collect(),
-                refused: None,
-                sent: sent.clone(),
-            },
-            Err(error) => PathStory {
-                canonical: None,
-                also_read_as: Vec::new(),
-                refused: Some(error.to_string()),
-                sent: sent.clone(),
-            },
+    fn request(method: &str, url: &str) -> Result<String, RequestError> {
+        let description = RequestDescription {
+            method: method.to_owned(),
+            url: url.to_owned(),
+            headers: vec![("X-A".to_owned(), " 1 ".to_owned())],
+            ip: EXAMPLE_PEER,
+        };
+        let request = description.request()?;
+        let host = request.headers()[HOST].to_str().unwrap();
+        Ok(format!("{} {host} {}", request.method(), request.uri()))
+    }
+
+    #[test]
+    fn urls_are_read_as_a_client_would_send_them() {
+        assert_eq!(
+            request("GET", "http://a.example:81/x?y#z").unwrap(),
+            "GET a.example:81 /x?y"
+        );
+        assert_eq!(
+            request("GET", "https://a.example").unwrap(),
+            "GET a.example /"
+        );
+        assert_eq!(request("GET", "a.example?x").unwrap(), "GET a.example /?x");
+        assert_eq!(
+            request("POST", "/a/../b").unwrap(),
+            "POST localhost /a/../b"
+        );
+    }
+
+    #[test]
+    fn what_no_client_could_send_is_no_question() {
+        for (method, url) in [("G T", "/"), ("GET", "ftp://a/"), ("GET", "http:///x")] {
+            assert!(request(method, url).is_err(), "{method} {url}");
         }
+        let error = request("GET", "/a b").unwrap_err().to_string();
+        assert!(error.contains("%XX"), "{error}");
     }
 }

@@ -3,7 +3,6 @@
 //! It must never read a head or content in a way that another reader could read otherwise.
 
 pub(crate) mod content;
-mod date;
 pub(crate) mod head;
 #[cfg(test)]
 mod likeness;

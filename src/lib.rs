@@ -32,7 +32,7 @@ pub mod proxy;
 
 pub mod explain;
 
-pub mod whom;
+pub mod key_selector;
 
 // -- the house
 

@@ -1,16 +1,14 @@
-//! Sends spans to an OpenTelemetry collector, in the background.
+//! Exports spans to an OpenTelemetry collector by OTLP, on one thread of the process.
 //!
-//! One thread for the process, which is there once traces are wanted. It takes out of the workers'
-//! queues what has come together, and sends it by OTLP; what cannot be sent is tried a few times
-//! and given up, so that a collector which is slow or away costs spans, and never a request. Of an
-//! outage the log has two lines: one when it begins, one when it is over. A panic costs what was
-//! being sent, which is counted, and the connection.
+//! The thread takes the spans from the workers' queues in batches and sends each a few times. Then it
+//! drops the batch: a slow or missing collector costs spans, never requests. An outage has two lines
+//! in the log, at its begin and at its end. A panic costs the taken spans, which are counted, and the
+//! connection.
 //!
 //! ```text
-//! take       what waits, of all workers                                 telemetry::spans
-//! encode     as the protocol's messages                                 messages
-//! send       over a connection that is kept, within the timeout         collector
-//! again      after a rest that grows, a few times                       here
+//! take       the waiting spans of all workers              telemetry::spans
+//! encode     as messages of the protocol                   messages
+//! send       over a kept connection, with a timeout        collector
 //! ```
 
 mod collector;
@@ -19,42 +17,46 @@ mod messages;
 mod panics;
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
 
 use crate::clock;
 use crate::config::TracingSettings;
 use crate::telemetry::panics::contained;
-use crate::telemetry::spans::{Depot, Fates, Queue, Span};
-use collector::{Collector, Sent, Trouble};
+use crate::telemetry::spans::{SpanCounts, SpanQueue, SpanQueues, TraceSpan};
+use collector::{Collector, ExportError};
 
-/// How often a batch is sent at most.
+/// The most attempts to send one batch.
 const ATTEMPTS: u32 = 5;
-/// The first rest after a failure; each further one is twice as long,
+/// The rest after the first failure; it doubles with each further one.
 const FIRST_REST: Duration = Duration::from_millis(500);
-/// up to this.
 const LONGEST_REST: Duration = Duration::from_secs(10);
-/// What the last spans have at the end, of the time for that: at least, and where the collector is
-/// known to be away,
+/// The least time for the last spans at the end of the process, and all of it during an outage.
 const LAST_LEAST: Duration = Duration::from_millis(500);
-/// and at most.
+/// The most time for the last spans.
 const LAST_MOST: Duration = Duration::from_secs(5);
 
 type Settings = Option<Arc<TracingSettings>>;
 
-/// Who has spans exported. The thread ends when it is dropped.
+/// Controls the export. The thread ends when it is dropped.
 #[derive(Debug)]
 pub struct Exports {
-    depot: Arc<Depot>,
+    depot: Arc<SpanQueues>,
     settings: watch::Sender<Settings>,
-    /// Until when everything has to be sent: set at the end.
+    /// At the end of the process: until when everything has to be sent.
     end: watch::Sender<Option<Instant>>,
-    /// Until when the workers' own end takes.
-    drained_by: Mutex<Option<Instant>>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<ExportThread>,
+}
+
+#[derive(Debug, Default)]
+struct ExportThread {
+    handle: Option<JoinHandle<()>>,
+    /// Until when the workers may take to end.
+    workers_end_by: Option<Instant>,
 }
 
 impl Default for Exports {
@@ -63,18 +65,17 @@ impl Default for Exports {
             depot: Arc::default(),
             settings: watch::Sender::new(None),
             end: watch::Sender::new(None),
-            drained_by: Mutex::default(),
             thread: Mutex::default(),
         }
     }
 }
 
 impl Exports {
-    /// From now on exports as these settings say; without any, what waits is the last.
+    /// Exports by these settings from now on; `None` stops the export after the waiting spans.
     pub(crate) fn follow(&self, settings: Option<&Arc<TracingSettings>>) -> io::Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        if thread.is_none() && settings.is_some() {
-            *thread = Some(self.spawn()?);
+        let mut thread = self.thread();
+        if thread.handle.is_none() && settings.is_some() {
+            thread.handle = Some(self.spawn()?);
         }
         let settings = settings.cloned();
         self.settings.send_if_modified(|known| {
@@ -85,43 +86,38 @@ impl Exports {
         Ok(())
     }
 
-    /// A worker's end.
-    pub(crate) fn queue(&self) -> Arc<Queue> {
+    /// The queue of one worker.
+    pub(crate) fn queue(&self) -> Arc<SpanQueue> {
         self.depot.queue()
     }
 
-    /// What has become of all spans so far.
-    pub fn fates(&self) -> Fates {
-        self.depot.fates()
+    /// Counts of all spans so far, by their fate.
+    pub fn span_counts(&self) -> SpanCounts {
+        self.depot.counts()
     }
 
-    /// A worker is about to end, until then at the latest.
+    /// Notes that a worker ends, until `by` at the latest.
     pub(crate) fn note_end(&self, by: Instant) {
-        let mut known = self
-            .drained_by
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *known = Some(known.map_or(by, |known| known.max(by)));
+        let mut thread = self.thread();
+        thread.workers_end_by = thread.workers_end_by.max(Some(by));
     }
 
-    /// All workers have ended: sends what is left, in what is left of their time.
+    /// Sends the last spans in the rest of the workers' time. All workers must have ended.
     pub(crate) fn finish(&self) {
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(thread) = thread else { return };
-        let by = *self
-            .drained_by
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut thread = self.thread();
+        let (handle, by) = (thread.handle.take(), thread.workers_end_by);
+        drop(thread);
+        let Some(handle) = handle else { return };
         let (least, most) = (clock::now() + LAST_LEAST, clock::now() + LAST_MOST);
-        self.end
-            .send_replace(Some(by.map_or(least, |by| by.min(most).max(least))));
-        if thread.join().is_err() {
+        let by = by.map_or(least, |by| by.min(most).max(least));
+        self.end.send_replace(Some(by));
+        if handle.join().is_err() {
             tracing::error!("the thread that exports spans panicked");
         }
+    }
+
+    fn thread(&self) -> MutexGuard<'_, ExportThread> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn spawn(&self) -> io::Result<JoinHandle<()>> {
@@ -130,7 +126,7 @@ impl Exports {
             .build()?;
         let exporter = Exporter {
             depot: Arc::clone(&self.depot),
-            follow: self.settings.subscribe(),
+            settings: self.settings.subscribe(),
             end: self.end.subscribe(),
             collector: None,
             failures: 0,
@@ -142,190 +138,201 @@ impl Exports {
     }
 }
 
-/// The thread's own.
+/// The state of the thread.
 struct Exporter {
-    depot: Arc<Depot>,
-    follow: watch::Receiver<Settings>,
+    depot: Arc<SpanQueues>,
+    settings: watch::Receiver<Settings>,
     end: watch::Receiver<Option<Instant>>,
-    /// Where the last spans go, once no others do.
     collector: Option<Collector>,
-    /// Attempts in a row that failed.
+    /// Failed attempts in a row.
     failures: u32,
-    /// Since when nothing is taken, and how many spans that has cost.
-    outage: Option<(Instant, u64)>,
+    outage: Option<ExportOutage>,
 }
 
-/// Spans that nobody else has. What is left of them when it is dropped is lost, and counted.
-struct Taken {
-    depot: Arc<Depot>,
-    spans: Vec<Span>,
-    /// How many of them are no longer its business.
+/// A time without a successful export.
+struct ExportOutage {
+    since: Instant,
+    lost: u64,
+}
+
+/// Why the exporter wakes up.
+enum WakeReason {
+    Spans,
+    NewSettings,
+    End,
+}
+
+/// Spans that were taken from the queues. A drop counts the rest of them as failed.
+struct SpanBatch {
+    depot: Arc<SpanQueues>,
+    spans: Vec<TraceSpan>,
+    /// The number of spans whose fate is known.
     settled: usize,
 }
 
-impl Taken {
-    fn new(depot: &Arc<Depot>) -> Taken {
-        Taken {
+impl SpanBatch {
+    fn take(depot: &Arc<SpanQueues>) -> SpanBatch {
+        SpanBatch {
             depot: Arc::clone(depot),
             spans: depot.take(),
             settled: 0,
         }
     }
 
-    fn left(&self) -> &[Span] {
+    fn left(&self) -> &[TraceSpan] {
         &self.spans[self.settled..]
     }
 
-    /// The next batch as a message, and how many it is.
-    fn next(&self, settings: &TracingSettings) -> (Vec<u8>, usize) {
+    /// The next spans as a message, and their number.
+    fn encode_next(&self, settings: &TracingSettings) -> (Vec<u8>, usize) {
         let count = settings.batch.min(self.left().len());
         let body = messages::encode(&self.left()[..count], &settings.service);
         (body, count)
     }
 
-    /// The collector has had so many more, and may not have wanted all of them.
-    fn sent(&mut self, count: usize, sent: &Sent) {
+    /// Settles `count` spans that were sent. The collector refused some of them.
+    fn note_sent(&mut self, count: usize, refused: u64) {
         self.settled += count;
         let count = count as u64;
-        let refused = sent.refused.min(count);
+        let refused = refused.min(count);
         self.depot.note_exported(count - refused, refused);
     }
 
-    /// So many more are given up.
-    fn lost(&mut self, count: usize) {
+    fn note_lost(&mut self, count: usize) {
         self.settled += count;
         self.depot.note_failed(count as u64);
     }
 }
 
-impl Drop for Taken {
+impl Drop for SpanBatch {
     fn drop(&mut self) {
-        self.lost(self.left().len());
+        self.note_lost(self.left().len());
     }
 }
 
 impl Exporter {
     async fn run(mut self) {
-        while contained(self.export_on()).await.is_none() && self.end.borrow().is_none() {}
-        contained(self.last()).await;
-        let fates = self.depot.fates();
+        while contained(self.export_until_end()).await.is_none() && self.end.borrow().is_none() {}
+        contained(self.export_last()).await;
+        let fates = self.depot.counts();
         let lost = fates.failed + fates.dropped;
-        if lost > 0 && self.follow.borrow().is_some() {
+        if lost > 0 && self.settings.borrow().is_some() {
             tracing::warn!(lost, "tracing: spans that no collector has");
         }
     }
 
-    /// Exports until the end, always as the settings say.
-    async fn export_on(&mut self) {
-        let mut collector: Option<Collector> = None;
+    async fn export_until_end(&mut self) {
+        self.apply_settings();
         loop {
-            let settings = self.follow.borrow_and_update().clone();
-            if let Some(mut old) = collector.take() {
-                // Told by the settings that it was recorded by.
-                self.export(&mut old).await;
-            }
-            collector = settings.map(Collector::new);
-            if self.serve(collector.as_mut()).await.is_break() {
-                break;
+            match self.wait().await {
+                WakeReason::Spans => self.export().await,
+                WakeReason::NewSettings => {
+                    // The waiting spans were recorded under the old settings.
+                    self.export().await;
+                    self.apply_settings();
+                }
+                WakeReason::End => return,
             }
         }
-        self.collector = collector;
     }
 
-    /// Exports until the settings change; breaks at the end.
-    async fn serve(&mut self, collector: Option<&mut Collector>) -> std::ops::ControlFlow<()> {
-        use std::ops::ControlFlow::{Break, Continue};
-        let Some(collector) = collector else {
-            tokio::select! {
-                _ = self.end.wait_for(Option::is_some) => return Break(()),
-                changed = self.follow.changed() => {
-                    return if changed.is_ok() { Continue(()) } else { Break(()) };
-                }
-            }
+    fn apply_settings(&mut self) {
+        self.collector = None;
+        let settings = self.settings.borrow_and_update().clone();
+        self.collector = settings.map(Collector::new);
+    }
+
+    async fn wait(&mut self) -> WakeReason {
+        let every = self.collector.as_ref().map(|one| one.settings.every);
+        tokio::select! {
+            _ = self.end.wait_for(Option::is_some) => WakeReason::End,
+            changed = self.settings.changed() => match changed {
+                Ok(()) => WakeReason::NewSettings,
+                Err(_) => WakeReason::End,
+            },
+            () = self.depot.filled(), if every.is_some() => WakeReason::Spans,
+            () = sleep(every.unwrap_or_default()), if every.is_some() => WakeReason::Spans,
+        }
+    }
+
+    /// Sends all waiting spans. At the end of the process the rest of them counts as failed.
+    async fn export(&mut self) {
+        // Taken away, so that a panic drops it.
+        let Some(mut collector) = self.collector.take() else {
+            return;
         };
-        loop {
-            tokio::select! {
-                _ = self.end.wait_for(Option::is_some) => return Break(()),
-                changed = self.follow.changed() => {
-                    return if changed.is_ok() { Continue(()) } else { Break(()) };
-                }
-                () = self.depot.filled() => {}
-                () = tokio::time::sleep(collector.settings.every) => {}
-            }
-            self.export(collector).await;
+        let mut batch = SpanBatch::take(&self.depot);
+        while !batch.left().is_empty() {
+            self.send(&mut collector, &mut batch).await;
         }
+        self.collector = Some(collector);
     }
 
-    /// Sends what waits. Ends early where the process does: what is left is given back as failed.
-    async fn export(&mut self, collector: &mut Collector) {
-        let mut taken = Taken::new(&self.depot);
-        while !taken.left().is_empty() {
-            self.send(collector, &mut taken).await;
-        }
-    }
-
-    /// Sends a batch, a few times if need be.
-    async fn send(&mut self, collector: &mut Collector, taken: &mut Taken) {
-        let (body, count) = taken.next(&collector.settings);
+    /// Sends the next spans, in several attempts if necessary.
+    async fn send(&mut self, collector: &mut Collector, batch: &mut SpanBatch) {
+        let (body, count) = batch.encode_next(&collector.settings);
         for attempt in 1..=ATTEMPTS {
             let mut end = self.end.clone();
             let sent = tokio::select! {
                 sent = collector.send(&body) => sent,
-                () = past(&mut end) => Err(Trouble::timed_out()),
+                () = wait_past(&mut end) => Err(ExportError::timed_out()),
             };
-            let trouble = match sent {
-                Ok(sent) => {
-                    taken.sent(count, &sent);
+            let error = match sent {
+                Ok(refused) => {
+                    batch.note_sent(count, refused);
                     return self.end_outage(collector);
                 }
-                Err(trouble) => trouble,
+                Err(error) => error,
             };
-            self.begin_outage(collector, &trouble);
+            self.begin_outage(collector, &error);
             let is_over = self.end.borrow().is_some();
-            if !trouble.may_pass || attempt == ATTEMPTS || is_over {
+            if !error.is_temporary || attempt == ATTEMPTS || is_over {
                 break;
             }
-            let rest = trouble.rest.unwrap_or_else(|| rest_after(self.failures));
+            let rest = error
+                .retry_after
+                .unwrap_or_else(|| rest_after(self.failures));
             self.failures += 1;
             tokio::select! {
-                () = tokio::time::sleep(rest.min(LONGEST_REST)) => {}
+                () = sleep(rest.min(LONGEST_REST)) => {}
                 _ = self.end.wait_for(Option::is_some) => {}
             }
         }
-        taken.lost(count);
-        if let Some((_, lost)) = &mut self.outage {
-            *lost += count as u64;
+        batch.note_lost(count);
+        if let Some(outage) = &mut self.outage {
+            outage.lost += count as u64;
+        }
+    }
+
+    fn begin_outage(&mut self, collector: &Collector, error: &ExportError) {
+        if self.outage.is_none() {
+            let since = clock::now();
+            self.outage = Some(ExportOutage { since, lost: 0 });
+            tracing::warn!(
+                collector = %collector.settings.endpoint,
+                why = %error.reason,
+                "tracing: the collector takes no spans; requests do not wait for it"
+            );
         }
     }
 
     fn end_outage(&mut self, collector: &Collector) {
         self.failures = 0;
-        if let Some((since, lost)) = self.outage.take() {
-            let away = clock::now().saturating_duration_since(since);
+        if let Some(ExportOutage { since, lost }) = self.outage.take() {
+            let seconds = clock::now().saturating_duration_since(since).as_secs();
             tracing::info!(
                 collector = %collector.settings.endpoint,
-                seconds = away.as_secs(),
+                seconds,
                 lost,
                 "tracing: the collector takes spans again"
             );
         }
     }
 
-    fn begin_outage(&mut self, collector: &Collector, trouble: &Trouble) {
-        if self.outage.is_none() {
-            self.outage = Some((clock::now(), 0));
-            tracing::warn!(
-                collector = %collector.settings.endpoint,
-                why = %trouble.why,
-                "tracing: the collector takes no spans; requests do not wait for it"
-            );
-        }
-    }
-
-    /// The end: what is left gets one attempt, and all of it together the time that there is.
-    async fn last(&mut self) {
-        let settings = self.follow.borrow().clone();
-        // A panic may have cost the one there was.
+    /// Sends the last spans: one attempt for each batch, and a common deadline.
+    async fn export_last(&mut self) {
+        let settings = self.settings.borrow().clone();
+        // A panic may have dropped the collector.
         let known = self.collector.take();
         let Some(mut collector) = known.or_else(|| settings.map(Collector::new)) else {
             return;
@@ -335,29 +342,29 @@ impl Exporter {
             Some(_) => by.min(clock::now() + LAST_LEAST),
             None => by,
         };
-        let mut taken = Taken::new(&self.depot);
-        while !taken.left().is_empty() {
-            let (body, count) = taken.next(&collector.settings);
+        let mut batch = SpanBatch::take(&self.depot);
+        while !batch.left().is_empty() {
+            let (body, count) = batch.encode_next(&collector.settings);
             let left = by.saturating_duration_since(clock::now());
-            let sent = tokio::time::timeout(left, collector.send(&body)).await;
-            match sent.unwrap_or_else(|_| Err(Trouble::timed_out())) {
-                Ok(sent) => {
-                    taken.sent(count, &sent);
+            let sent = timeout(left, collector.send(&body)).await;
+            match sent.unwrap_or_else(|_| Err(ExportError::timed_out())) {
+                Ok(refused) => {
+                    batch.note_sent(count, refused);
                     self.end_outage(&collector);
                 }
-                Err(trouble) => return self.begin_outage(&collector, &trouble),
+                Err(error) => return self.begin_outage(&collector, &error),
             }
         }
     }
 }
 
-/// Waits until the end, and then until everything had to be sent.
-async fn past(end: &mut watch::Receiver<Option<Instant>>) {
-    let by = end.wait_for(Option::is_some).await.map(|by| *by);
-    let left = by.ok().flatten().map_or(Duration::ZERO, |by| {
+/// Waits for the end of the process, and then until everything has to be sent.
+async fn wait_past(end: &mut watch::Receiver<Option<Instant>>) {
+    let by = end.wait_for(Option::is_some).await.ok().and_then(|by| *by);
+    sleep(by.map_or(Duration::ZERO, |by| {
         by.saturating_duration_since(clock::now())
-    });
-    tokio::time::sleep(left).await;
+    }))
+    .await;
 }
 
 fn rest_after(failures: u32) -> Duration {

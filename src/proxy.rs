@@ -41,8 +41,8 @@ use crate::config::{Config, TracingSettings};
 use crate::request_head::HeadError;
 use crate::route::Target;
 use crate::telemetry::access::Buffer;
-use crate::telemetry::metrics::Meter;
-use crate::telemetry::spans::Queue;
+use crate::telemetry::metrics::{CountedAnswer, Meter};
+use crate::telemetry::spans::SpanQueue;
 use crate::upstream::{Upstreams, Vitals};
 use body::Body;
 use upgrade::Tunnel;
@@ -89,7 +89,7 @@ impl Proxy {
     }
 
     /// The same with its requests traced: spans go into `queue`.
-    pub fn traced(mut self, settings: Option<&TracingSettings>, queue: &Arc<Queue>) -> Proxy {
+    pub fn traced(mut self, settings: Option<&TracingSettings>, queue: &Arc<SpanQueue>) -> Proxy {
         let tracer = |settings| Box::new(Tracer::new(settings, Arc::clone(queue)));
         self.stages.tracer = settings.map(tracer);
         self
@@ -218,9 +218,13 @@ impl Proxy {
     fn count(&self, response: &Response<Body>, record: &mut AccessRecord) {
         record.status = response.status().as_u16();
         let took = clock::now().saturating_duration_since(record.began);
-        let answered = (record.method, record.status);
-        self.meter().answered(record.route_number, answered, took);
-        self.meter().ended(record.outcome);
+        let answer = CountedAnswer {
+            method: record.method,
+            status: record.status,
+            took,
+        };
+        self.meter().count_answer(record.route_number, answer);
+        self.meter().count_outcome(record.outcome);
         if record.grpc {
             let counter = self.meter().grpc_counter(record.route_number);
             record.call = counter.and_then(|counter| Call::begin(counter, response));

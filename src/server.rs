@@ -1,42 +1,34 @@
-//! The house around the path: listeners, workers, and an orderly end.
+//! The server: its listeners and workers, and how it reloads, drains, and hands over.
 //!
-//! One worker per core, each with its own runtime, listener (SO_REUSEPORT), upstream pools and
-//! store connection; nothing on the path of a request is shared between them but the embedded
-//! store and the logs. `run` is given its sockets and its reason to stop by the caller.
+//! There is one worker for each core, with its own runtime, listener (SO_REUSEPORT), upstream pools
+//! and store connection. Workers share the embedded store and the logs; requests share nothing
+//! else. The caller of [`run`] opens the sockets and decides when the server stops.
 
 mod acceptors;
 mod active_config;
-mod checks;
 pub mod claim;
-mod client_connection;
 mod connection;
-mod connections_per_ip;
 pub mod control;
-pub mod control_path;
 mod drain;
 pub mod echo;
-mod handover;
+pub mod handover;
 #[cfg(test)]
 pub(crate) mod harness;
-pub mod heartbeat;
 mod http1;
 mod http2;
-pub mod inherit;
 pub mod introspection;
-mod left_behind;
 pub mod listen;
 pub mod listener;
-pub mod notify;
 mod opening;
 #[cfg(test)]
 mod panics;
-mod parked;
 mod phase;
 pub mod pid_file;
 mod port_sharing;
-mod proxy_protocol;
 mod reload;
 pub mod reload_request;
+pub mod socket_file;
+pub mod systemd;
 mod tls;
 pub mod upgrade;
 mod watcher;
@@ -47,78 +39,72 @@ mod worker_thread;
 use std::io;
 use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc, watch};
 
-use crate::config::{Config, LogFormat, LogSettings, LogTarget};
+use crate::config::{Config, LogFormat, LogSettings, LogTarget, UpstreamSettings};
 use crate::otlp::Exports;
 use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
-use crate::upstream::Vitals;
-use checks::Checks;
+use crate::upstream::{self, Vitals};
 use claim::Claim;
-use connections_per_ip::ConnectionsPerIp;
-use heartbeat::Heartbeats;
+use drain::ConnectionsPerIp;
 use introspection::Introspection;
 use listen::Listeners;
 use reload::Reloader;
 use reload_request::{Reload, Requests};
-use tls::Tls;
-use worker_set::{Position, WorkerSet};
+use tls::ServerTls;
+use worker_set::{Heartbeats, Position, WorkerSet};
 use worker_thread::WorkerStart;
 
-/// What all workers share: the logs, where they count, what they know of the upstreams' servers,
-/// and the bound on connections.
+/// The pause before health checks start again after a panic.
+const CHECKS_PAUSE: Duration = Duration::from_secs(1);
+
+/// The state that all workers share.
+#[derive(Clone)]
 pub(crate) struct ServerState {
     pub(crate) access: Arc<AccessLog>,
     pub(crate) counts: Arc<StoreHandle>,
     pub(crate) vitals: Arc<Vitals>,
-    checks: Arc<Checks>,
+    health_checks: Arc<HealthChecks>,
+    /// A permit for each connection that may be opened.
     pub(crate) connections: Arc<Semaphore>,
-    /// How many connections there may be: what the semaphore has, in use or not.
+    /// All permits of `connections`, in use or not.
     max_connections: usize,
-    /// Who has how many of them.
     per_ip: Arc<ConnectionsPerIp>,
     pub(crate) heartbeats: Arc<Heartbeats>,
-    /// What is seen of it from outside.
     pub(crate) introspection: Arc<Introspection>,
-    /// Where traces go.
+    /// The export of traces.
     pub(crate) exports: Arc<Exports>,
-    /// Where clients come over TLS.
-    pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) tls: Option<Arc<ServerTls>>,
 }
 
 impl ServerState {
     fn new(config: &Config, handles: &ServerHandles) -> io::Result<ServerState> {
         let most = config.server.max_connections;
-        let (checks, vitals) = (Arc::<Checks>::default(), Arc::default());
-        checks.follow(&config.upstreams, &vitals)?;
-        let exports = Arc::<Exports>::default();
-        exports.follow(config.tracing.as_ref())?;
-        Ok(ServerState {
-            exports,
+        let tls = config.tls.as_deref().map(ServerTls::new).transpose()?;
+        let state = ServerState {
+            exports: Arc::default(),
             access: Arc::new(open_access_log(&config.log)?),
             counts: Arc::new(StoreHandle::new(config)?),
-            vitals,
-            checks,
+            vitals: Arc::default(),
+            health_checks: Arc::default(),
             connections: Arc::new(Semaphore::new(most)),
             max_connections: most,
             per_ip: Arc::default(),
             heartbeats: Arc::clone(&handles.heartbeats),
             introspection: Arc::clone(&handles.introspection),
-            tls: config
-                .tls
-                .as_deref()
-                .map(Tls::new)
-                .transpose()?
-                .map(Arc::new),
-        })
+            tls: tls.map(Arc::new),
+        };
+        state.follow(config)?;
+        Ok(state)
     }
 
-    /// The house under another configuration: with everything of this one that can stay. Called
-    /// on a runtime.
+    /// Makes the state for another configuration, with all parts of this one that can stay. Must be
+    /// called on a runtime.
     fn renewed(&self, config: &Config) -> io::Result<ServerState> {
         let log = &config.log;
         let (target, format, share) = (&log.access, format_of(log), log.sample_allowed);
@@ -133,29 +119,28 @@ impl ServerState {
                 tls.renew(settings)?;
                 Some(Arc::clone(tls))
             }
-            (None, Some(settings)) => Some(Arc::new(Tls::new(settings)?)),
+            (None, Some(settings)) => Some(Arc::new(ServerTls::new(settings)?)),
             (_, None) => None,
         };
-        self.checks.follow(&config.upstreams, &self.vitals)?;
-        self.exports.follow(config.tracing.as_ref())?;
+        self.follow(config)?;
         Ok(ServerState {
-            exports: Arc::clone(&self.exports),
             access,
             counts,
-            vitals: Arc::clone(&self.vitals),
-            checks: Arc::clone(&self.checks),
-            connections: Arc::clone(&self.connections),
-            max_connections: self.bound(config.server.max_connections),
-            per_ip: Arc::clone(&self.per_ip),
-            heartbeats: Arc::clone(&self.heartbeats),
-            introspection: Arc::clone(&self.introspection),
+            max_connections: self.limit_connections(config.server.max_connections),
             tls,
+            ..self.clone()
         })
     }
 
-    /// Has so many connections at most. Under a bound that sinks none is closed: the next ones
-    /// wait until enough have ended.
-    fn bound(&self, most: usize) -> usize {
+    /// Starts or changes the threads beside the workers: health checks, and the export of traces.
+    fn follow(&self, config: &Config) -> io::Result<()> {
+        self.health_checks.follow(&config.upstreams, &self.vitals)?;
+        self.exports.follow(config.tracing.as_ref())
+    }
+
+    /// Changes the number of permits to `most`. A lower limit closes no connection: new ones wait
+    /// until enough have ended.
+    fn limit_connections(&self, most: usize) -> usize {
         let connections = Arc::clone(&self.connections);
         if most > self.max_connections {
             connections.add_permits(most - self.max_connections);
@@ -170,20 +155,72 @@ impl ServerState {
     }
 }
 
-/// What the parts of the process share with a running server.
+/// The thread that checks the servers of the upstreams. It starts with the first upstream that has
+/// health checks, and ends when this is dropped.
+#[derive(Debug, Default)]
+struct HealthChecks(Mutex<Option<watch::Sender<Vec<UpstreamSettings>>>>);
+
+impl HealthChecks {
+    /// Checks these upstreams from now on.
+    fn follow(&self, settings: &[UpstreamSettings], vitals: &Arc<Vitals>) -> io::Result<()> {
+        let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(thread) = &*thread {
+            thread.send_modify(|known| settings.clone_into(known));
+        } else if settings.iter().any(|one| one.health.is_some()) {
+            let (sender, followed) = watch::channel(settings.to_vec());
+            spawn_health_checks(followed, Arc::clone(vitals))?;
+            *thread = Some(sender);
+        }
+        Ok(())
+    }
+}
+
+fn spawn_health_checks(
+    mut followed: watch::Receiver<Vec<UpstreamSettings>>,
+    vitals: Arc<Vitals>,
+) -> io::Result<()> {
+    let checking = async move {
+        loop {
+            let settings = followed.borrow_and_update().clone();
+            tokio::select! {
+                () = upstream::run_health_checks(&settings, &vitals) => {
+                    tokio::time::sleep(CHECKS_PAUSE).await;
+                }
+                changed = followed.changed() => if changed.is_err() { return },
+            }
+        }
+    };
+    spawn_thread("checks", move || checking)?;
+    Ok(())
+}
+
+/// Runs a future on a thread with a runtime of its own.
+fn spawn_thread<F: Future<Output = ()>>(
+    name: &str,
+    start: impl FnOnce() -> F + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(move || runtime.block_on(start()))
+}
+
+/// The handles through which other parts of the process reach a running server.
 #[derive(Clone, Debug)]
 pub struct ServerHandles {
     pub listeners: Arc<Listeners>,
     pub heartbeats: Arc<Heartbeats>,
     pub introspection: Arc<Introspection>,
-    /// Asks the server to read its configuration again.
+    /// Requests a reload.
     pub reload: Reload,
-    /// The file that the configuration is read from, if there is one.
+    /// The file of the configuration, if there is one.
     pub file: Option<PathBuf>,
     pub shutdown: Shutdown,
 }
 
-/// The ends that belong to whoever starts the server.
+/// The other ends of channels in [`ServerHandles`], for the code that starts the server.
 #[derive(Debug)]
 pub struct ServerControls {
     pub lifecycle: watch::Sender<Lifecycle>,
@@ -191,7 +228,6 @@ pub struct ServerControls {
 }
 
 impl ServerHandles {
-    /// For a server with so many workers.
     pub fn new(
         listeners: Arc<Listeners>,
         workers: usize,
@@ -215,46 +251,45 @@ impl ServerHandles {
     }
 }
 
-/// How a server's configuration is replaced.
+/// How the configuration of a server is replaced.
 #[derive(Debug)]
 pub struct Reloads {
     pub requests: Requests,
-    /// Whether the file is also read when it changes.
+    /// Whether a change of the file causes a reload.
     pub watch: bool,
-    /// The right to be the file's process; taken when the control socket is bound, if not before.
+    /// The claim to the file. If absent, the server takes it when it binds the control socket.
     pub claim: Option<Arc<Claim>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifecycle {
-    /// Connections are accepted.
+    /// The server accepts connections.
     Serve,
-    /// The end: what waits at the sockets is still served, then they are closed.
+    /// The server ends. Connections that wait at its sockets are still served.
     Stop {
-        /// Whether other processes listen on the same ports, and something has to be done for
-        /// connections that are in between.
+        /// Whether other processes share the ports, and handshakes must move to them.
         yields: bool,
     },
-    /// Another process listens on the same sockets, but for those that it has no use for.
+    /// Another process has the sockets from now on.
     HandOver,
 }
 
-/// Tells workers to drain: dropped or sent anything but [`Lifecycle::Serve`].
+/// Makes workers drain if it is dropped or receives anything but [`Lifecycle::Serve`].
 pub type Shutdown = watch::Receiver<Lifecycle>;
 
-/// Serves until `handles.shutdown` changes, then drains. The caller closes `handles.listeners`
-/// before it tells the workers to stop.
+/// Serves until `handles.shutdown` changes, then drains. The caller must close `handles.listeners`
+/// before that.
 ///
 /// # Errors
-/// The access log cannot be opened, a thread cannot be started, or a worker ended unexpectedly:
-/// the heartbeats report that worker, and the caller then stops all others.
+/// The access log cannot be opened, a thread cannot be started, or a worker ended unexpectedly. The
+/// heartbeats report such a worker, and the caller then stops all others.
 pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Result<()> {
     let state = Arc::new(ServerState::new(&config, &handles)?);
     handles.introspection.renew(config.fresh_copy(), &state);
-    let sets = handles.listeners.sets()?;
-    let workers = Arc::new(WorkerSet::new(sets.len()));
+    let sockets = handles.listeners.worker_sockets()?;
+    let workers = Arc::new(WorkerSet::new(sockets.len()));
     let (mut threads, mut orders) = (Vec::new(), Vec::new());
-    for (index, sockets) in sets.into_iter().enumerate() {
+    for (index, sockets) in sockets.into_iter().enumerate() {
         let (order, ordered) = mpsc::channel(1);
         orders.push(order);
         let start = WorkerStart {
@@ -274,11 +309,11 @@ pub fn run(config: Config, handles: ServerHandles, reloads: Reloads) -> io::Resu
         let joined = thread.join();
         joined.unwrap_or_else(|_| Err(io::Error::other("a worker panicked as it ended")))
     });
-    // All are waited for, whatever became of the first.
+    // Waits for all workers, even if the first one has failed.
     let ended: Vec<io::Result<()>> = ended.collect();
     exports.finish();
     introspection.close();
-    // It has the last handles of the logs, which are to be written to their end.
+    // The reload thread has the last handles of the logs. Their drop writes the last lines.
     if reloading.join().is_err() {
         tracing::error!("the reload thread panicked");
     }
@@ -299,7 +334,7 @@ fn spawn_worker(
             let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
             match ended {
                 Ok(()) => state.heartbeats.end(index),
-                Err(_) => state.heartbeats.fall(index),
+                Err(_) => state.heartbeats.lose(index),
             }
             ended.map_err(|why| io::Error::other(format!("worker {index}: {why}")))
         })
@@ -320,7 +355,7 @@ fn format_of(log: &LogSettings) -> LogFormat {
     log.format.unwrap_or_else(|| default_format(&log.access))
 }
 
-/// Text where a person reads along, JSON where a program collects.
+/// Text on a terminal, JSON for programs.
 fn default_format(target: &LogTarget) -> LogFormat {
     use std::io::IsTerminal;
     let terminal = match target {
@@ -328,9 +363,8 @@ fn default_format(target: &LogTarget) -> LogFormat {
         LogTarget::Stderr => io::stderr().is_terminal(),
         LogTarget::Off | LogTarget::File(_) => false,
     };
-    if terminal {
-        LogFormat::Text
-    } else {
-        LogFormat::Json
+    match terminal {
+        true => LogFormat::Text,
+        false => LogFormat::Json,
     }
 }

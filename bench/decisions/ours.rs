@@ -2,7 +2,7 @@
 
 use redis::Cmd;
 use tidegate::limit::{Algorithm, Charge, Retry, Rule};
-use tidegate::store::batch::{Call, Group, Reply, SCRIPT, encode};
+use tidegate::store::batch::{Group, Reply, SCRIPT, ScriptCall, ScriptName, write};
 
 use super::contender::{Answer, Ask, Wait};
 use crate::support::{item, limit};
@@ -14,7 +14,15 @@ pub const TEXT: &str = SCRIPT;
 pub fn call(known: &str, algorithm: Algorithm, asks: &[Ask]) -> Cmd {
     let charges: Vec<Charge> = asks.iter().map(|ask| charge(algorithm, ask)).collect();
     let groups = charges.iter().map(Group::one);
-    encode(Call::Known(known), ("t:", 0), groups, asks[0].now_us)
+    let call = ScriptCall {
+        script: ScriptName::Hash(known),
+        prefix: "t:",
+        holder: 0,
+        now_us: asks[0].now_us,
+    };
+    let mut command = Cmd::new();
+    write(&mut command, call, groups);
+    command
 }
 
 /// The answers to that call; what they were counted by does not show in them.

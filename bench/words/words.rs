@@ -17,11 +17,11 @@ use tidegate::path::{CanonicalPath, Case};
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
 use tidegate::proxy::problem::{Detail, Problem, QUOTA_EXCEEDED, render};
 use tidegate::route::{
-    Ask, CostSource, HostPattern, PathPattern, Route, RouteTable, StatusSet, Target, host_of,
+    CostSource, HostPattern, PathPattern, Route, RouteQuery, RouteTable, StatusSet, Target, host_of,
 };
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
-use tidegate::telemetry::access::{AccessLog, Entry, Outcome};
+use tidegate::telemetry::access::{AccessEntry, AccessLog, Outcome};
 
 /// One of them; `say` does it once.
 pub(super) struct Word {
@@ -150,7 +150,7 @@ fn route(name: &'static str, count: usize) -> Word {
     let headers = head();
     word(name, move || {
         let path = CanonicalPath::parse("/api/v1/things7/17").unwrap();
-        let ask = Ask {
+        let ask = RouteQuery {
             host: "shop.example",
             path: &path,
             method: &Method::GET,
@@ -254,7 +254,7 @@ fn limit_headers(name: &'static str, limits: u8) -> Word {
             decision: black_box(&decision),
         };
         let unix_us = black_box(1_700_000_000_000_000);
-        let status = RateLimitStatus::of(decided, settings.reset, unix_us);
+        let status = RateLimitStatus::new(decided, settings.reset, unix_us);
         write(&mut headers, settings, &charge, &status);
     })
 }
@@ -327,7 +327,7 @@ fn log_line() -> Word {
     let log = AccessLog::open(&target, LogFormat::Json, 1.0).unwrap();
     let buffer = Arc::new(log).buffer();
     word("line of the access log", move || {
-        buffer.record(black_box(&Entry {
+        buffer.record(black_box(&AccessEntry {
             unix_us: 1_795_214_226_123_456,
             duration: Duration::from_micros(234),
             client: IpAddr::from([192, 0, 2, 7]),

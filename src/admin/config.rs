@@ -1,46 +1,76 @@
-//! `GET /api/v1/config`: what holds in the proxy that runs, with every default and without secrets.
-//! TOML, or JSON for whoever asks for that.
+//! `/api/v1/config`, the configuration in effect with every default and without secrets; and
+//! `/api/v1/reload`.
 
 use std::collections::BTreeMap;
 
-use http::{HeaderMap, StatusCode, header};
+use http::{StatusCode, header};
 
-use super::AdminState;
-use super::respond::{ApiResult, available, json_of, with_type};
+use super::request::ApiRequest;
+use super::response::{ApiError, ApiResult, json_response, with_type};
 use super::schema::described;
-use crate::config::{effective, environment};
+use crate::config::{effective, environment, render};
+use crate::server::reload_request::ReloadError;
 
 described! {
     struct SecretMarks {
         secrets: BTreeMap<String, String>,
     }
+
+    struct ReloadDone as "Reloaded" {
+        done: bool,
+        changes: Vec<String>,
+        restarts: Vec<String>,
+        warnings: String,
+    }
 }
 
-/// `POST /api/v1/config/secrets`: what stands for each secret, for whoever has the token.
-pub(super) fn secrets(state: &AdminState, headers: &HeaderMap) -> ApiResult {
-    let text = state
-        .server
-        .introspection
-        .inspect(|snapshot| snapshot.config.written.text.clone());
-    let shown = headers.get(header::AUTHORIZATION);
-    let token = shown.and_then(|shown| shown.as_bytes().get(7..));
-    let token = token.unwrap_or_default().trim_ascii();
-    let marks = effective::marks(&available(text)?, &environment, token);
-    Ok(json_of(&SecretMarks { secrets: marks }))
+fn source(request: &ApiRequest) -> Result<String, ApiError> {
+    request
+        .state
+        .inspect(|snapshot| snapshot.config.sources.text.clone())
 }
 
-pub(super) fn config(state: &AdminState, headers: &HeaderMap) -> ApiResult {
-    let text = state
-        .server
-        .introspection
-        .inspect(|snapshot| snapshot.config.written.text.clone());
-    let found = effective::effective(&available(text)?, &environment);
-    let accept = headers
-        .get(header::ACCEPT)
-        .and_then(|accept| accept.to_str().ok());
+/// The configuration as TOML, or as JSON if `Accept` names it.
+pub(super) fn config(request: &ApiRequest) -> ApiResult {
+    let config = effective::effective(&source(request)?, &environment);
+    let accept = request.header(header::ACCEPT);
     let wants_json = accept.is_some_and(|accept| accept.contains("application/json"));
     Ok(match wants_json {
-        true => json_of(&found),
-        false => with_type(StatusCode::OK, "application/toml", effective::toml(&found)),
+        true => json_response(&config),
+        false => with_type(StatusCode::OK, "application/toml", effective::toml(&config)),
     })
+}
+
+/// The mark that stands for each secret. Marks are keyed with the token.
+pub(super) fn secrets(request: &ApiRequest) -> Result<SecretMarks, ApiError> {
+    let authorization = request.headers.get(header::AUTHORIZATION);
+    // Behind `Bearer `, which was checked before.
+    let token = authorization.and_then(|value| value.as_bytes().get(7..));
+    let token = token.unwrap_or_default().trim_ascii();
+    Ok(SecretMarks {
+        secrets: effective::marks(&source(request)?, &environment, token),
+    })
+}
+
+/// Reads the configuration again, as `tidegate reload` does.
+pub(super) async fn reload(request: ApiRequest) -> Result<ReloadDone, ApiError> {
+    let outcome = request.state.server.reload.request().await;
+    match &*outcome {
+        Ok(reloaded) => Ok(ReloadDone {
+            done: true,
+            changes: reloaded.changes.clone(),
+            restarts: reloaded.restarts.clone(),
+            warnings: render::human(&reloaded.warnings, false),
+        }),
+        Err(error) => {
+            let status = match error {
+                ReloadError::NoFile => StatusCode::CONFLICT,
+                ReloadError::Mistakes(_) | ReloadError::Unusable(_) => {
+                    StatusCode::UNPROCESSABLE_ENTITY
+                }
+                ReloadError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            Err(ApiError::new(status, error.to_string()))
+        }
+    }
 }

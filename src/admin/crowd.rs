@@ -1,189 +1,358 @@
-//! What clients do: who asks most of each limit, and how many of them use how much of it.
+//! The clients of each limit: the busiest ones, and how many clients use how much of the limit.
 //!
-//! Made of what the workers' trails tell, on the admin's own thread, in fixed memory: for each of
-//! at most [`MOST_LIMITS`] limits a sketch of the busiest ([`top`]) and a sample of all
-//! ([`spread`]).
+//! The state feeds it with the decisions that workers note. It has a fixed size: for each of at
+//! most [`MAX_LIMITS`] limits a sketch of the busiest clients and a sample of all clients.
+//!
+//! Pure: the time is an argument, in seconds.
 
-mod spread;
-mod top;
-
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::telemetry::metrics::trail::Seen;
-pub(super) use spread::Shares;
-use spread::Spread;
-pub(super) use top::Client;
-use top::Top;
+use super::schema::described;
+use crate::limit::Limit;
+use crate::telemetry::watched::TrailEntry;
 
-/// Limits whose clients are looked at.
-const MOST_LIMITS: usize = 256;
-/// For so long a client counts as one who uses a limit, seconds: as long as its window, within
-/// these.
+/// Limits whose clients are recorded.
+const MAX_LIMITS: usize = 256;
+/// A client counts as a user of a limit for one window of the limit, within these bounds, seconds.
 const SHORTEST: u64 = 10;
 const LONGEST: u64 = 900;
-/// How long what the fullest client used is told, seconds.
-const LATELY: u64 = 10;
+/// How long the fullest client of a limit is remembered, seconds.
+const FULLEST_PERIOD: u64 = 10;
+/// Clients in a sketch of the busiest.
+const MAX_BUSIEST: usize = 128;
+/// How long a sketch is filled, seconds.
+const SKETCH_PERIOD: u64 = 300;
+/// Clients in a sample.
+const MAX_SAMPLE: usize = 512;
 
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Crowd {
-    limits: BTreeMap<Arc<str>, OfLimit>,
-    /// Decisions that nobody had the time to look at.
-    pub(super) missed: u64,
+    limits: BTreeMap<Arc<str>, LimitClients>,
 }
 
 #[derive(Debug)]
-struct OfLimit {
-    top: Top,
-    spread: Spread,
-    /// The largest share that a client had used, in this stretch of time and in the one before.
-    fullest: [f32; 2],
-    stretch: u64,
+struct LimitClients {
+    busiest: TwoPeriods<Sketch, SKETCH_PERIOD>,
+    sample: ClientSample,
+    /// The largest share of the limit that a client had used.
+    fullest: TwoPeriods<f32, FULLEST_PERIOD>,
+}
+
+/// The busiest clients of a limit.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct BusiestClients {
+    /// The busiest first.
+    pub(super) clients: Vec<BusyClient>,
+    /// The requests of all clients.
+    pub(super) requests: u64,
 }
 
 impl Crowd {
-    /// A limit whose window has this many seconds said this of a request; the time is in seconds.
-    pub(super) fn see(&mut self, limit: &Arc<str>, window: u64, seen: &Seen, now: u64) {
-        if self.limits.len() >= MOST_LIMITS && !self.limits.contains_key(limit) {
+    /// Records a decision of `limit`.
+    pub(super) fn record(&mut self, limit: &Limit, entry: &TrailEntry, now: u64) {
+        if self.limits.len() >= MAX_LIMITS && !self.limits.contains_key(&limit.name) {
             return;
         }
-        let of_limit = self.limits.entry(Arc::clone(limit));
-        let of_limit = of_limit.or_insert_with(|| OfLimit::new(window, now));
-        let (left, units) = seen.left;
-        let used = match units {
+        let clients = self.limits.entry(Arc::clone(&limit.name));
+        let clients = clients.or_insert_with(|| LimitClients {
+            busiest: TwoPeriods::default(),
+            sample: ClientSample::new(window_s(limit).clamp(SHORTEST, LONGEST)),
+            fullest: TwoPeriods::default(),
+        });
+        let used = match entry.units {
             0 => 0.0,
-            units => 1.0 - left.min(units) as f32 / units as f32,
+            units => 1.0 - entry.remaining.min(units) as f32 / units as f32,
         };
-        let tag = u128::from_le_bytes(seen.tag);
-        if !seen.again {
-            of_limit.top.see(tag, seen.denied, now);
+        let tag = u128::from_le_bytes(entry.tag);
+        if !entry.again {
+            clients.busiest.current(now).record(tag, entry.denied);
         }
-        of_limit.spread.see(tag as u64, used, seen.denied, now);
-        of_limit.turn(now);
-        of_limit.fullest[0] = of_limit.fullest[0].max(used);
+        let (hash, denied) = (tag as u64, entry.denied);
+        clients
+            .sample
+            .record(SampledRequest { hash, used, denied }, now);
+        let fullest = clients.fullest.current(now);
+        *fullest = fullest.max(used);
     }
 
-    /// Forgets limits that there are no more.
-    pub(super) fn retain(&mut self, is_there: impl Fn(&str) -> bool) {
-        self.limits.retain(|name, _| is_there(name));
+    /// Forgets limits that do not exist any more.
+    pub(super) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+        self.limits.retain(|name, _| exists(name));
     }
 
-    /// The busiest clients of a limit, and how many requests there were of all.
-    pub(super) fn clients(&self, limit: &str, now: u64) -> (Vec<Client>, u64) {
-        let found = self.limits.get(limit);
-        found.map_or_else(Default::default, |found| found.top.clients(now))
+    /// The busiest clients of a limit in the last five to ten minutes.
+    pub(super) fn busiest(&self, limit: &str, now: u64) -> BusiestClients {
+        let Some(clients) = self.limits.get(limit) else {
+            return BusiestClients::default();
+        };
+        let mut sum: BTreeMap<u128, BusyClient> = BTreeMap::new();
+        let mut requests = 0;
+        for sketch in clients.busiest.both(now) {
+            requests += sketch.requests;
+            for client in sketch.clients.values() {
+                sum.entry(client.tag).or_default().add(client);
+            }
+        }
+        let mut clients: Vec<BusyClient> = sum.into_values().collect();
+        clients.sort_by_key(|client| (Reverse(client.requests), client.tag));
+        BusiestClients { clients, requests }
     }
 
-    /// The client that surely makes this share of a limit's requests, or more, where there are at
-    /// least so many.
-    pub(super) fn dominant(&self, limit: &str, share: f64, least: u64, now: u64) -> Option<Client> {
-        let (clients, all) = self.clients(limit, now);
-        let busiest = *clients.first().filter(|_| all >= least)?;
+    /// The client that makes at least this share of a limit's requests, its counting error
+    /// considered. `None` where the limit had fewer than `least` requests.
+    pub(super) fn dominant(
+        &self,
+        limit: &str,
+        share: f64,
+        least: u64,
+        now: u64,
+    ) -> Option<BusyClient> {
+        let all = self.busiest(limit, now);
+        let busiest = *all.clients.first().filter(|_| all.requests >= least)?;
         let sure = busiest.requests.saturating_sub(busiest.error);
-        (sure as f64 >= share * all as f64).then_some(busiest)
+        (sure as f64 >= share * all.requests as f64).then_some(busiest)
     }
 
-    /// How many clients use how much of a limit; nothing before the first.
-    pub(super) fn shares(&self, limit: &str, now: u64) -> Shares {
-        let found = self.limits.get(limit);
-        found.map_or_else(Shares::default, |found| found.spread.shares(now))
+    /// How many clients use how much of a limit.
+    pub(super) fn usage(&self, limit: &str, now: u64) -> LimitUse {
+        let clients = self.limits.get(limit);
+        clients.map_or_else(LimitUse::default, |clients| clients.sample.counts(now))
     }
 
-    /// What the client that had used most of a limit lately had left of it.
-    pub(super) fn headroom(&mut self, limit: &str, now: u64) -> Option<f32> {
-        let found = self.limits.get_mut(limit)?;
-        found.turn(now);
-        Some(1.0 - found.fullest[0].max(found.fullest[1]))
+    /// The share of a limit that its fullest client had left in the last seconds.
+    pub(super) fn headroom(&self, limit: &str, now: u64) -> Option<f32> {
+        let periods = self.limits.get(limit)?.fullest.both(now);
+        Some(1.0 - periods.fold(0.0, |most, used| used.max(most)))
     }
 }
 
-impl OfLimit {
-    fn new(window: u64, now: u64) -> OfLimit {
-        OfLimit {
-            top: Top::default(),
-            spread: Spread::new(window.clamp(SHORTEST, LONGEST)),
-            fullest: [0.0; 2],
-            stretch: now / LATELY,
+/// The longest window of a limit, seconds.
+fn window_s(limit: &Limit) -> u64 {
+    let windows = limit.windows.iter();
+    let longest = windows.map(|window| window.rule.window_us).max();
+    longest.unwrap_or(0) / 1_000_000
+}
+
+/// A value of the running period of so many seconds, and the value of the period before it.
+#[derive(Debug, Default)]
+struct TwoPeriods<T, const SECONDS: u64> {
+    current: T,
+    previous: T,
+    period: u64,
+}
+
+impl<T: Default, const SECONDS: u64> TwoPeriods<T, SECONDS> {
+    /// The value of the period at `now`, a new one if that period has just begun.
+    fn current(&mut self, now: u64) -> &mut T {
+        let period = now / SECONDS;
+        if period != self.period {
+            let ended = std::mem::take(&mut self.current);
+            let follows = period == self.period + 1;
+            self.previous = if follows { ended } else { T::default() };
+            self.period = period;
+        }
+        &mut self.current
+    }
+
+    /// The values of the period at `now` and of the one before.
+    fn both(&self, now: u64) -> impl Iterator<Item = &T> {
+        let periods_ago = (now / SECONDS).saturating_sub(self.period);
+        let kept = 2_u64.saturating_sub(periods_ago) as usize;
+        [&self.current, &self.previous].into_iter().take(kept)
+    }
+}
+
+/// One of the busiest clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct BusyClient {
+    /// The hash of its key.
+    pub(super) tag: u128,
+    /// Its requests; at most `error` of them are not its own.
+    pub(super) requests: u64,
+    pub(super) error: u64,
+    /// Its denied requests that were counted; there may be more.
+    pub(super) denied: u64,
+}
+
+impl BusyClient {
+    fn add(&mut self, more: &BusyClient) {
+        self.tag = more.tag;
+        self.requests += more.requests;
+        self.error += more.error;
+        self.denied += more.denied;
+    }
+}
+
+/// The Space-Saving sketch (Metwally, Agrawal, El Abbadi 2005) of the busiest clients.
+///
+/// It holds `k` clients. A new client replaces the client with the fewest requests, and begins with
+/// that count as its error. After `n` requests the sketch holds every client with more than `n/k`
+/// of them, and for each client that it holds: `requests - error <= true count <= requests`. The
+/// sums of two sketches have the sums of their bounds.
+#[derive(Debug, Default)]
+struct Sketch {
+    clients: BTreeMap<u128, BusyClient>,
+    requests: u64,
+}
+
+impl Sketch {
+    fn record(&mut self, tag: u128, denied: bool) {
+        self.requests += 1;
+        if !self.clients.contains_key(&tag) {
+            let replaced = self.remove_least();
+            let client = BusyClient {
+                tag,
+                requests: replaced,
+                error: replaced,
+                denied: 0,
+            };
+            self.clients.insert(tag, client);
+        }
+        if let Some(client) = self.clients.get_mut(&tag) {
+            client.requests += 1;
+            client.denied += u64::from(denied);
         }
     }
 
-    fn turn(&mut self, now: u64) {
-        let stretch = now / LATELY;
-        if stretch != self.stretch {
-            let before = match stretch == self.stretch + 1 {
-                true => self.fullest[0],
-                false => 0.0,
-            };
-            (self.fullest, self.stretch) = ([0.0, before], stretch);
+    /// Makes place for a client. Returns the requests of the client that was removed.
+    fn remove_least(&mut self) -> u64 {
+        if self.clients.len() < MAX_BUSIEST {
+            return 0;
+        }
+        let least = self.clients.values().min_by_key(|client| client.requests);
+        let least = least.copied().unwrap_or_default();
+        self.clients.remove(&least.tag);
+        least.requests
+    }
+}
+
+/// A sample of the clients of a limit.
+///
+/// Hashes of keys are as good as random numbers. So the clients with a hash up to a bound are a
+/// fair sample of all clients, and always the same ones. Their number divided by the share of
+/// hashes up to the bound estimates all clients. The bound falls when the sample is full, and rises
+/// again when it is nearly empty.
+#[derive(Debug)]
+struct ClientSample {
+    /// How long a client counts after its last request, seconds.
+    keep_for: u64,
+    /// Clients with hashes up to this one are in the sample.
+    bound: u64,
+    /// When clients without recent requests were last removed.
+    cleaned_at: u64,
+    clients: BTreeMap<u64, SampledClient>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SampledClient {
+    used: f32,
+    at: u64,
+    denied_at: Option<u64>,
+}
+
+/// A request of the client with this hash, after which it had used this share of the limit.
+#[derive(Clone, Copy)]
+struct SampledRequest {
+    hash: u64,
+    used: f32,
+    denied: bool,
+}
+
+described! {
+    // The number of clients, by the share of the limit that they had used at their last request: up
+    // to a quarter, a half, three quarters, or more. `denied` counts clients that were denied
+    // lately.
+    #[derive(Copy, Default, PartialEq, Eq)]
+    struct LimitUse {
+        clients: u64,
+        q25: u64,
+        q50: u64,
+        q75: u64,
+        q100: u64,
+        denied: u64,
+    }
+}
+
+impl ClientSample {
+    fn new(keep_for: u64) -> ClientSample {
+        ClientSample {
+            keep_for,
+            bound: u64::MAX,
+            cleaned_at: 0,
+            clients: BTreeMap::new(),
+        }
+    }
+
+    fn record(&mut self, request: SampledRequest, now: u64) {
+        if now >= self.cleaned_at + self.keep_for {
+            self.remove_old(now);
+            if self.clients.len() < MAX_SAMPLE / 8 {
+                self.bound = self.bound.saturating_mul(2);
+            }
+            self.cleaned_at = now;
+        }
+        let SampledRequest { hash, used, denied } = request;
+        if hash > self.bound {
+            return;
+        }
+        let before = self.clients.get(&hash);
+        let denied_before = before.and_then(|before| before.denied_at);
+        // Of several rates of one limit, which are recorded one after the other, the fullest
+        // counts.
+        let used = match before {
+            Some(before) if before.at == now => used.max(before.used),
+            _ => used,
+        };
+        let client = SampledClient {
+            used,
+            at: now,
+            denied_at: if denied { Some(now) } else { denied_before },
+        };
+        self.clients.insert(hash, client);
+        if self.clients.len() > MAX_SAMPLE {
+            self.remove_old(now);
+            self.lower_bound();
+        }
+    }
+
+    fn remove_old(&mut self, now: u64) {
+        let keep_for = self.keep_for;
+        self.clients.retain(|_, client| client.at + keep_for >= now);
+    }
+
+    fn lower_bound(&mut self) {
+        while self.clients.len() > MAX_SAMPLE {
+            self.bound /= 2;
+            // All hashes above the bound must go: a part of them would not be a fair sample.
+            drop(self.clients.split_off(&self.bound.saturating_add(1)));
+        }
+    }
+
+    fn counts(&self, now: u64) -> LimitUse {
+        let scale = u64::MAX as f64 / self.bound as f64;
+        let (mut clients, mut quarters, mut denied) = (0, [0; 4], 0);
+        let is_recent = |at: u64| at + self.keep_for >= now;
+        for one in self.clients.values().filter(|one| is_recent(one.at)) {
+            clients += 1;
+            let quarter = ((one.used * 4.0).ceil() as usize).clamp(1, 4) - 1;
+            quarters[quarter] += 1;
+            denied += u64::from(one.denied_at.is_some_and(is_recent));
+        }
+        let scaled = |count: u64| (count as f64 * scale).round() as u64;
+        let [q25, q50, q75, q100] = quarters.map(scaled);
+        LimitUse {
+            clients: scaled(clients),
+            q25,
+            q50,
+            q75,
+            q100,
+            denied: scaled(denied),
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn available(client: u128, left: u32) -> Seen {
-        Seen {
-            tag: client.to_le_bytes(),
-            limit: 0,
-            denied: left == 0,
-            again: false,
-            left: (left, 100),
-        }
-    }
-
-    #[test]
-    fn clients_are_told_by_limit() {
-        let mut crowd = Crowd::default();
-        let login: Arc<str> = "login".into();
-        for left in [90, 80, 70] {
-            crowd.see(&login, 60, &available(1, left), 100);
-        }
-        crowd.see(&login, 60, &available(2, 0), 100);
-        let (clients, all) = crowd.clients("login", 100);
-        assert_eq!((clients.len(), all), (2, 4));
-        assert_eq!(
-            (clients[0].tag, clients[0].requests, clients[1].denied),
-            (1, 3, 1)
-        );
-        let shares = crowd.shares("login", 100);
-        assert_eq!(
-            (shares.clients, shares.quarters, shares.denied),
-            (2, [0, 1, 0, 1], 1)
-        );
-        assert_eq!(crowd.headroom("login", 105), Some(0.0));
-        assert_eq!(crowd.headroom("login", 200), Some(1.0));
-        assert_eq!(crowd.headroom("other", 200), None);
-        crowd.retain(|name| name != "login");
-        assert!(crowd.clients("login", 100).0.is_empty());
-    }
-
-    #[test]
-    fn who_makes_nearly_all_requests_is_found() {
-        let mut crowd = Crowd::default();
-        let login: Arc<str> = "login".into();
-        for number in 0..100 {
-            let client = if number % 20 == 0 { number } else { 1 };
-            crowd.see(&login, 60, &available(client, 90), 100);
-        }
-        let found = |share, least| crowd.dominant("login", share, least, 100);
-        assert_eq!(
-            found(0.9, 100).map(|one| (one.tag, one.requests)),
-            Some((1, 95))
-        );
-        assert_eq!(found(0.96, 100), None);
-        assert_eq!(found(0.9, 101), None);
-        assert_eq!(crowd.dominant("other", 0.0, 0, 100), None);
-    }
-
-    #[test]
-    fn limits_beyond_the_most_are_not_looked_at() {
-        let mut crowd = Crowd::default();
-        for number in 0..2 * MOST_LIMITS {
-            crowd.see(&number.to_string().into(), 60, &available(1, 1), 100);
-        }
-        assert_eq!(crowd.limits.len(), MOST_LIMITS);
-    }
-}
+mod tests;

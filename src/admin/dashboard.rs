@@ -1,16 +1,15 @@
-//! The dashboard's files, as they are in the program. What they are and how they hold together is
-//! said at the head of `page.js`; `tests/browser` tries them in a browser.
+//! The files of the dashboard, which are part of the program. The head of `page.js` describes them;
+//! `tests/browser` tests them in a browser.
 
 use http::{Response, StatusCode};
 
-use super::body::Body;
-use super::respond::with_type;
+use super::response::{AdminBody, with_type};
 
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const JS: &str = "text/javascript; charset=utf-8";
 
-/// Name, media type and text of each.
+/// The name, media type and text of each file.
 const FILES: [(&str, &str, &str); 14] = [
     ("", HTML, include_str!("dashboard/index.html")),
     ("style.css", CSS, include_str!("dashboard/style.css")),
@@ -28,8 +27,8 @@ const FILES: [(&str, &str, &str); 14] = [
     ("theming.js", JS, include_str!("dashboard/theming.js")),
 ];
 
-/// The file of this name; the page itself has none.
-pub(super) fn file(name: &str) -> Option<Response<Body>> {
+/// The file of this name. The name of the page itself is empty.
+pub(super) fn file(name: &str) -> Option<Response<AdminBody>> {
     let (_, media, text) = FILES.iter().find(|(known, ..)| *known == name)?;
     Some(with_type(StatusCode::OK, media, *text))
 }
@@ -38,7 +37,7 @@ pub(super) fn file(name: &str) -> Option<Response<Body>> {
 mod tests {
     use super::*;
 
-    /// What is between `open` and `close` in a text.
+    /// The parts of a text between `open` and `close`.
     fn between<'t>(text: &'t str, open: &str, close: char) -> Vec<&'t str> {
         let parts = text.split(open).skip(1);
         parts.filter_map(|rest| rest.split(close).next()).collect()
@@ -58,7 +57,7 @@ mod tests {
             for file in asked {
                 assert!(self::file(file).is_some(), "{name} asks for {file}");
             }
-            // The names of SVG are addresses that nobody asks.
+            // The name of SVG is an address, but browsers do not request it.
             let text = text.replace("http://www.w3.org/2000/svg", "");
             assert!(
                 media == JS || !text.contains("://"),

@@ -1,4 +1,4 @@
-//! `/api/v1/denials`: the last of them, and a stream of those to come.
+//! `/api/v1/denials`: the last denials, and a stream of new ones.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -6,51 +6,35 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use futures_util::stream;
 use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use ipnet::IpNet;
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
-use super::AdminState;
-use super::body::Body;
-use super::place::parameter;
-use super::respond::{ApiError, ApiResult, json_text};
+use super::response::{ApiError, ApiResult, json_text, seconds};
 use super::schema::described;
-use super::time::seconds;
 use crate::limit::KeyHash;
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
-use crate::telemetry::denials::{Denial, DeniedRate, MOST_RATES};
+use crate::telemetry::watched::{DeniedRate, MOST_RATES, ObservedDenial, TakenDenials};
 
-/// Denials that are kept, for those that ask for one by its request's id; and those of them that
-/// are listed, where all are asked for.
-const KEPT: usize = 2000;
-const LISTED: usize = 200;
-/// Events that wait for whoever is slow to take them; more are counted as dropped.
-const WAITING: usize = 256;
+/// Denials that are kept, so that an operator can find one by the id of its request.
+const MAX_KEPT: usize = 2000;
+/// Denials in an answer.
+const MAX_LISTED: usize = 200;
+/// Events that wait for a slow reader of the stream. Further ones are counted as dropped.
+const MAX_WAITING: usize = 256;
 /// Streams at once.
-const STREAMS: usize = 16;
-/// A stream on which nothing happens says so, that proxies between do not end it.
-const QUIET: Duration = Duration::from_secs(15);
-/// Bits of an address that are told: enough to see where, too few to see who.
+const MAX_STREAMS: usize = 16;
+/// A stream without events sends a comment this often, so that proxies do not close it.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// The bits of a client's address that are shown: they name its network, but not the client.
 const IPV4_BITS: u8 = 24;
 const IPV6_BITS: u8 = 48;
-
-/// What is told of one.
-#[derive(Clone, Debug)]
-enum Event {
-    Denied(Arc<Told>),
-    /// So many were not told.
-    Dropped(u64),
-}
-
-/// A denial as it is told.
-#[derive(Debug)]
-struct Told {
-    tag: KeyHash,
-    report: DenialReport,
-}
 
 described! {
     struct DenialList {
@@ -88,168 +72,225 @@ described! {
     }
 }
 
-/// The last ones, and whoever follows.
+/// An event of the stream.
+#[derive(Clone, Debug)]
+enum DenialEvent {
+    Denied(Arc<ObservedDenial>),
+    /// So many denials were left out.
+    Dropped(u64),
+}
+
+/// The last denials of all workers, and the streams that follow them.
 #[derive(Debug)]
-pub(super) struct Followed {
-    last: Mutex<VecDeque<Arc<Told>>>,
-    events: broadcast::Sender<Event>,
+pub(super) struct DenialLog {
+    last: Mutex<VecDeque<Arc<ObservedDenial>>>,
+    events: broadcast::Sender<DenialEvent>,
     streams: Arc<Semaphore>,
 }
 
-impl Default for Followed {
-    fn default() -> Followed {
-        Followed {
+impl Default for DenialLog {
+    fn default() -> DenialLog {
+        DenialLog {
             last: Mutex::default(),
-            events: broadcast::Sender::new(WAITING),
-            streams: Arc::new(Semaphore::new(STREAMS)),
+            events: broadcast::Sender::new(MAX_WAITING),
+            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
         }
     }
 }
 
-/// What a follower wants to hear.
+/// Which denials an operator wants.
 #[derive(Debug)]
-pub(super) struct Filter {
-    pub(super) limit: Option<String>,
-    pub(super) route: Option<String>,
+pub(super) struct DenialFilter {
+    limit: Option<String>,
+    route: Option<String>,
     /// The beginning of a client's hash.
-    pub(super) key: Option<KeyHashPrefix>,
-    /// A request's id.
-    pub(super) request: Option<String>,
-    /// Whether those of limits on trial are told too.
-    pub(super) shadow: bool,
+    key: Option<KeyHashPrefix>,
+    request_id: Option<String>,
+    /// Whether denials by limits in shadow mode are included.
+    shadow: bool,
 }
 
-impl Filter {
-    /// Reads a query.
-    pub(super) fn of(query: Option<&str>) -> Result<Filter, ApiError> {
-        let key = parameter(query, "key").map(|key| {
+impl DenialFilter {
+    /// Reads the query of a request, whose parameters `parameter` returns.
+    pub(super) fn parse(
+        parameter: impl Fn(&str) -> Option<String>,
+    ) -> Result<DenialFilter, ApiError> {
+        let key = parameter("key").map(|key| {
             let hash = key.strip_prefix("tag=").unwrap_or(&key);
             KeyHashPrefix::parse(hash).ok_or_else(|| {
                 ApiError::bad_request("`key` is a client's hash as logs show it, or its beginning")
             })
         });
-        Ok(Filter {
-            limit: parameter(query, "limit"),
-            route: parameter(query, "route"),
+        Ok(DenialFilter {
+            limit: parameter("limit"),
+            route: parameter("route"),
             key: key.transpose()?,
-            request: parameter(query, "request_id"),
-            shadow: parameter(query, "shadow").as_deref() != Some("false"),
+            request_id: parameter("request_id"),
+            shadow: parameter("shadow").as_deref() != Some("false"),
         })
     }
 
-    fn wants(&self, told: &Told) -> bool {
+    fn matches(&self, denial: &ObservedDenial) -> bool {
         let is = |wanted: &Option<String>, found: &str| {
             wanted.as_ref().is_none_or(|wanted| wanted == found)
         };
-        let is_of = |key: &KeyHashPrefix| key.matches(told.tag);
-        let has_id = |request: &String| told.report.request_id == **request;
-        let is_named =
-            self.key.as_ref().is_none_or(is_of) && self.request.as_ref().is_none_or(has_id);
-        let is_real = !told.report.shadow;
-        is(&self.limit, &told.report.limit)
-            && is(&self.route, &told.report.route)
-            && is_named
-            && (self.shadow || is_real)
+        is(&self.limit, &denial.limit)
+            && is(&self.route, &denial.route)
+            && is(&self.request_id, &denial.request_id)
+            && self.key.as_ref().is_none_or(|key| key.matches(denial.tag))
+            && (self.shadow || !denial.shadow)
     }
 }
 
-impl AdminState {
-    /// Denials that a worker has told, and how many it has not.
-    pub(super) fn tell_denials(&self, list: Vec<Denial>, dropped: u64) {
-        let followed = &self.followed;
-        let mut last = followed.last.lock().unwrap_or_else(PoisonError::into_inner);
-        for denial in list {
-            let told = Arc::new(Told::of(denial));
-            if last.len() == KEPT {
+impl DenialLog {
+    /// Adds the denials that a worker has noted.
+    pub(super) fn record(&self, taken: TakenDenials) {
+        let mut last = self.last();
+        for denial in taken.denials {
+            let denial = Arc::new(denial);
+            if last.len() == MAX_KEPT {
                 last.pop_front();
             }
-            last.push_back(Arc::clone(&told));
-            // Where nobody follows there is nobody to tell.
-            let _ = followed.events.send(Event::Denied(told));
+            last.push_back(Arc::clone(&denial));
+            // Sending fails if there is no stream.
+            let _ = self.events.send(DenialEvent::Denied(denial));
         }
-        if dropped > 0 {
-            let _ = followed.events.send(Event::Dropped(dropped));
+        if taken.dropped > 0 {
+            let _ = self.events.send(DenialEvent::Dropped(taken.dropped));
         }
     }
 
-    /// The last ones that the filter wants, newest first.
-    pub(super) fn last_denials(&self, filter: &Filter) -> DenialList {
-        self.drain();
+    /// The last denials that match the filter, newest first.
+    pub(super) fn list(&self, filter: &DenialFilter) -> DenialList {
         let last = self.last();
-        let wanted = last.iter().rev().filter(|told| filter.wants(told));
-        let listed = wanted.take(LISTED).map(|told| told.report.clone());
+        let matching = last.iter().rev().filter(|denial| filter.matches(denial));
+        let listed = matching.take(MAX_LISTED).map(|denial| report(denial));
         DenialList {
             denials: listed.collect(),
         }
     }
 
-    /// The client that was denied as its request had this id: by the limit, where it is among those
-    /// that denied.
-    pub(super) fn denied(&self, request: &str, limit: Option<&str>) -> Option<KeyHash> {
+    /// The client whose request had this id, optionally written `request=ID`. Prefers a denial by
+    /// `limit` where several limits denied the request.
+    pub(super) fn find_client(&self, request: &str, limit: Option<&str>) -> Option<KeyHash> {
         let request = request.strip_prefix("request=").unwrap_or(request);
         if request.is_empty() {
             return None;
         }
-        self.drain();
         let last = self.last();
-        let is_it = |told: &&Arc<Told>| told.report.request_id == *request;
-        let by_limit = |told: &&Arc<Told>| limit.is_none_or(|limit| told.report.limit == limit);
-        let mut all = last.iter().rev().filter(is_it);
-        all.clone()
-            .find(by_limit)
-            .or_else(|| all.next())
-            .map(|told| told.tag)
+        let newest = last.iter().rev();
+        let mut matching = newest.filter(|denial| denial.request_id == *request);
+        let by_limit =
+            |denial: &&Arc<ObservedDenial>| limit.is_none_or(|limit| denial.limit == limit);
+        let preferred = matching.clone().find(by_limit);
+        preferred
+            .or_else(|| matching.next())
+            .map(|denial| denial.tag)
     }
 
-    /// Clients that were denied.
-    pub(super) fn denied_tags(&self) -> Vec<KeyHash> {
-        self.last().iter().map(|told| told.tag).collect()
+    /// The clients of the last denials.
+    pub(super) fn clients(&self) -> Vec<KeyHash> {
+        self.last().iter().map(|denial| denial.tag).collect()
     }
 
-    fn last(&self) -> MutexGuard<'_, VecDeque<Arc<Told>>> {
-        let last = self.followed.last.lock();
-        last.unwrap_or_else(PoisonError::into_inner)
+    fn last(&self) -> MutexGuard<'_, VecDeque<Arc<ObservedDenial>>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Streams the denials to come that match the filter, as server-sent events.
+    pub(super) fn stream(&self, filter: DenialFilter) -> ApiResult {
+        let Ok(permit) = Arc::clone(&self.streams).try_acquire_owned() else {
+            let detail = "as many follow as may";
+            return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, detail));
+        };
+        let follower = Follower {
+            events: self.events.subscribe(),
+            filter,
+            dropped: 0,
+            is_greeted: false,
+            _permit: permit,
+        };
+        let frames = stream::unfold(follower, |mut follower| async move {
+            let text = follower.next_text().await?;
+            Some((Ok(Frame::data(Bytes::from(text))), follower))
+        });
+        let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+        let media = HeaderValue::from_static("text/event-stream");
+        response.headers_mut().insert(CONTENT_TYPE, media);
+        Ok(response)
     }
 }
 
-impl Told {
-    fn of(denial: Denial) -> Told {
-        let report = DenialReport {
-            at: seconds(denial.at_us),
-            limit: denial.limit,
-            route: denial.route,
-            method: denial.method.to_string(),
-            path: denial.path,
-            client: network(denial.client),
-            id: denial.tag.to_string(),
-            retry_after: denial.retry_after,
-            request_id: denial.request_id,
-            shadow: denial.shadow,
-            rates: denial.rates.into_iter().map(rate).collect(),
+/// One stream.
+struct Follower {
+    events: broadcast::Receiver<DenialEvent>,
+    filter: DenialFilter,
+    /// Denials that were left out so far.
+    dropped: u64,
+    is_greeted: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Follower {
+    /// The next text of the stream. `None` at its end.
+    async fn next_text(&mut self) -> Option<String> {
+        if !std::mem::replace(&mut self.is_greeted, true) {
+            // The client learns at once that its request is answered.
+            return Some(": following\n\n".to_owned());
+        }
+        let Ok(event) = tokio::time::timeout(KEEP_ALIVE, self.next_event()).await else {
+            return Some(": quiet\n\n".to_owned());
         };
-        Told {
-            tag: denial.tag,
-            report,
+        Some(match event? {
+            DenialEvent::Denied(denial) => format!("data: {}\n\n", json_text(&report(&denial))),
+            DenialEvent::Dropped(more) => {
+                self.dropped += more;
+                let count = json!({ "dropped": more, "all": self.dropped });
+                format!("event: dropped\ndata: {count}\n\n")
+            }
+        })
+    }
+
+    async fn next_event(&mut self) -> Option<DenialEvent> {
+        loop {
+            match self.events.recv().await {
+                Ok(DenialEvent::Denied(denial)) if !self.filter.matches(&denial) => {}
+                Ok(event) => return Some(event),
+                Err(RecvError::Lagged(missed)) => return Some(DenialEvent::Dropped(missed)),
+                Err(RecvError::Closed) => return None,
+            }
         }
     }
 }
 
-/// One rate that denied, as it stood at that moment.
-fn rate(denied: DeniedRate) -> DeniedRateReport {
-    DeniedRateReport {
-        policy: denied.policy,
-        key: denied.key,
+fn report(denial: &ObservedDenial) -> DenialReport {
+    let rate = |denied: &DeniedRate| DeniedRateReport {
+        policy: denied.policy.clone(),
+        key: denied.key.clone(),
         id: denied.tag.to_string(),
-        rate: denied.rate,
+        rate: denied.rate.clone(),
         units: denied.units,
         used: denied.used,
         remaining: denied.remaining,
         cost: denied.cost,
         retry_after: denied.retry_after,
+    };
+    DenialReport {
+        at: seconds(denial.at_us),
+        limit: denial.limit.clone(),
+        route: denial.route.clone(),
+        method: denial.method.to_string(),
+        path: denial.path.clone(),
+        client: network(denial.client),
+        id: denial.tag.to_string(),
+        retry_after: denial.retry_after,
+        request_id: denial.request_id.clone(),
+        shadow: denial.shadow,
+        rates: denial.rates.iter().map(rate).collect(),
     }
 }
 
-/// Where a client is, without who it is.
+/// The network of a client's address.
 fn network(ip: IpAddr) -> Option<String> {
     let bits = match ip {
         IpAddr::V4(_) => IPV4_BITS,
@@ -259,59 +300,14 @@ fn network(ip: IpAddr) -> Option<String> {
     Some(net.trunc().to_string())
 }
 
-/// A stream of what is to come, as far as `filter` wants it.
-pub(super) fn stream(state: &Arc<AdminState>, filter: Filter) -> ApiResult {
-    let followed = &state.followed;
-    let Ok(permit) = Arc::clone(&followed.streams).try_acquire_owned() else {
-        let detail = "as many follow as may";
-        return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, detail));
-    };
-    let mut events = followed.events.subscribe();
-    let (sender, receiver) = mpsc::channel(16);
-    tokio::spawn(async move {
-        let mut dropped = 0;
-        // So that whoever follows knows that it does.
-        let mut text = ": following\n\n".to_owned();
-        while sender.send(Bytes::from(text)).await.is_ok() {
-            text = match tokio::time::timeout(QUIET, next(&mut events, &filter)).await {
-                Err(_) => ": quiet\n\n".to_owned(),
-                Ok(Some(Event::Denied(told))) => format!("data: {}\n\n", json_text(&told.report)),
-                Ok(Some(Event::Dropped(more))) => {
-                    dropped += more;
-                    let count = json!({ "dropped": more, "all": dropped });
-                    format!("event: dropped\ndata: {count}\n\n")
-                }
-                Ok(None) => break,
-            };
-        }
-        drop(permit);
-    });
-    let mut response = http::Response::new(Body::Events(receiver));
-    let media = HeaderValue::from_static("text/event-stream");
-    response.headers_mut().insert(CONTENT_TYPE, media);
-    Ok(response)
-}
-
-/// The next event that the filter wants; nothing at the end.
-async fn next(events: &mut broadcast::Receiver<Event>, filter: &Filter) -> Option<Event> {
-    loop {
-        match events.recv().await {
-            Ok(Event::Denied(told)) if !filter.wants(&told) => {}
-            Ok(event) => return Some(event),
-            Err(RecvError::Lagged(missed)) => return Some(Event::Dropped(missed)),
-            Err(RecvError::Closed) => return None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn an_address_tells_where_and_not_who() {
-        let told = |text: &str| network(text.parse().unwrap()).unwrap();
-        assert_eq!(told("203.0.113.77"), "203.0.113.0/24");
-        assert_eq!(told("2001:db8:1:2:3:4:5:6"), "2001:db8:1::/48");
+    fn an_address_is_shown_as_its_network() {
+        let shown = |text: &str| network(text.parse().unwrap()).unwrap();
+        assert_eq!(shown("203.0.113.77"), "203.0.113.0/24");
+        assert_eq!(shown("2001:db8:1:2:3:4:5:6"), "2001:db8:1::/48");
     }
 }

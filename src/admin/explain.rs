@@ -1,100 +1,114 @@
-//! `POST /api/v1/explain`: what `tidegate explain` tells, of the configuration that is served by.
+//! `/api/v1/explain`: what `tidegate explain` reports, for the configuration in effect.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::AdminState;
 use super::operator_store::StorePlace;
-use super::respond::{ApiError, ApiResult, available, json_of};
-use crate::config::Config;
-use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
+use super::request::ApiRequest;
+use super::response::{ApiError, ApiResult, json_response};
+use crate::config::{Config, StoreKind};
+use crate::explain::{
+    EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError, explain,
+};
 use crate::limit::{Charge, Decision};
 
-/// Headers of a question, at most.
-const MOST_HEADERS: usize = 100;
+/// The most headers of a question.
+const MAX_HEADERS: usize = 100;
 
-pub(super) async fn answer(state: &Arc<AdminState>, body: &Value) -> ApiResult {
-    let question = question(body)?;
-    let live = match body.get("live") {
-        None => false,
-        Some(Value::Bool(live)) => *live,
-        Some(_) => return Err(ApiError::bad_request("`live` is true or false")),
-    };
-    let found = state
-        .server
-        .introspection
-        .inspect(|snapshot| (snapshot.config.fresh_copy(), StorePlace::of(snapshot)));
-    let (config, place) = available(found)?;
-    let _way = state.way().await?;
-    let telling = tokio::task::spawn_blocking(move || match live {
-        true => with_counts(&config, &question, place),
-        false => explain(&config, &question, None).map_err(refusal),
-    });
-    let broke = |_| ApiError::internal("it could not be told");
-    let told = telling.await.map_err(broke)??;
-    Ok(json_of(&told))
+/// The JSON Schema of the body.
+pub(super) fn body_schema() -> Value {
+    let pair =
+        json!({ "type": "array", "items": { "type": "string" }, "minItems": 2, "maxItems": 2 });
+    json!({
+        "type": "object",
+        "properties": {
+            "method": { "type": "string" },
+            "url": { "type": "string" },
+            "headers": { "type": "array", "items": pair },
+            "ip": { "type": "string" },
+            "live": { "type": "boolean" },
+        },
+        "required": ["url"],
+        "additionalProperties": true,
+    })
 }
 
-fn with_counts(
-    config: &Config,
-    question: &Question,
-    place: StorePlace,
-) -> Result<Explanation, ApiError> {
-    let mut counts = place.open()?;
-    let said = counts.said()?;
-    let hash_key = counts.hash_key();
-    let from = counts.name(config);
-    let mut stand = |charge: &Charge| -> Result<Decision, String> {
-        counts.stand(charge).map_err(|refusal| refusal.detail)
+/// An example of the body.
+pub(super) fn body_example() -> Value {
+    json!({
+        "method": "GET",
+        "url": "/login",
+        "headers": [["accept", "*/*"]],
+        "ip": "192.0.2.7",
+        "live": true,
+    })
+}
+
+pub(super) async fn answer(request: ApiRequest) -> ApiResult {
+    let question = question(&request)?;
+    let live = request.flag("live")?;
+    let read = request
+        .state
+        .inspect(|snapshot| (snapshot.config.fresh_copy(), StorePlace::new(snapshot)));
+    let (config, place) = read?;
+    let work = move || match live {
+        true => explain_live(&config, &question, &place),
+        false => explain(&config, &question, None).map_err(refusal),
     };
-    let live = Live {
-        from,
+    let state = &request.state;
+    let explanation = state.run_blocking("it could not be told", work).await?;
+    Ok(json_response(&explanation))
+}
+
+/// Explains with the current counts of the store.
+fn explain_live(
+    config: &Config,
+    question: &RequestDescription,
+    place: &StorePlace,
+) -> Result<Explanation, ApiError> {
+    let mut store = place.open()?;
+    let overrides = store.overrides()?;
+    let hash_key = store.hash_key();
+    let mut stand = |charge: &Charge| -> Result<Decision, String> {
+        store.stand(charge).map_err(|refusal| refusal.detail)
+    };
+    let live = LiveCounts {
+        from: match &config.store.kind {
+            StoreKind::Redis(redis) => redis.topology.to_string(),
+            StoreKind::Memory => "memory".to_owned(),
+        },
         hash_key,
-        overrides: said.snapshot(),
-        stand: &mut stand,
+        overrides: overrides.snapshot(),
+        peek: &mut stand,
     };
     explain(config, question, Some(live)).map_err(refusal)
 }
 
-fn refusal(error: QuestionError) -> ApiError {
+fn refusal(error: RequestError) -> ApiError {
     match error {
-        QuestionError::Machine(error) => ApiError::unavailable(error),
+        RequestError::Machine(error) => ApiError::unavailable(error),
         wrong => ApiError::bad_request(wrong.to_string()),
     }
 }
 
-fn question(body: &Value) -> Result<Question, ApiError> {
-    let text = |key: &str, usual: Option<&str>| match body.get(key) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        None | Some(Value::Null) if usual.is_some() => Ok(usual.unwrap_or_default().to_owned()),
-        _ => Err(ApiError::bad_request(format!("`{key}` is a text"))),
+fn question(request: &ApiRequest) -> Result<RequestDescription, ApiError> {
+    let method = request.field("method", "a text", Value::as_str)?;
+    let Some(Value::String(url)) = request.get("url") else {
+        return Err(ApiError::bad_request("`url` is a text"));
     };
-    let ip = match body.get("ip") {
-        None | Some(Value::Null) => EXAMPLE_PEER,
-        Some(ip) => {
-            let ip = ip.as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
-            ip.ok_or_else(|| ApiError::bad_request("`ip` is an address"))?
-        }
-    };
-    let headers = match body.get("headers") {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(list)) if list.len() <= MOST_HEADERS => {
-            let pairs: Option<Vec<_>> = list.iter().map(pair).collect();
-            pairs.ok_or_else(|| ApiError::bad_request("`headers` are pairs of texts"))?
-        }
-        Some(_) => {
-            return Err(ApiError::bad_request(
-                "`headers` is a list of at most 100 pairs",
-            ));
-        }
-    };
-    Ok(Question {
-        method: text("method", Some("GET"))?,
-        url: text("url", None)?,
-        headers,
-        ip,
+    let ip = request.field("ip", "an address", |ip| ip.as_str()?.parse::<IpAddr>().ok())?;
+    let expected = "a list of at most 100 pairs";
+    let headers = request.field("headers", expected, |headers| {
+        headers.as_array().filter(|list| list.len() <= MAX_HEADERS)
+    })?;
+    let pairs: Option<Vec<_>> = headers.into_iter().flatten().map(pair).collect();
+    let wrong = || ApiError::bad_request("`headers` are pairs of texts");
+    Ok(RequestDescription {
+        method: method.unwrap_or("GET").to_owned(),
+        url: url.clone(),
+        headers: pairs.ok_or_else(wrong)?,
+        ip: ip.unwrap_or(EXAMPLE_PEER),
     })
 }
 

@@ -1,23 +1,24 @@
-//! Findings: what is probably wrong though nothing fails, told once each, with what to do.
+//! Findings: probable mistakes that make nothing fail. Each is logged once, with advice.
 //!
-//! Looked for on the admin's thread: in what the workers count and tell anyway, and in what the
-//! store says of itself over a connection of its own, every quarter of a minute.
+//! The counters of the workers are checked every second, the store is asked about itself every 15
+//! seconds.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::AdminState;
+use super::crowd::Crowd;
+use super::response::seconds;
 use super::schema::described;
-use super::time::now_s;
-use super::time::seconds;
 use crate::clock;
-use crate::config::{FINDINGS, RedisTopology, StoreKind};
+use crate::config::FINDINGS;
 use crate::limit::key::Part;
 use crate::limit::{KeyHash, Limit};
+use crate::proxy::Proxy;
 use crate::server::introspection::Snapshot;
 use crate::store::memory::Evictions;
-use crate::store::redis::{ServerInfo, server_info};
+use crate::store::redis::ServerInfo;
+use crate::telemetry::metrics::Meter;
 
 const FORWARDED: &str = FINDINGS[0];
 const ONE_CLIENT: &str = FINDINGS[1];
@@ -26,27 +27,26 @@ const EVICTS: &str = FINDINGS[3];
 const REPLICA: &str = FINDINGS[4];
 const FULL: &str = FINDINGS[5];
 
-/// How long requests that were forwarded by nobody we trust, and evictions, are a finding, seconds.
-const LATELY: u64 = 600;
-/// How often clients are looked at, seconds.
-const LOOK_EVERY: u64 = 5;
-/// The share of a limit's requests that no single client should make, and of so many at least.
-const SHARE: f64 = 0.9;
-const LEAST: u64 = 1000;
-/// How far the store's clock may be from ours, microseconds.
-const CLOCK_US: u64 = 1_000_000;
-/// How long the store has to answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a finding about a counter holds after the counter last grew, seconds.
+const RECENT: u64 = 600;
+/// How often single clients are checked, seconds.
+const CHECK_CLIENTS_EVERY: u64 = 5;
+/// A client that makes this share of the requests of a limit is a finding.
+const DOMINANT_SHARE: f64 = 0.9;
+/// The least requests of a limit for that finding.
+const DOMINANT_LEAST: u64 = 1000;
+/// How far the clock of the store may be from ours, microseconds.
+const MAX_CLOCK_OFFSET_US: u64 = 1_000_000;
 
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     found: BTreeMap<&'static str, Finding>,
-    /// Requests that were forwarded by nobody we trust, and when there was last one more, seconds.
-    forwarded: (u64, u64),
-    /// Keys that the embedded store has evicted, and when it last evicted one more, seconds.
-    evicted: (u64, u64),
-    /// How long the store took to answer when it was last asked.
+    /// Requests with forwarding headers from peers that are not trusted.
+    forwarded: GrowingCount,
+    /// Keys that the embedded store has evicted.
+    evicted: GrowingCount,
+    /// How long the store took for its last answer.
     pub(super) round_trip: Option<Duration>,
 }
 
@@ -55,8 +55,31 @@ struct Finding {
     text: String,
     first_us: u64,
     count: u64,
-    /// Whether it was found when it was last looked for.
+    /// Whether the last check found it.
     holds: bool,
+}
+
+/// The result of a check that found something.
+struct FoundIssue {
+    text: String,
+    count: u64,
+}
+
+/// A count of the workers, and when it last grew.
+#[derive(Debug, Default)]
+struct GrowingCount {
+    count: u64,
+    grew_at: u64,
+}
+
+impl GrowingCount {
+    /// Returns the count if it has grown recently. A reload may make `count` smaller.
+    fn recent(&mut self, count: u64, now: u64) -> Option<u64> {
+        if count > self.count {
+            (self.count, self.grew_at) = (count, now);
+        }
+        (self.count > 0 && now < self.grew_at + RECENT).then_some(self.count)
+    }
 }
 
 described! {
@@ -71,9 +94,27 @@ described! {
 }
 
 impl Findings {
-    /// What was looked for, and if it was found, what to say and how often it was met.
-    fn note(&mut self, id: &'static str, met: Option<(String, u64)>) {
-        let Some((text, count)) = met else {
+    /// Checks what can be seen in this process.
+    pub(super) fn check(&mut self, snapshot: &Snapshot<'_>, crowd: &Crowd, now: u64) {
+        let silent = &snapshot.config.log.silence;
+        if !silent.contains(&FORWARDED) {
+            let meters = snapshot.proxies().map(Proxy::meter);
+            self.check_forwarded(meters.map(Meter::untrusted_forwarding).sum(), now);
+        }
+        if !silent.contains(&FULL) {
+            self.check_evictions(&snapshot.counts.in_process().evictions(), now);
+        }
+        if now.is_multiple_of(CHECK_CLIENTS_EVERY) && !silent.contains(&ONE_CLIENT) {
+            self.note(
+                ONE_CLIENT,
+                dominant_client(&snapshot.config.limits, crowd, now),
+            );
+        }
+    }
+
+    /// Notes the result of a check.
+    fn note(&mut self, id: &'static str, found: Option<FoundIssue>) {
+        let Some(FoundIssue { text, count }) = found else {
             if let Some(finding) = self.found.get_mut(id) {
                 finding.holds = false;
             }
@@ -91,13 +132,6 @@ impl Findings {
         (finding.text, finding.count, finding.holds) = (text, count, true);
     }
 
-    /// The same of what is met anew at each look.
-    fn note_again(&mut self, id: &'static str, met: Option<String>) {
-        let before = self.found.get(id).map_or(0, |finding| finding.count);
-        self.note(id, met.map(|text| (text, before + 1)));
-    }
-
-    /// What is found now.
     pub(super) fn reports(&self, silent: &[&str]) -> Vec<FindingReport> {
         let list = self.holding(silent).map(|(id, finding)| FindingReport {
             id,
@@ -110,12 +144,9 @@ impl Findings {
         list.collect()
     }
 
-    /// Each that there may be, and whether it is found now.
-    pub(super) fn all(&self, silent: &[&str]) -> impl Iterator<Item = (&'static str, bool)> {
-        let holding: Vec<&str> = self.holding(silent).map(|(id, _)| id).collect();
-        FINDINGS
-            .into_iter()
-            .map(move |id| (id, holding.contains(&id)))
+    /// Whether the finding holds now and is not silenced.
+    pub(super) fn holds(&self, id: &str, silent: &[&str]) -> bool {
+        self.holding(silent).any(|(holding, _)| holding == id)
     }
 
     fn holding(&self, silent: &[&str]) -> impl Iterator<Item = (&'static str, &Finding)> {
@@ -123,65 +154,73 @@ impl Findings {
         found.filter(|(id, finding)| finding.holds && !silent.contains(id))
     }
 
-    fn forwarded(&mut self, count: u64, now: u64) {
-        if count > self.forwarded.0 {
-            self.forwarded = (count, now);
-        }
-        let (most, last) = self.forwarded;
-        let text = "peers outside `trusted_proxies` say whom they forward for (X-Forwarded-.., \
-                    X-Real-IP), and are not believed: each of them counts as one client; if they \
-                    are proxies of yours, name their networks in `trusted_proxies`";
-        let lately = most > 0 && now < last + LATELY;
-        self.note(FORWARDED, lately.then(|| (text.to_owned(), most)));
+    fn check_forwarded(&mut self, count: u64, now: u64) {
+        let recent = self.forwarded.recent(count, now);
+        let found = recent.map(|count| FoundIssue {
+            text: "peers outside `trusted_proxies` say whom they forward for (X-Forwarded-.., \
+                   X-Real-IP), and are not believed: each of them counts as one client; if they \
+                   are proxies of yours, name their networks in `trusted_proxies`"
+                .to_owned(),
+            count,
+        });
+        self.note(FORWARDED, found);
     }
 
-    /// Counts that the embedded store forgot because it was full.
-    fn evictions(&mut self, evictions: &[Evictions], now: u64) {
-        let keys = evictions.iter().map(|one| one.keys).sum();
-        if keys > self.evicted.0 {
-            self.evicted = (keys, now);
-        }
+    fn check_evictions(&mut self, evictions: &[Evictions], now: u64) {
+        let keys: u64 = evictions.iter().map(|one| one.keys).sum();
         let at_limit: u64 = evictions.iter().map(|one| one.at_limit).sum();
-        let lately = keys > 0 && now < self.evicted.1 + LATELY;
-        let most = evictions.first().filter(|_| lately);
-        let text = most.map(|most| {
-            format!(
-                "the embedded store is full: {keys} counts were forgotten before they had expired, \
-                 {at_limit} of them of clients at their limit, most by limit `{}`; raise \
+        let recent = self.evicted.recent(keys, now).is_some() && keys > 0;
+        let most = evictions.first().filter(|_| recent);
+        let found = most.map(|most| FoundIssue {
+            text: format!(
+                "the embedded store is full: {keys} counts were forgotten before they had \
+                 expired, {at_limit} of them of clients at their limit, most by limit `{}`; raise \
                  `[store] max_keys` or `max_memory`, and put a limit by address beside every key \
                  that clients can invent",
                 most.limit
-            )
+            ),
+            count: keys,
         });
-        self.note(FULL, text.map(|text| (text, keys)));
+        self.note(FULL, found);
     }
 
-    /// What the store said of itself; nothing where it did not answer.
-    fn of_store(&mut self, info: Option<&ServerInfo>, may_be_replica: bool, silent: &[&str]) {
+    /// Checks what the store says of itself. `None` says that it did not answer.
+    pub(super) fn check_store(
+        &mut self,
+        info: Option<&ServerInfo>,
+        may_be_replica: bool,
+        silent: &[&str],
+    ) {
         self.round_trip = info.and_then(|info| info.round_trip);
         let Some(info) = info else { return };
-        let met = [
-            (CLOCK, clock_is_off(info)),
-            (EVICTS, evicts(info)),
-            (REPLICA, is_replica(info).filter(|_| !may_be_replica)),
+        let checks = [
+            (CLOCK, clock_offset(info)),
+            (
+                EVICTS,
+                info.forgets().map(|why| format!("the store: {why}")),
+            ),
+            (REPLICA, replica(info).filter(|_| !may_be_replica)),
         ];
-        for (id, met) in met {
-            self.note_again(id, met.filter(|_| !silent.contains(&id)));
+        for (id, text) in checks {
+            let before = self.found.get(id).map_or(0, |finding| finding.count);
+            let text = text.filter(|_| !silent.contains(&id));
+            let count = before + 1;
+            self.note(id, text.map(|text| FoundIssue { text, count }));
         }
     }
 }
 
-/// What to write where one is not wanted.
+/// The setting that silences a finding.
 fn silence(id: &str) -> String {
     format!("[log] silence = [\"{id}\"]")
 }
 
-fn clock_is_off(info: &ServerInfo) -> Option<String> {
+fn clock_offset(info: &ServerInfo) -> Option<String> {
     let ahead_us = info.clock_ahead_us?;
-    let off = ahead_us.unsigned_abs();
+    let offset_us = ahead_us.unsigned_abs();
     let direction = if ahead_us > 0 { "ahead of" } else { "behind" };
-    let seconds = off as f64 / 1e6;
-    (off > CLOCK_US).then(|| {
+    let seconds = seconds(offset_us);
+    (offset_us > MAX_CLOCK_OFFSET_US).then(|| {
         format!(
             "the store's clock is {seconds:.1} s {direction} this machine's: limits go by the \
              store's, so the times that clients are told in `X-RateLimit-Reset` are off; keep both \
@@ -190,18 +229,33 @@ fn clock_is_off(info: &ServerInfo) -> Option<String> {
     })
 }
 
-fn evicts(info: &ServerInfo) -> Option<String> {
-    info.forgets().map(|why| format!("the store: {why}"))
-}
-
-fn is_replica(info: &ServerInfo) -> Option<String> {
+fn replica(info: &ServerInfo) -> Option<String> {
     let text = "the store is a replica, and takes no writes: limits follow `on_error`; name its \
                 master in `[store] url`, or use `redis+sentinel://`";
     (info.role.as_deref() == Some("slave")).then(|| text.to_owned())
 }
 
-/// Whether a limit counts clients apart: one that does not has but one key for all of them.
-fn tells_clients_apart(limit: &Limit) -> bool {
+/// Finds a client that makes nearly all requests of a limit that counts clients separately.
+fn dominant_client(limits: &[Arc<Limit>], crowd: &Crowd, now: u64) -> Option<FoundIssue> {
+    let mut limits = limits.iter().filter(|limit| separates_clients(limit));
+    let (limit, client) = limits.find_map(|limit| {
+        let client = crowd.dominant(&limit.name, DOMINANT_SHARE, DOMINANT_LEAST, now)?;
+        Some((&limit.name, client))
+    })?;
+    let id = KeyHash(client.tag.to_le_bytes());
+    let text = format!(
+        "one client makes nine of ten requests that limit `{limit}` counts ({id}): a proxy in \
+         front that `trusted_proxies` does not name looks like that, and so does a key that \
+         all clients share"
+    );
+    Some(FoundIssue {
+        text,
+        count: client.requests,
+    })
+}
+
+/// Whether the key of a limit depends on the client.
+fn separates_clients(limit: &Limit) -> bool {
     let mut parts = limit.key.parts.iter().flat_map(|part| part.0.iter());
     parts.any(|part| {
         !matches!(
@@ -217,72 +271,6 @@ fn tells_clients_apart(limit: &Limit) -> bool {
     })
 }
 
-impl AdminState {
-    pub(super) fn findings(&self) -> MutexGuard<'_, Findings> {
-        self.findings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Looks for what can be seen in this process.
-    pub(super) fn look_for_findings(&self) {
-        let now = now_s();
-        self.server.introspection.inspect(|snapshot| {
-            let silent = &snapshot.config.log.silence;
-            if !silent.contains(&FORWARDED) {
-                let forwarded = snapshot.proxies().map(|proxy| proxy.meter().forwarded());
-                self.findings().forwarded(forwarded.sum(), now);
-            }
-            if !silent.contains(&FULL) {
-                let evictions = snapshot.counts.in_process().evictions();
-                self.findings().evictions(&evictions, now);
-            }
-            if now.is_multiple_of(LOOK_EVERY) && !silent.contains(&ONE_CLIENT) {
-                let met = self.one_client(snapshot, now);
-                self.findings().note(ONE_CLIENT, met);
-            }
-        });
-    }
-
-    fn one_client(&self, snapshot: &Snapshot<'_>, now: u64) -> Option<(String, u64)> {
-        let crowd = self.crowd();
-        let limits = snapshot.config.limits.iter();
-        let mut limits = limits.filter(|limit| tells_clients_apart(limit));
-        let (limit, client) = limits.find_map(|limit| {
-            let client = crowd.dominant(&limit.name, SHARE, LEAST, now)?;
-            Some((&limit.name, client))
-        })?;
-        let id = KeyHash(client.tag.to_le_bytes());
-        let text = format!(
-            "one client makes nine of ten requests that limit `{limit}` counts ({id}): a proxy in \
-             front that `trusted_proxies` does not name looks like that, and so does a key that \
-             all clients share"
-        );
-        Some((text, client.requests))
-    }
-}
-
-/// Asks the store about itself, beside everything else.
-pub(super) fn ask_store(state: &Arc<AdminState>) {
-    let seen = state
-        .server
-        .introspection
-        .inspect(|snapshot| match &snapshot.config.store.kind {
-            StoreKind::Redis(redis) => Some((redis.clone(), snapshot.config.log.silence.clone())),
-            StoreKind::Memory => None,
-        });
-    let Some(Some((redis, silent))) = seen else {
-        return;
-    };
-    let state = Arc::clone(state);
-    tokio::spawn(async move {
-        // Any node of a cluster may answer, also one that takes no writes.
-        let may_be_replica = matches!(redis.topology, RedisTopology::Cluster { .. });
-        let said = server_info(&redis, PATIENCE).await.ok();
-        state
-            .findings()
-            .of_store(said.as_ref(), may_be_replica, &silent);
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -292,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_store_says_of_itself_is_judged() {
+    fn a_store_that_describes_itself_is_judged() {
         let mut findings = Findings::default();
         let fine = ServerInfo {
             role: Some("master".to_owned()),
@@ -301,7 +289,7 @@ mod tests {
             clock_ahead_us: Some(-900_000),
             ..ServerInfo::default()
         };
-        findings.of_store(Some(&fine), false, &[]);
+        findings.check_store(Some(&fine), false, &[]);
         assert!(ids(&findings).is_empty());
         assert_eq!(findings.round_trip, fine.round_trip);
         let odd = ServerInfo {
@@ -310,27 +298,27 @@ mod tests {
             clock_ahead_us: Some(-1_500_000),
             ..ServerInfo::default()
         };
-        findings.of_store(Some(&odd), true, &[CLOCK]);
+        findings.check_store(Some(&odd), true, &[CLOCK]);
         assert_eq!(ids(&findings), [EVICTS]);
-        findings.of_store(Some(&odd), false, &[]);
+        findings.check_store(Some(&odd), false, &[]);
         assert_eq!(ids(&findings), [CLOCK, EVICTS, REPLICA]);
-        let told = findings.reports(&[EVICTS, REPLICA]);
-        assert_eq!(told.len(), 1);
-        let text = &told[0].text;
+        let reports = findings.reports(&[EVICTS, REPLICA]);
+        assert_eq!(reports.len(), 1);
+        let text = &reports[0].text;
         assert!(text.contains("1.5 s behind"), "{text}");
-        assert_eq!(told[0].silence, "[log] silence = [\"store-clock\"]");
-        // Silence says nothing new, and what is mended is not told.
-        findings.of_store(None, false, &[]);
+        assert_eq!(reports[0].silence, "[log] silence = [\"store-clock\"]");
+        // A store that does not answer changes no finding. A store that is fine ends them.
+        findings.check_store(None, false, &[]);
         assert_eq!((ids(&findings).len(), findings.round_trip), (3, None));
-        findings.of_store(Some(&fine), false, &[]);
-        assert!(findings.all(&[]).all(|(_, holds)| !holds));
+        findings.check_store(Some(&fine), false, &[]);
+        assert!(FINDINGS.iter().all(|id| !findings.holds(id, &[])));
         assert_eq!(findings.found[EVICTS].count, 2);
     }
 
     #[test]
     fn evictions_are_a_finding_for_a_while() {
         let mut findings = Findings::default();
-        findings.evictions(&[], 1000);
+        findings.check_evictions(&[], 1000);
         assert!(ids(&findings).is_empty());
         let of = |limit: &str, keys, at_limit| Evictions {
             limit: limit.into(),
@@ -338,27 +326,27 @@ mod tests {
             at_limit,
             units: keys,
         };
-        findings.evictions(&[of("b", 7, 2), of("a", 1, 0)], 1001);
+        findings.check_evictions(&[of("b", 7, 2), of("a", 1, 0)], 1001);
         assert_eq!(ids(&findings), [FULL]);
         let text = &findings.found[FULL].text;
         assert!(
             text.contains("8 counts") && text.contains("limit `b`"),
             "{text}"
         );
-        findings.evictions(&[of("b", 7, 2), of("a", 1, 0)], 1001 + LATELY);
+        findings.check_evictions(&[of("b", 7, 2), of("a", 1, 0)], 1001 + RECENT);
         assert!(ids(&findings).is_empty());
     }
 
     #[test]
-    fn forwarding_by_nobody_is_a_finding_for_a_while() {
+    fn forwarding_by_untrusted_peers_is_a_finding_for_a_while() {
         let mut findings = Findings::default();
-        findings.forwarded(0, 1000);
+        findings.check_forwarded(0, 1000);
         assert!(ids(&findings).is_empty());
-        findings.forwarded(3, 1001);
+        findings.check_forwarded(3, 1001);
         assert_eq!(ids(&findings), [FORWARDED]);
-        findings.forwarded(3, 1000 + LATELY);
+        findings.check_forwarded(3, 1000 + RECENT);
         assert_eq!(findings.reports(&[])[0].count, 3);
-        findings.forwarded(3, 1001 + LATELY);
+        findings.check_forwarded(3, 1001 + RECENT);
         assert!(ids(&findings).is_empty());
     }
 }

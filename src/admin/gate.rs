@@ -1,46 +1,55 @@
-//! Who may ask: pages of other sites may not, nor may anybody without the token where one is
-//! needed.
+//! Access to the admin: pages of other sites have none, and where a token is needed, requests
+//! without it have none.
 //!
-//! There are no cookies and no CORS headers, so a page of another site can neither act in an
-//! operator's name nor read what it asked for. What is left to it is a name of its own that leads
-//! here (DNS rebinding): so the host that is asked for must be an address, `localhost`, or a name
-//! that the configuration has.
+//! There are no cookies and no CORS headers. So a page of another site cannot act in an operator's
+//! name, and cannot read an answer. It could still use a name of its own that leads here (DNS
+//! rebinding). So `Host` must be an address, `localhost`, or a name of the configuration.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use http::{HeaderMap, Method, Request, StatusCode};
 
-use super::place::AdminAction;
-use super::respond::ApiError;
+use super::response::ApiError;
 use crate::config::AdminSettings;
 use crate::limit::key::same_secret;
 
-/// Who may ask.
-#[derive(Debug)]
-pub(super) struct Pass {
-    /// As the configuration says it.
-    pub(super) wanted: std::net::SocketAddr,
-    hosts: Vec<String>,
-    /// Nothing where nobody may write.
-    token: Option<Vec<u8>>,
-    /// Whether reading is free: nobody but this machine's users can connect.
-    is_open: bool,
+/// The access that a request needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AdminAction {
+    /// Reads what every client may see that can connect.
+    Probe,
+    /// Reads what clients do.
+    Read,
+    /// Changes something.
+    Write,
 }
 
-impl Pass {
-    pub(super) fn new(settings: &AdminSettings, own_token: Option<&[u8]>) -> Pass {
+/// The rules for access, from the configuration.
+#[derive(Debug)]
+pub(super) struct AccessPolicy {
+    /// The configured address.
+    pub(super) address: SocketAddr,
+    hosts: Vec<String>,
+    /// Without a token no request may write.
+    token: Option<Vec<u8>>,
+    /// Whether reading is free, because only users of this machine can connect.
+    is_loopback: bool,
+}
+
+impl AccessPolicy {
+    pub(super) fn new(settings: &AdminSettings, own_token: Option<&[u8]>) -> AccessPolicy {
         let token = settings.token.as_deref().or(own_token);
-        Pass {
-            wanted: settings.address,
+        AccessPolicy {
+            address: settings.address,
             hosts: settings.hosts.clone(),
             token: token.map(<[u8]>::to_vec),
-            is_open: settings.address.ip().is_loopback(),
+            is_loopback: settings.address.ip().is_loopback(),
         }
     }
 
-    /// Whether the request may do that.
-    pub(super) fn admits<B>(
+    /// Refuses the request if it may not do `action`.
+    pub(super) fn authorize<B>(
         &self,
         request: &Request<B>,
         action: AdminAction,
@@ -58,7 +67,7 @@ impl Pass {
             let detail = "a page of another site may not ask";
             return Err(ApiError::new(StatusCode::FORBIDDEN, detail));
         }
-        if (action == AdminAction::Write || !self.is_open) && !self.knows_token(headers) {
+        if (action == AdminAction::Write || !self.is_loopback) && !self.knows_token(headers) {
             let detail = match &self.token {
                 Some(_) => "show the token: `Authorization: Bearer TOKEN`",
                 None => "there is no token: name a file in `admin_token_file`",
@@ -114,17 +123,18 @@ fn is_json(headers: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Secret;
 
-    fn pass(address: &str) -> Pass {
+    fn policy(address: &str) -> AccessPolicy {
         let settings = AdminSettings {
             address: address.parse().unwrap(),
-            token: Some(b"0123456789abcdef".to_vec()),
+            token: Some(Secret(b"0123456789abcdef".to_vec())),
             hosts: vec!["proxy.internal".to_owned()],
         };
-        Pass::new(&settings, None)
+        AccessPolicy::new(&settings, None)
     }
 
-    fn asked(lines: &[(&'static str, &str)], method: Method) -> Request<()> {
+    fn request(lines: &[(&'static str, &str)], method: Method) -> Request<()> {
         let mut request = Request::new(());
         *request.method_mut() = method;
         for (name, value) in lines {
@@ -133,21 +143,21 @@ mod tests {
         request
     }
 
-    fn status(pass: &Pass, lines: &[(&'static str, &str)], action: AdminAction) -> u16 {
+    fn status(policy: &AccessPolicy, lines: &[(&'static str, &str)], action: AdminAction) -> u16 {
         let method = match action {
             AdminAction::Write => Method::POST,
             AdminAction::Probe | AdminAction::Read => Method::GET,
         };
-        match pass.admits(&asked(lines, method), action) {
+        match policy.authorize(&request(lines, method), action) {
             Ok(()) => 200,
             Err(refusal) => refusal.status.as_u16(),
         }
     }
 
     #[test]
-    fn a_name_that_nobody_gave_it_is_not_answered() {
-        let pass = pass("127.0.0.1:9180");
-        let told = |host| status(&pass, &[("host", host)], AdminAction::Probe);
+    fn a_host_that_is_not_configured_is_refused() {
+        let policy = policy("127.0.0.1:9180");
+        let status_of = |host| status(&policy, &[("host", host)], AdminAction::Probe);
         for host in [
             "127.0.0.1:9180",
             "[::1]:9180",
@@ -157,7 +167,7 @@ mod tests {
             "Proxy.Internal",
             "10.1.2.3",
         ] {
-            assert_eq!(told(host), 200, "{host}");
+            assert_eq!(status_of(host), 200, "{host}");
         }
         for host in [
             "evil.example",
@@ -165,16 +175,16 @@ mod tests {
             "127.0.0.1.evil.example",
             "",
         ] {
-            assert_eq!(told(host), 421, "{host}");
+            assert_eq!(status_of(host), 421, "{host}");
         }
-        assert_eq!(status(&pass, &[], AdminAction::Probe), 421);
+        assert_eq!(status(&policy, &[], AdminAction::Probe), 421);
         let twice = [("host", "localhost"), ("host", "evil.example")];
-        assert_eq!(status(&pass, &twice, AdminAction::Probe), 421);
+        assert_eq!(status(&policy, &twice, AdminAction::Probe), 421);
     }
 
     #[test]
     fn writing_needs_the_token_and_reading_does_where_others_can_connect() {
-        let (here, open) = (pass("127.0.0.1:9180"), pass("0.0.0.0:9180"));
+        let (here, open) = (policy("127.0.0.1:9180"), policy("0.0.0.0:9180"));
         let host = ("host", "10.1.2.3:9180");
         let good = ("authorization", "Bearer 0123456789abcdef");
         let json = ("content-type", "application/json; charset=utf-8");
@@ -182,10 +192,10 @@ mod tests {
         assert_eq!(status(&open, &[host], AdminAction::Read), 401);
         assert_eq!(status(&open, &[host], AdminAction::Probe), 200);
         assert_eq!(status(&open, &[host, good], AdminAction::Read), 200);
-        for pass in [&here, &open] {
-            assert_eq!(status(pass, &[host, json], AdminAction::Write), 401);
-            assert_eq!(status(pass, &[host, good], AdminAction::Write), 415);
-            assert_eq!(status(pass, &[host, good, json], AdminAction::Write), 200);
+        for policy in [&here, &open] {
+            assert_eq!(status(policy, &[host, json], AdminAction::Write), 401);
+            assert_eq!(status(policy, &[host, good], AdminAction::Write), 415);
+            assert_eq!(status(policy, &[host, good, json], AdminAction::Write), 200);
             for bad in [
                 "Bearer 0123456789abcdeg",
                 "Bearer",
@@ -193,18 +203,18 @@ mod tests {
                 "Bearer ",
             ] {
                 let bad = ("authorization", bad);
-                assert_eq!(status(pass, &[host, bad, json], AdminAction::Write), 401);
+                assert_eq!(status(policy, &[host, bad, json], AdminAction::Write), 401);
             }
         }
     }
 
     #[test]
     fn pages_of_other_sites_may_not_ask() {
-        let pass = pass("127.0.0.1:9180");
+        let policy = policy("127.0.0.1:9180");
         let host = ("host", "127.0.0.1:9180");
         for (site, want) in [("cross-site", 403), ("same-origin", 200), ("none", 200)] {
             let lines = [host, ("sec-fetch-site", site)];
-            assert_eq!(status(&pass, &lines, AdminAction::Read), want, "{site}");
+            assert_eq!(status(&policy, &lines, AdminAction::Read), want, "{site}");
         }
     }
 }

@@ -1,87 +1,121 @@
-//! What the last minutes were like: seconds, then five of them together, and what happened when.
+//! The traffic of the last quarter of an hour, for `/api/v1/traffic`: single seconds, samples of
+//! five seconds, and marks of events.
 //!
-//! Pure: what was counted and the time are arguments. Its size is fixed, whatever happens.
+//! Pure: counters and the time are arguments. Its size is fixed.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::telemetry::metrics::{Sum, Verdict};
+use serde_json::{Value, json};
+
+use super::response::seconds;
+use super::schema::{described, words};
+use crate::server::introspection::LastReload;
+use crate::telemetry::metrics::{LimitSum, LimitVerdict, Sum};
 
 /// Single seconds that are kept.
-pub(super) const SECONDS: usize = 60;
-/// Longer samples that are kept: a quarter of an hour.
-pub(super) const SAMPLES: usize = 180;
-/// How long one of those is, seconds.
-pub(super) const STEP: u64 = 5;
+const SECONDS: usize = 60;
+/// Samples that are kept: a quarter of an hour.
+const SAMPLES: usize = 180;
+/// The length of a sample, seconds.
+const STEP: u64 = 5;
 /// Marks that are kept.
 const MARKS: usize = 64;
 /// Outages of the store with marks of their own, before further ones share one mark.
 const MARKED_OUTAGES: u32 = 5;
-/// How long the store must have been well until outages have marks of their own again, seconds.
+/// How long the store must be up until outages have marks of their own again, seconds.
 const QUIET: u64 = 60;
 
-/// What happened in some time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Sample {
-    /// When it began, seconds since the Unix epoch.
-    pub(super) at: u64,
-    pub(super) requests: u64,
-    pub(super) allowed: u64,
-    pub(super) denied: u64,
-    pub(super) shadow: u64,
-    pub(super) errors: u64,
-    /// Whether decisions were made without the store at any time of it.
-    pub(super) degraded: bool,
+described! {
+    struct TrafficReport as "Traffic" {
+        now: f64,
+        step: u64,
+        samples: Vec<Sample>,
+        marks: Vec<Mark>,
+        rates: RatesReport,
+        second: Vec<SecondReport>,
+    }
+
+    #[derive(Copy, Default)]
+    struct Sample {
+        at: u64 = number(),
+        requests: u64,
+        allowed: u64,
+        denied: u64,
+        shadow: u64,
+        errors: u64,
+        degraded: bool,
+    }
+
+    struct Mark {
+        at: f64,
+        kind: &'static str =
+            words(&["start", "reload", "store_down", "store_up", "store_flaps"]),
+        text: String,
+    }
+
+    #[derive(Copy, Default, PartialEq, Eq)]
+    struct LimitRates {
+        allowed: u64,
+        denied: u64,
+    }
+
+    struct RatesReport {
+        requests: u64,
+        denials: u64,
+    }
+
+    struct SecondReport {
+        at: u64 = number(),
+        requests: u64,
+        denied: u64,
+    }
 }
 
-/// Something that happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
-    /// When, microseconds since the Unix epoch.
-    pub(super) at_us: u64,
-    /// `start`, `reload`, `store_down`, `store_up` or `store_flaps`.
-    pub(super) kind: &'static str,
-    pub(super) text: String,
+fn number() -> Value {
+    json!({ "type": "number" })
 }
 
 /// See the file's head.
 #[derive(Debug)]
 pub(super) struct History {
-    /// All that was counted at the last look.
+    /// The counters as they were last recorded.
     before: Option<Sample>,
-    pub(super) seconds: VecDeque<Sample>,
-    pub(super) samples: VecDeque<Sample>,
-    pub(super) marks: VecDeque<Mark>,
-    /// Of each limit: what it allowed and denied until the last look, and in the second before it.
-    limits: BTreeMap<Arc<str>, [(u64, u64); 2]>,
-    store: StoreMarks,
-    /// How many reloads there had been at the last look.
-    pub(super) known_reloads: u64,
+    seconds: VecDeque<Sample>,
+    samples: VecDeque<Sample>,
+    marks: VecDeque<Mark>,
+    limits: BTreeMap<Arc<str>, LimitHistory>,
+    store: StoreOutages,
+    reloads: u64,
 }
 
-/// The store's marks: a store that fails again and again would push out all others.
+#[derive(Clone, Copy, Debug, Default)]
+struct LimitHistory {
+    total: LimitRates,
+    last_second: LimitRates,
+}
+
+/// Outages since the store was last up for [`QUIET`]. They bound its marks: a store that fails
+/// again and again would push out all other marks.
 #[derive(Debug, Default)]
-struct StoreMarks {
-    /// Whether decisions were made without it at the last look.
+struct StoreOutages {
     is_away: bool,
-    /// When they last were, seconds since the Unix epoch.
+    /// When the store was last away, seconds since the Unix epoch.
     away_at: u64,
-    /// Outages since it was last well for [`QUIET`].
-    outages: u32,
+    count: u32,
 }
 
 impl History {
-    /// Nothing has happened but the start, at this time in microseconds since the Unix epoch.
+    /// `started_us` is the start of the process, microseconds since the Unix epoch.
     pub(super) fn new(started_us: u64) -> History {
         let now = started_us / 1_000_000;
         let empty = |count: usize, step: u64| {
             let newest = now - now % step;
-            let ago = move |age| newest.saturating_sub(age as u64 * step);
-            let sample = move |age| Sample {
-                at: ago(age),
+            let sample = |age| Sample {
+                at: newest.saturating_sub(age as u64 * step),
                 ..Sample::default()
             };
-            (0..count).rev().map(sample).collect::<VecDeque<_>>()
+            (0..count).rev().map(sample).collect()
         };
         let mut history = History {
             before: None,
@@ -89,65 +123,83 @@ impl History {
             samples: empty(SAMPLES, STEP),
             marks: VecDeque::new(),
             limits: BTreeMap::new(),
-            store: StoreMarks::default(),
-            known_reloads: 0,
+            store: StoreOutages::default(),
+            reloads: 0,
         };
-        history.mark(started_us, "start", "tidegate started".to_owned());
+        history.mark(started_us, "start", "tidegate started");
         history
     }
 
-    /// Something happened.
-    pub(super) fn mark(&mut self, at_us: u64, kind: &'static str, text: String) {
+    fn mark(&mut self, at_us: u64, kind: &'static str, text: impl Into<String>) {
         if self.marks.len() == MARKS {
             self.marks.pop_front();
         }
-        self.marks.push_back(Mark { at_us, kind, text });
+        self.marks.push_back(Mark {
+            at: seconds(at_us),
+            kind,
+            text: text.into(),
+        });
     }
 
-    /// The store is away at `at_us`, or it is not. Marks what is new.
-    pub(super) fn look_at_store(&mut self, at_us: u64, is_away: bool) {
+    /// Marks the last of so many reloads, unless it is marked already.
+    pub(super) fn record_reload(&mut self, reloads: u64, last: &LastReload) {
+        if reloads == self.reloads {
+            return;
+        }
+        self.reloads = reloads;
+        let text = match &*last.outcome {
+            Ok(reloaded) => match reloaded.changes.as_slice() {
+                [] => "reload: nothing is different".to_owned(),
+                [one] => format!("reload: {one}"),
+                [first, others @ ..] => format!("reload: {first}, and {} more", others.len()),
+            },
+            Err(_) => "reload: failed, nothing was changed".to_owned(),
+        };
+        self.mark(last.at_us, "reload", text);
+    }
+
+    /// Marks the begin and the end of outages of the store.
+    pub(super) fn record_store(&mut self, at_us: u64, is_away: bool) {
         let at = at_us / 1_000_000;
         let was_away = std::mem::replace(&mut self.store.is_away, is_away);
         if is_away && !was_away {
             if self.store.away_at + QUIET <= at {
-                self.store.outages = 0;
+                self.store.count = 0;
             }
-            self.store.outages += 1;
+            self.store.count += 1;
         }
         if is_away {
             self.store.away_at = at;
         }
-        let damped = self.store.outages.saturating_sub(MARKED_OUTAGES);
+        let unmarked = self.store.count.saturating_sub(MARKED_OUTAGES);
         match (was_away, is_away) {
-            (false, true) if damped > 0 => self.mark_damped(at_us, damped),
-            (false, true) => self.mark(at_us, "store_down", "the store is away".to_owned()),
-            (true, false) if damped == 0 => {
-                self.mark(at_us, "store_up", "the store is back".to_owned());
-            }
+            (false, true) if unmarked > 0 => self.mark_repeated_outages(at_us, unmarked),
+            (false, true) => self.mark(at_us, "store_down", "the store is away"),
+            (true, false) if unmarked == 0 => self.mark(at_us, "store_up", "the store is back"),
             _ => {}
         }
     }
 
-    /// One mark for all outages that have none of their own.
-    fn mark_damped(&mut self, at_us: u64, damped: u32) {
+    /// Writes one mark for all outages that have none of their own.
+    fn mark_repeated_outages(&mut self, at_us: u64, count: u32) {
         let mut newest = self.marks.iter_mut().rev();
         let mark = newest.find(|mark| mark.kind == "store_flaps");
-        match mark.filter(|_| damped > 1) {
+        match mark.filter(|_| count > 1) {
             Some(mark) => {
-                let seconds = at_us.saturating_sub(mark.at_us) / 1_000_000;
-                mark.text = format!("the store was away {damped} more times in {seconds} s");
+                let lasted = (seconds(at_us) - mark.at).max(0.0) as u64;
+                mark.text = format!("the store was away {count} more times in {lasted} s");
             }
-            None => self.mark(at_us, "store_flaps", "the store is away again".to_owned()),
+            None => self.mark(at_us, "store_flaps", "the store is away again"),
         }
     }
 
-    /// What was counted by `at`, seconds since the Unix epoch.
-    pub(super) fn look(&mut self, at: u64, sum: &Sum, degraded: bool) {
-        let verdicts = |verdict: Verdict| {
-            let limits = sum.limits.values().chain(sum.candidates.values());
-            limits
-                .map(|limit| limit[verdict as usize].iter().sum::<u64>())
-                .sum()
+    /// Records the counters as they are at `at`, seconds since the Unix epoch.
+    pub(super) fn record(&mut self, at: u64, sum: &Sum, degraded: bool) {
+        let limits = sum.limits.values().chain(sum.candidates.values());
+        let shadow = |limit: &LimitSum| {
+            limit[LimitVerdict::ShadowDenied as usize]
+                .iter()
+                .sum::<u64>()
         };
         let [allowed, unlimited, denied, rejected] = sum.outcomes;
         let whole = Sample {
@@ -155,7 +207,7 @@ impl History {
             requests: allowed + unlimited + denied + rejected,
             allowed: allowed + unlimited,
             denied,
-            shadow: verdicts(Verdict::ShadowDenied),
+            shadow: limits.map(shadow).sum(),
             errors: sum.errors,
             degraded,
         };
@@ -166,33 +218,58 @@ impl History {
         let gained = whole.since(&before);
         add(&mut self.seconds, SECONDS, 1, gained);
         add(&mut self.samples, SAMPLES, STEP, gained);
-        self.look_at_limits(sum);
+        self.record_limits(sum);
+        let oldest = at.saturating_sub(SAMPLES as u64 * STEP) as f64;
         while self
             .marks
             .front()
-            .is_some_and(|mark| mark.at_us / 1_000_000 + SAMPLES as u64 * STEP < at)
+            .is_some_and(|mark| mark.at.floor() < oldest)
         {
             self.marks.pop_front();
         }
     }
 
-    fn look_at_limits(&mut self, sum: &Sum) {
+    fn record_limits(&mut self, sum: &Sum) {
         self.limits.retain(|name, _| sum.limits.contains_key(name));
         for (name, counts) in &sum.limits {
-            let count = |verdict: Verdict| counts[verdict as usize].iter().sum::<u64>();
-            let now = (count(Verdict::Allowed), count(Verdict::Denied));
-            let before = self.limits.get(name).map_or((0, 0), |limit| limit[0]);
-            let gained = (
-                now.0.saturating_sub(before.0),
-                now.1.saturating_sub(before.1),
-            );
-            self.limits.insert(Arc::clone(name), [now, gained]);
+            let count = |verdict: LimitVerdict| counts[verdict as usize].iter().sum::<u64>();
+            let total = LimitRates {
+                allowed: count(LimitVerdict::Allowed),
+                denied: count(LimitVerdict::Denied),
+            };
+            let limit = self.limits.entry(Arc::clone(name)).or_default();
+            limit.last_second = LimitRates {
+                allowed: total.allowed.saturating_sub(limit.total.allowed),
+                denied: total.denied.saturating_sub(limit.total.denied),
+            };
+            limit.total = total;
         }
     }
 
-    /// What a limit allowed and denied in the last second.
-    pub(super) fn per_second(&self, limit: &str) -> (u64, u64) {
-        self.limits.get(limit).map_or((0, 0), |limit| limit[1])
+    /// The decisions of a limit in the last second.
+    pub(super) fn per_second(&self, limit: &str) -> LimitRates {
+        let limit = self.limits.get(limit).copied().unwrap_or_default();
+        limit.last_second
+    }
+
+    pub(super) fn report(&self, now: f64) -> TrafficReport {
+        let last = self.seconds.back().copied().unwrap_or_default();
+        let second = |one: &Sample| SecondReport {
+            at: one.at,
+            requests: one.requests,
+            denied: one.denied,
+        };
+        TrafficReport {
+            now,
+            step: STEP,
+            samples: self.samples.iter().copied().collect(),
+            marks: self.marks.iter().cloned().collect(),
+            rates: RatesReport {
+                requests: last.requests,
+                denials: last.denied,
+            },
+            second: self.seconds.iter().map(second).collect(),
+        }
     }
 }
 
@@ -223,8 +300,8 @@ impl Sample {
 fn add(samples: &mut VecDeque<Sample>, most: usize, step: u64, gained: Sample) {
     let at = gained.at - gained.at % step;
     let newest = samples.back().map_or(at, |sample| sample.at);
-    // Where the clock was set back, what comes is counted with the newest; where it was set far
-    // ahead, nothing of what was is left.
+    // After the clock was set back, requests count in the newest sample. After it was set far
+    // ahead, no old sample is left.
     let from = (newest + step).max((at + step).saturating_sub(most as u64 * step));
     for at in (from..=at).step_by(usize::try_from(step).unwrap_or(1)) {
         if samples.len() == most {
@@ -246,7 +323,7 @@ mod tests {
 
     fn sum(requests: u64, denied: u64) -> Sum {
         let mut limit = [[0; 4]; 4];
-        limit[Verdict::Denied as usize][0] = denied;
+        limit[LimitVerdict::Denied as usize][0] = denied;
         Sum {
             outcomes: [requests - denied, 0, denied, 0],
             limits: [("login".into(), limit)].into(),
@@ -255,10 +332,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_is_told_by_second_and_by_five() {
+    fn requests_are_reported_by_second_and_by_five() {
         let mut history = History::new(1_000_000_000);
         for (at, requests) in [(1001, 10), (1002, 30), (1003, 30), (1006, 40)] {
-            history.look(at, &sum(requests, requests / 10), false);
+            history.record(at, &sum(requests, requests / 10), false);
         }
         let newest: Vec<_> = history.seconds.iter().rev().take(4).collect();
         let seen = newest.iter().map(|one| (one.at, one.requests, one.denied));
@@ -268,7 +345,8 @@ mod tests {
         );
         let sample = history.samples.back().unwrap();
         assert_eq!((sample.at, sample.requests, sample.denied), (1000, 40, 4));
-        assert_eq!(history.per_second("login"), (0, 1));
+        let (allowed, denied) = (0, 1);
+        assert_eq!(history.per_second("login"), LimitRates { allowed, denied });
         assert_eq!(history.samples.len(), SAMPLES);
         assert_eq!(history.samples[0].at, 1000 - 179 * STEP);
     }
@@ -277,15 +355,15 @@ mod tests {
     fn its_size_is_fixed_whatever_the_clock_does() {
         let mut history = History::new(1_000_000_000);
         for at in [1001, 990, 5, 9_000_000, 9_000_001, 1 << 40, 1001] {
-            history.look(at, &sum(at, 0), false);
+            history.record(at, &sum(at, 0), false);
             assert_eq!(history.seconds.len(), SECONDS);
             assert_eq!(history.samples.len(), SAMPLES);
         }
         for at in 0..1000 {
-            history.mark(at, "reload", String::new());
+            history.mark(at, "reload", "");
         }
         assert_eq!(history.marks.len(), MARKS);
-        history.look((1 << 40) + 2000, &sum(0, 0), true);
+        history.record((1 << 40) + 2000, &sum(0, 0), true);
         assert!(history.marks.is_empty() && history.seconds.back().unwrap().degraded);
     }
 
@@ -298,7 +376,7 @@ mod tests {
         let mut at_us = 1_000_000_000;
         for _ in 0..40 {
             for is_away in [true, false] {
-                history.look_at_store(at_us, is_away);
+                history.record_store(at_us, is_away);
                 at_us += 1_000_000;
             }
         }
@@ -308,8 +386,8 @@ mod tests {
         let text = &history.marks.back().unwrap().text;
         assert_eq!(text, "the store was away 35 more times in 68 s");
         at_us += 60_000_000;
-        history.look_at_store(at_us, true);
-        history.look_at_store(at_us + 1_000_000, false);
+        history.record_store(at_us, true);
+        history.record_store(at_us + 1_000_000, false);
         assert_eq!(kinds(&history), [&expected[..], &pair].concat());
     }
 }

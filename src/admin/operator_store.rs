@@ -1,11 +1,10 @@
-//! The store as operators use it: asked over a connection of its own, or in this process.
+//! The store for requests of operators: in this process, or over a connection of its own.
 
 use std::sync::Arc;
 
-use super::respond::ApiError;
+use super::response::{ApiError, seconds};
 use super::schema::described;
-use super::time::seconds;
-use crate::config::{Config, RedisSettings, StoreKind, StoreSettings};
+use crate::config::{RedisSettings, StoreKind, StoreSettings};
 use crate::limit::key::key_hash_prefix::KeyHashPrefix;
 use crate::limit::{Charge, Decision, KeyHash, Limit};
 use crate::server::introspection::Snapshot;
@@ -28,7 +27,7 @@ described! {
 }
 
 impl RecordReport {
-    pub(super) fn of(record: &Record) -> RecordReport {
+    pub(super) fn new(record: &Record) -> RecordReport {
         let terms = &record.terms;
         RecordReport {
             what: record.what(),
@@ -44,22 +43,22 @@ impl RecordReport {
     }
 }
 
-/// Where the counts and overrides are.
+/// The place of the counts and overrides.
 pub(super) enum StorePlace {
     Here(Arc<Memory>),
     Redis(Box<(StoreSettings, RedisSettings)>),
-    /// A reload is under way.
+    /// A reload is replacing the store.
     Nowhere,
 }
 
-/// The same, opened.
+/// A [`StorePlace`] that is open.
 pub(super) enum OperatorStore {
     Here(Arc<Memory>),
     Redis(Box<redis::OverrideClient>),
 }
 
 impl StorePlace {
-    pub(super) fn of(snapshot: &Snapshot<'_>) -> StorePlace {
+    pub(super) fn new(snapshot: &Snapshot<'_>) -> StorePlace {
         match (snapshot.counts.backing(), &snapshot.config.store.kind) {
             (Backing::Memory(memory), _) => StorePlace::Here(Arc::clone(memory)),
             (_, StoreKind::Redis(server)) => {
@@ -69,27 +68,24 @@ impl StorePlace {
         }
     }
 
-    /// Blocks: connects, where that is needed.
-    pub(super) fn open(self) -> Result<OperatorStore, ApiError> {
+    /// Connects, if the store is Redis. Blocks.
+    pub(super) fn open(&self) -> Result<OperatorStore, ApiError> {
         match self {
-            StorePlace::Here(memory) => Ok(OperatorStore::Here(memory)),
-            StorePlace::Redis(place) => {
-                let client =
-                    redis::OverrideClient::open(&place.0, &place.1).map_err(unavailable)?;
+            StorePlace::Here(memory) => Ok(OperatorStore::Here(Arc::clone(memory))),
+            StorePlace::Redis(settings) => {
+                let (store, server) = &**settings;
+                let client = redis::OverrideClient::open(store, server).map_err(unavailable)?;
                 Ok(OperatorStore::Redis(Box::new(client)))
             }
-            StorePlace::Nowhere => {
-                let detail = "the store is being replaced";
-                Err(ApiError::unavailable(detail))
-            }
+            StorePlace::Nowhere => Err(ApiError::unavailable("the store is being replaced")),
         }
     }
 }
 
 impl OperatorStore {
-    pub(super) fn said(&mut self) -> Result<OverrideList, ApiError> {
+    pub(super) fn overrides(&mut self) -> Result<OverrideList, ApiError> {
         match self {
-            OperatorStore::Here(memory) => Ok(memory.override_list()),
+            OperatorStore::Here(memory) => Ok(memory.overrides().list()),
             OperatorStore::Redis(client) => client.overrides().map_err(unavailable),
         }
     }
@@ -97,12 +93,12 @@ impl OperatorStore {
     /// The last changes, newest first.
     pub(super) fn changes(&mut self) -> Result<Vec<Record>, ApiError> {
         match self {
-            OperatorStore::Here(memory) => Ok(memory.override_changes()),
+            OperatorStore::Here(memory) => Ok(memory.overrides().changes()),
             OperatorStore::Redis(client) => client.changes().map_err(unavailable),
         }
     }
 
-    /// The secret that identities are hashed with.
+    /// The secret that keys are hashed with.
     pub(super) fn hash_key(&self) -> [u8; 32] {
         match self {
             OperatorStore::Here(memory) => *memory.hash_key().key.as_bytes(),
@@ -110,15 +106,7 @@ impl OperatorStore {
         }
     }
 
-    /// As people call it.
-    pub(super) fn name(&self, config: &Config) -> String {
-        match &config.store.kind {
-            StoreKind::Redis(redis) => redis.topology.to_string(),
-            StoreKind::Memory => "memory".to_owned(),
-        }
-    }
-
-    /// How a charge stands; nothing is charged by asking.
+    /// The decision that a charge would get. Nothing is charged.
     pub(super) fn stand(&mut self, charge: &Charge) -> Result<Decision, ApiError> {
         match self {
             OperatorStore::Here(memory) => Ok(memory.stand(charge)),
@@ -126,7 +114,7 @@ impl OperatorStore {
         }
     }
 
-    /// Clients that are counted by one of the limits, and whose hash begins so.
+    /// The clients that one of the limits counts, and whose hash begins with `prefix`.
     pub(super) fn find_key_hashes<'l>(
         &mut self,
         limits: impl Iterator<Item = &'l Limit>,
@@ -140,14 +128,14 @@ impl OperatorStore {
                 });
                 memory.find_key_hashes(windows, prefix)
             }
-            // What was not looked at is as unknown as what is not there.
+            // A search that stopped early reports the clients that it found.
             OperatorStore::Redis(client) => client.find_key_hashes(limits, prefix).tags,
         }
     }
 
     pub(super) fn change(&mut self, change: OverrideChange) -> Result<ChangeOutcome, ApiError> {
         match self {
-            OperatorStore::Here(memory) => Ok(memory.change_override(change)),
+            OperatorStore::Here(memory) => Ok(memory.overrides().change(change)),
             OperatorStore::Redis(client) => client.change(&change).map_err(unavailable),
         }
     }

@@ -1,4 +1,4 @@
-//! A panic in the admin loses one request or one look at the counters, and no more.
+//! A panic in the admin loses one request, or one reading of the counters, and no more.
 
 #![cfg(debug_assertions)]
 
@@ -78,10 +78,10 @@ fn a_panic_costs_a_request_or_a_look_and_nothing_else() {
     harness.reload(FILE);
     let marked = || ask(&admin, "/api/v1/traffic").contains("\"reload\"");
     eventually("it looks as before", marked);
-    // Ten looks of one kind each second, one of another.
+    // The counters are read ten times a second in one way, and once in another.
     let most = began.elapsed().as_millis() / REST.as_millis() + 10;
     assert!(u128::from(panics() - before) < most, "it never rests");
-    // And it follows what it is panics.
+    // The admin still follows the configuration.
     harness.reload("");
     let gone = || TcpStream::connect(admin.address()).is_err();
     eventually("nobody listens any more", gone);

@@ -1,17 +1,17 @@
-//! What the answers of the API look like, as JSON Schema: derived from the types that are sent.
+//! The JSON Schema of the answers of the API, derived from the types that are sent.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-/// A type that an answer contains.
+/// A type in an answer.
 pub(super) trait Described {
     /// The name under which the document describes it once, if it has one.
     const COMPONENT: Option<&'static str> = None;
 
     fn schema(components: &mut Components) -> Value;
 
-    /// Whether this field is left out of the answer.
+    /// Whether a field with this value is left out.
     fn is_absent(&self) -> bool {
         false
     }
@@ -56,7 +56,7 @@ impl ObjectSchema<'_> {
         }
     }
 
-    /// The fields of `more` are added to the schema of the field's type.
+    /// Adds a field. The members of `more` are added to the schema of its type.
     pub(super) fn field<T: Described>(
         mut self,
         name: &'static str,
@@ -88,14 +88,16 @@ impl ObjectSchema<'_> {
     }
 }
 
-/// Declares a part of an answer: a struct, how it is serialized, and its schema. A comment on a
-/// field is its description in the document; `= ..` after its type adds to the schema of that type.
+/// Declares a part of an answer: a struct, its serialization, and its schema. A comment on a field
+/// is its description in the document. `= ..` after its type adds to the schema of that type.
 macro_rules! described {
     ($(
+        $(#[$attribute:meta])*
         struct $name:ident $(as $component:literal)? {
             $($(#[doc = $doc:literal])* $field:ident: $type:ty $(= $more:expr)?,)*
         }
     )*) => {$(
+        $(#[$attribute])*
         #[derive(Clone, Debug, serde::Serialize)]
         pub(super) struct $name {
             $(
@@ -122,12 +124,12 @@ macro_rules! described {
 }
 pub(super) use described;
 
-/// One of these words.
+/// The schema of a text that is one of `words`.
 pub(super) fn words(words: &[&str]) -> Value {
     json!({ "enum": words })
 }
 
-/// The schemas of types that are no structs.
+/// Implements [`Described`] for types that are no structs.
 macro_rules! described_as {
     ($($type:ty => $schema:tt,)*) => {$(
         impl Described for $type {
@@ -160,7 +162,7 @@ impl<K, T: Described> Described for BTreeMap<K, T> {
     }
 }
 
-/// `null` where there is nothing.
+/// `None` is `null`.
 impl<T: Described> Described for Option<T> {
     fn schema(components: &mut Components) -> Value {
         let mut schema = components.refer::<T>();
@@ -174,7 +176,7 @@ impl<T: Described> Described for Option<T> {
     }
 }
 
-/// A field that some answers do not have.
+/// A field that is absent in some answers.
 #[derive(Clone, Debug, serde::Serialize)]
 #[serde(transparent)]
 pub(super) struct Sometimes<T>(pub(super) Option<T>);

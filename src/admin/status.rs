@@ -1,15 +1,28 @@
-//! `/api/v1/status`: what this process is, and how it stands.
+//! The state of the process: `/api/v1/status`, and the probes `/healthz` and `/readyz`.
+//!
+//! `/healthz` says whether the process should live, `/readyz` whether it should get requests.
+//! Neither depends on the store or on upstreams. A restart does not end their outages, and other
+//! processes would meet them too. The metrics and `/api/v1/status` report such outages.
 
-use super::AdminState;
+use http::{Response, StatusCode};
+
 use super::findings::FindingReport;
-use super::respond::{ApiError, available};
+use super::response::{AdminBody, ApiError, json_text, now, seconds, with_type};
 use super::schema::{Sometimes, described, words};
-use super::time::{now, seconds};
+use super::state::AdminState;
 use crate::clock;
 use crate::config::{RedisTopology, StoreKind};
+use crate::server::Lifecycle;
 use crate::server::introspection::{LastReload, Snapshot};
 
+const STUCK: &str = "a worker stands still";
+
 described! {
+    struct Readiness as "Ready" {
+        ready: bool,
+        reasons: Vec<&'static str>,
+    }
+
     struct StatusReport as "Status" {
         version: &'static str,
         pid: u32,
@@ -47,9 +60,41 @@ described! {
     }
 }
 
+/// `/healthz`
+pub(super) fn healthz(state: &AdminState) -> Response<AdminBody> {
+    let (status, text) = match state.is_stuck() {
+        false => (StatusCode::OK, "ok\n".to_owned()),
+        true => (StatusCode::SERVICE_UNAVAILABLE, format!("{STUCK}\n")),
+    };
+    with_type(status, "text/plain; charset=utf-8", text)
+}
+
+/// `/readyz`
+pub(super) fn readyz(state: &AdminState) -> Response<AdminBody> {
+    let mut reasons = Vec::new();
+    let serves = || state.inspect(|_| ()).is_ok() && state.server.heartbeats.serves();
+    if *state.server.shutdown.borrow() != Lifecycle::Serve {
+        reasons.push("draining");
+    } else if !serves() {
+        reasons.push("starting");
+    }
+    if state.is_stuck() {
+        reasons.push(STUCK);
+    }
+    let status = match reasons.is_empty() {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let report = Readiness {
+        ready: reasons.is_empty(),
+        reasons,
+    };
+    with_type(status, "application/json", json_text(&report))
+}
+
 pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
     let server = &state.server;
-    available(server.introspection.inspect(|snapshot| StatusReport {
+    state.inspect(|snapshot| StatusReport {
         version: env!("CARGO_PKG_VERSION"),
         pid: std::process::id(),
         started_at: seconds(server.introspection.started_us()),
@@ -59,33 +104,27 @@ pub(super) fn status(state: &AdminState) -> Result<StatusReport, ApiError> {
         config: ConfigReport {
             file: server.file.as_ref().map(|file| file.display().to_string()),
             loaded_at: seconds(snapshot.loaded_us),
-            last_reload: snapshot.reload.map(last_reload),
+            last_reload: snapshot.reload.map(reload),
         },
         store: store(state, snapshot),
         connections: snapshot.connections,
         findings: state.findings().reports(&snapshot.config.log.silence),
-    }))
+    })
 }
 
-fn last_reload(last: &LastReload) -> ReloadReport {
-    let mut report = ReloadReport {
+fn reload(last: &LastReload) -> ReloadReport {
+    let outcome = last.outcome.as_ref().as_ref();
+    let done = outcome.ok();
+    ReloadReport {
         at: seconds(last.at_us),
-        ok: last.outcome.is_ok(),
-        changes: Sometimes(None),
-        restarts: Sometimes(None),
-        errors: Sometimes(None),
-    };
-    match &*last.outcome {
-        Ok(reloaded) => {
-            report.changes = Sometimes(Some(reloaded.changes.clone()));
-            report.restarts = Sometimes(Some(reloaded.restarts.clone()));
-        }
-        Err(error) => report.errors = Sometimes(Some(vec![error.to_string()])),
+        ok: outcome.is_ok(),
+        changes: Sometimes(done.map(|done| done.changes.clone())),
+        restarts: Sometimes(done.map(|done| done.restarts.clone())),
+        errors: Sometimes(outcome.err().map(|error| vec![error.to_string()])),
     }
-    report
 }
 
-/// What kind of store it is.
+/// The kind of the store, in one word.
 pub(super) fn store_kind(snapshot: &Snapshot<'_>) -> &'static str {
     match &snapshot.config.store.kind {
         StoreKind::Memory => "memory",

@@ -1,6 +1,7 @@
-//! The token where no file of the configuration names one: made at the first start, and kept
-//! beside the control socket, in a file that this user alone may read. It stays the same from one
-//! start to the next, so that an open dashboard goes on.
+//! The token of an admin whose configuration names no token file.
+//!
+//! It is made at the first start and kept beside the control socket, in a file that only this user
+//! can read. It stays the same after a restart, so that an open dashboard goes on.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,29 +12,30 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::config::Control;
-use crate::server::control_path;
+use crate::server::socket_file::{control_paths, make_private};
 
-/// Bytes of a token file, at most.
-const MOST: u64 = 256;
-/// Characters of a token that was made here.
+/// The most bytes that are read of a token file.
+const MAX_FILE: u64 = 256;
+/// Characters of a token.
 const LENGTH: usize = 43;
 
-/// Where the token of a proxy of this file may be, the likeliest place first.
+/// The files that may hold the token of the proxy with this configuration file, the likeliest
+/// first.
 pub fn places(file: &Path, control: &Control) -> Vec<PathBuf> {
-    let sockets = control_path::places(file, control);
+    let sockets = control_paths(file, control);
     let beside = |socket: PathBuf| socket.with_extension("token");
     sockets.into_iter().map(beside).collect()
 }
 
-/// The token of a proxy of this file, where this user may read it.
+/// The token of the proxy with this configuration file, if this user may read it.
 pub fn find(file: &Path, control: &Control) -> Option<Vec<u8>> {
     places(file, control).iter().find_map(|path| read(path))
 }
 
-/// The same, made if it is not there.
+/// The same; makes a token if there is none.
 ///
 /// # Errors
-/// There is no place for it.
+/// The token cannot be written to any of the places.
 pub fn keep(file: &Path, control: &Control) -> io::Result<Vec<u8>> {
     let places = places(file, control);
     if let Some(token) = places.iter().find_map(|path| read(path)) {
@@ -51,12 +53,12 @@ pub fn keep(file: &Path, control: &Control) -> io::Result<Vec<u8>> {
 
 fn make(path: &Path, own_directory: bool) -> io::Result<Vec<u8>> {
     if own_directory {
-        control_path::make_private(path.parent().unwrap_or(Path::new("/")))?;
+        make_private(path.parent().unwrap_or(Path::new("/")))?;
     }
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
     let token = URL_SAFE_NO_PAD.encode(bytes);
-    // Written beside its place and then moved there: nobody finds half of it.
+    // Written to another file and then renamed, so that a reader never finds a part of it.
     let beside = path.with_extension(format!("token.{}", std::process::id()));
     let _ = fs::remove_file(&beside);
     let mut options = OpenOptions::new();
@@ -74,7 +76,7 @@ fn make(path: &Path, own_directory: bool) -> io::Result<Vec<u8>> {
     Ok(token.into_bytes())
 }
 
-/// What is there, if it is this user's own and nobody else can read it.
+/// The token in a file that belongs to this user and that no other user can read.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut options = OpenOptions::new();
     let file = options.read(true).open(path).ok()?;
@@ -85,7 +87,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
         return None;
     }
     let mut token = Vec::new();
-    file.take(MOST).read_to_end(&mut token).ok()?;
+    file.take(MAX_FILE).read_to_end(&mut token).ok()?;
     (token.len() == LENGTH).then_some(token)
 }
 
@@ -108,7 +110,7 @@ mod tests {
         assert_eq!(find(file, &control), Some(token.clone()));
         let place = directory.path().join("control.token");
         assert_eq!(fs::metadata(&place).unwrap().mode() & 0o777, 0o600);
-        // One that others could have read is none.
+        // A token that other users can read is not used.
         fs::set_permissions(&place, Permissions::from_mode(0o644)).unwrap();
         assert_ne!(keep(file, &control).unwrap(), token);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);

@@ -1,18 +1,17 @@
-//! `/api/v1/upstreams`: where requests go, and how it is there; added up over the workers.
+//! `/api/v1/upstreams`: the state of every server, added up over the workers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::AdminState;
-use super::respond::{ApiError, available};
+use super::response::{ApiError, now};
 use super::schema::{described, words};
-use super::time::now;
+use super::state::AdminState;
 use crate::clock;
 use crate::config::Balance;
 use crate::server::introspection::Snapshot;
 use crate::upstream::{ServerReport, ServerStatus};
 
-/// The servers of the upstream of this index, as all workers together see them. In the order of the
+/// The servers of the upstream with this index, added up over the workers, in the order of the
 /// first worker that has them.
 pub(super) fn servers(snapshot: &Snapshot<'_>, upstream: usize) -> Vec<ServerReport> {
     let mut places: BTreeMap<String, usize> = BTreeMap::new();
@@ -30,7 +29,7 @@ pub(super) fn servers(snapshot: &Snapshot<'_>, upstream: usize) -> Vec<ServerRep
             sum.requests += report.requests;
             sum.failures += report.failures;
             sum.truncated += report.truncated;
-            // That of the worker that measured last.
+            // Workers measure by themselves: the newest value counts.
             let age = |one: &ServerReport| one.latency.map_or(Duration::MAX, |seen| seen.age);
             if age(&report) < age(sum) {
                 sum.latency = report.latency;
@@ -71,18 +70,19 @@ described! {
     }
 }
 
-/// All of them, in the file's order.
+/// All upstreams, in the order of the configuration.
 pub(super) fn upstreams(state: &AdminState) -> Result<UpstreamList, ApiError> {
-    let upstreams = available(state.server.introspection.inspect(|snapshot| {
+    state.inspect(|snapshot| {
         let upstreams = snapshot.config.upstreams.iter().enumerate();
         let reports = upstreams.map(|(index, settings)| UpstreamReport {
             name: settings.name.to_string(),
             balance: balance(&settings.balance),
             servers: servers(snapshot, index).iter().map(server).collect(),
         });
-        reports.collect()
-    }))?;
-    Ok(UpstreamList { upstreams })
+        UpstreamList {
+            upstreams: reports.collect(),
+        }
+    })
 }
 
 fn server(report: &ServerReport) -> ServerStateReport {

@@ -1,42 +1,66 @@
-//! Content on its way from a connection, which reads it, to whoever takes it: one piece at a time.
+//! Content of a request on its way from the task that reads the connection to the task that takes
+//! it, one piece at a time.
 //!
-//! Both ends may be polled by different tasks. It must never take a piece before somebody has asked
-//! for content: then the client is not asked for it either.
+//! The writer must not read a piece from the client before the reader has asked for content.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::error::Error;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 
-use super::error::BodyError;
+/// Why a request's body ended early. The cause is always on the client's side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyError {
+    /// The body is longer than allowed.
+    TooLarge,
+    /// The client let too much time pass between two pieces.
+    TimedOut,
+    /// The client went away, or broke the framing.
+    Broken,
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BodyError::TooLarge => "the body is longer than allowed",
+            BodyError::TimedOut => "the body did not arrive in time",
+            BodyError::Broken => "the body is malformed or ended too early",
+        })
+    }
+}
+
+impl Error for BodyError {}
 
 #[derive(Debug, Default)]
 struct PipeState {
     piece: Option<Bytes>,
     trailers: Option<HeaderMap>,
-    /// Bytes that have not been taken, where their number is known.
+    /// Bytes that the reader has not taken, if the length is known.
     left: Option<u64>,
-    /// All of it has been put in.
+    /// Whether the writer has put in everything.
     has_ended: bool,
-    failure: Option<BodyError>,
-    /// Whether anybody has asked for it.
+    error: Option<BodyError>,
+    /// Whether the reader has asked for content.
     is_wanted: bool,
-    /// The reader has gone, and whether the rest should be read and thrown away.
+    /// Set when the reader has gone.
     closed: Option<Rest>,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
-/// What becomes of content that nobody takes.
+/// The fate of content after its reader has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
+    /// The writer reads it and throws it away.
     Discarded,
     Unread,
 }
 
-/// What the reader asks of the writer.
+/// The reader's demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Demand {
     Piece,
@@ -44,73 +68,83 @@ pub enum Demand {
     Gone(Rest),
 }
 
-/// The connection's end.
+/// The end of the pipe for the task that reads the connection.
 #[derive(Debug)]
-pub struct PipeWriter(Arc<Mutex<PipeState>>);
+pub struct PipeWriter(Arc<PipeShared>);
 
-/// The end of whoever takes the content.
+/// The end of the pipe for the task that takes the content.
 #[derive(Debug)]
-pub struct PipeReader(Arc<Mutex<PipeState>>);
+pub struct PipeReader(Arc<PipeShared>);
 
-/// A pipe for content of `length` bytes, where that is known.
+#[derive(Debug)]
+struct PipeShared(Mutex<PipeState>);
+
+/// A pipe for content of `length` bytes, if that is known.
 pub fn pipe(length: Option<u64>) -> (PipeWriter, PipeReader) {
-    let state = Arc::new(Mutex::new(PipeState {
+    let shared = Arc::new(PipeShared(Mutex::new(PipeState {
         left: length,
         ..PipeState::default()
-    }));
-    (PipeWriter(Arc::clone(&state)), PipeReader(state))
+    })));
+    (PipeWriter(Arc::clone(&shared)), PipeReader(shared))
 }
 
-fn lock(state: &Mutex<PipeState>) -> MutexGuard<'_, PipeState> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
+impl PipeShared {
+    fn with<T>(&self, act: impl FnOnce(&mut PipeState) -> T) -> T {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Changes the state, then wakes the task that `act` returns.
+    fn change<T>(&self, act: impl FnOnce(&mut PipeState) -> (T, Option<Waker>)) -> T {
+        let (result, waker) = self.with(act);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        result
+    }
 }
 
 impl PipeWriter {
-    /// Ready when a piece may be put in, or nobody takes one any more.
+    /// Ready when the reader wants a piece, or has gone.
     pub fn poll_demand(&self, context: &mut Context<'_>) -> Poll<Demand> {
-        let mut state = lock(&self.0);
-        if let Some(rest) = state.closed {
-            return Poll::Ready(Demand::Gone(rest));
-        }
-        if state.is_wanted && state.piece.is_none() {
-            return Poll::Ready(Demand::Piece);
-        }
-        let known = state.writer.as_ref();
-        if !known.is_some_and(|waker| waker.will_wake(context.waker())) {
-            state.writer = Some(context.waker().clone());
-        }
-        Poll::Pending
+        self.0.with(|state| {
+            if let Some(rest) = state.closed {
+                return Poll::Ready(Demand::Gone(rest));
+            }
+            if state.is_wanted && state.piece.is_none() {
+                return Poll::Ready(Demand::Piece);
+            }
+            let known = state.writer.as_ref();
+            if !known.is_some_and(|waker| waker.will_wake(context.waker())) {
+                state.writer = Some(context.waker().clone());
+            }
+            Poll::Pending
+        })
     }
 
-    /// Puts a piece in; whether it `is_last` is known where the length is.
+    /// Puts in a piece. With a known length, `is_last` marks the end.
     pub fn put(&self, piece: Bytes, is_last: bool) {
-        self.change(|state| {
+        self.0.change(|state| {
             state.piece = Some(piece);
             state.has_ended = is_last;
+            ((), state.reader.take())
         });
     }
 
-    /// All of it was put in.
+    /// Ends the content.
     pub fn end(&self, trailers: Option<HeaderMap>) {
-        self.change(|state| {
+        self.0.change(|state| {
             state.trailers = trailers;
             state.has_ended = true;
+            ((), state.reader.take())
         });
     }
 
-    /// It does not reach its end.
+    /// Ends the content early.
     pub fn fail(&self, error: BodyError) {
-        self.change(|state| state.failure = Some(error));
-    }
-
-    fn change(&self, change: impl FnOnce(&mut PipeState)) {
-        let mut state = lock(&self.0);
-        change(&mut state);
-        let reader = state.reader.take();
-        drop(state);
-        if let Some(reader) = reader {
-            reader.wake();
-        }
+        self.0.change(|state| {
+            state.error = Some(error);
+            ((), state.reader.take())
+        });
     }
 }
 
@@ -119,49 +153,41 @@ impl PipeReader {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let mut state = lock(&self.0);
-        let polled = if let Some(piece) = state.piece.take() {
-            state.left = state
-                .left
-                .map(|left| left.saturating_sub(piece.len() as u64));
-            Poll::Ready(Some(Ok(Frame::data(piece))))
-        } else if let Some(trailers) = state.trailers.take() {
-            Poll::Ready(Some(Ok(Frame::trailers(trailers))))
-        } else if let Some(error) = state.failure {
-            Poll::Ready(Some(Err(error)))
-        } else if state.has_ended {
-            Poll::Ready(None)
-        } else {
-            state.reader = Some(context.waker().clone());
-            Poll::Pending
-        };
-        state.is_wanted = true;
-        let writer = state.writer.take();
-        drop(state);
-        if let Some(writer) = writer {
-            writer.wake();
-        }
-        polled
+        self.0.change(|state| {
+            state.is_wanted = true;
+            let polled = if let Some(piece) = state.piece.take() {
+                let length = piece.len() as u64;
+                state.left = state.left.map(|left| left.saturating_sub(length));
+                Poll::Ready(Some(Ok(Frame::data(piece))))
+            } else if let Some(trailers) = state.trailers.take() {
+                Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+            } else if let Some(error) = state.error {
+                Poll::Ready(Some(Err(error)))
+            } else if state.has_ended {
+                Poll::Ready(None)
+            } else {
+                state.reader = Some(context.waker().clone());
+                Poll::Pending
+            };
+            (polled, state.writer.take())
+        })
     }
 
     pub(super) fn is_end_stream(&self) -> bool {
-        let state = lock(&self.0);
-        state.has_ended && state.piece.is_none() && state.trailers.is_none()
+        self.0
+            .with(|state| state.has_ended && state.piece.is_none() && state.trailers.is_none())
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
-        let left = lock(&self.0).left;
+        let left = self.0.with(|state| state.left);
         left.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 
-    /// Tells the writer what becomes of the rest.
+    /// Tells the writer the fate of the rest.
     pub(super) fn close(&self, rest: Rest) {
-        let mut state = lock(&self.0);
-        state.closed = Some(rest);
-        let writer = state.writer.take();
-        drop(state);
-        if let Some(writer) = writer {
-            writer.wake();
-        }
+        self.0.change(|state| {
+            state.closed = Some(rest);
+            ((), state.writer.take())
+        });
     }
 }

@@ -1,10 +1,12 @@
-//! A request's body: streamed from the client, bounded, and followed as it is read.
+//! The body of a request: streamed from the client, bounded, and followed as it is read.
 
 use std::collections::VecDeque;
 use std::error::Error;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,20 +15,102 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
-use super::error::BodyError;
-use super::pipe::{PipeReader, Rest};
-use super::progress::Progress;
+use super::pipe::{BodyError, PipeReader, Rest};
+use crate::clock::Alarm;
 
-/// Bytes of a body nobody wants that are read all the same, to keep its connection.
+/// The most bytes of an unwanted body that are read so that its connection can be kept.
 pub const DISCARD_BYTES: u64 = 1 << 20;
-/// The same on a stream of HTTP/2, whatever its length: clients that are still sending when a
-/// stream is reset may lose the answer that came before.
+/// The same for a stream of HTTP/2, whatever its length. A client that still sends when its stream
+/// is reset may lose the response that came before.
 const LINGER_BYTES: u64 = 16 << 20;
-/// And how long that may take.
+/// The time limit of that.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What it means that hyper cannot read on.
-fn error_of(error: &hyper::Error) -> BodyError {
+/// How far a body was read. The body and the client's connection share it.
+#[derive(Clone, Debug, Default)]
+pub struct BodyProgress(Arc<ProgressMarks>);
+
+#[derive(Debug, Default)]
+struct ProgressMarks {
+    bytes: AtomicU64,
+    unfinished: AtomicBool,
+    too_large: AtomicBool,
+    /// Counts the requests of the connection, because an earlier body may still be read.
+    turn: AtomicU32,
+    pace: Option<Pace>,
+}
+
+/// The time limit for each piece of a body on a connection of HTTP/2, where the socket has none.
+#[derive(Debug)]
+struct Pace {
+    alarm: Arc<Alarm>,
+    most: Duration,
+    waiting: AtomicBool,
+}
+
+impl BodyProgress {
+    /// The progress of one body on a connection of HTTP/2. Each piece must come within `most`.
+    pub fn paced(alarm: Arc<Alarm>, most: Duration) -> BodyProgress {
+        let pace = Pace {
+            alarm,
+            most,
+            waiting: AtomicBool::new(false),
+        };
+        BodyProgress(Arc::new(ProgressMarks {
+            unfinished: AtomicBool::new(true),
+            pace: Some(pace),
+            ..ProgressMarks::default()
+        }))
+    }
+
+    /// Begins a new request on the same connection.
+    pub fn restart(&self, has_body: bool) {
+        self.0.turn.fetch_add(1, Ordering::Relaxed);
+        self.0.bytes.store(0, Ordering::Relaxed);
+        self.0.unfinished.store(has_body, Ordering::Relaxed);
+        self.0.too_large.store(false, Ordering::Relaxed);
+    }
+
+    /// Bytes that were read so far.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether the body was read to its end; true without a body.
+    pub fn has_ended(&self) -> bool {
+        !self.0.unfinished.load(Ordering::Relaxed)
+    }
+
+    /// Whether the body was longer than allowed.
+    pub fn is_too_large(&self) -> bool {
+        self.0.too_large.load(Ordering::Relaxed)
+    }
+
+    fn turn(&self) -> u32 {
+        self.0.turn.load(Ordering::Relaxed)
+    }
+
+    /// Ready if the client has sent nothing for too long after it was asked.
+    fn poll_late(&self, context: &mut Context<'_>) -> Poll<()> {
+        let Some(pace) = &self.0.pace else {
+            return Poll::Pending;
+        };
+        if !pace.waiting.swap(true, Ordering::Relaxed) {
+            pace.alarm.arm(pace.most);
+        }
+        pace.alarm.poll(context)
+    }
+
+    fn note_piece(&self) {
+        if let Some(pace) = &self.0.pace
+            && pace.waiting.swap(false, Ordering::Relaxed)
+        {
+            pace.alarm.disarm();
+        }
+    }
+}
+
+fn classify_error(error: &hyper::Error) -> BodyError {
     let mut cause = error.source();
     while let Some(inner) = cause {
         if let Some(io) = inner.downcast_ref::<io::Error>()
@@ -39,97 +123,96 @@ fn error_of(error: &hyper::Error) -> BodyError {
     BodyError::Broken
 }
 
-/// A request's content. It is moved often, and most requests have none: the rest is in a box.
+/// The content of a request. It is moved often and mostly empty, so the rest is boxed.
 #[derive(Debug, Default)]
 pub enum RequestBody {
     #[default]
     Empty,
-    /// What the client sends, as it sends it.
-    Streaming(Box<Streaming>),
+    /// Content as the client sends it.
+    Streaming(Box<StreamingBody>),
 }
 
-/// Where content comes from.
+/// The origin of content.
 #[derive(Debug)]
-enum Source {
+enum BodySource {
     /// A connection that carries one request at a time.
     Pipe(PipeReader),
     Incoming(Incoming),
 }
 
-impl Source {
+impl BodySource {
     fn poll_frame(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         match self {
-            Source::Pipe(pipe) => pipe.poll_frame(context),
-            Source::Incoming(incoming) => Pin::new(incoming)
+            BodySource::Pipe(pipe) => pipe.poll_frame(context),
+            BodySource::Incoming(incoming) => Pin::new(incoming)
                 .poll_frame(context)
-                .map_err(|error| error_of(&error)),
+                .map_err(|error| classify_error(&error)),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Source::Pipe(pipe) => pipe.is_end_stream(),
-            Source::Incoming(incoming) => incoming.is_end_stream(),
+            BodySource::Pipe(pipe) => pipe.is_end_stream(),
+            BodySource::Incoming(incoming) => incoming.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Source::Pipe(pipe) => pipe.size_hint(),
-            Source::Incoming(incoming) => incoming.size_hint(),
+            BodySource::Pipe(pipe) => pipe.size_hint(),
+            BodySource::Incoming(incoming) => incoming.size_hint(),
         }
     }
 }
 
 /// Content that is read from a client.
 #[derive(Debug)]
-pub struct Streaming {
-    incoming: Option<Source>,
-    progress: Option<Progress>,
-    /// Which request of its connection it belongs to.
+pub struct StreamingBody {
+    source: Option<BodySource>,
+    progress: Option<BodyProgress>,
+    /// The number of its request on the connection.
     turn: u32,
-    /// Content bytes that may still come; `None` for no bound.
+    /// Bytes that may still come; `None` without a bound.
     left: Option<u64>,
-    /// The client sends nothing until it is asked to (`Expect: 100-continue`), and was not asked.
+    /// Whether the client still waits for `100 Continue`.
     awaits_continue: bool,
-    /// Nothing more is to be read of it, whatever is left.
+    /// Whether the rest must not be read.
     given_up: bool,
-    /// What has been read already, and is read again first: its server had not looked at it.
+    /// Pieces to be read once more, because a server refused the request.
     again: VecDeque<Bytes>,
 }
 
 impl RequestBody {
-    /// No body.
+    /// A request without content.
     pub fn empty() -> RequestBody {
         RequestBody::default()
     }
 
-    /// The body that a client sends, if it does; `progress` follows it.
-    pub fn new(incoming: Incoming, progress: Progress) -> RequestBody {
+    /// The body that a client sends with hyper, if it sends one.
+    pub fn new(incoming: Incoming, progress: BodyProgress) -> RequestBody {
         if incoming.is_end_stream() {
             return RequestBody::Empty;
         }
-        let source = Source::Incoming(incoming);
-        RequestBody::Streaming(Streaming::new(source, Some(progress)))
+        let source = BodySource::Incoming(incoming);
+        RequestBody::Streaming(StreamingBody::new(source, Some(progress)))
     }
 
     /// Content that a connection puts into a pipe.
     pub fn piped(reader: PipeReader) -> RequestBody {
-        RequestBody::Streaming(Streaming::new(Source::Pipe(reader), None))
+        RequestBody::Streaming(StreamingBody::new(BodySource::Pipe(reader), None))
     }
 
-    /// The client waits for `100 Continue`: reading asks it for its body, dropping does not.
+    /// Notes that the client waits for `100 Continue`. Only a poll asks it for its body.
     pub fn await_continue(&mut self) {
         if let RequestBody::Streaming(streaming) = self {
             streaming.awaits_continue = true;
         }
     }
 
-    /// Whether what is left of it is read and thrown away when it is dropped, so that the
-    /// connection can serve another request.
+    /// Whether a drop reads the rest, so that the connection can serve another request.
     pub fn is_discardable(&self) -> bool {
         match self {
             RequestBody::Streaming(streaming) => streaming.is_discardable(),
@@ -137,14 +220,14 @@ impl RequestBody {
         }
     }
 
-    /// Lets at most `most` bytes of content pass; one more is [`BodyError::TooLarge`].
+    /// Bounds the content to `most` bytes; a longer one ends with [`BodyError::TooLarge`].
     pub fn limit(&mut self, most: u64) {
         if let RequestBody::Streaming(streaming) = self {
             streaming.left = Some(most);
         }
     }
 
-    /// Has `pieces` read again: all that was read of it.
+    /// Puts all pieces that were read in front of the rest.
     pub fn put_back(&mut self, pieces: Vec<Bytes>) {
         if let RequestBody::Streaming(streaming) = self {
             streaming.again = pieces.into();
@@ -152,11 +235,11 @@ impl RequestBody {
     }
 }
 
-impl Streaming {
-    fn new(incoming: Source, progress: Option<Progress>) -> Box<Streaming> {
-        Box::new(Streaming {
-            incoming: Some(incoming),
-            turn: progress.as_ref().map_or(0, Progress::turn),
+impl StreamingBody {
+    fn new(source: BodySource, progress: Option<BodyProgress>) -> Box<StreamingBody> {
+        Box::new(StreamingBody {
+            source: Some(source),
+            turn: progress.as_ref().map_or(0, BodyProgress::turn),
             progress,
             left: None,
             awaits_continue: false,
@@ -169,38 +252,38 @@ impl Streaming {
         !self.awaits_continue && self.size_hint().lower() <= DISCARD_BYTES
     }
 
-    /// Whether it is one of several that a client may send at once.
+    /// Whether the connection may carry other requests at the same time.
     fn is_of_http2(&self) -> bool {
-        self.progress.as_ref().is_some_and(Progress::is_paced)
+        let progress = self.progress.as_ref();
+        progress.is_some_and(|progress| progress.0.pace.is_some())
     }
 
     fn count(&mut self, length: usize) -> Result<(), BodyError> {
         let length = length as u64;
-        let Some(left) = self
-            .left
-            .map_or(Some(None), |left| left.checked_sub(length).map(Some))
-        else {
-            if let Some(progress) = self.progress() {
-                progress.note_too_large();
+        let left = self.left.map(|left| left.checked_sub(length));
+        if left == Some(None) {
+            if let Some(marks) = self.marks() {
+                marks.too_large.store(true, Ordering::Relaxed);
             }
             return Err(BodyError::TooLarge);
-        };
-        self.left = left;
-        if let Some(progress) = self.progress() {
-            progress.add_bytes(length);
+        }
+        self.left = left.flatten();
+        if let Some(marks) = self.marks() {
+            marks.bytes.fetch_add(length, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// None once its connection serves a later request: the marks are of that one.
-    fn progress(&self) -> Option<&Progress> {
+    /// `None` after the connection has begun a later request, which the marks belong to then.
+    fn marks(&self) -> Option<&ProgressMarks> {
         let progress = self.progress.as_ref();
-        progress.filter(|progress| progress.turn() == self.turn)
+        let own = progress.filter(|progress| progress.turn() == self.turn);
+        own.map(|progress| &*progress.0)
     }
 
-    fn end(&self) {
-        if let Some(progress) = self.progress() {
-            progress.end();
+    fn note_end(&self) {
+        if let Some(marks) = self.marks() {
+            marks.unfinished.store(false, Ordering::Relaxed);
         }
     }
 
@@ -212,11 +295,11 @@ impl Streaming {
         if let Some(piece) = self.again.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
-        let Some(incoming) = &mut self.incoming else {
+        let Some(source) = &mut self.source else {
             return Poll::Ready(None);
         };
-        let polled = incoming.poll_frame(context);
-        let at_end = incoming.is_end_stream();
+        let polled = source.poll_frame(context);
+        let at_end = source.is_end_stream();
         if let Some(progress) = &self.progress {
             if polled.is_ready() {
                 progress.note_piece();
@@ -226,13 +309,13 @@ impl Streaming {
             }
         }
         Poll::Ready(match ready!(polled) {
-            // A stream that its client reset without an error has not ended, though hyper says so.
+            // hyper reports an end here, although the client has reset its stream.
             None if self.is_of_http2() && !at_end => {
                 self.given_up = true;
                 Some(Err(BodyError::Broken))
             }
             None => {
-                self.end();
+                self.note_end();
                 None
             }
             Some(Err(error)) => {
@@ -247,7 +330,7 @@ impl Streaming {
                     return Poll::Ready(Some(Err(error)));
                 }
                 if at_end || frame.is_trailers() {
-                    self.end();
+                    self.note_end();
                 }
                 Some(Ok(frame))
             }
@@ -255,14 +338,12 @@ impl Streaming {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.again.is_empty() && self.incoming.as_ref().is_none_or(Source::is_end_stream)
+        self.again.is_empty() && self.source.as_ref().is_none_or(BodySource::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        let rest = self
-            .incoming
-            .as_ref()
-            .map_or(SizeHint::with_exact(0), Source::size_hint);
+        let source = self.source.as_ref();
+        let rest = source.map_or(SizeHint::with_exact(0), BodySource::size_hint);
         if self.again.is_empty() {
             return rest;
         }
@@ -303,29 +384,29 @@ impl Body for RequestBody {
     }
 }
 
-impl Drop for Streaming {
-    /// Nobody wants the rest, as when the proxy answers itself. Left unread it would cost the
-    /// client its answer: closing a connection with unread bytes resets it.
+impl Drop for StreamingBody {
+    /// Reads the rest, within bounds. Closing a connection with unread bytes resets it, and the
+    /// client may lose its response.
     fn drop(&mut self) {
         let lingers = self.is_of_http2() && !self.awaits_continue;
         let discardable = !self.given_up && (lingers || self.is_discardable());
-        let Some(incoming) = self.incoming.take() else {
+        let Some(source) = self.source.take() else {
             return;
         };
-        if let Source::Pipe(pipe) = &incoming {
+        if let BodySource::Pipe(pipe) = &source {
             return pipe.close(match discardable {
                 true => Rest::Discarded,
                 false => Rest::Unread,
             });
         }
-        if !discardable || incoming.is_end_stream() {
+        if !discardable || source.is_end_stream() {
             return;
         }
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            let mut rest = Streaming::new(incoming, self.progress.take());
+            let mut rest = StreamingBody::new(source, self.progress.take());
             rest.turn = self.turn;
             rest.left = Some(if lingers { LINGER_BYTES } else { DISCARD_BYTES });
-            // Once only: a runtime that shuts down drops what it is given to run.
+            // Only once: a runtime that shuts down drops the task at once.
             rest.given_up = true;
             let discarding = discard(RequestBody::Streaming(rest));
             if lingers {
@@ -337,8 +418,7 @@ impl Drop for Streaming {
     }
 }
 
-/// Reads a body to its end, its bound or its error; with HTTP/1.1 the client's socket bounds the
-/// time.
+/// Reads a body to its end, its bound or its error. The socket of HTTP/1.1 bounds the time.
 async fn discard(mut rest: RequestBody) {
     while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut rest).poll_frame(context)).await {}
 }

@@ -1,11 +1,11 @@
-//! The running proxy, asked through its admin: where that is, the token, and plain words for what
-//! can go wrong.
+//! Sends requests to the admin of the running proxy.
 //!
-//! A connection for each question: an answer never depends on what became of the one before, and a
-//! proxy that was upgraded or moved meanwhile is found again. The token is shown only where it is
-//! asked for or something is to be changed, and one that was found on this machine only to this
-//! machine.
+//! Each request opens a connection, so it also reaches a proxy that was upgraded or moved. The
+//! client sends the token only with a change, or after the admin asks for it. A token that was
+//! found on this machine is sent to this machine only.
 
+use std::fmt;
+use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use clap::Args;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -21,18 +21,17 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::trouble::Trouble;
+use super::output::CommandError;
 use crate::admin::token;
 use crate::config;
 
-/// How long connecting may take.
-const CONNECT: Duration = Duration::from_secs(3);
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Bytes of an answer, at most.
-const MOST: usize = 64 << 20;
-/// Bytes of a token's file, at most.
-const MOST_TOKEN: u64 = 4096;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// For the head of a response, and again for its body.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Bytes of a body, at most.
+const MAX_BODY: usize = 64 << 20;
+/// Bytes of a token file, at most.
+const MAX_TOKEN: u64 = 4096;
 
 /// Which proxy is asked.
 #[derive(Clone, Debug, Args)]
@@ -53,61 +52,62 @@ pub(super) struct AdminArgs {
 pub(super) struct AdminClient {
     /// `127.0.0.1:9180`
     authority: String,
-    token: Option<String>,
-    /// Who said that it listens there.
-    said_by: String,
+    pub(super) token: Option<String>,
+    /// The setting that names this address, for error messages.
+    named_by: String,
 }
 
-/// Why there is no answer.
+/// Why a request has no result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Failed {
-    /// Nobody answers.
-    Away(String),
-    /// It answers that it will not.
+pub(super) enum AdminFailure {
+    /// There is no complete HTTP response; the reason.
+    Unreachable(String),
+    /// The admin answered with this status and reason.
     Refused(u16, String),
 }
 
-impl Failed {
-    /// In one line.
-    pub(super) fn words(&self) -> String {
+impl fmt::Display for AdminFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failed::Away(why) => why.clone(),
-            Failed::Refused(status, why) => format!("{why} ({status})"),
+            AdminFailure::Unreachable(why) => f.write_str(why),
+            AdminFailure::Refused(status, why) => write!(f, "{why} ({status})"),
         }
     }
 }
 
+fn unreachable(why: impl fmt::Display) -> AdminFailure {
+    AdminFailure::Unreachable(why.to_string())
+}
+
 /// A runtime for one command.
-pub(super) fn runtime() -> Result<tokio::runtime::Runtime, Trouble> {
+pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CommandError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    runtime.map_err(|error| Trouble::failed(error.to_string()))
+    runtime.map_err(|error| CommandError::failed(error.to_string()))
 }
 
 impl AdminClient {
-    /// Finds out where to ask; asks nothing yet.
-    pub(super) fn of(args: &AdminArgs) -> Result<AdminClient, Trouble> {
+    /// Finds the admin's address and token. Sends nothing.
+    pub(super) fn new(args: &AdminArgs) -> Result<AdminClient, CommandError> {
         let file = args.config.display();
         let place = config::admin_of(&args.config);
-        let (authority, said_by) = match (&args.admin, &place) {
-            (Some(text), _) => (authority(text)?, "`--admin`".to_owned()),
+        let (authority, named_by) = match (&args.admin, &place) {
+            (Some(text), _) => (parse_authority(text)?, "`--admin`".to_owned()),
             (None, Ok(place)) => {
-                let Some(address) = place.address else {
+                let address = place.address.ok_or_else(|| {
                     let message = format!("This command needs `admin`; {file} has none");
-                    return Err(Trouble::failed(message).help(
+                    CommandError::failed(message).help(
                         "write `admin = \"127.0.0.1:9180\"` at its top and start the proxy anew, \
                          or name the address with `--admin`",
-                    ));
-                };
-                (
-                    reached_at(address, &args.config)?,
-                    format!("`admin` of {file}"),
-                )
+                    )
+                })?;
+                let authority = admin_authority(address, &args.config)?;
+                (authority, format!("`admin` of {file}"))
             }
             (None, Err(error)) => {
                 let message = format!("cannot read `{file}`: {error}");
-                return Err(Trouble::failed(message)
+                return Err(CommandError::failed(message)
                     .help("name the proxy's file with `-c`, or its admin with `--admin`"));
             }
         };
@@ -116,16 +116,14 @@ impl AdminClient {
         let token = match (&args.token_file, &place.token_file) {
             (Some(path), _) => Some(read_token(path)?),
             (None, Some(path)) if is_here => read_token(path).ok(),
-            (None, _) if is_here => {
-                let found = token::find(&args.config, &config::control_of(&args.config));
-                found.and_then(|token| String::from_utf8(token).ok())
-            }
+            (None, _) if is_here => token::find(&args.config, &config::control_of(&args.config))
+                .and_then(|token| String::from_utf8(token).ok()),
             _ => None,
         };
         Ok(AdminClient {
             authority,
             token,
-            said_by,
+            named_by,
         })
     }
 
@@ -134,183 +132,169 @@ impl AdminClient {
         format!("http://{}/", self.authority)
     }
 
-    /// The dashboard, signed in where that is possible.
-    pub(super) fn link(&self) -> String {
-        match &self.token {
-            Some(token) => format!("{}#token={token}", self.url()),
-            None => self.url(),
-        }
+    /// Runs a request to its end.
+    pub(super) fn wait<T>(
+        &self,
+        request: impl Future<Output = Result<T, AdminFailure>>,
+    ) -> Result<T, CommandError> {
+        let result = runtime()?.block_on(request);
+        result.map_err(|failure| self.error(&failure))
     }
 
-    /// What is shown by whoever may change something.
-    pub(super) fn token(&self) -> Option<&str> {
-        self.token.as_deref()
+    pub(super) async fn get(&self, path: &str) -> Result<Value, AdminFailure> {
+        json_body(self.request(Method::GET, path, None).await?).await
     }
 
-    /// What is there now.
-    pub(super) async fn get(&self, path: &str) -> Result<Value, Failed> {
-        value(self.ask(Method::GET, path, None).await?).await
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, AdminFailure> {
+        json_body(self.request(Method::POST, path, Some(body)).await?).await
     }
 
-    /// Has it do something.
-    pub(super) async fn post(&self, path: &str, said: &Value) -> Result<Value, Failed> {
-        value(self.ask(Method::POST, path, Some(said)).await?).await
-    }
-
-    /// The answer as it begins, for those that do not end.
-    pub(super) async fn open(&self, path: &str) -> Result<Response<Incoming>, Failed> {
-        let response = self.ask(Method::GET, path, None).await?;
+    /// Returns a successful response before its body: the body may be endless.
+    pub(super) async fn open(&self, path: &str) -> Result<Incoming, AdminFailure> {
+        let response = self.request(Method::GET, path, None).await?;
         match response.status().is_success() {
-            true => Ok(response),
-            false => Err(refused(response).await),
+            true => Ok(response.into_body()),
+            false => Err(refusal(response).await),
         }
     }
 
-    async fn ask(
+    async fn request(
         &self,
         method: Method,
         path: &str,
-        said: Option<&Value>,
-    ) -> Result<Response<Incoming>, Failed> {
-        let needed = method != Method::GET;
-        let request = |token| self.request(&method, path, said, token);
-        let response = self.send(request(needed)?).await?;
-        match response.status() {
-            StatusCode::UNAUTHORIZED if !needed && self.token.is_some() => {
-                self.send(request(true)?).await
+        body: Option<&Value>,
+    ) -> Result<Response<Incoming>, AdminFailure> {
+        let request = |token: Option<&String>| {
+            let text = body.map(Value::to_string).unwrap_or_default();
+            let mut request = Request::builder()
+                .method(method.clone())
+                .uri(path)
+                .header(HOST, &self.authority)
+                .header(ACCEPT, "application/json, text/event-stream, */*");
+            if body.is_some() {
+                request = request.header(CONTENT_TYPE, "application/json");
             }
+            if let Some(token) = token {
+                request = request.header(AUTHORIZATION, format!("Bearer {token}"));
+            }
+            request
+                .body(Full::new(Bytes::from(text)))
+                .map_err(unreachable)
+        };
+        let token = self.token.as_ref();
+        if method != Method::GET {
+            return self.send(request(token)?).await;
+        }
+        let response = self.send(request(None)?).await?;
+        match response.status() {
+            StatusCode::UNAUTHORIZED if token.is_some() => self.send(request(token)?).await,
             _ => Ok(response),
         }
     }
 
-    fn request(
+    async fn send(
         &self,
-        method: &Method,
-        path: &str,
-        said: Option<&Value>,
-        token: bool,
-    ) -> Result<Request<Full<Bytes>>, Failed> {
-        let wrong = |error: &dyn std::error::Error| Failed::Away(error.to_string());
-        let body = said.map(Value::to_string).unwrap_or_default();
-        let mut request = Request::builder()
-            .method(method.clone())
-            .uri(path)
-            .header(HOST, &self.authority)
-            .header(ACCEPT, "application/json, text/event-stream, */*")
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|error| wrong(&error))?;
-        let headers = request.headers_mut();
-        if said.is_some() {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        }
-        if let Some(token) = self.token.as_ref().filter(|_| token) {
-            let value = HeaderValue::try_from(format!("Bearer {token}"));
-            headers.insert(AUTHORIZATION, value.map_err(|error| wrong(&error))?);
-        }
-        Ok(request)
-    }
-
-    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, Failed> {
-        let away = |why: &dyn std::fmt::Display| Failed::Away(why.to_string());
-        let late = |_| away(&"no answer in time");
-        let stream = timeout(CONNECT, TcpStream::connect(&*self.authority)).await;
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, AdminFailure> {
+        let late = |_| unreachable("no answer in time");
+        let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(&*self.authority)).await;
         let stream = stream.map_err(late)?.map_err(|error| match error.kind() {
-            std::io::ErrorKind::ConnectionRefused => away(&"connection refused"),
-            _ => away(&error),
+            std::io::ErrorKind::ConnectionRefused => unreachable("connection refused"),
+            _ => unreachable(error),
         })?;
-        let made = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
-        let (mut sender, connection) = made.map_err(|error| away(&error))?;
+        let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
+        let (mut sender, connection) = handshake.map_err(unreachable)?;
         tokio::spawn(connection);
-        let answered = timeout(PATIENCE, sender.send_request(request)).await;
-        answered.map_err(late)?.map_err(|error| away(&error))
+        let response = timeout(RESPONSE_TIMEOUT, sender.send_request(request)).await;
+        response.map_err(late)?.map_err(unreachable)
     }
 
-    /// What to tell the user who cannot be answered.
-    pub(super) fn trouble(&self, failed: &Failed) -> Trouble {
+    /// Says what failed, and what the user can do.
+    pub(super) fn error(&self, failure: &AdminFailure) -> CommandError {
         let url = self.url();
-        match failed {
-            Failed::Away(why) => {
-                Trouble::failed(format!("no proxy answers at {url}: {why}")).help(format!(
+        match failure {
+            AdminFailure::Unreachable(why) => {
+                CommandError::failed(format!("no proxy answers at {url}: {why}")).help(format!(
                     "is it running? {} says that it listens there; name another file with `-c`, \
                      or the address with `--admin`",
-                    self.said_by
+                    self.named_by
                 ))
             }
-            Failed::Refused(401, why) => Trouble::failed(format!("{url} wants a token: {why}"))
-                .help(match self.token {
+            AdminFailure::Refused(401, why) => {
+                let help = match self.token {
                     Some(_) => {
                         "the token found here is not the proxy's: name its file with \
-                                `--token-file`"
+                         `--token-file`"
                     }
                     None => {
                         "run this as the user who runs the proxy, or name the token's file \
-                             with `--token-file`"
+                         with `--token-file`"
                     }
-                }),
-            Failed::Refused(404, _) => Trouble::failed(format!(
+                };
+                CommandError::failed(format!("{url} wants a token: {why}")).help(help)
+            }
+            AdminFailure::Refused(404, _) => CommandError::failed(format!(
                 "{url} answers, but does not know what is asked: it is of another version, or \
                  no tidegate"
             )),
-            Failed::Refused(status, why) => {
-                Trouble::failed(format!("{url} answers {status}: {why}"))
+            AdminFailure::Refused(status, why) => {
+                CommandError::failed(format!("{url} answers {status}: {why}"))
             }
         }
     }
 }
 
-async fn value(response: Response<Incoming>) -> Result<Value, Failed> {
-    // Not ready is an answer too.
-    let is_fine =
-        response.status().is_success() || response.status() == StatusCode::SERVICE_UNAVAILABLE;
-    if !is_fine {
-        return Err(refused(response).await);
-    }
-    let bytes = body(response).await?;
-    let wrong = |_| Failed::Away("what answers there is no tidegate".to_owned());
-    serde_json::from_slice(&bytes).map_err(wrong)
-}
-
-async fn refused(response: Response<Incoming>) -> Failed {
+async fn json_body(response: Response<Incoming>) -> Result<Value, AdminFailure> {
+    // 503 is an answer too: the proxy is not ready.
     let status = response.status();
-    let said: Value = body(response)
-        .await
-        .ok()
-        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .unwrap_or_default();
-    let detail = said.get("detail").and_then(Value::as_str);
+    if !status.is_success() && status != StatusCode::SERVICE_UNAVAILABLE {
+        return Err(refusal(response).await);
+    }
+    let bytes = read_body(response).await?;
+    serde_json::from_slice(&bytes).map_err(|_| unreachable("what answers there is no tidegate"))
+}
+
+async fn refusal(response: Response<Incoming>) -> AdminFailure {
+    let status = response.status();
+    let body = read_body(response).await.unwrap_or_default();
+    let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let reason = status.canonical_reason().unwrap_or("no");
-    Failed::Refused(status.as_u16(), detail.unwrap_or(reason).to_owned())
+    let detail = body["detail"].as_str().unwrap_or(reason);
+    AdminFailure::Refused(status.as_u16(), detail.to_owned())
 }
 
-async fn body(response: Response<Incoming>) -> Result<Bytes, Failed> {
-    let body = timeout(PATIENCE, Limited::new(response.into_body(), MOST).collect()).await;
-    let body = body.map_err(|_| Failed::Away("the answer does not end".to_owned()))?;
-    let broken = |error| Failed::Away(format!("the answer broke off: {error}"));
-    Ok(body.map_err(broken)?.to_bytes())
+async fn read_body(response: Response<Incoming>) -> Result<Bytes, AdminFailure> {
+    let body = Limited::new(response.into_body(), MAX_BODY).collect();
+    let body = timeout(RESPONSE_TIMEOUT, body).await;
+    let body = body.map_err(|_| unreachable("the answer does not end"))?;
+    let body = body.map_err(|error| unreachable(format!("the answer broke off: {error}")))?;
+    Ok(body.to_bytes())
 }
 
-/// Where to connect for something that listens there.
-fn reached_at(address: SocketAddr, file: &Path) -> Result<String, Trouble> {
+/// An address under which this machine reaches a listener.
+pub(super) fn local_address(address: SocketAddr) -> SocketAddr {
+    let ip: IpAddr = match address.ip() {
+        ip if !ip.is_unspecified() => ip,
+        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+fn admin_authority(address: SocketAddr, file: &Path) -> Result<String, CommandError> {
     if address.port() == 0 {
-        let message = format!(
-            "`admin` of {} has port 0: another at each start",
-            file.display()
-        );
-        return Err(Trouble::failed(message)
+        let file = file.display();
+        let message = format!("`admin` of {file} has port 0: another at each start");
+        return Err(CommandError::failed(message)
             .help("name the one that the proxy told when it started with `--admin`"));
     }
-    let ip = match address.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    Ok(SocketAddr::new(ip, address.port()).to_string())
+    Ok(local_address(address).to_string())
 }
 
-/// What `--admin` names.
-fn authority(text: &str) -> Result<String, Trouble> {
+/// Reads the value of `--admin`.
+fn parse_authority(text: &str) -> Result<String, CommandError> {
     let wrong = |why: &str| {
-        Trouble::wrong(format!("`--admin {text}`: {why}"))
+        CommandError::wrong_use(format!("`--admin {text}`: {why}"))
             .help("write for example `127.0.0.1:9180`")
     };
     if text.starts_with("https://") {
@@ -321,9 +305,8 @@ fn authority(text: &str) -> Result<String, Trouble> {
     let (host, port) = rest
         .rsplit_once(':')
         .ok_or_else(|| wrong("the port is missing"))?;
-    match port.parse::<u16>() {
-        Err(_) | Ok(0) => return Err(wrong("that is no port")),
-        Ok(_) => {}
+    if port.parse().unwrap_or(0_u16) == 0 {
+        return Err(wrong("that is no port"));
     }
     let host = if host.is_empty() { "127.0.0.1" } else { host };
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._[]:".contains(&byte);
@@ -338,18 +321,28 @@ fn is_loopback(authority: &str) -> bool {
     authority.starts_with("localhost:") || address.is_ok_and(|one| one.ip().is_loopback())
 }
 
-fn read_token(path: &Path) -> Result<String, Trouble> {
-    use std::io::Read;
+fn read_token(path: &Path) -> Result<String, CommandError> {
     let mut text = String::new();
-    let read =
-        std::fs::File::open(path).and_then(|file| file.take(MOST_TOKEN).read_to_string(&mut text));
-    match read {
-        Ok(_) => Ok(text.trim().to_owned()),
-        Err(error) => Err(Trouble::failed(format!(
-            "cannot read the token in `{}`: {error}",
-            path.display()
-        ))),
-    }
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_TOKEN).read_to_string(&mut text))
+        .map_err(|error| {
+            let path = path.display();
+            CommandError::failed(format!("cannot read the token in `{path}`: {error}"))
+        })?;
+    Ok(text.trim().to_owned())
+}
+
+/// Percent-encodes a text for a path or a query (RFC 3986, section 2.1), except the bytes in
+/// `kept`.
+pub(super) fn percent_encoded(text: &str, kept: &str) -> String {
+    let encode = |byte: u8| match byte {
+        b'-' | b'.' | b'_' | b'~' => char::from(byte).to_string(),
+        _ if byte.is_ascii_alphanumeric() || kept.as_bytes().contains(&byte) => {
+            char::from(byte).to_string()
+        }
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(encode).collect()
 }
 
 #[cfg(test)]
@@ -365,7 +358,7 @@ mod tests {
             ("[::1]:9180", "[::1]:9180"),
             ("proxy.internal:80", "proxy.internal:80"),
         ] {
-            assert_eq!(authority(text).as_deref(), Ok(read));
+            assert_eq!(parse_authority(text).as_deref(), Ok(read));
         }
         for text in [
             "127.0.0.1",
@@ -376,13 +369,13 @@ mod tests {
             "",
             "a\r\n:1",
         ] {
-            assert_eq!(authority(text).unwrap_err().code, 2, "{text}");
+            assert_eq!(parse_authority(text).unwrap_err().code, 2, "{text}");
         }
     }
 
     #[test]
     fn all_addresses_are_reached_at_this_machine() {
-        let at = |text: &str| reached_at(text.parse().unwrap(), Path::new("p.toml"));
+        let at = |text: &str| admin_authority(text.parse().unwrap(), Path::new("p.toml"));
         assert_eq!(at("0.0.0.0:9180").as_deref(), Ok("127.0.0.1:9180"));
         assert_eq!(at("[::]:9180").as_deref(), Ok("[::1]:9180"));
         assert_eq!(at("10.1.2.3:9180").as_deref(), Ok("10.1.2.3:9180"));
@@ -395,5 +388,20 @@ mod tests {
         for other in ["10.1.2.3:1", "localhost.example:1", "127.0.0.1.example:1"] {
             assert!(!is_loopback(other), "{other}");
         }
+    }
+
+    #[test]
+    fn words_stand_in_a_path_as_they_were_written() {
+        assert_eq!(percent_encoded("ip=2001:db8::1", "=:"), "ip=2001:db8::1");
+        assert_eq!(
+            percent_encoded("path=/a b&c%", "=:"),
+            "path=%2Fa%20b%26c%25"
+        );
+    }
+
+    #[test]
+    fn filters_are_told_to_the_proxy() {
+        let query = percent_encoded("GET /a b&c=é", "");
+        assert_eq!(query, "GET%20%2Fa%20b%26c%3D%C3%A9");
     }
 }

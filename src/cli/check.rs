@@ -1,88 +1,83 @@
-//! `tidegate check`: what is wrong with a configuration, before anything changes.
-//!
-//! Writes to where it is told and returns the exit code; it never starts or connects to anything.
+//! `tidegate check`: finds mistakes in a configuration. It starts nothing and connects to nothing.
 
-mod writable;
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
-use std::io::{self, Write};
-use std::path::Path;
+use clap::{Args, ValueEnum};
+use rustix::fs::{Access, access};
 
-use crate::config::diagnostic::{Code, Diagnostics, Severity};
-use crate::config::{self, Config, render};
+use super::output::use_colour;
+use super::{BAD_CONFIGURATION, DID_NOT_WORK};
+use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Severity};
+use crate::config::{self, Config, Control, LogTarget, render};
 
-/// Nothing is wrong.
-pub(super) const FINE: u8 = 0;
-/// The file could not be read, or the findings not be written.
-pub(super) const FAILED: u8 = 1;
-/// The configuration cannot be used (`EX_CONFIG`).
-pub(super) const BAD_CONFIG: u8 = 78;
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    /// The configuration to check.
+    #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
+    pub(super) config: PathBuf,
+    /// How to print what was found.
+    #[arg(long, value_enum, default_value_t = CheckFormat::Human)]
+    pub(super) format: CheckFormat,
+    /// Treat warnings as errors.
+    #[arg(long)]
+    pub(super) deny_warnings: bool,
+    /// And ask: does the store answer, can servers be reached, are addresses free?
+    #[arg(long)]
+    pub(super) online: bool,
+}
 
-/// How findings are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
-    /// For people, as rustc prints them.
-    Human {
-        /// With terminal colours.
-        colour: bool,
-    },
-    /// One JSON object for each finding and line; no summary.
+/// How `check` prints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum CheckFormat {
+    /// For people.
+    Human,
+    /// For scripts.
     Json,
-    /// GitHub's workflow commands; no summary.
+    /// As annotations of a GitHub workflow.
     Github,
 }
 
-/// Checks the file at `path`, writes what it finds, and returns the process's exit code.
-/// `deny_warnings` makes a warning as bad as an error.
-pub(super) fn check(path: &Path, format: Format, deny_warnings: bool, out: &mut dyn Write) -> u8 {
-    let outcome = config::load(path).and_then(|(config, mut found)| {
-        let unwritable = writable::find(&config);
-        match unwritable.is_empty() {
-            true => Ok((config, found)),
-            false => {
-                found.list.extend(unwritable);
-                Err(found)
-            }
-        }
-    });
-    let written = match &outcome {
-        Ok((config, warnings)) => {
-            write_findings(warnings, format, out).and_then(|()| match format {
-                Format::Human { .. } => writeln!(out, "{}", summary(path, config, warnings)),
-                Format::Json | Format::Github => Ok(()),
-            })
-        }
-        Err(found) => write_findings(found, format, out).and_then(|()| match format {
-            Format::Human { .. } => writeln!(out, "{}", failure(path, found)),
-            Format::Json | Format::Github => Ok(()),
-        }),
-    };
-    match (outcome, written) {
-        (_, Err(_)) => FAILED,
-        (Ok((_, warnings)), _) if deny_warnings && !warnings.is_empty() => BAD_CONFIG,
-        (Ok(_), _) => FINE,
-        (Err(found), _) if found.list.iter().any(|one| one.code == Code::Unreadable) => FAILED,
-        (Err(_), _) => BAD_CONFIG,
-    }
+/// Prints the findings and returns the exit code.
+pub(super) fn check(args: &CheckArgs) -> u8 {
+    let mut out = std::io::stdout();
+    let colour = use_colour(&out);
+    write_findings(args, colour, &mut out)
 }
 
-fn write_findings(found: &Diagnostics, format: Format, out: &mut dyn Write) -> io::Result<()> {
-    let text = match format {
-        Format::Human { colour } => {
-            let mut text = render::human(found, colour);
-            let notes = render::notes(found, colour);
-            if !text.is_empty() && !notes.is_empty() {
-                text.push('\n');
-            }
-            text.push_str(&notes);
-            if !text.is_empty() {
-                text.push('\n');
-            }
-            text
+fn write_findings(args: &CheckArgs, colour: bool, out: &mut dyn Write) -> u8 {
+    let (config, found) = match config::load(&args.config) {
+        Ok((config, mut found)) => {
+            let unwritable = find_unwritable(&config);
+            let config = unwritable.is_empty().then_some(config);
+            found.list.extend(unwritable);
+            (config, found)
         }
-        Format::Json => render::json(found),
-        Format::Github => render::github(found),
+        Err(found) => (None, found),
     };
-    out.write_all(text.as_bytes())
+    let text = match args.format {
+        CheckFormat::Human => {
+            let summary = match &config {
+                Some(config) => summary(&args.config, config, &found),
+                None => failure(&args.config, &found),
+            };
+            let findings = [render::human(&found, colour), render::notes(&found, colour)];
+            let parts = findings.into_iter().filter(|text| !text.is_empty());
+            let mut parts: Vec<String> = parts.collect();
+            parts.push(format!("{summary}\n"));
+            parts.join("\n")
+        }
+        CheckFormat::Json => render::json(&found),
+        CheckFormat::Github => render::github(&found),
+    };
+    let unreadable = found.list.iter().any(|one| one.code == Code::Unreadable);
+    match out.write_all(text.as_bytes()) {
+        Err(_) => DID_NOT_WORK,
+        Ok(()) if unreadable => DID_NOT_WORK,
+        Ok(()) if config.is_none() || args.deny_warnings && !found.is_empty() => BAD_CONFIGURATION,
+        Ok(()) => 0,
+    }
 }
 
 /// `proxy.toml: fine. 3 routes, 2 limits, 1 upstream`
@@ -101,26 +96,18 @@ fn summary(path: &Path, config: &Config, warnings: &Diagnostics) -> String {
     )
 }
 
-/// `proxy.toml: 2 errors, 1 warning. Explain one: tidegate help T101`
+/// `proxy.toml: 2 errors, 1 warning. What one means: tidegate help T101`
 fn failure(path: &Path, found: &Diagnostics) -> String {
-    let mut text = format!(
-        "{}: {}",
-        path.display(),
-        counted(found.count(Severity::Error), "error")
-    );
+    let errors = counted(found.count(Severity::Error), "error");
+    let mut text = format!("{}: {errors}", path.display());
     let warnings = found.count(Severity::Warning);
     if warnings > 0 {
         text.push_str(&format!(", {}", counted(warnings, "warning")));
     }
-    if let Some(first) = found
-        .list
-        .iter()
-        .find(|one| one.severity() == Severity::Error)
-    {
-        text.push_str(&format!(
-            ". What one means: tidegate help {}",
-            first.code.as_str()
-        ));
+    let mut list = found.list.iter();
+    if let Some(first) = list.find(|one| one.severity() == Severity::Error) {
+        let code = first.code.as_str();
+        text.push_str(&format!(". What one means: tidegate help {code}"));
     }
     text
 }
@@ -130,21 +117,90 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{s}")
 }
 
+/// A mistake for each setting whose file this user could not write. Makes none of the files.
+fn find_unwritable(config: &Config) -> Vec<Diagnostic> {
+    let access_log = match &config.log.access {
+        LogTarget::File(path) => Some(path.as_path()),
+        _ => None,
+    };
+    let control = match &config.server.control {
+        Control::At(path) => Some(path.as_path()),
+        _ => None,
+    };
+    let decisions = config.log.decisions.as_deref();
+    let pid_file = config.server.pid_file.as_deref();
+    let problems = [
+        ("log.access", access_log, access_log.and_then(append_error)),
+        ("log.decisions", decisions, decisions.and_then(append_error)),
+        (
+            "server.pid_file",
+            pid_file,
+            pid_file.and_then(replace_error),
+        ),
+        ("server.control", control, control.and_then(replace_error)),
+    ];
+    let mistakes = problems.into_iter().filter_map(|(setting, path, why)| {
+        let message = format!("`{setting}`: cannot write {}: {}", path?.display(), why?);
+        Some(
+            Diagnostic::new(Code::SecretFile, message)
+                .help("name a file that the proxy's user may write, in a folder that is there"),
+        )
+    });
+    mistakes.collect()
+}
+
+/// Why lines cannot be appended to a file.
+fn append_error(path: &Path) -> Option<String> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Some("it is a folder".to_owned()),
+        Ok(_) => Some(access(path, Access::WRITE_OK).err()?.to_string()),
+        Err(error) if error.kind() == ErrorKind::NotFound => folder_error(path),
+        Err(error) => Some(error.to_string()),
+    }
+}
+
+/// Why a file cannot be replaced.
+fn replace_error(path: &Path) -> Option<String> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Some("it is a folder".to_owned()),
+        _ => folder_error(path),
+    }
+}
+
+fn folder_error(path: &Path) -> Option<String> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let error = access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    Some(format!("{}: {error}", folder.display()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn run(text: &str, format: Format, deny_warnings: bool) -> (u8, String) {
+    fn args(config: PathBuf, format: CheckFormat, deny_warnings: bool) -> CheckArgs {
+        CheckArgs {
+            config,
+            format,
+            deny_warnings,
+            online: false,
+        }
+    }
+
+    fn run(text: &str, format: CheckFormat, deny_warnings: bool) -> (u8, String) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("proxy.toml");
         std::fs::write(&path, text).unwrap();
         let mut out = Vec::new();
-        let code = check(&path, format, deny_warnings, &mut out);
+        let args = args(path.clone(), format, deny_warnings);
+        let code = write_findings(&args, false, &mut out);
         let out = String::from_utf8(out).unwrap();
         (code, out.replace(&path.display().to_string(), "proxy.toml"))
     }
 
-    const HUMAN: Format = Format::Human { colour: false };
+    const HUMAN: CheckFormat = CheckFormat::Human;
     const GOOD: &str = "upstream = \"http://127.0.0.1:3000\"\n[limit.default]\nrate = \"5/s\"\n";
 
     #[test]
@@ -154,7 +210,7 @@ mod tests {
             (code, out.as_str()),
             (0, "proxy.toml: fine. 1 route, 1 limit, 1 upstream\n")
         );
-        assert_eq!(run(GOOD, Format::Json, true), (0, String::new()));
+        assert_eq!(run(GOOD, CheckFormat::Json, true), (0, String::new()));
     }
 
     #[test]
@@ -181,10 +237,8 @@ mod tests {
     #[test]
     fn a_file_that_is_not_there_did_not_work() {
         let mut out = Vec::new();
-        assert_eq!(
-            check(Path::new("/nowhere/proxy.toml"), HUMAN, false, &mut out),
-            1
-        );
+        let args = args("/nowhere/proxy.toml".into(), HUMAN, false);
+        assert_eq!(write_findings(&args, false, &mut out), 1);
         assert!(
             String::from_utf8(out)
                 .unwrap()

@@ -1,18 +1,26 @@
-//! `tidegate config`: what holds in the end, and how that differs from what runs.
+//! `tidegate config` and `tidegate reload`: the configuration in force, and its replacement.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::admin_client::{AdminArgs, AdminClient, runtime};
-use super::run::accept;
-use super::trouble::Trouble;
-use crate::config::{self, effective, environment};
+use super::admin_client::{AdminArgs, AdminClient};
+use super::output::{CommandError, load, print, say};
+use super::proxy_snapshot::{text, texts};
+use super::{DID_NOT_WORK, WRONG_USE};
+use crate::config::{self, Control, effective, environment};
+use crate::server::control::VERSION;
+use crate::server::socket_file::control_paths;
 
-/// Exit codes, as `diff` has them.
+/// The exit codes of `config --diff` are those of `diff`.
 const DIFFERENT: u8 = 1;
 const COULD_NOT_ASK: u8 = 2;
+/// A reload takes milliseconds, or half a second if the store does not answer.
+const RELOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
 pub(super) struct ConfigArgs {
@@ -27,64 +35,130 @@ pub(super) struct ConfigArgs {
     json: bool,
 }
 
-/// Returns the exit code.
-pub(super) fn config(args: &ConfigArgs) -> u8 {
-    // Its warnings are `check`'s to print.
-    let config = match config::load(&args.admin.config) {
-        Ok((config, _)) => config,
-        Err(found) => return accept(Err(found)).err().unwrap_or_default(),
-    };
-    let own = effective::effective(&config.written.text, &environment);
-    if args.diff {
-        return match differences(args, &config.written.text, &own) {
-            Ok(lines) => tell(&lines, args.json),
-            Err(trouble) => {
-                trouble.say();
-                COULD_NOT_ASK
-            }
-        };
+pub(super) fn config(args: &ConfigArgs) -> Result<u8, CommandError> {
+    let config = load(&args.admin.config)?;
+    let own = effective::effective(&config.sources.text, &environment);
+    if !args.diff {
+        print(match args.json {
+            true => format!("{own}\n"),
+            false => effective::toml(&own),
+        });
+        return Ok(0);
     }
-    print(&match args.json {
-        true => format!("{own}\n"),
-        false => effective::toml(&own),
+    let lines = find_differences(args, &config.sources.text, &own)
+        .map_err(|error| error.with_code(COULD_NOT_ASK))?;
+    let same = lines.is_empty();
+    print(match args.json {
+        true => format!("{}\n", json!({"same": same, "changes": lines})),
+        false if same => "the proxy runs with this\n".to_owned(),
+        false => lines.join("\n") + "\n",
     });
-    0
+    Ok(if same { 0 } else { DIFFERENT })
 }
 
-fn differences(args: &ConfigArgs, text: &str, own: &Value) -> Result<Vec<String>, Trouble> {
-    let client = AdminClient::of(&args.admin)?;
-    let runtime = runtime()?;
-    let running = runtime.block_on(client.get("/api/v1/config"));
-    let running = running.map_err(|failed| client.trouble(&failed))?;
+fn find_differences(
+    args: &ConfigArgs,
+    text: &str,
+    own: &Value,
+) -> Result<Vec<String>, CommandError> {
+    let client = AdminClient::new(&args.admin)?;
+    let running = client.wait(client.get("/api/v1/config"))?;
     let mut lines = effective::differences(&running, own);
-    // Who has no token is not told whether secrets are the same.
-    if let Some(token) = client.token() {
-        let told = runtime.block_on(client.post("/api/v1/config/secrets", &json!({})));
-        let told = told.unwrap_or_default();
-        let marks = effective::marks(text, &environment, token.as_bytes());
-        let other = |(place, mark): (&String, &String)| {
-            let theirs = told["secrets"][place].as_str()?;
-            (theirs != mark).then(|| format!("{place}: another secret"))
-        };
-        lines.extend(marks.iter().filter_map(other));
+    // Only a user with the token learns whether secrets are the same.
+    if let Some(token) = &client.token {
+        let marks = client.wait(client.post("/api/v1/config/secrets", &json!({})));
+        let theirs = marks.unwrap_or_default();
+        for (place, mark) in effective::marks(text, &environment, token.as_bytes()) {
+            if theirs["secrets"][&place]
+                .as_str()
+                .is_some_and(|one| one != mark)
+            {
+                lines.push(format!("{place}: another secret"));
+            }
+        }
     }
     Ok(lines)
 }
 
-fn tell(lines: &[String], json: bool) -> u8 {
-    let same = lines.is_empty();
-    print(&match json {
-        true => format!("{}\n", serde_json::json!({"same": same, "changes": lines})),
-        false if same => "the proxy runs with this\n".to_owned(),
-        false => lines.iter().map(|line| format!("{line}\n")).collect(),
-    });
-    match same {
-        true => 0,
-        false => DIFFERENT,
-    }
+#[derive(Debug, Args)]
+pub(super) struct ReloadArgs {
+    /// The configuration that the proxy runs.
+    #[arg(short, long, value_name = "FILE", default_value = "proxy.toml")]
+    config: PathBuf,
+    /// Where the proxy listens for commands, if the file no longer says so.
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// Print what the proxy answers, as a line of JSON.
+    #[arg(long)]
+    json: bool,
 }
 
-fn print(text: &str) {
-    // Nobody to tell where standard output is closed.
-    let _ = std::io::stdout().write_all(text.as_bytes());
+/// `tidegate reload`: has the running proxy read its configuration again, and prints the result.
+pub(super) fn reload(args: &ReloadArgs) -> Result<u8, CommandError> {
+    let control = match &args.control {
+        Some(path) => Control::At(path.clone()),
+        None => config::control_of(&args.config),
+    };
+    if control == Control::Off {
+        let message = "the proxy has no control socket (`server.control = \"off\"`); send SIGHUP";
+        return Err(CommandError::signed(message).with_code(WRONG_USE));
+    }
+    let places = control_paths(&args.config, &control);
+    let mut sockets = places.iter();
+    let stream = sockets.find_map(|path| UnixStream::connect(path).ok());
+    let stream = stream.ok_or_else(|| {
+        let file = args.config.display();
+        let tried: Vec<String> = places.iter().map(|one| one.display().to_string()).collect();
+        let tried = tried.join(", ");
+        CommandError::signed(format!("no proxy of {file} answers at {tried}"))
+    })?;
+    let line = request_reload(stream)
+        .map_err(|error| CommandError::signed(format!("the proxy did not answer: {error}")))?;
+    print_reload(&line, args.json)
+}
+
+fn request_reload(mut stream: UnixStream) -> std::io::Result<String> {
+    stream.set_read_timeout(Some(RELOAD_TIMEOUT))?;
+    stream.set_write_timeout(Some(RELOAD_TIMEOUT))?;
+    writeln!(stream, "{{\"version\":{VERSION},\"command\":\"reload\"}}")?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    Ok(line)
+}
+
+/// Prints changes to standard output, everything else to standard error.
+fn print_reload(line: &str, json: bool) -> Result<u8, CommandError> {
+    let answer: Value = serde_json::from_str(line).unwrap_or_default();
+    let ok = answer["ok"]
+        .as_bool()
+        .ok_or_else(|| CommandError::signed("the proxy ended before it answered"))?;
+    if json {
+        print(format!("{}\n", line.trim_end()));
+    }
+    if !ok {
+        if !json {
+            let error = text(&answer["error"]);
+            say(&format!("{error}\ntidegate: nothing was changed"));
+        }
+        let code = answer["code"].as_u64();
+        return Ok(code
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(DID_NOT_WORK));
+    }
+    if json {
+        return Ok(0);
+    }
+    let warnings = text(&answer["warnings"]);
+    if !warnings.is_empty() {
+        say(&warnings);
+    }
+    for restart in texts(&answer["restarts"]) {
+        say(&restart);
+    }
+    let mut changes = texts(&answer["changes"]);
+    if changes.is_empty() {
+        changes.push("nothing is different".to_owned());
+    }
+    print(changes.join("\n") + "\n");
+    Ok(0)
 }

@@ -1,20 +1,21 @@
-//! `tidegate explain`: what would become of a request, and why. It sends nothing and consumes
-//! nothing.
+//! `tidegate explain`: what would become of a request, and why. It sends no request and uses up no
+//! limit.
 
-use std::io::Write;
 use std::net::IpAddr;
 
 use clap::Args;
+use serde_json::json;
 
-use super::admin_client::{AdminArgs, AdminClient, runtime};
-use super::run::{accept, say};
-use super::trouble::Trouble;
-use super::{DID_NOT_WORK, WRONG_USE};
-use crate::config::{self, Config, StoreKind};
-use crate::explain::text::{Style, render};
-use crate::explain::{EXAMPLE_PEER, Explanation, Live, Question, QuestionError, explain};
-use crate::limit::{Charge, Decision};
-use crate::store::redis::{OverrideClient, OverrideClientError};
+use super::WRONG_USE;
+use super::admin_client::{AdminArgs, AdminClient};
+use super::output::{CommandError, load, print, say, use_colour};
+use crate::config::{Config, RedisSettings, StoreKind};
+use crate::explain::text::render;
+use crate::explain::{
+    self, EXAMPLE_PEER, Explanation, LiveCounts, RequestDescription, RequestError,
+};
+use crate::limit::Charge;
+use crate::store::redis::OverrideClient;
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArgs {
@@ -38,59 +39,44 @@ pub(super) struct ExplainArgs {
     json: bool,
 }
 
-/// Returns the exit code: 0 whatever the verdict.
-pub(super) fn run(args: &ExplainArgs) -> u8 {
-    // Its warnings are `check`'s to print.
-    let config = match config::load(&args.admin.config) {
-        Ok((config, _)) => config,
-        Err(found) => return accept(Err(found)).err().unwrap_or_default(),
-    };
-    let question = match question(args) {
-        Ok(question) => question,
-        Err(error) => {
-            say(&format!("tidegate: {error}"));
-            return WRONG_USE;
-        }
-    };
-    let told = match (args.live, &config.store.kind) {
-        (false, _) => explain(&config, &question, None),
-        (true, StoreKind::Memory) => match ask(args, &question) {
-            Ok(told) => Ok(told),
-            Err(trouble) => {
-                say(&format!(
-                    "tidegate: {} keeps counts in the proxy's own process, which is asked \
-                     through its admin",
-                    args.admin.config.display()
-                ));
-                return trouble.say();
-            }
-        },
-        (true, StoreKind::Redis(server)) => match OverrideClient::open(&config.store, server) {
-            Ok(client) => live(&config, &question, client),
-            Err(error) => {
-                say(&format!("tidegate: {error}"));
-                return DID_NOT_WORK;
-            }
-        },
-    };
-    match told {
-        Ok(told) => print(&told, args.json),
-        Err(error) => {
-            say(&format!("tidegate: {error}"));
-            match error {
-                QuestionError::Machine(_) => DID_NOT_WORK,
-                _ => WRONG_USE,
-            }
+impl From<RequestError> for CommandError {
+    fn from(error: RequestError) -> CommandError {
+        let failed = CommandError::signed(&error);
+        match error {
+            RequestError::Machine(_) => failed,
+            RequestError::Invalid(_) => failed.with_code(WRONG_USE),
         }
     }
 }
 
-fn question(args: &ExplainArgs) -> Result<Question, QuestionError> {
+/// `tidegate explain`. Succeeds whatever the verdict.
+pub(super) fn explain(args: &ExplainArgs) -> Result<u8, CommandError> {
+    let config = load(&args.admin.config)?;
+    let request = describe(args)?;
+    let explanation = match &config.store.kind {
+        _ if !args.live => explain::explain(&config, &request, None)?,
+        StoreKind::Memory => explain_by_admin(args, &request).inspect_err(|_| {
+            say(&format!(
+                "tidegate: {} keeps counts in the proxy's own process, which is asked through \
+                 its admin",
+                args.admin.config.display()
+            ));
+        })?,
+        StoreKind::Redis(server) => explain_by_redis(&config, server, &request)?,
+    };
+    print(match args.json {
+        true => serde_json::to_string(&explanation).map_err(CommandError::signed)? + "\n",
+        false => render(&explanation, use_colour(&std::io::stdout())),
+    });
+    Ok(0)
+}
+
+fn describe(args: &ExplainArgs) -> Result<RequestDescription, RequestError> {
     let header = |line: &String| match line.split_once(':') {
         Some((name, value)) => Ok((name.to_owned(), value.to_owned())),
-        None => Err(QuestionError::Header(line.clone())),
+        None => Err(RequestError::bad_header(line)),
     };
-    Ok(Question {
+    Ok(RequestDescription {
         method: args.method.clone(),
         url: args.url.clone(),
         headers: args.headers.iter().map(header).collect::<Result<_, _>>()?,
@@ -98,65 +84,33 @@ fn question(args: &ExplainArgs) -> Result<Question, QuestionError> {
     })
 }
 
-/// With the counts of the proxy's own process: it tells itself, by what it runs with.
-fn ask(args: &ExplainArgs, question: &Question) -> Result<Explanation, Trouble> {
-    let client = AdminClient::of(&args.admin)?;
-    let said = serde_json::json!({
-        "method": question.method,
-        "url": question.url,
-        "headers": question.headers,
-        "ip": question.ip,
-        "live": true,
-    });
-    let told = runtime()?.block_on(client.post("/api/v1/explain", &said));
-    let told = told.map_err(|failed| client.trouble(&failed))?;
-    let odd = |error| Trouble::failed(format!("the proxy's answer is none: {error}"));
-    serde_json::from_value(told).map_err(odd)
+/// Asks the running proxy, which explains with its own counts and its own configuration.
+fn explain_by_admin(
+    args: &ExplainArgs,
+    request: &RequestDescription,
+) -> Result<Explanation, CommandError> {
+    let client = AdminClient::new(&args.admin)?;
+    let mut body = json!(request);
+    body["live"] = true.into();
+    let answer = client.wait(client.post("/api/v1/explain", &body))?;
+    serde_json::from_value(answer)
+        .map_err(|error| CommandError::failed(format!("the proxy's answer is none: {error}")))
 }
 
-/// With the counts that are kept in Redis.
-fn live(
+fn explain_by_redis(
     config: &Config,
-    question: &Question,
-    mut client: OverrideClient,
-) -> Result<Explanation, QuestionError> {
-    let machine = |error: OverrideClientError| QuestionError::Machine(error.to_string());
-    let said = client.overrides().map_err(machine)?;
+    server: &RedisSettings,
+    request: &RequestDescription,
+) -> Result<Explanation, CommandError> {
+    let mut client = OverrideClient::open(&config.store, server).map_err(CommandError::signed)?;
+    let overrides = client.overrides().map_err(CommandError::signed)?;
     let hash_key = *client.hash_key().key.as_bytes();
-    let mut stand = |charge: &Charge| -> Result<Decision, String> {
-        client.stand(charge).map_err(|error| error.to_string())
-    };
-    let from = match &config.store.kind {
-        StoreKind::Redis(redis) => redis.topology.to_string(),
-        StoreKind::Memory => String::new(),
-    };
-    let live = Live {
-        from,
+    let mut peek = |charge: &Charge| client.stand(charge).map_err(|error| error.to_string());
+    let live = LiveCounts {
+        from: server.topology.to_string(),
         hash_key,
-        overrides: said.snapshot(),
-        stand: &mut stand,
+        overrides: overrides.snapshot(),
+        peek: &mut peek,
     };
-    explain(config, question, Some(live))
-}
-
-fn print(told: &Explanation, json: bool) -> u8 {
-    let mut out = std::io::stdout();
-    let text = if json {
-        match serde_json::to_string(told) {
-            Ok(line) => line + "\n",
-            Err(error) => {
-                say(&format!("tidegate: {error}"));
-                return DID_NOT_WORK;
-            }
-        }
-    } else {
-        let style = match super::colour(&out) {
-            true => Style::Colour,
-            false => Style::Plain,
-        };
-        render(told, style)
-    };
-    // Nobody to tell where standard output is closed.
-    let _ = out.write_all(text.as_bytes());
-    0
+    Ok(explain::explain(config, request, Some(live))?)
 }

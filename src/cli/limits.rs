@@ -1,40 +1,34 @@
-//! `tidegate limits`: how single clients stand, and another rate, a fresh start or a closed door
-//! for one of them, on every proxy within a second.
+//! `tidegate limits`: shows, resets, overrides and blocks single clients, on every proxy within a
+//! second.
 //!
-//! It speaks to the Redis that the proxies share, with the same configuration as they: Redis and
-//! its log of changes see the hash of a client's key only. Where counts are in a proxy's own memory
-//! it asks that proxy's admin, which alone knows the secret that keys are hashed with.
+//! With a shared store, the command itself opens Redis with the proxies' configuration. Redis and
+//! its log of changes get only hashes of client keys. With the embedded store, the command asks the
+//! proxy's admin: only that process has the counts, and the secret that keys are hashed with.
 
-mod json;
-mod place;
+mod arguments;
 mod print;
-mod rate;
-mod words;
+mod proxy_process;
+mod shared_store;
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
+use serde::Serialize;
 
-use super::run;
-use super::trouble::Trouble;
+use super::display::short_hash;
+use super::output::{self, CommandError};
 use crate::config::{self, Config, StoreKind};
-use crate::limit::key::key_hash_prefix::KeyHashPrefix;
-use crate::limit::{KeyHash, Limit, LimitCheck};
+use crate::key_selector::{SelectedKey, WindowStatus};
+use crate::limit::{KeyHash, Limit};
 use crate::store::overrides::{
-    ChangeKind, ChangeOutcome, MAX_RECORDS, OverrideChange, OverrideList, RecordTerms, Subject,
-    clean,
+    ChangeKind, MAX_RECORDS, OverrideList, Record, RecordTerms, Subject, clean,
 };
-use crate::store::redis::OverrideClient;
-use crate::whom::{Eyes, Unclarity, Whom, cut, every_window, items, standing};
-use json::Json;
-use place::{Asked, Place, Process};
-use print::Shown;
-pub(super) use words::with_hashes;
-
-/// Characters of a request's id, at least; the proxy's own have 16.
-const SHORTEST_ID: usize = 8;
+use crate::telemetry::stamp;
+pub(super) use arguments::with_hashes;
+use print::{ChangeReport, KeyReport, ListReport, ResetReport, key_text, until_text};
+use proxy_process::ProxyProcess;
+use shared_store::SharedStore;
 
 #[derive(Debug, Args)]
 pub(super) struct LimitsArgs {
@@ -51,11 +45,11 @@ pub(super) struct LimitsArgs {
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
-    command: Command,
+    command: LimitsSubcommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum LimitsSubcommand {
     /// List the limits, and every override and block in force.
     Ls {
         /// And the last 1000 changes, newest first.
@@ -63,9 +57,9 @@ enum Command {
         audit: bool,
     },
     /// Show how one client stands.
-    Show(Target),
+    Show(KeyArgs),
     /// Forget what is counted for one client.
-    Reset(Target),
+    Reset(KeyArgs),
     /// Give one client another rate.
     #[command(
         override_usage = "tidegate limits override LIMIT KEY... RATE [--for 24h]\n       \
@@ -77,7 +71,7 @@ enum Command {
 }
 
 #[derive(Debug, Args)]
-struct Target {
+struct KeyArgs {
     /// The limit's name.
     limit: String,
     /// Whose: `PART=VALUE` for each part of the limit's key, a plain value, a hash as logs, `top`
@@ -95,7 +89,7 @@ struct OverrideArgs {
     #[arg(required = true, value_name = "KEY... RATE")]
     words: Vec<String>,
     #[command(flatten)]
-    terms: Terms,
+    terms: TermsArgs,
 }
 
 #[derive(Debug, Args)]
@@ -106,11 +100,11 @@ struct BlockArgs {
     #[arg(required = true)]
     key: Vec<String>,
     #[command(flatten)]
-    terms: Terms,
+    terms: TermsArgs,
 }
 
 #[derive(Debug, Args)]
-struct Terms {
+struct TermsArgs {
     /// How long it holds: `30min`, `24h`, `7d`; without it, until it is removed.
     #[arg(long = "for", value_name = "TIME", conflicts_with = "remove")]
     lasts: Option<String>,
@@ -122,56 +116,110 @@ struct Terms {
     remove: bool,
 }
 
-/// Does what the command line says; returns the exit code.
-pub(super) fn limits(args: &LimitsArgs) -> u8 {
-    let config = match config::load(&args.config) {
-        // Its warnings are `check`'s to print.
-        Ok((config, _)) => config,
-        Err(found) => return run::accept(Err(found)).err().unwrap_or_default(),
-    };
-    let order = Order {
-        config: &config,
-        file: args.config.display().to_string(),
-        json: args.json,
-    };
-    let done = match &args.command {
-        Command::Ls { audit } => order.list(*audit),
-        Command::Show(target) => order.show(target),
-        Command::Reset(target) => order.reset(target),
-        Command::Override(args) => order.set_override(args),
-        Command::Block(args) => order.block(args),
-    };
-    match done {
-        Ok(text) => {
-            // Nobody to tell where standard output is closed.
-            let _ = write!(std::io::stdout(), "{text}");
-            0
+/// How much of a limit a client uses, and the overrides and blocks in force.
+struct ClientState {
+    key: SelectedKey,
+    windows: Vec<WindowStatus>,
+    list: OverrideList,
+}
+
+/// An override or a block of a client; without a limit, a block.
+struct ClientTerms<'t> {
+    limit: Option<&'t Arc<Limit>>,
+    words: &'t [String],
+    /// How long it holds, microseconds; 0 until it is removed.
+    lasts_us: u64,
+    terms: RecordTerms,
+}
+
+impl ClientTerms<'_> {
+    fn subject(&self, tag: KeyHash) -> Subject {
+        match self.limit {
+            Some(limit) => Subject::Override(limit.name.to_string(), tag),
+            None => Subject::Block(tag),
         }
-        Err(trouble) => trouble.say(),
+    }
+
+    fn nothing_to_remove(&self) -> CommandError {
+        CommandError::failed(match self.limit {
+            Some(limit) => format!("that key has no override in `{}`", limit.name),
+            None => "that key is not blocked".to_owned(),
+        })
     }
 }
 
-/// What every command needs.
-struct Order<'o> {
-    config: &'o Config,
-    file: String,
+fn too_many_records() -> CommandError {
+    CommandError::failed(format!(
+        "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
+    ))
+    .help("remove some, or write a limit or a `[[bypass]]` for the whole group")
+}
+
+/// A client whose counts were deleted.
+struct ResetClient {
+    key: SelectedKey,
+    /// The number of deleted counts.
+    deleted: u64,
+}
+
+/// A client whose override or block was set or removed.
+struct ChangedClient {
+    key: SelectedKey,
+    /// The end of the terms, microseconds since the Unix epoch; 0 for never.
+    until_us: u64,
+}
+
+/// The place of the counts: Redis, or the memory of a running proxy.
+trait CountsBackend {
+    fn overrides(&mut self) -> Result<OverrideList, CommandError>;
+
+    /// The last changes, newest first.
+    fn changes(&mut self) -> Result<Vec<Record>, CommandError>;
+
+    fn show(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ClientState, CommandError>;
+
+    /// Deletes the counts of a client.
+    fn reset(&mut self, limit: &Arc<Limit>, words: &[String]) -> Result<ResetClient, CommandError>;
+
+    fn set_terms(&mut self, terms: ClientTerms<'_>) -> Result<ChangedClient, CommandError>;
+}
+
+/// Runs the subcommand.
+pub(super) fn limits(args: &LimitsArgs) -> Result<u8, CommandError> {
+    let config = output::load(&args.config)?;
+    let command = LimitsCommand {
+        config: &config,
+        file: &args.config,
+        json: args.json,
+    };
+    output::print(match &args.command {
+        LimitsSubcommand::Ls { audit } => command.list(*audit),
+        LimitsSubcommand::Show(args) => command.show(args),
+        LimitsSubcommand::Reset(args) => command.reset(args),
+        LimitsSubcommand::Override(args) => command.set_override(args),
+        LimitsSubcommand::Block(args) => command.block(args),
+    }?);
+    Ok(0)
+}
+
+/// The configuration and the options of every subcommand.
+struct LimitsCommand<'c> {
+    config: &'c Config,
+    file: &'c Path,
     json: bool,
 }
 
-impl Order<'_> {
-    fn place(&self) -> Result<Place<'_>, Trouble> {
-        match &self.config.store.kind {
-            StoreKind::Redis(server) => {
-                let client = OverrideClient::open(&self.config.store, server)?;
-                Ok(Place::Redis(Box::new(client)))
+impl LimitsCommand<'_> {
+    fn backend(&self) -> Result<Box<dyn CountsBackend + '_>, CommandError> {
+        let (config, file) = (self.config, self.file);
+        match &config.store.kind {
+            StoreKind::Redis(server) => Ok(Box::new(SharedStore::open(config, file, server)?)),
+            StoreKind::Memory if config.admin.is_some() => {
+                Ok(Box::new(ProxyProcess::new(config, file)?))
             }
-            StoreKind::Memory if self.config.admin.is_some() => {
-                let process = Process::of(self.config, self.file.clone().into())?;
-                Ok(Place::Process(Box::new(process)))
-            }
-            StoreKind::Memory => Err(Trouble::failed(format!(
+            StoreKind::Memory => Err(CommandError::failed(format!(
                 "{} keeps counts in the proxy's own process, out of reach of this command",
-                self.file
+                file.display()
             ))
             .help(
                 "write `admin = \"127.0.0.1:9180\"` at its top, or set `[store] url` to a Redis",
@@ -179,292 +227,153 @@ impl Order<'_> {
         }
     }
 
-    fn limit(&self, name: &str) -> Result<&Arc<Limit>, Trouble> {
+    fn limit(&self, name: &str) -> Result<&Arc<Limit>, CommandError> {
         let limits = &self.config.limits;
         if let Some(limit) = limits.iter().find(|limit| *limit.name == *name) {
             return Ok(limit);
         }
-        let trouble = Trouble::wrong(format!("there is no limit `{name}` in {}", self.file));
+        let file = self.file.display();
+        let error = CommandError::wrong_use(format!("there is no limit `{name}` in {file}"));
         let near = limits
             .iter()
-            .map(|limit| (strsim::osa_distance(name, &limit.name), &limit.name));
-        let near = near.filter(|(distance, _)| *distance <= (name.len() / 3).max(1));
-        Err(match near.min_by_key(|(distance, _)| *distance) {
-            Some((_, near)) => trouble.help(format!("did you mean `{near}`?")),
-            None => trouble.help("`tidegate limits ls` lists them"),
+            .map(|limit| (strsim::osa_distance(name, &limit.name), &limit.name))
+            .filter(|(distance, _)| *distance <= (name.len() / 3).max(1))
+            .min_by_key(|(distance, _)| *distance);
+        Err(match near {
+            Some((_, near)) => error.help(format!("did you mean `{near}`?")),
+            None => error.help("`tidegate limits ls` lists them"),
         })
     }
 
-    /// The key that the words name, and what is said of anyone.
-    fn whom(
-        &self,
-        client: &mut OverrideClient,
-        words: &[String],
-        limit: Option<&Limit>,
-    ) -> Result<(Whom, OverrideList), Trouble> {
-        let said = client.overrides()?;
-        let mut words = words.to_vec();
-        let (known, partly) = match cut(&words) {
-            Some(prefix) => self.known(client, &prefix),
-            None => (Vec::new(), false),
-        };
-        if known.is_empty()
-            && let Some(tag) = self.denied(&words, limit)
-        {
-            words = vec![format!("tag={tag}")];
+    /// The text for people, or the report as a line of JSON.
+    fn render(&self, report: &impl Serialize, text: String) -> Result<String, CommandError> {
+        if !self.json {
+            return Ok(text);
         }
-        let words = &words[..];
-        let key = client.hash_key();
-        let eyes = Eyes {
-            client_ip: &self.config.client_ip,
-            api_key: &self.config.api_key,
-            hash_key: &key.key,
-            records: &said.records,
-            known: &known,
-        };
-        let whom = match limit {
-            Some(limit) => eyes.of_limit(words, limit),
-            None => eyes.of_anyone(words, &self.config.limits),
-        };
-        let whom = whom.map_err(|unclear| match unclear.kind {
-            Unclarity::Unknown if partly => Trouble::failed(unclear.message).help(
-                "not every key of the store could be looked at in time, or this user may not \
-                 (`+scan`): write the whole hash as `tag=HASH`, or the key as `PART=VALUE`",
-            ),
-            _ => Trouble::from(unclear),
-        })?;
-        Ok((whom, said))
+        let json = serde_json::to_string(report);
+        let json = json.map_err(|error| CommandError::failed(error.to_string()))?;
+        Ok(json + "\n")
     }
 
-    /// Clients that Redis counts and whose hash begins so; and whether not all were looked at.
-    fn known(&self, client: &mut OverrideClient, prefix: &KeyHashPrefix) -> (Vec<KeyHash>, bool) {
-        let limits = self.config.limits.iter().map(AsRef::as_ref);
-        let found = client.find_key_hashes(limits, prefix);
-        (found.tags, found.partly)
+    fn list(&self, audit: bool) -> Result<String, CommandError> {
+        let mut backend = self.backend()?;
+        let list = backend.overrides()?;
+        let changes = audit.then(|| backend.changes()).transpose()?;
+        let limits = &self.config.limits;
+        let report = ListReport::new(limits, &list, changes.as_deref());
+        self.render(&report, report.text())
     }
 
-    /// The client whose request had this id, where the proxy of this file knows that it denied it.
-    fn denied(&self, words: &[String], limit: Option<&Limit>) -> Option<KeyHash> {
-        let [word] = words else {
-            return None;
-        };
-        let id = word.strip_prefix("request=").unwrap_or(word);
-        let is_plain = !word.contains('=') || word.starts_with("request=");
-        let is_plain = is_plain && word.parse::<std::net::IpAddr>().is_err();
-        if !is_plain || id.len() < SHORTEST_ID || self.config.admin.is_none() {
-            return None;
-        }
-        let process = Process::of(self.config, self.file.clone().into()).ok()?;
-        process.denied(id, limit.map(|limit| &*limit.name))
-    }
-
-    /// For people the text, for scripts the JSON.
-    fn told(&self, json: impl FnOnce() -> Json, text: impl FnOnce() -> String) -> String {
-        if self.json {
-            return json().line() + "\n";
-        }
-        text()
-    }
-
-    fn list(&self, audit: bool) -> Result<String, Trouble> {
-        let mut place = self.place()?;
-        let said = place.said()?;
-        let changes = audit.then(|| place.changes()).transpose()?;
-        let limits = || self.config.limits.iter().map(AsRef::as_ref);
-        Ok(self.told(
-            || print::list_json(limits(), &said, changes.as_deref()),
-            || print::list(limits(), &said, changes.as_deref()),
-        ))
-    }
-
-    fn show(&self, target: &Target) -> Result<String, Trouble> {
-        let limit = self.limit(&target.limit)?;
-        let (whom, rows, said) = match self.place()? {
-            Place::Redis(mut client) => {
-                let (whom, said) = self.whom(&mut client, &target.key, Some(limit))?;
-                let records = &said.records;
-                let rows = standing(limit, &whom, records, |charge| client.stand(charge))?;
-                (whom, rows, said)
-            }
-            Place::Process(process) => process.show(limit, &target.key)?,
-        };
-        let shown = Shown {
-            limit,
-            whom: &whom,
-            rows,
-            said: &said,
-        };
-        Ok(self.told(|| shown.json(), || shown.text()))
-    }
-
-    fn reset(&self, target: &Target) -> Result<String, Trouble> {
-        let limit = self.limit(&target.limit)?;
-        let (whom, gone) = match self.place()? {
-            Place::Redis(mut client) => {
-                let (whom, said) = self.whom(&mut client, &target.key, Some(limit))?;
-                let gone = reset(&mut client, limit, &whom, &said)?;
-                (whom, gone)
-            }
-            Place::Process(process) => {
-                let asked = Asked::reset(limit, me());
-                // It forgets all of it when it is told.
-                let found = process.order(&asked, &target.key)?;
-                (found.whom, 1)
-            }
-        };
-        let json = || {
-            Json::Object(vec![
-                ("limit", Json::text(&limit.name)),
-                ("tag", Json::Text(whom.tag.to_string())),
-                ("deleted", Json::Number(gone)),
-            ])
-        };
-        Ok(self.told(json, || {
-            let key = print::named(whom.tag, &whom.parts);
-            match gone {
-                0 => format!("{}: nothing was counted for key {key}\n", limit.name),
-                _ => format!("{}: key {key} begins anew\n", limit.name),
-            }
-        }))
-    }
-
-    fn set_override(&self, args: &OverrideArgs) -> Result<String, Trouble> {
+    fn show(&self, args: &KeyArgs) -> Result<String, CommandError> {
         let limit = self.limit(&args.limit)?;
-        let (mut key, mut rules) = (&args.words[..], Vec::new());
+        let state = self.backend()?.show(limit, &args.key)?;
+        let report = KeyReport::new(limit, &state.key, &state.windows, &state.list);
+        self.render(&report, report.text())
+    }
+
+    fn reset(&self, args: &KeyArgs) -> Result<String, CommandError> {
+        let limit = self.limit(&args.limit)?;
+        let ResetClient { key, deleted } = self.backend()?.reset(limit, &args.key)?;
+        let (limit, key_text) = (&*limit.name, key_text(&key));
+        let text = match deleted {
+            0 => format!("{limit}: nothing was counted for key {key_text}\n"),
+            _ => format!("{limit}: key {key_text} begins anew\n"),
+        };
+        let report = ResetReport {
+            limit,
+            tag: key.tag.to_string(),
+            deleted,
+        };
+        self.render(&report, text)
+    }
+
+    fn set_override(&self, args: &OverrideArgs) -> Result<String, CommandError> {
+        let limit = self.limit(&args.limit)?;
+        let (mut words, mut rules) = (&args.words[..], Vec::new());
         if !args.terms.remove {
-            let Some((rate, words)) = args.words.split_last().filter(|(_, key)| !key.is_empty())
-            else {
-                return Err(Trouble::wrong("after the key, the rate is missing")
-                    .help("write for example `50/min` or `unlimited`, or `--remove`"));
-            };
-            (key, rules) = (words, rate::rules(rate, limit)?);
+            let split = args.words.split_last().filter(|(_, key)| !key.is_empty());
+            let (rate, key) = split.ok_or_else(|| {
+                CommandError::wrong_use("after the key, the rate is missing")
+                    .help("write for example `50/min` or `unlimited`, or `--remove`")
+            })?;
+            (words, rules) = (key, arguments::rules(rate, limit)?);
         }
-        let unlimited = rules.is_empty() && !args.terms.remove;
         let record = RecordTerms {
+            unlimited: rules.is_empty() && !args.terms.remove,
             rules,
-            unlimited,
             ..RecordTerms::default()
         };
-        let rates = record.rates().unwrap_or_default();
-        let subject = |tag| Subject::Override(limit.name.to_string(), tag);
-        let (whom, until_us) = self.make(&args.terms, key, Some(limit), subject, record)?;
-        let key = print::named(whom.tag, &whom.parts);
-        let text = match args.terms.remove {
-            true => format!("{}: key {key} has the limit's own rate again\n", limit.name),
-            false => {
-                let until = print::until(until_us);
-                format!("{}: key {key} has {rates} {until}\n", limit.name)
-            }
-        };
-        Ok(self.told(|| made(Some(limit), &whom, until_us), || text))
+        let (name, rates) = (&limit.name, record.rates().unwrap_or_default());
+        self.set_terms(
+            &args.terms,
+            Some(limit),
+            words,
+            record,
+            |key, until| match until {
+                None => format!("{name}: key {key} has the limit's own rate again\n"),
+                Some(until) => format!("{name}: key {key} has {rates} {until}\n"),
+            },
+        )
     }
 
-    fn block(&self, args: &BlockArgs) -> Result<String, Trouble> {
+    fn block(&self, args: &BlockArgs) -> Result<String, CommandError> {
         let record = RecordTerms::default();
-        let (whom, until_us) = self.make(&args.terms, &args.key, None, Subject::Block, record)?;
-        let key = print::named(whom.tag, &whom.parts);
-        let text = match args.terms.remove {
-            true => format!("key {key} is let in again\n"),
-            false => format!("key {key} is blocked {}\n", print::until(until_us)),
-        };
-        Ok(self.told(|| made(None, &whom, until_us), || text))
+        self.set_terms(
+            &args.terms,
+            None,
+            &args.key,
+            record,
+            |key, until| match until {
+                None => format!("key {key} is let in again\n"),
+                Some(until) => format!("key {key} is blocked {until}\n"),
+            },
+        )
     }
 
-    /// Makes the change; returns of whom, and until when it holds.
-    fn make(
+    /// Makes the change. `text` gets the client's key and, unless terms are removed, their end.
+    fn set_terms(
         &self,
-        terms: &Terms,
-        key: &[String],
+        args: &TermsArgs,
         limit: Option<&Arc<Limit>>,
-        subject: impl FnOnce(KeyHash) -> Subject,
+        words: &[String],
         record: RecordTerms,
-    ) -> Result<(Whom, u64), Trouble> {
-        let lasts_us = rate::lasts_us(terms.lasts.as_deref())?;
-        let kind = match terms.remove {
-            true => ChangeKind::Remove,
-            false => ChangeKind::Set,
-        };
-        let record = RecordTerms {
-            kind,
-            by: me(),
-            note: clean(terms.note.as_deref().unwrap_or_default()),
+        text: impl FnOnce(&str, Option<String>) -> String,
+    ) -> Result<String, CommandError> {
+        let terms = RecordTerms {
+            kind: match args.remove {
+                true => ChangeKind::Remove,
+                false => ChangeKind::Set,
+            },
+            by: user(),
+            note: clean(args.note.as_deref().unwrap_or_default()),
             ..record
         };
-        let (whom, done) = match self.place()? {
-            Place::Redis(mut client) => {
-                let (whom, _) = self.whom(&mut client, key, limit.map(AsRef::as_ref))?;
-                let change = OverrideChange {
-                    subject: subject(whom.tag),
-                    lasts_us,
-                    terms: RecordTerms {
-                        key: whom.parts.clone(),
-                        ..record
-                    },
-                };
-                let done = client.change(&change)?;
-                (whom, done)
-            }
-            Place::Process(process) => {
-                let asked = Asked::change(limit, lasts_us, &record);
-                let found = process.order(&asked, key)?;
-                (found.whom, found.done)
-            }
+        let lasts_us = arguments::lasts_us(args.lasts.as_deref())?;
+        let ChangedClient { key, until_us } = self.backend()?.set_terms(ClientTerms {
+            limit,
+            words,
+            lasts_us,
+            terms,
+        })?;
+        let until = (!args.remove).then(|| until_text(until_us));
+        let tag = key.tag.to_string();
+        let report = ChangeReport {
+            limit: limit.map(|limit| &*limit.name),
+            key: short_hash(&tag),
+            tag,
+            until: (until_us > 0).then(|| stamp::rfc3339(until_us)),
         };
-        match done {
-            ChangeOutcome::Made(until_us) => Ok((whom, until_us)),
-            ChangeOutcome::Nothing => Err(Trouble::failed(match limit {
-                Some(limit) => format!("that key has no override in `{}`", limit.name),
-                None => "that key is not blocked".to_owned(),
-            })),
-            ChangeOutcome::Full => Err(Trouble::failed(format!(
-                "there are {MAX_RECORDS} overrides and blocks already, as many as there may be"
-            ))
-            .help("remove some, or write a limit or a `[[bypass]]` for the whole group")),
-        }
+        self.render(&report, text(&key_text(&key), until))
     }
 }
 
-fn made(limit: Option<&Arc<Limit>>, whom: &Whom, until_us: u64) -> Json {
-    let until = (until_us > 0).then(|| crate::telemetry::stamp::rfc3339(until_us));
-    Json::Object(vec![
-        ("limit", limit.map(|limit| limit.name.to_string()).into()),
-        ("key", Json::text(&print::short(whom.tag))),
-        ("tag", Json::Text(whom.tag.to_string())),
-        ("until", until.into()),
-    ])
-}
-
-/// Forgets what is counted; returns how many counts there were.
-fn reset(
-    client: &mut OverrideClient,
-    limit: &Arc<Limit>,
-    whom: &Whom,
-    said: &OverrideList,
-) -> Result<u64, Trouble> {
-    let windows = every_window(limit, whom.tag, &said.records);
-    let items: Vec<LimitCheck> = items(limit, &windows, whom.tag).collect();
-    let gone = client.forget(&items)?;
-    // Told after it is done: who hears of it asks the store again.
-    client.change(&OverrideChange {
-        subject: Subject::Reset(limit.name.to_string(), whom.tag),
-        lasts_us: 0,
-        terms: RecordTerms {
-            by: me(),
-            key: whom.parts.clone(),
-            suffixes: windows.iter().map(|one| one.store_suffix.clone()).collect(),
-            ..RecordTerms::default()
-        },
-    })?;
-    Ok(gone)
-}
-
-/// Who makes a change: `ann@desk`.
-fn me() -> String {
+/// The user that makes a change: `ann@desk`.
+fn user() -> String {
     let variables = ["SUDO_USER", "USER", "LOGNAME"];
-    let mut named = variables
+    let mut names = variables
         .iter()
         .filter_map(|name| config::environment(name));
-    let user = named.find(|name| !name.is_empty());
+    let user = names.find(|name| !name.is_empty());
     let user = user.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string());
     let system = rustix::system::uname();
     format!("{user}@{}", system.nodename().to_string_lossy())

@@ -1,24 +1,33 @@
 //! `tidegate replay`: what these limits would have done to the requests of an access log.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 
-use super::run::{accept, say};
+use super::output::{CommandError, print, print_warnings, say, use_colour};
 use super::{DID_NOT_WORK, WRONG_USE};
+use crate::clock;
 use crate::config::{self, Config};
 use crate::limit::key::HashSecret;
 use crate::replay::engine::Engine;
-use crate::replay::entry::Format;
-use crate::replay::logs::{Forms, Logs};
-use crate::replay::print::{self, Paint};
-use crate::replay::report::{Report, Wanted};
-use crate::replay::structured::HeaderFrom;
-use crate::replay::text::Wanted as Wants;
-use crate::replay::{html, json_report};
+use crate::replay::entry::LineFormat;
+use crate::replay::export;
+use crate::replay::json_entry::HeaderFrom;
+use crate::replay::key_spaces::Prefixes;
+use crate::replay::logs::{LogOptions, Logs};
+use crate::replay::print::{Paint, report as render_report};
+use crate::replay::report::{Report, ReportOptions};
+use crate::replay::text::WantedFields;
 
-mod progress;
+/// Requests between two reads of the clock.
+const REQUESTS_PER_TICK: u64 = 16_384;
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
+/// Columns of the progress bar.
+const BAR_WIDTH: usize = 24;
 
 /// `tidegate replay`
 #[derive(Debug, Args)]
@@ -37,7 +46,7 @@ pub(super) struct ReplayArgs {
     key: Option<String>,
     /// The format of all lines; without it each line's own is found.
     #[arg(long, value_enum)]
-    format: Option<FormatWord>,
+    format: Option<ReplayFormat>,
     /// A member of JSON lines that is a header of the request, for example x-api-key=consumer.
     #[arg(long, value_name = "HEADER=MEMBER")]
     header_from: Vec<String>,
@@ -63,7 +72,7 @@ pub(super) struct ReplayArgs {
 
 /// How `--format` names formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum FormatWord {
+enum ReplayFormat {
     /// Common log format.
     Common,
     /// Combined log format, with or without more behind it.
@@ -74,125 +83,105 @@ enum FormatWord {
     TidegateText,
 }
 
-/// Replays. Returns the exit code.
-pub(super) fn replay(mut args: ReplayArgs) -> u8 {
-    let wanted = match wanted(&mut args) {
-        Ok(wanted) => wanted,
-        Err(wrong) => {
-            say(&format!("tidegate replay: {wrong}"));
-            return WRONG_USE;
-        }
+pub(super) fn replay(mut args: ReplayArgs) -> Result<u8, CommandError> {
+    let error = |code, message| CommandError {
+        code,
+        text: format!("tidegate replay: {message}"),
     };
-    let loaded = match &args.limit {
+    let suggest = take_suggest(&mut args);
+    let forms = forms(&args).map_err(|message| error(WRONG_USE, message))?;
+    let config = print_warnings(match &args.limit {
         Some(rate) => config::from_limit("tidegate replay", rate, args.key.as_deref()),
         None => config::load(&args.config),
-    };
-    match accept(loaded) {
-        Ok(config) => match run(&args, config, wanted) {
-            Ok(code) => code,
-            Err(error) => {
-                say(&format!("tidegate replay: {error}"));
-                DID_NOT_WORK
-            }
-        },
-        Err(code) => code,
-    }
+    })?;
+    run(&args, config, forms, suggest).map_err(|message| error(DID_NOT_WORK, message))
 }
 
-/// What is asked, besides the logs.
-struct Asked {
-    forms: Forms,
-    suggest: Option<f64>,
+/// The share of `--suggest`. `--suggest access.log` names a log and means 1 %.
+fn take_suggest(args: &mut ReplayArgs) -> Option<f64> {
+    let text = args.suggest.as_ref()?;
+    let share = parse_share(text);
+    if share.is_none() {
+        args.logs.push(text.into());
+    }
+    Some(share.unwrap_or(0.01))
 }
 
-/// What the arguments mean, or what is wrong with them.
-fn wanted(args: &mut ReplayArgs) -> Result<Asked, String> {
-    let mut suggest = None;
-    if let Some(text) = &args.suggest {
-        suggest = share(text);
-        if suggest.is_none() {
-            // `--suggest access.log`
-            args.logs.push(text.into());
-            suggest = Some(0.01);
-        }
-    }
+fn forms(args: &ReplayArgs) -> Result<LogOptions, String> {
     if args.logs.is_empty() {
         return Err("name a log; `-` is standard input".to_owned());
     }
     let header_from = |text: &String| {
-        let (header, member) = text
-            .split_once('=')
-            .ok_or_else(|| format!("`--header-from {text}`: write HEADER=MEMBER"))?;
+        let split = text.split_once('=');
+        let (header, member) =
+            split.ok_or_else(|| format!("`--header-from {text}`: write HEADER=MEMBER"))?;
         Ok::<_, String>(HeaderFrom {
             header: header.to_owned(),
             member: member.to_owned(),
         })
     };
     let headers = args.header_from.iter().map(header_from);
-    Ok(Asked {
-        forms: Forms {
-            format: args.format.map(|word| match word {
-                FormatWord::Common => Format::Common,
-                FormatWord::Combined => Format::Combined,
-                FormatWord::Json => Format::Json,
-                FormatWord::TidegateText => Format::OwnText,
-            }),
-            headers: headers.collect::<Result<_, _>>()?,
-            wanted: Wants::ALL,
-        },
-        suggest,
+    Ok(LogOptions {
+        format: args.format.map(|format| match format {
+            ReplayFormat::Common => LineFormat::Common,
+            ReplayFormat::Combined => LineFormat::Combined,
+            ReplayFormat::Json => LineFormat::Json,
+            ReplayFormat::TidegateText => LineFormat::OwnText,
+        }),
+        headers: headers.collect::<Result<_, _>>()?,
+        wanted: WantedFields::ALL,
     })
 }
 
-/// `1%`, `0.1 %`, `0.01`
-fn share(text: &str) -> Option<f64> {
+/// Reads `1%`, `0.1 %` or `0.01`.
+fn parse_share(text: &str) -> Option<f64> {
     let text = text.trim();
     let (number, whole) = match text.strip_suffix('%') {
         Some(number) => (number.trim_end(), 100.0),
         None => (text, 1.0),
     };
-    let share: f64 = number.parse().ok()?;
-    let share = share / whole;
+    let share = number.parse::<f64>().ok()? / whole;
     (0.0..=1.0).contains(&share).then_some(share)
 }
 
-fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
-    let hash_key = match args.hash_keys {
-        true => Some(secret(&config)?),
-        false => None,
-    };
-    let wanted = Wanted {
-        suggest: asked.suggest,
-        hash_keys: hash_key,
-        prefixes: (config.client_ip.ipv4_prefix, config.client_ip.ipv6_prefix),
+fn run(
+    args: &ReplayArgs,
+    config: Config,
+    forms: LogOptions,
+    suggest: Option<f64>,
+) -> Result<u8, String> {
+    let wanted = ReportOptions {
+        suggest,
+        hash_keys: args.hash_keys.then(|| hash_secret(&config)).transpose()?,
+        prefixes: Prefixes {
+            ipv4: config.client_ip.ipv4_prefix,
+            ipv6: config.client_ip.ipv6_prefix,
+        },
     };
     let mut engine = Engine::new(config, &args.host, args.max_keys);
-    let forms = Forms {
-        wanted: engine.plan.wanted(),
-        ..asked.forms
+    let forms = LogOptions {
+        wanted: engine.plan.wanted_fields(),
+        ..forms
     };
     let mut logs = Logs::open(&args.logs, &forms)
         .map_err(|(path, error)| format!("cannot read `{}`: {error}", path.display()))?;
-    let mut progress = progress::Progress::new(&args.logs, &logs);
+    let mut progress = ReplayProgress::new(&args.logs, &logs);
     logs.each(|line| {
         let taken = engine.take_line(line);
-        progress.tick(engine.totals.requests);
+        progress.update(engine.counts.totals.requests);
         taken
     });
-    progress.end();
-    let failed = logs.found.iter().any(|log| log.error.is_some());
-    let report = Report::new(&engine, logs.found, &wanted);
+    progress.clear();
+    let failed = logs.summaries.iter().any(|log| log.error.is_some());
+    let report = Report::new(&engine, logs.summaries, &wanted);
     if let Some(path) = &args.html {
-        std::fs::write(path, html::page(&report))
+        std::fs::write(path, export::page(&report))
             .map_err(|error| format!("cannot write `{}`: {error}", path.display()))?;
     }
-    let out = std::io::stdout();
-    let text = match args.json {
-        true => format!("{}\n", json_report::value(&report)),
-        false => print::report(&report, Paint(super::colour(&out))),
-    };
-    // Nobody to tell where standard output is closed.
-    let _ = out.lock().write_all(text.as_bytes());
+    print(match args.json {
+        true => format!("{}\n", export::json(&report)),
+        false => render_report(&report, Paint(use_colour(&std::io::stdout()))),
+    });
     let nothing = report.requests == 0;
     if nothing {
         say("tidegate replay: no line could be read");
@@ -200,9 +189,9 @@ fn run(args: &ReplayArgs, config: Config, asked: Asked) -> Result<u8, String> {
     Ok(if failed || nothing { DID_NOT_WORK } else { 0 })
 }
 
-/// What keys are hashed with: the configuration's own secret, so that hashes are those of the logs
-/// where they can be; else one of this report.
-fn secret(config: &Config) -> Result<HashSecret, String> {
+/// Returns the configured secret that keys are hashed with, so that hashes are those of the logs.
+/// Without one, returns a random secret.
+fn hash_secret(config: &Config) -> Result<HashSecret, String> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes).map_err(|error| error.to_string())?;
     Ok(HashSecret::from_bytes(
@@ -210,9 +199,74 @@ fn secret(config: &Config) -> Result<HashSecret, String> {
     ))
 }
 
-/// Whether a bar would be seen.
-fn has_terminal() -> bool {
-    std::io::stderr().is_terminal()
+/// The progress of a replay: one line on a terminal, and nothing elsewhere.
+struct ReplayProgress {
+    /// The last redraw; none if standard error is not a terminal.
+    drawn: Option<Instant>,
+    started: Instant,
+    /// Bytes read.
+    read: Arc<AtomicU64>,
+    /// Bytes of all logs; 0 if unknown.
+    total: u64,
+    is_visible: bool,
+}
+
+impl ReplayProgress {
+    fn new(paths: &[PathBuf], logs: &Logs) -> ReplayProgress {
+        let length = |path: &PathBuf| match path.as_path() == Path::new("-") {
+            true => None,
+            false => std::fs::metadata(path).ok().map(|file| file.len()),
+        };
+        let now = clock::now();
+        ReplayProgress {
+            drawn: std::io::stderr().is_terminal().then_some(now),
+            started: now,
+            read: Arc::clone(&logs.read),
+            total: paths.iter().map(length).sum::<Option<u64>>().unwrap_or(0),
+            is_visible: false,
+        }
+    }
+
+    /// Redraws the line from time to time.
+    fn update(&mut self, requests: u64) {
+        let Some(drawn) = self
+            .drawn
+            .filter(|_| requests.is_multiple_of(REQUESTS_PER_TICK))
+        else {
+            return;
+        };
+        let now = clock::now();
+        if now.duration_since(drawn) >= REDRAW_INTERVAL {
+            self.drawn = Some(now);
+            self.draw(requests, now);
+        }
+    }
+
+    fn draw(&mut self, requests: u64, now: Instant) {
+        let seconds = now.duration_since(self.started).as_secs_f64().max(1e-3);
+        let mut line = String::from("\r");
+        if self.total > 0 {
+            let read = self.read.load(Ordering::Relaxed);
+            let share = (read as f64 / self.total as f64).min(1.0);
+            let full = (share * BAR_WIDTH as f64) as usize;
+            let left = seconds / share.max(1e-6) - seconds;
+            line.push_str(&"█".repeat(full));
+            line.push_str(&"░".repeat(BAR_WIDTH - full));
+            let percent = share * 100.0;
+            line.push_str(&format!(" {percent:3.0} %  {left:.0} s left  "));
+        }
+        let millions = requests as f64 / 1e6;
+        let speed = millions / seconds;
+        line.push_str(&format!("{millions:.1}M requests, {speed:.2}M/s\u{1b}[K"));
+        let _ = std::io::stderr().write_all(line.as_bytes());
+        self.is_visible = true;
+    }
+
+    fn clear(&mut self) {
+        if self.is_visible {
+            let _ = std::io::stderr().write_all(b"\r\x1b[K");
+        }
+    }
 }
 
 #[cfg(test)]
@@ -231,7 +285,7 @@ mod tests {
             ("-1%", None),
             ("NaN", None),
         ] {
-            assert_eq!(share(text), expected, "{text}");
+            assert_eq!(parse_share(text), expected, "{text}");
         }
     }
 }

@@ -1,48 +1,84 @@
-//! `tidegate run`: load, bind, say what is up, serve until told to stop.
+//! `tidegate run` and `tidegate demo`: bind, report the start, and serve until a signal ends it.
 
-mod second;
-
-use std::io::{ErrorKind, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
+
+use super::admin_client::local_address;
+use super::output::{CommandError, print_warnings, say};
 use super::signals::{self, SignalTargets};
-use super::{BAD_CONFIGURATION, DID_NOT_WORK, RunArgs};
+use super::single_instance::{self, ProcessRole};
 use crate::admin::{self, Admin};
-use crate::config::diagnostic::{Code, Diagnostics};
-use crate::config::{Config, FlagConfig, Listen, StoreKind, UpstreamServer, render};
-use crate::diagnostics;
-use crate::server::inherit::{Inherited, Predecessor};
+use crate::config::{Config, FlagConfig, Listen, ServerAddress, StoreKind, UpstreamServer};
+use crate::server::handover::{Inherited, Predecessor};
 use crate::server::listen::{ListenLines, Listeners, bind_alone};
 use crate::server::listener::OpenedSocket;
 use crate::server::pid_file::PidFile;
-use crate::server::{Reloads, ServerHandles};
+use crate::server::{Reloads, ServerHandles, echo};
 use crate::store::redis::{ServerInfo, fetch_server_info};
-use crate::{config, server, upstream};
-use second::ProcessRole;
+use crate::{config, diagnostics, server, upstream};
 
-/// How long the opening lines wait for a store or an upstream that does not answer.
-const LOOK: Duration = Duration::from_millis(500);
+/// How long the start report waits for the store, and for each upstream server.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The configuration of the demo if there is no file.
+const BUILT_IN: &str = include_str!("../../proxy.toml");
 
-/// What else there is to know of a start.
-pub(super) struct Start {
-    /// The file that is read again when that is asked for,
-    pub(super) path: Option<PathBuf>,
-    /// or also when it changes.
-    pub(super) watch: bool,
-    /// Where no other process may listen, which would have a part of the requests and counts of its
-    /// own: what to do about one that does.
-    pub(super) alone: Option<String>,
-    /// Whether another process may run the same file or listen on the same addresses.
-    pub(super) alongside: bool,
+/// Either a file, or everything on the command line.
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// The configuration to run.
+    #[arg(short, long, value_name = "FILE", conflicts_with = "to")]
+    config: Option<PathBuf>,
+    /// Read the configuration again when it, or a file that it names, changes.
+    #[arg(long, conflicts_with = "to")]
+    watch: bool,
+    /// Start although another process runs this file or listens on its addresses: each gets a part
+    /// of the requests, and counts for itself where the store is `memory:`.
+    #[arg(long)]
+    alongside: bool,
+    /// Run without a file: where requests go.
+    #[arg(long, value_name = "URL")]
+    to: Option<String>,
+    /// Where clients connect.
+    #[arg(long, value_name = "ADDRESS", requires = "to")]
+    listen: Option<String>,
+    /// How much each client may do, for example 100/min.
+    #[arg(long, value_name = "RATE", requires = "to")]
+    limit: Option<String>,
+    /// What clients are told apart by.
+    #[arg(long, value_name = "KEY", requires = "limit")]
+    key: Option<String>,
+    /// Where counts are shared with other proxies; without it they live in this process.
+    #[arg(long, value_name = "URL", requires = "to")]
+    redis: Option<String>,
 }
 
-/// Runs until a signal ends it (`signals.rs`). Returns the exit code.
-pub(super) fn run(args: &RunArgs) -> u8 {
-    let file = args.config.clone().unwrap_or_else(|| "proxy.toml".into());
-    let path = args.to.is_none().then_some(file);
+#[derive(Debug, Args)]
+pub(super) struct DemoArgs {
+    /// The configuration whose routes and limits to show.
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Default)]
+struct StartOptions {
+    /// The file that reloads read.
+    path: Option<PathBuf>,
+    /// Reload when the file changes.
+    watch: bool,
+    /// Other processes may run the same file or listen on the same addresses.
+    alongside: bool,
+    /// Refuse to start if another process listens on an address; this says what to do then.
+    taken_advice: Option<String>,
+}
+
+/// Runs until a signal ends it (`signals.rs`).
+pub(super) fn run(args: &RunArgs) -> Result<u8, CommandError> {
+    let file = args.config.as_deref().unwrap_or(Path::new("proxy.toml"));
     let loaded = match &args.to {
         Some(to) => config::from_flags(&FlagConfig {
             to: to.clone(),
@@ -51,87 +87,96 @@ pub(super) fn run(args: &RunArgs) -> u8 {
             key: args.key.clone(),
             redis: args.redis.clone(),
         }),
-        None => config::load(path.as_deref().unwrap_or("proxy.toml".as_ref())),
+        None => config::load(file),
     };
-    match accept(loaded) {
-        Ok(config) => {
-            let watch = args.watch;
-            let start = Start {
-                path,
-                watch,
-                alone: None,
-                alongside: args.alongside,
-            };
-            serve(config, start, |_| {})
-        }
-        Err(code) => code,
-    }
+    let config = print_warnings(loaded)?;
+    let options = StartOptions {
+        path: args.to.is_none().then(|| file.to_owned()),
+        watch: args.watch,
+        alongside: args.alongside,
+        taken_advice: None,
+    };
+    serve(config, options, |_| {})
 }
 
-/// Prints what was found in a configuration; only errors keep it from running.
-pub(super) fn accept(loaded: Result<(Config, Diagnostics), Diagnostics>) -> Result<Config, u8> {
-    let colour = super::colour(&std::io::stderr());
-    match loaded {
-        Ok((config, warnings)) => {
-            if !warnings.is_empty() {
-                say(&render::human(&warnings, colour));
-            }
-            // Other notes are for whoever asks: `tidegate check`.
-            let mut found = warnings;
-            found.notes.retain(|one| one.code == Code::NothingLimited);
-            if !found.notes.is_empty() {
-                say(&render::notes(&found, colour));
-            }
-            Ok(config)
-        }
-        Err(found) => {
-            say(&render::human(&found, colour));
-            let unreadable = found.list.iter().any(|one| one.code == Code::Unreadable);
-            Err(if unreadable {
-                DID_NOT_WORK
-            } else {
-                BAD_CONFIGURATION
-            })
-        }
+/// Serves the routes and limits of a file in front of a built-in echo server, with the embedded
+/// store. Refuses to share a port: each of two processes would count only a part of the requests.
+pub(super) fn demo(args: &DemoArgs) -> Result<u8, CommandError> {
+    let file = args.config.as_deref().unwrap_or(Path::new("proxy.toml"));
+    let has_file = args.config.is_some() || file.exists();
+    let (loaded, advice) = match has_file {
+        true => (
+            config::load(file),
+            format!("end it, or change `listen` in {}", file.display()),
+        ),
+        false => (
+            config::parse("proxy.toml", BUILT_IN, &|_| None),
+            "end it, or have `tidegate init` write a proxy.toml, and change `listen` there"
+                .to_owned(),
+        ),
+    };
+    let mut config = print_warnings(loaded)?;
+    let upstream = echo::start()
+        .map_err(|error| CommandError::signed(format!("cannot start the echo server: {error}")))?;
+    config.store.kind = StoreKind::Memory;
+    for settings in &mut config.upstreams {
+        let server = ServerAddress::Http(upstream.ip().to_string(), upstream.port());
+        settings.servers = vec![server.into()];
     }
+    let options = StartOptions {
+        taken_advice: Some(advice),
+        ..StartOptions::default()
+    };
+    serve(config, options, |address| {
+        let port = address.port();
+        say(&format!(
+            "\nTry it, until it says 429:\n\n    \
+             for i in $(seq 12); do curl -i http://localhost:{port}/; done\n\n\
+             Then change a rate in proxy.toml, and start again. Ctrl-C stops.\n"
+        ));
+    })
 }
 
-/// Binds and serves. `opened` is told the first address once it listens.
-pub(super) fn serve(config: Config, start: Start, opened: impl FnOnce(SocketAddr)) -> u8 {
+/// Binds and serves. Calls `listening` with the first address once the socket is open.
+fn serve(
+    config: Config,
+    options: StartOptions,
+    listening: impl FnOnce(SocketAddr),
+) -> Result<u8, CommandError> {
     diagnostics::init(config::environment("RUST_LOG").as_deref());
     raise_descriptor_limit();
-    match serve_until_stopped(config, start, opened) {
-        Ok(()) => 0,
-        Err(error) => fail(&error),
-    }
+    serve_until_stopped(config, options, listening).map_err(CommandError::signed)?;
+    Ok(0)
 }
 
 fn serve_until_stopped(
     config: Config,
-    start: Start,
-    opened: impl FnOnce(SocketAddr),
+    options: StartOptions,
+    listening: impl FnOnce(SocketAddr),
 ) -> std::io::Result<()> {
-    let workers = config.server.workers;
     let inherited = Inherited::take()?;
     let from = inherited.predecessor.as_ref().map(Predecessor::pid);
     let role = match from {
         Some(pid) => ProcessRole::Successor(pid),
-        None if start.alongside => ProcessRole::Alongside,
+        None if options.alongside => ProcessRole::Alongside,
         None => ProcessRole::Alone,
     };
-    let claim = match &start.path {
-        Some(file) => Some(second::claim(file, &config, role)?),
+    let claim = match &options.path {
+        Some(file) => Some(single_instance::claim(file, &config, role)?),
         None => None,
     };
-    let (listeners, predecessor) = listen(&config, inherited, role, start.alone.as_deref())?;
+    let Inherited {
+        sockets,
+        predecessor,
+    } = inherited;
+    let listeners = listen(&config, sockets, role, options.taken_advice.as_deref())?;
     if let Some(claim) = &claim {
-        claim.tell(&listeners.places());
+        claim.write_addresses(&listeners.places());
     }
-    let Start { path, watch, .. } = start;
     let pid_file = config.server.pid_file.clone();
     let pid_file = pid_file.map(|path| Arc::new(PidFile::new(path)));
     if let (Some(file), None) = (&pid_file, from) {
-        second::write(file, role, claim.as_deref())?;
+        single_instance::write_pid_file(file, role, claim.as_deref())?;
     }
     if role == ProcessRole::Alongside && listeners.shares_ports() {
         tracing::warn!(
@@ -139,7 +184,8 @@ fn serve_until_stopped(
              gets a part, and what is counted in memory is each one's own"
         );
     }
-    let (server, controls) = ServerHandles::new(Arc::new(listeners), workers, path);
+    let workers = config.server.workers;
+    let (server, controls) = ServerHandles::new(Arc::new(listeners), workers, options.path);
     signals::spawn(SignalTargets {
         lifecycle: controls.lifecycle,
         server: server.clone(),
@@ -150,14 +196,15 @@ fn serve_until_stopped(
     let admin = start_admin(&config, server.clone(), role != ProcessRole::Alone)?;
     report_start(&config, &server.listeners, from);
     if let Some(admin) = &admin {
-        say(&format!("dashboard  http://{}/", near(admin.address())));
+        let address = local_address(admin.address());
+        say(&format!("dashboard  http://{address}/"));
     }
     if let Some(&address) = server.listeners.addresses().first() {
-        opened(address);
+        listening(address);
     }
     let reloads = Reloads {
         requests: controls.requests,
-        watch,
+        watch: options.watch,
         claim,
     };
     let served = server::run(config, server, reloads);
@@ -170,7 +217,7 @@ fn serve_until_stopped(
     served
 }
 
-/// Starts the admin, if there is to be one.
+/// Starts the admin, if the configuration has one.
 fn start_admin(
     config: &Config,
     server: ServerHandles,
@@ -180,47 +227,41 @@ fn start_admin(
         return Ok(None);
     };
     let file = server.file.as_deref();
-    let kept = file.map(|file| admin::token::keep(file, &config.server.control));
-    let own_token = match kept {
+    let token = match file.map(|file| admin::token::keep(file, &config.server.control)) {
         Some(Err(error)) if settings.token.is_none() => {
             tracing::warn!(%error, "admin: no place for a token: nothing can be changed there");
             None
         }
         kept => kept.and_then(Result::ok),
     };
-    Admin::spawn(settings, own_token, server, replaces).map(Some)
+    Admin::spawn(settings, token, server, replaces).map(Some)
 }
 
-/// Opens all sockets: those that this process was started with, and others.
+/// Opens the sockets of `listen`, except those that this process inherited.
 fn listen(
     config: &Config,
-    inherited: Inherited,
+    mut sockets: Vec<OpenedSocket>,
     role: ProcessRole,
-    alone: Option<&str>,
-) -> std::io::Result<(Listeners, Option<Predecessor>)> {
-    let Inherited {
-        mut sockets,
-        predecessor,
-    } = inherited;
+    taken_advice: Option<&str>,
+) -> std::io::Result<Listeners> {
     let lines = ListenLines::of(config);
-    if let Some(advice) = alone {
+    if let Some(advice) = taken_advice {
         listen_alone(lines.all(), advice, &mut sockets)?;
     }
-    second::bind(lines.all(), config, role, &mut sockets)?;
+    single_instance::bind(lines.all(), config, role, &mut sockets)?;
     let listeners = Listeners::open(lines, config.server.workers, &mut sockets)?;
     let listeners = listeners.joining(role == ProcessRole::Alongside);
-    // What an older process of ours listened on and `listen` no longer names is closed. What a
-    // service manager holds would take connections that nobody serves.
+    // A socket of an older process is closed if `listen` no longer names it. The service manager's
+    // sockets stay open, and their connections would get no answer.
     match sockets.iter().find(|unused| unused.is_lent()) {
         Some(unused) => Err(std::io::Error::other(format!(
             "the service manager listens on {unused}, which `listen` does not name"
         ))),
-        None => Ok((listeners, predecessor)),
+        None => Ok(listeners),
     }
 }
 
-/// Opens those of which there is none yet, where nobody else listens; where somebody does,
-/// `advice` says what to do.
+/// Opens the missing sockets. If another process listens on an address, fails with `advice`.
 fn listen_alone<'l>(
     lines: impl Iterator<Item = &'l Listen>,
     advice: &str,
@@ -240,17 +281,7 @@ fn listen_alone<'l>(
     Ok(())
 }
 
-fn fail(error: &std::io::Error) -> u8 {
-    say(&format!("tidegate: {error}"));
-    DID_NOT_WORK
-}
-
-/// Writes a line to standard error; where that is closed there is nobody to tell.
-pub(super) fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-/// The opening lines: listening where, upstreams up or down, the store and its round trip.
+/// Prints where the proxy listens, and whether the upstream servers and the store answer.
 fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
     say(&format!(
         "listening  {}  ({} workers)",
@@ -260,25 +291,29 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
     if let Some(pid) = from {
         say(&format!("upgrade    from process {pid}"));
     }
+    let probe = |server: &UpstreamServer| match upstream::accepts_connections(
+        &server.address,
+        PROBE_TIMEOUT,
+    ) {
+        true => format!("{server} up"),
+        false => format!("{server} down"),
+    };
     for upstream in &config.upstreams {
-        let looked: Vec<String> = upstream.servers.iter().map(look_at).collect();
+        let servers: Vec<String> = upstream.servers.iter().map(probe).collect();
         say(&format!(
             "upstream   {}: {}",
             upstream.name,
-            looked.join(", ")
+            servers.join(", ")
         ));
     }
     match &config.store.kind {
-        StoreKind::Memory => {
-            say("store      memory: counts live in this process only");
-        }
+        StoreKind::Memory => say("store      memory: counts live in this process only"),
         StoreKind::Redis(redis) => {
-            let asked = fetch_server_info(redis, LOOK);
-            if let Some(why) = asked.as_ref().ok().and_then(ServerInfo::forgets) {
+            let info = fetch_server_info(redis, PROBE_TIMEOUT);
+            if let Some(why) = info.as_ref().ok().and_then(ServerInfo::forgets) {
                 tracing::warn!("redis: {why}");
             }
-            let round_trip = asked.map(|info| info.round_trip.unwrap_or_default());
-            let state = match round_trip {
+            let state = match info.map(|info| info.round_trip.unwrap_or_default()) {
                 Ok(round_trip) => format!("up, {:.1} ms", round_trip.as_secs_f64() * 1e3),
                 Err(error) => format!("away ({error}); trying again in the background"),
             };
@@ -293,26 +328,7 @@ fn report_start(config: &Config, listeners: &Listeners, from: Option<u32>) {
     }
 }
 
-/// An address under which this machine reaches what listens there.
-fn near(address: SocketAddr) -> SocketAddr {
-    let ip: IpAddr = match address.ip() {
-        ip if !ip.is_unspecified() => ip,
-        IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-    };
-    SocketAddr::new(ip, address.port())
-}
-
-fn look_at(server: &UpstreamServer) -> String {
-    let state = if upstream::look(&server.address, LOOK) {
-        "up"
-    } else {
-        "down"
-    };
-    format!("{server} {state}")
-}
-
-/// Two descriptors per request under way: as many as the machine lets this process have.
+/// Raises the limit on open files to the maximum: each request in progress takes two.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

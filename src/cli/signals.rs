@@ -1,20 +1,19 @@
-//! What the running proxy does when it is told something from outside, by a signal or by its
-//! service manager:
+//! Signals to the running proxy, and notifications to its service manager.
 //!
 //! | signal | |
 //! |---|---|
-//! | SIGTERM, SIGINT | an orderly end; a second one ends at once |
-//! | SIGHUP | a reload: the configuration is read again |
-//! | SIGUSR2 | an upgrade: the binary at the same path takes this process's place |
+//! | SIGTERM, SIGINT | drain and stop; a second one stops at once |
+//! | SIGHUP | reload the configuration |
+//! | SIGUSR2 | upgrade: the binary at the same path replaces this process |
 //!
-//! A worker that is lost ends the process in the same order: half of one is worse than none, and
-//! whoever manages it starts another. A panic here loses the signal that it happened at, and none
-//! after it.
+//! If a worker is lost, the process drains and stops, so that the service manager starts another. A
+//! panic of this thread loses one signal, and no later one.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures_util::future::OptionFuture;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -22,14 +21,14 @@ use tokio::time::{Interval, interval};
 
 use super::DID_NOT_WORK;
 use crate::server::claim::Claim;
-use crate::server::inherit::Predecessor;
+use crate::server::handover::Predecessor;
 use crate::server::pid_file::PidFile;
-use crate::server::upgrade::{self, Program, Successor, UpgradeError};
-use crate::server::{Lifecycle, ServerHandles, notify};
+use crate::server::upgrade::{self, ProgramCommand, Successor, UpgradeError};
+use crate::server::{Lifecycle, ServerHandles, systemd};
 use crate::telemetry::panics::contained;
 use tidegate_core::failpoint;
 
-/// What signals act on.
+/// The parts of the server that signals act on.
 pub(super) struct SignalTargets {
     pub(super) lifecycle: watch::Sender<Lifecycle>,
     pub(super) server: ServerHandles,
@@ -38,60 +37,54 @@ pub(super) struct SignalTargets {
     pub(super) claim: Option<Arc<Claim>>,
 }
 
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
-    user2: Signal,
-}
-
-/// The thread's state.
-struct Watch {
+/// The state of the thread.
+struct SignalLoop {
     targets: SignalTargets,
-    /// Nothing once it could not be found out.
-    program: Option<Program>,
-    /// Says that the upgrade under way is no longer wanted.
+    /// None if the path of this program is not known.
+    program: Option<ProgramCommand>,
+    /// Cancels the upgrade in progress.
     abandon: Arc<AtomicBool>,
     upgrading: Option<JoinHandle<Result<Successor, UpgradeError>>>,
+    /// All workers accept connections.
     serves: bool,
-    /// Whoever waited for that has been told.
+    /// The predecessor and the service manager know that all workers accept.
     announced: bool,
     ends: bool,
-    /// An upgrade was asked for before.
-    wanted: bool,
-    /// The watchdog's period, and what was seen of the workers last.
+    /// An upgrade was requested before all workers accepted.
+    upgrade_wanted: bool,
     watchdog: Option<Interval>,
-    seen: Vec<u64>,
+    /// The heartbeats of the workers at the last watchdog tick.
+    last_beats: Vec<u64>,
 }
 
-enum Event {
+enum ProcessEvent {
     AllServe,
     Stop,
     Reload,
     Upgrade,
     Upgraded(Result<Successor, UpgradeError>),
-    Fallen,
+    WorkerLost,
     Watchdog,
 }
 
-/// Listens for signals on a thread of its own, from now until the process ends.
+/// Starts the thread that handles signals until the process ends.
 pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     let signals = {
         let _entered = runtime.enter();
-        Signals {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
-            user2: signal(SignalKind::user_defined2())?,
-        }
+        [
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::hangup())?,
+            signal(SignalKind::user_defined2())?,
+        ]
     };
-    let program = Program::of_this_process()
+    let program = ProgramCommand::of_this_process()
         .inspect_err(|error| tracing::warn!(%error, "no upgrade without the path of this program"))
         .ok();
-    let watch = Watch {
+    let signal_loop = SignalLoop {
         targets,
         program,
         abandon: Arc::default(),
@@ -99,103 +92,98 @@ pub(super) fn spawn(targets: SignalTargets) -> io::Result<()> {
         serves: false,
         announced: false,
         ends: false,
-        wanted: false,
+        upgrade_wanted: false,
         watchdog: None,
-        seen: Vec::new(),
+        last_beats: Vec::new(),
     };
     std::thread::Builder::new()
         .name("signals".to_owned())
-        .spawn(move || runtime.block_on(watch.run(signals)))?;
+        .spawn(move || runtime.block_on(signal_loop.run(signals)))?;
     Ok(())
 }
 
-impl Watch {
-    async fn run(mut self, mut signals: Signals) {
-        // Twice as often as it must be.
-        self.watchdog = notify::watchdog().map(|time| interval(time / 2));
+impl SignalLoop {
+    async fn run(mut self, mut signals: [Signal; 4]) {
+        // Twice as often as the service manager requires.
+        self.watchdog = systemd::watchdog().map(|time| interval(time / 2));
         while contained(self.listen(&mut signals)).await.is_none() {
-            self.panicked();
+            self.recover_from_panic();
         }
     }
 
-    /// What was under way is not tried again; but an end that was asked for comes.
-    fn panicked(&mut self) {
+    /// Does not retry what panicked, but completes a requested stop.
+    fn recover_from_panic(&mut self) {
         if self.serves && !self.announced {
             tracing::error!("startup notification failed: shutting down");
             std::process::exit(i32::from(DID_NOT_WORK));
         }
-        if self.ends && *self.targets.lifecycle.borrow() == Lifecycle::Serve {
+        if self.ends && self.is_serving() {
             self.targets.server.listeners.close();
-            let yields = false;
-            self.targets
-                .lifecycle
-                .send_replace(Lifecycle::Stop { yields });
+            self.set_lifecycle(Lifecycle::Stop { yields: false });
         }
     }
 
-    async fn listen(&mut self, signals: &mut Signals) {
+    fn is_serving(&self) -> bool {
+        *self.targets.lifecycle.borrow() == Lifecycle::Serve
+    }
+
+    fn set_lifecycle(&self, lifecycle: Lifecycle) {
+        self.targets.lifecycle.send_replace(lifecycle);
+    }
+
+    async fn listen(&mut self, signals: &mut [Signal; 4]) {
         loop {
             let event = self.next(signals).await;
             match event {
-                Event::AllServe => self.announce(),
-                Event::Stop if *self.targets.lifecycle.borrow() == Lifecycle::Serve => {
-                    self.stop().await
-                }
-                Event::Stop => {
-                    self.remove_pid_file();
+                ProcessEvent::AllServe => self.announce(),
+                ProcessEvent::Stop if self.is_serving() => self.stop().await,
+                ProcessEvent::Stop => {
+                    if let Some(file) = &self.targets.pid_file {
+                        file.remove();
+                    }
                     std::process::exit(i32::from(DID_NOT_WORK));
                 }
-                Event::Reload => {
+                ProcessEvent::Reload => {
                     failpoint!("signals.reload");
-                    self.targets.server.reload.ask_and_leave();
+                    self.targets.server.reload.request_and_leave();
                 }
-                Event::Upgrade => self.upgrade(),
-                Event::Upgraded(outcome) => self.upgraded(outcome),
-                Event::Fallen if *self.targets.lifecycle.borrow() == Lifecycle::Serve => {
+                ProcessEvent::Upgrade => self.upgrade(),
+                ProcessEvent::Upgraded(outcome) => self.finish_upgrade(outcome),
+                ProcessEvent::WorkerLost if self.is_serving() => {
                     tracing::error!("a worker is lost: this process ends");
                     self.stop().await;
                 }
-                Event::Fallen => {}
-                Event::Watchdog => {
-                    if self
-                        .targets
-                        .server
-                        .heartbeats
-                        .all_beat_since(&mut self.seen)
-                    {
-                        notify::alive();
+                ProcessEvent::WorkerLost => {}
+                ProcessEvent::Watchdog => {
+                    let heartbeats = &self.targets.server.heartbeats;
+                    if heartbeats.all_beat_since(&mut self.last_beats) {
+                        systemd::alive();
                     }
                 }
             }
         }
     }
 
-    async fn next(&mut self, signals: &mut Signals) -> Event {
-        let upgraded = async {
-            match &mut self.upgrading {
-                Some(upgrading) => upgrading.await,
-                None => std::future::pending().await,
-            }
-        };
-        let watchdog = async {
-            match &mut self.watchdog {
-                Some(every) => every.tick().await,
-                None => std::future::pending().await,
-            }
-        };
+    async fn next(&mut self, signals: &mut [Signal; 4]) -> ProcessEvent {
+        let upgraded = OptionFuture::from(self.upgrading.as_mut());
+        let watchdog = OptionFuture::from(self.watchdog.as_mut().map(Interval::tick));
+        let [terminate, interrupt, hangup, user2] = signals;
+        let heartbeats = &self.targets.server.heartbeats;
         tokio::select! {
-            _ = signals.terminate.recv() => Event::Stop,
-            _ = signals.interrupt.recv() => Event::Stop,
-            _ = signals.hangup.recv() => Event::Reload,
-            _ = signals.user2.recv() => Event::Upgrade,
-            () = self.targets.server.heartbeats.all_serve(), if !self.serves => Event::AllServe,
-            outcome = upgraded => Event::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned))),
-            () = self.targets.server.heartbeats.one_falls() => Event::Fallen,
-            _ = watchdog => Event::Watchdog,
+            _ = terminate.recv() => ProcessEvent::Stop,
+            _ = interrupt.recv() => ProcessEvent::Stop,
+            _ = hangup.recv() => ProcessEvent::Reload,
+            _ = user2.recv() => ProcessEvent::Upgrade,
+            () = heartbeats.all_serve(), if !self.serves => ProcessEvent::AllServe,
+            Some(outcome) = upgraded => {
+                ProcessEvent::Upgraded(outcome.unwrap_or(Err(UpgradeError::Abandoned)))
+            }
+            () = heartbeats.wait_for_lost_worker() => ProcessEvent::WorkerLost,
+            Some(_) = watchdog => ProcessEvent::Watchdog,
         }
     }
 
-    /// All workers accept: who waits for that is told, in the order in which they believe it.
+    /// Tells the predecessor, and then the service manager, that all workers accept.
     fn announce(&mut self) {
         self.serves = true;
         if let Some(predecessor) = self.targets.predecessor.take() {
@@ -211,9 +199,9 @@ impl Watch {
             }
             drop(predecessor);
         }
-        notify::ready("serving");
+        systemd::ready("serving");
         self.announced = true;
-        if std::mem::take(&mut self.wanted) {
+        if std::mem::take(&mut self.upgrade_wanted) {
             self.upgrade();
         }
     }
@@ -222,10 +210,10 @@ impl Watch {
         self.ends = true;
         tracing::info!("draining");
         failpoint!("signals.stop");
-        notify::stopping("draining");
+        systemd::stopping("draining");
         self.abandon.store(true, Ordering::Relaxed);
         if let Some(upgrading) = self.upgrading.take() {
-            // Nobody is left to serve: also one that got ready just now is ended.
+            // A successor that just got ready stops too.
             match upgrading.await {
                 Ok(Ok(successor)) => successor.end(),
                 Ok(Err(error)) => tracing::warn!(%error, "no upgrade"),
@@ -236,12 +224,10 @@ impl Watch {
         self.targets.server.listeners.close();
         // Before the process may end.
         self.release();
-        self.targets
-            .lifecycle
-            .send_replace(Lifecycle::Stop { yields });
+        self.set_lifecycle(Lifecycle::Stop { yields });
     }
 
-    /// What this process drains, another one may run.
+    /// Lets another process run the file while this one drains.
     fn release(&self) {
         if let Some(claim) = &self.targets.claim {
             claim.release();
@@ -253,9 +239,9 @@ impl Watch {
 
     fn upgrade(&mut self) {
         let reason = match (&self.program, &self.upgrading) {
-            _ if *self.targets.lifecycle.borrow() != Lifecycle::Serve => "this process is ending",
+            _ if !self.is_serving() => "this process is ending",
             _ if !self.serves => {
-                self.wanted = true;
+                self.upgrade_wanted = true;
                 return;
             }
             (_, Some(_)) => "one is under way",
@@ -271,7 +257,7 @@ impl Watch {
         tracing::warn!(reason, "no upgrade");
     }
 
-    fn upgraded(&mut self, outcome: Result<Successor, UpgradeError>) {
+    fn finish_upgrade(&mut self, outcome: Result<Successor, UpgradeError>) {
         self.upgrading = None;
         let successor = match outcome {
             Ok(successor) => successor,
@@ -281,25 +267,19 @@ impl Watch {
             }
         };
         let pid = successor.pid();
-        // In this order: the service manager believes the new process from here on.
-        notify::successor(pid);
-        match successor.go() {
+        // First: from here on, the service manager accepts messages of the new process only.
+        systemd::successor(pid);
+        match successor.replace_this_process() {
             Ok(()) => {
                 tracing::info!(to = pid, "upgrade: draining");
                 self.release();
-                self.targets.lifecycle.send_replace(Lifecycle::HandOver);
+                self.set_lifecycle(Lifecycle::HandOver);
                 self.targets.server.listeners.close();
             }
             Err(error) => {
-                notify::successor(std::process::id());
+                systemd::successor(std::process::id());
                 tracing::error!(%error, "no upgrade: this process goes on");
             }
-        }
-    }
-
-    fn remove_pid_file(&self) {
-        if let Some(file) = &self.targets.pid_file {
-            file.remove();
         }
     }
 }

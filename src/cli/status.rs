@@ -1,16 +1,23 @@
-//! `tidegate status`: how the running proxy is, on one page.
+//! `tidegate status` and `tidegate health`: the state of the running proxy.
 
-mod page;
-
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
 
 use clap::Args;
 use serde_json::Value;
 
-use super::admin_client::{AdminArgs, AdminClient, runtime};
-use super::seen::Seen;
-use super::trouble::Trouble;
-use super::{DID_NOT_WORK, colour, ink};
+use super::DID_NOT_WORK;
+use super::admin_client::{AdminArgs, AdminClient, AdminFailure};
+use super::display::{StyledLine, Tone, count, date, latency, render_lines, span, sparkline};
+use super::output::{CommandError, load, print, say, use_colour};
+use super::proxy_snapshot::{ProxySnapshot, limit_table, list, server_table, text, texts};
+use crate::config::{self, Listen};
+
+/// The column of the values, after their names.
+const VALUE_COLUMN: usize = 13;
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
@@ -21,33 +28,312 @@ pub(super) struct StatusArgs {
     json: bool,
 }
 
-/// Returns the exit code: 0 where it is ready to serve.
-pub(super) fn status(args: &StatusArgs) -> u8 {
-    match tell(args) {
-        Ok(true) => 0,
-        Ok(false) => DID_NOT_WORK,
-        Err(trouble) => trouble.say(),
+/// `tidegate status`. The exit code is 0 if the proxy is ready to serve.
+pub(super) fn status(args: &StatusArgs) -> Result<u8, CommandError> {
+    let client = AdminClient::new(&args.admin)?;
+    let snapshot = client.wait(ProxySnapshot::fetch(&client))?;
+    let out = std::io::stdout();
+    if args.json {
+        let mut json = snapshot.json;
+        json["admin"] = Value::String(client.url());
+        print(format!("{json}\n"));
+    } else {
+        // The token is shown on a terminal only: the output of a script may be stored in a file.
+        let link = match client.token.as_ref().filter(|_| out.is_terminal()) {
+            Some(token) => format!("{}#token={token}", client.url()),
+            None => client.url(),
+        };
+        print(render_lines(&page(&snapshot, &link), use_colour(&out)));
+    }
+    Ok(match snapshot.reasons.is_empty() {
+        true => 0,
+        false => DID_NOT_WORK,
+    })
+}
+
+/// The whole page; `link` leads to the dashboard.
+fn page(snapshot: &ProxySnapshot, link: &str) -> Vec<StyledLine> {
+    let mut lines = process_lines(snapshot);
+    lines.extend(config_lines(snapshot));
+    lines.push(store_line(snapshot));
+    lines.push(traffic_line(snapshot));
+    lines.push(named("dashboard").plain(link));
+    if !snapshot.servers.is_empty() {
+        lines.push(StyledLine::default());
+        lines.extend(server_table(snapshot));
+    }
+    if !snapshot.limits.is_empty() {
+        lines.push(StyledLine::default());
+        lines.extend(limit_table(snapshot.limits.iter()));
+    }
+    lines.extend(finding_lines(&snapshot.status["findings"]));
+    lines
+}
+
+fn named(name: &str) -> StyledLine {
+    StyledLine::new(Tone::Faint, name).pad_to(VALUE_COLUMN)
+}
+
+fn process_lines(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
+    let status = &snapshot.status;
+    let version = format!("tidegate {}", text(&status["version"]));
+    let first = StyledLine::new(Tone::Strong, version).pad_to(VALUE_COLUMN.max(16));
+    let mut lines = vec![match snapshot.reasons.join(", ").as_str() {
+        "" => first.with(Tone::Good, "ready"),
+        reasons => first.with(Tone::Bad, format!("not ready: {reasons}")),
+    }];
+    if let Some(started) = status["started_at"].as_f64() {
+        let up = span(snapshot.now() - started);
+        let (pid, workers) = (&status["pid"], &status["workers"]);
+        let since = date(started);
+        lines.push(named("up").plain(format!(
+            "{up}, since {since} (pid {pid}, {workers} workers)"
+        )));
+    }
+    let listen = texts(&status["listen"]);
+    if !listen.is_empty() {
+        let connections = match status["connections"].as_u64().unwrap_or(0) {
+            1 => "1 connection".to_owned(),
+            many => format!("{} connections", count(many)),
+        };
+        let text = format!("{} ({connections})", listen.join(", "));
+        lines.push(named("listening").plain(text));
+    }
+    lines
+}
+
+fn config_lines(snapshot: &ProxySnapshot) -> Vec<StyledLine> {
+    let config = &snapshot.status["config"];
+    let since = |at: f64| span(snapshot.now() - at);
+    let file = config["file"].as_str();
+    let file = file.unwrap_or("no file: from the command line");
+    let read = config["loaded_at"].as_f64();
+    let read = read.map_or_else(String::new, |at| format!(", in force for {}", since(at)));
+    let mut lines = vec![named("config").plain(format!("{file}{read}"))];
+    let last = &config["last_reload"];
+    let Some(at) = last["at"].as_f64() else {
+        return lines;
+    };
+    let ago = format!(", {} ago", since(at));
+    if last["ok"] == true {
+        let changes = texts(&last["changes"]);
+        let line = named("reload").with(Tone::Good, "fine").plain(ago);
+        lines.push(match changes.is_empty() {
+            true => line.plain("; nothing was different"),
+            false => line,
+        });
+        lines.extend(changes.iter().map(|change| named("").plain(change)));
+        let restarts = texts(&last["restarts"]);
+        lines.extend(restarts.iter().map(|text| named("").with(Tone::Warn, text)));
+    } else {
+        let line = named("reload").with(Tone::Bad, "failed").plain(ago);
+        lines.push(line.plain("; what was in force before still is"));
+        let errors = texts(&last["errors"]);
+        let errors = errors.iter().flat_map(|error| error.lines());
+        lines.extend(errors.map(|line| named("").plain(line)));
+    }
+    lines
+}
+
+fn store_line(snapshot: &ProxySnapshot) -> StyledLine {
+    let store = &snapshot.status["store"];
+    let kind = text(&store["kind"]);
+    let line = named("store").plain(format!("{kind}: "));
+    if kind == "memory" {
+        return line.plain("counts live in this process only");
+    }
+    if store["up"] != false {
+        let round_trip = store["round_trip_seconds"].as_f64();
+        let round_trip = round_trip.map_or_else(String::new, |s| format!(", {}", latency(s)));
+        return line.with(Tone::Good, "up").plain(round_trip);
+    }
+    let since = store["since"].as_f64().map_or_else(String::new, |at| {
+        format!(" for {}", span(snapshot.now() - at))
+    });
+    let consequence = match store["on_error"].as_str() {
+        Some("allow") => "; meanwhile everything is allowed",
+        Some("deny") => "; meanwhile everything is denied",
+        _ => "; meanwhile this process counts by itself",
+    };
+    line.with(Tone::Warn, format!("away{since}"))
+        .plain(consequence)
+}
+
+fn traffic_line(snapshot: &ProxySnapshot) -> StyledLine {
+    let traffic = &snapshot.traffic;
+    let requests = count(traffic.requests_per_second as u64);
+    let denials = count(traffic.denials_per_second as u64);
+    let tone = match traffic.denials_per_second > 0.0 {
+        true => Tone::Warn,
+        false => Tone::Plain,
+    };
+    let line = named("traffic")
+        .plain(format!("{requests}/s, "))
+        .with(tone, format!("{denials} denied/s"));
+    let picture = sparkline(&traffic.requests, 30);
+    match picture.trim().is_empty() {
+        true => line,
+        false => line.with(Tone::Faint, format!("   {picture} requests, last 30 s")),
     }
 }
 
-fn tell(args: &StatusArgs) -> Result<bool, Trouble> {
-    let client = AdminClient::of(&args.admin)?;
-    let seen = runtime()?.block_on(Seen::look(&client));
-    let seen = seen.map_err(|failed| client.trouble(&failed))?;
-    let mut out = std::io::stdout();
-    let text = if args.json {
-        let mut told = seen.json();
-        told["admin"] = Value::String(client.url());
-        format!("{told}\n")
-    } else {
-        // A token is for the eyes of whoever asks, and not for the file of a script.
-        let link = match out.is_terminal() {
-            true => client.link(),
-            false => client.url(),
+fn finding_lines(findings: &Value) -> Vec<StyledLine> {
+    let mut lines = Vec::new();
+    for finding in list(findings) {
+        let times = match finding["count"].as_u64() {
+            Some(times) if times > 1 => format!(" ({} times)", count(times)),
+            _ => String::new(),
         };
-        ink::text(&page::page(&seen, &link), colour(&out))
+        let severity = finding["severity"].as_str().unwrap_or("warning");
+        let text = text(&finding["text"]);
+        lines.push(StyledLine::default());
+        lines.push(StyledLine::new(Tone::Warn, severity).plain(format!(": {text}{times}")));
+        if let Some(silence) = finding["silence"].as_str() {
+            let text = format!("to silence it: {silence}");
+            lines.push(StyledLine::new(Tone::Faint, text));
+        }
+    }
+    lines
+}
+
+#[derive(Debug, Args)]
+pub(super) struct HealthArgs {
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// Ask whether it should be sent requests (/readyz), not only whether it lives (/healthz).
+    #[arg(long)]
+    ready: bool,
+    /// How long it may take, seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = timeout_seconds)]
+    timeout: u64,
+}
+
+fn timeout_seconds(text: &str) -> Result<u64, String> {
+    let seconds = text.parse().ok().filter(|one| (1..=60).contains(one));
+    seconds.ok_or_else(|| "1 to 60 seconds".to_owned())
+}
+
+/// `tidegate health`. Succeeds if the proxy is well.
+pub(super) fn health(args: &HealthArgs) -> Result<u8, CommandError> {
+    let timeout = Duration::from_secs(args.timeout);
+    let has_admin = config::admin_of(&args.admin.config).is_ok_and(|place| place.address.is_some());
+    if args.admin.admin.is_none() && !has_admin && !args.ready {
+        connect_to_listener(&args.admin.config, timeout)?;
+        return Ok(0);
+    }
+    let client = AdminClient::new(&args.admin)?;
+    let path = if args.ready { "/readyz" } else { "/healthz" };
+    client.wait(async {
+        let response = tokio::time::timeout(timeout, client.open(path)).await;
+        let late = || format!("no answer within {} s", args.timeout);
+        let response = response.map_err(|_| AdminFailure::Unreachable(late()))?;
+        response.map(|_| 0)
+    })
+}
+
+/// Without an admin, only connects to the first listener. It sends no request: requests are
+/// counted.
+fn connect_to_listener(file: &Path, timeout: Duration) -> Result<(), CommandError> {
+    let name = file.display();
+    let config = load(file)
+        .map_err(|_| CommandError::failed(format!("`{name}` cannot be used: tidegate check")))?;
+    let secure = config.tls.iter().flat_map(|tls| &tls.listen);
+    let connected = match config.listen.iter().chain(secure).next() {
+        None => return Err(CommandError::failed(format!("{name} listens nowhere"))),
+        // A listener on all IPv6 addresses takes IPv4 too, and the machine may have no IPv6.
+        Some(Listen::Tcp(address)) if address.ip().is_unspecified() => {
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, address.port()));
+            TcpStream::connect_timeout(&address, timeout).map(drop)
+        }
+        Some(Listen::Tcp(address)) => TcpStream::connect_timeout(address, timeout).map(drop),
+        Some(Listen::Unix(path)) => UnixStream::connect(path).map(drop),
     };
-    // Nobody to tell where standard output is closed.
-    let _ = out.write_all(text.as_bytes());
-    Ok(seen.reasons.is_empty())
+    connected.map_err(|error| {
+        say("nobody was asked: the file has no `admin`; only its `listen` was tried");
+        CommandError::failed(format!("nobody listens: {error}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const NOW: f64 = 1_795_000_000.0;
+
+    fn snapshot(change: impl FnOnce(&mut Value)) -> ProxySnapshot {
+        let mut status = json!({
+            "version": "0.1.0", "pid": 42, "workers": 4, "connections": 17,
+            "started_at": NOW - 11_520.0, "now": NOW, "listen": ["http://0.0.0.0:8080"],
+            "config": { "file": "proxy.toml", "loaded_at": NOW - 65.0, "last_reload":
+                { "at": NOW - 65.0, "ok": true, "changes": ["limit login: 5/min is now 9/min"] } },
+            "store": { "kind": "redis", "up": true, "degraded": false, "since": null,
+                "round_trip_seconds": 0.00042, "on_error": "local" },
+            "findings": [],
+        });
+        change(&mut status);
+        let seconds: Vec<Value> = (0..60)
+            .map(|at| json!({ "at": at, "requests": at * 10, "denied": 0 }))
+            .collect();
+        let limits = json!({ "limits": [
+            { "name": "login", "rates": ["9/min"], "key": "ip", "mode": "enforced",
+              "totals": { "denied": 12_345 }, "per_second": { "allowed": 3, "denied": 20 },
+              "headroom": 0.02 },
+            { "name": "tried", "rates": ["10/s", "1000/h"], "key": "api_key or ip",
+              "mode": "shadow", "totals": { "shadow_denied": 7 },
+              "per_second": { "allowed": 1234, "denied": 0 }, "headroom": null },
+        ]});
+        let upstreams = json!({ "upstreams": [{ "name": "api", "servers": [
+            { "server": "http://10.0.0.1:3000", "up": true, "in_flight": 3, "idle": 12,
+              "latency_seconds": 0.0123, "ejected_until": null, "requests": 99_000, "failures": 0 },
+            { "server": "http://10.0.0.2:3000", "up": true, "in_flight": 0, "idle": 0,
+              "latency_seconds": null, "ejected_until": NOW + 9.5, "requests": 8, "failures": 5 },
+        ]}]});
+        let traffic = json!({ "rates": { "requests": 1237, "denials": 20 }, "second": seconds });
+        ProxySnapshot::new(
+            status,
+            [json!({ "ready": true }), limits, upstreams, traffic],
+        )
+    }
+
+    #[test]
+    fn a_page_of_a_healthy_proxy() {
+        let page = page(&snapshot(|_| {}), "http://127.0.0.1:9180/");
+        assert_eq!(render_lines(&page, false), include_str!("status/page.txt"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let mut snapshot = snapshot(|status| {
+            status["store"] = json!({ "kind": "redis", "up": false, "degraded": true,
+                "since": NOW - 30.0, "on_error": "local" });
+            status["config"]["last_reload"] = json!({ "at": NOW - 5.0, "ok": false,
+                "errors": ["error[T101]: unknown key\n --> proxy.toml:1"] });
+            status["findings"] = json!([{ "severity": "warning", "count": 3,
+                "text": "forwarded headers from an untrusted peer",
+                "silence": "add 10.0.0.0/8 to `trusted_proxies`" }]);
+        });
+        snapshot.reasons = vec!["draining".to_owned()];
+        let text = render_lines(&page(&snapshot, "http://a/"), false);
+        for part in [
+            "tidegate 0.1.0  not ready: draining\n",
+            "store        redis: away for 30 s; meanwhile this process counts by itself\n",
+            "reload       failed, 5 s ago; what was in force before still is\n\
+             \x20            error[T101]: unknown key\n",
+            "\nwarning: forwarded headers from an untrusted peer (3 times)\n\
+             to silence it: add 10.0.0.0/8 to `trusted_proxies`\n",
+        ] {
+            assert!(text.contains(part), "{part}\n--\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_that_tells_nothing_has_a_page_too() {
+        let none = || Value::Null;
+        let snapshot =
+            ProxySnapshot::new(none(), [json!({ "ready": false }), none(), none(), none()]);
+        let text = render_lines(&page(&snapshot, "http://a/"), false);
+        assert!(text.contains("not ready: not ready"), "{text}");
+    }
 }

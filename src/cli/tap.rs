@@ -1,6 +1,4 @@
-//! `tidegate tap`: denials as they happen, a line each.
-
-mod events;
+//! `tidegate tap`: shows denials as they happen, one on each line.
 
 use std::io::Write;
 use std::time::Duration;
@@ -10,20 +8,18 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::Value;
 
-use super::admin_client::{AdminArgs, AdminClient, Failed, runtime};
-use super::colour;
-use super::figures::{count, span, time};
-use super::ink::{Line, Tone};
-use super::run::say;
-use super::seen::{list, text};
-use super::trouble::Trouble;
-use events::{Event, Events};
+use super::admin_client::{AdminArgs, AdminClient, AdminFailure, percent_encoded, runtime};
+use super::display::{StyledLine, Tone, count, short_hash, span, time};
+use super::output::{CommandError, print, say, use_colour};
+use super::proxy_snapshot::{list, text};
 
-/// How long it waits before it connects again, at first and at most.
+/// Pauses before it connects again, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A stream says at least that it is quiet in this time; one that does not is dead.
+/// The proxy sends something at least this often; a stream that is silent for longer is dead.
 const SILENCE: Duration = Duration::from_secs(45);
+/// Bytes of one line of a stream, at most; the rest of a longer one is dropped.
+const MAX_LINE: usize = 1 << 20;
 
 #[derive(Debug, Args)]
 pub(super) struct TapArgs {
@@ -53,88 +49,75 @@ pub(super) struct TapArgs {
     number: Option<u64>,
 }
 
-/// Returns the exit code.
-pub(super) fn tap(args: &TapArgs) -> u8 {
-    match follow(args) {
-        Ok(()) => 0,
-        Err(trouble) => trouble.say(),
+pub(super) fn tap(args: &TapArgs) -> Result<u8, CommandError> {
+    let client = AdminClient::new(&args.admin)?;
+    let mut tap = DenialTap {
+        args,
+        client: &client,
+        colour: use_colour(&std::io::stdout()),
+        shown: 0,
+        dropped: 0,
+    };
+    if let Some(request) = &args.request {
+        tap.look_up(request)?;
+        return Ok(0);
     }
-}
-
-fn follow(args: &TapArgs) -> Result<(), Trouble> {
-    let client = AdminClient::of(&args.admin)?;
-    if args.request.is_some() {
-        return look_up(args, &client);
-    }
-    runtime()?.block_on(async {
-        let mut tap = Tap {
-            args,
-            colour: colour(&std::io::stdout()),
-            told: 0,
-            dropped: 0,
-        };
-        let ended = tokio::select! {
-            ended = tap.run(&client) => ended,
+    let ended = runtime()?.block_on(async {
+        tokio::select! {
+            ended = tap.follow() => ended,
             _ = tokio::signal::ctrl_c() => Ok(()),
-        };
-        if tap.dropped > 0 {
-            let (told, dropped) = (count(tap.told), count(tap.dropped));
-            say(&format!("{told} shown, {dropped} dropped"));
         }
-        ended
-    })
+    });
+    if tap.dropped > 0 {
+        let (shown, dropped) = (count(tap.shown), count(tap.dropped));
+        say(&format!("{shown} shown, {dropped} dropped"));
+    }
+    ended.map(|()| 0)
 }
 
-/// Shows the denials of one request.
-fn look_up(args: &TapArgs, client: &AdminClient) -> Result<(), Trouble> {
-    let path = path(args, "/api/v1/denials");
-    let found = runtime()?.block_on(client.get(&path));
-    let found = found.map_err(|failed| client.trouble(&failed))?;
-    let denials: Vec<&Value> = list(&found["denials"]).collect();
-    if denials.is_empty() {
-        let request = args.request.as_deref().unwrap_or_default();
-        let trouble = Trouble::failed(format!("no denial of request `{request}` is known"));
-        return Err(trouble
-            .help("the proxy knows the last 2000; the access log has every one, with the key"));
-    }
-    let colour = colour(&std::io::stdout());
-    for denial in denials {
-        let text = match args.json {
-            true => denial.to_string(),
-            false => line(denial).render(colour),
-        };
-        // Nobody to tell where standard output is closed.
-        let _ = writeln!(std::io::stdout(), "{text}");
-    }
-    Ok(())
-}
-
-struct Tap<'t> {
+struct DenialTap<'t> {
     args: &'t TapArgs,
+    client: &'t AdminClient,
     colour: bool,
-    told: u64,
+    shown: u64,
     dropped: u64,
 }
 
 /// Why a stream ended.
-enum End {
-    /// Enough was seen, or nobody reads any more.
+enum StreamEnd {
+    /// Enough lines were shown, or standard output is closed.
     Done,
     Broken(String),
 }
 
-impl Tap<'_> {
-    async fn run(&mut self, client: &AdminClient) -> Result<(), Trouble> {
-        let path = path(self.args, "/api/v1/denials/stream");
-        let mut body = open(client, &path)
-            .await
-            .map_err(|failed| client.trouble(&failed))?;
+impl DenialTap<'_> {
+    /// Shows the denials of one request.
+    fn look_up(&self, request: &str) -> Result<(), CommandError> {
+        let path = self.path("/api/v1/denials");
+        let found = self.client.wait(self.client.get(&path))?;
+        let denials = list(&found["denials"]).map(|denial| self.render(denial) + "\n");
+        let denials: String = denials.collect();
+        if denials.is_empty() {
+            let message = format!("no denial of request `{request}` is known");
+            return Err(CommandError::failed(message).help(
+                "the proxy knows the last 2000; the access log has every one, with the key",
+            ));
+        }
+        print(denials);
+        Ok(())
+    }
+
+    async fn follow(&mut self) -> Result<(), CommandError> {
+        let client = self.client;
+        let path = self.path("/api/v1/denials/stream");
+        let body = client.open(&path).await;
+        let mut body = body.map_err(|failure| client.error(&failure))?;
         let url = client.url();
         say(&format!("tidegate: following {url}; Ctrl-C ends it"));
         loop {
             let mut why = match self.read(&mut body).await {
-                End::Done => return Ok(()),
-                End::Broken(why) => why,
+                StreamEnd::Done => return Ok(()),
+                StreamEnd::Broken(why) => why,
             };
             let mut pause = FIRST_PAUSE;
             body = loop {
@@ -142,42 +125,42 @@ impl Tap<'_> {
                 say(&format!("tidegate: {why}; trying again in {wait} s"));
                 tokio::time::sleep(pause).await;
                 pause = LONGEST_PAUSE.min(pause * 2);
-                match open(client, &path).await {
+                match client.open(&path).await {
                     Ok(body) => break body,
-                    Err(failed @ Failed::Refused(401 | 403 | 404, _)) => {
-                        return Err(client.trouble(&failed));
+                    Err(failure @ AdminFailure::Refused(401 | 403 | 404, _)) => {
+                        return Err(client.error(&failure));
                     }
-                    Err(failed) => why = failed.words(),
+                    Err(failure) => why = failure.to_string(),
                 }
             };
             say("tidegate: following again; what was denied meanwhile is not shown");
         }
     }
 
-    async fn read(&mut self, body: &mut Incoming) -> End {
-        let mut events = Events::default();
+    async fn read(&mut self, body: &mut Incoming) -> StreamEnd {
+        let broken = |why: String| StreamEnd::Broken(why);
+        let mut events = EventReader::default();
         loop {
             let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
-                Err(_) => return End::Broken("the proxy has fallen silent".to_owned()),
-                Ok(None) => return End::Broken("the proxy ended the stream".to_owned()),
-                Ok(Some(Err(error))) => return End::Broken(format!("the stream broke: {error}")),
+                Err(_) => return broken("the proxy has fallen silent".to_owned()),
+                Ok(None) => return broken("the proxy ended the stream".to_owned()),
+                Ok(Some(Err(error))) => return broken(format!("the stream broke: {error}")),
                 Ok(Some(Ok(frame))) => frame,
             };
-            let Ok(bytes) = frame.into_data() else {
-                continue;
-            };
-            for event in events.take(&bytes) {
-                if !self.tell(&event) {
-                    return End::Done;
+            let bytes = frame.into_data().unwrap_or_default();
+            for event in events.read(&bytes) {
+                if !self.show(&event) {
+                    return StreamEnd::Done;
                 }
             }
         }
     }
 
-    /// Whether more is wanted.
-    fn tell(&mut self, event: &Event) -> bool {
+    /// Shows an event. Returns whether to go on.
+    fn show(&mut self, event: &SseEvent) -> bool {
+        let denial = &event.data;
         if event.kind == "dropped" {
-            let many = event.data["dropped"].as_u64().unwrap_or(0);
+            let many = denial["dropped"].as_u64().unwrap_or(0);
             self.dropped += many;
             say(&format!(
                 "tidegate: {} not shown: too many at once ({} in all)",
@@ -186,83 +169,123 @@ impl Tap<'_> {
             ));
             return true;
         }
-        let denial = &event.data;
-        if self.args.denied && denial["shadow"] == Value::Bool(true) {
+        if self.args.denied && denial["shadow"] == true {
             return true;
         }
-        let line = match self.args.json {
+        self.shown += 1;
+        let mut out = std::io::stdout();
+        let written = writeln!(out, "{}", self.render(denial)).and_then(|()| out.flush());
+        written.is_ok() && self.args.number.is_none_or(|most| self.shown < most)
+    }
+
+    fn render(&self, denial: &Value) -> String {
+        match self.args.json {
             true => denial.to_string(),
-            false => line(denial).render(self.colour),
-        };
-        self.told += 1;
-        let written = writeln!(std::io::stdout(), "{line}");
-        let written = written.and_then(|()| std::io::stdout().flush());
-        written.is_ok() && self.args.number.is_none_or(|most| self.told < most)
-    }
-}
-
-async fn open(client: &AdminClient, path: &str) -> Result<Incoming, Failed> {
-    Ok(client.open(path).await?.into_body())
-}
-
-/// What is asked for, with the filters that the proxy applies.
-fn path(args: &TapArgs, place: &str) -> String {
-    let named = [
-        ("limit", &args.limit),
-        ("route", &args.route),
-        ("key", &args.key),
-        ("request_id", &args.request),
-    ];
-    let words = named
-        .iter()
-        .filter_map(|(name, value)| Some(format!("{name}={}", encoded(value.as_ref()?))));
-    let mut words: Vec<String> = words.collect();
-    if args.denied {
-        words.push("shadow=false".to_owned());
-    }
-    match words.is_empty() {
-        true => place.to_owned(),
-        false => format!("{place}?{}", words.join("&")),
-    }
-}
-
-/// For a query (RFC 3986, section 2.1).
-fn encoded(text: &str) -> String {
-    let byte = |byte: u8| match byte {
-        byte if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => {
-            char::from(byte).to_string()
+            false => denial_line(denial).render(self.colour),
         }
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(byte).collect()
+    }
+
+    /// Adds the filters, which the proxy applies.
+    fn path(&self, endpoint: &str) -> String {
+        let args = self.args;
+        let filters = [
+            ("limit", args.limit.as_deref()),
+            ("route", args.route.as_deref()),
+            ("key", args.key.as_deref()),
+            ("request_id", args.request.as_deref()),
+            ("shadow", args.denied.then_some("false")),
+        ];
+        let filters = filters.iter().filter_map(|(name, value)| {
+            let value = percent_encoded((*value)?, "");
+            Some(format!("{name}={value}"))
+        });
+        let filters: Vec<String> = filters.collect();
+        match filters.is_empty() {
+            true => endpoint.to_owned(),
+            false => format!("{endpoint}?{}", filters.join("&")),
+        }
+    }
 }
 
-/// One denial for people.
-fn line(denial: &Value) -> Line {
+fn denial_line(denial: &Value) -> StyledLine {
     let word = |name: &str| text(&denial[name]);
     let wait = match denial["retry_after"].as_f64() {
         Some(seconds) => format!("retry in {}", span(seconds)),
         None => "no retry".to_owned(),
     };
-    let id: String = word("id").chars().take(8).collect();
-    let line = Line::default()
-        .and(Tone::Faint, time(denial["at"].as_f64().unwrap_or(0.0)))
-        .and(Tone::Plain, "  ")
-        .and(Tone::Warn, word("limit"))
-        .and(
-            Tone::Plain,
-            format!("  {} {}  ", word("method"), word("path")),
-        )
-        .and(Tone::Plain, format!("{}  ", word("client")))
-        .and(Tone::Plain, format!("key {id}  "))
-        .and(Tone::Faint, wait);
-    let line = match denial["request_id"].as_str() {
-        Some(request) => line.and(Tone::Faint, format!("  request {request}")),
-        None => line,
-    };
-    match denial["shadow"] == Value::Bool(true) {
-        true => line.and(Tone::Faint, "  (shadow: let through)"),
+    let at = time(denial["at"].as_f64().unwrap_or(0.0));
+    let request = format!("  {} {}  ", word("method"), word("path"));
+    let client = format!("{}  key {}  ", word("client"), short_hash(&word("id")));
+    let mut line = StyledLine::new(Tone::Faint, at)
+        .plain("  ")
+        .with(Tone::Warn, word("limit"))
+        .plain(request + &client)
+        .with(Tone::Faint, wait);
+    if let Some(request) = denial["request_id"].as_str() {
+        line = line.with(Tone::Faint, format!("  request {request}"));
+    }
+    match denial["shadow"] == true {
+        true => line.with(Tone::Faint, "  (shadow: let through)"),
         false => line,
+    }
+}
+
+/// A server-sent event whose data is JSON.
+#[derive(Clone, Debug, PartialEq)]
+struct SseEvent {
+    kind: String,
+    data: Value,
+}
+
+/// Parses server-sent events, as far as the admin uses them (HTML, section 9.2.6).
+#[derive(Debug, Default)]
+struct EventReader {
+    /// The last line, which has not ended.
+    line: Vec<u8>,
+    kind: String,
+    data: String,
+}
+
+impl EventReader {
+    /// Returns the events that end in these bytes.
+    fn read(&mut self, bytes: &[u8]) -> Vec<SseEvent> {
+        let mut events = Vec::new();
+        for &byte in bytes {
+            if byte == b'\n' {
+                let line = std::mem::take(&mut self.line);
+                let line = line.strip_suffix(b"\r").unwrap_or(&line);
+                events.extend(self.read_line(&String::from_utf8_lossy(line)));
+            } else if self.line.len() < MAX_LINE {
+                self.line.push(byte);
+            }
+        }
+        events
+    }
+
+    fn read_line(&mut self, line: &str) -> Option<SseEvent> {
+        if line.is_empty() {
+            let mut kind = std::mem::take(&mut self.kind);
+            let data = std::mem::take(&mut self.data);
+            let data = serde_json::from_str(&data).ok()?;
+            if kind.is_empty() {
+                kind.push_str("message");
+            }
+            return Some(SseEvent { kind, data });
+        }
+        let (name, value) = line.split_once(':').unwrap_or((line, ""));
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        match name {
+            "event" => value.clone_into(&mut self.kind),
+            "data" => {
+                if !self.data.is_empty() {
+                    self.data.push('\n');
+                }
+                self.data.push_str(value);
+            }
+            // A comment, or a field that the admin does not use.
+            _ => {}
+        }
+        None
     }
 }
 
@@ -280,18 +303,42 @@ mod tests {
             "shadow": false });
         let expected = "11:06:40  login  POST /login\u{fffd}\u{fffd}\u{fffd}[2Jx  203.0.113.0/24  \
                         key CFc46O0K  retry in 1 min 5 s  request 153681b2d24693d5";
-        assert_eq!(line(&denial).render(false), expected);
+        assert_eq!(denial_line(&denial).render(false), expected);
         denial["shadow"] = true.into();
         assert!(
-            line(&denial)
+            denial_line(&denial)
                 .render(false)
                 .ends_with("  (shadow: let through)")
         );
-        assert!(line(&Value::Null).render(false).starts_with("00:00:00"));
+        assert!(
+            denial_line(&Value::Null)
+                .render(false)
+                .starts_with("00:00:00")
+        );
     }
 
     #[test]
-    fn filters_are_told_to_the_proxy() {
-        assert_eq!(encoded("GET /a b&c=é"), "GET%20%2Fa%20b%26c%3D%C3%A9");
+    fn events_are_the_same_in_whatever_pieces_they_come() {
+        let text = [
+            ": following\n\ndata: {\"limit\":\"a\"}\n\n",
+            "event: dropped\r\ndata: {\"dropped\":\r\ndata: 3}\r\n\r\n",
+            "id: 4\ndata: nonsense\n\ndata:{}\n\ndata: {\"cut\":",
+        ]
+        .concat();
+        let expected = [
+            ("message", json!({ "limit": "a" })),
+            ("dropped", json!({ "dropped": 3 })),
+            ("message", json!({})),
+        ];
+        let expected = expected.map(|(kind, data)| SseEvent {
+            kind: kind.to_owned(),
+            data,
+        });
+        for size in 1..text.len() {
+            let mut events = EventReader::default();
+            let pieces = text.as_bytes().chunks(size);
+            let found: Vec<SseEvent> = pieces.flat_map(|piece| events.read(piece)).collect();
+            assert_eq!(found, expected, "{size}");
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! `tidegate top`: the running proxy, once a second, on a terminal.
 //!
 //! ```text
-//! state     what is known, what the user has chosen, and what keys do to that
-//! frame     the picture of it
-//! terminal  where it is shown, and where keys come from
+//! state     the last snapshot, the selection, and what keys change
+//! frame     the picture of that state
+//! terminal  draws pictures and reads keys
 //! ```
 
 mod frame;
@@ -19,18 +19,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::admin_client::{AdminArgs, AdminClient, Failed, runtime};
-use super::seen::Seen;
-use super::trouble::Trouble;
-use super::{colour, ink};
-use frame::{Size, frame};
-use state::{Key, State, Wish};
+use super::admin_client::{AdminArgs, AdminClient, AdminFailure, runtime};
+use super::display::{StyledLine, render_lines, short_hash};
+use super::output::{CommandError, print, use_colour};
+use super::proxy_snapshot::ProxySnapshot;
+use frame::{ScreenSize, frame};
+use state::{ClientOfLimit, PressedKey, TopAction, TopState};
 use terminal::Terminal;
 
-/// How often it looks.
-const EVERY: Duration = Duration::from_secs(1);
-/// Clients of a limit that are asked for.
-const CLIENTS: usize = 50;
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
+/// Clients of a limit, at most.
+const MAX_CLIENTS: usize = 50;
 
 #[derive(Debug, Args)]
 pub(super) struct TopArgs {
@@ -44,167 +43,146 @@ pub(super) struct TopArgs {
     json: bool,
 }
 
-/// Returns the exit code.
-pub(super) fn top(args: &TopArgs) -> u8 {
-    match show(args) {
-        Ok(()) => 0,
-        Err(trouble) => trouble.say(),
-    }
-}
-
-fn show(args: &TopArgs) -> Result<(), Trouble> {
-    let client = AdminClient::of(&args.admin)?;
+pub(super) fn top(args: &TopArgs) -> Result<u8, CommandError> {
+    let client = AdminClient::new(&args.admin)?;
     runtime()?.block_on(async {
-        // Whoever names a wrong address is told so, and not shown an empty picture.
-        let seen = Seen::look(&client).await;
-        let mut state = State::default();
-        state.seen = seen.map_err(|failed| client.trouble(&failed))?;
+        // If the address is wrong, the command fails, instead of showing an empty picture.
+        let snapshot = ProxySnapshot::fetch(&client).await;
+        let mut state = TopState::default();
+        state.snapshot = snapshot.map_err(|failure| client.error(&failure))?;
         if args.json {
-            return stream(&client, state, args.once).await;
+            print_json(&client, state, args.once).await;
+            return Ok(0);
         }
-        look_at_clients(&client, &mut state).await;
-        if args.once || !terminal::is_there() {
-            let out = std::io::stdout();
-            let text = ink::text(&whole(&state), colour(&out));
-            // Nobody to tell where standard output is closed.
-            let _ = (&out).write_all(text.as_bytes());
-            return Ok(());
+        fetch_clients(&client, &mut state).await;
+        if args.once || !terminal::is_interactive() {
+            let colour = use_colour(&std::io::stdout());
+            print(render_lines(&whole_picture(&state), colour));
+            return Ok(0);
         }
-        let shown = live(&client, state).await;
-        shown.map_err(|error| Trouble::failed(format!("the terminal: {error}")))
+        let shown = show(&client, state).await;
+        shown.map_err(|error| CommandError::failed(format!("the terminal: {error}")))?;
+        Ok(0)
     })
 }
 
-/// A picture that has room for everything.
-fn whole(state: &State) -> Vec<ink::Line> {
-    let rows = state.seen.limits.len() + state.clients.len() + state.seen.servers.len();
-    let size = Size {
+/// A picture with room for all rows, without the line that lists the keys.
+fn whole_picture(state: &TopState) -> Vec<StyledLine> {
+    let snapshot = &state.snapshot;
+    let rows = snapshot.limits.len() + state.clients.len() + snapshot.servers.len();
+    let size = ScreenSize {
         columns: terminal::size().columns.max(80),
         rows: rows + 12,
     };
     let mut lines = frame(state, size);
-    // Which keys there are is of no use to whoever cannot press them.
     lines.pop();
     while lines.last().is_some_and(|line| line.width() == 0) {
         lines.pop();
     }
     for line in &mut lines {
-        line.chosen = false;
+        line.selected = false;
     }
     lines
 }
 
-fn ticks() -> Interval {
-    let mut ticks = interval(EVERY);
+/// Ticks, the first of which is one interval from now.
+async fn refresh_ticks() -> Interval {
+    let mut ticks = interval(REFRESH_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
     ticks
 }
 
-/// Until nobody reads.
-async fn stream(client: &AdminClient, mut state: State, once: bool) -> Result<(), Trouble> {
-    let mut ticks = ticks();
-    ticks.tick().await;
+/// Prints a line on each tick until standard output is closed.
+async fn print_json(client: &AdminClient, mut state: TopState, once: bool) {
+    let mut ticks = refresh_ticks().await;
     loop {
-        let line = match &state.trouble {
-            None => state.seen.json(),
-            Some(trouble) => json!({ "error": trouble }),
+        let line = match &state.failure {
+            None => state.snapshot.json.clone(),
+            Some(failure) => json!({ "error": failure }),
         };
-        let written = writeln!(std::io::stdout(), "{line}");
-        if written.and_then(|()| std::io::stdout().flush()).is_err() || once {
-            return Ok(());
+        let mut out = std::io::stdout();
+        let written = writeln!(out, "{line}").and_then(|()| out.flush());
+        if written.is_err() || once {
+            return;
         }
         ticks.tick().await;
-        look(client, &mut state).await;
+        refresh(client, &mut state).await;
     }
 }
 
-/// Until the user has seen enough.
-async fn live(client: &AdminClient, mut state: State) -> std::io::Result<()> {
-    let mut end = Ends::new()?;
+/// Shows pictures until the user quits.
+async fn show(client: &AdminClient, mut state: TopState) -> std::io::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let mut resized = signal(SignalKind::window_change())?;
-    let terminal = Terminal::take(colour(&std::io::stdout()))?;
-    let mut keys = terminal::keys()?;
-    let mut ticks = ticks();
-    ticks.tick().await;
+    let terminal = Terminal::enter(use_colour(&std::io::stdout()))?;
+    let mut keys = terminal::read_keys()?;
+    let mut ticks = refresh_ticks().await;
     loop {
         terminal.draw(&frame(&state, terminal::size()))?;
-        let wish = tokio::select! {
-            key = keys.recv() => press(&mut state, key, &mut keys),
+        let action = tokio::select! {
+            key = keys.recv() => press_all(&mut state, key, &mut keys),
             _ = ticks.tick() => {
-                look(client, &mut state).await;
-                look_at_clients(client, &mut state).await;
-                None
+                refresh(client, &mut state).await;
+                Some(TopAction::FetchClients)
             }
             _ = resized.recv() => None,
-            () = end.came() => Some(Wish::Quit),
+            _ = interrupt.recv() => Some(TopAction::Quit),
+            _ = terminate.recv() => Some(TopAction::Quit),
+            _ = hangup.recv() => Some(TopAction::Quit),
         };
-        match wish {
+        match action {
             None => {}
-            Some(Wish::Quit) => return Ok(()),
-            Some(Wish::Clients) => look_at_clients(client, &mut state).await,
-            Some(Wish::Reset(limit, id)) => {
-                state.note = Some(reset(client, &limit, &id).await);
-                look_at_clients(client, &mut state).await;
+            Some(TopAction::Quit) => return Ok(()),
+            Some(TopAction::FetchClients) => fetch_clients(client, &mut state).await,
+            Some(TopAction::Reset(of)) => {
+                state.note = Some(reset(client, &of).await);
+                fetch_clients(client, &mut state).await;
             }
         }
     }
 }
 
-/// All keys that have come, so that a held one does not ask for each step's clients.
-fn press(state: &mut State, key: Option<Key>, keys: &mut UnboundedReceiver<Key>) -> Option<Wish> {
-    let mut wish = state.press(key.unwrap_or(Key::Interrupt));
-    while matches!(wish, None | Some(Wish::Clients)) {
+/// Handles all keys that have arrived: a key that is held down fetches clients only once.
+fn press_all(
+    state: &mut TopState,
+    key: Option<PressedKey>,
+    keys: &mut UnboundedReceiver<PressedKey>,
+) -> Option<TopAction> {
+    let mut action = state.press(key.unwrap_or(PressedKey::Interrupt));
+    while matches!(action, None | Some(TopAction::FetchClients)) {
         let Ok(key) = keys.try_recv() else { break };
-        wish = state.press(key).or(wish);
+        action = state.press(key).or(action);
     }
-    wish
+    action
 }
 
-async fn look(client: &AdminClient, state: &mut State) {
-    match Seen::look(client).await {
-        Ok(seen) => (state.seen, state.trouble) = (seen, None),
-        Err(failed) => state.trouble = Some(failed.words()),
+async fn refresh(client: &AdminClient, state: &mut TopState) {
+    match ProxySnapshot::fetch(client).await {
+        Ok(snapshot) => (state.snapshot, state.failure) = (snapshot, None),
+        Err(failure) => state.failure = Some(failure.to_string()),
     }
 }
 
-async fn look_at_clients(client: &AdminClient, state: &mut State) {
-    let Some(limit) = state.limit() else {
+async fn fetch_clients(client: &AdminClient, state: &mut TopState) {
+    let Some(limit) = state.selected_limit() else {
         (state.clients, state.clients_of) = (Vec::new(), None);
         return;
     };
-    let path = format!("/api/v1/limits/{limit}/clients?top={CLIENTS}");
-    // A proxy that does not tell has none to show.
-    let told = client.get(&path).await.unwrap_or(Value::Null);
-    state.take_clients(limit, &told);
+    let path = format!("/api/v1/limits/{limit}/clients?top={MAX_CLIENTS}");
+    // A proxy that does not report clients has none to show.
+    let answer = client.get(&path).await.unwrap_or(Value::Null);
+    state.set_clients(limit, &answer);
 }
 
-async fn reset(client: &AdminClient, limit: &str, id: &str) -> String {
+async fn reset(client: &AdminClient, of: &ClientOfLimit) -> String {
+    let (limit, id) = (&of.limit, &of.client);
     let path = format!("/api/v1/limits/{limit}/reset");
     match client.post(&path, &json!({ "id": id })).await {
-        Ok(_) => format!("{} begins anew in {limit}", id.get(..8).unwrap_or(id)),
-        Err(Failed::Refused(404, _)) => "this proxy cannot reset clients".to_owned(),
-        Err(failed) => format!("not reset: {}", failed.words()),
-    }
-}
-
-/// What ends a command from outside.
-struct Ends([tokio::signal::unix::Signal; 3]);
-
-impl Ends {
-    fn new() -> std::io::Result<Ends> {
-        Ok(Ends([
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-        ]))
-    }
-
-    async fn came(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
+        Ok(_) => format!("{} begins anew in {limit}", short_hash(id)),
+        Err(AdminFailure::Refused(404, _)) => "this proxy cannot reset clients".to_owned(),
+        Err(failure) => format!("not reset: {failure}"),
     }
 }

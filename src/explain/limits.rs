@@ -1,191 +1,177 @@
-//! What limits a request: keys, weights, rates and how they stand, told.
+//! Explains the limits of a request: keys, costs, rates and counts.
 
 use std::sync::Arc;
 
+use super::explanation::{KeyPart, LimitExplanation, RateExplanation};
 use super::secret::Secrets;
-use super::story::{KeyPart, LimitStory, RateStory};
+use crate::limit::key::key_hash_prefix::SHOWN;
 use crate::limit::key::{
-    ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, Told,
+    ApiKeySource, Derived, Facts, HashSecret, KeyStanding, KnownKey, Part, PartText,
 };
 use crate::limit::{
-    Algorithm, Charge, Decision, Limit, LimitCheck, Missing, OnError, Retry, Role, Verdict, Window,
+    Algorithm, Charge, Decision, KeyHash, Limit, LimitCheck, Missing, Retry, Role, Window,
 };
 use crate::proxy::dry_run::{DryRunResult, RequestView};
 use crate::route::{CostSource, Route};
 use crate::store::overrides::rate_text;
 
-/// The limits of one request.
-#[derive(Default)]
-pub(super) struct LimitsTold {
-    pub(super) list: Vec<LimitStory>,
-}
-
-/// What of a key is shown: nothing secret, and of an address that which stands for its client.
-/// What of a client's secrets and address the reader may see.
+/// The parts of a client's key that the reader may see.
 #[derive(Clone, Copy)]
 pub(super) struct Visible<'s> {
     pub(super) secrets: &'s Secrets,
-    /// The client's address as limits count it.
+    /// The client's address, as limits count it.
     pub(super) address: &'s str,
+    /// Whether the hash is that of the running proxies.
+    pub(super) hash: bool,
 }
 
-/// What is known before the counts are asked.
-pub(super) fn tell(view: &RequestView<'_, '_, '_>, shown: Visible<'_>, known: bool) -> LimitsTold {
+/// Explains the limits without counts.
+pub(super) fn explain_limits(
+    view: &RequestView<'_, '_, '_>,
+    visible: Visible<'_>,
+) -> Vec<LimitExplanation> {
     let limits = view.found.route.limits.iter();
-    let list = limits.map(|limit| one(limit, view, shown, known));
-    LimitsTold {
-        list: list.collect(),
-    }
+    limits
+        .map(|limit| explain_limit(limit, view, visible))
+        .collect()
 }
 
-impl LimitsTold {
-    /// Adds how they stand.
-    pub(super) fn count<T>(&mut self, result: &DryRunResult<T>) {
-        if let Some(decision) = &result.decision {
-            self.note(&result.charge, decision);
-        }
-        for (charge, decision) in &result.shadow {
-            if let Some(decision) = decision {
-                self.note(charge, decision);
-            }
-        }
+/// Adds the counts of the dry run.
+pub(super) fn add_counts<T>(limits: &mut [LimitExplanation], result: &DryRunResult<T>) {
+    if let Some(decision) = &result.decision {
+        add_decision(limits, &result.charge, decision);
     }
-
-    fn note(&mut self, charge: &Charge, decision: &Decision) {
-        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
-            let name = &*item.limit.name;
-            let Some(limit) = self.list.iter_mut().find(|limit| limit.name == name) else {
-                continue;
-            };
-            let candidate = item.role() == Role::Candidate;
-            let mut rates = limit.rates.iter_mut().filter(|rate| {
-                *rate.policy == *item.window.policy && (rate.role == "candidate") == candidate
-            });
-            if let Some(rate) = rates.next() {
-                stand(rate, verdict);
-            }
+    for (charge, decision) in &result.shadow {
+        if let Some(decision) = decision {
+            add_decision(limits, charge, decision);
         }
     }
 }
 
-fn stand(rate: &mut RateStory, verdict: &Verdict) {
+fn add_decision(limits: &mut [LimitExplanation], charge: &Charge, decision: &Decision) {
     let seconds = |us: u64| us as f64 / 1e6;
-    rate.used = Some(verdict.used);
-    rate.remaining = Some(verdict.remaining);
-    rate.allows = Some(!verdict.retry.denies());
-    rate.reset_seconds = Some(seconds(verdict.reset_us));
-    rate.retry_seconds = match verdict.retry {
-        Retry::After(us) => Some(seconds(us)),
-        Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
-    };
+    for (check, verdict) in charge.iter().zip(&decision.verdicts) {
+        let name = &*check.limit.name;
+        let is_candidate = check.role() == Role::Candidate;
+        let limit = limits.iter_mut().find(|limit| limit.name == name);
+        let mut rates = limit.into_iter().flat_map(|limit| &mut limit.rates);
+        let Some(rate) = rates.find(|rate| {
+            *rate.policy == *check.window.policy && (rate.role == "candidate") == is_candidate
+        }) else {
+            continue;
+        };
+        rate.used = Some(verdict.used);
+        rate.remaining = Some(verdict.remaining);
+        rate.allows = Some(!verdict.retry.denies());
+        rate.reset_seconds = Some(seconds(verdict.reset_us));
+        rate.retry_seconds = match verdict.retry {
+            Retry::After(us) => Some(seconds(us)),
+            Retry::Now | Retry::Never | Retry::Released | Retry::Unasked => None,
+        };
+    }
 }
 
-fn one(
+fn explain_limit(
     limit: &Arc<Limit>,
     view: &RequestView<'_, '_, '_>,
-    shown: Visible<'_>,
-    known: bool,
-) -> LimitStory {
+    visible: Visible<'_>,
+) -> LimitExplanation {
     let facts = view.facts;
-    let items: Vec<&LimitCheck> = items(limit, view).collect();
-    let (state, why) = state(limit, view, &items);
+    let checks = checks_of(limit, view);
+    let (state, why) = explain_state(limit, view, &checks);
     let own = limit.windows_of(facts.tier);
     let is_own = |window: &Arc<Window>| own.iter().any(|one| Arc::ptr_eq(one, window));
-    let mut rates: Vec<RateStory> = items
+    let mut rates: Vec<RateExplanation> = checks
         .iter()
-        .map(|item| {
-            let role = match item.role() {
-                Role::Enforced if !is_own(&item.window) => "override",
-                role => role.word(),
-            };
-            rate(&item.window, role)
+        .map(|check| match check.role() {
+            Role::Enforced if !is_own(&check.window) => explain_rate(&check.window, "override"),
+            role => explain_rate(&check.window, role.word()),
         })
         .collect();
     if rates.is_empty() {
-        rates = own.iter().map(|window| rate(window, state)).collect();
+        let own = own.iter().map(|window| explain_rate(window, state));
+        rates = own.collect();
     }
-    let cost = items.first().map_or(limit.cost, |item| item.cost);
-    LimitStory {
+    let first = checks.first();
+    let cost = first.map_or(limit.cost, |check| check.cost);
+    LimitExplanation {
         name: limit.name.to_string(),
         state: state.to_owned(),
-        why,
-        key: key(limit, facts, shown),
-        id: items
-            .first()
-            .filter(|_| known)
-            .map(|item| super::short(item.tag)),
+        why: why.map(str::to_owned),
+        key: explain_key(limit, facts, visible),
+        id: first
+            .filter(|_| visible.hash)
+            .map(|check| short_hash(check.tag)),
         cost,
-        cost_why: (cost != 1).then(|| weight(view.found.route, limit)),
-        tier: tier(limit, facts),
+        cost_why: (cost != 1).then(|| explain_cost(view.found.route, limit)),
+        tier: explain_tier(limit, facts),
         rates,
-        on_error: match limit.on_error {
-            OnError::Local => "local",
-            OnError::Allow => "allow",
-            OnError::Deny => "deny",
-        }
-        .to_owned(),
+        on_error: limit.on_error.word().to_owned(),
     }
 }
 
-/// What the request asks of this limit.
-fn items<'s>(
-    limit: &'s Arc<Limit>,
-    view: &RequestView<'s, '_, '_>,
-) -> impl Iterator<Item = &'s LimitCheck> {
+/// The first characters of a hash, as logs show it.
+pub(super) fn short_hash(tag: KeyHash) -> String {
+    tag.to_string().chars().take(SHOWN).collect()
+}
+
+/// The checks of this limit in the request's charge.
+fn checks_of<'s>(limit: &Arc<Limit>, view: &RequestView<'s, '_, '_>) -> Vec<&'s LimitCheck> {
     let (charge, shadow) = view.charge.unzip();
     let all = charge.into_iter().chain(shadow.into_iter().flatten());
-    all.flatten().filter(|item| item.limit.name == limit.name)
+    all.flatten()
+        .filter(|check| check.limit.name == limit.name)
+        .collect()
 }
 
-fn state(
+/// The state of the limit, and why.
+fn explain_state(
     limit: &Limit,
     view: &RequestView<'_, '_, '_>,
-    items: &[&LimitCheck],
-) -> (&'static str, Option<String>) {
-    let why = |text: &str| Some(text.to_owned());
-    let enforced = |item: &&&LimitCheck| item.role() == Role::Enforced;
-    if items.iter().find(enforced).is_some() {
+    checks: &[&LimitCheck],
+) -> (&'static str, Option<&'static str>) {
+    let has_role = |role: Role| checks.iter().any(|check| check.role() == role);
+    let (facts, client) = (view.facts, view.client);
+    if has_role(Role::Enforced) {
         return ("enforced", None);
     }
-    if items.iter().any(|item| item.role() == Role::Shadow) {
-        return ("shadow", why("counted and reported, never enforced"));
+    if has_role(Role::Shadow) {
+        return ("shadow", Some("counted and reported, never enforced"));
     }
-    let (facts, client) = (view.facts, view.client);
-    let spared = view.charge.is_some() && (view.bypass.is_some() || view.preflight);
-    if spared {
+    if view.charge.is_some() && (view.bypass.is_some() || view.preflight) {
         return ("spared", None);
     }
     if limit.exempt.has(client, &limit.key, facts) {
-        return ("exempt", why("the client is in its `exempt`"));
+        return ("exempt", Some("the client is in its `exempt`"));
     }
-    match limit
-        .key
-        .derive(facts, limit.missing, &HashSecret::from_bytes([0; 32]))
-    {
+    // The hash itself is not used.
+    let secret = HashSecret::from_bytes([0; 32]);
+    let (state, why) = match limit.key.derive(facts, limit.missing, &secret) {
         Derived::Skip => (
             "skipped",
-            why("the request has no such key, and `missing = \"skip\"`"),
+            "the request has no such key, and `missing = \"skip\"`",
         ),
         Derived::Denied => (
             "refuses",
-            why("the request has no such key, and `missing = \"deny\"`: 400"),
+            "the request has no such key, and `missing = \"deny\"`: 400",
         ),
         Derived::Ambiguous => (
             "refuses",
-            why("the request has several different values for one key: 400"),
+            "the request has several different values for one key: 400",
         ),
-        Derived::Unknown => ("refuses", why("its API key is not known: 401")),
+        Derived::Unknown => ("refuses", "its API key is not known: 401"),
         Derived::Hash(_) if limit.windows_of(facts.tier).is_empty() => {
-            ("unlimited", why("no rate holds for this client"))
+            ("unlimited", "no rate holds for this client")
         }
         Derived::Hash(_) if view.charge.is_none() => {
-            ("spared", why("not asked: the request is refused before"))
+            ("spared", "not asked: the request is refused before")
         }
-        Derived::Hash(_) => ("unlimited", why("an override lifts it for this client")),
-    }
+        Derived::Hash(_) => ("unlimited", "an override lifts it for this client"),
+    };
+    (state, Some(why))
 }
 
-fn rate(window: &Window, role: &str) -> RateStory {
+fn explain_rate(window: &Window, role: &str) -> RateExplanation {
     let rule = &window.rule;
     let algorithm = match rule.algorithm {
         Algorithm::Log if rule.precision_us <= 1 => "exact log".to_owned(),
@@ -193,7 +179,7 @@ fn rate(window: &Window, role: &str) -> RateStory {
         Algorithm::Counter => "counter, approximate".to_owned(),
         Algorithm::Slots => "requests at once".to_owned(),
     };
-    RateStory {
+    RateExplanation {
         policy: window.policy.to_string(),
         rate: rate_text(rule),
         algorithm,
@@ -206,7 +192,7 @@ fn rate(window: &Window, role: &str) -> RateStory {
     }
 }
 
-fn weight(route: &Route, limit: &Limit) -> String {
+fn explain_cost(route: &Route, limit: &Limit) -> String {
     if limit.each {
         return format!("each request is {} of the limit", limit.cost);
     }
@@ -222,7 +208,7 @@ fn weight(route: &Route, limit: &Limit) -> String {
     }
 }
 
-fn tier(limit: &Limit, facts: &Facts<'_>) -> Option<String> {
+fn explain_tier(limit: &Limit, facts: &Facts<'_>) -> Option<String> {
     if !limit.asks_tier() {
         return None;
     }
@@ -236,42 +222,42 @@ fn tier(limit: &Limit, facts: &Facts<'_>) -> Option<String> {
     })
 }
 
-fn key(limit: &Limit, facts: &Facts<'_>, shown: Visible<'_>) -> Vec<KeyPart> {
-    let Visible { secrets, address } = shown;
-    let told = limit.key.tell(facts);
-    let parts = told.iter().map(|(part, told)| {
-        let (found, value, note) = match told {
-            Told::Value(Part::Ip, _) => (Some(&Part::Ip), Some(address.to_owned()), None),
-            Told::Value(part, value) => {
-                let note = source(part, facts);
-                (Some(*part), Some(secrets.value(part, value)), note)
+fn explain_key(limit: &Limit, facts: &Facts<'_>, visible: Visible<'_>) -> Vec<KeyPart> {
+    let Visible {
+        secrets, address, ..
+    } = visible;
+    let values = limit.key.part_texts(facts);
+    let parts = values.iter().map(|(part, found)| {
+        let (found, value, note) = match found {
+            PartText::Value(Part::Ip, _) => (Some(&Part::Ip), Some(address.to_owned()), None),
+            PartText::Value(part, value) => {
+                let note = key_source(part, facts);
+                (Some(*part), Some(secrets.mask_part(part, value)), note)
             }
-            Told::Several(part) => {
+            PartText::Several(part) => {
                 let note = "several different values: it could be any of them";
                 (Some(*part), None, Some(note.to_owned()))
             }
-            Told::Nothing => (None, None, Some(absence(limit.missing, address))),
-            Told::Unknown => (
+            PartText::Nothing => (None, None, Some(explain_absence(limit.missing, address))),
+            PartText::Unknown => (
                 Some(&Part::ApiKey),
                 None,
                 Some("refused with 401".to_owned()),
             ),
         };
-        let note = match part.0.contains(&Part::ApiKey) {
-            true => join(unknown_key(facts), note),
-            false => note,
-        };
+        let unknown = part.0.contains(&Part::ApiKey).then(|| unknown_key(facts));
+        let notes: Vec<String> = unknown.flatten().into_iter().chain(note).collect();
         KeyPart {
             part: part.to_string(),
             found: found.map(Part::to_string),
             value: value.filter(|_| found != Some(&Part::Global)),
-            note,
+            note: (!notes.is_empty()).then(|| notes.join("; ")),
         }
     });
     parts.collect()
 }
 
-fn source(part: &Part, facts: &Facts<'_>) -> Option<String> {
+fn key_source(part: &Part, facts: &Facts<'_>) -> Option<String> {
     if *part != Part::ApiKey {
         return None;
     }
@@ -290,7 +276,7 @@ fn source(part: &Part, facts: &Facts<'_>) -> Option<String> {
     })
 }
 
-/// What is said of an API key that is not counted by.
+/// Says that limits do not count by this API key.
 fn unknown_key(facts: &Facts<'_>) -> Option<String> {
     let unknown = facts.key_standing() == KeyStanding::Unknown;
     unknown.then(|| match facts.api_key.has_source() {
@@ -299,14 +285,7 @@ fn unknown_key(facts: &Facts<'_>) -> Option<String> {
     })
 }
 
-fn join(one: Option<String>, other: Option<String>) -> Option<String> {
-    match (one, other) {
-        (Some(one), Some(other)) => Some(format!("{one}; {other}")),
-        (one, other) => one.or(other),
-    }
-}
-
-fn absence(missing: Missing, address: &str) -> String {
+fn explain_absence(missing: Missing, address: &str) -> String {
     match missing {
         Missing::Ip => format!("absent: counted by its address, {address}"),
         Missing::Deny => "absent: refused with 400".to_owned(),

@@ -1,47 +1,39 @@
-//! An explanation for people: what matters first, in 80 columns.
+//! Renders an explanation for people, in 80 columns.
 
-use super::story::{
-    ClientStory, Explanation, KeyPart, LimitStory, NearRoute, Pairs, RateStory, RouteStory,
+use super::explanation::{
+    ClientExplanation, Explanation, KeyPart, LimitExplanation, NearRoute, Pairs, RateExplanation,
+    RouteExplanation,
 };
 
 const WIDTH: usize = 80;
-/// Where what is told begins, behind the words at the left.
+/// The column of the texts, after the words at the left.
 const INDENT: usize = 10;
 
-/// How it looks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    /// Text alone.
-    Plain,
-    /// With a terminal's colours.
-    Colour,
-}
-
-/// The whole explanation, with a line's end at its end.
-pub fn render(told: &Explanation, style: Style) -> String {
+/// The whole page, with terminal colours or without.
+pub fn render(explanation: &Explanation, colour: bool) -> String {
     let mut page = Page {
         text: String::new(),
-        style,
+        colour,
     };
-    let asked = &told.request;
-    let scheme = if asked.tls { "https" } else { "http" };
+    let request = &explanation.request;
+    let scheme = if request.tls { "https" } else { "http" };
     page.line(&format!(
         "{} {scheme}://{}{}  from {}",
-        asked.method, asked.host, asked.target, asked.peer
+        request.method, request.host, request.target, request.peer
     ));
-    page.verdict(told);
-    page.client(&told.client);
-    page.path(told);
-    page.route(told.route.as_ref(), &told.near);
-    page.limits(told);
-    page.upstream(told);
-    page.seen(told);
+    page.verdict(explanation);
+    page.client(&explanation.client);
+    page.path(explanation);
+    page.route(explanation.route.as_ref(), &explanation.near);
+    page.limits(&explanation.limits);
+    page.upstream(explanation);
+    page.response(explanation);
     page.text
 }
 
 struct Page {
     text: String,
-    style: Style,
+    colour: bool,
 }
 
 impl Page {
@@ -50,102 +42,101 @@ impl Page {
         self.text.push('\n');
     }
 
-    /// A word at the left and a text beside it, in lines that are short enough.
-    fn entry(&mut self, word: &str, text: &str) {
-        self.wrapped(word, INDENT, text);
-    }
-
+    /// A word at the left, and a text in lines of at most `WIDTH` columns.
     fn wrapped(&mut self, word: &str, indent: usize, text: &str) {
-        let bold = self.bold(word);
         let pad = indent.saturating_sub(word.chars().count());
-        let mut line = format!("{bold}{}", " ".repeat(pad));
+        let word = match word {
+            "" => String::new(),
+            word => self.style("1", word),
+        };
+        let mut line = format!("{word}{}", " ".repeat(pad));
         let mut width = indent;
-        let mut first = true;
-        for piece in text.split(' ') {
+        for (index, piece) in text.split(' ').enumerate() {
             let length = piece.chars().count();
-            if !first && width + 1 + length > WIDTH {
+            if index > 0 && width + 1 + length > WIDTH {
                 self.line(&line);
                 line = " ".repeat(indent);
                 width = indent;
-                first = true;
-            }
-            if !first {
+            } else if index > 0 {
                 line.push(' ');
                 width += 1;
             }
             line.push_str(piece);
             width += length;
-            first = false;
         }
         self.line(&line);
     }
 
     fn section(&mut self, word: &str, text: &str) {
         self.text.push('\n');
-        self.entry(word, text);
+        self.wrapped(word, INDENT, text);
     }
 
-    fn bold(&self, text: &str) -> String {
-        match self.style {
-            Style::Colour if !text.is_empty() => format!("\x1b[1m{text}\x1b[0m"),
-            _ => text.to_owned(),
+    fn entry(&mut self, text: &str) {
+        self.wrapped("", INDENT, text);
+    }
+
+    fn detail(&mut self, text: &str) {
+        self.wrapped("", INDENT + 2, text);
+    }
+
+    /// A text in a style of ECMA-48 (SGR).
+    fn style(&self, code: &str, text: &str) -> String {
+        match self.colour {
+            true => format!("\x1b[{code}m{text}\x1b[0m"),
+            false => text.to_owned(),
         }
     }
 
-    fn coloured(&self, good: bool, text: &str) -> String {
-        let number = if good { 32 } else { 31 };
-        match self.style {
-            Style::Plain => text.to_owned(),
-            Style::Colour => format!("\x1b[1;{number}m{text}\x1b[0m"),
-        }
+    fn good(&self, text: &str) -> String {
+        self.style("1;32", text)
     }
 
-    fn verdict(&mut self, told: &Explanation) {
-        let verdict = &told.verdict;
-        let good = matches!(
-            verdict.outcome.as_str(),
-            "forwarded" | "answered" | "redirected"
-        );
-        let word = match verdict.status {
-            Some(status) if !good => format!("{} ({status})", verdict.outcome),
-            _ => verdict.outcome.clone(),
+    fn bad(&self, text: &str) -> String {
+        self.style("1;31", text)
+    }
+
+    fn verdict(&mut self, explanation: &Explanation) {
+        let verdict = &explanation.verdict;
+        let outcome = verdict.outcome.as_str();
+        let word = match (outcome, verdict.status) {
+            ("forwarded" | "answered" | "redirected", _) => self.good(outcome),
+            (_, Some(status)) => self.bad(&format!("{outcome} ({status})")),
+            (_, None) => self.bad(outcome),
         };
-        let word = self.coloured(good, &word);
         self.section("Verdict", &format!("{word}: {}", verdict.why));
-        let counts = &told.counts;
+        let counts = &explanation.counts;
         let text = match (&counts.trouble, &counts.from) {
             (Some(trouble), _) => {
                 format!("counts could not be read ({trouble}): those of a new client")
             }
             (None, Some(from)) => format!("counts of now, from {from}; nothing was charged"),
-            (None, None) if told.limits.iter().all(|limit| !limit.is_counted()) => return,
+            (None, None) if !explanation.limits.iter().any(LimitExplanation::is_counted) => return,
             (None, None) => {
                 "Assumes a client with no earlier requests; add --live for current counts"
                     .to_owned()
             }
         };
-        self.entry("", &text);
+        self.entry(&text);
     }
 
-    fn client(&mut self, client: &ClientStory) {
+    fn client(&mut self, client: &ClientExplanation) {
         let address = match client.counted_as == client.address {
             true => client.address.clone(),
             false => format!("{}, counted as {}", client.address, client.counted_as),
         };
         self.section("Client", &address);
-        self.entry("", &client.why);
+        self.entry(&client.why);
         for hop in &client.hops {
-            let hop = format!("{:<20}  {}", hop.said, hop.note);
-            self.wrapped("", INDENT + 2, &hop);
+            self.detail(&format!("{:<20}  {}", hop.said, hop.note));
         }
         if client.trusted && client.hops.iter().all(|hop| hop.trusted) && !client.hops.is_empty() {
-            let text = "every address in it is a trusted proxy's: the leftmost is the client";
-            self.entry("", text);
+            self.entry("every address in it is a trusted proxy's: the leftmost is the client");
         }
     }
 
-    fn path(&mut self, told: &Explanation) {
-        let path = &told.path;
+    fn path(&mut self, explanation: &Explanation) {
+        let path = &explanation.path;
         let text = match (&path.canonical, &path.refused) {
             (_, Some(refused)) => format!("{} is refused: {refused}", path.sent),
             (Some(canonical), None) if *canonical != path.sent => {
@@ -156,11 +147,11 @@ impl Page {
         };
         self.section("Path", &text);
         for other in &path.also_read_as {
-            self.entry("", &format!("some upstreams read it as {other}"));
+            self.entry(&format!("some upstreams read it as {other}"));
         }
     }
 
-    fn route(&mut self, route: Option<&RouteStory>, near: &[NearRoute]) {
+    fn route(&mut self, route: Option<&RouteExplanation>, near: &[NearRoute]) {
         match route {
             Some(route) => {
                 self.section("Route", &route.name);
@@ -174,105 +165,87 @@ impl Page {
                 for (name, value) in &route.params {
                     about.push_str(&format!(", {{{name}}} = {value}"));
                 }
-                self.entry("", &format!("{about}, to {}", route.to));
+                self.entry(&format!("{about}, to {}", route.to));
             }
             None if near.is_empty() => return,
             None => self.section("Route", "none"),
         }
         for near in near {
-            self.wrapped("", INDENT, &format!("not {}: {}", near.route, near.why));
+            self.entry(&format!("not {}: {}", near.route, near.why));
         }
     }
 
-    fn limits(&mut self, told: &Explanation) {
-        if told.limits.is_empty() {
-            return;
-        }
-        for (index, limit) in told.limits.iter().enumerate() {
+    fn limits(&mut self, limits: &[LimitExplanation]) {
+        for (index, limit) in limits.iter().enumerate() {
+            let why = limit.why.as_ref();
+            let why = why.map_or_else(String::new, |why| format!(": {why}"));
+            let head = format!("{} ({}{why})", limit.name, limit.state);
             match index {
-                0 => self.section("Limits", &head(limit)),
-                _ => self.entry("", &head(limit)),
+                0 => self.section("Limits", &head),
+                _ => self.entry(&head),
             }
             for part in &limit.key {
-                self.wrapped("", INDENT + 2, &key_part(part));
+                self.detail(&key_part(part));
             }
             if let Some(id) = &limit.id {
-                self.wrapped(
-                    "",
-                    INDENT + 2,
-                    &format!("in logs, and for `tidegate limits`: {id}"),
-                );
+                self.detail(&format!("in logs, and for `tidegate limits`: {id}"));
             }
             if let Some(tier) = &limit.tier {
-                self.wrapped("", INDENT + 2, &format!("tier {tier}"));
+                self.detail(&format!("tier {tier}"));
             }
             if let Some(why) = &limit.cost_why {
-                self.wrapped("", INDENT + 2, &format!("costs {}: {why}", limit.cost));
+                self.detail(&format!("costs {}: {why}", limit.cost));
             }
             for rate in &limit.rates {
                 let line = rate_line(rate);
-                let denies = rate.allows == Some(false);
-                let line = match denies {
-                    true => self.coloured(false, &line),
-                    false => line,
-                };
-                self.wrapped("", INDENT + 2, &line);
+                self.detail(&match rate.allows {
+                    Some(false) => self.bad(&line),
+                    _ => line,
+                });
             }
         }
     }
 
-    fn upstream(&mut self, told: &Explanation) {
-        let Some(upstream) = &told.upstream else {
+    fn upstream(&mut self, explanation: &Explanation) {
+        let Some(upstream) = &explanation.upstream else {
             return;
         };
         let servers = upstream.servers.join(", ");
-        // One that is given as a URL is called by it.
-        let called = match servers.is_empty() || servers == upstream.name {
+        // An upstream that is given as a URL has that URL as its name.
+        let name = match servers.is_empty() || servers == upstream.name {
             true => upstream.name.clone(),
             false => format!("{} ({servers})", upstream.name),
         };
-        self.section("Upstream", &format!("{called} gets"));
-        self.wrapped(
-            "",
-            INDENT + 2,
-            &format!("{} {}", upstream.method, upstream.target),
-        );
+        self.section("Upstream", &format!("{name} gets"));
+        self.detail(&format!("{} {}", upstream.method, upstream.target));
         self.headers(&upstream.headers);
     }
 
-    fn seen(&mut self, told: &Explanation) {
-        let seen = &told.client_sees;
-        let text = match seen.status {
+    fn response(&mut self, explanation: &Explanation) {
+        let response = &explanation.client_sees;
+        let text = match response.status {
             Some(status) => {
                 let reason = http::StatusCode::from_u16(status).ok();
                 let reason = reason.and_then(|status| status.canonical_reason());
                 format!("{status} {}", reason.unwrap_or_default())
             }
-            None if seen.headers.is_empty() => "what the upstream answers".to_owned(),
+            None if response.headers.is_empty() => "what the upstream answers".to_owned(),
             None => "what the upstream answers, and".to_owned(),
         };
         self.section("Answer", &text);
-        self.headers(&seen.headers);
-        if !seen.body.is_empty() {
+        self.headers(&response.headers);
+        if !response.body.is_empty() {
             self.text.push('\n');
-            for line in seen.body.lines() {
-                self.wrapped("", INDENT + 2, line);
+            for line in response.body.lines() {
+                self.detail(line);
             }
         }
     }
 
     fn headers(&mut self, headers: &Pairs) {
         for (name, value) in headers {
-            self.wrapped("", INDENT + 2, &format!("{name}: {value}"));
+            self.detail(&format!("{name}: {value}"));
         }
-    }
-}
-
-/// `login: enforced`
-fn head(limit: &LimitStory) -> String {
-    match &limit.why {
-        Some(why) => format!("{} ({}: {why})", limit.name, limit.state),
-        None => format!("{} ({})", limit.name, limit.state),
     }
 }
 
@@ -293,7 +266,7 @@ fn key_part(part: &KeyPart) -> String {
 }
 
 /// `5/min (exact log): 3 used before it, 1 left after it; all of it free in 60 s`
-fn rate_line(rate: &RateStory) -> String {
+fn rate_line(rate: &RateExplanation) -> String {
     let mut text = format!("{} ({})", rate.rate, rate.algorithm);
     if matches!(rate.role.as_str(), "candidate" | "override") {
         text = format!("{}: {text}", rate.role);
@@ -352,9 +325,9 @@ mod tests {
     fn long_texts_are_wrapped() {
         let mut page = Page {
             text: String::new(),
-            style: Style::Plain,
+            colour: false,
         };
-        page.entry("Word", &"abcdefg ".repeat(20));
+        page.wrapped("Word", INDENT, &"abcdefg ".repeat(20));
         assert!(page.text.lines().all(|line| line.len() <= WIDTH));
         assert!(
             page.text

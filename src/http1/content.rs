@@ -1,6 +1,6 @@
-//! The content of a message: where it ends, and which of the bytes that were read belong to it.
+//! Decodes the content of a message (RFC 9112 sections 6 and 7).
 //!
-//! It must never let content that was cut look complete, nor give out a byte behind its end.
+//! It must never make truncated content look complete, nor return a byte after the content's end.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use http::header::{HeaderName, HeaderValue};
 use http_body::SizeHint;
 use httparse::Status;
 
-/// Bytes in the trailers of a response; the same as in its head.
+/// Bytes in the trailers of a response, as in its head.
 pub(crate) const MAX_TRAILER_BYTES: usize = 64 << 10;
 /// Bytes in the trailers of a request.
 const MAX_REQUEST_TRAILER_BYTES: usize = 16 << 10;
@@ -18,17 +18,16 @@ const MAX_REQUEST_TRAILER_BYTES: usize = 16 << 10;
 pub(crate) const MAX_TRAILER_LINES: usize = 100;
 /// Bytes of extensions in all chunks of one message together. A request's sizes count too.
 const MAX_EXTENSION_BYTES: u32 = 16 << 10;
-/// What mostly follows the last chunk's content.
+/// The bytes that usually follow the data of the last chunk.
 const USUAL_END: &[u8] = b"\r\n0\r\n\r\n";
 
-/// Why content cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ContentFault {
-    /// The connection has ended before the content.
+    /// The connection ended before the content.
     Ended,
-    /// No chunk where one should be.
+    /// The framing of a chunk is malformed.
     Chunk,
-    /// Trailers that cannot be read, or are larger than we read.
+    /// The trailers are malformed or too large.
     Trailers,
 }
 
@@ -42,57 +41,50 @@ impl fmt::Display for ContentFault {
     }
 }
 
-/// What is still to come of the content of a message.
+/// The rest of a message's content, as its framing announces it.
 #[derive(Debug)]
 pub(crate) enum Content {
     Nothing,
     Length(u64),
     Chunks(Chunks),
-    /// Whatever comes until the connection ends.
+    /// The end of the connection ends the content.
     UntilEnd,
 }
 
-/// Where chunked content stands.
 #[derive(Debug)]
 pub(crate) struct Chunks {
     next: ContentStep,
-    /// Of the chunk that was begun: its size as far as it is known, then its bytes to come.
+    /// The size of the current chunk while its digits are read, then its bytes that are left.
     left: u64,
     extension_bytes: u32,
-    /// Requests are read more strictly than servers' responses.
+    /// Requests are decoded more strictly than responses.
     is_request: bool,
 }
 
-/// What comes next of chunked content.
+/// The element that the decoder expects next.
 #[derive(Clone, Copy, Debug)]
 enum ContentStep {
     /// The first digit of a size.
     Size,
     MoreSize,
-    /// Blanks behind a size.
+    /// Blanks after a size.
     Blank,
     Extension,
     SizeLf,
     Data,
     DataCr,
     DataLf,
-    /// The line behind the last chunk, of which so many bytes were searched for the end.
+    /// The trailers. Holds how many bytes were already searched for their end.
     Trailers(usize),
 }
 
-/// A piece of content.
+/// The result of one step of decoding.
 #[derive(Debug)]
-pub(crate) enum Piece {
+pub(crate) enum ContentRead {
     Data(Bytes),
-    /// These are its end.
+    /// The content ends with these trailers.
     Trailers(HeaderMap),
-}
-
-/// What could be taken of what was read.
-#[derive(Debug)]
-pub(crate) enum Taken {
-    Piece(Piece),
-    /// More has to be read first.
+    /// More bytes have to be read first.
     NeedsMore,
     Ended,
 }
@@ -100,25 +92,14 @@ pub(crate) enum Taken {
 impl Content {
     /// Chunks of a response.
     pub(crate) fn chunks() -> Content {
-        Content::Chunks(Chunks {
-            next: ContentStep::Size,
-            left: 0,
-            extension_bytes: 0,
-            is_request: false,
-        })
+        Content::Chunks(Chunks::new(false))
     }
 
     /// Chunks of a request.
     pub(crate) fn request_chunks() -> Content {
-        Content::Chunks(Chunks {
-            next: ContentStep::Size,
-            left: 0,
-            extension_bytes: 0,
-            is_request: true,
-        })
+        Content::Chunks(Chunks::new(true))
     }
 
-    /// Whether all of it was taken.
     pub(crate) fn has_ended(&self) -> bool {
         matches!(self, Content::Nothing)
     }
@@ -131,7 +112,7 @@ impl Content {
         }
     }
 
-    /// Bytes that are certain to come still; nothing where that is unknown.
+    /// How many bytes will certainly follow, if that is known.
     pub(crate) fn known_left(&self) -> Option<u64> {
         match self {
             Content::Length(left) => Some(*left),
@@ -142,34 +123,36 @@ impl Content {
         }
     }
 
-    /// Takes the next piece from the front of `read`.
-    pub(crate) fn take<B: Buf>(&mut self, read: &mut B) -> Result<Taken, ContentFault> {
-        let taken = match self {
-            Content::Nothing => return Ok(Taken::Ended),
-            _ if !read.has_remaining() => return Ok(Taken::NeedsMore),
+    /// Decodes and removes the next piece at the front of `read`.
+    pub(crate) fn take<B: Buf>(&mut self, read: &mut B) -> Result<ContentRead, ContentFault> {
+        match self {
+            Content::Nothing => Ok(ContentRead::Ended),
+            _ if !read.has_remaining() => Ok(ContentRead::NeedsMore),
             Content::Length(left) => {
-                let data = up_to(read, left);
+                let data = take_bytes(read, left);
                 if *left == 0 {
                     *self = Content::Nothing;
                 }
-                Taken::Piece(Piece::Data(data))
+                Ok(ContentRead::Data(data))
             }
-            Content::UntilEnd => Taken::Piece(Piece::Data(read.copy_to_bytes(read.remaining()))),
+            Content::UntilEnd => Ok(ContentRead::Data(read.copy_to_bytes(read.remaining()))),
             Content::Chunks(chunks) => {
                 let taken = chunks.take(read)?;
-                match &taken {
-                    Taken::Ended | Taken::Piece(Piece::Trailers(_)) => *self = Content::Nothing,
-                    // So that whoever gets the last piece knows it.
-                    Taken::Piece(_) if chunks.ends_with(read) => *self = Content::Nothing,
-                    _ => {}
+                let has_ended = match taken {
+                    ContentRead::Ended | ContentRead::Trailers(_) => true,
+                    // The receiver of the last piece then knows that it is the last.
+                    ContentRead::Data(_) => chunks.take_usual_end(read),
+                    ContentRead::NeedsMore => false,
+                };
+                if has_ended {
+                    *self = Content::Nothing;
                 }
-                taken
+                Ok(taken)
             }
-        };
-        Ok(taken)
+        }
     }
 
-    /// The connection has ended, and nothing that was read is left. That may be the end.
+    /// Notes that the connection has ended and all that was read is used.
     pub(crate) fn end(&mut self) -> Result<(), ContentFault> {
         match self {
             Content::Nothing => Ok(()),
@@ -182,8 +165,8 @@ impl Content {
     }
 }
 
-/// As much of `left` as was read.
-fn up_to<B: Buf>(read: &mut B, left: &mut u64) -> Bytes {
+/// Removes at most `left` bytes from `read`.
+fn take_bytes<B: Buf>(read: &mut B, left: &mut u64) -> Bytes {
     let all = read.remaining();
     let length = usize::try_from(*left).map_or(all, |left| left.min(all));
     *left -= length as u64;
@@ -191,18 +174,27 @@ fn up_to<B: Buf>(read: &mut B, left: &mut u64) -> Bytes {
 }
 
 impl Chunks {
-    fn take<B: Buf>(&mut self, read: &mut B) -> Result<Taken, ContentFault> {
+    fn new(is_request: bool) -> Chunks {
+        Chunks {
+            next: ContentStep::Size,
+            left: 0,
+            extension_bytes: 0,
+            is_request,
+        }
+    }
+
+    fn take<B: Buf>(&mut self, read: &mut B) -> Result<ContentRead, ContentFault> {
         loop {
             match self.next {
-                ContentStep::Data if !read.has_remaining() => return Ok(Taken::NeedsMore),
+                ContentStep::Data if !read.has_remaining() => return Ok(ContentRead::NeedsMore),
                 ContentStep::Data => {
-                    let data = up_to(read, &mut self.left);
+                    let data = take_bytes(read, &mut self.left);
                     if self.left == 0 {
                         self.next = ContentStep::DataCr;
                     }
-                    return Ok(Taken::Piece(Piece::Data(data)));
+                    return Ok(ContentRead::Data(data));
                 }
-                ContentStep::Trailers(searched) => return self.trailers(read, searched),
+                ContentStep::Trailers(searched) => return self.take_trailers(read, searched),
                 _ => {
                     let mut used = 0;
                     for &byte in read.chunk() {
@@ -214,7 +206,7 @@ impl Chunks {
                     }
                     read.advance(used);
                     if self.is_in_a_line() {
-                        return Ok(Taken::NeedsMore);
+                        return Ok(ContentRead::NeedsMore);
                     }
                 }
             }
@@ -225,7 +217,7 @@ impl Chunks {
         !matches!(self.next, ContentStep::Data | ContentStep::Trailers(_))
     }
 
-    /// Reads one byte of what is between the chunks' data.
+    /// Consumes one byte of the framing between the data of chunks.
     fn step(&mut self, byte: u8) -> Result<(), ContentFault> {
         self.next = match (self.next, byte) {
             (ContentStep::Size | ContentStep::MoreSize, byte) if byte.is_ascii_hexdigit() => {
@@ -277,8 +269,8 @@ impl Chunks {
         Ok(())
     }
 
-    /// Takes the usual end, if it is what comes next.
-    fn ends_with<B: Buf>(&self, read: &mut B) -> bool {
+    /// Removes the usual end of chunked content, if it comes next. Returns whether it did.
+    fn take_usual_end<B: Buf>(&self, read: &mut B) -> bool {
         let ends = matches!(self.next, ContentStep::DataCr) && read.chunk().starts_with(USUAL_END);
         if ends {
             read.advance(USUAL_END.len());
@@ -286,15 +278,19 @@ impl Chunks {
         ends
     }
 
-    /// Takes what is behind the last chunk, as soon as all of it was read.
-    fn trailers<B: Buf>(&mut self, read: &mut B, searched: usize) -> Result<Taken, ContentFault> {
+    /// Decodes the trailers once all of them were read.
+    fn take_trailers<B: Buf>(
+        &mut self,
+        read: &mut B,
+        searched: usize,
+    ) -> Result<ContentRead, ContentFault> {
         let most = match self.is_request {
             true => MAX_REQUEST_TRAILER_BYTES,
             false => MAX_TRAILER_BYTES,
         };
         if read.chunk().starts_with(b"\r\n") {
             read.advance(2);
-            return Ok(Taken::Ended);
+            return Ok(ContentRead::Ended);
         }
         let from = searched.saturating_sub(3);
         let Some(at) = memchr::memmem::find(&read.chunk()[from..], b"\r\n\r\n") else {
@@ -302,25 +298,29 @@ impl Chunks {
                 return Err(ContentFault::Trailers);
             }
             self.next = ContentStep::Trailers(read.remaining());
-            return Ok(Taken::NeedsMore);
+            return Ok(ContentRead::NeedsMore);
         };
         let lines = read.copy_to_bytes(from + at + 4);
         if lines.len() > most {
             return Err(ContentFault::Trailers);
         }
-        let trailers = parsed(&lines).ok_or(ContentFault::Trailers)?;
-        Ok(Taken::Piece(Piece::Trailers(trailers)))
+        let trailers = parse_trailers(&lines).ok_or(ContentFault::Trailers)?;
+        Ok(ContentRead::Trailers(trailers))
     }
 }
 
-/// Whether a byte may stand within a line.
+/// Whether a byte may occur within a line.
 fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 
-fn parsed(lines: &[u8]) -> Option<HeaderMap> {
-    // Some take a line feed alone for the end of a line, others do not.
-    if memchr::memchr_iter(b'\n', lines).any(|at| at == 0 || lines[at - 1] != b'\r') {
+/// Whether a line ends with LF alone. Some readers accept that as the end of a line, others do not.
+pub(super) fn has_bare_lf(lines: &[u8]) -> bool {
+    memchr::memchr_iter(b'\n', lines).any(|at| at == 0 || lines[at - 1] != b'\r')
+}
+
+fn parse_trailers(lines: &[u8]) -> Option<HeaderMap> {
+    if has_bare_lf(lines) {
         return None;
     }
     let mut fields = vec![httparse::EMPTY_HEADER; MAX_TRAILER_LINES];

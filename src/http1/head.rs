@@ -1,47 +1,45 @@
-//! The head of a request: what its bytes say.
+//! Parses the head of a request (RFC 9112).
 //!
-//! Faults that the client should be told in an answer of its own are flaws of a head that could be
-//! read. Values are not copied: they are parts of what was read.
+//! An [`Unreadable`] head has no meaning. A head with a [`HeadError`] was parsed, and its request
+//! is answered with that error. Header values are slices of the bytes that were read, not copies.
 
 use std::mem::MaybeUninit;
 
 use bytes::Bytes;
-use http::header::HeaderValue;
+use http::header::{self, HeaderName, HeaderValue};
 use http::{Method, Request, Uri, Version};
 use httparse::{Header, ParserConfig, Status};
 
-use super::content::Content;
+use super::content::{Content, has_bare_lf};
 use crate::request_head::HeadError;
-use crate::wire::spelling;
 
-/// Lines of a head for which no memory is allocated.
+/// Up to this many lines are parsed without an allocation.
 const USUAL_LINES: usize = 100;
-/// Bytes of a target, at most: what `Uri` takes.
+/// Bytes of a target. `Uri` takes no longer one.
 const MAX_TARGET_BYTES: usize = u16::MAX as usize - 1;
 
-/// What a head may be.
+/// The largest head that is read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadBounds {
     pub(crate) lines: usize,
     pub(crate) bytes: usize,
 }
 
-/// A head that was read.
+/// The consequences of a head for its connection and for the content of its request.
 #[derive(Debug)]
 pub(crate) struct RequestFraming {
-    /// Bytes of it.
+    /// Bytes of the head.
     pub(crate) length: usize,
-    /// Whether another request may follow on its connection.
+    /// Whether another request may follow on the connection.
     pub(crate) may_follow: bool,
     pub(crate) content: Content,
-    /// The client sends its content once it was asked for it with `100 Continue`.
+    /// The client sends its content after `100 Continue`.
     pub(crate) expects_continue: bool,
-    /// The client takes trailers (`TE`).
+    /// The client accepts trailers (`TE`).
     pub(crate) takes_trailers: bool,
     pub(crate) error: Option<HeadError>,
 }
 
-/// Why a head cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unreadable {
     Malformed,
@@ -60,15 +58,17 @@ impl From<httparse::Error> for Unreadable {
     }
 }
 
-/// Whether the head at the front of `read` has all of its bytes. Looks for its end only.
+/// Whether `read` holds a whole head.
 pub(crate) fn is_whole(read: &[u8], bounds: HeadBounds) -> Result<bool, Unreadable> {
     let mut lines = vec![httparse::EMPTY_HEADER; bounds.lines];
     let parsed = httparse::Request::new(&mut lines).parse(read)?;
     Ok(parsed.is_complete())
 }
 
-/// Reads the head at the front of `read` into `request`, which is a new one or [`blank`]. Nothing
-/// if its end has not come; then and after an error `request` has no meaning.
+/// Parses the head at the front of `read` into `request`, which must be new or [`reset`].
+///
+/// Returns `None` while the head is incomplete. In this case, and after an error, the content of
+/// `request` is undefined.
 pub(crate) fn read<B>(
     read: &Bytes,
     request: &mut Request<B>,
@@ -112,23 +112,24 @@ fn parse<'r, B>(
         let end = part.as_ptr() as usize - front + part.len() + skip;
         read.get(end..end + 2) == Some(b"\r\n")
     };
-    // Mostly each line's end is where it must be; otherwise all bytes are looked at.
+    // Usually each line ends with CRLF right after its value. Only otherwise all bytes are
+    // searched.
     let mut in_order =
         ends_well(target.as_bytes(), " HTTP/1.1".len()) && read[..length].ends_with(b"\r\n");
-    let mut said = HeadLines::new(is_http10);
+    let mut framing = FramingLines::new(is_http10);
     let headers = request.headers_mut();
     headers.reserve(parsed.headers.len());
     for line in parsed.headers.iter() {
         in_order &= ends_well(line.value, 0);
-        if !said.look(line.name.as_bytes(), line.value)? {
+        if !framing.add_line(line.name.as_bytes(), line.value)? {
             continue;
         }
         headers.append(
-            spelling::name(line.name.as_bytes()).ok_or(Unreadable::Malformed)?,
+            header_name(line.name.as_bytes()).ok_or(Unreadable::Malformed)?,
             HeaderValue::from_maybe_shared(part(line.value)).map_err(|_| Unreadable::Malformed)?,
         );
     }
-    if said.coding == Some(false) {
+    if framing.coding == Some(false) {
         return Err(Unreadable::Coding);
     }
     *request.method_mut() =
@@ -144,33 +145,25 @@ fn parse<'r, B>(
     } else if length > bounds.bytes {
         Some(HeadError::TooLarge)
     } else {
-        said.two_lengths().then_some(HeadError::TwoLengths)
+        framing.has_two_lengths().then_some(HeadError::TwoLengths)
     };
-    Ok(Some(said.head(length, error)))
+    Ok(Some(framing.finish(length, error)))
 }
 
-fn has_bare_lf(head: &[u8]) -> bool {
-    memchr::memchr_iter(b'\n', head).any(|at| at == 0 || head[at - 1] != b'\r')
-}
-
-/// Makes of a request one that is as good as new: nothing of it holds what was read, and the room
-/// for its lines is left.
-pub(crate) fn blank<B: Default>(request: &mut Request<B>) {
+/// Resets a request so that it can be used again. It keeps the capacity of its header map and
+/// releases the bytes that were read.
+pub(crate) fn reset<B: Default>(request: &mut Request<B>) {
     request.headers_mut().clear();
     request.extensions_mut().clear();
     *request.uri_mut() = Uri::default();
     *request.body_mut() = B::default();
 }
 
-/// Whether the client takes trailers in its answer.
-pub(crate) fn takes_trailers(value: &[u8]) -> bool {
-    has_option(value, b"trailers")
-}
-
-/// What the lines of a head say of its connection and of what is behind it.
-struct HeadLines {
+/// Collects the lines of a head that concern the connection and the content.
+#[derive(Default)]
+struct FramingLines {
     length: Option<u64>,
-    /// Whether the last coding is `chunked`.
+    /// Whether the last transfer coding is `chunked`.
     coding: Option<bool>,
     has_length: bool,
     is_http10: bool,
@@ -180,26 +173,21 @@ struct HeadLines {
     takes_trailers: bool,
 }
 
-impl HeadLines {
-    fn new(is_http10: bool) -> HeadLines {
-        HeadLines {
-            length: None,
-            coding: None,
-            has_length: false,
+impl FramingLines {
+    fn new(is_http10: bool) -> FramingLines {
+        FramingLines {
             is_http10,
-            close: false,
             keep_alive: !is_http10,
-            expects_continue: false,
-            takes_trailers: false,
+            ..FramingLines::default()
         }
     }
 
-    /// Looks at a line. Returns whether it belongs to the request's fields.
+    /// Adds a line. Returns whether the line belongs into the header map of the request.
     #[inline]
-    fn look(&mut self, name: &[u8], value: &[u8]) -> Result<bool, Unreadable> {
+    fn add_line(&mut self, name: &[u8], value: &[u8]) -> Result<bool, Unreadable> {
         let is = |other: &[u8]| name.eq_ignore_ascii_case(other);
         match name.len() {
-            2 if is(b"te") => self.takes_trailers |= takes_trailers(value),
+            2 if is(b"te") => self.takes_trailers |= has_option(value, b"trailers"),
             6 if is(b"expect") => {
                 self.expects_continue = value.eq_ignore_ascii_case(b"100-continue");
             }
@@ -207,7 +195,7 @@ impl HeadLines {
                 self.close |= has_option(value, b"close");
                 self.keep_alive = self.keep_alive || has_option(value, b"keep-alive");
             }
-            14 if is(b"content-length") => return self.look_at_length(value),
+            14 if is(b"content-length") => return self.add_length(value),
             17 if is(b"transfer-encoding") => {
                 if self.is_http10 {
                     return Err(Unreadable::Malformed);
@@ -221,8 +209,8 @@ impl HeadLines {
         Ok(true)
     }
 
-    /// Lines that say the same are one.
-    fn look_at_length(&mut self, value: &[u8]) -> Result<bool, Unreadable> {
+    /// Equal lines count as one.
+    fn add_length(&mut self, value: &[u8]) -> Result<bool, Unreadable> {
         self.has_length = true;
         if self.coding.is_some() {
             return Ok(false);
@@ -235,11 +223,11 @@ impl HeadLines {
         }
     }
 
-    fn two_lengths(&self) -> bool {
+    fn has_two_lengths(&self) -> bool {
         self.has_length && self.coding.is_some()
     }
 
-    fn head(&self, length: usize, error: Option<HeadError>) -> RequestFraming {
+    fn finish(&self, length: usize, error: Option<HeadError>) -> RequestFraming {
         let content = match (self.coding, self.length) {
             (Some(_), _) => Content::request_chunks(),
             (None, None | Some(0)) => Content::Nothing,
@@ -247,7 +235,7 @@ impl HeadLines {
         };
         RequestFraming {
             length,
-            may_follow: self.keep_alive && !self.close && !self.two_lengths(),
+            may_follow: self.keep_alive && !self.close && !self.has_two_lengths(),
             content,
             expects_continue: self.expects_continue && !self.is_http10,
             takes_trailers: self.takes_trailers,
@@ -256,19 +244,66 @@ impl HeadLines {
     }
 }
 
-/// A number of digits only.
+/// Parses a number that consists of digits only.
 pub(crate) fn digits(text: &[u8]) -> Option<u64> {
-    if text.is_empty() {
-        return None;
-    }
-    text.iter().try_fold(0_u64, |number, byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        number.checked_mul(10)?.checked_add(digit)
-    })
+    text.first().filter(|byte| byte.is_ascii_digit())?;
+    std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// Whether one of the options in a line is `option`.
+/// Whether `option` is in the comma-separated list `value`.
 pub(crate) fn has_option(value: &[u8], option: &[u8]) -> bool {
     let mut options = value.split(|&byte| byte == b',');
     options.any(|one| one.trim_ascii().eq_ignore_ascii_case(option))
+}
+
+/// Parses the name of a header. Usual names in usual spellings are found without a look at each
+/// byte.
+pub(crate) fn header_name(spelled: &[u8]) -> Option<HeaderName> {
+    Some(match spelled {
+        b"Host" | b"host" => header::HOST,
+        b"ETag" | b"etag" => header::ETAG,
+        b"Date" | b"date" => header::DATE,
+        b"Vary" | b"vary" => header::VARY,
+        b"Accept" | b"accept" => header::ACCEPT,
+        b"Cookie" | b"cookie" => header::COOKIE,
+        b"Origin" | b"origin" => header::ORIGIN,
+        b"Server" | b"server" => header::SERVER,
+        b"Referer" | b"referer" => header::REFERER,
+        b"Location" | b"location" => header::LOCATION,
+        b"Connection" | b"connection" => header::CONNECTION,
+        b"User-Agent" | b"user-agent" => header::USER_AGENT,
+        b"Set-Cookie" | b"set-cookie" => header::SET_COOKIE,
+        b"Content-Type" | b"content-type" => header::CONTENT_TYPE,
+        b"Cache-Control" | b"cache-control" => header::CACHE_CONTROL,
+        b"Authorization" | b"authorization" => header::AUTHORIZATION,
+        b"Last-Modified" | b"last-modified" => header::LAST_MODIFIED,
+        b"Content-Length" | b"content-length" => header::CONTENT_LENGTH,
+        b"Accept-Encoding" | b"accept-encoding" => header::ACCEPT_ENCODING,
+        b"Accept-Language" | b"accept-language" => header::ACCEPT_LANGUAGE,
+        b"Content-Encoding" | b"content-encoding" => header::CONTENT_ENCODING,
+        b"Transfer-Encoding" | b"transfer-encoding" => header::TRANSFER_ENCODING,
+        _ => return HeaderName::from_bytes(spelled).ok(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_is_what_it_would_be_read_as() {
+        let spelled = [
+            "Host ETag Date Vary Accept Cookie Origin Server Referer Location Connection",
+            "User-Agent Set-Cookie Content-Type Cache-Control Authorization Last-Modified",
+            "Content-Length Accept-Encoding Accept-Language Content-Encoding Transfer-Encoding",
+        ];
+        for spelled in spelled.iter().flat_map(|line| line.split(' ')) {
+            for spelled in [spelled, &spelled.to_lowercase()] {
+                let read = HeaderName::from_bytes(spelled.as_bytes()).ok();
+                assert_eq!(header_name(spelled.as_bytes()), read);
+            }
+        }
+        assert_eq!(header_name(b"hOST"), Some(header::HOST));
+        assert_eq!(header_name(b"a b"), None);
+    }
 }

@@ -24,14 +24,14 @@ use super::content::Content;
 use super::head::{self, HeadBounds, Unreadable};
 use super::write::{self, AnswerTerms, Length};
 use crate::request_head::HeadError;
-use crate::wire::outflow::{MAX_PIECES, Outflow};
+use crate::wire::{MAX_PIECES, Outflow};
 
 const BOUNDS: HeadBounds = HeadBounds {
     lines: 100,
     bytes: 16 << 10,
 };
 
-/// What was understood of a request's head.
+/// The parsed head of a request.
 #[derive(Debug, PartialEq)]
 struct ReadHead {
     method: Method,
@@ -76,8 +76,8 @@ fn ours(bytes: &[u8]) -> Result<Option<Ours>, Unreadable> {
     }))
 }
 
-/// What hyper makes of `bytes`, after which nothing comes: the requests it sees, and what it says
-/// to each `answer`.
+/// Has hyper read `bytes` and then the end. Returns the requests that hyper sees, and the bytes
+/// that it writes for each `answer`.
 async fn hypers(
     bytes: &[u8],
     answer: impl Fn(usize) -> Response<BoxBody<Bytes, Infallible>>,
@@ -152,7 +152,7 @@ fn heads() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What makes of bytes others that may mean something else: some at a place are replaced.
+/// Replacements of some bytes at some places, which may change the meaning of a head.
 fn changes() -> impl Strategy<Value = Vec<(usize, usize, &'static [u8])>> {
     let bytes: Vec<&'static [u8]> = vec![
         b"",
@@ -239,7 +239,7 @@ impl Plan {
     /// As we write it, and whether another may follow.
     fn written(&self, asked: AnswerTerms) -> (Vec<u8>, bool) {
         let (answer, mut outflow) = (self.answer(), Outflow::default());
-        let length = Length::of(answer.body());
+        let length = Length::of_body(answer.body());
         let begun = write::put_head(&mut outflow.flat, &answer, length, Duration::ZERO, asked);
         let begun = begun.unwrap();
         let mut framing = begun.framing;
@@ -252,7 +252,7 @@ impl Plan {
                 framing.put(&mut outflow, piece);
             }
         }
-        framing.end(&mut outflow, None).unwrap();
+        framing.end(&mut outflow, None, &[]).unwrap();
         let may_follow = begun.may_follow;
         let mut slices = [std::io::IoSlice::new(&[]); MAX_PIECES];
         let count = outflow.slices(&mut slices);
@@ -375,7 +375,7 @@ proptest! {
     #[test]
     fn heads_mean_the_same_to_hyper(head in heads(), changes in changes()) {
         let bytes = changed(head, &changes);
-        // Blank lines before a head are skipped by whoever has it read.
+        // Every reader skips blank lines before a head.
         let blank = bytes.iter().take_while(|byte| b"\r\n".contains(byte)).count();
         let text = bytes.escape_ascii().to_string();
         // Whether another may follow shows in one that does.

@@ -1,8 +1,9 @@
-//! The answer to a request as bytes: its head, and its content framed as that says. The date is
-//! read from the clock.
+//! Writes responses as HTTP/1.1: the head, and the content with the framing that the head
+//! announces. The date is read from the clock.
 
+use std::cell::RefCell;
 use std::io::Write as _;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::header::{
@@ -13,18 +14,16 @@ use http::header::{
 use http::{Response, StatusCode};
 use hyper::ext::ReasonPhrase;
 
-use super::date;
 use super::head::has_option;
-use tidegate_core::exchange::headers::put_line;
+use crate::clock;
+use crate::wire::Outflow;
 
-use crate::wire::outflow::Outflow;
-
-/// Up to so many bytes that wait, content is copied: the kernel is handed one piece.
+/// While at most this many bytes wait, content is copied behind them, so that one slice is written.
 const JOIN_BYTES: usize = 4096;
-/// Room for a line.
+/// Capacity that is reserved for each line.
 const LINE_BYTES: usize = 48;
 
-/// What the request was, as far as its answer's form depends on it.
+/// The properties of a request that decide the form of its answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AnswerTerms {
     pub(crate) is_head: bool,
@@ -32,16 +31,16 @@ pub(crate) struct AnswerTerms {
     pub(crate) may_follow: bool,
 }
 
-/// How content is framed, and what of it is still to come.
+/// How content is framed, and how much of it is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AnswerFraming {
     Length(u64),
     Chunks,
-    /// All that comes until the connection ends.
+    /// The end of the connection ends the content.
     UntilEnd,
 }
 
-/// What a body says of its length.
+/// The length that a body announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Length {
     Nothing,
@@ -50,7 +49,7 @@ pub(crate) enum Length {
 }
 
 impl Length {
-    pub(crate) fn of<B: http_body::Body>(body: &B) -> Length {
+    pub(crate) fn of_body<B: http_body::Body>(body: &B) -> Length {
         if body.is_end_stream() {
             return Length::Nothing;
         }
@@ -60,11 +59,11 @@ impl Length {
     }
 }
 
-/// The content is not framed as its head says.
+/// The content does not match the framing in its head.
 #[derive(Debug)]
 pub(crate) struct Unframed;
 
-/// How an answer goes on once its head is written.
+/// The framing of an answer whose head is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AnswerStart {
     pub(crate) framing: AnswerFraming,
@@ -72,13 +71,14 @@ pub(crate) struct AnswerStart {
     pub(crate) may_follow: bool,
 }
 
-/// Writes the head of an answer whose body says `length`; `at` is of the worker's coarse clock.
+/// Writes the head of an answer whose body has this `length`. `now` is from the worker's coarse
+/// clock.
 pub(crate) fn put_head<B>(
     out: &mut Vec<u8>,
     answer: &Response<B>,
     length: Length,
-    at: Duration,
-    asked: AnswerTerms,
+    now: Duration,
+    terms: AnswerTerms,
 ) -> Result<AnswerStart, Unframed> {
     let status = answer.status();
     if status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS {
@@ -86,37 +86,37 @@ pub(crate) fn put_head<B>(
     }
     let headers = answer.headers();
     out.reserve((headers.len() + 2) * LINE_BYTES);
-    put_status(out, status, asked.is_http10, answer.extensions().get());
-    let has_content = !asked.is_head
+    put_status(out, status, terms.is_http10, answer.extensions().get());
+    let has_content = !terms.is_head
         && !status.is_informational()
         && !matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     // HTTP/1.0 has no chunks: only the end of the connection ends such content.
-    let until_end = asked.is_http10
+    let until_end = terms.is_http10
         && has_content
         && length == Length::Unknown
         && !headers.contains_key(CONTENT_LENGTH);
     let mut lines = HeadWriter {
         out,
         framing: until_end.then_some(AnswerFraming::UntilEnd),
-        is_http10: asked.is_http10,
-        may_follow: asked.may_follow && !until_end,
+        is_http10: terms.is_http10,
+        may_follow: terms.may_follow && !until_end,
         has_connection: false,
         has_date: false,
     };
     let mut last: Option<&HeaderName> = None;
     for (name, value) in headers {
-        // The lines of one name are behind each other, and have the same name in one place.
+        // The lines of one name follow each other and share one `HeaderName`.
         let is_new = !last.is_some_and(|last| std::ptr::eq(last, name));
         last = Some(name);
         match *name {
             CONTENT_LENGTH if is_new => {
-                lines.put_length(headers, value, length, asked.is_head)?;
+                lines.put_length(headers, value, length, terms.is_head)?;
             }
-            TRANSFER_ENCODING if is_new && has_content && !asked.is_http10 => {
+            TRANSFER_ENCODING if is_new && has_content && !terms.is_http10 => {
                 lines.put_coding(headers)?;
             }
             CONNECTION if is_new => lines.put_connection(headers),
-            TRAILER if is_new && has_content && !asked.is_http10 => {
+            TRAILER if is_new && has_content && !terms.is_http10 => {
                 lines.put_joined(&TRAILER, headers, None);
             }
             CONTENT_LENGTH | TRANSFER_ENCODING | CONNECTION | TRAILER => {}
@@ -126,21 +126,54 @@ pub(crate) fn put_head<B>(
             }
         }
     }
-    Ok(lines.end(length, at, status, has_content))
+    Ok(lines.finish(length, now, status, has_content))
 }
 
-/// Makes of an answer whose head was written one that is as good as new, but for its body: the room
-/// for its lines is left.
-pub(crate) fn blank<B>(answer: &mut Response<B>) {
+/// Resets an answer, except its body, so that it can be used again. It keeps the capacity of its
+/// header map.
+pub(crate) fn reset<B>(answer: &mut Response<B>) {
     *answer.status_mut() = StatusCode::OK;
     answer.headers_mut().clear();
     answer.extensions_mut().clear();
 }
 
-fn put_date(out: &mut Vec<u8>, at: Duration) {
-    out.extend_from_slice(b"date: ");
-    date::put(out, at);
+#[inline]
+pub(crate) fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
+    out.extend_from_slice(name.as_str().as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
     out.extend_from_slice(b"\r\n");
+}
+
+/// The text of the last date that was written.
+struct CachedDate {
+    /// When the text was last checked, by the coarse clock of this thread.
+    at: Duration,
+    /// Seconds since the Unix epoch.
+    second: u64,
+    text: String,
+}
+
+thread_local! {
+    static CACHED_DATE: RefCell<CachedDate> = const {
+        RefCell::new(CachedDate { at: Duration::MAX, second: u64::MAX, text: String::new() })
+    };
+}
+
+/// Writes the date. `now` is from the coarse clock, so the date is late by at most one of its
+/// ticks.
+fn put_date(out: &mut Vec<u8>, now: Duration) {
+    CACHED_DATE.with_borrow_mut(|date| {
+        if date.at != now {
+            date.at = now;
+            let second = clock::unix_us() / 1_000_000;
+            if date.second != second {
+                date.second = second;
+                date.text = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_secs(second));
+            }
+        }
+        put_line(out, &DATE, date.text.as_bytes());
+    });
 }
 
 fn put_status(
@@ -164,10 +197,9 @@ fn put_status(
     out.extend_from_slice(b"\r\n");
 }
 
-/// The lines of a head on their way out.
 struct HeadWriter<'o> {
     out: &'o mut Vec<u8>,
-    /// How content is framed, where a line has said it.
+    /// The framing that a line has announced.
     framing: Option<AnswerFraming>,
     is_http10: bool,
     may_follow: bool,
@@ -176,7 +208,7 @@ struct HeadWriter<'o> {
 }
 
 impl HeadWriter<'_> {
-    /// Of several lines of one name, one.
+    /// Writes all lines of one name as a single line.
     fn put_joined(&mut self, name: &HeaderName, headers: &HeaderMap, more: Option<&str>) {
         self.out.extend_from_slice(name.as_str().as_bytes());
         let mut between: &[u8] = b": ";
@@ -198,7 +230,7 @@ impl HeadWriter<'_> {
     ) -> Result<(), Unframed> {
         let values = || headers.get_all(CONTENT_LENGTH).iter();
         let framing = match length {
-            // It may be what the answer to a GET would say. Otherwise the end says what is true.
+            // The answer to HEAD may announce the length that GET would have.
             Length::Nothing if !is_head => return Ok(()),
             Length::Nothing => AnswerFraming::Length(0),
             Length::Known(known) => AnswerFraming::Length(known),
@@ -239,7 +271,7 @@ impl HeadWriter<'_> {
         self.put_joined(&CONNECTION, headers, more);
     }
 
-    /// What `Connection` has to say: each version has its own rule where nothing is said.
+    /// The option that `Connection` needs, because each version of HTTP has another default.
     fn option(&self) -> Option<&'static str> {
         match (self.is_http10, self.may_follow) {
             (false, false) => Some("close"),
@@ -248,11 +280,11 @@ impl HeadWriter<'_> {
         }
     }
 
-    /// What no field of the answer has said.
-    fn end(
+    /// Writes the lines that the answer does not have itself, and ends the head.
+    fn finish(
         self,
         length: Length,
-        at: Duration,
+        now: Duration,
         status: StatusCode,
         has_content: bool,
     ) -> AnswerStart {
@@ -281,22 +313,20 @@ impl HeadWriter<'_> {
             }
         });
         if !self.has_date {
-            put_date(out, at);
+            put_date(out, now);
         }
         out.extend_from_slice(b"\r\n");
-        let framing = if has_content {
-            framing
-        } else {
-            AnswerFraming::Length(0)
-        };
         AnswerStart {
-            framing,
+            framing: match has_content {
+                true => framing,
+                false => AnswerFraming::Length(0),
+            },
             may_follow: self.may_follow,
         }
     }
 }
 
-/// The names of trailers that `headers` announce and that may be trailers.
+/// The trailers that `headers` announce, without those that are forbidden as trailers.
 pub(crate) fn announced_trailers(headers: &HeaderMap) -> Vec<HeaderName> {
     let values = headers.get_all(TRAILER).iter();
     let names = values
@@ -308,7 +338,7 @@ pub(crate) fn announced_trailers(headers: &HeaderMap) -> Vec<HeaderName> {
         .collect()
 }
 
-/// Whether a field may come behind the content (RFC 9110 section 6.5.1).
+/// Whether a field may be a trailer (RFC 9110 section 6.5.1).
 fn may_trail(name: &HeaderName) -> bool {
     !matches!(
         *name,
@@ -327,7 +357,7 @@ fn may_trail(name: &HeaderName) -> bool {
     )
 }
 
-/// Ends chunks with those of `trailers` that were announced.
+/// Ends chunked content. Writes those of `trailers` that were announced.
 pub(crate) fn put_trailers(out: &mut Vec<u8>, trailers: &HeaderMap, announced: &[HeaderName]) {
     out.extend_from_slice(b"0\r\n");
     for (name, value) in trailers {
@@ -338,19 +368,19 @@ pub(crate) fn put_trailers(out: &mut Vec<u8>, trailers: &HeaderMap, announced: &
     out.extend_from_slice(b"\r\n");
 }
 
-/// Writes the beginning of a chunk of so many bytes.
+/// Writes the size line of a chunk of `length` bytes.
 pub(crate) fn put_chunk_size(out: &mut Vec<u8>, length: usize) {
-    // Written to a vector: it cannot fail.
+    // A write to a vector cannot fail.
     let _ = write!(out, "{length:X}\r\n");
 }
 
 impl AnswerFraming {
-    /// Whether nothing more is to come.
+    /// Whether all content was written.
     pub(crate) fn has_ended(self) -> bool {
         self == AnswerFraming::Length(0)
     }
 
-    /// Puts a piece of content behind what waits.
+    /// Adds a piece of content to `outflow`.
     pub(crate) fn put(&mut self, outflow: &mut Outflow, mut data: Bytes) {
         match self {
             _ if data.is_empty() => {}
@@ -368,25 +398,22 @@ impl AnswerFraming {
         }
     }
 
-    /// The content has ended, with those of the trailers that the names announce.
+    /// Ends the content. `trailers` are written if their names were `announced`.
     pub(crate) fn end(
         self,
         outflow: &mut Outflow,
-        trailers: Option<(&HeaderMap, &[HeaderName])>,
+        trailers: Option<&HeaderMap>,
+        announced: &[HeaderName],
     ) -> Result<(), Unframed> {
         match self {
-            AnswerFraming::Length(0) | AnswerFraming::UntilEnd => Ok(()),
-            AnswerFraming::Length(_) => Err(Unframed),
-            AnswerFraming::Chunks => {
-                match trailers {
-                    Some((trailers, announced)) => {
-                        put_trailers(&mut outflow.flat, trailers, announced);
-                    }
-                    None => outflow.flat.extend_from_slice(b"0\r\n\r\n"),
-                }
-                Ok(())
-            }
+            AnswerFraming::Length(0) | AnswerFraming::UntilEnd => {}
+            AnswerFraming::Length(_) => return Err(Unframed),
+            AnswerFraming::Chunks => match trailers {
+                Some(trailers) => put_trailers(&mut outflow.flat, trailers, announced),
+                None => outflow.flat.extend_from_slice(b"0\r\n\r\n"),
+            },
         }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
-//! A collector: one connection to it, made anew when it has ended, and what its answers mean.
+//! The connection to a collector, and the meaning of its responses.
 //!
-//! OTLP/HTTP is a POST for each export, OTLP/gRPC one call of `Export`. An idle connection that
-//! turns out to be closed is no failure.
+//! An export is a POST in OTLP/HTTP, and a call of `Export` in OTLP/gRPC. An idle connection that
+//! turns out to be closed is replaced, and is no failure.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use tokio::task::JoinSet;
 
 use super::messages;
 use crate::config::{OtlpProtocol, TracingSettings};
-use crate::tls::{Tls, TlsTrouble};
+use crate::tls::{TlsClient, TlsTrouble};
 use tidegate_core::failpoint;
 
-/// Bytes of an answer that are read at most.
-const MOST_ANSWER: usize = 64 << 10;
-/// What is called in gRPC.
+/// The most bytes of a response that are read.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// The method of gRPC.
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-/// Answers after which the same may be sent again.
-const PASSING: [StatusCode; 4] = [
+/// After these statuses the same export may be sent again.
+const TEMPORARY: [StatusCode; 4] = [
     StatusCode::TOO_MANY_REQUESTS,
     StatusCode::BAD_GATEWAY,
     StatusCode::SERVICE_UNAVAILABLE,
@@ -36,64 +36,56 @@ const PASSING: [StatusCode; 4] = [
 ];
 /// The same in gRPC: cancelled, deadline exceeded, resource exhausted, aborted, out of range,
 /// unavailable, data loss.
-const PASSING_CODES: [u16; 7] = [1, 4, 8, 10, 11, 14, 15];
+const TEMPORARY_CODES: [u16; 7] = [1, 4, 8, 10, 11, 14, 15];
 
-/// See the file's head.
+/// A collector and the connection to it.
 pub(super) struct Collector {
     pub(super) settings: Arc<TracingSettings>,
-    tls: Option<Result<Tls, TlsTrouble>>,
-    link: Option<Link>,
+    tls: Option<Result<TlsClient, TlsTrouble>>,
+    connection: Option<CollectorConnection>,
 }
 
-/// A connection, and the task that it lives by.
-struct Link {
-    sender: Sender,
-    _task: JoinSet<()>,
+/// A connection and the task that drives it.
+struct CollectorConnection {
+    sender: ExportSender,
+    _driver: JoinSet<()>,
 }
 
-enum Sender {
+enum ExportSender {
     Http1(http1::SendRequest<Full<Bytes>>),
     Http2(http2::SendRequest<Full<Bytes>>),
 }
 
-/// An export that was taken.
-pub(super) struct Sent {
-    /// Spans that were not.
-    pub(super) refused: u64,
+/// Why an export failed.
+pub(super) struct ExportError {
+    pub(super) reason: String,
+    /// Whether another attempt may succeed.
+    pub(super) is_temporary: bool,
+    /// The time until another attempt, if the collector names one.
+    pub(super) retry_after: Option<Duration>,
+    /// Whether the connection failed before a response came.
+    is_disconnect: bool,
 }
 
-/// One that was not.
-pub(super) struct Trouble {
-    pub(super) why: String,
-    /// Whether another attempt may go better,
-    pub(super) may_pass: bool,
-    /// and when, if the collector says so.
-    pub(super) rest: Option<Duration>,
-    /// Whether the connection had ended before there was an answer.
-    is_lost: bool,
-}
-
-impl Trouble {
-    fn lost(why: impl Display) -> Trouble {
-        Trouble {
-            why: why.to_string(),
-            may_pass: true,
-            rest: None,
-            is_lost: true,
+impl ExportError {
+    fn disconnected(reason: impl Display) -> ExportError {
+        ExportError {
+            is_disconnect: true,
+            ..ExportError::refused(reason.to_string(), true)
         }
     }
 
-    fn refused(why: String, may_pass: bool) -> Trouble {
-        Trouble {
-            why,
-            may_pass,
-            rest: None,
-            is_lost: false,
+    fn refused(reason: String, is_temporary: bool) -> ExportError {
+        ExportError {
+            reason,
+            is_temporary,
+            retry_after: None,
+            is_disconnect: false,
         }
     }
 
-    pub(super) fn timed_out() -> Trouble {
-        Trouble::refused("no answer within the timeout".to_owned(), true)
+    pub(super) fn timed_out() -> ExportError {
+        ExportError::refused("no answer within the timeout".to_owned(), true)
     }
 }
 
@@ -105,112 +97,116 @@ impl Collector {
             OtlpProtocol::Grpc => b"h2",
         };
         let secure = settings.endpoint.secure;
-        let tls = secure.then(|| Tls::new(&settings.tls, &[protocol]));
+        let tls = secure.then(|| TlsClient::new(&settings.tls, &[protocol]));
         Collector {
             settings,
             tls,
-            link: None,
+            connection: None,
         }
     }
 
-    /// Sends one export, within the timeout.
-    pub(super) async fn send(&mut self, body: &[u8]) -> Result<Sent, Trouble> {
-        let within = self.settings.timeout;
-        let sent = match tokio::time::timeout(within, self.try_to_send(body)).await {
-            Ok(sent) => sent,
-            Err(_) => Err(Trouble::timed_out()),
-        };
-        if sent.is_err() {
-            // Whatever was wrong with it.
-            self.link = None;
-        }
-        sent
+    /// Sends one export within the timeout, and returns the number of spans that the collector
+    /// refused. After an error the connection is dropped.
+    pub(super) async fn send(&mut self, body: &[u8]) -> Result<u64, ExportError> {
+        let connection = self.connection.take();
+        let exported = self.export(connection, body);
+        let (connection, refused) = tokio::time::timeout(self.settings.timeout, exported)
+            .await
+            .unwrap_or_else(|_| Err(ExportError::timed_out()))?;
+        self.connection = Some(connection);
+        Ok(refused)
     }
 
-    async fn try_to_send(&mut self, body: &[u8]) -> Result<Sent, Trouble> {
-        if let Some(mut link) = self.link.take() {
-            match self.exchange(&mut link, body).await {
-                Err(trouble) if trouble.is_lost => {}
-                other => {
-                    self.link = Some(link);
-                    return other;
-                }
+    async fn export(
+        &self,
+        connection: Option<CollectorConnection>,
+        body: &[u8],
+    ) -> Result<(CollectorConnection, u64), ExportError> {
+        if let Some(mut connection) = connection {
+            match self.exchange(&mut connection, body).await {
+                Err(error) if error.is_disconnect => {}
+                exchanged => return exchanged.map(|refused| (connection, refused)),
             }
         }
-        let mut link = self.connect().await?;
-        let sent = self.exchange(&mut link, body).await;
-        self.link = Some(link);
-        sent
+        let mut connection = self.connect().await?;
+        let refused = self.exchange(&mut connection, body).await?;
+        Ok((connection, refused))
     }
 
-    async fn connect(&self) -> Result<Link, Trouble> {
+    async fn connect(&self) -> Result<CollectorConnection, ExportError> {
         let to = &self.settings.endpoint;
         let stream = TcpStream::connect((to.host.as_str(), to.port)).await;
-        let stream = stream.map_err(Trouble::lost)?;
+        let stream = stream.map_err(ExportError::disconnected)?;
         let _ = stream.set_nodelay(true);
         match &self.tls {
-            None => self.open(stream).await,
-            Some(Err(trouble)) => Err(Trouble::lost(trouble)),
+            None => self.handshake(stream).await,
+            Some(Err(trouble)) => Err(ExportError::disconnected(trouble)),
             Some(Ok(tls)) => match tls.over(stream, &to.host).await {
-                Ok(stream) => self.open(stream).await,
+                Ok(stream) => self.handshake(stream).await,
                 Err(error) => Err(match TlsTrouble::within(&error) {
-                    Some(trouble) => Trouble::lost(trouble),
-                    None => Trouble::lost(error),
+                    Some(trouble) => ExportError::disconnected(trouble),
+                    None => ExportError::disconnected(error),
                 }),
             },
         }
     }
 
-    async fn open<S>(&self, stream: S) -> Result<Link, Trouble>
+    async fn handshake<S>(&self, stream: S) -> Result<CollectorConnection, ExportError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let mut task = JoinSet::new();
+        let mut driver = JoinSet::new();
         let stream = TokioIo::new(stream);
-        // What ends a connection is seen by whoever sends on it.
+        // The sender reports errors of the connection, so its task ignores them.
         let sender = match self.settings.protocol {
             OtlpProtocol::Http => {
                 let opened = http1::handshake(stream).await;
-                let (sender, connection) = opened.map_err(Trouble::lost)?;
-                task.spawn(async move { drop(connection.await) });
-                Sender::Http1(sender)
+                let (sender, connection) = opened.map_err(ExportError::disconnected)?;
+                driver.spawn(async move { drop(connection.await) });
+                ExportSender::Http1(sender)
             }
             OtlpProtocol::Grpc => {
                 let opened = http2::handshake(TokioExecutor::new(), stream).await;
-                let (sender, connection) = opened.map_err(Trouble::lost)?;
-                task.spawn(async move { drop(connection.await) });
-                Sender::Http2(sender)
+                let (sender, connection) = opened.map_err(ExportError::disconnected)?;
+                driver.spawn(async move { drop(connection.await) });
+                ExportSender::Http2(sender)
             }
         };
-        Ok(Link {
+        Ok(CollectorConnection {
             sender,
-            _task: task,
+            _driver: driver,
         })
     }
 
-    async fn exchange(&self, link: &mut Link, body: &[u8]) -> Result<Sent, Trouble> {
+    async fn exchange(
+        &self,
+        connection: &mut CollectorConnection,
+        body: &[u8],
+    ) -> Result<u64, ExportError> {
         let request = self.request(body)?;
-        let answer = match &mut link.sender {
-            Sender::Http1(sender) => {
-                sender.ready().await.map_err(Trouble::lost)?;
+        let response = match &mut connection.sender {
+            ExportSender::Http1(sender) => {
+                sender.ready().await.map_err(ExportError::disconnected)?;
                 sender.send_request(request).await
             }
-            Sender::Http2(sender) => {
-                sender.ready().await.map_err(Trouble::lost)?;
+            ExportSender::Http2(sender) => {
+                sender.ready().await.map_err(ExportError::disconnected)?;
                 sender.send_request(request).await
             }
         };
-        let answer = answer.map_err(Trouble::lost)?;
-        read(answer, self.settings.protocol).await
+        let response = response.map_err(ExportError::disconnected)?;
+        read_response(response, self.settings.protocol).await
     }
 
-    fn request(&self, body: &[u8]) -> Result<Request<Full<Bytes>>, Trouble> {
-        let (to, is_grpc) = (
-            &self.settings.endpoint,
-            self.settings.protocol == OtlpProtocol::Grpc,
-        );
+    fn request(&self, body: &[u8]) -> Result<Request<Full<Bytes>>, ExportError> {
+        let to = &self.settings.endpoint;
+        let is_grpc = self.settings.protocol == OtlpProtocol::Grpc;
         let (target, media, body) = match is_grpc {
-            true => (format!("{to}{EXPORT}"), "application/grpc", framed(body)),
+            true => (
+                format!("{to}{EXPORT}"),
+                "application/grpc",
+                grpc_message(body),
+            ),
             false => {
                 let body = Bytes::copy_from_slice(body);
                 (to.path.clone(), "application/x-protobuf", body)
@@ -218,10 +214,10 @@ impl Collector {
         };
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
-        // The settings have been checked.
+        // The configuration has checked the URL.
         *request.uri_mut() = target
             .parse()
-            .map_err(|_| Trouble::refused("no URL".to_owned(), false))?;
+            .map_err(|_| ExportError::refused("no URL".to_owned(), false))?;
         let headers = request.headers_mut();
         headers.extend(self.settings.headers.iter().cloned());
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
@@ -236,56 +232,56 @@ impl Collector {
     }
 }
 
-/// A message of gRPC: not compressed, and so long.
-fn framed(body: &[u8]) -> Bytes {
-    let mut framed = BytesMut::with_capacity(body.len() + 5);
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(body.len()).unwrap_or(u32::MAX));
-    framed.put_slice(body);
-    framed.freeze()
+/// Frames a message for gRPC: a zero for "not compressed", and the length.
+fn grpc_message(body: &[u8]) -> Bytes {
+    let mut message = BytesMut::with_capacity(body.len() + 5);
+    message.put_u8(0);
+    message.put_u32(u32::try_from(body.len()).unwrap_or(u32::MAX));
+    message.put_slice(body);
+    message.freeze()
 }
 
-/// What an answer means.
-async fn read(answer: Response<Incoming>, protocol: OtlpProtocol) -> Result<Sent, Trouble> {
-    let (head, body) = answer.into_parts();
-    let body = Limited::new(body, MOST_ANSWER).collect().await;
+/// The number of refused spans that a response reports, or its error.
+async fn read_response(
+    response: Response<Incoming>,
+    protocol: OtlpProtocol,
+) -> Result<u64, ExportError> {
+    let (head, body) = response.into_parts();
+    let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
     if head.status != StatusCode::OK {
-        let passes = PASSING.contains(&head.status);
-        let trouble = Trouble::refused(format!("it answers {}", head.status), passes);
-        return Err(Trouble {
-            rest: seconds(&head.headers).filter(|_| passes),
-            ..trouble
+        let is_temporary = TEMPORARY.contains(&head.status);
+        let reason = format!("it answers {}", head.status);
+        return Err(ExportError {
+            retry_after: retry_after(&head.headers).filter(|_| is_temporary),
+            ..ExportError::refused(reason, is_temporary)
         });
     }
-    let body = body.map_err(Trouble::lost)?;
+    let body = body.map_err(ExportError::disconnected)?;
     let trailers = body.trailers().cloned();
     let bytes = body.to_bytes();
     if protocol == OtlpProtocol::Http {
-        return Ok(Sent {
-            refused: messages::refused(&bytes),
-        });
+        return Ok(messages::refused_spans(&bytes));
     }
-    let code = trailers.as_ref().and_then(code).or(code(&head.headers));
-    match code {
-        Some(0) => Ok(Sent {
-            refused: messages::refused(bytes.get(5..).unwrap_or_default()),
-        }),
-        Some(code) => {
-            let passes = PASSING_CODES.contains(&code);
-            Err(Trouble::refused(
-                format!("it answers gRPC status {code}"),
-                passes,
-            ))
+    let status = trailers.as_ref().and_then(grpc_status);
+    match status.or(grpc_status(&head.headers)) {
+        Some(0) => Ok(messages::refused_spans(bytes.get(5..).unwrap_or_default())),
+        Some(status) => {
+            let reason = format!("it answers gRPC status {status}");
+            let is_temporary = TEMPORARY_CODES.contains(&status);
+            Err(ExportError::refused(reason, is_temporary))
         }
-        None => Err(Trouble::refused("it does not speak gRPC".to_owned(), false)),
+        None => Err(ExportError::refused(
+            "it does not speak gRPC".to_owned(),
+            false,
+        )),
     }
 }
 
-fn code(headers: &HeaderMap) -> Option<u16> {
+fn grpc_status(headers: &HeaderMap) -> Option<u16> {
     headers.get("grpc-status")?.to_str().ok()?.parse().ok()
 }
 
-fn seconds(headers: &HeaderMap) -> Option<Duration> {
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?;
     text.parse().ok().map(Duration::from_secs)
 }

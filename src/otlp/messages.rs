@@ -1,20 +1,20 @@
-//! The messages of OTLP that are spoken here: what `opentelemetry/proto/trace/v1/trace.proto` and
-//! its neighbours say, as far as it is used. Fields that are not here are at their defaults.
+//! The messages of OTLP that are used here, from `opentelemetry/proto/trace/v1/trace.proto` and its
+//! neighbours. Other fields keep their defaults.
 
 use prost::{Message, Oneof};
 
-use crate::telemetry::spans::{self, Kind};
+use crate::telemetry::spans::{SpanKind, SpanValue, TraceSpan};
 use tidegate_core::failpoint;
 
-/// The conventions that attributes are named by.
+/// The version of the attributes' names.
 const SCHEMA: &str = "https://opentelemetry.io/schemas/1.37.0";
-/// In a span's flags: whether its parent is another process's is said,
-const SAYS_REMOTE: u32 = 0x100;
-/// and that it is.
+/// A flag of a span: `IS_REMOTE` is valid.
+const HAS_IS_REMOTE: u32 = 0x100;
+/// A flag of a span: its parent belongs to another process.
 const IS_REMOTE: u32 = 0x200;
 
 #[derive(Clone, PartialEq, Message)]
-struct Request {
+struct ExportRequest {
     #[prost(message, repeated, tag = "1")]
     resources: Vec<ResourceSpans>,
 }
@@ -104,77 +104,74 @@ struct KeyValue {
 
 #[derive(Clone, PartialEq, Message)]
 struct AnyValue {
-    #[prost(oneof = "One", tags = "1, 3, 5")]
-    one: Option<One>,
+    #[prost(oneof = "AnyValueKind", tags = "1, 3, 5")]
+    kind: Option<AnyValueKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-enum One {
+enum AnyValueKind {
     #[prost(string, tag = "1")]
     Text(String),
     #[prost(int64, tag = "3")]
     Number(i64),
     #[prost(message, tag = "5")]
-    Many(Many),
+    Many(ArrayValue),
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Many {
+struct ArrayValue {
     #[prost(message, repeated, tag = "1")]
     values: Vec<AnyValue>,
 }
 
-/// What a collector answers.
 #[derive(Clone, PartialEq, Message)]
-struct Response {
+struct ExportResponse {
     #[prost(message, optional, tag = "1")]
-    partial: Option<Partial>,
+    partial: Option<PartialSuccess>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Partial {
+struct PartialSuccess {
     #[prost(int64, tag = "1")]
     refused: i64,
 }
 
-/// The request that exports these spans of `service`.
-pub(super) fn encode(spans: &[spans::Span], service: &str) -> Vec<u8> {
+/// Encodes the request that exports these spans of `service`.
+pub(super) fn encode(spans: &[TraceSpan], service: &str) -> Vec<u8> {
     for span in spans {
         failpoint!("otlp.encode", span.name);
     }
     let version = env!("CARGO_PKG_VERSION");
-    let resource = [("service.name", service), ("service.version", version)];
-    let resource = resource.map(|(name, text)| attribute(name, &text.to_owned().into()));
+    let attributes = [("service.name", service), ("service.version", version)];
+    let attributes = attributes.map(|(name, text)| attribute(name, &text.to_owned().into()));
     let scope = ScopeSpans {
         scope: Some(Scope {
             name: "tidegate".to_owned(),
             version: version.to_owned(),
         }),
-        spans: spans.iter().map(span).collect(),
+        spans: spans.iter().map(convert_span).collect(),
         schema: SCHEMA.to_owned(),
     };
-    let spans = ResourceSpans {
+    let resource = ResourceSpans {
         resource: Some(Resource {
-            attributes: resource.to_vec(),
+            attributes: attributes.to_vec(),
         }),
         scopes: vec![scope],
         schema: SCHEMA.to_owned(),
     };
-    let request = Request {
-        resources: vec![spans],
-    };
-    request.encode_to_vec()
+    let resources = vec![resource];
+    ExportRequest { resources }.encode_to_vec()
 }
 
-/// How many spans a collector's answer says that it did not take. What cannot be read says nothing.
-pub(super) fn refused(answer: &[u8]) -> u64 {
-    let answer = Response::decode(answer).unwrap_or_default();
-    let refused = answer.partial.map_or(0, |partial| partial.refused);
+/// The number of spans that the collector refused. A malformed response counts as none.
+pub(super) fn refused_spans(response: &[u8]) -> u64 {
+    let response = ExportResponse::decode(response).unwrap_or_default();
+    let refused = response.partial.map_or(0, |partial| partial.refused);
     u64::try_from(refused).unwrap_or(0)
 }
 
-fn span(span: &spans::Span) -> Span {
-    let remote = span.kind == Kind::Server && span.parent.is_some();
+fn convert_span(span: &TraceSpan) -> Span {
+    let is_remote = span.kind == SpanKind::Server && span.parent.is_some();
     let attributes = span.attributes.iter();
     Span {
         trace: span.own.trace.0.to_vec(),
@@ -182,45 +179,41 @@ fn span(span: &spans::Span) -> Span {
         parent: span.parent.map_or_else(Vec::new, |span| span.0.to_vec()),
         name: span.name.clone(),
         kind: match span.kind {
-            Kind::Internal => 1,
-            Kind::Server => 2,
-            Kind::Client => 3,
+            SpanKind::Internal => 1,
+            SpanKind::Server => 2,
+            SpanKind::Client => 3,
         },
         start_ns: span.start_us.saturating_mul(1000),
         end_ns: span.end_us.saturating_mul(1000),
         attributes: attributes
             .map(|(name, value)| attribute(name, value))
             .collect(),
-        links: span.link.iter().map(link).collect(),
+        links: Vec::from_iter(span.link.as_ref().map(|to| Link {
+            trace: to.trace.0.to_vec(),
+            span: to.span.0.to_vec(),
+        })),
         status: span.failed.then_some(Status { code: 2 }),
-        flags: 1 | SAYS_REMOTE | if remote { IS_REMOTE } else { 0 },
+        flags: 1 | HAS_IS_REMOTE | if is_remote { IS_REMOTE } else { 0 },
     }
 }
 
-fn link(to: &crate::trace::Context) -> Link {
-    Link {
-        trace: to.trace.0.to_vec(),
-        span: to.span.0.to_vec(),
-    }
-}
-
-fn attribute(name: &str, value: &spans::Value) -> KeyValue {
+fn attribute(name: &str, value: &SpanValue) -> KeyValue {
     KeyValue {
         key: name.to_owned(),
-        value: Some(any(value)),
+        value: Some(convert_value(value)),
     }
 }
 
-fn any(value: &spans::Value) -> AnyValue {
-    let one = match value {
-        spans::Value::Text(text) => One::Text(text.clone().into_owned()),
-        spans::Value::Name(name) => One::Text(name.to_string()),
-        spans::Value::Number(number) => One::Number(*number),
-        spans::Value::Many(values) => One::Many(Many {
-            values: values.iter().map(any).collect(),
+fn convert_value(value: &SpanValue) -> AnyValue {
+    let kind = Some(match value {
+        SpanValue::Text(text) => AnyValueKind::Text(text.clone().into_owned()),
+        SpanValue::Name(name) => AnyValueKind::Text(name.to_string()),
+        SpanValue::Number(number) => AnyValueKind::Number(*number),
+        SpanValue::Many(values) => AnyValueKind::Many(ArrayValue {
+            values: values.iter().map(convert_value).collect(),
         }),
-    };
-    AnyValue { one: Some(one) }
+    });
+    AnyValue { kind }
 }
 
 #[cfg(test)]
@@ -230,8 +223,8 @@ mod tests {
     #[test]
     fn what_was_refused_is_read_and_nonsense_is_nothing() {
         // partial_success { rejected_spans: 3, error_message: "no" }
-        assert_eq!(refused(b"\x0a\x06\x08\x03\x12\x02no"), 3);
-        assert_eq!(refused(b""), 0);
-        assert_eq!(refused(b"<html>"), 0);
+        assert_eq!(refused_spans(b"\x0a\x06\x08\x03\x12\x02no"), 3);
+        assert_eq!(refused_spans(b""), 0);
+        assert_eq!(refused_spans(b"<html>"), 0);
     }
 }

@@ -9,15 +9,15 @@ use std::time::Duration;
 
 use super::Exports;
 use crate::config::TracingSettings;
-use crate::telemetry::spans::{Fates, Kind, Queue, Room, Span};
-use crate::trace::{Context, SpanId, TraceId};
+use crate::telemetry::spans::{QueueBounds, SpanCounts, SpanKind, SpanQueue, TraceSpan};
+use crate::trace::{SpanId, TraceContext, TraceId};
 use crate::{clock, config};
 use tidegate_core::failpoint::control::arm_for;
 
 /// The name of a span or a service that cannot be exported.
 const FAILS: &str = "fails";
 const PATIENCE: Duration = Duration::from_secs(20);
-const ROOM: Room = Room {
+const ROOM: QueueBounds = QueueBounds {
     most: 100,
     batch: 2,
 };
@@ -62,16 +62,16 @@ fn settings(collector: SocketAddr, service: &str) -> Arc<TracingSettings> {
     config.tracing.unwrap()
 }
 
-fn push(queue: &Queue, names: &[&str]) {
-    let span = |name: &&str| Span {
-        own: Context {
+fn push(queue: &SpanQueue, names: &[&str]) {
+    let span = |name: &&str| TraceSpan {
+        own: TraceContext {
             trace: TraceId::made(),
             span: SpanId::made(),
             sampled: true,
         },
         parent: None,
         link: None,
-        kind: Kind::Server,
+        kind: SpanKind::Server,
         name: (*name).to_owned(),
         start_us: 1,
         end_us: 2,
@@ -84,14 +84,14 @@ fn push(queue: &Queue, names: &[&str]) {
 /// Waits until so many were exported, and so many have failed.
 fn eventually(exports: &Exports, exported: u64, failed: u64) {
     let began = clock::now();
-    let wanted = Fates {
+    let wanted = SpanCounts {
         exported,
         failed,
-        ..Fates::default()
+        ..SpanCounts::default()
     };
-    while exports.fates() != wanted {
+    while exports.span_counts() != wanted {
         let is_late = began.elapsed() > PATIENCE;
-        assert!(!is_late, "{:?}, not {wanted:?}", exports.fates());
+        assert!(!is_late, "{:?}, not {wanted:?}", exports.span_counts());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -143,7 +143,11 @@ fn settings_that_panic_stop_neither_the_next_nor_an_end() {
         assert!(began.elapsed() < PATIENCE, "it does not begin anew");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(exports.fates(), Fates::default(), "it waits in its queue");
+    assert_eq!(
+        exports.span_counts(),
+        SpanCounts::default(),
+        "it waits in its queue"
+    );
     exports.follow(Some(&settings(collector, "fine"))).unwrap();
     eventually(&exports, 1, 0);
     exports.follow(None).unwrap();

@@ -16,7 +16,7 @@ use super::limiter::StoreHandle;
 use crate::config::{Config, LogFormat, LogTarget, StoreKind};
 use crate::limit::key::Facts;
 use crate::limit::{Charge, Decision, KeyHash, Retry};
-use crate::route::{Found, Target, is_preflight};
+use crate::route::{RouteMatch, Target, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::AccessLog;
 use tidegate_core::exchange::Exchange;
@@ -42,7 +42,7 @@ pub(crate) struct DryRun {
 
 /// A request whose route is known.
 pub(crate) struct RequestView<'s, 't, 'p> {
-    pub(crate) found: &'s Found<'t, 'p>,
+    pub(crate) found: &'s RouteMatch<'t, 'p>,
     pub(crate) facts: &'s Facts<'s>,
     /// Its client's address, not grouped.
     pub(crate) client: IpAddr,
@@ -244,7 +244,7 @@ impl DryRun {
                 }
                 let turned = turn(x.request, x.downstream, route, changes)?;
                 if let Some(beside) = turned.beside {
-                    beside.join(x.request.headers_mut());
+                    beside.insert_into(x.request.headers_mut());
                 }
                 result.sent = Some(std::mem::take(x.request));
                 result.ending = DryRunOutcome::Forwarded {

@@ -11,7 +11,7 @@ use super::headers::{self, Turned};
 use super::upgrade::Tunnel;
 use crate::body::RequestBody;
 use crate::route::Route;
-use crate::upstream::Outgoing;
+use crate::upstream::{Outgoing, SendOptions};
 use tidegate_core::exchange::changes::Changes;
 use tidegate_core::exchange::downstream::Downstream;
 use tidegate_core::exchange::rejection::{NoAnswer, Rejection};
@@ -30,19 +30,21 @@ impl Proxy {
         bound_body(request, route.body_limit)?;
         let turned = turn(request, x.downstream, route, changes)?;
         if turned.forged {
-            self.meter().forwarded_by_nobody();
+            self.meter().count_untrusted_forwarding();
         }
         let trace = x.record.trace.as_deref_mut();
-        let tries = trace.and_then(|trace| trace.send(request.headers_mut()));
+        let attempts = trace.and_then(|trace| trace.send(request.headers_mut()));
         let outgoing = Outgoing {
             request,
-            beside: turned.beside,
-            asks_upgrade: turned.upgrade,
-            names_host: turned.names_host,
-            tries,
-            affinity: x.admission.affinity,
-            within: route.timeout,
-            is_grpc: x.record.grpc,
+            prerendered: turned.beside,
+            timeout: route.timeout,
+            options: SendOptions {
+                asks_upgrade: turned.upgrade,
+                has_host: turned.names_host,
+                affinity: x.admission.affinity,
+                is_grpc: x.record.grpc,
+                attempts,
+            },
         };
         let body = self
             .upstreams

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, split};
 use tokio::time::timeout;
 
 use crate::upstream::body::UpstreamBody;
-use crate::upstream::{ServerPermit, Upgraded};
+use crate::upstream::{ServerPermit, TolerantStream};
 use tidegate_core::exchange::slots::HeldSlots;
 
 /// How long one direction stays open after the other has ended.
@@ -25,7 +25,7 @@ const HALF_CLOSED: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Tunnel {
     /// With its place among the upstream's `max_connections`.
-    upstream: Arc<Mutex<Option<(Upgraded, ServerPermit)>>>,
+    upstream: Arc<Mutex<Option<(TolerantStream, ServerPermit)>>>,
     /// What its request holds of limits, until it has ended.
     slots: Vec<Arc<HeldSlots>>,
 }

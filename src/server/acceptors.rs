@@ -1,5 +1,5 @@
-//! Where one worker's clients come in: its listening sockets, a task that accepts at each, and how
-//! they are closed without losing who waits there.
+//! Accepts the clients of one worker: one task for each listening socket. When a socket is closed,
+//! connections that wait at it are still accepted.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,272 +10,202 @@ use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinHandle;
 
-use super::drain::Open;
-use super::listen::{BACKLOG, Entrance};
-use super::listener::Listener;
-use super::tls::Tls;
+use super::drain::OpenConnection;
+use super::listen::WorkerSocket;
+use super::listener::{BACKLOG, Listener};
 use super::worker::Worker;
 use super::worker_set::HandedOff;
-use super::{Lifecycle, connection, opening, port_sharing};
-use crate::proxy::Arrival;
+use super::{Lifecycle, connection, port_sharing};
 use crate::telemetry::panics::{contained, spawn_enduring};
 use crate::wire::{Accepted, Stream};
 use tidegate_core::failpoint;
 
-/// How long `accept` rests when the machine has no file descriptor or memory for a connection.
-const ACCEPT_REST: Duration = Duration::from_millis(50);
+/// How long a task waits after a failed `accept`, for instance without a free file descriptor.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// All of one worker.
 pub(super) struct Acceptors {
     worker: Arc<Worker>,
-    all: Vec<Attended>,
+    all: Vec<Acceptor>,
 }
 
-/// A socket, and who accepts there.
-struct Attended {
-    /// A copy of the socket, for what waits there at the end.
-    entrance: Entrance,
-    accepting: JoinHandle<()>,
+struct Acceptor {
+    /// A copy of the socket. It accepts the connections that wait at the end.
+    socket: WorkerSocket,
+    task: JoinHandle<()>,
 }
 
-impl Attended {
-    async fn leave(&mut self) {
-        self.accepting.abort();
-        // Cancelled, as it was told to be.
-        let _ = (&mut self.accepting).await;
+impl Acceptor {
+    async fn stop(&mut self, worker: &Arc<Worker>) {
+        self.task.abort();
+        // The result is the cancellation.
+        let _ = (&mut self.task).await;
+        accept_waiting(&self.socket, worker);
     }
 }
 
 impl Acceptors {
-    pub(super) fn open(worker: &Arc<Worker>, acceptors: Vec<Entrance>) -> io::Result<Acceptors> {
-        let mut all = Acceptors {
+    pub(super) fn open(worker: &Arc<Worker>, sockets: Vec<WorkerSocket>) -> io::Result<Acceptors> {
+        let mut acceptors = Acceptors {
             worker: Arc::clone(worker),
             all: Vec::new(),
         };
-        for entrance in acceptors {
-            all.add(entrance)?;
+        for socket in sockets {
+            acceptors.add(socket)?;
         }
-        Ok(all)
+        Ok(acceptors)
     }
 
-    /// Accepts there too.
-    pub(super) fn add(&mut self, entrance: Entrance) -> io::Result<()> {
-        let (worker, secure) = (Arc::clone(&self.worker), entrance.secure);
-        let accepting = match entrance.try_clone()?.listener {
-            Listener::Tcp(socket) => {
-                let socket = Arc::new(TcpListener::from_std(socket)?);
-                spawn_enduring(move || accept_tcp(Arc::clone(&socket), Arc::clone(&worker), secure))
-            }
-            Listener::Unix(socket) => {
-                let socket = Arc::new(UnixListener::from_std(socket)?);
-                spawn_enduring(move || {
-                    accept_unix(Arc::clone(&socket), Arc::clone(&worker), secure)
-                })
-            }
-        };
-        self.all.push(Attended {
-            entrance,
-            accepting,
+    pub(super) fn add(&mut self, socket: WorkerSocket) -> io::Result<()> {
+        let (worker, is_tls) = (Arc::clone(&self.worker), socket.is_tls);
+        let listener = Arc::new(match socket.listener.try_clone()? {
+            Listener::Tcp(listener) => AsyncListener::Tcp(TcpListener::from_std(listener)?),
+            Listener::Unix(listener) => AsyncListener::Unix(UnixListener::from_std(listener)?),
         });
+        let task =
+            spawn_enduring(move || accept_all(Arc::clone(&listener), Arc::clone(&worker), is_tls));
+        self.all.push(Acceptor { socket, task });
         Ok(())
     }
 
-    /// Closes the sockets of these lines of `listen`; who waits there is served.
+    /// Closes the sockets of these lines of `listen`. Connections that wait there are served.
     pub(super) async fn close(&mut self, lines: &[u64]) {
-        let goes = |one: &mut Attended| lines.contains(&one.entrance.line);
-        for mut gone in self.all.extract_if(.., goes).collect::<Vec<_>>() {
-            gone.leave().await;
-            accept_waiting(&gone.entrance, &self.worker);
+        let is_closed = |one: &mut Acceptor| lines.contains(&one.socket.line);
+        for mut closed in self.all.extract_if(.., is_closed).collect::<Vec<_>>() {
+            closed.stop(&self.worker).await;
         }
     }
 
-    /// Accepts no more.
+    /// Begins the drain, and closes all sockets.
     pub(super) async fn end(mut self, lifecycle: Lifecycle) {
         let worker = &self.worker;
         worker.drain.begin(&worker.sweep);
         if lifecycle == (Lifecycle::Stop { yields: true }) {
-            for one in self.all.iter().filter(|one| !one.entrance.lent) {
-                // Where it is not allowed, a few connections are lost, as with any other server.
-                let _ = port_sharing::take_no_more(&one.entrance.listener);
+            for one in self.all.iter().filter(|one| !one.socket.lent) {
+                // Where this is not allowed, a few connections are lost.
+                let _ = port_sharing::refuse_handshakes(&one.socket.listener);
             }
             tokio::time::sleep(port_sharing::HANDSHAKES).await;
         }
+        // After an upgrade too: the new process may not use some of the sockets.
         for one in &mut self.all {
-            one.leave().await;
-        }
-        // After an upgrade too: the new process may have no use for some of them.
-        let all = self.all.iter();
-        all.for_each(|one| accept_waiting(&one.entrance, &self.worker));
-    }
-}
-
-/// Begins a connection that was accepted, where TLS is spoken if `secure`.
-fn greet(worker: &Arc<Worker>, accepted: Accepted, secure: bool, open: Open) {
-    let own = Arc::clone(worker);
-    match secure.then(|| worker.serving.load().tls.clone()).flatten() {
-        None => {
-            let arrival = Arrival::plain(accepted.ip);
-            tokio::spawn(connection::serve(accepted.stream, arrival, own, open));
-        }
-        Some(tls) => {
-            tokio::spawn(serve_tls(accepted, tls, own, open));
+            one.stop(worker).await;
         }
     }
 }
 
-/// Everything of a connection where TLS is spoken.
-// Not `async` itself, and what comes first is boxed: so nothing of it is left where the connection
-// is parked.
-fn serve_tls(
-    accepted: Accepted,
-    tls: Arc<Tls>,
-    worker: Arc<Worker>,
-    open: Open,
-) -> impl Future<Output = ()> + Send {
-    let beginning = Box::pin(begin_tls(accepted, tls, worker, open));
-    async move {
-        let Some(serving) = beginning.await else {
-            return;
-        };
-        serving.await;
-    }
+enum AsyncListener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
 }
 
-/// What comes before the first byte inside, and what serves the connection then. Nothing if it ends
-/// there.
-async fn begin_tls(
-    Accepted { stream, ip }: Accepted,
-    tls: Arc<Tls>,
-    worker: Arc<Worker>,
-    mut open: Open,
-) -> Option<impl Future<Output = ()> + Send> {
-    let (stream, from) = opening::before_tls(stream, ip, &worker).await?;
-    let patience = worker.serving.load().settings.header_timeout;
-    let shaking = tokio::time::timeout(patience, tls.handshake(stream, from));
-    let (stream, arrival) = match shaking.await {
-        Ok(Ok(begun)) => begun,
-        Ok(Err(error)) => {
-            tracing::debug!(ip = %from, %error, "no TLS");
-            return None;
-        }
-        Err(_) => {
-            tracing::debug!(ip = %from, "no TLS: the handshake took too long");
-            return None;
-        }
-    };
-    if arrival.ip != ip && !worker.permit(&mut open, arrival.ip) {
-        return None;
-    }
-    Some(connection::serve(stream, arrival, worker, open))
-}
-
-async fn accept_tcp(listener: Arc<TcpListener>, worker: Arc<Worker>, secure: bool) {
-    loop {
-        let permit = Arc::clone(&worker.connections).acquire_owned().await;
-        let (Ok(permit), accepted) = (permit, listener.accept().await) else {
-            return;
-        };
-        match accepted {
-            Ok((stream, address)) => {
-                // Without it an answer in two writes waits for the client's delayed ACK.
+impl AsyncListener {
+    async fn accept(&self) -> io::Result<Accepted> {
+        match self {
+            AsyncListener::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                // With Nagle's algorithm the second write waits for the client's delayed ACK.
                 let _ = stream.set_nodelay(true);
-                let (mut open, ip) = (worker.drain.open(permit), address.ip().to_canonical());
-                failpoint!("server.accept");
-                if worker.permit(&mut open, ip) {
-                    place(&worker, AcceptedTcp { stream, ip }, secure, open);
-                }
+                Ok(Accepted {
+                    stream: Stream::Tcp(stream),
+                    ip: address.ip().to_canonical(),
+                })
             }
-            Err(error) => rest(&error).await,
+            AsyncListener::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                Ok(Accepted {
+                    stream: Stream::Unix(stream),
+                    // A client of a unix socket is on this machine.
+                    ip: IpAddr::from(Ipv4Addr::LOCALHOST),
+                })
+            }
         }
     }
 }
 
-/// A client of a TCP listener, which may go to another worker.
-struct AcceptedTcp {
-    stream: TcpStream,
-    ip: IpAddr,
+async fn accept_all(listener: Arc<AsyncListener>, worker: Arc<Worker>, is_tls: bool) {
+    loop {
+        let Ok(permit) = Arc::clone(&worker.connections).acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok(accepted) => {
+                let open = worker.drain.open(permit);
+                failpoint!("server.accept");
+                place(&worker, accepted, is_tls, open);
+            }
+            // The client has left before it was accepted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
 }
 
-/// Greets a client, or has a worker do it that has clearly fewer.
-fn place(worker: &Arc<Worker>, accepted: AcceptedTcp, secure: bool, open: Open) {
-    let AcceptedTcp { stream, ip } = accepted;
-    let Some(other) = worker.position.least_loaded() else {
-        let stream = Stream::Tcp(stream);
-        return greet(worker, Accepted { stream, ip }, secure, open);
+/// Serves a client, or hands it off to a worker with clearly fewer connections.
+fn place(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, mut open: OpenConnection) {
+    let ip = accepted.ip;
+    let is_tcp = matches!(accepted.stream, Stream::Tcp(_));
+    if is_tcp && !worker.permit(&mut open, ip) {
+        return;
+    }
+    let other = worker.position.least_loaded();
+    let (stream, other) = match (accepted.stream, other) {
+        (Stream::Tcp(stream), Some(other)) => (stream, other),
+        (stream, _) => return spawn_connection(worker, Accepted { stream, ip }, is_tls, open),
     };
-    // One that cannot be taken from this worker has failed already.
+    // A stream that cannot leave this runtime has failed.
     let Ok(stream) = stream.into_std() else {
         return;
     };
     let handed = HandedOff {
         stream,
         ip,
-        secure,
+        is_tls,
         open,
     };
-    if let Err(stays) = worker.position.hand_off(handed, &other) {
-        welcome(worker, stays);
+    if let Err(returned) = worker.position.hand_off(handed, &other) {
+        serve_handed_off(worker, returned);
     }
 }
 
-fn welcome(worker: &Arc<Worker>, handed: HandedOff) {
+fn spawn_connection(worker: &Arc<Worker>, accepted: Accepted, is_tls: bool, open: OpenConnection) {
+    tokio::spawn(connection::serve(
+        accepted,
+        is_tls,
+        Arc::clone(worker),
+        open,
+    ));
+}
+
+fn serve_handed_off(worker: &Arc<Worker>, handed: HandedOff) {
     if let Ok(stream) = TcpStream::from_std(handed.stream) {
         let accepted = Accepted {
             stream: Stream::Tcp(stream),
             ip: handed.ip,
         };
-        greet(worker, accepted, handed.secure, handed.open);
+        spawn_connection(worker, accepted, handed.is_tls, handed.open);
     }
 }
 
-/// Greets whom other workers pass on, as long as this one lives.
+/// Serves the clients that other workers hand off to this one, as long as this worker lives.
 pub(super) async fn receive(mut handed_off: UnboundedReceiver<HandedOff>, worker: Arc<Worker>) {
     while let Some(handed) = handed_off.recv().await {
-        contained(async { welcome(&worker, handed) }).await;
+        contained(async { serve_handed_off(&worker, handed) }).await;
     }
 }
 
-async fn accept_unix(listener: Arc<UnixListener>, worker: Arc<Worker>, secure: bool) {
-    loop {
-        let permit = Arc::clone(&worker.connections).acquire_owned().await;
-        let (Ok(permit), accepted) = (permit, listener.accept().await) else {
-            return;
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                // Whoever can open the socket is on this machine.
-                let accepted = Accepted {
-                    stream: Stream::Unix(stream),
-                    ip: IpAddr::from(Ipv4Addr::LOCALHOST),
-                };
-                greet(&worker, accepted, secure, worker.drain.open(permit));
-            }
-            Err(error) => rest(&error).await,
-        }
-    }
-}
-
-/// Accepts what waits at a socket that is about to be closed.
-fn accept_waiting(entrance: &Entrance, worker: &Arc<Worker>) {
+/// Accepts the connections that wait at a socket before it is closed.
+fn accept_waiting(socket: &WorkerSocket, worker: &Arc<Worker>) {
     for _ in 0..BACKLOG {
         let Ok(permit) = Arc::clone(&worker.connections).try_acquire_owned() else {
             return;
         };
-        let Ok(accepted) = entrance.listener.accept() else {
+        let Ok(accepted) = socket.listener.accept() else {
             return;
         };
-        greet(worker, accepted, entrance.secure, worker.drain.open(permit));
-    }
-}
-
-/// A connection that failed before it was accepted is its own affair; a machine that is out of
-/// descriptors is given time to find some.
-async fn rest(error: &io::Error) {
-    match error.kind() {
-        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset => {}
-        _ => {
-            tracing::warn!(%error, "cannot accept a connection");
-            tokio::time::sleep(ACCEPT_REST).await;
-        }
+        spawn_connection(worker, accepted, socket.is_tls, worker.drain.open(permit));
     }
 }

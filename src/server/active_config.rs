@@ -1,7 +1,7 @@
-//! What a worker serves by: replaced whole by a reload, between two requests.
+//! The configuration by which a worker serves. A reload replaces it whole, between two requests.
 //!
-//! A connection looks it up when it begins, a request once for all that is done about it. What was
-//! replaced lives until the last request that began with it has its answer.
+//! A connection reads it at its start, and each request reads it once. A replaced configuration
+//! lives until the last request that began with it has its answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,46 +9,34 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use super::ServerState;
-use super::tls::Tls;
+use super::tls::ServerTls;
 use crate::clock::Sweep;
 use crate::config::{Config, ServerSettings};
 use crate::proxy::limiter::{StoreHandle, WorkerStore};
 use crate::proxy::{Downstream, Proxy};
 use crate::store::Store;
 use crate::telemetry::access::{AccessLog, Buffer};
-use crate::telemetry::spans::Queue;
+use crate::telemetry::spans::SpanQueue;
 
-/// How often a worker hands its log lines over.
+/// How often a worker passes its log lines to the writer.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 
-/// Everything that one configuration has a say in.
 pub(crate) struct ActiveConfig {
     pub(super) proxy: Proxy,
     pub(super) settings: ServerSettings,
-    /// What is spoken where TLS is.
-    pub(super) tls: Option<Arc<Tls>>,
-    /// How many configurations there were before it.
+    pub(super) tls: Option<Arc<ServerTls>>,
+    /// The number of configurations before this one.
     pub(super) generation: u64,
 }
 
 impl ActiveConfig {
-    fn new(
-        proxy: Proxy,
-        settings: ServerSettings,
-        state: &ServerState,
+    /// Describes a client of an older `generation` by this configuration. Returns `None` if nothing
+    /// differs from `known`.
+    pub(super) fn renew_downstream(
+        &self,
+        known: &Downstream,
         generation: u64,
-    ) -> ActiveConfig {
-        ActiveConfig {
-            proxy,
-            settings,
-            tls: state.tls.clone(),
-            generation,
-        }
-    }
-
-    /// What is known of a client whose connection is from `generation`, where it is not what was
-    /// known then.
-    pub(super) fn another(&self, known: &Downstream, generation: u64) -> Option<Box<Downstream>> {
+    ) -> Option<Box<Downstream>> {
         if generation == self.generation {
             return None;
         }
@@ -56,18 +44,18 @@ impl ActiveConfig {
     }
 }
 
-/// What one configuration hands to the next, and connections do not need.
+/// The parts of a worker that stay when its configuration is replaced.
 pub(super) struct CarriedOver {
     counts: Arc<StoreHandle>,
     store: WorkerStore,
     access: Arc<AccessLog>,
-    /// Where this worker's spans wait.
-    spans: Arc<Queue>,
+    /// The finished spans of this worker.
+    spans: Arc<SpanQueue>,
 }
 
 impl CarriedOver {
-    /// Opens the store's connection, and waits until the first attempt to reach it has ended: who
-    /// listens only after that need not begin with decisions of its own.
+    /// Opens the connection to the store, and waits for the end of the first attempt. A worker that
+    /// accepts clients after that need not begin with local decisions.
     pub(super) async fn open(state: &ServerState) -> CarriedOver {
         let carried = CarriedOver {
             store: state.counts.open(),
@@ -83,22 +71,11 @@ impl CarriedOver {
         self.store.store()
     }
 
-    /// What is served first.
-    pub(super) fn begin(&self, config: Config, state: &ServerState, sweep: &Sweep) -> ActiveConfig {
-        let settings = config.server.clone();
-        let log = state.access.buffer();
-        let stores = self.store.clone();
-        let tracing = config.tracing.clone();
-        let proxy = Proxy::new(config, stores, sweep, &state.vitals, &log)
-            .traced(tracing.as_deref(), &self.spans);
-        ActiveConfig::new(proxy, settings, state, 0)
-    }
-
-    /// What is served after `old`. The requests that `old` still has end as they began: with its
-    /// routes and limits, and with slots of its store.
-    pub(super) async fn renew(
+    /// Makes the first configuration, or the one after `old`. Requests of `old` end with its routes
+    /// and limits, and with slots of its store.
+    pub(super) async fn activate(
         &mut self,
-        old: &ActiveConfig,
+        old: Option<&ActiveConfig>,
         config: Config,
         state: &ServerState,
         sweep: &Sweep,
@@ -108,40 +85,49 @@ impl CarriedOver {
             self.counts = Arc::clone(&state.counts);
             self.store().ready().await;
         }
-        self.store().limits_changed();
-        let log = if Arc::ptr_eq(&self.access, &state.access) {
-            old.proxy.log().clone()
-        } else {
-            state.access.buffer()
+        let is_same_log = Arc::ptr_eq(&self.access, &state.access);
+        let log = match old {
+            Some(old) if is_same_log => old.proxy.log().clone(),
+            _ => state.access.buffer(),
         };
         self.access = Arc::clone(&state.access);
         let settings = config.server.clone();
-        let stores = self.store.clone();
         let tracing = config.tracing.clone();
-        let proxy = old
-            .proxy
-            .renewed(config, stores, sweep, &state.vitals, &log);
-        let proxy = proxy.traced(tracing.as_deref(), &self.spans);
-        ActiveConfig::new(proxy, settings, state, old.generation + 1)
+        let (stores, vitals) = (self.store.clone(), &state.vitals);
+        let proxy = match old {
+            None => Proxy::new(config, stores, sweep, vitals, &log),
+            Some(old) => {
+                self.store().limits_changed();
+                old.proxy.renewed(config, stores, sweep, vitals, &log)
+            }
+        };
+        ActiveConfig {
+            proxy: proxy.traced(tracing.as_deref(), &self.spans),
+            settings,
+            tls: state.tls.clone(),
+            generation: old.map_or(0, |old| old.generation + 1),
+        }
     }
 }
 
-/// Hands the log's lines over from time to time, those of a replaced log too as long as requests
-/// that began with it may add some. Drops expired counts, whether requests come or not. Tells
-/// `beat` each time that this thread runs.
+/// Periodically passes log lines to the writer, removes expired counts, and calls `beat`. The lines
+/// of a replaced log are passed on too, as long as a request can add some.
 pub(super) async fn flush(serving: Arc<ArcSwap<ActiveConfig>>, beat: impl Fn()) {
     let mut logs: Vec<Buffer> = Vec::new();
     loop {
         beat();
         tokio::time::sleep(FLUSH_EVERY).await;
-        let now = serving.load_full();
-        now.proxy.tidy();
-        if logs.last().is_none_or(|log| !log.is_same(now.proxy.log())) {
-            logs.push(now.proxy.log().clone());
+        let config = serving.load_full();
+        config.proxy.tidy();
+        if logs
+            .last()
+            .is_none_or(|log| !log.is_same(config.proxy.log()))
+        {
+            logs.push(config.proxy.log().clone());
         }
         logs.retain(|log| {
             log.flush();
-            log.is_same(now.proxy.log()) || !log.is_last()
+            log.is_same(config.proxy.log()) || !log.is_last()
         });
     }
 }

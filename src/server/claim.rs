@@ -1,8 +1,8 @@
-//! One process a file: a lock beside the control socket says which process runs a configuration.
+//! One process for each configuration file: a lock beside the control socket.
 //!
-//! The lock (`flock`) ends with its process, also when that is killed. A process that drains has
-//! released it, so that the next one can start at once. The lock's file has the process's id and
-//! its addresses, for the message with which a second process refuses to start.
+//! The lock (`flock`) ends with its process, even if that is killed. A process that drains has
+//! released it, so that the next one can start at once. The lock's file contains the process id and
+//! the addresses, for the message of a second process that refuses to start.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -14,94 +14,89 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::control_path;
-use super::left_behind::{SocketFileId, SocketState, socket_state};
+use super::socket_file::{SocketFileId, SocketState, control_paths, make_private, socket_state};
 use crate::config::Control;
 
-/// Bytes of a lock's file that are read, at most.
-const MOST_TEXT: u64 = 4096;
-/// A lock's file may be removed between opening and locking it: how often that is tried again.
+/// Bytes that are read of a lock's file, at most.
+const MAX_TEXT: u64 = 4096;
+/// Attempts to lock a file that other processes remove between the open and the lock.
 const TRIES: usize = 16;
 
-/// The right to run a file, once it is [taken](Claim::take).
+/// The right to run a configuration file, once it is [taken](Claim::take).
 #[derive(Debug)]
 pub struct Claim {
-    /// Where control sockets of this file may be.
+    /// The possible control sockets of the file.
     sockets: Vec<PathBuf>,
-    /// Whether their directories are made by tidegate.
+    /// Whether tidegate creates their directories.
     own_directory: bool,
-    locked: Mutex<Option<Locked>>,
-    /// Whether this process drains: it takes the claim no more.
+    lock: Mutex<Option<ClaimLock>>,
+    /// This process drains and takes the claim no more.
     released: AtomicBool,
-    /// The claim belongs to a predecessor until that releases it.
+    /// Another process has the claim until it releases it.
     replaces: bool,
 }
 
 #[derive(Debug)]
-struct Locked {
+struct ClaimLock {
     file: File,
     path: PathBuf,
 }
 
-/// Another process that runs the same file.
+/// The process that has a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {
-    /// Its id, where that can be known.
     pub pid: Option<u32>,
-    /// Where it listens; empty where that is not known.
+    /// Its listening addresses; empty if they are not known.
     pub addresses: String,
 }
 
-enum Attempt {
-    Locked(Locked),
-    Held(Holder),
-    Impossible(io::Error),
-}
-
 impl Claim {
-    /// The claim to `file`, not taken yet. A process that `replaces` another one shares the claim
-    /// until the other has released it.
+    /// A claim to `file` that is not taken yet. A process that `replaces` another one may run
+    /// beside it until the other releases the claim.
     pub fn new(file: &Path, control: &Control, replaces: bool) -> Claim {
-        let place = match control {
-            // Without a control socket two processes would still count twice.
+        let control = match control {
+            // Two processes without a control socket would count twice as well.
             Control::Off => &Control::Derived,
             control => control,
         };
         Claim {
-            sockets: control_path::places(file, place),
-            own_directory: *place == Control::Derived,
-            locked: Mutex::default(),
+            sockets: control_paths(file, control),
+            own_directory: *control == Control::Derived,
+            lock: Mutex::default(),
             released: AtomicBool::new(false),
             replaces,
         }
     }
 
-    /// Takes the claim. Where no lock can be made, as on a read-only disk, the claim is taken
-    /// without one.
+    /// Takes the claim. If no lock can be created, as on a read-only disk, it is taken without one.
     ///
     /// # Errors
     /// Another process has it.
     pub fn take(&self) -> Result<(), Holder> {
-        let mut locked = self.locked();
-        if locked.is_some() || self.is_released() {
+        let mut lock = self.lock();
+        if lock.is_some() || self.is_released() {
             return Ok(());
         }
         for socket in &self.sockets {
-            match lock(&socket.with_extension("lock"), self.own_directory) {
-                Attempt::Held(holder) => {
-                    *locked = None;
+            let path = socket.with_extension("lock");
+            match lock_file(&path, self.own_directory) {
+                Ok(Err(holder)) => {
+                    *lock = None;
                     return Err(holder);
                 }
-                Attempt::Locked(one) if locked.is_none() => *locked = Some(one),
-                Attempt::Locked(surplus) => surplus.remove(),
-                Attempt::Impossible(error) => tracing::debug!(%error, "no lock there"),
+                Ok(Ok(one)) if lock.is_none() => *lock = Some(one),
+                Ok(Ok(surplus)) => surplus.remove(),
+                Err(error) => {
+                    let error = format!("{}: {error}", path.display());
+                    tracing::debug!(%error, "no lock there");
+                }
             }
-            // A process of an older version has a socket and no lock.
-            // A socket in a directory that this user may not enter tells nothing.
+            // A process of an older version has a socket and no lock. If this user may not enter
+            // the directory of the socket, its state is unknown.
             if let (false, SocketState::Served(pid)) = (self.replaces, socket_state(socket))
                 && socket.symlink_metadata().is_ok()
             {
-                if let Some(one) = locked.take() {
+                if let Some(one) = lock.take() {
                     one.remove();
                 }
                 let addresses = String::new();
@@ -111,30 +106,30 @@ impl Claim {
         Ok(())
     }
 
-    /// Whether no other process has it.
+    /// Whether no other process has the claim.
     pub fn is_held(&self) -> bool {
         self.take().is_ok()
     }
 
-    /// Whether this process may bind the file's control socket.
+    /// Whether this process may bind the control socket.
     pub(crate) fn may_control(&self) -> bool {
         let takes = self.take().is_ok() || self.replaces;
         takes && !self.is_released()
     }
 
-    /// Writes where this process listens, for those that are refused.
-    pub fn tell(&self, addresses: &[String]) {
-        if let Some(one) = &*self.locked() {
-            // A message without addresses is good enough.
+    /// Writes the addresses of this process, for processes that are refused.
+    pub fn write_addresses(&self, addresses: &[String]) {
+        if let Some(one) = &*self.lock() {
+            // On failure the message of the other process has no addresses.
             let _ = one.write(&addresses.join(", "));
         }
     }
 
-    /// Lets another process have it.
+    /// Lets another process take the claim.
     pub fn release(&self) {
-        let mut locked = self.locked();
+        let mut lock = self.lock();
         self.released.store(true, Ordering::Relaxed);
-        if let Some(one) = locked.take() {
+        if let Some(one) = lock.take() {
             one.remove();
         }
     }
@@ -143,8 +138,8 @@ impl Claim {
         self.released.load(Ordering::Relaxed)
     }
 
-    fn locked(&self) -> MutexGuard<'_, Option<Locked>> {
-        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<ClaimLock>> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -154,7 +149,7 @@ impl Drop for Claim {
     }
 }
 
-impl Locked {
+impl ClaimLock {
     fn write(&self, addresses: &str) -> io::Result<()> {
         let mut file = &self.file;
         file.set_len(0)?;
@@ -162,10 +157,10 @@ impl Locked {
         file.write_all(format!("{}\n{addresses}\n", std::process::id()).as_bytes())
     }
 
-    /// Only the process that has the lock removes its file.
+    /// Removes the file. Only the process that has the lock may do this.
     fn remove(self) {
-        if SocketFileId::of(&self.path)
-            .is_ok_and(|there| SocketFileId::of_file(&self.file).is_ok_and(|own| own == there))
+        let there = SocketFileId::of_path(&self.path);
+        if there.is_ok_and(|there| SocketFileId::of_file(&self.file).is_ok_and(|own| own == there))
         {
             // It may be gone already.
             let _ = fs::remove_file(&self.path);
@@ -173,46 +168,41 @@ impl Locked {
     }
 }
 
-fn lock(path: &Path, own_directory: bool) -> Attempt {
-    let attempt = || -> io::Result<Attempt> {
-        if own_directory {
-            control_path::make_private(path.parent().unwrap_or(Path::new("/")))?;
+/// Locks a file, or returns the process that has the lock.
+fn lock_file(path: &Path, own_directory: bool) -> io::Result<Result<ClaimLock, Holder>> {
+    if own_directory {
+        make_private(path.parent().unwrap_or(Path::new("/")))?;
+    }
+    for _ in 0..TRIES {
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let file = options.mode(0o600).open(path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Err(Holder::read(file))),
+            Err(error) => return Err(error.into()),
         }
-        for _ in 0..TRIES {
-            let mut options = OpenOptions::new();
-            let options = options.read(true).write(true).create(true).truncate(false);
-            let file = options.mode(0o600).open(path)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => return Ok(Attempt::Held(read(file))),
-                Err(error) => return Err(error.into()),
-            }
-            // Also a symbolic link is another file than the one that it leads to.
-            if SocketFileId::of(path).ok() == Some(SocketFileId::of_file(&file)?) {
-                let locked = Locked {
-                    file,
-                    path: path.to_owned(),
-                };
-                locked.write("")?;
-                return Ok(Attempt::Locked(locked));
-            }
+        // A symbolic link is another file than its target, so a link is never written to.
+        if SocketFileId::of_path(path).ok() == Some(SocketFileId::of_file(&file)?) {
+            let path = path.to_owned();
+            let lock = ClaimLock { file, path };
+            lock.write("")?;
+            return Ok(Ok(lock));
         }
-        Err(io::Error::other("the lock's file is replaced all the time"))
-    };
-    attempt().unwrap_or_else(|error| {
-        let text = format!("{}: {error}", path.display());
-        Attempt::Impossible(io::Error::new(error.kind(), text))
-    })
+    }
+    Err(io::Error::other("the lock's file is replaced all the time"))
 }
 
-fn read(file: File) -> Holder {
-    let mut text = String::new();
-    // A message that names no process is good enough.
-    let _ = file.take(MOST_TEXT).read_to_string(&mut text);
-    let mut lines = text.lines();
-    Holder {
-        pid: lines.next().and_then(|pid| pid.parse().ok()),
-        addresses: lines.next().unwrap_or_default().to_owned(),
+impl Holder {
+    /// Reads a locked file. A file that cannot be read gives an unknown process.
+    pub(super) fn read(file: File) -> Holder {
+        let mut text = String::new();
+        let _ = file.take(MAX_TEXT).read_to_string(&mut text);
+        let mut lines = text.lines();
+        Holder {
+            pid: lines.next().and_then(|pid| pid.trim().parse().ok()),
+            addresses: lines.next().unwrap_or_default().to_owned(),
+        }
     }
 }
 
@@ -227,12 +217,11 @@ impl fmt::Display for Holder {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
-
     use super::*;
-
+    use std::sync::Barrier;
     fn claim(directory: &Path) -> Claim {
         let control = Control::At(directory.join("control.sock"));
+
         Claim::new(Path::new("proxy.toml"), &control, false)
     }
 
@@ -242,7 +231,7 @@ mod tests {
         let (first, second) = (claim(directory.path()), claim(directory.path()));
         first.take().unwrap();
         first.take().unwrap();
-        first.tell(&["http://127.0.0.1:1".to_owned()]);
+        first.write_addresses(&["http://127.0.0.1:1".to_owned()]);
         let holder = second.take().unwrap_err();
         assert_eq!(holder.pid, Some(std::process::id()));
         assert_eq!(holder.addresses, "http://127.0.0.1:1");

@@ -1,6 +1,6 @@
-//! The control socket: how commands talk to the running proxy.
+//! The control socket, over which commands talk to the running proxy.
 //!
-//! A unix socket for this user and root alone. One JSON object in a line each way, then the end:
+//! It is a unix socket for this user and root. Each side sends one line of JSON, then the end:
 //!
 //! ```text
 //! {"version":1,"command":"reload"}
@@ -8,9 +8,9 @@
 //! {"version":1,"ok":false,"code":78,"error":"error[T101]: unknown key .."}
 //! ```
 //!
-//! Both ends derive its path from that of the configuration (`control_path`), or `control` names
-//! one. After an upgrade the new process has the socket. A process beside another one waits until
-//! that one drains ([`Claim`]). The file is made again if something removes it.
+//! Both sides derive the path of the socket from that of the configuration, or `control` names it
+//! (`socket_file`). After an upgrade the new process has the socket. A process that runs beside
+//! another one waits until that one drains ([`Claim`]). A removed file is created again.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -26,50 +26,49 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::claim::Claim;
-use super::control_path::make_private;
-use super::heartbeat::Heartbeats;
-use super::left_behind::{SocketFileId, SocketState, is_socket, socket_state};
-use super::reload_request::{Outcome, Reload, ReloadError};
+use super::reload_request::{Reload, ReloadError, ReloadOutcome};
+use super::socket_file::{SocketFileId, SocketState, is_socket, make_private, socket_state};
+use super::worker_set::Heartbeats;
 use crate::config::diagnostic::{Code, Diagnostics};
 use crate::config::render;
 use tidegate_core::failpoint;
 
-/// Of the lines.
+/// The version of the protocol.
 pub const VERSION: u64 = 1;
-/// Bytes in a command's line.
-const MOST_LINE: u64 = 4096;
-/// Commands at once.
-const MOST_AT_ONCE: usize = 8;
-/// For a command's line to come, and for each answer to be taken.
+/// Bytes in the line of a command.
+const MAX_LINE: u64 = 4096;
+/// Commands at the same time.
+const MAX_AT_ONCE: usize = 8;
+/// How long a command's line, and the write of an answer, may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often the socket's file is looked for.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Sockets that are looked at, whether they were left behind, and how old such ones are.
-const MOST_SWEPT: usize = 256;
-const LEFT_AFTER: Duration = Duration::from_secs(60);
-/// How often a process that runs beside another asks for its place.
+/// How often the socket's file is checked.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// Files in the directory that are checked for stale sockets, and the age of a stale socket.
+const MAX_SWEPT: usize = 256;
+const STALE_AFTER: Duration = Duration::from_secs(60);
+/// How often a process tries to take the claim of another one.
 const CLAIM_EVERY: Duration = Duration::from_secs(1);
-/// How often it is looked whether all workers serve.
+/// How often it is checked whether all workers serve.
 const SERVES_EVERY: Duration = Duration::from_millis(20);
 
-/// What refused commands exit with, as the command line has it.
+/// Exit codes of refused commands.
 const BAD_CONFIGURATION: u64 = 78;
 const DID_NOT_WORK: u64 = 1;
 const WRONG_USE: u64 = 2;
 
-/// The socket, and which file it is.
-struct Bound {
+/// The bound socket. Its drop removes the file, if the file is still its own.
+struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
     file: SocketFileId,
 }
 
-impl Bound {
-    /// At the first of `places` that can be had.
-    fn at_any(places: &[PathBuf], own_directory: bool) -> io::Result<Bound> {
+impl ControlSocket {
+    /// Binds at the first of `places` that can be used.
+    fn bind_any(places: &[PathBuf], own_directory: bool) -> io::Result<ControlSocket> {
         let mut failed = io::Error::other("there is no place for it");
         for path in places {
-            match Bound::at(path, own_directory) {
+            match ControlSocket::bind(path, own_directory) {
                 Ok(bound) => return Ok(bound),
                 Err(error) => {
                     let text = format!("{}: {error}", path.display());
@@ -80,13 +79,13 @@ impl Bound {
         Err(failed)
     }
 
-    /// Beside its place and then into it, so that whoever comes meanwhile meets either the old one
-    /// or this one.
-    fn at(path: &Path, own_directory: bool) -> io::Result<Bound> {
+    /// Binds at another path and renames the file, so that a client always finds a socket that is
+    /// served.
+    fn bind(path: &Path, own_directory: bool) -> io::Result<ControlSocket> {
         if own_directory {
             let directory = path.parent().unwrap_or(Path::new("/"));
             make_private(directory)?;
-            sweep(directory);
+            remove_stale(directory);
         }
         if fs::symlink_metadata(path).is_ok_and(|file| !is_socket(&file)) {
             return Err(io::Error::other("something is there that is no socket"));
@@ -95,11 +94,11 @@ impl Bound {
         let _ = fs::remove_file(&beside);
         let listener = UnixListener::bind(&beside)?;
         fs::set_permissions(&beside, Permissions::from_mode(0o600))?;
-        let file = SocketFileId::of(&beside)?;
+        let file = SocketFileId::of_path(&beside)?;
         fs::rename(&beside, path).inspect_err(|_| {
             let _ = fs::remove_file(&beside);
         })?;
-        Ok(Bound {
+        Ok(ControlSocket {
             listener,
             path: path.to_owned(),
             file,
@@ -111,21 +110,21 @@ impl Bound {
     }
 }
 
-impl Drop for Bound {
+impl Drop for ControlSocket {
     fn drop(&mut self) {
-        if SocketFileId::of(&self.path).is_ok_and(|file| file == self.file) {
+        if SocketFileId::of_path(&self.path).is_ok_and(|file| file == self.file) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Takes away what processes that were killed have left.
-fn sweep(directory: &Path) {
+/// Removes the sockets of processes that were killed.
+fn remove_stale(directory: &Path) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    for path in entries.take(MOST_SWEPT).map(|entry| entry.path()) {
+    for path in entries.take(MAX_SWEPT).map(|entry| entry.path()) {
         let old = fs::symlink_metadata(&path).is_ok_and(|file| {
             let age = file.modified().ok().and_then(|time| time.elapsed().ok());
-            is_socket(&file) && age.is_some_and(|age| age > LEFT_AFTER)
+            is_socket(&file) && age.is_some_and(|age| age > STALE_AFTER)
         });
         if old && socket_state(&path) == SocketState::Stale {
             let _ = fs::remove_file(&path);
@@ -133,10 +132,9 @@ fn sweep(directory: &Path) {
     }
 }
 
-/// What the control socket needs of its process.
 #[derive(Clone)]
-pub(super) struct Post {
-    /// Where it may be.
+pub(super) struct ControlSettings {
+    /// The possible paths of the socket.
     pub(super) places: Vec<PathBuf>,
     pub(super) own_directory: bool,
     pub(super) claim: Arc<Claim>,
@@ -144,56 +142,48 @@ pub(super) struct Post {
     pub(super) heartbeats: Arc<Heartbeats>,
 }
 
-/// Serves commands, from when all workers serve and no other process has the file, until it is
-/// dropped.
-pub(super) async fn serve(post: Post) {
-    let Post {
-        places,
-        own_directory: derived,
-        claim,
-        reload,
-        heartbeats,
-    } = post;
-    while !heartbeats.serves() {
+/// Serves commands until it is dropped. It begins when all workers serve and no other process has
+/// the claim.
+pub(super) async fn serve(settings: ControlSettings) {
+    while !settings.heartbeats.serves() {
         tokio::time::sleep(SERVES_EVERY).await;
     }
-    if places.is_empty() {
+    if settings.places.is_empty() {
         return;
     }
-    let permits = Arc::new(Semaphore::new(MOST_AT_ONCE));
-    let mut told = false;
+    let permits = Arc::new(Semaphore::new(MAX_AT_ONCE));
+    let mut is_logged = false;
     loop {
-        if !claim.may_control() {
+        if !settings.claim.may_control() {
             tokio::time::sleep(CLAIM_EVERY).await;
             continue;
         }
-        let bound = match Bound::at_any(&places, derived) {
+        let bound = match ControlSocket::bind_any(&settings.places, settings.own_directory) {
             Ok(bound) => bound,
             Err(error) => {
-                if !told {
+                if !std::mem::replace(&mut is_logged, true) {
                     tracing::warn!(%error, "no control socket: `tidegate reload` cannot reach us");
-                    told = true;
                 }
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(CHECK_EVERY).await;
                 continue;
             }
         };
-        told = false;
+        is_logged = false;
         tracing::debug!(path = %bound.path.display(), "control socket");
         failpoint!("server.control");
         while !bound.is_gone() {
-            // After an upgrade the lock is free once the predecessor drains.
-            let _ = claim.take();
-            let accepted = timeout(LOOK_EVERY, bound.listener.accept()).await;
+            // After an upgrade the old process releases the lock when it drains.
+            let _ = settings.claim.take();
+            let accepted = timeout(CHECK_EVERY, bound.listener.accept()).await;
             let Ok(Ok((stream, _))) = accepted else {
                 continue;
             };
             let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
                 continue;
             };
-            let reload = reload.clone();
+            let reload = settings.reload.clone();
             tokio::spawn(async move {
-                // Whoever asked may go at any time.
+                // The command may end at any time.
                 let _ = answer(stream, &reload).await;
                 drop(permit);
             });
@@ -202,34 +192,34 @@ pub(super) async fn serve(post: Post) {
 }
 
 async fn answer(stream: UnixStream, reload: &Reload) -> io::Result<()> {
-    let asks = stream.peer_cred()?.uid();
-    if asks != 0 && asks != rustix::process::geteuid().as_raw() {
+    let user = stream.peer_cred()?.uid();
+    if user != 0 && user != rustix::process::geteuid().as_raw() {
         return Ok(());
     }
-    let mut lines = BufReader::new(stream.take(MOST_LINE));
+    let mut lines = BufReader::new(stream.take(MAX_LINE));
     let mut line = String::new();
     timeout(PATIENCE, lines.read_line(&mut line)).await??;
-    let mut said = obey(&line, reload).await.to_string();
-    said.push('\n');
+    let mut answer = run_command(&line, reload).await.to_string();
+    answer.push('\n');
     let mut stream = lines.into_inner().into_inner();
-    timeout(PATIENCE, stream.write_all(said.as_bytes())).await??;
+    timeout(PATIENCE, stream.write_all(answer.as_bytes())).await??;
     stream.shutdown().await
 }
 
-async fn obey(line: &str, reload: &Reload) -> Value {
-    let Ok(asked) = serde_json::from_str::<Value>(line) else {
+async fn run_command(line: &str, reload: &Reload) -> Value {
+    let Ok(command) = serde_json::from_str::<Value>(line) else {
         return refusal(WRONG_USE, "not a line of JSON");
     };
-    if asked.get("version").and_then(Value::as_u64) != Some(VERSION) {
+    if command.get("version").and_then(Value::as_u64) != Some(VERSION) {
         return refusal(WRONG_USE, &format!("this proxy speaks version {VERSION}"));
     }
-    match asked.get("command").and_then(Value::as_str) {
-        Some("reload") => told(&reload.ask().await),
+    match command.get("command").and_then(Value::as_str) {
+        Some("reload") => describe(&reload.request().await),
         _ => refusal(WRONG_USE, "this proxy has no such command"),
     }
 }
 
-fn told(outcome: &Outcome) -> Value {
+fn describe(outcome: &ReloadOutcome) -> Value {
     match &**outcome {
         Ok(reloaded) => json!({
             "version": VERSION,
@@ -272,19 +262,22 @@ mod tests {
     async fn the_socket_is_for_its_user_and_goes_with_its_owner_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("sub/one.sock");
-        let first = Bound::at(&path, true).unwrap();
+        let first = ControlSocket::bind(&path, true).unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!(mode(&path), 0o600);
         assert_eq!(mode(path.parent().unwrap()), 0o700);
-        let second = Bound::at(&path, true).unwrap();
+        let second = ControlSocket::bind(&path, true).unwrap();
         drop(first);
         assert!(path.exists(), "the second one's");
         assert!(!second.is_gone());
         drop(second);
         assert!(!path.exists());
         fs::write(&path, "a file").unwrap();
-        assert!(Bound::at(&path, true).is_err());
+        assert!(ControlSocket::bind(&path, true).is_err());
         fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
-        assert!(Bound::at(&path, true).is_err(), "others could replace it");
+        assert!(
+            ControlSocket::bind(&path, true).is_err(),
+            "others could replace it"
+        );
     }
 }

@@ -1,20 +1,24 @@
-//! The orderly end of a worker: no new connections, requests under way finished, idle connections
-//! closed, and after the deadline everything else cut.
+//! Open connections: how many each worker and each address has, and how a worker ends them.
 //!
-//! A client may send a request just as its idle connection is closed, and cannot know what became
-//! of it. So idle connections stay open for a while: each answer from now on says that it is the
-//! last, and only who has nothing to ask for that long is closed unasked.
+//! A drain accepts no new connections, lets requests finish, closes idle connections, and cuts the
+//! rest at the deadline. A client may send a request at the moment when its idle connection is
+//! closed, and cannot know whether it was served. So idle connections stay open for a while, and
+//! each answer announces the end of its connection.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
-use super::connections_per_ip::ConnectionPermit;
 use crate::clock::Sweep;
 
-/// What a worker's connections and its end tell each other.
+/// Leading bits of an IPv6 address that identify one client.
+const IPV6_BITS: u32 = 64;
+
+/// The open connections of one worker, and the state of its drain.
 #[derive(Debug, Default)]
 pub(crate) struct Drain {
     draining: AtomicBool,
@@ -23,7 +27,6 @@ pub(crate) struct Drain {
     closed: Notify,
 }
 
-/// How long an end may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
     /// For one more request on an idle connection.
@@ -32,90 +35,172 @@ pub(crate) struct Deadlines {
     pub(crate) all: Duration,
 }
 
-/// One open connection and its place among all that may be open; dropping it is its end. It is
-/// there before its connection's task has begun, so that no end comes in between.
+/// One open connection; dropping it counts its end. It exists before the task of its connection
+/// starts, so that no drain can miss it.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenConnection {
     drain: Arc<Drain>,
     _permit: OwnedSemaphorePermit,
-    /// Boxed: mostly there is none, and a parked connection should take little.
-    permit: Option<Box<ConnectionPermit>>,
+    /// Boxed, because it is usually absent and an idle connection should be small.
+    ip_permit: Option<Box<ConnectionPermit>>,
 }
 
 impl Drain {
-    pub(crate) fn open(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> Open {
+    pub(crate) fn open(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> OpenConnection {
         self.open.fetch_add(1, Ordering::Relaxed);
-        Open {
+        OpenConnection {
             drain: Arc::clone(self),
             _permit: permit,
-            permit: None,
+            ip_permit: None,
         }
     }
 
-    /// Whether each answer should be its connection's last.
+    /// Whether each answer should be the last one on its connection.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::SeqCst)
     }
 
-    /// How many connections are open.
     pub(crate) fn count(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    fn leave(&self) {
+    fn count_closed(&self) {
         self.open.fetch_sub(1, Ordering::SeqCst);
         self.closed.notify_one();
     }
 
-    /// Whether idle connections should end too.
+    /// Whether idle connections should close too.
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// From now on each answer is its connection's last.
+    /// Makes each answer the last one on its connection.
     pub(crate) fn begin(&self, sweep: &Sweep) {
-        // Against whoever is passed on here: either he is told, or he is waited for.
+        // `SeqCst`, because of connections that other workers hand off to this one: either the
+        // other worker sees the drain, or the drain sees the connection.
         self.draining.store(true, Ordering::SeqCst);
         sweep.wake_all();
     }
 
-    /// Waits until every connection has ended. Returns how many were still open at the deadline.
+    /// Waits until all connections have ended. Returns how many are open at the deadline.
     pub(crate) async fn finish(&self, sweep: &Sweep, deadlines: Deadlines) -> usize {
         self.begin(sweep);
         let idle = deadlines.idle.min(deadlines.all);
-        self.all_closed(idle).await;
+        self.wait_until_closed(idle).await;
         self.closing.store(true, Ordering::Relaxed);
         sweep.wake_all();
-        self.all_closed(deadlines.all - idle).await;
+        self.wait_until_closed(deadlines.all - idle).await;
         self.open.load(Ordering::Relaxed)
     }
 
-    async fn all_closed(&self, timeout: Duration) {
+    async fn wait_until_closed(&self, timeout: Duration) {
         let all_closed = async {
             while self.open.load(Ordering::SeqCst) > 0 {
                 self.closed.notified().await;
             }
         };
-        // Ran out or not: the count tells.
+        // The caller reads the count, so the timeout needs no report.
         let _ = tokio::time::timeout(timeout, all_closed).await;
     }
 }
 
-impl Open {
-    /// Its place among the connections of its address, where those are counted.
+impl OpenConnection {
+    /// Stores the permit of the connection's address, if the connections of an address are limited.
     pub(super) fn hold_permit(&mut self, permit: Option<ConnectionPermit>) {
-        self.permit = permit.map(Box::new);
+        self.ip_permit = permit.map(Box::new);
     }
 
-    /// Another worker has the connection from now on.
+    /// Moves the connection to another worker.
     pub(crate) fn move_to(&mut self, other: &Arc<Drain>) {
         other.open.fetch_add(1, Ordering::SeqCst);
-        std::mem::replace(&mut self.drain, Arc::clone(other)).leave();
+        std::mem::replace(&mut self.drain, Arc::clone(other)).count_closed();
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
-        self.drain.leave();
+        self.drain.count_closed();
+    }
+}
+
+/// The number of connections of each address, for `max_connections_per_ip`. It changes only when a
+/// connection begins or ends.
+#[derive(Debug, Default)]
+pub(crate) struct ConnectionsPerIp(Mutex<HashMap<IpAddr, usize>>);
+
+/// One counted connection of an address; dropping it ends the count.
+#[derive(Debug)]
+pub(crate) struct ConnectionPermit {
+    per_ip: Arc<ConnectionsPerIp>,
+    client: IpAddr,
+}
+
+impl ConnectionsPerIp {
+    /// Counts one more connection of this address, unless it has `most` already.
+    pub(crate) fn take(
+        self: &Arc<ConnectionsPerIp>,
+        ip: IpAddr,
+        most: usize,
+    ) -> Option<ConnectionPermit> {
+        let client = client_network(ip);
+        let mut counts = self.lock();
+        let count = counts.entry(client).or_default();
+        if *count >= most {
+            return None;
+        }
+        *count += 1;
+        Some(ConnectionPermit {
+            per_ip: Arc::clone(self),
+            client,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for ConnectionPermit {
+    fn drop(&mut self) {
+        let mut counts = self.per_ip.lock();
+        if let Some(count) = counts.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.client);
+            }
+        }
+    }
+}
+
+/// The first address of the network that one client may own.
+fn client_network(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) => {
+            let bits = ip.to_bits() >> IPV6_BITS << IPV6_BITS;
+            IpAddr::V6(Ipv6Addr::from_bits(bits))
+        }
+        ip => ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    #[test]
+    fn an_address_has_its_places_and_gives_them_back() {
+        let per_ip = Arc::new(ConnectionsPerIp::default());
+
+        let take = |ip: &str| per_ip.take(ip.parse().unwrap(), 2);
+        let first = take("192.0.2.1");
+        let _second = take("::ffff:192.0.2.1");
+        assert!(first.is_some() && take("192.0.2.1").is_none());
+        assert!(take("192.0.2.2").is_some(), "others have their own");
+        drop(first);
+        assert!(take("192.0.2.1").is_some());
+        let _of_one_network = (take("2001:db8::1"), take("2001:db8::2:3"));
+        let third = (take("2001:db8::9"), take("2001:db8:0:1::1"));
+        assert!(third.0.is_none() && third.1.is_some());
+        drop((_second, _of_one_network, third));
+        assert!(per_ip.lock().is_empty());
     }
 }

@@ -1,7 +1,7 @@
-//! A small HTTP server that answers with what it was asked: the upstream of `tidegate demo`.
+//! A small HTTP server that answers with the request: the upstream of `tidegate demo`.
 //!
-//! It is here so that the first command a stranger runs needs nothing else. It must never be used
-//! for anything but a look: it has no limits beyond hyper's.
+//! So a demo needs no other program. It must not be used for anything else, because it has no
+//! limits beyond those of hyper.
 
 use std::convert::Infallible;
 use std::fmt::Write;
@@ -15,14 +15,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 
-/// How much of a request's body is read, bytes.
+/// Bytes that are read of a request's body, at most.
 const BODY_BYTES: usize = 1 << 20;
 
-/// Starts the echo server on a free loopback port, on a thread of its own that ends with the
-/// process.
+/// Starts the echo server on a free loopback port, on a thread of its own.
 ///
 /// # Errors
-/// No port or no thread could be had.
+/// The port cannot be bound, or the thread cannot be started.
 pub fn start() -> io::Result<SocketAddr> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0))?;
     listener.set_nonblocking(true)?;
@@ -51,7 +50,7 @@ async fn serve(listener: TcpListener) {
         tokio::spawn(async move {
             let connection = hyper::server::conn::http1::Builder::new()
                 .serve_connection(TokioIo::new(stream), service_fn(answer));
-            // A client that went away is nobody's fault.
+            // The client may have left.
             let _ = connection.await;
         });
     }
@@ -60,7 +59,7 @@ async fn serve(listener: TcpListener) {
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let mut text = format!("{} {}\n", request.method(), request.uri());
     for (name, value) in request.headers() {
-        // Writing to a String cannot fail.
+        // A write to a String cannot fail.
         let _ = writeln!(
             text,
             "{name}: {}",

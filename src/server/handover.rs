@@ -1,18 +1,19 @@
-//! How two processes of ours talk while one takes the other's place: messages of words, with
-//! descriptors attached, over a pair of sockets whose one end is the new process's standard input.
+//! The messages by which one process of ours replaces another, and the sockets that a process
+//! inherits. Messages are texts with descriptors, over a pair of sockets. One end of the pair is
+//! the standard input of the new process.
 //!
-//! | from | says | |
+//! | from | text | |
 //! |---|---|---|
 //! | old | `process PID` | |
 //! | old | `sockets own ADDRESS` | with up to [`AT_ONCE`] sockets |
-//! | old | `sockets lent ADDRESS` | the same, where a service manager has them too |
+//! | old | `sockets lent ADDRESS` | the same, if a service manager has them too |
 //! | old | `end` | |
-//! | new | `ready` | once every worker accepts |
+//! | new | `ready` | when every worker accepts |
 //! | old | `go` | |
-//! | new | (closes its end) | once the pid file names it; the old one accepts no more |
+//! | new | (closes its end) | when the pid file names it; the old process accepts no more |
 //!
-//! Whoever closes its end before has failed or changed its mind. The words are the contract
-//! between versions: [`VERSION`] grows when they change.
+//! A process that closes its end earlier has failed or gives up. The texts are a contract between
+//! versions: a change of them increases [`VERSION`].
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,20 +26,25 @@ use rustix::net::{
     sendmsg, socketpair, sockopt,
 };
 
-/// The environment variable that tells a process to look at its standard input.
+use super::listener::{Listener, OpenedSocket};
+use super::systemd;
+use crate::config;
+
+/// The environment variable that makes a process read from its standard input.
 pub(crate) const VARIABLE: &str = "TIDEGATE_HANDOVER";
 /// Its value.
 pub(crate) const VERSION: &str = "1";
 /// Descriptors in one message, at most.
 pub(crate) const AT_ONCE: usize = 64;
-/// Bytes in one message, at most: an address and a word.
+/// Bytes in one message, at most.
 const MESSAGE_BYTES: usize = 1024;
+/// How long the new process waits for a message of the old one.
+const PATIENCE: Duration = Duration::from_secs(10);
 
-/// One end.
+/// One end of the pair of sockets.
 #[derive(Debug)]
 pub(crate) struct Channel(OwnedFd);
 
-/// What came.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) words: String,
@@ -46,26 +52,27 @@ pub(crate) struct Message {
 }
 
 impl Channel {
-    /// Both ends: ours, and the new process's standard input.
+    /// Creates both ends: ours, and the standard input of the new process.
     pub(crate) fn pair() -> io::Result<(Channel, OwnedFd)> {
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None)?;
         Ok((Channel(ours), theirs))
     }
 
-    /// The end that this process was started with. Standard input is empty from then on.
-    pub(crate) fn from_stdin() -> io::Result<Channel> {
+    /// Takes the end that this process was started with. Standard input is empty after that.
+    fn from_stdin() -> io::Result<Channel> {
         let channel = Channel(io::stdin().as_fd().try_clone_to_owned()?);
         rustix::stdio::dup2_stdin(std::fs::File::open("/dev/null")?)?;
         Ok(channel)
     }
 
-    /// How long [`Channel::receive`] waits.
-    pub(crate) fn wait_at_most(&self, time: Duration) -> io::Result<()> {
+    /// Sets how long [`Channel::receive`] waits.
+    pub(crate) fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        let receive = sockopt::Timeout::Recv;
         Ok(sockopt::set_socket_timeout(
             &self.0,
-            sockopt::Timeout::Recv,
-            Some(time),
+            receive,
+            Some(timeout),
         )?)
     }
 
@@ -77,16 +84,12 @@ impl Channel {
         if !fits || words.len() > MESSAGE_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        sendmsg(
-            &self.0,
-            &[IoSlice::new(words.as_bytes())],
-            &mut control,
-            SendFlags::NOSIGNAL,
-        )?;
+        let words = [IoSlice::new(words.as_bytes())];
+        sendmsg(&self.0, &words, &mut control, SendFlags::NOSIGNAL)?;
         Ok(())
     }
 
-    /// The next message; none once the other side has closed.
+    /// Returns the next message; `None` after the other side has closed.
     pub(crate) fn receive(&self) -> io::Result<Option<Message>> {
         let mut bytes = [0; MESSAGE_BYTES];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(AT_ONCE))];
@@ -106,10 +109,8 @@ impl Channel {
         if received.bytes == 0 {
             return Ok(None);
         }
-        if received
-            .flags
-            .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
-        {
+        let truncated = ReturnFlags::TRUNC | ReturnFlags::CTRUNC;
+        if received.flags.intersects(truncated) {
             return Err(io::Error::other("a message that is too long"));
         }
         let words = String::from_utf8_lossy(&bytes[..received.bytes]).into_owned();
@@ -117,13 +118,106 @@ impl Channel {
     }
 }
 
+/// The sockets that this process was started with.
+#[derive(Debug, Default)]
+pub struct Inherited {
+    pub sockets: Vec<OpenedSocket>,
+    /// The process that this one replaces, if there is one.
+    pub predecessor: Option<Predecessor>,
+}
+
+/// The process that this one replaces. It serves until [`Predecessor::take_over`].
+#[derive(Debug)]
+pub struct Predecessor {
+    channel: Channel,
+    pid: u32,
+}
+
+impl Inherited {
+    /// Takes the sockets of the old process or of the service manager. Must be called once, before
+    /// other threads are started.
+    ///
+    /// # Errors
+    /// The sockets or the messages cannot be used.
+    pub fn take() -> io::Result<Inherited> {
+        match config::environment(VARIABLE) {
+            Some(version) if version == VERSION => from_predecessor(Channel::from_stdin()?),
+            Some(version) => Err(io::Error::other(format!(
+                "{VARIABLE} is {version}, and this version understands {VERSION} only"
+            ))),
+            None => Ok(Inherited {
+                sockets: systemd::take_sockets()?,
+                predecessor: None,
+            }),
+        }
+    }
+}
+
+impl Predecessor {
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Reports that this process serves. Returns when the old process has agreed or is gone; it
+    /// stops accepting when this value is dropped.
+    ///
+    /// # Errors
+    /// The old process goes on, so this one must end.
+    pub fn take_over(&self) -> io::Result<()> {
+        self.channel.set_timeout(PATIENCE)?;
+        // A process that has died since needs no message.
+        let sent = self.channel.send("ready", &[]);
+        let answer = sent.and_then(|()| self.channel.receive());
+        match answer {
+            Ok(Some(message)) if message.words == "go" => Ok(()),
+            Ok(Some(message)) => Err(unexpected(self.pid, &message)),
+            Ok(None) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn unexpected(pid: u32, message: &Message) -> io::Error {
+    io::Error::other(format!("process {pid} says `{}`", message.words))
+}
+
+fn from_predecessor(channel: Channel) -> io::Result<Inherited> {
+    channel.set_timeout(PATIENCE)?;
+    let mut sockets = Vec::new();
+    let mut pid = 0;
+    loop {
+        let message = channel.receive()?;
+        let message = message.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let words: Vec<&str> = message.words.splitn(3, ' ').collect();
+        match words[..] {
+            ["process", text] => pid = text.parse().unwrap_or_default(),
+            ["sockets", owner @ ("own" | "lent"), name] => {
+                for descriptor in message.descriptors {
+                    sockets.push(OpenedSocket {
+                        name: name.to_owned(),
+                        lent: owner == "lent",
+                        socket: Listener::from_fd(descriptor)?,
+                    });
+                }
+            }
+            ["end"] => break,
+            _ => return Err(unexpected(pid, &message)),
+        }
+    }
+    Ok(Inherited {
+        sockets,
+        predecessor: Some(Predecessor { channel, pid }),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
     #[test]
     fn words_and_descriptors_arrive_together_and_the_end_is_seen() {
         let (ours, theirs) = Channel::pair().unwrap();
+
         let theirs = Channel(theirs);
         let file = std::fs::File::open("/dev/null").unwrap();
         ours.send("some words", &[file.as_fd(), file.as_fd()])
@@ -133,7 +227,7 @@ mod tests {
         assert_eq!((&*first.words, first.descriptors.len()), ("some words", 2));
         assert_eq!(theirs.receive().unwrap().unwrap().words, "end");
         assert!(ours.send(&"x".repeat(MESSAGE_BYTES + 1), &[]).is_err());
-        theirs.wait_at_most(Duration::from_millis(10)).unwrap();
+        theirs.set_timeout(Duration::from_millis(10)).unwrap();
         assert_eq!(
             theirs.receive().unwrap_err().kind(),
             io::ErrorKind::WouldBlock

@@ -1,5 +1,5 @@
 //! A server with one worker, for tests that arm failpoints. Such a test runs once more in a process
-//! of its own, so that its panics and diagnostics are seen from outside.
+//! of its own, so that the test can read its panics and diagnostics.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -21,8 +21,8 @@ use crate::{config, server};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Set in the process that runs one test alone.
 const ALONE: &str = "TIDEGATE_TEST_ALONE";
-/// One worker, which a panic would take from all; few connections and a single slot, which
-/// panics would use up if they kept them.
+/// One worker, few connections and one slot. A panic that keeps one of them would be noticed at
+/// once.
 const FILE: &str = r#"
     listen = "127.0.0.1:0"
     [server]
@@ -47,7 +47,7 @@ pub(crate) struct Harness {
 }
 
 impl Harness {
-    /// With `more` at the head of its file.
+    /// Starts a server with `more` at the head of its file.
     pub(crate) fn open(more: &str) -> Harness {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("proxy.toml");
@@ -72,13 +72,13 @@ impl Harness {
         }
     }
 
-    /// Has `more` at the head of its file instead, and has it read.
+    /// Reloads with `more` at the head of the file.
     pub(crate) fn reload(&self, more: &str) {
         std::fs::write(&self.file, format!("{more}\n{FILE}")).unwrap();
-        on_a_runtime(async { drop(self.handles.reload.ask().await) });
+        on_a_runtime(async { drop(self.handles.reload.request().await) });
     }
 
-    /// Ends it, as the thread does that listens for signals.
+    /// Stops the server as the signal thread does.
     pub(crate) fn close(self) -> std::io::Result<()> {
         self.handles.listeners.close();
         self.lifecycle
@@ -95,7 +95,7 @@ impl Harness {
         stream
     }
 
-    /// Whatever comes until the connection ends.
+    /// Sends a request, and returns all bytes until the connection ends.
     pub(crate) fn ask(&self, ip: Ipv4Addr, request: &str) -> String {
         exchange(self.connect_from(ip), request)
     }
@@ -105,7 +105,7 @@ impl Harness {
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
     }
 
-    /// Requests that were answered with 500 for a panic.
+    /// The number of requests that were answered with 500 for a panic.
     pub(crate) fn counted(&self) -> u64 {
         let panic = Unanswered::Panic as usize;
         let count = self.handles.introspection.inspect(|snapshot| {
@@ -118,11 +118,11 @@ impl Harness {
     }
 }
 
-/// Whatever comes on a connection until it ends.
+/// Sends a request on a connection, and returns all bytes until it ends.
 pub(crate) fn exchange(mut stream: TcpStream, request: &str) -> String {
     let mut answer = Vec::new();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    // A connection that is lost may be reset.
+    // The server may reset the connection.
     let _ = stream.write_all(request.as_bytes());
     match stream.read_to_end(&mut answer) {
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -132,7 +132,7 @@ pub(crate) fn exchange(mut stream: TcpStream, request: &str) -> String {
     }
 }
 
-/// What is served without hyper.
+/// A request without content.
 pub(crate) fn plain(path: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n")
 }
@@ -145,8 +145,8 @@ pub(crate) fn on_a_runtime<T>(body: impl Future<Output = T>) -> T {
     runtime.unwrap().block_on(bounded)
 }
 
-/// Runs this test in a process of its own, with the diagnostics of the program. Returns its output;
-/// nothing in that process itself.
+/// Runs this test in a process of its own, with the diagnostics of the program. Returns the output
+/// of that process. Within the process it returns `None`.
 pub(crate) fn run_alone(name: &str) -> Option<Output> {
     if std::env::var_os(ALONE).is_some() {
         diagnostics::init(None);
@@ -161,7 +161,7 @@ pub(crate) fn run_alone(name: &str) -> Option<Output> {
     Some(output)
 }
 
-/// The diagnostics' lines about panics.
+/// The lines about panics in the diagnostics.
 pub(crate) fn panics_in(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!text.contains("secret"), "{text}");

@@ -1,13 +1,8 @@
-//! HTTP/1 with clients: one task reads heads and content, has each request served and writes its
-//! answer.
+//! HTTP/1 with clients. One task reads the heads and the content (`intake`), has each request
+//! served, and writes its answer. `socket` is the stream below, with its deadlines.
 //!
-//! ```text
-//! intake    what comes from the client: heads, and content into a pipe
-//! socket    the stream below, with its deadlines
-//! ```
-//!
-//! A request is read once the one before it is answered. It must never answer what it does not
-//! understand, nor end an answer that was cut.
+//! The next request is read after the answer to the one before. This code must never answer a
+//! request that it does not understand, nor end a truncated answer as if it were whole.
 
 mod intake;
 pub(super) mod socket;
@@ -23,8 +18,8 @@ use http::{Method, Request, Response, StatusCode};
 use http_body::Body as _;
 use tokio::io::AsyncWrite as _;
 
-use super::client_connection::ClientConnection;
 use super::phase::Phase;
+use super::worker::ClientConnection;
 use crate::body::RequestBody;
 use crate::http1::head::{self, RequestFraming, Unreadable};
 use crate::http1::write::{self, AnswerFraming, AnswerTerms, Length};
@@ -33,95 +28,107 @@ use crate::proxy::headers::{RequestFault, check_coding};
 use crate::proxy::local_reply;
 use crate::proxy::upgrade::Tunnel;
 use crate::request_head::HeadError;
-use crate::telemetry::metrics::Unanswered;
-use crate::wire::outflow::{MAX_PIECES, Outflow};
-use crate::wire::{PrefixedStream, Stream};
-use intake::{Intake, Next};
-use socket::Socket;
+use crate::wire::{MAX_PIECES, Outflow, PrefixedStream, Stream};
+use intake::{Intake, IntakeEvent};
+use socket::Http1Socket;
 
-/// Requests that are served one after the other while other connections wait.
+/// Requests of one connection that are served before other connections have their turn.
 const IN_A_ROW: usize = 16;
-/// Bytes of an answer that are written before others have their turn: a tenth of a millisecond.
+/// Bytes of an answer that are written before other connections have their turn: 0.1 ms of work.
 const TURN_BYTES: usize = 256 << 10;
 
 /// How serving a connection ended.
-pub(super) enum End {
-    /// With the connection.
+pub(super) enum Http1End {
+    /// The connection was closed.
     Closed,
-    /// The connection has been idle for a while.
+    /// The connection is idle.
     Idle(Stream),
-    /// It has become a tunnel.
-    Tunnel(Box<Tunnel>, Box<Socket>),
+    /// The connection was upgraded.
+    Tunnel(Box<Tunnel>, Box<Http1Socket>),
 }
 
-/// An answer is not to be continued, and its connection not to be used.
-struct Cut;
+/// The connection broke or the answer cannot be written. The connection must be dropped.
+struct ConnectionLost;
 
-impl From<io::Error> for Cut {
-    fn from(_: io::Error) -> Cut {
-        Cut
+impl From<io::Error> for ConnectionLost {
+    fn from(_: io::Error) -> ConnectionLost {
+        ConnectionLost
     }
 }
 
-/// See the file's head.
 struct Http1Server<'c> {
     intake: Intake<'c>,
     phase: &'c Phase,
     client: &'c ClientConnection,
     outflow: Outflow,
-    /// The request that is served, or room for the next one: a large thing, which stays in place.
+    /// The current request, or memory for the next one. It is large, so it is never moved.
     request: Request<RequestBody>,
-    /// Its answer, likewise.
+    /// The answer, which is never moved either.
     answer: Response<Body>,
-    /// Trailers that the answer has announced to a client that takes them.
+    /// How much of the answer's content is left to write.
+    framing: AnswerFraming,
+    is_content_left: bool,
+    /// The answer's content ended early.
+    is_truncated: bool,
+    /// Trailers that the answer has announced to a client that accepts them.
     trailers: Vec<HeaderName>,
-    /// Requests since it last waited for one.
+    /// Requests since the task last waited for one.
     in_a_row: usize,
-    /// The answer's content ended before its end.
-    is_cut: bool,
 }
 
-/// What follows an answer.
-enum Then {
-    Another,
+/// The next step after an answer.
+enum AfterAnswer {
+    NextRequest,
     Close,
     Tunnel(Tunnel),
 }
 
-/// Serves until either side ends the connection or it is idle, by what is configured as this
-/// begins, except for each request itself.
+/// Serves requests until either side ends the connection or it is idle. The settings of the
+/// connection are those at its start; each request uses the current configuration.
 pub(super) async fn serve(
     opened: PrefixedStream,
     client: &ClientConnection,
     phase: &Arc<Phase>,
-) -> End {
-    let mut server = Http1Server::new(opened, client, phase);
+) -> Http1End {
+    let mut server = Http1Server {
+        intake: Intake::new(opened, client, phase),
+        phase,
+        client,
+        outflow: Outflow::default(),
+        request: Request::default(),
+        answer: Response::new(Body::empty()),
+        framing: AnswerFraming::Length(0),
+        is_content_left: false,
+        is_truncated: false,
+        trailers: Vec::new(),
+        in_a_row: 0,
+    };
     loop {
-        let next = poll_fn(|context| {
+        let event = poll_fn(|context| {
             let Http1Server {
                 intake, request, ..
             } = &mut server;
-            let next = intake.poll_next(request, context);
-            if next.is_pending() {
+            let event = intake.poll_next(request, context);
+            if event.is_pending() {
                 server.in_a_row = 0;
             }
-            next
+            event
         });
-        let head = match next.await {
-            Next::Request(head) => head,
-            Next::Unreadable(unreadable) => return server.refuse(unreadable).await,
-            Next::Idle => return End::Idle(server.intake.socket.into_stream()),
-            Next::Nothing => return server.close().await,
-            Next::Broken => return End::Closed,
+        let head = match event.await {
+            IntakeEvent::Request(head) => head,
+            IntakeEvent::Unreadable(unreadable) => return server.refuse(unreadable).await,
+            IntakeEvent::Idle => return Http1End::Idle(server.intake.socket.into_stream()),
+            IntakeEvent::End => return server.close().await,
+            IntakeEvent::Broken => return Http1End::Closed,
         };
-        match server.serve(head).await {
-            Ok(Then::Another) => {}
-            Ok(Then::Close) => return server.close().await,
-            Ok(Then::Tunnel(tunnel)) => {
+        match server.serve_request(head).await {
+            Ok(AfterAnswer::NextRequest) => {}
+            Ok(AfterAnswer::Close) => return server.close().await,
+            Ok(AfterAnswer::Tunnel(tunnel)) => {
                 let socket = server.intake.into_socket();
-                return End::Tunnel(Box::new(tunnel), Box::new(socket));
+                return Http1End::Tunnel(Box::new(tunnel), Box::new(socket));
             }
-            Err(Cut) => return End::Closed,
+            Err(ConnectionLost) => return Http1End::Closed,
         }
         server.in_a_row += 1;
         if server.in_a_row >= IN_A_ROW {
@@ -132,32 +139,13 @@ pub(super) async fn serve(
 }
 
 impl Http1Server<'_> {
-    fn new<'c>(
-        opened: PrefixedStream,
-        client: &'c ClientConnection,
-        phase: &'c Arc<Phase>,
-    ) -> Http1Server<'c> {
-        Http1Server {
-            intake: Intake::new(opened, client, phase),
-            phase,
-            client,
-            outflow: Outflow::default(),
-            request: Request::default(),
-            answer: Response::new(Body::empty()),
-            trailers: Vec::new(),
-            in_a_row: 0,
-            is_cut: false,
-        }
-    }
-
-    /// Has a request served and writes its answer.
-    async fn serve(&mut self, head: RequestFraming) -> Result<Then, Cut> {
-        let mut asked = AnswerTerms {
+    /// Has one request served, and writes its answer.
+    async fn serve_request(&mut self, head: RequestFraming) -> Result<AfterAnswer, ConnectionLost> {
+        let mut terms = AnswerTerms {
             is_head: self.request.method() == Method::HEAD,
             is_http10: self.request.version() == http::Version::HTTP_10,
             may_follow: head.may_follow,
         };
-        // Behind it the client may have sent what belongs into a tunnel that it does not get.
         let is_connect = self.request.method() == Method::CONNECT;
         let takes_trailers = head.takes_trailers;
         let error = head.error;
@@ -168,37 +156,36 @@ impl Http1Server<'_> {
         *self.request.body_mut() = RequestBody::Empty;
         let answer = &mut self.answer;
         let tunnel = answer.extensions_mut().remove::<Tunnel>();
-        // The rest of the request will not be read, so nothing after it can be.
-        let unread = !is_discardable && self.phase.has_content() && answer.body().is_made_here();
-        let last = self.client.worker.drain.is_draining()
+        // The rest of the content will not be read, so the next request cannot be found.
+        let is_unread = !is_discardable && self.phase.has_content() && answer.body().is_made_here();
+        let is_last = self.client.worker.drain.is_draining()
             && answer.status() != StatusCode::SWITCHING_PROTOCOLS;
-        if unread || last || is_connect {
+        // After a CONNECT the client may have sent bytes for a tunnel that it does not get.
+        if is_unread || is_last || is_connect {
             let close = HeaderValue::from_static("close");
             answer.headers_mut().insert(CONNECTION, close);
         }
-        asked.may_follow &= !self.intake.has_failed();
+        terms.may_follow &= !self.intake.has_failed();
         if takes_trailers {
             self.trailers = write::announced_trailers(answer.headers());
         }
-        let may_follow = self.write_answer(asked).await?;
+        let may_follow = self.write_answer(terms).await?;
         if let Some(tunnel) = tunnel {
             self.phase.begin_tunnel();
-            return Ok(Then::Tunnel(tunnel));
+            return Ok(AfterAnswer::Tunnel(tunnel));
         }
-        if !may_follow {
-            return Ok(Then::Close);
-        }
-        if self.phase.has_content() {
+        if may_follow && self.phase.has_content() {
             poll_fn(|context| self.intake.poll_content(context)).await;
-            if self.phase.has_content() {
-                return Ok(Then::Close);
-            }
         }
-        Ok(Then::Another)
+        Ok(match may_follow && !self.phase.has_content() {
+            true => AfterAnswer::NextRequest,
+            false => AfterAnswer::Close,
+        })
     }
 
-    /// Has the path answer the request. Content is read meanwhile, and the client's end seen.
-    async fn handle(&mut self, error: Option<HeadError>) -> Result<(), Cut> {
+    /// Has the proxy answer the request. Meanwhile it reads content and notices if the client
+    /// leaves.
+    async fn handle(&mut self, error: Option<HeadError>) -> Result<(), ConnectionLost> {
         let Http1Server {
             request,
             answer,
@@ -210,10 +197,10 @@ impl Http1Server<'_> {
         poll_fn(|context| match handling.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Ok(())),
             Poll::Pending => {
-                intake.ask_for_content(context);
+                intake.poll_send_continue(context);
                 let _ = intake.poll_content(context);
                 match Pin::new(&mut intake.socket).poll_flush(context) {
-                    Poll::Ready(Err(_)) => Poll::Ready(Err(Cut)),
+                    Poll::Ready(Err(_)) => Poll::Ready(Err(ConnectionLost)),
                     _ => Poll::Pending,
                 }
             }
@@ -221,104 +208,100 @@ impl Http1Server<'_> {
         .await
     }
 
-    /// Writes the answer. Tells whether another may follow.
-    async fn write_answer(&mut self, asked: AnswerTerms) -> Result<bool, Cut> {
+    /// Writes the answer. Returns whether another answer may follow.
+    async fn write_answer(&mut self, terms: AnswerTerms) -> Result<bool, ConnectionLost> {
         let answer = &mut self.answer;
-        let length = Length::of(answer.body());
-        let at = self.client.worker.sweep.elapsed();
+        let length = Length::of_body(answer.body());
+        let now = self.client.worker.sweep.elapsed();
         self.outflow.clear();
         self.outflow
             .flat
-            .extend_from_slice(self.intake.take_unwritten());
-        let begun = write::put_head(&mut self.outflow.flat, answer, length, at, asked);
-        let begun = begun.map_err(|_| Cut)?;
-        // Its room is for the next request, and what its lines are parts of is free.
+            .extend_from_slice(self.intake.take_unsent_continue());
+        let start = write::put_head(&mut self.outflow.flat, answer, length, now, terms);
+        let start = start.map_err(|_| ConnectionLost)?;
+        // The next request uses the memory of this answer's header map, and the other way round.
         std::mem::swap(self.request.headers_mut(), answer.headers_mut());
-        head::blank(&mut self.request);
-        write::blank(answer);
-        let (mut left, mut framing) = (true, begun.framing);
+        head::reset(&mut self.request);
+        write::reset(answer);
+        (self.is_content_left, self.framing) = (true, start.framing);
         poll_fn(|context| {
             if self.phase.has_content() {
                 let _ = self.intake.poll_content(context);
             }
-            self.poll_write_content(&mut left, &mut framing, context)
+            self.poll_write_content(context)
         })
         .await?;
-        Ok(begun.may_follow && !self.is_cut)
+        Ok(start.may_follow && !self.is_truncated)
     }
 
-    /// Writes what waits and, if anything is `left` to come of the answer's content, that. What
-    /// comes as fast as it leaves is stopped now and then, or everybody else would wait for it.
+    /// Writes all that waits, and the content that is left. Yields after [`TURN_BYTES`], so that a
+    /// fast upstream and a fast client do not delay other connections.
     fn poll_write_content(
         &mut self,
-        left: &mut bool,
-        framing: &mut AnswerFraming,
         context: &mut Context<'_>,
-    ) -> Poll<Result<(), Cut>> {
+    ) -> Poll<Result<(), ConnectionLost>> {
         let mut turn = 0;
         loop {
-            let waits = self.fill(left, framing, context)?.is_pending();
+            let is_waiting = self.fill_outflow(context)?.is_pending();
             while !self.outflow.is_empty() {
                 turn += ready!(self.poll_write(context))?;
             }
             self.outflow.clear();
-            if waits || !*left {
+            if is_waiting || !self.is_content_left {
                 let flushed = Pin::new(&mut self.intake.socket).poll_flush(context)?;
-                return if waits {
+                return if is_waiting {
                     Poll::Pending
                 } else {
                     flushed.map(Ok)
                 };
             }
             if turn >= TURN_BYTES {
-                // Until those have had their turn who were ready before, or have become so.
+                // Wakes this task after all tasks that are ready by now.
                 let _ = pin!(tokio::task::yield_now()).poll(context);
                 return Poll::Pending;
             }
         }
     }
 
-    /// Puts what comes of the content behind what waits, up to a bound. Pending if nothing more
-    /// has come.
-    fn fill(
-        &mut self,
-        left: &mut bool,
-        framing: &mut AnswerFraming,
-        context: &mut Context<'_>,
-    ) -> Result<Poll<()>, Cut> {
-        while *left && self.outflow.has_room() {
+    /// Moves content from the body to the outflow, up to a bound. Pending if the body has no more.
+    fn fill_outflow(&mut self, context: &mut Context<'_>) -> Result<Poll<()>, ConnectionLost> {
+        while self.is_content_left && self.outflow.has_room() {
             let content = self.answer.body_mut();
             let mut trailers = None;
-            let mut ended = framing.has_ended() || content.is_end_stream();
-            if !ended {
+            let mut has_ended = self.framing.has_ended() || content.is_end_stream();
+            if !has_ended {
                 match Pin::new(&mut *content).poll_frame(context) {
                     Poll::Pending => return Ok(Poll::Pending),
                     Poll::Ready(Some(Err(_))) => {
-                        self.cut(left);
+                        self.truncate();
                         break;
                     }
-                    Poll::Ready(None) => ended = true,
+                    Poll::Ready(None) => has_ended = true,
                     Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                         Ok(data) => {
-                            framing.put(&mut self.outflow, data);
-                            ended = framing.has_ended() || content.is_end_stream();
+                            self.framing.put(&mut self.outflow, data);
+                            has_ended = self.framing.has_ended() || content.is_end_stream();
                         }
                         Err(frame) => {
                             trailers = frame.into_trailers().ok();
-                            ended = true;
+                            has_ended = true;
                         }
                     },
                 }
             }
-            if ended {
-                let trailers = trailers.as_ref().map(|fields| (fields, &*self.trailers));
-                if framing.end(&mut self.outflow, trailers).is_err() {
-                    self.cut(left);
+            if has_ended {
+                let trailers = trailers.as_ref();
+                let ended = self
+                    .framing
+                    .end(&mut self.outflow, trailers, &self.trailers);
+                if ended.is_err() {
+                    self.truncate();
                     break;
                 }
-                // What waits for its end is told now.
+                // The drop of the body reports the end of the answer, before its last byte is
+                // written.
                 *content = Body::empty();
-                *left = false;
+                self.is_content_left = false;
                 self.trailers.clear();
                 self.phase.end_response();
             }
@@ -326,19 +309,19 @@ impl Http1Server<'_> {
         Ok(Poll::Ready(()))
     }
 
-    /// The content has ended before its end. The client gets what came of it, and then the end of
-    /// the connection: without a word of an answer it would send its request again.
+    /// Ends an answer whose content ended early. The client gets the content so far, then the end
+    /// of the connection. A client that got no byte at all would send its request again.
     #[cold]
-    fn cut(&mut self, left: &mut bool) {
+    fn truncate(&mut self) {
         *self.answer.body_mut() = Body::empty();
-        *left = false;
-        self.is_cut = true;
+        self.is_content_left = false;
+        self.is_truncated = true;
     }
 
-    /// Writes what waits, once; so many bytes of it.
+    /// Writes to the socket once. Returns the number of bytes.
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let socket = Pin::new(&mut self.intake.socket);
-        let written = match self.outflow.one() {
+        let written = match self.outflow.single_slice() {
             Some(one) => socket.poll_write(context, one),
             None => {
                 let mut slices = [IoSlice::new(&[]); MAX_PIECES];
@@ -355,8 +338,8 @@ impl Http1Server<'_> {
         }
     }
 
-    /// Tells the client that its head cannot be read, and ends the connection.
-    async fn refuse(mut self, unreadable: Unreadable) -> End {
+    /// Tells the client that its head cannot be parsed, and closes the connection.
+    async fn refuse(mut self, unreadable: Unreadable) -> Http1End {
         let (status, has_unknown_coding) = match unreadable {
             Unreadable::Malformed => (400, false),
             Unreadable::Coding => (400, self.names_unknown_coding()),
@@ -364,38 +347,32 @@ impl Http1Server<'_> {
             Unreadable::TargetTooLong => (414, false),
         };
         let answer = local_reply::unreadable_head(status, has_unknown_coding);
-        let now = self.client.worker.serving.load();
-        now.proxy.meter().unanswered(Unanswered::Unreadable);
-        drop(now);
+        self.client.worker.count_unreadable();
         let socket = &mut self.intake.socket;
         socket.note_refused();
-        // One attempt: it is small enough for an empty socket buffer.
-        let written = poll_fn(|context| {
-            Poll::Ready(
-                Pin::new(&mut *socket)
-                    .poll_write(context, &answer)
-                    .is_ready(),
-            )
-        });
-        written.await;
+        // One attempt is enough: the answer fits into an empty socket buffer.
+        poll_fn(|context| {
+            let written = Pin::new(&mut *socket).poll_write(context, &answer);
+            Poll::Ready(written.is_ready())
+        })
+        .await;
         self.close().await
     }
 
-    /// Whether the head names a transfer coding that is none of ours, and nothing worse.
+    /// Whether an unknown transfer coding is the only fault of the head.
     fn names_unknown_coding(&self) -> bool {
         let headers = self.request.headers();
         let lines = headers.get_all(http::header::TRANSFER_ENCODING).iter();
-        let judged = lines.fold(None, |before, line| {
+        let checked = lines.fold(None, |before, line| {
             Some(check_coding(line.as_bytes(), before))
         });
         !headers.contains_key(http::header::CONTENT_LENGTH)
-            && judged == Some(Err(RequestFault::UnknownCoding))
+            && checked == Some(Err(RequestFault::UnknownCoding))
     }
 
-    /// Ends it in order.
-    async fn close(mut self) -> End {
-        // A client that does not take even that is gone.
+    async fn close(mut self) -> Http1End {
+        // After an error the client is gone.
         let _ = poll_fn(|context| Pin::new(&mut self.intake.socket).poll_shutdown(context)).await;
-        End::Closed
+        Http1End::Closed
     }
 }

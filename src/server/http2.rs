@@ -1,11 +1,9 @@
-//! HTTP/2 on a client's connection: many requests at once, each as if it had come by itself.
+//! HTTP/2 with clients. hyper and h2 implement the protocol.
 //!
-//! hyper and h2 speak the protocol. The files here hold what they leave open to a limit: frames
-//! that move nothing (`frames`, `socket`), malformed heads (`field_block`), streams whose client
-//! takes nothing (`stream`), and connections without any. A request is charged when its head has
-//! come, whatever becomes of its stream.
+//! This module adds the limits that they lack. `frames` and `socket` limit frames that do no work.
+//! `field_block` limits the effect of malformed heads. `stream` has a deadline for clients that do
+//! not read a response. A request is charged when its head has come.
 
-mod cut;
 mod field_block;
 mod frames;
 mod huffman;
@@ -27,42 +25,41 @@ use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
-use super::client_connection::ClientConnection;
+use super::worker::ClientConnection;
 use crate::clock::{Alarm, Sweep};
 use crate::config::ServerSettings;
-use crate::telemetry::metrics::Unanswered;
 use crate::wire::PrefixedStream;
 use frames::Allowance;
-use socket::{Bounds, Socket};
-use stream::Streams;
+use socket::{Http2Socket, SocketLimits};
+use stream::StreamExecutor;
 
-/// Bytes of a request's body that a client may send ahead of its reader, on one stream and on all.
+/// Bytes of request content that a client may send before it is read, on one stream and on all.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 /// Bytes of a response that wait for the client, on one stream.
 const SEND_BUFFER: usize = 64 << 10;
-/// Streams that may break the protocol before their connection does.
+/// Streams with protocol errors that a connection may have.
 const BROKEN_STREAMS: usize = 128;
-/// How long an idle connection that was told to end may take for it.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long the graceful end of an idle connection may take.
+const GRACEFUL_END: Duration = Duration::from_secs(2);
 
-/// What the socket, the streams and the end of one connection tell each other.
+/// The state that the socket and the streams of one connection share.
 #[derive(Debug)]
-struct Flow {
+struct ConnectionFlow {
     allowance: Allowance,
-    /// Streams that have a request and not all of its response.
+    /// Streams whose response is not complete.
     open: AtomicUsize,
-    /// Requests whose client has left, and which are still worked on; bounded by `max_streams`.
-    left: AtomicUsize,
+    /// Requests whose client has left and whose work goes on; at most `max_streams`.
+    abandoned: AtomicUsize,
     max_streams: usize,
-    /// For a connection without any.
+    /// The deadline of a connection without streams.
     idle: Arc<Alarm>,
     idle_timeout: Duration,
     body_timeout: Duration,
     sweep: Sweep,
 }
 
-impl Flow {
+impl ConnectionFlow {
     fn spend(&self, cost: i64) -> bool {
         self.allowance.spend(cost, self.sweep.ticks())
     }
@@ -83,8 +80,8 @@ impl Flow {
     }
 }
 
-fn builder(settings: &ServerSettings, streams: Streams) -> Builder<Streams> {
-    let mut http = Builder::new(streams);
+fn builder(settings: &ServerSettings, executor: StreamExecutor) -> Builder<StreamExecutor> {
+    let mut http = Builder::new(executor);
     let head_bytes = u32::try_from(settings.max_header_bytes).unwrap_or(u32::MAX);
     http.max_concurrent_streams(settings.max_streams)
         .max_header_list_size(head_bytes)
@@ -96,72 +93,69 @@ fn builder(settings: &ServerSettings, streams: Streams) -> Builder<Streams> {
     http
 }
 
-/// Serves a client that speaks HTTP/2, whose first bytes may have been read, until either side
-/// ends it. `idle` is the connection's alarm.
+/// Serves a client until either side ends the connection. `idle` is the connection's alarm.
 pub(super) fn serve(
     opened: PrefixedStream,
     client: Arc<ClientConnection>,
     idle: Arc<Alarm>,
 ) -> impl Future<Output = ()> + Send {
     let worker = Arc::clone(&client.worker);
-    let began = worker.serving.load();
-    let settings = &began.settings;
+    let config = worker.serving.load();
+    let settings = &config.settings;
     let sweep = worker.sweep.clone();
     idle.arm(settings.idle_timeout);
-    let flow = Arc::new(Flow {
+    let alarm = sweep.alarm();
+    let flow = Arc::new(ConnectionFlow {
         allowance: Allowance::new(sweep.ticks()),
         open: AtomicUsize::new(0),
-        left: AtomicUsize::new(0),
+        abandoned: AtomicUsize::new(0),
         max_streams: usize::try_from(settings.max_streams).unwrap_or(usize::MAX),
         idle,
         idle_timeout: settings.idle_timeout,
         body_timeout: settings.body_timeout,
-        sweep: sweep.clone(),
+        sweep,
     });
-    let bounds = Bounds {
+    let limits = SocketLimits {
         header_timeout: settings.header_timeout,
         body_timeout: settings.body_timeout,
         max_head_bytes: settings.max_header_bytes,
     };
-    let socket = Socket::new(opened, Arc::clone(&flow), sweep.alarm(), bounds);
-    let streams = Streams::default();
-    let http = builder(settings, streams.clone());
-    drop(began);
-    let of_streams = Arc::clone(&flow);
+    let socket = Http2Socket::new(opened, Arc::clone(&flow), alarm, limits);
+    let executor = StreamExecutor::default();
+    let http = builder(settings, executor.clone());
+    drop(config);
+    let shared_flow = Arc::clone(&flow);
     let service = service_fn(move |request: Request<Incoming>| {
-        let (client, flow) = (Arc::clone(&client), Arc::clone(&of_streams));
-        let open = streams.open(flow);
-        stream::answer(request, client, open).map(Ok::<_, Infallible>)
+        let stream = executor.open_stream(Arc::clone(&shared_flow));
+        stream::answer(request, Arc::clone(&client), stream).map(Ok::<_, Infallible>)
     });
     let mut serving = Box::pin(http.serve_connection(TokioIo::new(socket), service));
-    let mut told = false;
+    let mut is_ending = false;
     async move {
-        // A connection that broke is no news: its requests, if there were any, have their log
-        // lines.
         let ended = poll_fn(|context| {
-            let rung = flow.idle.poll(context).is_ready() && flow.is_idle();
-            if rung && told {
+            let is_timed_out = flow.idle.poll(context).is_ready() && flow.is_idle();
+            if is_timed_out && is_ending {
                 return Poll::Ready(Ok(()));
             }
-            if !told && (rung || worker.drain.is_draining()) {
-                told = true;
-                if rung {
-                    flow.idle.arm(FAREWELL);
+            if !is_ending && (is_timed_out || worker.drain.is_draining()) {
+                is_ending = true;
+                if is_timed_out {
+                    flow.idle.arm(GRACEFUL_END);
                 }
                 serving.as_mut().graceful_shutdown();
             }
             serving.as_mut().poll(context)
         })
         .await;
+        // Other errors need no report: the requests of the connection have their own log lines.
         if ended.is_err_and(|error| is_unreadable(&error)) {
-            let now = worker.serving.load();
-            now.proxy.meter().unanswered(Unanswered::Unreadable);
+            worker.count_unreadable();
         }
     }
 }
 
-/// Whether a connection was ended by us because what came on it is no HTTP/2. Streams that are
-/// refused alone, and whoever sends too much, are not told of here.
+/// Whether the proxy ended the connection because its bytes are not HTTP/2. Errors of single
+/// streams and clients that send too much do not count.
 fn is_unreadable(error: &hyper::Error) -> bool {
     let cause = error.source().and_then(|cause| cause.downcast_ref());
     cause.is_some_and(|cause: &h2::Error| {

@@ -1,17 +1,17 @@
-//! What can be seen of a running house from outside the path: its configuration, its workers and
-//! what each of them serves by, and how the last reload went.
+//! The state of a running server for code outside the workers: its configuration, what each worker
+//! serves by, and the result of the last reload.
 //!
-//! Whoever starts the house makes it and may look at any time; the house fills it in. Nothing that
-//! is seen may be kept: a log, for one, is written to its end when the last of its handles goes.
+//! It is created before the server and can be read at any time. Nothing of a [`Snapshot`] may be
+//! kept: the last handle of a log, for example, writes its last lines when it is dropped.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::ServerState;
 use super::active_config::ActiveConfig;
-use super::reload_request::Outcome;
+use super::reload_request::ReloadOutcome;
 use crate::clock;
 use crate::config::Config;
 use crate::otlp::Exports;
@@ -19,66 +19,56 @@ use crate::proxy::Proxy;
 use crate::proxy::limiter::StoreHandle;
 use crate::telemetry::access::AccessLog;
 
-/// See the file's head.
 #[derive(Debug)]
 pub struct Introspection {
     started_us: u64,
-    /// How many configurations there were.
+    /// Counts the configurations.
     changes: watch::Sender<u64>,
-    inner: Mutex<Inner>,
+    state: Mutex<IntrospectionState>,
 }
 
 #[derive(Default)]
-struct Inner {
-    now: Option<Now>,
+struct IntrospectionState {
+    config: Option<LoadedConfig>,
     workers: Vec<Weak<ArcSwap<ActiveConfig>>>,
     reload: Option<LastReload>,
     reloads: u64,
 }
 
-/// What the house is by now.
-struct Now {
+/// The current configuration, and the state of the server that belongs to it.
+struct LoadedConfig {
     config: Config,
     loaded_us: u64,
-    counts: Arc<StoreHandle>,
-    access: Arc<AccessLog>,
-    exports: Arc<Exports>,
-    connections: Arc<Semaphore>,
-    max_connections: usize,
+    server: Arc<ServerState>,
 }
 
-/// How the last reload went.
+/// The last reload.
 #[derive(Clone, Debug)]
 pub struct LastReload {
-    /// When it ended, microseconds since the Unix epoch.
+    /// Its end, microseconds since the Unix epoch.
     pub at_us: u64,
-    /// What came of it.
-    pub outcome: Outcome,
+    pub outcome: ReloadOutcome,
 }
 
-/// One look at a house that serves.
+/// The state of a serving server at one moment.
 pub struct Snapshot<'v> {
-    /// What it serves by.
     pub config: &'v Config,
-    /// Since when, microseconds since the Unix epoch.
+    /// When `config` was loaded, microseconds since the Unix epoch.
     pub loaded_us: u64,
-    /// Where it counts.
     pub(crate) counts: &'v StoreHandle,
-    /// Its access log.
     pub(crate) access: &'v AccessLog,
-    /// Where its traces go.
     pub(crate) exports: &'v Exports,
-    /// Client connections that are open.
+    /// Open client connections.
     pub connections: usize,
-    /// How the last reload went, if there was one.
+    /// The last reload, if there was one.
     pub reload: Option<&'v LastReload>,
-    /// How many there were.
+    /// The number of reloads.
     pub reloads: u64,
     workers: Vec<Arc<ActiveConfig>>,
 }
 
 impl Snapshot<'_> {
-    /// What each worker serves by.
+    /// The proxy of each worker.
     pub fn proxies(&self) -> impl Iterator<Item = &Proxy> {
         self.workers.iter().map(|serving| &serving.proxy)
     }
@@ -89,87 +79,84 @@ impl Default for Introspection {
         Introspection {
             started_us: clock::unix_us(),
             changes: watch::Sender::new(0),
-            inner: Mutex::default(),
+            state: Mutex::default(),
         }
     }
 }
 
 impl Introspection {
-    /// When the process was started, microseconds since the Unix epoch.
+    /// The start of the process, microseconds since the Unix epoch.
     pub fn started_us(&self) -> u64 {
         self.started_us
     }
 
-    /// Told of every configuration, and of the end.
+    /// A receiver that is notified of each new configuration, and of the end.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changes.subscribe()
     }
 
-    /// Looks. Nothing is seen before the house serves, and after its end.
-    pub fn inspect<T>(&self, see: impl FnOnce(&Snapshot<'_>) -> T) -> Option<T> {
-        let inner = self.inner();
-        let now = inner.now.as_ref()?;
-        let workers = inner.workers.iter().filter_map(Weak::upgrade);
-        let free = now.connections.available_permits();
-        Some(see(&Snapshot {
+    /// Reads the state. Returns `None` before the server serves and after its end.
+    pub fn inspect<T>(&self, read: impl FnOnce(&Snapshot<'_>) -> T) -> Option<T> {
+        let state = self.state();
+        let now = state.config.as_ref()?;
+        let workers = state.workers.iter().filter_map(Weak::upgrade);
+        let server = &now.server;
+        let free = server.connections.available_permits();
+        Some(read(&Snapshot {
             config: &now.config,
             loaded_us: now.loaded_us,
-            counts: &now.counts,
-            access: &now.access,
-            exports: &now.exports,
-            connections: now.max_connections.saturating_sub(free),
-            reload: inner.reload.as_ref(),
-            reloads: inner.reloads,
+            counts: &server.counts,
+            access: &server.access,
+            exports: &server.exports,
+            connections: server.max_connections.saturating_sub(free),
+            reload: state.reload.as_ref(),
+            reloads: state.reloads,
             workers: workers.map(|serving| serving.load_full()).collect(),
         }))
     }
 
-    /// A worker serves by what is in there.
-    pub(super) fn add(&self, serving: &Arc<ArcSwap<ActiveConfig>>) {
-        self.inner().workers.push(Arc::downgrade(serving));
+    /// Adds a worker that serves by the content of `serving`.
+    pub(super) fn add_worker(&self, serving: &Arc<ArcSwap<ActiveConfig>>) {
+        self.state().workers.push(Arc::downgrade(serving));
     }
 
-    /// The house serves by `config` from now on.
-    pub(super) fn renew(&self, config: Config, state: &ServerState) {
-        self.inner().now = Some(Now {
+    /// Replaces the configuration.
+    pub(super) fn renew(&self, config: Config, server: &Arc<ServerState>) {
+        self.state().config = Some(LoadedConfig {
             config,
             loaded_us: clock::unix_us(),
-            counts: Arc::clone(&state.counts),
-            access: Arc::clone(&state.access),
-            exports: Arc::clone(&state.exports),
-            connections: Arc::clone(&state.connections),
-            max_connections: state.max_connections,
+            server: Arc::clone(server),
         });
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// A reload has ended.
-    pub(super) fn note_reload(&self, outcome: &Outcome) {
-        let mut inner = self.inner();
-        inner.reloads += 1;
-        inner.reload = Some(LastReload {
+    /// Stores the result of a reload.
+    pub(super) fn note_reload(&self, outcome: &ReloadOutcome) {
+        let mut state = self.state();
+        state.reloads += 1;
+        state.reload = Some(LastReload {
             at_us: clock::unix_us(),
             outcome: Arc::clone(outcome),
         });
     }
 
-    /// The end: nothing of the house is held from here on.
+    /// Releases all parts of the server, at its end.
     pub(super) fn close(&self) {
-        let mut inner = self.inner();
-        inner.workers.clear();
-        inner.now = None;
-        drop(inner);
+        let mut state = self.state();
+        state.workers.clear();
+        state.config = None;
+        drop(state);
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, IntrospectionState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for IntrospectionState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inside")
+        f.debug_struct("IntrospectionState")
             .field("reloads", &self.reloads)
             .finish_non_exhaustive()
     }

@@ -1,12 +1,10 @@
-//! Listening sockets: opened once, by whoever starts the house, and shared out to the workers.
+//! All listening sockets of the server, and the share of each worker in them.
 //!
-//! Each worker gets its own socket on the same TCP address (SO_REUSEPORT), so that the kernel
-//! spreads connections and no lock is shared. A unix socket has no such thing, and a service
-//! manager may hand over a single one: then workers share it. Sockets that the process was started
-//! with ([`OpenedSocket`]) are used before anything is bound.
-
-mod bind;
-mod change;
+//! Each worker has its own socket for each TCP address (SO_REUSEPORT). The kernel spreads
+//! connections over these sockets, and no lock is shared. Workers share a unix socket, and a socket
+//! of a service manager that passes only one. Inherited sockets ([`OpenedSocket`]) are used before
+//! others are bound. A reload binds new addresses before it closes old ones, and does not touch the
+//! rest.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,133 +13,119 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use socket2::SockRef;
 
-use super::left_behind::SocketFileId;
-use super::listener::{Listener, OpenedSocket};
+use super::listener::{Listener, OpenedSocket, bind_tcp, bind_unix, name_address};
+pub use super::listener::{bind_alone, bind_first};
 use super::port_sharing;
 pub use super::port_sharing::PortSharer;
+use super::socket_file::SocketFileId;
 use crate::config::{Config, Listen};
-pub use bind::{bind_alone, bind_first};
-use bind::{bind_tcp, bind_unix};
-pub(crate) use change::Moves;
 
-/// Connections the kernel holds for us before they are accepted, at most.
-pub(crate) const BACKLOG: i32 = 4096;
-
-/// One worker's copy of a listening socket.
+/// The copy of a listening socket that one worker has.
 #[derive(Debug)]
-pub(crate) struct Entrance {
-    /// Which line of `listen` it is of.
+pub(crate) struct WorkerSocket {
+    /// The id of its line of `listen`.
     pub(crate) line: u64,
     pub(crate) listener: Listener,
-    /// Whether TLS is spoken there.
-    pub(crate) secure: bool,
-    /// Whether a service manager has the socket too: nothing about it may be changed.
+    pub(crate) is_tls: bool,
+    /// Whether a service manager has the socket too. Its options must not be changed then.
     pub(crate) lent: bool,
-}
-
-impl Entrance {
-    pub(crate) fn try_clone(&self) -> io::Result<Entrance> {
-        Ok(Entrance {
-            line: self.line,
-            listener: self.listener.try_clone()?,
-            secure: self.secure,
-            lent: self.lent,
-        })
-    }
 }
 
 /// All sockets of one line of `listen`.
 #[derive(Debug)]
-pub(crate) struct Bound {
-    /// Tells it from all others of this process.
-    line: u64,
-    /// As the configuration says it.
+pub(crate) struct BoundLine {
+    /// Unique in this process.
+    id: u64,
+    /// The address in the configuration.
     pub(crate) wanted: Listen,
-    /// Where it is, with the real port.
+    /// The address with its real port.
     place: Listen,
-    /// Whether TLS is spoken there.
-    secure: bool,
-    /// Whether a service manager keeps it too, and goes on listening when we are gone.
+    is_tls: bool,
+    /// Whether a service manager has the socket too, and listens after this process.
     pub(crate) lent: bool,
-    /// Of a unix socket: the file that stands for it.
+    /// The file of a unix socket.
     file: Option<SocketFileId>,
     /// One or more.
     sockets: Vec<Listener>,
 }
 
-/// Every listening socket of the house. The workers have copies of their own: a socket is closed
-/// when both have let go of it.
+/// All listening sockets of the server. Workers have copies, so a socket closes when both this and
+/// the workers have dropped it.
 #[derive(Debug)]
 pub struct Listeners {
     workers: usize,
-    /// Whether addresses are shared with other processes.
+    /// Whether addresses may be shared with other processes.
     joins: bool,
-    bound: Mutex<Vec<Bound>>,
+    lines: Mutex<Vec<BoundLine>>,
 }
 
-impl Bound {
-    /// Binds once for each worker. Port 0 takes a free port, the same for all.
-    fn open(wanted: &Listen, workers: usize) -> io::Result<Bound> {
-        let mut bound = Bound {
-            line: next_line(),
+/// A change of `listen` by a reload.
+#[derive(Debug)]
+pub(crate) struct ListenChange {
+    /// New lines, which [`Listeners::commit`] takes.
+    lines: Vec<BoundLine>,
+    /// The new sockets of each worker.
+    pub(crate) opened: Vec<Vec<WorkerSocket>>,
+    /// The ids of lines that close.
+    pub(crate) closed: Vec<u64>,
+}
+
+impl BoundLine {
+    /// Opens a line: with its sockets among `inherited`, which are removed there, or with one new
+    /// socket for each worker. Port 0 takes a free port, the same for all workers.
+    fn open(
+        wanted: &Listen,
+        is_tls: bool,
+        workers: usize,
+        inherited: &mut Vec<OpenedSocket>,
+    ) -> io::Result<BoundLine> {
+        static LINES: AtomicU64 = AtomicU64::new(0);
+        let mut line = BoundLine {
+            id: LINES.fetch_add(1, Ordering::Relaxed),
             wanted: wanted.clone(),
             place: wanted.clone(),
-            secure: false,
+            is_tls,
             lent: false,
             file: None,
             sockets: Vec::new(),
         };
+        line.inherit(inherited)?;
         match wanted {
+            // Inherited sockets that allow no more sockets are shared by the workers.
+            _ if !line.sockets.is_empty() => {
+                while line.sockets.len() < workers && line.is_spread() && line.add_tcp().is_ok() {}
+            }
             Listen::Tcp(_) => {
                 for _ in 0..workers {
-                    bound.add_tcp()?;
+                    line.add_tcp()?;
                 }
             }
-            Listen::Unix(path) => {
-                bound.sockets.push(Listener::Unix(bind_unix(path)?));
-                bound.file = SocketFileId::of(path).ok();
-            }
+            Listen::Unix(path) => line.sockets.push(Listener::Unix(bind_unix(path)?)),
         }
-        Ok(bound)
+        if let Listen::Unix(path) = &line.place {
+            line.file = SocketFileId::of_path(path).ok();
+        }
+        Ok(line)
     }
 
-    /// What is left of `given` keeps what this line does not name.
-    fn inherit(
-        wanted: &Listen,
-        workers: usize,
-        given: &mut Vec<OpenedSocket>,
-    ) -> io::Result<Option<Bound>> {
-        let Some(first) = given.iter().find(|one| one.is_for(wanted)) else {
-            return Ok(None);
+    /// Takes the sockets of this line out of `inherited`.
+    fn inherit(&mut self, inherited: &mut Vec<OpenedSocket>) -> io::Result<()> {
+        let Some(first) = inherited.iter().find(|one| one.is_for(&self.wanted)) else {
+            return Ok(());
         };
-        let (place, lent) = (first.socket.place()?, first.lent);
-        // Lines that are written alike (`:0`, twice) are in different places.
-        let (mine, others): (Vec<OpenedSocket>, Vec<OpenedSocket>) = std::mem::take(given)
-            .into_iter()
-            .partition(|one| one.socket.place().is_ok_and(|other| other == place));
-        *given = others;
-        let file = match &place {
-            Listen::Unix(path) => SocketFileId::of(path).ok(),
-            Listen::Tcp(_) => None,
-        };
-        let mut bound = Bound {
-            line: next_line(),
-            wanted: wanted.clone(),
-            place,
-            secure: false,
-            lent,
-            file,
-            sockets: mine.into_iter().map(|one| one.socket).collect(),
-        };
-        // More workers than sockets: more sockets, where the first ones allow it. Where not, they
-        // are shared.
-        while bound.sockets.len() < workers && bound.is_spread() && bound.add_tcp().is_ok() {}
-        Ok(Some(bound))
+        // Two lines with equal text (`:0`) have different places.
+        let place = first.socket.place()?;
+        self.lent = first.lent;
+        let is_here = |one: &mut OpenedSocket| one.socket.place().is_ok_and(|other| other == place);
+        let sockets = inherited.extract_if(.., is_here).map(|one| one.socket);
+        self.sockets = sockets.collect();
+        self.place = place;
+        Ok(())
     }
 
-    /// As people write it: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
+    /// The name in logs: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
     fn name(&self) -> String {
-        match (&self.place, self.secure) {
+        match (&self.place, self.is_tls) {
             (Listen::Tcp(address), false) => format!("http://{address}"),
             (Listen::Tcp(address), true) => format!("https://{address}"),
             (Listen::Unix(path), false) => format!("unix:{}", path.display()),
@@ -165,26 +149,54 @@ impl Bound {
         Ok(())
     }
 
-    /// Copies for one of `workers`: together they have every socket, since connections wait at
-    /// each of them, and every worker has one.
-    fn of_worker(&self, worker: usize, workers: usize) -> io::Result<Vec<Entrance>> {
+    /// Copies the sockets of one worker. Each socket has a worker, because connections wait at each
+    /// socket, and each worker has a socket.
+    fn copy_for(
+        &self,
+        worker: usize,
+        workers: usize,
+        copies: &mut Vec<WorkerSocket>,
+    ) -> io::Result<()> {
         let count = self.sockets.len();
-        let own = self.sockets.iter().enumerate().filter(|(index, _)| {
-            index % workers == worker || (count <= worker && *index == worker % count)
-        });
-        let entrance = |listener| Entrance {
-            line: self.line,
-            listener,
-            secure: self.secure,
-            lent: self.lent,
-        };
-        own.map(|(_, socket)| socket.try_clone().map(entrance))
-            .collect()
+        for (index, socket) in self.sockets.iter().enumerate() {
+            if index % workers == worker || (count <= worker && index == worker % count) {
+                copies.push(WorkerSocket {
+                    line: self.id,
+                    listener: socket.try_clone()?,
+                    is_tls: self.is_tls,
+                    lent: self.lent,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the file of a unix socket, unless another process has replaced it.
+    fn remove_file(&self) {
+        if let Listen::Unix(path) = &self.place
+            && self.file.is_some()
+            && SocketFileId::of_path(path).ok() == self.file
+        {
+            let _ = std::fs::remove_file(path);
+        }
     }
 }
 
-/// A socket of another process at an address where none of these sockets is; nothing for a unix
-/// socket, which has one process at most.
+/// Copies the sockets of these lines for each worker.
+fn copy_for_workers(lines: &[BoundLine], workers: usize) -> io::Result<Vec<Vec<WorkerSocket>>> {
+    let mut all = Vec::with_capacity(workers);
+    for worker in 0..workers {
+        let mut copies = Vec::new();
+        for line in lines {
+            line.copy_for(worker, workers, &mut copies)?;
+        }
+        all.push(copies);
+    }
+    Ok(all)
+}
+
+/// Finds a socket of another process at an address. `own` are the sockets of this process. Returns
+/// `None` for a unix socket, which has one process at most.
 pub fn neighbour_at(wanted: &Listen, own: &[OpenedSocket]) -> Option<PortSharer> {
     let &Listen::Tcp(address) = wanted else {
         return None;
@@ -193,20 +205,10 @@ pub fn neighbour_at(wanted: &Listen, own: &[OpenedSocket]) -> Option<PortSharer>
     port_sharing::find_at(address, &own)
 }
 
-/// Says which address an error is about.
-fn named(wanted: &Listen, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("cannot listen on {wanted}: {error}"))
-}
-
-fn next_line() -> u64 {
-    static LINES: AtomicU64 = AtomicU64::new(0);
-    LINES.fetch_add(1, Ordering::Relaxed)
-}
-
-/// The addresses that a configuration names.
+/// The addresses in a configuration.
 #[derive(Clone, Copy, Debug)]
 pub struct ListenLines<'c> {
-    /// `listen` at the top.
+    /// `listen` at the top level.
     pub plain: &'c [Listen],
     /// `listen` of `[tls]`.
     pub secure: &'c [Listen],
@@ -220,12 +222,12 @@ impl<'c> ListenLines<'c> {
         }
     }
 
-    /// All of them, the plain ones first.
+    /// All addresses, those without TLS first.
     pub fn all(self) -> impl Iterator<Item = &'c Listen> {
         self.with_tls().map(|(line, _)| line)
     }
 
-    /// Each with whether TLS is spoken there.
+    /// Each address, and whether it has TLS.
     fn with_tls(self) -> impl Iterator<Item = (&'c Listen, bool)> {
         let plain = self.plain.iter().map(|line| (line, false));
         plain.chain(self.secure.iter().map(|line| (line, true)))
@@ -233,124 +235,153 @@ impl<'c> ListenLines<'c> {
 }
 
 impl Listeners {
-    /// Opens every line: with a socket of `given`, which is taken out of it, or by binding.
+    /// Opens every line with its sockets among `inherited`, which are removed there, or with new
+    /// ones.
     ///
     /// # Errors
-    /// The first address that cannot be bound, named in the error.
+    /// The first address that cannot be bound. The error names it.
     pub fn open(
         lines: ListenLines<'_>,
         workers: usize,
-        given: &mut Vec<OpenedSocket>,
+        inherited: &mut Vec<OpenedSocket>,
     ) -> io::Result<Listeners> {
-        let mut bound = Vec::new();
-        for (wanted, secure) in lines.with_tls() {
-            let named = |error| named(wanted, &error);
-            let inherited = Bound::inherit(wanted, workers, given).map_err(named)?;
-            let opened = match inherited {
-                Some(inherited) => inherited,
-                None => Bound::open(wanted, workers).map_err(named)?,
-            };
-            bound.push(Bound { secure, ..opened });
+        let mut opened = Vec::new();
+        for (wanted, is_tls) in lines.with_tls() {
+            let line = BoundLine::open(wanted, is_tls, workers, inherited);
+            opened.push(line.map_err(|error| name_address(wanted, &error))?);
         }
         Ok(Listeners {
             workers,
             joins: false,
-            bound: Mutex::new(bound),
+            lines: Mutex::new(opened),
         })
     }
 
-    /// The TCP addresses that are bound, with real port numbers.
+    /// The TCP addresses with their real ports.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        let tcp = |bound: &Bound| match bound.place {
+        let tcp = |line: &BoundLine| match line.place {
             Listen::Tcp(address) => Some(address),
             Listen::Unix(_) => None,
         };
-        self.bound().iter().filter_map(tcp).collect()
+        self.lines().iter().filter_map(tcp).collect()
     }
 
-    /// All that is bound, as people write it: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
+    /// All addresses by their names, TCP first: `http://127.0.0.1:8080`, `unix:/run/proxy.sock`.
     pub fn places(&self) -> Vec<String> {
-        let bound = self.bound();
-        let tcp = |one: &&Bound| matches!(one.place, Listen::Tcp(_));
-        let (first, then): (Vec<&Bound>, Vec<&Bound>) = bound.iter().partition(tcp);
-        first.into_iter().chain(then).map(Bound::name).collect()
+        let lines = self.lines();
+        let is_tcp = |line: &&BoundLine| matches!(line.place, Listen::Tcp(_));
+        let (tcp, unix): (Vec<&BoundLine>, Vec<&BoundLine>) = lines.iter().partition(is_tcp);
+        tcp.into_iter().chain(unix).map(BoundLine::name).collect()
     }
 
-    /// A copy of each worker's sockets.
-    pub(crate) fn sets(&self) -> io::Result<Vec<Vec<Entrance>>> {
-        let bound = self.bound();
-        let set = |worker| {
-            let parts = bound.iter().map(|one| one.of_worker(worker, self.workers));
-            parts.flat_map(flatten).collect()
-        };
-        (0..self.workers).map(set).collect()
+    /// Copies of the sockets for each worker.
+    pub(crate) fn worker_sockets(&self) -> io::Result<Vec<Vec<WorkerSocket>>> {
+        copy_for_workers(&self.lines(), self.workers)
     }
 
-    /// Does something with every line's sockets.
-    pub(crate) fn each<E>(
+    /// Calls `act` with every line and its sockets.
+    pub(crate) fn for_each_line<E>(
         &self,
-        mut act: impl FnMut(&Bound, &[Listener]) -> Result<(), E>,
+        mut act: impl FnMut(&BoundLine, &[Listener]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let bound = self.bound();
-        bound.iter().try_for_each(|one| act(one, &one.sockets))
+        let lines = self.lines();
+        lines.iter().try_for_each(|line| act(line, &line.sockets))
     }
 
-    /// Whether other processes listen on the same TCP ports, each with sockets of its own
-    /// (SO_REUSEPORT).
+    /// Whether other processes have sockets of their own on the same TCP ports (SO_REUSEPORT).
     pub fn shares_ports(&self) -> bool {
-        let bound = self.bound();
-        let own = bound.iter().filter(|one| !one.lent);
-        let sockets: Vec<&Listener> = own.flat_map(|one| &one.sockets).collect();
+        let lines = self.lines();
+        let own = lines.iter().filter(|line| !line.lent);
+        let sockets: Vec<&Listener> = own.flat_map(|line| &line.sockets).collect();
         port_sharing::find(&sockets).is_some()
     }
 
-    /// The same sockets; whether later ones may be bound where other processes listen.
+    /// Sets whether a reload may bind an address where another process listens.
     pub fn joining(self, joins: bool) -> Listeners {
         Listeners { joins, ..self }
     }
 
-    /// Whether something has to be done for connections that are in between as ours are closed and
-    /// others go to the neighbours.
+    /// Whether a plain close of the sockets loses connections. This is so if other processes share
+    /// the ports and the kernel does not move waiting connections to them.
     pub fn yield_with_care(&self) -> bool {
-        self.shares_ports() && !port_sharing::inherit_what_waits()
+        self.shares_ports() && !port_sharing::migrates_connections()
     }
 
-    /// Lets go of all of them, so that the workers' copies are the last.
+    /// Drops all sockets, so that the copies of the workers are the last ones.
     pub fn close(&self) {
-        self.bound().clear();
+        self.lines().clear();
     }
 
-    fn bound(&self) -> MutexGuard<'_, Vec<Bound>> {
-        self.bound.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Binds the addresses that are not bound yet.
+    ///
+    /// # Errors
+    /// The first address that cannot be bound. The error names it, and nothing has changed.
+    pub(crate) fn prepare(&self, wanted: ListenLines<'_>) -> io::Result<ListenChange> {
+        let lines = self.lines();
+        let mut left: Vec<&BoundLine> = lines.iter().collect();
+        let mut new_lines = Vec::new();
+        for (wanted, is_tls) in wanted.with_tls() {
+            let is_bound = |line: &&BoundLine| line.wanted == *wanted && line.is_tls == is_tls;
+            if let Some(place) = left.iter().position(is_bound) {
+                left.remove(place);
+                continue;
+            }
+            if let (false, Listen::Tcp(address)) = (self.joins, wanted) {
+                let own: Vec<&Listener> = lines.iter().flat_map(|line| &line.sockets).collect();
+                if let Some(other) = port_sharing::find_at(*address, &own) {
+                    let why = io::Error::new(io::ErrorKind::AddrInUse, other.to_string());
+                    return Err(name_address(wanted, &why));
+                }
+            }
+            let line = BoundLine::open(wanted, is_tls, self.workers, &mut Vec::new());
+            new_lines.push(line.map_err(|error| name_address(wanted, &error))?);
+        }
+        Ok(ListenChange {
+            opened: copy_for_workers(&new_lines, self.workers)?,
+            lines: new_lines,
+            closed: left.iter().map(|line| line.id).collect(),
+        })
     }
-}
 
-/// The sockets of one line, or why there are none.
-fn flatten(part: io::Result<Vec<Entrance>>) -> Vec<io::Result<Entrance>> {
-    match part {
-        Ok(sockets) => sockets.into_iter().map(Ok).collect(),
-        Err(error) => vec![Err(error)],
+    /// Applies a prepared change to these listeners. The workers apply it to their copies.
+    pub(crate) fn commit(&self, change: &mut ListenChange) {
+        let mut lines = self.lines();
+        for line in change.lines.drain(..) {
+            tracing::info!(place = %line.name(), "reload: listening");
+            lines.push(line);
+        }
+        let is_closed = |line: &mut BoundLine| change.closed.contains(&line.id);
+        let closed: Vec<BoundLine> = lines.extract_if(.., is_closed).collect();
+        for line in closed {
+            if line.lent {
+                tracing::warn!(place = %line.name(), "the service manager goes on listening");
+            } else if !lines.iter().any(|other| other.place == line.place) {
+                line.remove_file();
+            }
+        }
+    }
+
+    fn lines(&self) -> MutexGuard<'_, Vec<BoundLine>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
     fn plain(lines: &[Listen]) -> ListenLines<'_> {
         ListenLines {
             plain: lines,
             secure: &[],
         }
     }
-
     fn any() -> Listen {
         Listen::Tcp("127.0.0.1:0".parse().unwrap())
     }
-
     fn given(listeners: &Listeners) -> Vec<OpenedSocket> {
         let mut given = Vec::new();
-        let collected = listeners.each(|bound, sockets| {
+
+        let collected = listeners.for_each_line(|bound, sockets| {
             for socket in sockets {
                 given.push(OpenedSocket {
                     name: bound.wanted.to_string(),
@@ -372,7 +403,7 @@ mod tests {
             let second = Listeners::open(plain(&[any()]), after, &mut given).unwrap();
             assert!(given.is_empty());
             assert_eq!(first.addresses(), second.addresses());
-            let sets = second.sets().unwrap();
+            let sets = second.worker_sockets().unwrap();
             assert_eq!(sets.len(), after);
             assert!(sets.iter().all(|set| !set.is_empty()));
             let sockets: usize = sets.iter().map(Vec::len).sum();
@@ -386,10 +417,10 @@ mod tests {
         let mut given = given(&first);
         given[0].lent = true;
         let second = Listeners::open(plain(&[any()]), 3, &mut given).unwrap();
-        let sets = second.sets().unwrap();
+        let sets = second.worker_sockets().unwrap();
         assert!(sets.iter().all(|set| set.len() == 1));
         let mut sockets = 0;
-        let counted = second.each(|_, all| {
+        let counted = second.for_each_line(|_, all| {
             sockets += all.len();
             Ok::<_, ()>(())
         });

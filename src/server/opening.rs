@@ -1,106 +1,150 @@
-//! How a client's connection opens: which version of HTTP its first bytes are.
+//! The first bytes of a client's connection: a PROXY header, and the preface of HTTP/2.
 //!
-//! A client of HTTP/2 without TLS begins with a preface that no request of HTTP/1 begins with
-//! (RFC 9113 section 3.4). What was read to tell them apart is handed on. Silence, and half a
-//! preface, are waited for no longer than silence and half a head are.
+//! A balancer sends a PROXY header (version 1 or 2, as HAProxy specifies them) to tell the address
+//! of the client. Only a header from a trusted peer is read. No byte after the header is taken from
+//! the socket, because TLS may follow.
+//!
+//! A client of HTTP/2 without TLS begins with a preface, with which no request of HTTP/1 begins
+//! (RFC 9113 section 3.4). Silence has the idle timeout, and a part of a preface has that of a
+//! head.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 
 use super::active_config::ActiveConfig;
 use super::drain::Drain;
 use super::phase::Phase;
-use super::proxy_protocol;
-use super::worker::Worker;
+use crate::client::proxy_header::{ProxyHeader, parse};
 use crate::clock::Alarm;
 use crate::config::ProxyProtocol;
-use crate::proxy::Arrival;
 use crate::wire::Stream;
 
-/// What a connection of HTTP/2 begins with.
+/// The first bytes of an HTTP/2 connection.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Its first line, which no client of HTTP/1 sends.
+/// The first line of the preface, which no client of HTTP/1 sends.
 const PREFACE_LINE: &[u8] = b"PRI * HTTP/2.0\r\n";
-/// Bytes that are read at once: most heads whole.
+/// Bytes of one read. Most heads fit.
 const READ_BYTES: usize = 4096;
+/// Bytes of one look for a PROXY header.
+const PEEK_BYTES: usize = 512;
 
-/// A version of HTTP, in which connections differ.
+/// The PROXY header of a connection, or its absence.
+#[derive(Debug, Default)]
+pub(super) struct ReceivedProxyHeader {
+    /// The address of the client.
+    pub(super) ip: Option<IpAddr>,
+    /// Bytes that were read and are not a header.
+    pub(super) ahead: Vec<u8>,
+}
+
+/// Reads the PROXY header, if the configuration allows `peer` to send one. Returns `None` if the
+/// connection must be closed: the header is required and absent, malformed, or late.
+pub(super) async fn read_proxy_header(
+    stream: &mut Stream,
+    peer: IpAddr,
+    config: &ActiveConfig,
+    drain: &Drain,
+    alarm: &Alarm,
+) -> Option<ReceivedProxyHeader> {
+    let mode = config.settings.proxy_protocol;
+    if mode == ProxyProtocol::Off {
+        return Some(ReceivedProxyHeader::default());
+    }
+    if !config.proxy.trusts(peer) {
+        return (mode == ProxyProtocol::Optional).then(ReceivedProxyHeader::default);
+    }
+    let timeout = config.settings.header_timeout;
+    if mode == ProxyProtocol::Required {
+        alarm.arm(timeout);
+    }
+    let mut parsing = pin!(parse_proxy_header(stream, mode, alarm, timeout));
+    let header = poll_fn(|context| {
+        if let Poll::Ready(header) = parsing.as_mut().poll(context) {
+            return Poll::Ready(header);
+        }
+        if drain.is_closing() {
+            return Poll::Ready(None);
+        }
+        alarm.poll(context).map(|()| None)
+    })
+    .await;
+    if header.is_none() {
+        tracing::debug!("a trusted peer sent no PROXY header that can be understood");
+    }
+    header
+}
+
+/// Starts the deadline `timeout` at the first byte.
+async fn parse_proxy_header(
+    stream: &mut Stream,
+    mode: ProxyProtocol,
+    alarm: &Alarm,
+    timeout: Duration,
+) -> Option<ReceivedProxyHeader> {
+    let mut bytes = Vec::new();
+    loop {
+        let known = bytes.len();
+        let mut buf = [0; PEEK_BYTES];
+        let length = stream.peek(&mut buf).await.ok();
+        let length = length.filter(|length| *length > 0)?;
+        if known == 0 {
+            alarm.arm(timeout);
+        }
+        bytes.extend_from_slice(&buf[..length]);
+        match parse(&bytes) {
+            ProxyHeader::Header(header_length, ip) => {
+                let rest = &mut buf[..header_length - known];
+                stream.read_exact(rest).await.ok()?;
+                return Some(ReceivedProxyHeader {
+                    ip: ip.map(|ip| ip.to_canonical()),
+                    ahead: Vec::new(),
+                });
+            }
+            ProxyHeader::Part => {
+                stream.read_exact(&mut buf[..length]).await.ok()?;
+            }
+            ProxyHeader::Other if mode == ProxyProtocol::Optional => {
+                bytes.truncate(known);
+                return Some(ReceivedProxyHeader {
+                    ip: None,
+                    ahead: bytes,
+                });
+            }
+            ProxyHeader::Other | ProxyHeader::Broken => return None,
+        }
+    }
+}
+
+/// The version of HTTP of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     Http1,
     Http2,
 }
 
-/// The version that a connection speaks which begins with `ahead`; nothing if either is possible.
+/// The version of a connection that begins with `ahead`; `None` while both are possible.
 fn version(ahead: &[u8]) -> Option<Version> {
     let common = ahead.len().min(PREFACE.len());
-    if ahead.starts_with(PREFACE_LINE) && ahead[..common] != PREFACE[..common] {
-        // It will be told in frames that this is no preface.
-        Some(Version::Http2)
-    } else if ahead[..common] != PREFACE[..common] {
-        Some(Version::Http1)
-    } else if common == PREFACE.len() {
-        Some(Version::Http2)
-    } else {
-        None
+    let is_preface = ahead[..common] == PREFACE[..common];
+    match is_preface {
+        true if common < PREFACE.len() => None,
+        true => Some(Version::Http2),
+        // The HTTP/2 connection then ends with a protocol error.
+        false if ahead.starts_with(PREFACE_LINE) => Some(Version::Http2),
+        false => Some(Version::Http1),
     }
 }
 
-/// Reads from a connection in the clear who is behind it, where that is said, and corrects
-/// `arrival`. Returns what was read and belongs to the client; nothing if the connection is not
-/// to be served. Whatever else comes on it, comes after this.
-pub(super) async fn announced(
-    stream: &mut Stream,
-    arrival: &mut Arrival,
-    (began, drain): (&ActiveConfig, &Drain),
-    alarm: &Alarm,
-) -> Option<Vec<u8>> {
-    let settings = &began.settings;
-    let mode = settings.proxy_protocol;
-    if mode == ProxyProtocol::Off {
-        return Some(Vec::new());
-    }
-    if !began.proxy.trusts(arrival.ip) {
-        return (mode == ProxyProtocol::Optional).then(Vec::new);
-    }
-    let timeout = settings.header_timeout;
-    let announced = proxy_protocol::read(stream, mode, alarm, timeout, drain).await?;
-    alarm.arm(settings.idle_timeout);
-    if let Some(ip) = announced.ip {
-        arrival.ip = ip.to_canonical();
-    }
-    Some(announced.ahead)
-}
-
-/// The same for a connection on which TLS is spoken after it, from the peer at `ip`.
-pub(super) async fn before_tls(
-    mut stream: Stream,
-    ip: IpAddr,
-    worker: &Worker,
-) -> Option<(Stream, IpAddr)> {
-    let began = worker.serving.load_full();
-    if began.settings.proxy_protocol == ProxyProtocol::Off {
-        return Some((stream, ip));
-    }
-    let alarm = worker.sweep.alarm();
-    alarm.arm(began.settings.header_timeout);
-    let mut arrival = Arrival::plain(ip);
-    let asked = (&*began, &*worker.drain);
-    let ahead = Box::pin(announced(&mut stream, &mut arrival, asked, &alarm)).await?;
-    // What is no header and could have been one is no TLS either.
-    ahead.is_empty().then_some((stream, arrival.ip))
-}
-
-/// Reads from `stream`, of which `ahead` has come, until its version is known, and returns what
-/// was read. Nothing if the
-/// client has gone before, or let too much time pass.
-pub(super) async fn told_apart(
+/// Reads from `stream` behind `ahead` until the version is known. Returns all bytes that were read;
+/// `None` if the client has left or was silent for too long.
+pub(super) async fn detect_version(
     stream: &mut Stream,
     mut ahead: Vec<u8>,
     phase: &Phase,
@@ -127,7 +171,7 @@ pub(super) async fn told_apart(
                 }
                 Poll::Ready(_) => return Poll::Ready(None),
                 Poll::Pending if drain.is_closing() => return Poll::Ready(None),
-                // HTTP/1 has words for a head that does not come.
+                // HTTP/1 has an answer for a head that does not come.
                 Poll::Pending => {
                     let late = (!ahead.is_empty()).then_some(Version::Http1);
                     return phase.alarm.poll(context).map(|()| late);
@@ -142,7 +186,6 @@ pub(super) async fn told_apart(
 #[cfg(test)]
 mod tests {
     use super::*;
-
     #[test]
     fn the_preface_alone_is_http_2_and_any_part_of_it_undecided() {
         for length in 0..PREFACE.len() {

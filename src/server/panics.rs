@@ -1,4 +1,4 @@
-//! A panic ends the request, connection or task it happened in, and no more.
+//! Tests that a panic ends only the request, connection or task in which it happens.
 
 #![cfg(debug_assertions)]
 
@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use http::Request;
 
+use super::control;
 use super::harness::{Harness, PATIENCE, on_a_runtime, panics_in, plain, run_alone};
-use super::{control, control_path};
+use super::socket_file::control_paths;
 use crate::config::Control;
 use crate::{clock, telemetry};
 use tidegate_core::failpoint::control::{Failure, arm};
@@ -23,7 +24,7 @@ fn with_body(path: &str) -> String {
     )
 }
 
-/// The statuses of two requests on one connection; 0 is a stream that was reset.
+/// The statuses of two requests on one connection; 0 means that the stream was reset.
 async fn over_http2(stream: TcpStream) -> Vec<u16> {
     stream.set_nonblocking(true).unwrap();
     let stream = tokio::net::TcpStream::from_std(stream).unwrap();
@@ -70,7 +71,7 @@ fn a_panic_ends_its_request_and_nothing_else() {
             assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
             assert!(answer.contains("problem+json"), "{answer}");
         }
-        // Its head may have gone; its content never ends as if it were whole.
+        // The head may be sent. The content must not look complete.
         for request in [plain("/"), with_body("/")] {
             let _failure = arm("proxy.body", 1);
             let answer = harness.ask(local, &request);
@@ -126,7 +127,7 @@ fn what_goes_on_beside_the_workers_begins_anew() {
     let file = tls_in(folder.path());
     let harness = Harness::open(&file);
     for more in (0..5).rev() {
-        // Who asked has an answer, and that reload is lost.
+        // The requester gets an answer, and the reload is lost.
         harness.reload(&file);
         assert_eq!(reloads.left(), more);
     }
@@ -135,7 +136,7 @@ fn what_goes_on_beside_the_workers_begins_anew() {
         assert!(began.elapsed() < PATIENCE, "{others:?}");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let socket = &control_path::places(&harness.file, &Control::Derived);
+    let socket = &control_paths(&harness.file, &Control::Derived);
     let answered = || {
         let mut all = socket.iter().filter_map(|place| command(place).ok());
         all.find(|answer| !answer.is_empty())
@@ -152,7 +153,7 @@ fn what_goes_on_beside_the_workers_begins_anew() {
     harness.close().unwrap();
 }
 
-/// A certificate for itself, and what a file says of it.
+/// Writes a self-signed certificate. Returns the lines of a configuration that uses it.
 fn tls_in(folder: &Path) -> String {
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(vec!["a.test".to_owned()]).unwrap();
@@ -166,7 +167,7 @@ fn tls_in(folder: &Path) -> String {
     )
 }
 
-/// What is answered to `tidegate reload`.
+/// The answer to `tidegate reload`.
 fn command(socket: &Path) -> std::io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -187,7 +188,7 @@ fn a_worker_that_is_lost_ends_the_house() {
     harness.is_well();
     let _failure = arm("server.worker_reload", 1);
     harness.reload("");
-    on_a_runtime(harness.handles.heartbeats.one_falls());
+    on_a_runtime(harness.handles.heartbeats.wait_for_lost_worker());
     assert_eq!(
         harness.close().unwrap_err().to_string(),
         "worker 0: a panic"

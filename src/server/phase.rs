@@ -1,5 +1,4 @@
-//! Where a client's connection of HTTP/1 stands between two requests and within one, and the one
-//! alarm that stands for whatever it waits for.
+//! The state of an HTTP/1 connection, and its one alarm, which serves all of its deadlines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -8,35 +7,34 @@ use std::time::Duration;
 use crate::clock::Alarm;
 use crate::config::ServerSettings;
 
-/// How long a connection is kept as it is after an answer, in case the next request is on its way.
-/// A connection that is busy must never be parked: it would allocate anew for each request.
+/// How long a connection keeps its buffers after an answer. A busy connection must never be parked,
+/// because it would allocate for each request.
 const SHORT_WAIT: Duration = Duration::from_millis(500);
 
-/// See the file's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Nothing of the next request has come. The alarm stands for the end of the short wait.
+    /// The short wait for the next request.
     Idle,
-    /// The same for longer, but something stands in the way of parking.
+    /// The long wait for the next request, in which the connection cannot be parked.
     Still,
-    /// The same for longer. Nothing is kept but the stream.
+    /// The long wait for the next request. The connection keeps only its stream.
     Parked,
-    /// Part of a head has come.
+    /// A part of a head has come.
     Head,
-    /// A request is being served.
+    /// A request is served.
     Request,
-    /// It has been answered, and the rest of its body is being thrown away.
+    /// The answer is sent, and the rest of the request's content is discarded.
     Discard,
-    /// The connection was upgraded: its bytes are no longer ours to understand.
+    /// The connection was upgraded.
     Tunnel,
 }
 
-/// What a connection and its socket tell each other.
+/// The state that a connection and its socket share.
 #[derive(Debug)]
 pub(crate) struct Phase {
     stage: AtomicU8,
     answer_pending: AtomicBool,
-    /// Whether content of the request is still to come.
+    /// Whether some of the request's content has not come.
     has_content: AtomicBool,
     pub(crate) alarm: Arc<Alarm>,
     header_timeout: Duration,
@@ -45,7 +43,7 @@ pub(crate) struct Phase {
 }
 
 impl Phase {
-    /// Of a connection from which nothing has come, and that has nothing but its stream.
+    /// The phase of a new connection: parked.
     pub(crate) fn new(alarm: Arc<Alarm>, settings: &ServerSettings) -> Arc<Phase> {
         alarm.arm(settings.idle_timeout);
         Arc::new(Phase {
@@ -59,25 +57,19 @@ impl Phase {
         })
     }
 
-    /// The first bytes of a head have come.
     pub(crate) fn begin_head(&self) {
         self.set(Stage::Head);
         self.alarm.arm(self.header_timeout);
     }
 
-    /// A request's head is whole, and content may follow.
+    /// Begins a request whose head has come whole.
     pub(crate) fn begin_request(&self, has_content: bool) {
         self.set(Stage::Request);
         self.has_content.store(has_content, Ordering::Relaxed);
         self.answer_pending.store(true, Ordering::Relaxed);
-        if has_content {
-            self.expect_body();
-        } else {
-            self.alarm.disarm();
-        }
+        self.restart_wait();
     }
 
-    /// Whether content of the request is still to come.
     pub(crate) fn has_content(&self) -> bool {
         self.has_content.load(Ordering::Relaxed)
     }
@@ -90,7 +82,7 @@ impl Phase {
         }
     }
 
-    /// The response has been put together to its end.
+    /// Ends the request: the whole answer is ready to be written.
     pub(crate) fn end_response(&self) {
         if self.stage() != Stage::Request {
             return;
@@ -103,28 +95,22 @@ impl Phase {
         }
     }
 
-    /// The response agrees to an upgrade: no limit on waits holds any more.
+    /// Begins a tunnel, which has no deadline here.
     pub(crate) fn begin_tunnel(&self) {
         self.set(Stage::Tunnel);
         self.alarm.disarm();
     }
 
-    /// The whole answer is written.
-    pub(crate) fn answer_is_out(&self) {
+    pub(crate) fn note_answer_sent(&self) {
         self.answer_pending.store(false, Ordering::Relaxed);
     }
 
-    /// Whether something of it is not.
-    pub(crate) fn is_answer_pending(&self) -> bool {
-        self.answer_pending.load(Ordering::Relaxed)
-    }
-
-    /// The next piece of a body is due.
+    /// Starts the deadline for the next piece of a body.
     pub(crate) fn expect_body(&self) {
         self.alarm.arm(self.body_timeout);
     }
 
-    /// A client that takes nothing is waited for as long as a body may stand still.
+    /// Starts the deadline of a write that found no room.
     pub(crate) fn expect_room(&self) {
         if self.stage() == Stage::Idle {
             self.set(Stage::Still);
@@ -132,15 +118,15 @@ impl Phase {
         self.alarm.arm(self.body_timeout);
     }
 
-    /// An answer is handed over, but there is no room for it: this is no short wait.
-    pub(crate) fn wait_at_length(&self) {
+    /// Replaces the short wait by the long one, because the answer finds no room.
+    pub(crate) fn leave_short_wait(&self) {
         if self.stage() == Stage::Idle {
             self.set(Stage::Still);
             self.alarm.arm(self.idle_timeout);
         }
     }
 
-    /// There is room again: the deadline is what it is where all goes well.
+    /// Starts the usual deadline of the stage.
     pub(crate) fn restart_wait(&self) {
         match self.stage() {
             Stage::Request if !self.has_content() => self.alarm.disarm(),
@@ -162,10 +148,10 @@ impl Phase {
         }
     }
 
-    /// The alarm has rung at the end of the short wait: the rest of the long one is left, and the
-    /// connection is to be parked unless something of its answer is not written.
+    /// Goes on with the long wait after the short one. The connection is parked if it is `ready`
+    /// for that and its answer is sent.
     pub(crate) fn end_short_wait(&self, ready: bool) {
-        let parks = ready && !self.is_answer_pending();
+        let parks = ready && !self.answer_pending.load(Ordering::Relaxed);
         self.set(if parks { Stage::Parked } else { Stage::Still });
         self.alarm
             .go_on(self.idle_timeout.saturating_sub(SHORT_WAIT));

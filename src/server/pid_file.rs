@@ -1,96 +1,93 @@
-//! The file that says which process serves, for those who send signals.
+//! The pid file: it names the process that serves, so that an operator can send it a signal.
 //!
-//! It is replaced whole, so that no reader finds half a number. The process that serves holds a
-//! lock (`flock`) on it until it drains, and removes it at its end unless another one has written
-//! it. A process replaces the file of another one only where that drains, is gone, or hands over.
+//! The file is replaced as a whole, so that no reader finds half a number. The serving process
+//! holds a lock (`flock`) on it until it drains, and removes the file at its end. Another process
+//! replaces the file only after that, or if the first process hands over.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Bytes of a pid file that are read, at most.
-const MOST_TEXT: u64 = 64;
+use super::claim::Holder;
 
 /// The pid file of this process.
 #[derive(Debug)]
 pub struct PidFile {
     path: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<PidFileState>,
 }
 
 #[derive(Debug)]
-enum State {
-    /// Not written yet.
-    Absent,
-    /// Written, and locked until this process drains.
-    ActiveConfig(File),
-    Draining,
+enum PidFileState {
+    Unwritten,
+    /// Locked until this process drains.
+    Written(File),
+    Released,
 }
 
 impl PidFile {
-    /// The file at `path`, not written yet.
+    /// Does not write the file yet.
     pub fn new(path: PathBuf) -> PidFile {
         PidFile {
             path,
-            state: Mutex::new(State::Absent),
+            state: Mutex::new(PidFileState::Unwritten),
         }
     }
 
-    /// Says that this process serves. Only a process that `replaces` another one takes its file.
+    /// Writes the file. Only a process that `replaces` another one may take its file.
     ///
     /// # Errors
-    /// The file cannot be written; [`io::ErrorKind::AddrInUse`] where it is that of a process that
+    /// The file cannot be written; [`io::ErrorKind::AddrInUse`] if it names another process that
     /// serves.
     pub fn write(&self, replaces: bool) -> io::Result<()> {
         let mut state = self.state();
-        if !matches!(*state, State::Absent) {
+        if !matches!(*state, PidFileState::Unwritten) {
             return Ok(());
         }
-        let named = |error: io::Error| {
-            let text = format!(
-                "server.pid_file: cannot write {}: {error}",
-                self.path.display()
-            );
+        let name_file = |error: io::Error| {
+            let path = self.path.display();
+            let text = format!("server.pid_file: cannot write {path}: {error}");
             io::Error::new(error.kind(), text)
         };
-        if let (false, Some(holder)) = (replaces, holder(&self.path)) {
+        if let (false, Some(holder)) = (replaces, find_holder(&self.path)) {
             let text = format!("it names {holder}, which serves");
-            return Err(named(io::Error::new(io::ErrorKind::AddrInUse, text)));
+            return Err(name_file(io::Error::new(io::ErrorKind::AddrInUse, text)));
         }
-        *state = State::ActiveConfig(place(&self.path).map_err(named)?);
+        *state = PidFileState::Written(write_locked(&self.path).map_err(name_file)?);
         Ok(())
     }
 
-    /// Lets another process write it.
+    /// Lets another process write the file.
     pub fn release(&self) {
-        if let State::ActiveConfig(file) = std::mem::replace(&mut *self.state(), State::Draining) {
-            // Closing the file would do the same, but for a copy that a child has.
+        let state = std::mem::replace(&mut *self.state(), PidFileState::Released);
+        if let PidFileState::Written(file) = state {
+            // The drop of the file is not enough, because a child process may have a copy.
             let _ = flock(&file, FlockOperation::Unlock);
         }
     }
 
-    /// Removes it, if it still names this process. It is not written any more.
+    /// Removes the file if it still names this process. It cannot be written after that.
     pub fn remove(&self) {
         let mut state = self.state();
         let text = fs::read_to_string(&self.path).unwrap_or_default();
         let names_us = text.trim().parse() == Ok(std::process::id());
-        if names_us && !matches!(*state, State::Absent) {
+        if names_us && !matches!(*state, PidFileState::Unwritten) {
             // It may be gone already.
             let _ = fs::remove_file(&self.path);
         }
-        *state = State::Draining;
+        *state = PidFileState::Released;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, PidFileState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Writes it beside its place and moves it there, locked.
-fn place(path: &Path) -> io::Result<File> {
+/// Writes a new file, locks it, and renames it to `path`.
+fn write_locked(path: &Path) -> io::Result<File> {
     let pid = std::process::id();
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{pid}"));
@@ -98,7 +95,7 @@ fn place(path: &Path) -> io::Result<File> {
     let write = || {
         let mut file = File::create(&fresh)?;
         file.write_all(format!("{pid}\n").as_bytes())?;
-        // On a disk without locks the file is good enough without.
+        // Not every disk has locks. The file is useful without one too.
         let _ = flock(&file, FlockOperation::NonBlockingLockExclusive);
         fs::rename(&fresh, path)?;
         Ok(file)
@@ -108,33 +105,23 @@ fn place(path: &Path) -> io::Result<File> {
     })
 }
 
-/// The process that serves and has the file, if there is one.
-fn holder(path: &Path) -> Option<String> {
+/// The process that holds the lock on the file, if there is one.
+fn find_holder(path: &Path) -> Option<Holder> {
     let file = File::open(path).ok()?;
     let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
-    if locked != Err(rustix::io::Errno::WOULDBLOCK) {
-        return None;
-    }
-    let mut text = String::new();
-    // Without the number it is another process all the same.
-    let _ = file.take(MOST_TEXT).read_to_string(&mut text);
-    Some(match text.trim().parse::<u32>() {
-        Ok(pid) => format!("process {pid}"),
-        Err(_) => "another process".to_owned(),
-    })
+    (locked == Err(rustix::io::Errno::WOULDBLOCK)).then(|| Holder::read(file))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
     fn at(path: &Path) -> PidFile {
         PidFile::new(path.to_owned())
     }
-
     #[test]
     fn it_is_there_until_the_end_unless_another_has_written_it() {
         let directory = tempfile::tempdir().unwrap();
+
         let path = directory.path().join("pid");
         let own = at(&path);
         own.write(false).unwrap();

@@ -1,12 +1,12 @@
 //! Other processes that listen on the same TCP ports (SO_REUSEPORT), and how to leave the ports to
 //! them without a lost connection.
 //!
-//! The kernel gives each connection to one of the sockets of a port as its first packet arrives.
-//! What a socket was given is reset when it is closed: what waits to be accepted, and what has not
-//! ended its handshake. The first can be accepted before. For the second there is a time in which
-//! the socket takes no first packets, so that handshakes end and none begins; whoever sends one
-//! then sends it again after a second, and reaches the others. With `net.ipv4.tcp_migrate_req`
-//! the kernel moves what waits to the other sockets, and none of this is needed.
+//! The kernel assigns a connection to a socket when its first packet arrives. When a socket closes,
+//! the kernel resets its connections that wait to be accepted or have not finished their handshake.
+//! The server accepts the first kind before it closes the socket. For the second kind, the socket
+//! refuses first packets for a while ([`HANDSHAKES`]), so that handshakes end and none begins. A
+//! client whose packet was refused sends it again after one second and reaches another socket. With
+//! `net.ipv4.tcp_migrate_req` the kernel moves such connections itself.
 
 use std::fmt;
 use std::io;
@@ -20,24 +20,23 @@ use socket2::{SockFilter, SockRef};
 
 use super::listener::Listener;
 
-/// How long handshakes under way have: the slowest round trip that is waited for.
+/// How long handshakes may take to finish.
 pub(crate) const HANDSHAKES: Duration = Duration::from_millis(250);
 
-/// Where the kernel lists the sockets of this network namespace.
+/// The kernel's lists of the sockets in this network namespace.
 const TABLES: [&str; 2] = ["/proc/net/tcp", "/proc/net/tcp6"];
-/// How a listening socket is marked there.
+/// The state of a listening socket in these lists.
 const LISTENS: &str = "0A";
 
-/// A socket of another process that listens where one of ours does, or is to.
+/// A socket of another process that shares an address with this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortSharer {
-    /// Its process, where this process may know it.
+    /// Its process, if this process may see it.
     pub pid: Option<u32>,
-    /// Where it listens.
     pub address: SocketAddr,
 }
 
-/// A socket but these that listens at the address of one of them.
+/// Finds a socket, not one of `own`, at an address of one of `own`.
 pub(crate) fn find(own: &[&Listener]) -> Option<PortSharer> {
     let address = |socket: &&Listener| match socket {
         Listener::Tcp(socket) => socket.local_addr().ok(),
@@ -48,7 +47,7 @@ pub(crate) fn find(own: &[&Listener]) -> Option<PortSharer> {
         .find_map(|address| find_at(address, own))
 }
 
-/// A socket but these that listens at this address.
+/// Finds a socket, not one of `own`, at this address.
 pub(crate) fn find_at(address: SocketAddr, own: &[&Listener]) -> Option<PortSharer> {
     let inodes: Vec<u64> = own.iter().filter_map(|socket| inode(socket).ok()).collect();
     TABLES.into_iter().find_map(|table| {
@@ -63,14 +62,14 @@ pub(crate) fn find_at(address: SocketAddr, own: &[&Listener]) -> Option<PortShar
     })
 }
 
-/// Whether a connection may be meant for either.
+/// Whether a connection can reach either address.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let (a, b) = (one.ip().to_canonical(), other.ip().to_canonical());
     let every = |any: IpAddr, ip: IpAddr| any.is_unspecified() && (any.is_ipv6() || ip.is_ipv4());
     one.port() == other.port() && (a == b || every(a, b) || every(b, a))
 }
 
-/// The process that has a socket, of those into which this one may look.
+/// The process that has a socket, if this process may read its descriptors.
 fn process_of(inode: u64) -> Option<u32> {
     let link = format!("socket:[{inode}]");
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
@@ -91,25 +90,25 @@ impl fmt::Display for PortSharer {
     }
 }
 
-/// Whether the kernel moves what waits at a socket that is closed to the others of its port.
-pub(crate) fn inherit_what_waits() -> bool {
+/// Whether the kernel moves the connections of a closed socket to other sockets of the port.
+pub(crate) fn migrates_connections() -> bool {
     let setting = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_migrate_req");
     setting.is_ok_and(|text| text.trim() == "1")
 }
 
-/// Address and inode of every listening socket in a table.
+/// The address and the inode of each listening socket in a table.
 fn listening(table: &str) -> impl Iterator<Item = (SocketAddr, u64)> + '_ {
     table.lines().skip(1).filter_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (ip, port) = words.get(1)?.rsplit_once(':')?;
-        let address = SocketAddr::new(address(ip)?, u16::from_str_radix(port, 16).ok()?);
+        let address = SocketAddr::new(parse_address(ip)?, u16::from_str_radix(port, 16).ok()?);
         let inode = words.get(9)?.parse().ok()?;
         (words[3] == LISTENS).then_some((address, inode))
     })
 }
 
-/// An address as the kernel writes it: words of 32 bits in this machine's order of bytes.
-fn address(text: &str) -> Option<IpAddr> {
+/// Parses an address in a table: words of 32 bits in the byte order of this machine.
+fn parse_address(text: &str) -> Option<IpAddr> {
     let word = |at: usize| {
         let digits = text.get(at..at + 8)?;
         Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
@@ -129,9 +128,9 @@ fn inode(socket: &Listener) -> io::Result<u64> {
     Ok(copy.metadata()?.ino())
 }
 
-/// From now on this socket takes no new handshakes.
-pub(crate) fn take_no_more(socket: impl AsFd) -> io::Result<()> {
-    // The 14th byte of a TCP header has its flags: drop what is SYN and not ACK.
+/// Makes a socket drop the first packet of each new handshake.
+pub(crate) fn refuse_handshakes(socket: impl AsFd) -> io::Result<()> {
+    // The flags are in the 14th byte of a TCP header. Drops packets with SYN and without ACK.
     const LOAD_FLAGS: SockFilter = SockFilter::new(0x30, 0, 0, 13);
     const AND_SYN_ACK: SockFilter = SockFilter::new(0x54, 0, 0, 0x12);
     const IF_SYN: SockFilter = SockFilter::new(0x15, 0, 1, 0x02);
@@ -159,8 +158,8 @@ mod tests {
         let expected = ("127.0.0.1:8080".parse().unwrap(), 4711);
         assert_eq!(listening(table).collect::<Vec<_>>(), [expected]);
         let loopback = "00000000000000000000000001000000";
-        assert_eq!(address(loopback), Some("::1".parse().unwrap()));
-        assert_eq!(address("0100007"), None);
+        assert_eq!(parse_address(loopback), Some("::1".parse().unwrap()));
+        assert_eq!(parse_address("0100007"), None);
     }
 
     #[test]
@@ -195,7 +194,7 @@ mod tests {
         };
         let first = open(&any, 2);
         let port_sharing = |listeners: &Listeners| {
-            let sets = listeners.sets().unwrap();
+            let sets = listeners.worker_sockets().unwrap();
             let all = sets.iter().flatten().map(|one| &one.listener);
             find(&all.collect::<Vec<_>>()).is_some()
         };
@@ -204,7 +203,8 @@ mod tests {
         let second = open(&[Listen::Tcp(address)], 1);
         assert!(port_sharing(&first) && port_sharing(&second));
         let waiting = TcpStream::connect(address).unwrap();
-        let closed = first.each(|_, sockets| sockets.iter().try_for_each(take_no_more));
+        let closed =
+            first.for_each_line(|_, sockets| sockets.iter().try_for_each(refuse_handshakes));
         closed.unwrap();
         // Some of these begin at sockets that take no more.
         let others: Vec<_> = (0..8)

@@ -1,17 +1,16 @@
-//! Another configuration for a running house: read, checked and prepared whole before anything of
-//! it is used, so that what is wrong changes nothing.
+//! Reloads: another configuration for a running server. Everything is read, checked and prepared
+//! before anything is used, so that a mistake changes nothing.
 //!
-//! ```text
-//! asked      by a signal, the control socket or whoever watches the file; many at once are one
-//! read       config::load: every mistake, or a configuration
-//! prepare    what the house shares: logs, counts, the bound on connections
-//! order      each worker replaces what it serves by, between two requests
-//! tell       what has changed, in words
-//! ```
+//! 1. A signal, the control socket or a change of the file requests a reload. Requests that come
+//!    together are one reload.
+//! 2. `config::load` returns a configuration, or every mistake.
+//! 3. The shared state is prepared: sockets, logs, store, limits.
+//! 4. Each worker replaces its configuration between two requests.
+//! 5. The log tells the changes.
 //!
-//! Connections, requests under way, counts, pools and sockets stay. All of it happens on a thread
-//! of its own; a worker does no more than put its new proxy in place. What it served by comes back
-//! here: to take ten thousand routes apart takes milliseconds, which no request should wait for.
+//! Connections, requests, counts, pools and sockets stay. All of this runs on its own thread; a
+//! worker only puts its new proxy in place. The old configuration comes back to this thread,
+//! because the drop of ten thousand routes takes milliseconds, which no request should wait for.
 
 use std::io;
 use std::path::Path;
@@ -25,33 +24,38 @@ use tokio::time::MissedTickBehavior;
 
 use super::active_config::ActiveConfig;
 use super::claim::Claim;
-use super::listen::{ListenLines, Moves};
+use super::control::{self, ControlSettings};
+use super::listen::{ListenChange, ListenLines};
 use super::reload_request::{ReloadError, Reloaded, Requests};
-use super::watcher::{LOOK_EVERY, Watcher};
-use super::worker_thread::Order;
-use super::{Lifecycle, Reloads, ServerHandles, ServerState, control, control_path, notify, tls};
+use super::watcher::Watcher;
+use super::worker_thread::ReloadOrder;
+use super::{
+    Lifecycle, Reloads, ServerHandles, ServerState, socket_file, spawn_thread, systemd, tls,
+};
 use crate::config::diagnostic::Diagnostics;
 use crate::config::{self, Config, Control};
 use crate::telemetry::access::AccessLog;
 use crate::telemetry::panics::{contained, endure};
 use tidegate_core::failpoint;
 
-/// From one reload to the next: what asks meanwhile is answered together.
-const REST: Duration = Duration::from_millis(5);
+/// The pause after a reload. Requests in this time become one reload.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How often the files of the configuration are checked.
+const CHECK_EVERY: Duration = Duration::from_millis(400);
 
-/// Replaces what a running server serves by.
+/// Replaces the configuration of a running server.
 pub(super) struct Reloader {
     config: Config,
     state: Arc<ServerState>,
     handles: ServerHandles,
-    workers: Vec<mpsc::Sender<Order>>,
-    /// Configurations that requests may still use.
+    workers: Vec<mpsc::Sender<ReloadOrder>>,
+    /// Replaced configurations that requests may still use.
     replaced: Vec<Arc<ActiveConfig>>,
-    /// Logs that requests may still write to.
+    /// Replaced logs that requests may still write to.
     retired: Vec<Arc<AccessLog>>,
     watcher: Watcher,
     watches: bool,
-    /// Tasks that look after the files of certificates, where there are any.
+    /// Tasks that keep certificates up to date.
     certificates: JoinSet<()>,
 }
 
@@ -59,7 +63,7 @@ impl Reloader {
     pub(super) fn new(
         config: Config,
         state: Arc<ServerState>,
-        workers: Vec<mpsc::Sender<Order>>,
+        workers: Vec<mpsc::Sender<ReloadOrder>>,
         handles: ServerHandles,
     ) -> Reloader {
         Reloader {
@@ -75,105 +79,99 @@ impl Reloader {
         }
     }
 
-    /// Starts a thread that reloads whenever it is asked to, until the server ends.
+    /// Starts the thread, which runs until the server ends.
     pub(super) fn spawn(self, reloads: Reloads) -> io::Result<JoinHandle<()>> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        std::thread::Builder::new()
-            .name("reload".to_owned())
-            .spawn(move || runtime.block_on(self.run(reloads)))
+        spawn_thread("reload", move || self.run(reloads))
     }
 
-    async fn run(mut self, reloads: Reloads) {
-        let Reloads {
-            mut requests,
-            watch,
-            claim,
-        } = reloads;
-        // Ends with this runtime, and takes the socket's file away.
-        let mut control = JoinSet::new();
+    async fn run(mut self, mut reloads: Reloads) {
+        // The end of this task removes the socket's file.
+        let mut control_task = JoinSet::new();
         if let Some(path) = &self.handles.file {
-            let place = &self.config.server.control;
-            let claim = claim.unwrap_or_else(|| Arc::new(Claim::new(path, place, false)));
-            let post = control::Post {
-                places: control_path::places(path, place),
-                own_directory: *place == Control::Derived,
-                claim,
+            let control = &self.config.server.control;
+            let settings = ControlSettings {
+                places: socket_file::control_paths(path, control),
+                own_directory: *control == Control::Derived,
+                claim: reloads
+                    .claim
+                    .unwrap_or_else(|| Arc::new(Claim::new(path, control, false))),
                 reload: self.handles.reload.clone(),
                 heartbeats: Arc::clone(&self.handles.heartbeats),
             };
-            control.spawn(endure(move || control::serve(post.clone())));
-            let written = &self.config.written;
-            self.watcher.read(path, Some(&written.text), &written.files);
-            self.watches = watch;
+            control_task.spawn(endure(move || control::serve(settings.clone())));
+            let written = &self.config.sources;
+            self.watcher
+                .watch(path, Some(&written.text), &written.files);
+            self.watches = reloads.watch;
         }
-        self.certificates = self.watch_certificates();
-        while contained(self.attend(&mut requests)).await.is_none() {}
-        control.shutdown().await;
+        self.certificates = self.maintain_certificates();
+        while contained(self.serve_requests(&mut reloads.requests))
+            .await
+            .is_none()
+        {}
+        control_task.shutdown().await;
     }
 
-    /// Reads the file when that is asked for, or also when it changes, until the house ends. A
-    /// panic beside what is read costs those who asked their answer.
-    async fn attend(&mut self, requests: &mut Requests) {
+    /// Reloads on requests and on changes of the file until the server ends. If a reload panics,
+    /// its requests get no answer.
+    async fn serve_requests(&mut self, requests: &mut Requests) {
         let mut shutdown = self.handles.shutdown.clone();
-        let mut looks = tokio::time::interval(LOOK_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut checks = tokio::time::interval(CHECK_EVERY);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let mut asked = Vec::new();
+            let mut waiting = Vec::new();
             tokio::select! {
                 _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
-                Some(first) = requests.0.recv() => asked.push(first),
-                _ = looks.tick(), if self.watches || self.keeps_any() => {
-                    self.let_go();
-                    if !self.watches || !self.watcher.look() {
+                Some(first) = requests.0.recv() => waiting.push(first),
+                _ = checks.tick(), if self.watches || self.has_replaced() => {
+                    self.drop_replaced();
+                    if !self.watches || !self.watcher.has_changed() {
                         continue;
                     }
                 }
             }
             failpoint!("server.reload");
             while let Ok(more) = requests.0.try_recv() {
-                asked.push(more);
+                waiting.push(more);
             }
             let before = self.state.tls.clone();
             let outcome = Arc::new(self.reload().await);
             let after = self.state.tls.as_ref();
             if before.as_ref().map(Arc::as_ptr) != after.map(Arc::as_ptr) {
-                // The tasks before are aborted.
-                self.certificates = self.watch_certificates();
+                // This aborts the old tasks.
+                self.certificates = self.maintain_certificates();
             }
-            tell(&outcome);
+            log_outcome(&outcome);
             self.state.introspection.note_reload(&outcome);
-            for answer in asked {
-                // Whoever asked may have gone.
+            for answer in waiting {
+                // The requester may have left.
                 let _ = answer.send(Arc::clone(&outcome));
             }
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
-    fn watch_certificates(&self) -> JoinSet<()> {
-        let mut watching = JoinSet::new();
+    fn maintain_certificates(&self) -> JoinSet<()> {
+        let mut tasks = JoinSet::new();
         if let Some(tls) = &self.state.tls {
-            let known = (Arc::clone(tls), self.handles.shutdown.clone());
-            let (watched, acquired) = (known.clone(), known);
-            watching.spawn(endure(move || {
-                let (tls, shutdown) = watched.clone();
-                tls::watch(tls, shutdown)
+            let (watched, acquired) = (Arc::clone(tls), Arc::clone(tls));
+            let shutdown = self.handles.shutdown.clone();
+            tasks.spawn(endure(move || {
+                tls::watch_files(Arc::clone(&watched), shutdown.clone())
             }));
-            watching.spawn(endure(move || {
-                let (tls, shutdown) = acquired.clone();
-                tls::acme(tls, shutdown)
+            let shutdown = self.handles.shutdown.clone();
+            tasks.spawn(endure(move || {
+                tls::acquire_certificates(Arc::clone(&acquired), shutdown.clone())
             }));
         }
-        watching
+        tasks
     }
 
     async fn reload(&mut self) -> Result<Reloaded, ReloadError> {
         let path = self.handles.file.clone().ok_or(ReloadError::NoFile)?;
-        notify::reloading();
+        systemd::reloading();
         let reloaded = contained(self.replace(&path)).await;
-        notify::ready("serving");
+        systemd::ready("serving");
         reloaded.unwrap_or_else(|| {
             let why = io::Error::other("something of ours broke, which the log has told");
             Err(ReloadError::Unusable(why))
@@ -185,21 +183,21 @@ impl Reloader {
         let changes = config::changes(&self.config, &config);
         let restarts = config::restarts(&self.config, &config);
         config.keep_until_restart(&self.config);
-        let change = self.handles.listeners.prepare(ListenLines::of(&config));
-        let change = change.map_err(ReloadError::Unusable)?;
+        let listeners = &self.handles.listeners;
+        let change = listeners.prepare(ListenLines::of(&config));
+        let mut change = change.map_err(ReloadError::Unusable)?;
         let state = self.state.renewed(&config).map_err(ReloadError::Unusable)?;
         let state = Arc::new(state);
-        let moves = self.handles.listeners.commit(change);
-        let moves = moves.map_err(ReloadError::Unusable)?;
-        self.order(&config, &state, moves).await;
+        listeners.commit(&mut change);
+        self.reload_workers(&config, &state, change).await;
         self.state.introspection.renew(config.fresh_copy(), &state);
         let old = std::mem::replace(&mut self.state, state);
         if !Arc::ptr_eq(&old.access, &self.state.access) {
-            // The last handle of a log waits for its writer: no worker should have to.
+            // The drop of a log's last handle waits for its writer, so no worker may do it.
             self.retired.push(Arc::clone(&old.access));
         }
         drop(old);
-        self.let_go();
+        self.drop_replaced();
         self.config = config;
         Ok(Reloaded {
             changes,
@@ -208,73 +206,76 @@ impl Reloader {
         })
     }
 
-    fn keeps_any(&self) -> bool {
+    fn has_replaced(&self) -> bool {
         !self.replaced.is_empty() || !self.retired.is_empty()
     }
 
     /// Drops what no request uses any more.
-    fn let_go(&mut self) {
+    fn drop_replaced(&mut self) {
         self.replaced.retain(|old| Arc::strong_count(old) > 1);
         self.retired.retain(|log| Arc::strong_count(log) > 1);
     }
 
-    /// Reads the file; whatever comes of it, the watcher knows what was read.
+    /// Reads the file. The watcher remembers the content, with or without mistakes.
     fn read(&mut self, path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
         let mut files = Vec::new();
         let loaded = config::load_noting(path, &mut files);
         let text = match &loaded {
-            Ok((config, _)) => Some(&*config.written.text),
+            Ok((config, _)) => Some(&*config.sources.text),
             Err(found) => Some(&*found.source.text).filter(|text| !text.is_empty()),
         };
-        self.watcher.read(path, text, &files);
+        self.watcher.watch(path, text, &files);
         loaded
     }
 
-    /// Has every worker serve by `config`; returns when all do.
-    async fn order(&mut self, config: &Config, state: &Arc<ServerState>, moves: Moves) {
-        let closed: Arc<[u64]> = moves.closed.into();
-        let mut done = Vec::new();
-        for (worker, opened) in self.workers.iter().zip(moves.opened) {
-            let (answer, told) = oneshot::channel();
-            let order = Order {
+    /// Makes every worker serve by `config`. Returns when all do.
+    async fn reload_workers(
+        &mut self,
+        config: &Config,
+        state: &Arc<ServerState>,
+        change: ListenChange,
+    ) {
+        let closed: Arc<[u64]> = change.closed.into();
+        let mut replaced = Vec::new();
+        for (worker, opened) in self.workers.iter().zip(change.opened) {
+            let (done, old) = oneshot::channel();
+            let order = ReloadOrder {
                 config: Box::new(config.fresh_copy()),
                 state: Arc::clone(state),
                 opened,
                 closed: Arc::clone(&closed),
-                done: answer,
+                done,
             };
             if worker.send(order).await.is_ok() {
-                done.push(told);
+                replaced.push(old);
             }
         }
-        for told in done {
-            // A worker that ends meanwhile serves nothing any more.
-            if let Ok(old) = told.await {
+        for old in replaced {
+            // A worker that has ended in the meantime sends nothing.
+            if let Ok(old) = old.await {
                 self.replaced.push(old);
             }
         }
     }
 }
 
-/// What the log says of it.
-fn tell(outcome: &Result<Reloaded, ReloadError>) {
-    match outcome {
-        Ok(reloaded) => {
-            if !reloaded.warnings.is_empty() {
-                let found = config::render::human(&reloaded.warnings, false);
-                tracing::warn!("reload: doubtful:\n{found}");
-            }
-            for line in &reloaded.restarts {
-                tracing::warn!("reload: {line}");
-            }
-            for line in &reloaded.changes {
-                tracing::info!("reload: {line}");
-            }
-            match reloaded.changes.len() {
-                0 => tracing::info!("reload: done, and nothing is different"),
-                changes => tracing::info!(changes, "reload: done"),
-            }
-        }
-        Err(error) => tracing::error!("reload: nothing was changed: {error}"),
+fn log_outcome(outcome: &Result<Reloaded, ReloadError>) {
+    let reloaded = match outcome {
+        Ok(reloaded) => reloaded,
+        Err(error) => return tracing::error!("reload: nothing was changed: {error}"),
+    };
+    if !reloaded.warnings.is_empty() {
+        let found = config::render::human(&reloaded.warnings, false);
+        tracing::warn!("reload: doubtful:\n{found}");
+    }
+    for line in &reloaded.restarts {
+        tracing::warn!("reload: {line}");
+    }
+    for line in &reloaded.changes {
+        tracing::info!("reload: {line}");
+    }
+    match reloaded.changes.len() {
+        0 => tracing::info!("reload: done, and nothing is different"),
+        changes => tracing::info!(changes, "reload: done"),
     }
 }

@@ -1,4 +1,4 @@
-//! Asking a running server to read its configuration again, and what comes of it.
+//! Requests for a reload of the configuration, and their results.
 
 use std::fmt;
 use std::io;
@@ -9,30 +9,30 @@ use tokio::sync::{mpsc, oneshot};
 use crate::config;
 use crate::config::diagnostic::Diagnostics;
 
-/// Requests that may wait; those beyond are told that they are too many.
-const MOST_WAITING: usize = 64;
+/// Requests that may wait. Others get [`ReloadError::Busy`].
+const MAX_WAITING: usize = 64;
 
 /// A reload that took place.
 #[derive(Debug)]
 pub struct Reloaded {
-    /// What changed, a line for each thing.
+    /// The changes, one line each.
     pub changes: Vec<String>,
-    /// What of it waits for a restart.
+    /// The changes that need a restart.
     pub restarts: Vec<String>,
-    /// What is doubtful in the file.
+    /// Warnings about the file.
     pub warnings: Diagnostics,
 }
 
-/// Why everything is as it was.
+/// Why a reload changed nothing.
 #[derive(Debug)]
 pub enum ReloadError {
     /// The proxy was started by flags.
     NoFile,
     /// The file has mistakes, or cannot be read.
     Mistakes(Diagnostics),
-    /// Something that it asks for cannot be had.
+    /// Something in the configuration cannot be used, for example an address.
     Unusable(io::Error),
-    /// The process is ending, or too many ask at once.
+    /// The process is ending, or too many requests wait.
     Busy,
 }
 
@@ -49,26 +49,25 @@ impl fmt::Display for ReloadError {
 
 impl std::error::Error for ReloadError {}
 
-/// What came of it, for everyone who asked.
-pub type Outcome = Arc<Result<Reloaded, ReloadError>>;
+/// The result of a reload, shared by all that requested it.
+pub type ReloadOutcome = Arc<Result<Reloaded, ReloadError>>;
 
-/// Asks a house to read its configuration again; clones ask the same one.
+/// Sends requests to one server.
 #[derive(Clone, Debug)]
-pub struct Reload(mpsc::Sender<oneshot::Sender<Outcome>>);
+pub struct Reload(mpsc::Sender<oneshot::Sender<ReloadOutcome>>);
 
-/// The house's end of it.
+/// Receives the requests.
 #[derive(Debug)]
-pub struct Requests(pub(super) mpsc::Receiver<oneshot::Sender<Outcome>>);
+pub struct Requests(pub(super) mpsc::Receiver<oneshot::Sender<ReloadOutcome>>);
 
-/// Both ends.
 pub fn channel() -> (Reload, Requests) {
-    let (sender, receiver) = mpsc::channel(MOST_WAITING);
+    let (sender, receiver) = mpsc::channel(MAX_WAITING);
     (Reload(sender), Requests(receiver))
 }
 
 impl Reload {
-    /// Asks, and waits for what comes of it.
-    pub async fn ask(&self) -> Outcome {
+    /// Requests a reload, and waits for its result.
+    pub async fn request(&self) -> ReloadOutcome {
         let (answer, outcome) = oneshot::channel();
         let busy = || Arc::new(Err(ReloadError::Busy));
         if self.0.try_send(answer).is_err() {
@@ -77,10 +76,10 @@ impl Reload {
         outcome.await.unwrap_or_else(|_| busy())
     }
 
-    /// Asks; the log tells what comes of it.
-    pub fn ask_and_leave(&self) {
+    /// Requests a reload. The log tells its result.
+    pub fn request_and_leave(&self) {
         let (answer, _) = oneshot::channel();
-        // Full: it will be read again after this moment in any case.
+        // If the channel is full, the file will be read after this moment in any case.
         let _ = self.0.try_send(answer);
     }
 }

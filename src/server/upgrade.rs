@@ -1,7 +1,8 @@
-//! One process takes the place of another: the binary at the same path is started with the same
-//! arguments, is given the very sockets that this process listens on, and once all of its workers
-//! serve, this one accepts no more and drains. So no connection is refused, and none that waits in
-//! a queue is lost. If the new process fails, nothing has changed.
+//! An upgrade: a new process replaces this one without a refused or lost connection.
+//!
+//! The binary at the same path is started with the same arguments, and inherits the listening
+//! sockets. When all workers of the new process serve, this process stops accepting and drains. If
+//! the new process fails, this one goes on as before.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -18,12 +19,12 @@ use crate::clock;
 
 /// How long the new process may take until it serves.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often it is looked whether the upgrade is still wanted.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a process that closed its end may take to end.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How often the wait checks whether the upgrade is abandoned.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+/// How long a process may take to end after it has closed its end of the channel.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a service manager told this process alone.
+/// Variables of a service manager that are meant for this process only.
 const NOT_INHERITED: [&str; 5] = [
     "LISTEN_FDS",
     "LISTEN_PID",
@@ -32,70 +33,69 @@ const NOT_INHERITED: [&str; 5] = [
     "WATCHDOG_PID",
 ];
 
-/// What to start: the same file, whatever is in it by then, with the same arguments.
+/// The path and the arguments with which this process was started.
 #[derive(Clone, Debug)]
-pub struct Program {
+pub struct ProgramCommand {
     path: PathBuf,
     arguments: Vec<OsString>,
 }
 
-/// A process that serves on our sockets and waits for our word.
+/// A new process that serves and waits for permission to replace this one.
 #[derive(Debug)]
 pub struct Successor {
     channel: Channel,
     child: Child,
 }
 
-/// Why this process goes on as it was.
+/// Why an upgrade failed. This process then serves as before.
 #[derive(Debug)]
 pub enum UpgradeError {
-    /// Its end would end its container.
+    /// This is process 1, whose end would end its container.
     FirstProcess,
-    /// The new process could not be started.
     Start(PathBuf, io::Error),
-    /// The sockets could not be given to it.
+    /// The sockets could not be sent.
     Give(io::Error),
-    /// It ended before it served.
+    /// The new process ended before it served.
     Ended(ExitStatus),
-    /// It does not serve, and was ended.
+    /// The new process did not serve in time and was killed.
     Late,
-    /// This process was told to stop meanwhile.
     Abandoned,
 }
 
-impl Program {
-    /// As this process was started. A symbolic link is kept, since it may lead elsewhere next time.
+impl ProgramCommand {
+    /// The command of this process. A symbolic link is not resolved, because it may lead to a new
+    /// version.
     ///
     /// # Errors
     /// The path of this process is not known.
-    pub fn of_this_process() -> io::Result<Program> {
+    pub fn of_this_process() -> io::Result<ProgramCommand> {
         let mut arguments = std::env::args_os();
         let path = match arguments.next() {
             Some(name) if Path::new(&name).components().count() > 1 => std::path::absolute(&name)?,
-            Some(name) => found(&name).map_or_else(std::env::current_exe, Ok)?,
+            Some(name) => find_in_path(&name).map_or_else(std::env::current_exe, Ok)?,
             None => std::env::current_exe()?,
         };
-        Ok(Program {
+        Ok(ProgramCommand {
             path,
             arguments: arguments.collect(),
         })
     }
 }
 
-/// Where a shell found a program.
-fn found(name: &OsStr) -> Option<PathBuf> {
+/// Finds a program as a shell does.
+fn find_in_path(name: &OsStr) -> Option<PathBuf> {
     let directories = std::env::var_os("PATH")?;
     let mut paths = std::env::split_paths(&directories).map(|directory| directory.join(name));
     let path = paths.find(|path| path.is_file())?;
     std::path::absolute(path).ok()
 }
 
-/// Starts the new process and returns once it serves. Blocks; gives up when told so by `abandon`.
+/// Starts the new process and returns when it serves. Blocks, and gives up when `abandon` is set.
 ///
 /// # Errors
-/// See [`UpgradeError`]; the new process is gone then.
+/// See [`UpgradeError`]. The new process has ended then.
 pub fn start(
-    program: &Program,
+    program: &ProgramCommand,
     listeners: &Listeners,
     abandon: &AtomicBool,
 ) -> Result<Successor, UpgradeError> {
@@ -103,6 +103,7 @@ pub fn start(
         return Err(UpgradeError::FirstProcess);
     }
     let (channel, theirs) = Channel::pair().map_err(UpgradeError::Give)?;
+    // The command has a copy of `theirs`, so it must be dropped here.
     let mut child = {
         let mut command = Command::new(&program.path);
         command
@@ -116,18 +117,18 @@ pub fn start(
         spawned.map_err(|error| UpgradeError::Start(program.path.clone(), error))?
     };
     tracing::info!(pid = child.id(), program = %program.path.display(), "upgrade: started");
-    let given = give(&channel, listeners).map_err(UpgradeError::Give);
-    match given.and_then(|()| wait(&channel, &mut child, abandon)) {
+    let sent = send_sockets(&channel, listeners).map_err(UpgradeError::Give);
+    match sent.and_then(|()| wait_until_ready(&channel, &mut child, abandon)) {
         Ok(()) => Ok(Successor { channel, child }),
-        Err(error) => Err(end(child, error)),
+        Err(error) => Err(kill(child, error)),
     }
 }
 
-fn give(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
+fn send_sockets(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
     channel.send(&format!("process {}", std::process::id()), &[])?;
-    listeners.each(|bound, sockets| {
-        let whose = if bound.lent { "lent" } else { "own" };
-        let words = format!("sockets {whose} {}", bound.wanted);
+    listeners.for_each_line(|line, sockets| {
+        let owner = if line.lent { "lent" } else { "own" };
+        let words = format!("sockets {owner} {}", line.wanted);
         sockets.chunks(AT_ONCE).try_for_each(|sockets| {
             let descriptors: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
             channel.send(&words, &descriptors)
@@ -136,10 +137,13 @@ fn give(channel: &Channel, listeners: &Listeners) -> io::Result<()> {
     channel.send("end", &[])
 }
 
-/// Until it says that it serves.
-fn wait(channel: &Channel, child: &mut Child, abandon: &AtomicBool) -> Result<(), UpgradeError> {
+fn wait_until_ready(
+    channel: &Channel,
+    child: &mut Child,
+    abandon: &AtomicBool,
+) -> Result<(), UpgradeError> {
     channel
-        .wait_at_most(LOOK_EVERY)
+        .set_timeout(CHECK_EVERY)
         .map_err(UpgradeError::Give)?;
     let until = clock::now() + PATIENCE;
     while clock::now() < until {
@@ -149,21 +153,20 @@ fn wait(channel: &Channel, child: &mut Child, abandon: &AtomicBool) -> Result<()
         match channel.receive() {
             Ok(Some(message)) if message.words == "ready" => return Ok(()),
             Ok(Some(_)) => {}
-            Ok(None) => return Err(ended(child)),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
-                return Err(ended(child));
-            }
-            Err(error) => return Err(UpgradeError::Give(error)),
+            Ok(None) => return Err(wait_for_exit(child)),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
+                io::ErrorKind::ConnectionReset => return Err(wait_for_exit(child)),
+                _ => return Err(UpgradeError::Give(error)),
+            },
         }
     }
     Err(UpgradeError::Late)
 }
 
-/// It has closed its end, which it does by ending.
-fn ended(child: &mut Child) -> UpgradeError {
-    let until = clock::now() + LAST_WORDS;
+/// Waits for the end of a process that has closed its end of the channel.
+fn wait_for_exit(child: &mut Child) -> UpgradeError {
+    let until = clock::now() + EXIT_TIMEOUT;
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return UpgradeError::Ended(status),
@@ -173,40 +176,38 @@ fn ended(child: &mut Child) -> UpgradeError {
     }
 }
 
-/// Makes sure that it is gone. One that broke off the talk usually is, and says more by its status.
-fn end(mut child: Child, error: UpgradeError) -> UpgradeError {
-    let error = match error {
-        UpgradeError::Give(_) => match ended(&mut child) {
-            UpgradeError::Ended(status) => UpgradeError::Ended(status),
-            _ => error,
-        },
-        error => error,
-    };
-    // What has ended cannot be killed, and needs not be.
+/// Kills the new process. If it ended by itself and broke the channel, its exit status is the
+/// better error.
+fn kill(mut child: Child, mut error: UpgradeError) -> UpgradeError {
+    if let UpgradeError::Give(_) = error
+        && let UpgradeError::Ended(status) = wait_for_exit(&mut child)
+    {
+        error = UpgradeError::Ended(status);
+    }
+    // Fails if the process has ended.
     let _ = child.kill();
     let _ = child.wait();
     error
 }
 
 impl Successor {
-    /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Ends it: it is not needed after all.
+    /// Kills the new process, because it is not needed.
     pub fn end(self) {
-        end(self.child, UpgradeError::Abandoned);
+        kill(self.child, UpgradeError::Abandoned);
     }
 
-    /// Lets it take our place, and waits until it has.
+    /// Lets the new process replace this one, and waits until it has.
     ///
     /// # Errors
-    /// It is gone.
-    pub fn go(self) -> io::Result<()> {
+    /// The new process has ended.
+    pub fn replace_this_process(self) -> io::Result<()> {
         self.channel.send("go", &[])?;
-        self.channel.wait_at_most(LAST_WORDS)?;
-        // It serves in any case: one that takes its time is not waited for.
+        self.channel.set_timeout(EXIT_TIMEOUT)?;
+        // After the timeout too, the new process serves.
         let _ = self.channel.receive();
         Ok(())
     }
@@ -223,11 +224,10 @@ impl fmt::Display for UpgradeError {
             }
             UpgradeError::Give(error) => write!(f, "cannot hand the sockets over: {error}"),
             UpgradeError::Ended(status) => write!(f, "the new process ended: {status}"),
-            UpgradeError::Late => write!(
-                f,
-                "the new process did not serve within {} s",
-                PATIENCE.as_secs()
-            ),
+            UpgradeError::Late => {
+                let seconds = PATIENCE.as_secs();
+                write!(f, "the new process did not serve within {seconds} s")
+            }
             UpgradeError::Abandoned => f.write_str("this process was told to stop meanwhile"),
         }
     }

@@ -1,56 +1,52 @@
-//! Whether the configuration's files have changed: looked at by their paths a few times a second,
-//! and compared by content.
+//! Detects changes of files: it compares metadata at each check, and content after a change.
 //!
-//! Paths are followed anew each time, so that a rename over the file, a symlink that is swapped
-//! (as Kubernetes does) and a file on a network are all seen. What was just written is looked at
-//! again before it is believed: a file that still grows is not read.
+//! Paths are followed anew each time. So it notices a rename over the file, a symbolic link that is
+//! swapped (as Kubernetes does), and a file on a network. A file that was just written is checked
+//! once more before it is read, because it may still grow.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use crate::config::NamedFile;
 
-/// How often it is looked.
-pub(super) const LOOK_EVERY: Duration = Duration::from_millis(400);
-/// Looks after which a file is read although it still changes.
-const MOST_WAITS: u32 = 10;
+/// Checks after which a file is read although it still changes.
+const MAX_WAITS: u32 = 10;
 
-/// The files of one configuration as they were read.
+/// A group of files that are read together.
 #[derive(Debug, Default)]
 pub(super) struct Watcher {
-    files: Vec<Watched>,
-    /// Looks since something began to change; 0 while nothing does.
+    files: Vec<WatchedFile>,
+    /// Checks since a change began; 0 without a change.
     waits: u32,
 }
 
 #[derive(Debug)]
-struct Watched {
+struct WatchedFile {
     path: PathBuf,
-    /// At the last look; `None` before the first.
-    print: Option<Print>,
-    /// Of what was read.
+    /// At the last check; `None` before the first.
+    stamp: Option<FileStamp>,
+    /// The digest of the content that was read; `None` if it could not be read, or is unknown.
     digest: Option<[u8; 32]>,
 }
 
-/// What changes when a file does: which one it is, its size and its times, nanoseconds. All 0 for
-/// one that is not there.
+/// Metadata that changes with each change of a file: its identity, size, and times in seconds and
+/// nanoseconds. All are 0 for a file that does not exist.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Print {
+struct FileStamp {
     file: (u64, u64),
     size: u64,
     written: (i64, i64),
     changed: (i64, i64),
 }
 
-impl Print {
-    fn of(path: &Path) -> Print {
+impl FileStamp {
+    fn of_path(path: &Path) -> FileStamp {
         let Ok(found) = fs::metadata(path) else {
-            return Print::default();
+            return FileStamp::default();
         };
-        Print {
+        FileStamp {
             file: (found.dev(), found.ino()),
             size: found.len(),
             written: (found.mtime(), found.mtime_nsec()),
@@ -60,45 +56,65 @@ impl Print {
 }
 
 impl Watcher {
-    /// Knows what has been read: the configuration's text, if there was one, and other files.
-    pub(super) fn read(&mut self, path: &Path, text: Option<&str>, files: &[NamedFile]) {
-        let whole = Watched {
-            path: path.to_owned(),
-            print: None,
-            digest: text.map(|text| *blake3::hash(text.as_bytes()).as_bytes()),
+    /// Watches files with unknown content. They count as changed after their first checks.
+    pub(super) fn new(paths: &[PathBuf]) -> Watcher {
+        let watched = |path: &PathBuf| WatchedFile {
+            path: path.clone(),
+            stamp: None,
+            digest: None,
         };
-        let others = files.iter().map(|file| Watched {
-            path: file.path.clone(),
-            print: None,
-            digest: file.digest,
-        });
-        self.files = std::iter::once(whole).chain(others).collect();
+        Watcher {
+            files: paths.iter().map(watched).collect(),
+            waits: 0,
+        }
+    }
+
+    /// Whether these are the watched files.
+    pub(super) fn has_paths(&self, paths: &[PathBuf]) -> bool {
+        self.files.iter().map(|file| &file.path).eq(paths)
+    }
+
+    /// Watches the files of a configuration that was read: its `text`, if it could be read, and the
+    /// files that it names.
+    pub(super) fn watch(&mut self, path: &Path, text: Option<&str>, named: &[NamedFile]) {
+        let text = text.map(|text| *blake3::hash(text.as_bytes()).as_bytes());
+        let named = named.iter().map(|file| (&*file.path, file.digest));
+        let watched = |(path, digest): (&Path, Option<[u8; 32]>)| WatchedFile {
+            path: path.to_owned(),
+            stamp: None,
+            digest,
+        };
+        let all = std::iter::once((path, text)).chain(named);
+        self.files = all.map(watched).collect();
         self.waits = 0;
     }
 
-    /// Looks; whether there is something else to read by now.
-    pub(super) fn look(&mut self) -> bool {
-        let mut moves = false;
+    /// Checks all files. Returns true once for each change, when the change has settled.
+    pub(super) fn has_changed(&mut self) -> bool {
+        let mut is_changing = false;
         for file in &mut self.files {
-            let print = Print::of(&file.path);
-            moves |= file.print != Some(print);
-            file.print = Some(print);
+            let stamp = FileStamp::of_path(&file.path);
+            is_changing |= file.stamp != Some(stamp);
+            file.stamp = Some(stamp);
         }
-        if moves && self.waits < MOST_WAITS {
+        if is_changing && self.waits < MAX_WAITS {
             self.waits += 1;
             return false;
         }
-        if self.waits == 0 {
+        if std::mem::take(&mut self.waits) == 0 {
             return false;
         }
-        self.waits = 0;
-        self.files
-            .iter()
-            .any(|file| digest(&file.path) != file.digest)
+        let mut has_changed = false;
+        for file in &mut self.files {
+            let digest = digest(&file.path);
+            has_changed |= file.digest != digest;
+            file.digest = digest;
+        }
+        has_changed
     }
 }
 
-/// Over a file's content; `None` for what cannot be read, or is no file.
+/// The digest of a file's content; `None` if it is no file or cannot be read.
 fn digest(path: &Path) -> Option<[u8; 32]> {
     if !fs::metadata(path).ok()?.is_file() {
         return None;
@@ -111,25 +127,24 @@ fn digest(path: &Path) -> Option<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
     fn looks(watcher: &mut Watcher, times: usize) -> Vec<bool> {
-        (0..times).map(|_| watcher.look()).collect()
+        (0..times).map(|_| watcher.has_changed()).collect()
     }
-
     #[test]
     fn a_change_is_seen_once_it_has_settled_and_only_once() {
         let directory = tempfile::tempdir().unwrap();
+
         let path = directory.path().join("proxy.toml");
         fs::write(&path, "one").unwrap();
         let mut watcher = Watcher::default();
-        watcher.read(&path, Some("one"), &[]);
+        watcher.watch(&path, Some("one"), &[]);
         assert_eq!(looks(&mut watcher, 4), [false; 4]);
         fs::write(&path, "on").unwrap();
-        assert!(!watcher.look(), "it may still be written");
+        assert!(!watcher.has_changed(), "it may still be written");
         fs::write(&path, "two").unwrap();
-        assert!(!watcher.look());
-        assert!(watcher.look());
-        watcher.read(&path, Some("two"), &[]);
+        assert!(!watcher.has_changed());
+        assert!(watcher.has_changed());
+        watcher.watch(&path, Some("two"), &[]);
         assert_eq!(looks(&mut watcher, 4), [false; 4]);
         // Written again with the same content.
         fs::write(&path, "two").unwrap();
@@ -141,12 +156,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("proxy.toml");
         let mut watcher = Watcher::default();
-        watcher.read(&path, Some("one"), &[]);
+        watcher.watch(&path, Some("one"), &[]);
         let mut looked = 0;
         loop {
             fs::write(&path, format!("text {looked}")).unwrap();
             looked += 1;
-            if watcher.look() {
+            if watcher.has_changed() {
                 break;
             }
             assert!(looked < 100);
@@ -162,7 +177,7 @@ mod tests {
         fs::write(at("b"), "two").unwrap();
         std::os::unix::fs::symlink("a", at("link")).unwrap();
         let mut watcher = Watcher::default();
-        watcher.read(
+        watcher.watch(
             &at("link"),
             Some("one"),
             &[NamedFile {
@@ -174,7 +189,7 @@ mod tests {
         std::os::unix::fs::symlink("b", at("new")).unwrap();
         fs::rename(at("new"), at("link")).unwrap();
         assert_eq!(looks(&mut watcher, 2), [false, true]);
-        watcher.read(
+        watcher.watch(
             &at("link"),
             Some("two"),
             &[NamedFile {

@@ -1,48 +1,48 @@
-//! The workers of one process as those who accept see them: how many clients each has, and where
-//! one goes who came to a worker that has more than its share.
+//! The workers of one process: whether each of them is alive, and which has few connections.
 //!
-//! The kernel spreads connections over the workers' sockets by a hash. That is even for many; of
-//! four connections all come to one of two workers in every eighth case. Whoever is passed on is
-//! passed on once, before a byte of it was read.
+//! The kernel spreads connections over the sockets of the workers by a hash. This is even for many
+//! connections only: of four connections, all reach one of two workers in every eighth case. So a
+//! worker that has too many hands a new connection off, once and before it reads a byte.
 
 use std::net::{IpAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::drain::{Drain, Open};
+use super::drain::{Drain, OpenConnection};
 
-/// A worker may have more clients than another by one in so many before it passes any on: passing
-/// on costs as much as a request.
+/// A worker hands off if it has more connections than another by one in `SLACK`. A hand-off costs
+/// as much as a request.
 const SLACK: usize = 16;
+/// The heartbeat of a worker that has ended.
+const ENDED: u64 = u64::MAX;
 
-/// See the file's head.
 #[derive(Debug)]
 pub(crate) struct WorkerSet(Vec<WorkerSlot>);
 
-/// One worker.
 #[derive(Debug)]
 struct WorkerSlot {
     drain: Arc<Drain>,
-    /// As many may wait there as there may be connections.
+    /// Bounded by `max_connections`.
     handed_off: UnboundedSender<HandedOff>,
-    /// Taken once it serves: before that nobody is sent there.
+    /// Taken by the worker when it begins to serve.
     received: Mutex<Option<UnboundedReceiver<HandedOff>>>,
+    /// Before a worker serves, no connection is handed off to it.
     serves: AtomicBool,
 }
 
-/// A client on his way to another worker, which has him among its own already.
+/// A connection on its way to another worker, which counts it already.
 #[derive(Debug)]
 pub(super) struct HandedOff {
     pub(super) stream: TcpStream,
     pub(super) ip: IpAddr,
-    pub(super) secure: bool,
-    pub(super) open: Open,
+    pub(super) is_tls: bool,
+    pub(super) open: OpenConnection,
 }
 
 impl WorkerSet {
-    /// Of so many workers.
     pub(super) fn new(workers: usize) -> WorkerSet {
         let slot = |_| {
             let (handed_off, received) = unbounded_channel();
@@ -57,7 +57,7 @@ impl WorkerSet {
     }
 }
 
-/// One worker's place in the set.
+/// The position of one worker in the set.
 #[derive(Clone, Debug)]
 pub(crate) struct Position {
     set: Arc<WorkerSet>,
@@ -80,8 +80,8 @@ impl Position {
         Arc::clone(&self.slot().drain)
     }
 
-    /// From now on other workers may hand connections to this one. They arrive at the receiver,
-    /// which only the first call returns.
+    /// Lets other workers hand connections off to this one. They arrive at the receiver, which only
+    /// the first call returns.
     pub(super) fn join(&self) -> Option<UnboundedReceiver<HandedOff>> {
         let slot = self.slot();
         let received = slot.received.lock();
@@ -90,8 +90,7 @@ impl Position {
         received
     }
 
-    /// The position of the worker that has clearly fewer connections than this one, which has just
-    /// been given another one.
+    /// The worker to which this one should hand off its newest connection, if there is one.
     pub(super) fn least_loaded(&self) -> Option<Position> {
         let own = self.slot().drain.count();
         let others = self.set.0.iter().enumerate();
@@ -102,11 +101,11 @@ impl Position {
         (own > least + 1 + least / SLACK).then(|| Position::new(&self.set, index))
     }
 
-    /// Sends a connection of this worker to another one. It comes back if that one is draining.
+    /// Sends a connection of this worker to another one. Returns it if the other one drains.
     pub(super) fn hand_off(&self, mut handed: HandedOff, to: &Position) -> Result<(), HandedOff> {
         let other = to.slot();
         handed.open.move_to(&other.drain);
-        // Looked at after the move: a drain that begins from now on waits for the connection.
+        // Checked after the move: a drain that begins from now on waits for the connection.
         let sent = match other.drain.is_draining() {
             true => Err(handed),
             false => other.handed_off.send(handed).map_err(|unsent| unsent.0),
@@ -118,13 +117,76 @@ impl Position {
     }
 }
 
+/// Signs of life: each worker beats a few times a second while it accepts connections.
+#[derive(Debug)]
+pub struct Heartbeats {
+    beats: Vec<AtomicU64>,
+    first: Notify,
+    lost: Notify,
+}
+
+impl Heartbeats {
+    pub fn new(workers: usize) -> Heartbeats {
+        Heartbeats {
+            beats: (0..workers).map(|_| AtomicU64::new(0)).collect(),
+            first: Notify::new(),
+            lost: Notify::new(),
+        }
+    }
+
+    pub(crate) fn beat(&self, worker: usize) {
+        if self.beats[worker].fetch_add(1, Ordering::Relaxed) == 0 {
+            self.first.notify_one();
+        }
+    }
+
+    /// Notes that a worker has ended because it was told to.
+    pub(crate) fn end(&self, worker: usize) {
+        self.beats[worker].store(ENDED, Ordering::Relaxed);
+    }
+
+    /// Notes that a worker has ended unexpectedly.
+    pub(crate) fn lose(&self, worker: usize) {
+        self.end(worker);
+        self.lost.notify_one();
+    }
+
+    /// Returns once a worker has ended unexpectedly; only one caller is woken. The clients of that
+    /// worker are lost, and clients at its sockets would wait for ever.
+    pub async fn wait_for_lost_worker(&self) {
+        self.lost.notified().await;
+    }
+
+    /// Whether all workers serve.
+    pub fn serves(&self) -> bool {
+        let serves = |beats: &AtomicU64| beats.load(Ordering::Relaxed) > 0;
+        self.beats.iter().all(serves)
+    }
+
+    /// Returns once all workers serve.
+    pub async fn all_serve(&self) {
+        while !self.serves() {
+            self.first.notified().await;
+        }
+    }
+
+    /// Whether every worker has beaten since the last call with this `memory`.
+    pub fn all_beat_since(&self, memory: &mut Vec<u64>) -> bool {
+        let beats = self.beats.iter();
+        let now: Vec<u64> = beats.map(|beats| beats.load(Ordering::Relaxed)).collect();
+        let before = std::mem::replace(memory, now);
+        let has_moved =
+            |(index, now): (usize, &u64)| *now == ENDED || before.get(index) != Some(now);
+        memory.iter().enumerate().all(has_moved)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use super::*;
     use tokio::sync::Semaphore;
 
-    use super::*;
-
-    /// What `clients` have become, who all come to the first of so many workers.
+    /// The numbers of connections of the workers after all clients have reached the first one.
     fn spread(count: usize, clients: usize) -> Vec<usize> {
         let workers = Arc::new(WorkerSet::new(count));
         let positions = (0..count).map(|index| Position::new(&workers, index));
@@ -150,5 +212,21 @@ mod tests {
         assert_eq!(spread(4, 16), [4, 4, 4, 4]);
         let many = spread(2, 1000);
         assert!(many[0] - many[1] <= 1 + many[1] / SLACK, "{many:?}");
+    }
+
+    #[test]
+    fn a_worker_that_stands_still_is_seen() {
+        let heartbeats = Heartbeats::new(2);
+        let mut memory = Vec::new();
+        heartbeats.beat(0);
+        heartbeats.beat(1);
+        assert!(heartbeats.all_beat_since(&mut memory));
+        heartbeats.beat(0);
+        assert!(!heartbeats.all_beat_since(&mut memory));
+        heartbeats.beat(0);
+        heartbeats.end(1);
+        assert!(heartbeats.all_beat_since(&mut memory));
+        heartbeats.beat(0);
+        assert!(heartbeats.all_beat_since(&mut memory));
     }
 }

@@ -1,5 +1,5 @@
-//! One worker's thread: a runtime, its own listeners, upstream pools and store connection, and the
-//! connections that the kernel gave to it.
+//! The thread of one worker: its runtime, listening sockets, upstream pools, store connection, and
+//! client connections.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::acceptors::{self, Acceptors};
 use super::active_config::{ActiveConfig, CarriedOver, flush};
 use super::drain::Deadlines;
-use super::listen::Entrance;
+use super::listen::WorkerSocket;
 use super::worker::Worker;
 use super::worker_set::Position;
 use super::{Lifecycle, ServerState, Shutdown};
@@ -19,23 +19,22 @@ use crate::config::{Config, ServerSettings};
 use crate::telemetry::panics::spawn_enduring;
 use tidegate_core::failpoint;
 
-/// What a worker's thread is started with.
 pub(super) struct WorkerStart {
     pub(super) config: Config,
-    pub(super) sockets: Vec<Entrance>,
-    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) sockets: Vec<WorkerSocket>,
+    pub(super) orders: mpsc::Receiver<ReloadOrder>,
     pub(super) shutdown: Shutdown,
     pub(super) position: Position,
 }
 
-/// What a worker serves by from now on.
-pub(super) struct Order {
+/// Makes a worker serve by another configuration.
+pub(super) struct ReloadOrder {
     pub(super) config: Box<Config>,
     pub(super) state: Arc<ServerState>,
-    /// What it accepts from too, and the lines of `listen` that it leaves.
-    pub(super) opened: Vec<Entrance>,
+    pub(super) opened: Vec<WorkerSocket>,
+    /// Lines of `listen` whose sockets are closed.
     pub(super) closed: Arc<[u64]>,
-    /// Told when it is in place, with what was there before.
+    /// Gets the replaced configuration when the order is done.
     pub(super) done: oneshot::Sender<Arc<ActiveConfig>>,
 }
 
@@ -47,29 +46,22 @@ pub(super) fn run(start: WorkerStart, state: &ServerState) -> io::Result<()> {
     runtime.block_on(serve(start, state))
 }
 
-async fn serve(start: WorkerStart, state: &ServerState) -> io::Result<()> {
-    let WorkerStart {
-        config,
-        sockets,
-        mut orders,
-        mut shutdown,
-        position,
-    } = start;
+async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
     let sweep = Sweep::new();
     let sweeping = sweep.clone();
     spawn_enduring(move || sweeping.clone().run());
     let mut carried = CarriedOver::open(state).await;
-    let first = carried.begin(config, state, &sweep);
+    let first = carried.activate(None, start.config, state, &sweep).await;
     let worker = Arc::new(Worker {
         serving: Arc::new(ArcSwap::from_pointee(first)),
         sweep,
-        drain: position.drain(),
+        drain: start.position.drain(),
         connections: Arc::clone(&state.connections),
         per_ip: Arc::clone(&state.per_ip),
-        position,
+        position: start.position,
     });
-    state.introspection.add(&worker.serving);
-    let mut acceptors = Acceptors::open(&worker, sockets)?;
+    state.introspection.add_worker(&worker.serving);
+    let mut acceptors = Acceptors::open(&worker, start.sockets)?;
     if let Some(handed_off) = worker.position.join() {
         tokio::spawn(acceptors::receive(handed_off, Arc::clone(&worker)));
     }
@@ -83,47 +75,47 @@ async fn serve(start: WorkerStart, state: &ServerState) -> io::Result<()> {
     loop {
         tokio::select! {
             // A dropped sender means the same as a stop.
-            _ = shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
-            Some(order) = orders.recv() => {
-                renew(&worker, order, &mut carried, &mut acceptors).await;
+            _ = start.shutdown.wait_for(|lifecycle| *lifecycle != Lifecycle::Serve) => break,
+            Some(order) = start.orders.recv() => {
+                reload(&worker, order, &mut carried, &mut acceptors).await;
             }
         }
     }
-    let lifecycle = *shutdown.borrow();
+    let lifecycle = *start.shutdown.borrow();
     acceptors.end(lifecycle).await;
     let deadlines = deadlines(lifecycle, &worker.serving.load().settings);
     state.exports.note_end(clock::now() + deadlines.all);
     let cut = worker.drain.finish(&worker.sweep, deadlines).await;
-    carried.store().told().await;
+    carried.store().flush_slots().await;
     if cut > 0 {
         tracing::warn!("drain timeout reached: closed {cut} connections");
     }
     Ok(())
 }
 
-/// Serves by another configuration from the next request on.
-async fn renew(
+/// Carries out an order. The next request is served by the new configuration.
+async fn reload(
     worker: &Worker,
-    order: Order,
+    order: ReloadOrder,
     carried: &mut CarriedOver,
     acceptors: &mut Acceptors,
 ) {
     failpoint!("server.worker_reload");
     let old = worker.serving.load_full();
-    let next = carried.renew(&old, *order.config, &order.state, &worker.sweep);
+    let next = carried.activate(Some(&old), *order.config, &order.state, &worker.sweep);
     let next = next.await;
     worker.serving.store(Arc::new(next));
-    for entrance in order.opened {
-        if let Err(error) = acceptors.add(entrance) {
+    for socket in order.opened {
+        if let Err(error) = acceptors.add(socket) {
             tracing::error!(%error, "a worker cannot accept there");
         }
     }
     acceptors.close(&order.closed).await;
-    // Whoever ordered it may have gone.
+    // The reload thread may have ended.
     let _ = order.done.send(old);
 }
 
-/// After a stop somebody waits for the end of this process, after an upgrade nobody does.
+/// After a stop, an operator waits for the end of the process. After an upgrade there is more time.
 fn deadlines(lifecycle: Lifecycle, settings: &ServerSettings) -> Deadlines {
     match lifecycle {
         Lifecycle::HandOver => Deadlines {

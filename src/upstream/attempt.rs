@@ -1,272 +1,281 @@
-//! Sending a request: once, and again where that is safe and worth it.
+//! Sends a request: once, and again if that is safe and the rules want it.
 //!
-//! What was not sent at all may go to another server whatever it is. What may have been seen goes
-//! only if its method and the lack of a body make doing it twice the same as doing it once; of
-//! such a request its connection keeps the head.
+//! A request of which nothing was sent may go to another server. A request that a server may have
+//! seen is sent again only if its method is idempotent and it has no body. The connection keeps a
+//! copy of such a request.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
-use http::header::HOST;
-use http::{Request, Response};
+use http::header::{CONTENT_LENGTH, HOST, HeaderValue, TRANSFER_ENCODING};
+use http::{Request, Response, Version};
 use http_body::Body as _;
 use smallvec::SmallVec;
 
-use super::connection::Connection;
-use super::error::{Failure, UpstreamError};
-use super::grpc::{self, Pending};
-use super::health::Trouble;
+use super::body::{UpstreamBody, grpc_status};
+use super::connection::{ExchangeOptions, ResponseLease};
+use super::error::{ExchangeError, UpstreamError};
+use super::health::FailureKind;
+use super::outgoing::{Outgoing, PrerenderedHeaders, SendOptions};
 use super::permit::ServerPermit;
 use super::pool::Upstream;
-use super::retry::{Ended, is_repeatable, is_worth};
+use super::retry::{AttemptEnd, is_repeatable, wants_retry};
 use super::server::Server;
-use super::{Outgoing, accept, frame};
 use crate::body::RequestBody;
 use crate::clock::Alarm;
 use crate::config::Retries;
 use crate::trace::TRACEPARENT;
-use crate::upstream::body::UpstreamBody;
-use tidegate_core::exchange::headers::PrerenderedHeaders;
-use tidegate_core::telemetry::attempt_log::AttemptLog;
 
-/// An attempt that did not end well.
-struct Missed {
-    /// How, if another one may follow that.
-    ended: Option<Ended>,
-    /// What the client gets if none does: this content with the head that was put in its place.
+/// An attempt that failed, or whose response may be replaced by that of another attempt.
+struct FailedAttempt {
+    /// `None` if no other attempt may follow.
+    end: Option<AttemptEnd>,
+    /// The result for the client if no other attempt follows.
     outcome: Result<UpstreamBody, UpstreamError>,
-    /// The request, if nothing of it was sent or it can be sent again.
+    /// The request, if it can be sent again.
     request: Option<Request<RequestBody>>,
     server: Arc<Server>,
-    /// Whether the connection had served before: that it ended need not be the server's fault.
+    /// Whether the connection was an idle one, whose end need not be the server's fault.
     was_pooled: bool,
 }
 
-/// Where sending stands when it takes more than one exchange on a connection that stood.
-#[expect(clippy::large_enum_variant, reason = "it goes into a box as it is")]
-enum Next {
-    /// Nothing was sent yet, and there is a place for it.
-    Attempt(ServerPermit, Request<RequestBody>),
-    /// It was tried.
-    Missed(Box<Missed>),
-}
-
-/// What all attempts of a request have in common.
+/// The facts that all attempts of a request share.
 #[derive(Clone, Copy)]
-struct Terms<'a> {
-    affinity: Option<u64>,
+struct AttemptTerms<'a> {
+    options: &'a SendOptions,
     is_repeatable: bool,
-    /// Whether it asks for a tunnel.
-    asks_upgrade: bool,
-    /// HTTP/1.0 clients may leave it out; our HTTP/1.1 may not.
-    names_host: bool,
-    /// Whether the answer has a status of gRPC.
-    is_grpc: bool,
-    /// Rings when the whole has taken too long.
+    /// Rings when the whole exchange has taken too long.
     whole: Option<&'a Alarm>,
-    /// Where attempts are noted, if anywhere.
-    tries: Option<&'a AttemptLog>,
 }
 
 impl Upstream {
-    /// Sends a request and waits for the head of its answer, which is put into `answer`. `whole`
-    /// rings when that has taken too long; whoever polls this drops it then.
+    /// Sends a request and waits for the head of the response, which goes into `response`. When
+    /// `whole` rings, the caller drops this future.
     ///
-    /// What every request needs is here: an exchange on a connection that stands. All else is
-    /// boxed, since it is rare, and each connection of a client keeps room for this future.
-    // Not an `async fn`: that would keep the request twice.
+    /// An exchange on a pooled connection happens here. Everything else is rare and boxed, because
+    /// each connection of a client reserves memory for this future.
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an async fn reserves memory for the arguments twice"
+    )]
     pub(super) fn send<'a, B: Send>(
         upstream: Option<&'a Upstream>,
         outgoing: Outgoing<'a>,
-        answer: &'a mut Response<B>,
+        response: &'a mut Response<B>,
         whole: Option<&'a Alarm>,
     ) -> impl Future<Output = Result<UpstreamBody, UpstreamError>> + Send + 'a {
-        let (request, affinity) = (outgoing.request, outgoing.affinity);
-        let within = outgoing.within.filter(|_| whole.is_none());
-        let (beside, tries) = (outgoing.beside, outgoing.tries);
-        let (asks_upgrade, names_host) = (outgoing.asks_upgrade, outgoing.names_host);
-        let is_grpc = outgoing.is_grpc;
         async move {
             let this = upstream.ok_or(UpstreamError::NoServer)?;
-            if let Some(within) = within {
-                let outgoing = Outgoing {
-                    request,
-                    beside,
-                    asks_upgrade,
-                    names_host,
-                    affinity,
-                    within: None,
-                    is_grpc,
-                    tries,
-                };
-                return Box::pin(this.send_within(outgoing, answer, within)).await;
+            if let (Some(timeout), None) = (outgoing.timeout, whole) {
+                return Box::pin(this.send_within(outgoing, response, timeout)).await;
             }
-            frame(request);
+            let (request, options) = (&mut *outgoing.request, &outgoing.options);
+            let prerendered = outgoing.prerendered.as_ref();
+            set_framing(request);
             this.count_request();
-            let permit = match this.permit(affinity) {
+            let permit = match this.permit(options.affinity) {
                 Err(UpstreamError::TooManyConnections) if this.settings().queue > 0 => {
-                    Box::pin(this.wait_for_permit(affinity)).await?
+                    Box::pin(this.wait_for_permit(options.affinity)).await?
                 }
                 permit => permit?,
             };
-            let terms = Terms {
-                affinity,
+            let terms = AttemptTerms {
+                options,
                 is_repeatable: may_repeat(request, &this.settings().retries),
-                asks_upgrade,
-                names_host,
-                is_grpc,
                 whole,
-                tries: tries.as_deref(),
             };
-            prepare(request, &permit, terms);
-            let next = match permit.pooled(asks_upgrade) {
-                None => Next::Attempt(permit, taken(request, beside.as_ref())),
-                Some(mut connection) => {
-                    let blame = Blame::of(this, &permit, request, whole);
-                    let with = (beside.as_ref(), terms.is_repeatable, asks_upgrade);
-                    let exchanged = connection.exchange(request, answer, with).await;
-                    std::mem::forget(blame);
-                    let answered = match exchanged {
-                        Ok(()) => this.take(answer, (connection, permit), terms),
-                        Err(Failure::Sent(error)) => {
-                            Err(this.miss_sent(error, (connection, permit, true), terms))
-                        }
-                        Err(Failure::Unsent(_)) => {
-                            let request = taken(request, beside.as_ref());
-                            let next = Next::Attempt(permit, request);
-                            return Box::pin(this.go_on(next, answer, terms)).await;
-                        }
-                    };
-                    match answered {
-                        Ok(body) => return Ok(body),
-                        Err(missed) => Next::Missed(missed),
-                    }
-                }
+            prepare(request, &permit, options);
+            let Some(mut connection) = permit.pooled(options.asks_upgrade) else {
+                let request = take_request(request, prerendered);
+                return Box::pin(this.attempt_all(permit, request, response, terms)).await;
             };
-            Box::pin(this.go_on(next, answer, terms)).await
+            let blame = BlameOnTimeout::new(&permit, request, whole);
+            let exchange = connection.exchange(request, response, terms.exchange(prerendered));
+            let exchanged = exchange.await;
+            std::mem::forget(blame);
+            if let Err(ExchangeError::Unsent(_)) = exchanged {
+                let request = take_request(request, prerendered);
+                return Box::pin(this.attempt_all(permit, request, response, terms)).await;
+            }
+            let lease = ResponseLease { connection, permit };
+            match this.conclude(exchanged, lease, true, response, terms) {
+                Ok(body) => Ok(body),
+                Err(failed) => Box::pin(this.retry(failed, response, terms)).await,
+            }
         }
     }
 
-    /// Further attempts, as many as are allowed.
-    async fn go_on<B>(
+    /// Bounds the time until the last byte of the response, or until it has become a tunnel.
+    async fn send_within<B: Send>(
         &self,
-        next: Next,
-        answer: &mut Response<B>,
-        terms: Terms<'_>,
+        outgoing: Outgoing<'_>,
+        response: &mut Response<B>,
+        timeout: Duration,
     ) -> Result<UpstreamBody, UpstreamError> {
-        let mut missed = match next {
-            Next::Missed(missed) => missed,
-            Next::Attempt(permit, request) => {
-                match self.attempt((permit, request), answer, terms).await {
-                    Ok(body) => return Ok(body),
-                    Err(missed) => missed,
-                }
-            }
-        };
+        let whole = self.terms.sweep.alarm();
+        whole.arm(timeout);
+        let mut sending = pin!(Upstream::send(Some(self), outgoing, response, Some(&whole)));
+        let sent = poll_fn(|context| match sending.as_mut().poll(context) {
+            Poll::Ready(sent) => Poll::Ready(sent),
+            Poll::Pending => whole.poll(context).map(|()| Err(UpstreamError::TimedOut)),
+        });
+        let mut body = sent.await?;
+        body.end_by(Arc::clone(&whole));
+        Ok(body)
+    }
+
+    /// Makes a first attempt, and others if it fails.
+    async fn attempt_all<B>(
+        &self,
+        permit: ServerPermit,
+        request: Request<RequestBody>,
+        response: &mut Response<B>,
+        terms: AttemptTerms<'_>,
+    ) -> Result<UpstreamBody, UpstreamError> {
+        match self.attempt(permit, request, response, terms).await {
+            Ok(body) => Ok(body),
+            Err(failed) => self.retry(failed, response, terms).await,
+        }
+    }
+
+    /// Makes further attempts, as many as the rules allow.
+    async fn retry<B>(
+        &self,
+        mut failed: Box<FailedAttempt>,
+        response: &mut Response<B>,
+        terms: AttemptTerms<'_>,
+    ) -> Result<UpstreamBody, UpstreamError> {
         let rules = &self.settings().retries;
         let mut tried: SmallVec<[Arc<Server>; 4]> = SmallVec::new();
         for _ in 0..rules.attempts {
-            let Some(ended) = missed.ended else { break };
-            if !is_worth(&rules.on, ended, terms.is_repeatable) {
+            let Some(end) = failed.end else { break };
+            if !wants_retry(&rules.on, end, terms.is_repeatable) {
                 break;
             }
-            let request = missed.request.take();
-            tried.push(Arc::clone(&missed.server));
-            let permit = self.seat_elsewhere(&tried, terms.affinity, missed.was_pooled);
+            let request = failed.request.take();
+            tried.push(Arc::clone(&failed.server));
+            let permit = self.retry_permit(&tried, terms.options.affinity, failed.was_pooled);
             let (Some(request), Some(permit)) = (request, permit) else {
                 break;
             };
-            if !self.may_retry() {
+            if !self.take_retry() {
                 break;
             }
-            self.cells().retries[ended.number()].add(1);
-            match self.attempt((permit, request), answer, terms).await {
+            self.cells.retries[end.index()].add(1);
+            match self.attempt(permit, request, response, terms).await {
                 Ok(body) => return Ok(body),
-                Err(next) => missed = next,
+                Err(next) => failed = next,
             }
         }
-        missed.outcome
+        failed.outcome
     }
 
-    /// One attempt, at one server, which is judged by how it went.
+    /// Makes one attempt: on a pooled connection, or on a new one if that is closed.
     async fn attempt<B>(
         &self,
-        (permit, mut request): (ServerPermit, Request<RequestBody>),
-        answer: &mut Response<B>,
-        terms: Terms<'_>,
-    ) -> Result<UpstreamBody, Box<Missed>> {
-        prepare(&mut request, &permit, terms);
-        let asks_upgrade = terms.asks_upgrade;
-        let with = (None, terms.is_repeatable, asks_upgrade);
-        if let Some(mut connection) = permit.pooled(asks_upgrade) {
-            let blame = Blame::of(self, &permit, &request, terms.whole);
-            let exchanged = connection.exchange(&mut request, answer, with).await;
+        permit: ServerPermit,
+        mut request: Request<RequestBody>,
+        response: &mut Response<B>,
+        terms: AttemptTerms<'_>,
+    ) -> Result<UpstreamBody, Box<FailedAttempt>> {
+        let asks_upgrade = terms.options.asks_upgrade;
+        prepare(&mut request, &permit, terms.options);
+        let mut pooled = permit.pooled(asks_upgrade);
+        loop {
+            let was_pooled = pooled.is_some();
+            let connected = match pooled.take() {
+                Some(connection) => Ok(connection),
+                None => permit.connect(asks_upgrade).await,
+            };
+            let mut connection = match connected {
+                Ok(connection) => connection,
+                Err(error) => {
+                    let mut failed = self.fail(error, &permit, false, terms);
+                    failed.request = Some(request);
+                    return Err(failed);
+                }
+            };
+            let blame = BlameOnTimeout::new(&permit, &request, terms.whole);
+            let exchange = connection.exchange(&mut request, response, terms.exchange(None));
+            let exchanged = exchange.await;
             std::mem::forget(blame);
             match exchanged {
-                Ok(()) => return self.take(answer, (connection, permit), terms),
-                Err(Failure::Sent(error)) => {
-                    return Err(self.miss_sent(error, (connection, permit, true), terms));
+                Err(ExchangeError::Unsent(_)) if was_pooled => {}
+                Err(ExchangeError::Unsent(error)) => {
+                    let mut failed = self.fail(error, &permit, false, terms);
+                    (failed.end, failed.request) = (Some(AttemptEnd::Unsent), Some(request));
+                    return Err(failed);
                 }
-                Err(Failure::Unsent(_)) => {}
-            }
-        }
-        let mut connection = match permit.connect(asks_upgrade).await {
-            Ok(connection) => connection,
-            Err(error) => {
-                let mut missed = self.miss(error, &permit, false, terms);
-                missed.request = Some(request);
-                return Err(missed);
-            }
-        };
-        let blame = Blame::of(self, &permit, &request, terms.whole);
-        let exchanged = connection.exchange(&mut request, answer, with).await;
-        std::mem::forget(blame);
-        match exchanged {
-            Ok(()) => self.take(answer, (connection, permit), terms),
-            Err(Failure::Sent(error)) => {
-                Err(self.miss_sent(error, (connection, permit, false), terms))
-            }
-            Err(Failure::Unsent(error)) => {
-                let mut missed = self.miss(error, &permit, false, terms);
-                (missed.ended, missed.request) = (Some(Ended::Unsent), Some(request));
-                Err(missed)
+                exchanged => {
+                    let lease = ResponseLease { connection, permit };
+                    return self.conclude(exchanged, lease, was_pooled, response, terms);
+                }
             }
         }
     }
 
-    /// An answer's head has come.
-    fn take<B>(
+    /// Concludes an exchange of which at least a part was sent.
+    fn conclude<B>(
         &self,
-        answer: &Response<B>,
-        (mut connection, mut permit): (Connection, ServerPermit),
-        terms: Terms<'_>,
-    ) -> Result<UpstreamBody, Box<Missed>> {
-        let status = answer.status();
-        permit.answered();
-        if let Some(tries) = terms.tries {
-            tries.end(Ok(status.as_u16()));
+        exchanged: Result<(), ExchangeError>,
+        mut lease: ResponseLease,
+        was_pooled: bool,
+        response: &Response<B>,
+        terms: AttemptTerms<'_>,
+    ) -> Result<UpstreamBody, Box<FailedAttempt>> {
+        match exchanged {
+            Ok(()) => self.accept(response, lease, terms),
+            Err(error) => {
+                let mut failed = self.fail(error.into(), &lease.permit, was_pooled, terms);
+                if terms.is_repeatable {
+                    failed.request = lease.connection.take_retry_copy();
+                }
+                Err(failed)
+            }
         }
-        self.cells().codes.count(status.as_u16());
+    }
+
+    /// Judges the server by the head of its response.
+    fn accept<B>(
+        &self,
+        response: &Response<B>,
+        lease: ResponseLease,
+        terms: AttemptTerms<'_>,
+    ) -> Result<UpstreamBody, Box<FailedAttempt>> {
+        let ResponseLease {
+            mut connection,
+            mut permit,
+        } = lease;
+        let status = response.status();
+        permit.note_head();
+        if let Some(attempts) = &terms.options.attempts {
+            attempts.end(Ok(status.as_u16()));
+        }
+        self.cells.codes.count(status.as_u16());
         permit.server().cells.requests.add(1);
-        let judged_by = match terms.is_grpc {
+        let judged_by = match terms.options.is_grpc {
             false => Some(status),
-            true => grpc::judged_by(answer, self.cells()),
+            true => grpc_status(response, &self.cells),
         };
         match judged_by {
-            Some(status) => permit.judge(status, || self.servers_and_out()),
-            None => permit.began(),
+            Some(status) => permit.judge(status),
+            None => permit.begin_grpc(),
         }
-        let settings = self.settings();
-        let again = terms.is_repeatable && settings.retries.on.status.contains(status);
-        let again = again.then(|| (Arc::clone(permit.server()), connection.take_retry_copy()));
-        let mut body = accept(status, (connection, permit));
+        let retries = &self.settings().retries;
+        let wants_retry = terms.is_repeatable && retries.on.status.contains(status);
+        let retry =
+            wants_retry.then(|| (Arc::clone(permit.server()), connection.take_retry_copy()));
+        let mut body = UpstreamBody::new(ResponseLease { connection, permit }, status);
         if judged_by.is_none() {
-            let servers = self.choice().servers.len();
-            body.judge_at_end(Pending::new(self.cells(), servers));
+            body.judge_at_end(&self.cells);
         }
-        match again {
+        match retry {
             None => Ok(body),
-            Some((server, request)) => Err(Box::new(Missed {
-                ended: Some(Ended::Answered(status)),
+            Some((server, request)) => Err(Box::new(FailedAttempt {
+                end: Some(AttemptEnd::Answered(status)),
                 outcome: Ok(body),
                 request,
                 server,
@@ -275,88 +284,88 @@ impl Upstream {
         }
     }
 
-    /// The same for a request that the server may have seen.
+    /// Judges the server by an error.
     #[cold]
-    fn miss_sent(
-        &self,
-        error: UpstreamError,
-        (mut connection, permit, was_pooled): (Connection, ServerPermit, bool),
-        terms: Terms<'_>,
-    ) -> Box<Missed> {
-        let mut missed = self.miss(error, &permit, was_pooled, terms);
-        if terms.is_repeatable {
-            missed.request = connection.take_retry_copy();
-        }
-        missed
-    }
-
-    /// Nothing usable has come; the server is judged by that.
-    fn miss(
+    fn fail(
         &self,
         error: UpstreamError,
         permit: &ServerPermit,
         was_pooled: bool,
-        terms: Terms<'_>,
-    ) -> Box<Missed> {
-        if let Some(tries) = terms.tries {
-            tries.end(Err(error.label()));
+        terms: AttemptTerms<'_>,
+    ) -> Box<FailedAttempt> {
+        if let Some(attempts) = &terms.options.attempts {
+            attempts.end(Err(error.label()));
         }
-        self.cells().failures.add(1);
-        permit.server().cells.requests.add(1);
-        permit.server().cells.failures.add(1);
-        let (ended, trouble) = match &error {
-            UpstreamError::Unreachable(_)
-            | UpstreamError::ConnectTimedOut
-            | UpstreamError::Tls(_)
-            | UpstreamError::NoHttp2(_) => (Some(Ended::Unsent), Some(Trouble::Unreachable)),
-            // To another server there may be a port.
-            UpstreamError::OutOfSockets(_) => (Some(Ended::Unsent), None),
-            UpstreamError::TimedOut => (Some(Ended::TimedOut), Some(Trouble::Failed)),
-            // Servers close what is idle, perhaps just as we use it.
-            UpstreamError::Closed(_) if was_pooled => (Some(Ended::Closed), None),
-            UpstreamError::Closed(_) => (Some(Ended::Closed), Some(Trouble::Failed)),
-            UpstreamError::TlsEnded(_) | UpstreamError::Garbage(_) | UpstreamError::Head(_) => {
-                (None, Some(Trouble::Failed))
+        let server = permit.server();
+        self.cells.failures.add(1);
+        server.cells.requests.add(1);
+        server.cells.failures.add(1);
+        let (end, kind) = classify(&error, was_pooled);
+        if let Some(kind) = kind {
+            server.health.note_failure();
+            if permit.fail(kind) {
+                // A retry may hide the error from the client, and so from the access log.
+                server.health.log_failure(&error.in_full());
             }
-            UpstreamError::Request(_)
-            | UpstreamError::NoServer
-            | UpstreamError::NoneLeft(_)
-            | UpstreamError::TooManyConnections
-            | UpstreamError::QueuedTooLong => (None, None),
-        };
-        if trouble.is_some() {
-            permit.server().vital.note_failure();
         }
-        if let Some(trouble) = trouble
-            && self.failed(permit, trouble)
-        {
-            // Retries may keep it from every client, and so from their lines in the log.
-            permit.server().vital.watch.explain(&error.in_full());
-        }
-        Box::new(Missed {
-            ended,
+        Box::new(FailedAttempt {
+            end,
             outcome: Err(error),
             request: None,
-            server: Arc::clone(permit.server()),
+            server: Arc::clone(server),
             was_pooled,
         })
     }
 }
 
-/// A request that may be sent more than once belongs to its attempts, and has all its lines in its
-/// map.
-fn taken(
+/// How an attempt with this error ended, and what that says about the server.
+fn classify(error: &UpstreamError, was_pooled: bool) -> (Option<AttemptEnd>, Option<FailureKind>) {
+    use FailureKind::{Failed, Unreachable};
+    match error {
+        UpstreamError::Unreachable(_)
+        | UpstreamError::ConnectTimedOut
+        | UpstreamError::Tls(_)
+        | UpstreamError::NoHttp2(_) => (Some(AttemptEnd::Unsent), Some(Unreachable)),
+        // A port to another server may be free.
+        UpstreamError::OutOfSockets(_) => (Some(AttemptEnd::Unsent), None),
+        UpstreamError::TimedOut => (Some(AttemptEnd::TimedOut), Some(Failed)),
+        // Servers close idle connections, sometimes just when they are used.
+        UpstreamError::Closed(_) if was_pooled => (Some(AttemptEnd::Closed), None),
+        UpstreamError::Closed(_) => (Some(AttemptEnd::Closed), Some(Failed)),
+        UpstreamError::TlsEnded(_) | UpstreamError::Garbage(_) | UpstreamError::Head(_) => {
+            (None, Some(Failed))
+        }
+        UpstreamError::Request(_)
+        | UpstreamError::NoServer
+        | UpstreamError::NoneLeft(_)
+        | UpstreamError::TooManyConnections
+        | UpstreamError::QueuedTooLong => (None, None),
+    }
+}
+
+impl<'a> AttemptTerms<'a> {
+    fn exchange(self, prerendered: Option<&'a PrerenderedHeaders>) -> ExchangeOptions<'a> {
+        ExchangeOptions {
+            prerendered,
+            keeps_copy: self.is_repeatable,
+            asks_upgrade: self.options.asks_upgrade,
+        }
+    }
+}
+
+/// Takes the request out of its place, with all header lines in its map, for several attempts.
+fn take_request(
     request: &mut Request<RequestBody>,
-    beside: Option<&PrerenderedHeaders>,
+    prerendered: Option<&PrerenderedHeaders>,
 ) -> Request<RequestBody> {
     let mut request = std::mem::take(request);
-    if let Some(beside) = beside {
-        beside.join(request.headers_mut());
+    if let Some(prerendered) = prerendered {
+        prerendered.insert_into(request.headers_mut());
     }
     request
 }
 
-/// Whether a request that its server may have seen could be sent again.
+/// Whether the rules allow to send the request again after a server may have seen it.
 fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
     let on = &rules.on;
     rules.attempts > 0
@@ -364,41 +373,52 @@ fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
         && is_repeatable(request.method(), !request.body().is_end_stream())
 }
 
-/// Names the server in the request, if that is left to us.
-fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, terms: Terms<'_>) {
-    if permit.renames_host() || !terms.names_host {
-        request.headers_mut().insert(HOST, permit.host().clone());
+/// Makes the request HTTP/1.1, with chunks if the length of its body is unknown.
+fn set_framing(request: &mut Request<RequestBody>) {
+    *request.version_mut() = Version::HTTP_11;
+    if !request.body().is_end_stream() && request.body().size_hint().exact().is_none() {
+        let headers = request.headers_mut();
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
-    if let Some(tries) = terms.tries {
-        let parent = tries.begin(&permit.server().place);
+}
+
+/// Sets the lines that depend on the server and the attempt.
+fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &SendOptions) {
+    if let Some(host) = permit.host_for(options.has_host) {
+        request.headers_mut().insert(HOST, host.clone());
+    }
+    if let Some(attempts) = &options.attempts {
+        let parent = attempts.begin(&permit.server().place);
         request.headers_mut().insert(TRACEPARENT, parent.value());
     }
 }
 
-/// Dropped when the time for the whole has run out, it says that this server did not answer. One
-/// that did is forgotten before.
-struct Blame<'a>(&'a Upstream, &'a ServerPermit, &'a Alarm);
+/// Judges the server when it is dropped after the timeout of the whole exchange. After a response it
+/// is forgotten instead.
+struct BlameOnTimeout<'a> {
+    permit: &'a ServerPermit,
+    whole: &'a Alarm,
+}
 
-impl<'a> Blame<'a> {
-    fn of(
-        upstream: &'a Upstream,
+impl<'a> BlameOnTimeout<'a> {
+    /// `None` for a request with a body, because a slow client may be the reason.
+    fn new(
         permit: &'a ServerPermit,
         request: &Request<RequestBody>,
         whole: Option<&'a Alarm>,
-    ) -> Option<Blame<'a>> {
-        // While there is a body to send, it may be the client who is slow.
+    ) -> Option<BlameOnTimeout<'a>> {
         let whole = whole.filter(|_| request.body().is_end_stream());
-        whole.map(|whole| Blame(upstream, permit, whole))
+        whole.map(|whole| BlameOnTimeout { permit, whole })
     }
 }
 
-impl Drop for Blame<'_> {
+impl Drop for BlameOnTimeout<'_> {
     fn drop(&mut self) {
-        let Blame(upstream, permit, whole) = self;
-        // Else the client has left.
-        if whole.has_rung() {
-            permit.server().vital.note_failure();
-            upstream.failed(permit, Trouble::Failed);
+        // Otherwise the client has left.
+        if self.whole.has_rung() {
+            self.permit.server().health.note_failure();
+            self.permit.fail(FailureKind::Failed);
         }
     }
 }

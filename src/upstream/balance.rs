@@ -1,46 +1,44 @@
-//! Which of an upstream's servers gets the next request: a pure choice.
+//! Chooses the server for the next request. Pure: it never waits or reads a clock.
 //!
-//! By default two servers are drawn at random and the one with less to do wins. That is nearly
-//! as even as asking all of them, and unlike "the least busy of all" it does not send everybody
-//! to the server that just came back. It must never wait, read a clock or change anything.
+//! By default it draws two servers at random, and the one with less work wins. The load is nearly as
+//! even as with "the least busy of all". A server that just came back does not get all requests.
 
-/// Answers that are faster than this are equally fast, microseconds: below, noise decides.
+/// Latencies below this count as equal, microseconds, because noise dominates them.
 const FAST_US: u64 = 1000;
-/// A server is slower than another if its answers take more than so many times as long. Smaller
-/// differences show in what is under way anyway.
+/// A server is slower than another if its latency is more than this many times as long. Smaller
+/// differences show in the number of requests under way.
 const SLOWER_TIMES: u64 = 2;
 
-/// What is known of a server when a request is about to be sent.
+/// The state of a server when a request is about to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
-    /// It must not be asked.
+    /// It must get no requests.
     Down,
-    /// It failed lately and is left in peace while there are others.
+    /// It failed lately and gets no requests while others are ready.
     Resting,
-    /// It has as much to do as it may.
+    /// It has reached its cap.
     Full,
     /// It takes requests.
     Ready(Work),
 }
 
-/// What a server has to do.
+/// The work of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
-    /// Requests of ours that it serves.
+    /// Requests of this worker under way.
     pub(super) in_flight: u64,
-    /// How long its answers take, microseconds; 0 while that is unknown.
+    /// The latency of its responses, microseconds; 0 while it is unknown.
     pub(super) latency_us: u64,
-    /// Its part of the requests, next to the others'.
+    /// Its share of the requests, relative to the other servers.
     pub(super) weight: u64,
 }
 
 impl Load {
-    /// Whether it may be asked at all.
     fn is_askable(self) -> bool {
         matches!(self, Load::Ready(_) | Load::Resting)
     }
 
-    /// Its part in what is drawn by weight.
+    /// Its share in draws by weight.
     fn share(self) -> u64 {
         match self {
             Load::Ready(work) => work.weight,
@@ -49,36 +47,36 @@ impl Load {
     }
 }
 
-/// The index of the server to use, or `None` if there are none. `random` is any number; `load`
-/// tells of each server, and a resting one is chosen only when none is ready. All weights are taken
-/// to be the same.
+/// Picks the index of a server, as if all weights were equal; `None` if no server may get requests.
+/// `random` is any number, and `load` returns the load of a server. A resting server is picked only
+/// if none is ready.
 pub(super) fn pick(servers: usize, random: u64, load: impl Fn(usize) -> Load) -> Option<usize> {
     if servers <= 1 {
         return (servers == 1 && load(0).is_askable()).then_some(0);
     }
     let count = servers as u64;
     let first = (random % count) as usize;
-    // A different one: an offset of 1 to count - 1 from the first.
+    // An offset of 1 to count - 1, so that the second server differs from the first.
     let offset = 1 + (random >> 32) % (count - 1);
     let second = (first + offset as usize) % servers;
     match (load(first), load(second)) {
         (Load::Ready(one), Load::Ready(other)) if other.has_less_than(&one) => Some(second),
         (Load::Ready(_), _) => Some(first),
         (_, Load::Ready(_)) => Some(second),
-        _ => any(servers, first, load),
+        _ => first_usable(servers, first, load),
     }
 }
 
-/// The same by weight: two are drawn, each by its weight, and the first keeps the request unless
-/// the second would have less to do even with it. So shares are those of the weights as long as
-/// there is little to do, and what is under way is shared by the weights when there is much.
+/// Picks by weight: two servers are drawn by their weights. The first gets the request, unless the
+/// second would have less work even with it. With little work, the requests are shared by weight.
+/// With much work, the requests under way are shared by weight.
 pub(super) fn pick_weighted(
     servers: usize,
     random: u64,
     load: impl Fn(usize) -> Load,
 ) -> Option<usize> {
     let draw = |random: u64, total: u64, without: Option<usize>| {
-        // The upper half of a product is a number below `total`, as evenly as `random` is.
+        // The upper half of the product is evenly distributed below `total`.
         let mut at = ((u128::from(random << 32) * u128::from(total)) >> 64) as u64;
         (0..servers).find(|&server| {
             let share = load(server).share();
@@ -91,7 +89,7 @@ pub(super) fn pick_weighted(
     };
     let total = (0..servers).map(|server| load(server).share()).sum();
     let Some(first) = draw(random, total, None) else {
-        return any(servers, random as usize % servers.max(1), load);
+        return first_usable(servers, random as usize % servers.max(1), load);
     };
     let rest = total - load(first).share();
     let second = draw(random >> 32, rest, Some(first));
@@ -103,8 +101,8 @@ pub(super) fn pick_weighted(
     }
 }
 
-/// In turn and by weight, without sending a heavy server all of its requests at once: every
-/// server gains its weight, and the richest pays for all.
+/// Picks in turn and by weight, without bursts for heavy servers. Every server gains its weight, and
+/// the richest pays for all.
 pub(super) fn pick_in_turn(gained: &mut [i64], load: impl Fn(usize) -> Load) -> Option<usize> {
     let mut total = 0;
     let mut richest: Option<usize> = None;
@@ -120,17 +118,17 @@ pub(super) fn pick_in_turn(gained: &mut [i64], load: impl Fn(usize) -> Load) -> 
         }
     }
     let Some(richest) = richest else {
-        return any(gained.len(), 0, load);
+        return first_usable(gained.len(), 0, load);
     };
     gained[richest] -= total;
     Some(richest)
 }
 
-/// The server that `affinity` belongs to, or the next one it would belong to if that rests.
-/// `servers` gives each one's own number and weight.
+/// Picks the server that `affinity` belongs to, or its next choice if that one rests. `servers` has
+/// the number and the weight of each server.
 ///
-/// Every server draws a lot that depends on both numbers, and the best one wins: a server that is
-/// added or removed moves only what it wins or has won, and the order of the list means nothing.
+/// Every server draws a lot from both numbers, and the best lot wins. A new or removed server moves
+/// only the affinities that it wins or had won. The order of the list has no effect.
 pub(super) fn pick_by_hash(
     affinity: u64,
     servers: impl Iterator<Item = (u64, u32)>,
@@ -143,7 +141,7 @@ pub(super) fn pick_by_hash(
             continue;
         }
         let lot = mix(affinity ^ number) >> 11;
-        // From the open interval (0, 1); its logarithm makes the share exactly the weight's.
+        // In the open interval (0, 1). The logarithm makes the share proportional to the weight.
         let lot = (lot as f64 + 0.5) / (1_u64 << 53) as f64;
         let bid = (load != Load::Resting, lot.ln() / f64::from(weight));
         if best.is_none_or(|(was_ready, most, _)| bid > (was_ready, most)) {
@@ -153,14 +151,14 @@ pub(super) fn pick_by_hash(
     best.map(|(_, _, server)| server)
 }
 
-/// Any server that is ready, from `first` on; else one that rests.
-fn any(servers: usize, first: usize, load: impl Fn(usize) -> Load) -> Option<usize> {
+/// The first ready server from `first` on, or else the first one that rests.
+fn first_usable(servers: usize, first: usize, load: impl Fn(usize) -> Load) -> Option<usize> {
     let mut around = (0..servers).map(|step| (first + step) % servers);
     let ready = around.clone().find(|&server| load(server).share() > 0);
     ready.or_else(|| around.find(|&server| load(server).is_askable()))
 }
 
-/// A number that depends on every bit of `number`.
+/// Mixes the bits: each bit of the result depends on every bit of `number`.
 pub(super) fn mix(number: u64) -> u64 {
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -168,20 +166,20 @@ pub(super) fn mix(number: u64) -> u64 {
 }
 
 impl Work {
-    /// Whether its answers would come sooner, were the request to join what is under way.
+    /// Whether one more request would be answered sooner here than at `other`.
     fn has_less_than(&self, other: &Work) -> bool {
         let (own, others) = self.times(other);
         own * (self.in_flight + 1) < others * (other.in_flight + 1)
     }
 
-    /// Whether it has less to do for its weight with the request than `other` has without it.
+    /// Whether this server with the request has less work for its weight than `other` without it.
     fn gains_from(&self, other: &Work) -> bool {
         let (own, others) = self.times(other);
         let with = u128::from(own) * u128::from((self.in_flight + 1) * other.weight);
         with < u128::from(others) * u128::from(other.in_flight * self.weight)
     }
 
-    /// How long the answers of both take, where that differs enough to mean anything.
+    /// Both latencies, or twice 1 if they do not differ enough.
     fn times(&self, other: &Work) -> (u64, u64) {
         let (own, others) = (self.latency_us.max(FAST_US), other.latency_us.max(FAST_US));
         let (least, most) = (own.min(others), own.max(others));
@@ -267,7 +265,7 @@ mod tests {
         assert_eq!(pick(1, 7, |_| Load::Down), None);
     }
 
-    /// How often each server is picked in 10,000 times.
+    /// The number of times that each server is picked, of 10,000.
     fn times<const N: usize>(mut pick: impl FnMut(u64) -> Option<usize>) -> [usize; N] {
         let mut times = [0; N];
         for number in 0..10_000 {
@@ -347,7 +345,7 @@ mod tests {
         assert_eq!(pick_in_turn(&mut [], |_| Load::Resting), None);
     }
 
-    /// Whose each of 10,000 affinities is, among servers with these numbers and weights.
+    /// The server of each of 10,000 affinities, among servers with these numbers and weights.
     fn owners(servers: &[(u64, u32)]) -> Vec<u64> {
         let owner = |affinity| {
             pick_by_hash(mix(affinity), servers.iter().copied(), |_| busy(0))

@@ -1,7 +1,7 @@
-//! A response's content as a server sends it, and the connection it comes from.
+//! The content of a response as a server sends it, and the connection it comes from.
 //!
-//! Content that does not end well is an error, which cuts the client's connection: it must never
-//! look complete.
+//! Content that ends early is an error, which also cuts the client's connection: it must never look
+//! complete.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,144 +9,155 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
+use super::connect::TolerantStream;
+use super::connection::ResponseLease;
 use super::error::UpstreamError;
-use super::grpc::Pending;
-use super::http1::Upgraded;
-use super::lease::Lease;
 use super::permit::ServerPermit;
 use crate::clock::Alarm;
+use crate::telemetry::metrics::grpc::is_in_body;
+use crate::telemetry::metrics::{GrpcStatus, UpstreamCells};
 
-/// A response's body. It holds the connection it comes from: taken to its end, the connection goes
-/// back to the pool; dropped before, the connection is closed, which cancels the work upstream.
+/// The body of a response, with its connection. Read to its end, it returns the connection to the
+/// pool. Dropped before, it closes the connection, which cancels the work upstream.
 #[derive(Debug)]
 pub struct UpstreamBody {
-    hold: Hold,
-    /// Whether the deadline is armed, because nothing had come when we last looked.
+    state: BodyState,
+    /// Whether the deadline is armed, because the last poll found nothing.
     waiting: bool,
-    /// Rings when the whole has taken too long, where that is bounded.
+    /// Rings when the whole exchange has taken too long.
     whole: Option<Arc<Alarm>>,
-    /// The gRPC call that it answers, until its status has come.
-    call: Option<Box<Pending>>,
+    /// Counts the status of a gRPC call, until it has come.
+    grpc: Option<Arc<UpstreamCells>>,
 }
 
 #[derive(Debug)]
-enum Hold {
-    /// More is to come.
-    Lease(Lease),
-    /// It became a tunnel.
-    Tunnel(Lease),
-    /// It has ended before its end.
+enum BodyState {
+    Reading(ResponseLease),
+    Tunnel(ResponseLease),
+    /// It ended early.
     Cut,
-    /// It has ended.
-    Nothing,
+    Ended,
 }
 
 impl UpstreamBody {
-    pub(super) fn new(lease: Lease) -> UpstreamBody {
+    /// `lease` has received the head of a response.
+    pub(super) fn new(lease: ResponseLease, status: StatusCode) -> UpstreamBody {
+        let lease = lease.begin_body();
         let has_ended = lease.connection.is_end_stream();
+        let is_tunnel = status == StatusCode::SWITCHING_PROTOCOLS;
         let mut body = UpstreamBody {
-            hold: Hold::Lease(lease),
+            state: match is_tunnel {
+                true => BodyState::Tunnel(lease),
+                false => BodyState::Reading(lease),
+            },
             waiting: false,
             whole: None,
-            call: None,
+            grpc: None,
         };
-        if has_ended {
-            body.end();
+        if has_ended && !is_tunnel {
+            body.end(None);
         }
         body
     }
 
-    pub(super) fn tunnel(lease: Lease) -> UpstreamBody {
-        UpstreamBody {
-            hold: Hold::Tunnel(lease),
-            waiting: false,
-            whole: None,
-            call: None,
-        }
-    }
-
-    /// Has it cut when `whole` rings; a tunnel is not.
+    /// Cuts the body when `whole` rings. A tunnel goes on.
     pub(super) fn end_by(&mut self, whole: Arc<Alarm>) {
-        if matches!(self.hold, Hold::Lease(_)) {
+        if matches!(self.state, BodyState::Reading(_)) {
             self.whole = Some(whole);
         }
     }
 
-    /// Whether it can still end before its end: more of it has to come.
+    /// Whether a part of the body has to come from the network, so that it can end early.
     pub fn may_be_cut(&self) -> bool {
-        match &self.hold {
-            Hold::Lease(lease) => !lease.connection.has_all(),
-            Hold::Tunnel(_) | Hold::Nothing => false,
-            Hold::Cut => true,
+        match &self.state {
+            BodyState::Reading(lease) => !lease.connection.has_all(),
+            BodyState::Tunnel(_) | BodyState::Ended => false,
+            BodyState::Cut => true,
         }
     }
 
-    /// How much time is left of the whole, where that is bounded.
+    /// The time that is left for the whole exchange, if that is bounded.
     pub fn time_left(&self) -> Option<Duration> {
         self.whole.as_ref()?.left()
     }
 
-    /// The server's end of a tunnel, and the place among `max_connections` that it keeps for as
-    /// long as it stands.
-    pub fn take_tunnel(&mut self) -> Option<(Upgraded, ServerPermit)> {
-        match std::mem::replace(&mut self.hold, Hold::Nothing) {
-            Hold::Tunnel(lease) => lease.into_tunnel(),
+    /// Takes the server's end of a tunnel, and the permit that it needs as long as it is open.
+    pub fn take_tunnel(&mut self) -> Option<(TolerantStream, ServerPermit)> {
+        match std::mem::replace(&mut self.state, BodyState::Ended) {
+            BodyState::Tunnel(lease) => lease.into_tunnel(),
             other => {
-                self.hold = other;
+                self.state = other;
                 None
             }
         }
     }
 
-    fn end(&mut self) {
-        self.end_with(None);
-    }
-
-    /// The same with the trailers that came last.
-    fn end_with(&mut self, trailers: Option<&HeaderMap>) {
-        if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Nothing) {
-            lease.permit().completed();
-            if let Some(call) = self.call.take() {
-                call.end(trailers, lease.permit());
+    fn end(&mut self, trailers: Option<&HeaderMap>) {
+        if let BodyState::Reading(lease) = std::mem::replace(&mut self.state, BodyState::Ended) {
+            lease.permit.complete();
+            if let Some(cells) = self.grpc.take() {
+                let status = trailers.and_then(GrpcStatus::of);
+                let status = status.unwrap_or(GrpcStatus::Missing);
+                cells.grpc.count(status);
+                lease.permit.judge(status.as_http());
             }
-            lease.give_back();
+            lease.end();
         }
     }
 
-    /// It has ended before its end: its connection is closed.
+    /// Ends the body early, which closes its connection.
     #[cold]
     fn cut(&mut self, error: UpstreamError) -> UpstreamError {
-        if let Some(call) = self.call.take() {
-            call.break_off();
-        }
-        if let Hold::Lease(lease) = std::mem::replace(&mut self.hold, Hold::Cut) {
-            lease.permit().truncated(&error);
+        self.count_missing_status();
+        if let BodyState::Reading(lease) = std::mem::replace(&mut self.state, BodyState::Cut) {
+            lease.permit.truncate(&error);
         }
         error
     }
 
-    /// Has its server judged by the status of a gRPC call, which comes at the end.
-    pub(super) fn judge_at_end(&mut self, call: Box<Pending>) {
-        match &self.hold {
-            Hold::Lease(_) => self.call = Some(call),
-            // The head was all of it.
-            _ => call.break_off(),
+    fn count_missing_status(&mut self) {
+        if let Some(cells) = self.grpc.take() {
+            cells.grpc.count(GrpcStatus::Missing);
         }
     }
 
-    /// Nothing has come: whether that has lasted too long.
+    /// Judges the server by the gRPC status at the end of the body.
+    pub(super) fn judge_at_end(&mut self, cells: &Arc<UpstreamCells>) {
+        self.grpc = Some(Arc::clone(cells));
+        if !matches!(self.state, BodyState::Reading(_)) {
+            self.count_missing_status();
+        }
+    }
+
+    /// Ready if the server has sent nothing for too long.
     fn poll_deadline(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Hold::Lease(lease) = &self.hold else {
+        let BodyState::Reading(lease) = &self.state else {
             return Poll::Pending;
         };
         if !self.waiting {
             self.waiting = true;
-            lease.deadline().arm_body();
+            lease.deadline().begin_body_piece();
         }
-        lease.deadline().poll(context)
+        lease.deadline().alarm.poll(context)
+    }
+}
+
+/// The status that judges the server of a gRPC call. `None` if it comes with the trailers.
+pub(super) fn grpc_status<B>(response: &Response<B>, cells: &UpstreamCells) -> Option<StatusCode> {
+    match GrpcStatus::in_head(response) {
+        Some(status) => {
+            cells.grpc.count(status);
+            // An error of HTTP counts too: a gateway in front of the server may have sent it.
+            match response.status() {
+                StatusCode::OK => Some(status.as_http()),
+                http => Some(http),
+            }
+        }
+        None if is_in_body(response.headers()) => Some(response.status()),
+        None => None,
     }
 }
 
@@ -162,13 +173,11 @@ impl Body for UpstreamBody {
             && whole.poll(context).is_ready()
         {
             self.whole = None;
-            if let Some(call) = self.call.take() {
-                call.break_off();
-            }
-            self.hold = Hold::Cut;
+            self.count_missing_status();
+            self.state = BodyState::Cut;
             return Poll::Ready(Some(Err(UpstreamError::TimedOut)));
         }
-        let Hold::Lease(lease) = &mut self.hold else {
+        let BodyState::Reading(lease) = &mut self.state else {
             return Poll::Ready(None);
         };
         let Poll::Ready(polled) = lease.connection.poll_frame(context) else {
@@ -178,19 +187,19 @@ impl Body for UpstreamBody {
         };
         let has_ended = lease.connection.is_end_stream();
         if std::mem::take(&mut self.waiting)
-            && let Hold::Lease(lease) = &self.hold
+            && let BodyState::Reading(lease) = &self.state
         {
-            lease.deadline().disarm();
+            lease.deadline().alarm.disarm();
         }
         Poll::Ready(match polled {
             None => {
-                self.end();
+                self.end(None);
                 None
             }
             Some(Ok(frame)) => {
-                // The last reader of a body need not ask once more to learn that it has ended.
+                // Ends with the last frame, because the reader need not poll again.
                 if frame.is_trailers() || has_ended {
-                    self.end_with(frame.trailers_ref());
+                    self.end(frame.trailers_ref());
                 }
                 Some(Ok(frame))
             }
@@ -199,18 +208,18 @@ impl Body for UpstreamBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.hold {
-            Hold::Lease(lease) => lease.connection.is_end_stream(),
-            Hold::Tunnel(_) | Hold::Nothing => true,
-            Hold::Cut => false,
+        match &self.state {
+            BodyState::Reading(lease) => lease.connection.is_end_stream(),
+            BodyState::Tunnel(_) | BodyState::Ended => true,
+            BodyState::Cut => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.hold {
-            Hold::Lease(lease) => lease.connection.size_hint(),
-            Hold::Tunnel(_) | Hold::Nothing => SizeHint::with_exact(0),
-            Hold::Cut => SizeHint::default(),
+        match &self.state {
+            BodyState::Reading(lease) => lease.connection.size_hint(),
+            BodyState::Tunnel(_) | BodyState::Ended => SizeHint::with_exact(0),
+            BodyState::Cut => SizeHint::default(),
         }
     }
 }

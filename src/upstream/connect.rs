@@ -1,55 +1,55 @@
-//! Connecting to one server, over TCP or a unix socket. It must never outlast its time.
+//! New connections to one server, over TCP, TLS or a unix socket.
+//!
+//! Every attempt ends by its timeout.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use bytes::{Buf as _, Bytes};
 use smallvec::SmallVec;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::time::timeout;
+use tokio_rustls::TlsStream;
 
 use super::error::ConnectError;
 use crate::clock;
-use crate::config::ServerAddress;
+use crate::config::{ServerAddress, UpstreamSettings};
+use crate::tls::{TlsClient, TlsTrouble};
 use crate::wire::Stream;
 
-/// Silence on a connection after which the kernel asks whether the server is still there.
+/// After this time of silence the kernel probes whether the server is still there.
 const KEEPALIVE: Duration = Duration::from_secs(60);
-/// Addresses of one name that are tried at most.
+/// How many addresses of one name a connection attempt tries.
 const MAX_ADDRESSES: usize = 8;
+/// Protocol names of ALPN.
+const HTTP2: &[u8] = b"h2";
+const HTTP1: &[u8] = b"http/1.1";
 
 /// Where a server is.
 #[derive(Clone, Debug)]
 pub(super) enum Address {
-    /// Known without asking anybody.
-    Fixed(SocketAddr),
-    /// Several, tried in turn.
-    Several(Addresses),
-    /// A name, looked up for each new connection.
+    /// Tried in turn.
+    Known(Addresses),
+    /// A name that each new connection looks up.
     Name(String, u16),
-    /// A unix socket.
     Unix(PathBuf),
 }
 
-/// The addresses of one server, tried in this order: one, or one of each family.
+/// The addresses of one server: one, or one of each family.
 pub(super) type Addresses = SmallVec<[SocketAddr; 2]>;
 
 impl Address {
-    /// Of a server that was found at `addresses`; its own where there are none.
-    pub(super) fn found(server: &ServerAddress, addresses: &Addresses) -> Address {
-        match addresses.as_slice() {
-            [] => Address::of(server),
-            [one] => Address::Fixed(*one),
-            several => Address::Several(several.into()),
+    /// `found` holds the addresses from an earlier lookup, if there was one.
+    pub(super) fn new(server: &ServerAddress, found: &Addresses) -> Address {
+        if !found.is_empty() {
+            return Address::Known(found.clone());
         }
-    }
-
-    pub(super) fn of(server: &ServerAddress) -> Address {
         match server {
             ServerAddress::Unix(path) => Address::Unix(path.clone()),
             ServerAddress::Http(host, port)
@@ -57,52 +57,45 @@ impl Address {
             | ServerAddress::H2c(host, port) => {
                 let bare = host.trim_start_matches('[').trim_end_matches(']');
                 match bare.parse::<IpAddr>() {
-                    Ok(ip) => Address::Fixed(SocketAddr::new(ip, *port)),
+                    Ok(ip) => Address::Known([SocketAddr::new(ip, *port)].into_iter().collect()),
                     Err(_) => Address::Name(host.clone(), *port),
                 }
             }
         }
     }
 
-    /// A connection, or why there is none, after `within` at the latest.
     pub(super) async fn connect(&self, within: Duration) -> Result<Stream, ConnectError> {
-        let connecting = async {
-            match self {
-                Address::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
-                Address::Fixed(address) => tcp(*address).await,
-                Address::Several(addresses) => any_of(addresses, within).await,
-                Address::Name(name, port) => any_at(name, *port, within).await,
-            }
-        };
-        match timeout(within, connecting).await {
+        match timeout(within, self.connect_by(clock::now() + within)).await {
             Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut => {
-                Err(ConnectError::TimedOut)
+            Ok(Err(error)) if error.kind() != io::ErrorKind::TimedOut => {
+                Err(ConnectError::Failed(error))
             }
-            Ok(Err(error)) => Err(ConnectError::Failed(error)),
-            Err(_) => Err(ConnectError::TimedOut),
+            Ok(Err(_)) | Err(_) => Err(ConnectError::TimedOut),
+        }
+    }
+
+    async fn connect_by(&self, deadline: Instant) -> io::Result<Stream> {
+        match self {
+            Address::Unix(path) => UnixStream::connect(path).await.map(Stream::Unix),
+            Address::Known(addresses) => connect_any(addresses, deadline).await,
+            Address::Name(name, port) => {
+                let found = lookup_host((name.as_str(), *port)).await?;
+                let addresses: SmallVec<[SocketAddr; MAX_ADDRESSES]> =
+                    found.take(MAX_ADDRESSES).collect();
+                connect_any(&addresses, deadline).await
+            }
         }
     }
 }
 
-async fn any_at(name: &str, port: u16, within: Duration) -> io::Result<Stream> {
-    let start = clock::now();
-    let addresses: SmallVec<[SocketAddr; MAX_ADDRESSES]> = lookup_host((name, port))
-        .await?
-        .take(MAX_ADDRESSES)
-        .collect();
-    any_of(&addresses, within.saturating_sub(clock::now() - start)).await
-}
-
-/// Tries addresses in turn. Each gets its share of what is left, so that one that swallows packets
-/// leaves time for the others.
-async fn any_of(addresses: &[SocketAddr], within: Duration) -> io::Result<Stream> {
-    let start = clock::now();
+/// Tries addresses in turn. Each gets an equal share of the time that is left, because an address
+/// that drops packets must leave time for the others.
+async fn connect_any(addresses: &[SocketAddr], deadline: Instant) -> io::Result<Stream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for (tried, &address) in addresses.iter().enumerate() {
-        let left = within.saturating_sub(clock::now() - start);
+        let left = deadline.saturating_duration_since(clock::now());
         let share = left / u32::try_from(addresses.len() - tried).unwrap_or(u32::MAX);
-        match timeout(share, tcp(address)).await {
+        match timeout(share, connect_tcp(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,
             Err(_) => last = io::ErrorKind::TimedOut.into(),
@@ -111,11 +104,11 @@ async fn any_of(addresses: &[SocketAddr], within: Duration) -> io::Result<Stream
     Err(last)
 }
 
-async fn tcp(address: SocketAddr) -> io::Result<Stream> {
+async fn connect_tcp(address: SocketAddr) -> io::Result<Stream> {
     let stream = TcpStream::connect(address).await;
     let stream = stream.map_err(|error| match error.kind() {
-        // There are ports enough, and no way: IPv6 where the machine has none, for example.
-        io::ErrorKind::AddrNotAvailable if !has_way(address) => {
+        // Linux reports the same error for used-up ports and for a missing route, as to IPv6.
+        io::ErrorKind::AddrNotAvailable if !has_route(address) => {
             io::Error::new(io::ErrorKind::HostUnreachable, error)
         }
         _ => error,
@@ -126,9 +119,9 @@ async fn tcp(address: SocketAddr) -> io::Result<Stream> {
     Ok(Stream::Tcp(stream))
 }
 
-/// Whether this machine has an address from which that one could be reached. Sends nothing.
+/// Whether this machine has a source address for that destination. Sends nothing.
 #[cold]
-fn has_way(address: SocketAddr) -> bool {
+fn has_route(address: SocketAddr) -> bool {
     let any = match address {
         SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
@@ -136,84 +129,152 @@ fn has_way(address: SocketAddr) -> bool {
     UdpSocket::bind((any, 0)).is_ok_and(|socket| socket.connect(address).is_ok())
 }
 
-/// Whether a server takes connections, found out within `within` for each of its addresses. It
-/// blocks: for the lines at start only, never on the path of a request.
-pub fn look(server: &ServerAddress, within: Duration) -> bool {
-    let reaches = |address| std::net::TcpStream::connect_timeout(&address, within).is_ok();
-    match Address::of(server) {
+/// Whether a server accepts connections. Blocks for up to `within` per address: only the startup
+/// report and offline commands may call it.
+pub fn accepts_connections(server: &ServerAddress, within: Duration) -> bool {
+    let accepts = |address| std::net::TcpStream::connect_timeout(&address, within).is_ok();
+    match Address::new(server, &Addresses::new()) {
         Address::Unix(path) => std::os::unix::net::UnixStream::connect(path).is_ok(),
-        Address::Fixed(address) => reaches(address),
-        Address::Several(addresses) => addresses.into_iter().any(reaches),
+        Address::Known(addresses) => addresses.into_iter().any(accepts),
         Address::Name(name, port) => (name.as_str(), port)
             .to_socket_addrs()
-            .is_ok_and(|mut addresses| addresses.any(reaches)),
+            .is_ok_and(|mut addresses| addresses.any(accepts)),
     }
 }
 
-/// A connection to a server, for HTTP/2 or a tunnel.
-///
-/// When the server has stopped reading, what we still write is thrown away here rather than
-/// reported: it may have answered before (413 to an upload, say), and h2, told of a failed
-/// write, would never look at that answer. Reading meets the end of the connection soon enough.
+/// The TLS settings of one upstream, one for each list of protocols that it offers.
 #[derive(Debug)]
-pub(super) struct Patient(pub(super) Stream);
+pub(super) struct UpstreamTls {
+    /// Offers what the configuration allows.
+    configured: TlsClient,
+    /// Offers HTTP/1.1 alone, as tunnels need it.
+    http1: TlsClient,
+}
 
-fn discarding(written: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
-    match written {
-        Poll::Ready(Err(error))
-            if matches!(
-                error.kind(),
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-            ) =>
-        {
-            Poll::Ready(Ok(length))
+impl UpstreamTls {
+    /// Reads the certificates of an upstream that has `https` servers; `None` for others.
+    pub(super) fn load(settings: &UpstreamSettings) -> Option<Result<UpstreamTls, TlsTrouble>> {
+        let mut servers = settings.servers.iter();
+        if !servers.any(|server| matches!(server.address, ServerAddress::Https(..))) {
+            return None;
         }
+        let protocols: &[&[u8]] = match settings.http2 {
+            true => &[HTTP2, HTTP1],
+            false => &[HTTP1],
+        };
+        let loaded = TlsClient::new(&settings.tls, protocols).map(|configured| UpstreamTls {
+            http1: configured.offering(&[HTTP1]),
+            configured,
+        });
+        if let Err(trouble) = &loaded {
+            tracing::warn!(upstream = &*settings.name, %trouble, "no TLS to this upstream");
+        }
+        Some(loaded)
+    }
+
+    /// Performs the handshake with `host`, and returns whether the server chose HTTP/2.
+    pub(super) async fn handshake(
+        &self,
+        stream: Stream,
+        host: &str,
+        only_http1: bool,
+    ) -> Result<(Stream, bool), ConnectError> {
+        let tls = match only_http1 {
+            true => &self.http1,
+            false => &self.configured,
+        };
+        let secure = tls.over(stream, host).await.map_err(|error| {
+            tracing::debug!(%error, host, "upstream: no TLS");
+            match TlsTrouble::within(&error) {
+                Some(trouble) => ConnectError::Tls(trouble),
+                None => ConnectError::Failed(error),
+            }
+        })?;
+        let is_http2 = secure.get_ref().1.alpn_protocol() == Some(HTTP2);
+        let stream = Stream::Tls(Box::new(TlsStream::Client(secure)));
+        Ok((stream, is_http2))
+    }
+}
+
+/// A connection to a server that carries HTTP/2 or a tunnel.
+///
+/// Once the server has stopped reading, it discards writes instead of failing. The server may have
+/// answered before, for example with 413, and h2 drops that answer after a failed write. The next
+/// read reports the end of the connection anyway.
+#[derive(Debug)]
+pub struct TolerantStream {
+    stream: Stream,
+    /// Bytes that were read before, behind the head of a response.
+    early: Bytes,
+}
+
+impl TolerantStream {
+    pub(super) fn new(stream: Stream, early: Bytes) -> TolerantStream {
+        TolerantStream { stream, early }
+    }
+}
+
+fn discard_if_closed(written: Poll<io::Result<usize>>, length: usize) -> Poll<io::Result<usize>> {
+    match written {
+        Poll::Ready(Err(error)) if is_closed(&error) => Poll::Ready(Ok(length)),
         other => other,
     }
 }
 
-impl AsyncRead for Patient {
+/// Whether a failed write means that the server does not read any more.
+pub(super) fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset};
+    matches!(error.kind(), BrokenPipe | ConnectionReset)
+}
+
+impl AsyncRead for TolerantStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        if self.early.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let length = self.early.len().min(buffer.remaining());
+        buffer.put_slice(&self.early[..length]);
+        self.early.advance(length);
+        Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for TolerantStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
+        context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        discarding(Pin::new(&mut self.0).poll_write(cx, bytes), bytes.len())
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        discard_if_closed(written, bytes.len())
     }
 
     fn poll_write_vectored(
         mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
+        context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let length = pieces.iter().map(|piece| piece.len()).sum();
-        discarding(
-            Pin::new(&mut self.0).poll_write_vectored(cx, pieces),
-            length,
-        )
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, pieces);
+        discard_if_closed(written, length)
     }
 
     fn is_write_vectored(&self) -> bool {
         true
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // TLS writes here what it has kept.
-        discarding(Pin::new(&mut self.0).poll_flush(cx).map_ok(|()| 0), 0).map_ok(|_| ())
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // A TLS stream writes its buffered bytes here.
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        discard_if_closed(flushed.map_ok(|()| 0), 0).map_ok(|_| ())
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 
@@ -222,14 +283,17 @@ mod tests {
     use super::*;
 
     fn http(host: &str, port: u16) -> Address {
-        Address::of(&ServerAddress::Http(host.to_owned(), port))
+        Address::new(
+            &ServerAddress::Http(host.to_owned(), port),
+            &Addresses::new(),
+        )
     }
 
     #[test]
     fn addresses_are_not_looked_up_and_names_are() {
-        assert!(matches!(http("127.0.0.1", 80), Address::Fixed(_)));
-        assert!(matches!(http("[::1]", 80), Address::Fixed(_)));
-        assert!(matches!(http("::1", 80), Address::Fixed(_)));
+        assert!(matches!(http("127.0.0.1", 80), Address::Known(_)));
+        assert!(matches!(http("[::1]", 80), Address::Known(_)));
+        assert!(matches!(http("::1", 80), Address::Known(_)));
         assert!(matches!(http("localhost", 80), Address::Name(..)));
     }
 }

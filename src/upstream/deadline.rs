@@ -1,27 +1,30 @@
-//! How long an exchange may take, and the task that ends with it.
+//! Time limits of one exchange, and a task that ends with it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::sleep;
 
 use crate::clock::Alarm;
 
-/// What one connection waits for at most, moved by a store: no timer is armed for a request.
+/// The time limits of one connection. To move the alarm is a store: a request arms no timer.
 #[derive(Debug)]
 pub(super) struct Deadline {
-    alarm: Arc<Alarm>,
+    /// On an idle connection it rings when the connection is too old.
+    pub(super) alarm: Arc<Alarm>,
+    /// For the head of a response.
     head: Duration,
+    /// For each piece of a response's body.
     body: Duration,
-    /// Whether the head of the response is still to come, so that the upload may move the alarm.
+    /// True until the head has come. Only then the upload may move the alarm.
     awaits_head: AtomicBool,
 }
 
 impl Deadline {
-    /// Of the head and of each piece of the body.
-    pub(super) fn new(alarm: Arc<Alarm>, (head, body): (Duration, Duration)) -> Deadline {
+    pub(super) fn new(alarm: Arc<Alarm>, head: Duration, body: Duration) -> Deadline {
         Deadline {
             alarm,
             head,
@@ -30,77 +33,62 @@ impl Deadline {
         }
     }
 
-    /// With the same alarm, for the body.
-    pub(super) fn twin(&self) -> Deadline {
-        Deadline::new(Arc::clone(&self.alarm), (self.head, self.body))
+    /// A deadline that shares the alarm and does not wait for a head.
+    pub(super) fn for_body(&self) -> Deadline {
+        Deadline::new(Arc::clone(&self.alarm), self.head, self.body)
     }
 
-    pub(super) fn await_head(&self) {
+    pub(super) fn begin_head(&self) {
         self.awaits_head.store(true, Ordering::Relaxed);
         self.alarm.arm(self.head);
     }
 
     pub(super) fn end_head(&self) {
         self.awaits_head.store(false, Ordering::Relaxed);
-        // An idle connection's alarm says that it is too old; one that rang must not.
+        // A connection whose alarm has rung counts as too old, so the alarm must not ring now.
         self.alarm.disarm();
     }
 
-    /// A piece of the upload has `come`, and it is the server's turn to take it; or the client has
-    /// none, and the server is not to blame for the time that passes.
-    pub(super) fn upload(&self, come: bool) {
+    /// Restarts the time limit if the client `has_sent` a piece, and stops it otherwise: the server
+    /// is not responsible for a slow client.
+    pub(super) fn note_upload(&self, has_sent: bool) {
         if !self.awaits_head.load(Ordering::Relaxed) {
             return;
         }
-        if come {
+        if has_sent {
             self.alarm.arm(self.head);
         } else {
             self.alarm.disarm();
         }
     }
 
-    pub(super) fn arm_body(&self) {
+    pub(super) fn begin_body_piece(&self) {
         self.alarm.arm(self.body);
     }
+}
 
-    /// Rings in `time` from now.
-    pub(super) fn arm(&self, time: Duration) {
-        self.alarm.arm(time);
+/// Aborts its task when it is dropped.
+#[derive(Debug, Default)]
+pub(super) struct AbortOnDrop(Option<AbortHandle>);
+
+impl AbortOnDrop {
+    pub(super) fn new(task: &JoinHandle<()>) -> AbortOnDrop {
+        AbortOnDrop(Some(task.abort_handle()))
     }
 
-    pub(super) fn disarm(&self) {
-        self.alarm.disarm();
-    }
-
-    pub(super) fn has_rung(&self) -> bool {
-        self.alarm.has_rung()
-    }
-
-    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.alarm.poll(context)
+    /// Lets the task run on for `grace` at most.
+    pub(super) fn abort_after(&mut self, grace: Duration) {
+        let task = self.0.take().filter(|task| !task.is_finished());
+        if let (Some(task), Ok(runtime)) = (task, Handle::try_current()) {
+            runtime.spawn(async move {
+                sleep(grace).await;
+                task.abort();
+            });
+        }
     }
 }
 
-/// Ends the task when dropped, unless it was let go.
-#[derive(Debug)]
-pub(super) struct Task(Option<AbortHandle>);
-
-impl Task {
-    pub(super) fn none() -> Task {
-        Task(None)
-    }
-
-    pub(super) fn of(task: &JoinHandle<()>) -> Task {
-        Task(Some(task.abort_handle()))
-    }
-
-    /// Lets go of it, if it has not ended.
-    pub(super) fn take_unfinished(&mut self) -> Option<AbortHandle> {
-        self.0.take().filter(|task| !task.is_finished())
-    }
-}
-
-impl Drop for Task {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         if let Some(task) = &self.0 {
             task.abort();

@@ -1,5 +1,5 @@
-//! What goes wrong between the proxy and an upstream: whose fault it is, and whether the upstream
-//! may have seen the request.
+//! Errors between the proxy and an upstream: who caused them, and whether the upstream may have
+//! seen the request.
 
 use std::error::Error;
 use std::time::Duration;
@@ -14,44 +14,44 @@ use crate::body::BodyError;
 use crate::http1::content::ContentFault;
 use crate::tls::TlsTrouble;
 
-/// Why a request has no answer, or its answer no end. `Display` and [`UpstreamError::label`] hold
-/// nothing of the inside; [`Error::source`] has it for logs.
+/// Why a request has no response, or only part of one. `Display` and [`UpstreamError::label`] show
+/// clients nothing internal; [`Error::source`] has the details for logs.
 #[derive(Debug)]
 pub enum UpstreamError {
     /// No server is configured under this index.
     NoServer,
-    /// The checks of every server fail; so soon one of them may be back.
+    /// The health checks of every server fail. The time is the earliest recovery.
     NoneLeft(Duration),
-    /// As many connections are in use as `max_connections` allows.
+    /// `max_connections` are in use.
     TooManyConnections,
-    /// No server had room for it within `queue_timeout`.
+    /// No server had room for the request within `queue_timeout`.
     QueuedTooLong,
-    /// No server could be connected to.
+    /// No connection could be opened to the server.
     Unreachable(io::Error),
-    /// This machine has no port, descriptor or memory for another connection. No server's fault.
+    /// This machine has no port, descriptor or memory for another connection.
     OutOfSockets(io::Error),
     /// No connection stood within `connect_timeout`.
     ConnectTimedOut,
-    /// No head came within `timeout` of the request's last byte, or no more of a body within
+    /// No head came within `timeout` after the request's last byte, or no piece of the body within
     /// `body_timeout`.
     TimedOut,
-    /// There is no TLS with the server; nothing was sent.
+    /// The TLS handshake failed; nothing was sent.
     Tls(TlsTrouble),
-    /// The server ended TLS after the handshake, as it does when it wants another certificate.
+    /// The server ended TLS after the handshake, for example because it wants another certificate.
     TlsEnded(TlsTrouble),
-    /// The connection, or the request's stream on it, ended before the answer did.
+    /// The connection, or the request's stream on it, ended before the response did.
     Closed(ProtocolError),
-    /// What came is not HTTP, or has a head larger than we read.
+    /// The response is not HTTP, or its head is too large.
     Garbage(ProtocolError),
     /// The server does not speak HTTP/2; nothing was sent.
     NoHttp2(h2::Error),
-    /// The head could be read, but not trusted.
+    /// The head of the response is ambiguous.
     Head(HeadFault),
-    /// The client's fault: its body was not what it said, or did not come.
+    /// The client's fault: its body was malformed, too large or late.
     Request(BodyError),
 }
 
-/// What is wrong on a connection, as the library of its protocol says it.
+/// An error of a connection in the words of its protocol.
 #[derive(Debug)]
 pub enum ProtocolError {
     /// HTTP/1.1.
@@ -60,26 +60,26 @@ pub enum ProtocolError {
     Http2(h2::Error),
 }
 
-/// What goes wrong on a connection of HTTP/1.1.
+/// An error on a connection of HTTP/1.1.
 #[derive(Debug)]
 pub enum Http1Fault {
-    /// It ended before the answer did.
+    /// The connection ended before the response did.
     Ended,
-    /// The network, or TLS.
+    /// The network or TLS failed.
     Io(io::Error),
-    /// What came is no head of a response.
+    /// The bytes are not the head of a response.
     Head(httparse::Error),
-    /// A status below 100.
+    /// The status is below 100.
     Status,
-    /// A head with more bytes than we read.
+    /// The head is longer than the limit.
     HeadTooLarge,
-    /// Content-Length lines that contradict each other, or one that is no number.
+    /// Content-Length lines contradict each other, or one is not a number.
     Length,
-    /// Transfer-Encoding in an answer of HTTP/1.0.
+    /// A response of HTTP/1.0 has Transfer-Encoding.
     CodingInHttp10,
-    /// No chunk where one should be.
+    /// The chunked coding is malformed.
     Chunk,
-    /// Trailers that cannot be read, or are larger than we read.
+    /// The trailers are malformed or too large.
     Trailers,
 }
 
@@ -119,22 +119,21 @@ impl From<ContentFault> for Http1Fault {
     }
 }
 
-/// Why there is no connection.
+/// Why no connection could be opened.
 #[derive(Debug)]
 pub(super) enum ConnectError {
-    /// It took too long.
     TimedOut,
-    /// The machine or its network refused, or the name is unknown.
+    /// The machine or the network refused, or the name is unknown.
     Failed(io::Error),
-    /// There is no TLS.
+    /// The TLS handshake failed.
     Tls(TlsTrouble),
-    /// It does not speak HTTP/2.
+    /// The server does not speak HTTP/2.
     NoHttp2(h2::Error),
 }
 
 impl ConnectError {
-    /// The same for another request that waited for the same connection.
-    pub(super) fn again(&self) -> ConnectError {
+    /// An equal error, for another request that waited for the same connection.
+    pub(super) fn duplicate(&self) -> ConnectError {
         match self {
             ConnectError::TimedOut => ConnectError::TimedOut,
             ConnectError::Failed(error) => ConnectError::Failed(match error.raw_os_error() {
@@ -149,40 +148,46 @@ impl ConnectError {
     }
 }
 
-/// Why there is no response on a connection.
-pub(super) enum Failure {
-    /// The connection had gone before anything was sent, or the server has said that it will not
-    /// look at it: the request is what it was.
+impl From<h2::Error> for ConnectError {
+    /// Under TLS 1.3 a server rejects our certificate only after the handshake.
+    fn from(error: h2::Error) -> ConnectError {
+        match error.get_io() {
+            Some(io) => match find_tls_trouble(io) {
+                Some(trouble) => ConnectError::Tls(trouble),
+                None => ConnectError::Failed(io::Error::new(io.kind(), io.to_string())),
+            },
+            None => ConnectError::NoHttp2(error),
+        }
+    }
+}
+
+/// Why an exchange on a connection brought no response.
+pub(super) enum ExchangeError {
+    /// The connection was closed before, or the server said that it ignored the request. The
+    /// request is complete again.
     Unsent(UpstreamError),
-    /// The request, or part of it, may have been seen. Nothing of it is left.
+    /// The server may have seen the request, or part of it.
     Sent(UpstreamError),
 }
 
-/// What makes a response's head ambiguous although it can be read. Connections that such a head
-/// came from are closed.
+impl From<ExchangeError> for UpstreamError {
+    fn from(error: ExchangeError) -> UpstreamError {
+        let (ExchangeError::Unsent(error) | ExchangeError::Sent(error)) = error;
+        error
+    }
+}
+
+/// Why the head of a well-formed response is ambiguous. The proxy closes such connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadFault {
     /// Content-Length beside Transfer-Encoding.
     TwoFramings,
-    /// Several Content-Length lines, or one that is no number.
+    /// Several Content-Length lines, or one that is not a number.
     ContentLength,
     /// A Transfer-Encoding other than `chunked`.
     TransferEncoding,
-    /// 101 to a request that asked for no upgrade.
+    /// 101 to a request without `Upgrade`.
     UnaskedUpgrade,
-}
-
-/// The connection ended before the answer did.
-pub(super) fn ended_early() -> UpstreamError {
-    UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Ended))
-}
-
-/// What an error of the connection means.
-pub(super) fn of_io(error: io::Error) -> UpstreamError {
-    match TlsTrouble::within(&error) {
-        Some(trouble) => UpstreamError::TlsEnded(trouble),
-        None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
-    }
 }
 
 impl From<UpstreamError> for NoAnswer {
@@ -197,93 +202,100 @@ impl From<UpstreamError> for NoAnswer {
 }
 
 impl UpstreamError {
-    /// The status that tells a client of it.
+    /// The status of the response that reports this error to the client.
     pub fn status(&self) -> StatusCode {
         match self {
-            UpstreamError::NoServer
-            | UpstreamError::NoneLeft(_)
-            | UpstreamError::TooManyConnections
-            | UpstreamError::QueuedTooLong
-            | UpstreamError::OutOfSockets(_) => StatusCode::SERVICE_UNAVAILABLE,
-            UpstreamError::ConnectTimedOut | UpstreamError::TimedOut => StatusCode::GATEWAY_TIMEOUT,
-            UpstreamError::Unreachable(_)
-            | UpstreamError::Tls(_)
-            | UpstreamError::TlsEnded(_)
-            | UpstreamError::NoHttp2(_)
-            | UpstreamError::Closed(_)
-            | UpstreamError::Garbage(_)
-            | UpstreamError::Head(_) => StatusCode::BAD_GATEWAY,
-            UpstreamError::Request(BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
-            UpstreamError::Request(BodyError::TimedOut) => StatusCode::REQUEST_TIMEOUT,
-            UpstreamError::Request(BodyError::Broken) => StatusCode::BAD_REQUEST,
+            Self::NoServer
+            | Self::NoneLeft(_)
+            | Self::TooManyConnections
+            | Self::QueuedTooLong
+            | Self::OutOfSockets(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::ConnectTimedOut | Self::TimedOut => StatusCode::GATEWAY_TIMEOUT,
+            Self::Request(BodyError::TooLarge) => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Request(BodyError::TimedOut) => StatusCode::REQUEST_TIMEOUT,
+            Self::Request(BodyError::Broken) => StatusCode::BAD_REQUEST,
+            _ => StatusCode::BAD_GATEWAY,
         }
     }
 
-    /// Whole seconds after which another try is worth it, where that is known.
+    /// The value of the error in logs and metrics.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::NoServer => "upstream_none",
+            Self::NoneLeft(_) => "upstream_down",
+            Self::TooManyConnections => "upstream_busy",
+            Self::QueuedTooLong => "upstream_queue_timeout",
+            Self::Unreachable(_) => "upstream_unreachable",
+            Self::OutOfSockets(_) => "out_of_sockets",
+            Self::ConnectTimedOut => "upstream_connect_timeout",
+            Self::TimedOut => "upstream_timeout",
+            Self::Tls(trouble) | Self::TlsEnded(trouble) => tls_label(*trouble),
+            Self::NoHttp2(_) => "upstream_no_http2",
+            Self::Closed(_) => "upstream_closed",
+            Self::Garbage(_) | Self::Head(_) => "upstream_garbage",
+            Self::Request(BodyError::TooLarge) => "request_too_large",
+            Self::Request(BodyError::TimedOut) => "request_timeout",
+            Self::Request(BodyError::Broken) => "request_broken",
+        }
+    }
+
+    /// Whole seconds until another try is useful, if that is known.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
-            UpstreamError::NoneLeft(time) => Some(time.as_millis().div_ceil(1000).max(1) as u64),
-            UpstreamError::TooManyConnections
-            | UpstreamError::QueuedTooLong
-            | UpstreamError::OutOfSockets(_) => Some(1),
+            Self::NoneLeft(time) => Some(time.as_millis().div_ceil(1000).max(1) as u64),
+            Self::TooManyConnections | Self::QueuedTooLong | Self::OutOfSockets(_) => Some(1),
             _ => None,
         }
     }
 
-    /// A word for logs and metrics.
-    pub fn label(&self) -> &'static str {
-        match self {
-            UpstreamError::NoServer => "upstream_none",
-            UpstreamError::NoneLeft(_) => "upstream_down",
-            UpstreamError::TooManyConnections => "upstream_busy",
-            UpstreamError::QueuedTooLong => "upstream_queue_timeout",
-            UpstreamError::Unreachable(_) => "upstream_unreachable",
-            UpstreamError::OutOfSockets(_) => "out_of_sockets",
-            UpstreamError::ConnectTimedOut => "upstream_connect_timeout",
-            UpstreamError::TimedOut => "upstream_timeout",
-            UpstreamError::Tls(trouble) | UpstreamError::TlsEnded(trouble) => tls_label(*trouble),
-            UpstreamError::NoHttp2(_) => "upstream_no_http2",
-            UpstreamError::Closed(_) => "upstream_closed",
-            UpstreamError::Garbage(_) | UpstreamError::Head(_) => "upstream_garbage",
-            UpstreamError::Request(BodyError::TooLarge) => "request_too_large",
-            UpstreamError::Request(BodyError::TimedOut) => "request_timeout",
-            UpstreamError::Request(BodyError::Broken) => "request_broken",
-        }
-    }
-
-    /// Whether a server may have seen the request, so that sending it again could do its work
-    /// twice.
+    /// Whether a server may have seen the request, so that a retry could do its work twice.
     pub fn may_have_been_sent(&self) -> bool {
-        !matches!(
+        matches!(
             self,
-            UpstreamError::NoServer
-                | UpstreamError::NoneLeft(_)
-                | UpstreamError::TooManyConnections
-                | UpstreamError::QueuedTooLong
-                | UpstreamError::Unreachable(_)
-                | UpstreamError::OutOfSockets(_)
-                | UpstreamError::ConnectTimedOut
-                | UpstreamError::Tls(_)
-                | UpstreamError::NoHttp2(_)
+            Self::TimedOut
+                | Self::TlsEnded(_)
+                | Self::Closed(_)
+                | Self::Garbage(_)
+                | Self::Head(_)
+                | Self::Request(_)
         )
     }
 
-    /// What an error of HTTP/2 means: what the library itself objects to is garbage.
-    pub(super) fn of_http2(error: h2::Error) -> UpstreamError {
-        if let Some(trouble) = error.get_io().and_then(tls_of_io) {
+    pub(super) fn ended_early() -> UpstreamError {
+        UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Ended))
+    }
+
+    /// Classifies an error of a connection of HTTP/1.1.
+    pub(super) fn from_io(error: io::Error) -> UpstreamError {
+        match TlsTrouble::within(&error) {
+            Some(trouble) => UpstreamError::TlsEnded(trouble),
+            None => UpstreamError::Closed(ProtocolError::Http1(Http1Fault::Io(error))),
+        }
+    }
+
+    /// Classifies an error of HTTP/2. An error that the library itself raises is garbage.
+    pub(super) fn from_http2(error: h2::Error) -> UpstreamError {
+        if let Some(trouble) = error.get_io().and_then(find_tls_trouble) {
             return UpstreamError::TlsEnded(trouble);
         }
-        if error.is_library() {
-            UpstreamError::Garbage(ProtocolError::Http2(error))
-        } else {
-            UpstreamError::Closed(ProtocolError::Http2(error))
+        match error.is_library() {
+            true => UpstreamError::Garbage(ProtocolError::Http2(error)),
+            false => UpstreamError::Closed(ProtocolError::Http2(error)),
+        }
+    }
+
+    /// The error and its source, for the log.
+    pub(super) fn in_full(&self) -> String {
+        match self.source() {
+            Some(source) => format!("{self}: {source}"),
+            None => self.to_string(),
         }
     }
 }
 
-/// What is wrong with TLS under HTTP/2, whose library keeps an error's kind and words only. No
-/// socket has data that is invalid: that is what TLS says of an alert, and of what it cannot read.
-pub(super) fn tls_of_io(error: &io::Error) -> Option<TlsTrouble> {
+/// Finds a TLS error under HTTP/2, whose library keeps only the kind and the text of an error. Only
+/// TLS reports invalid data, for an alert or for bytes that it cannot read; a socket never does.
+fn find_tls_trouble(error: &io::Error) -> Option<TlsTrouble> {
     let is_tls = error.kind() == io::ErrorKind::InvalidData;
     is_tls.then(|| match error.to_string().contains("alert") {
         true => TlsTrouble::Refused,
@@ -318,67 +330,45 @@ impl From<ConnectError> for UpstreamError {
     }
 }
 
-/// Whether it is this machine that lacks something, whoever was to be connected to.
+/// Whether this machine lacks a resource, so that any server would be out of reach.
 fn is_out_of_sockets(error: &io::Error) -> bool {
-    let lacks = [
-        Errno::ADDRNOTAVAIL,
-        Errno::MFILE,
-        Errno::NFILE,
-        Errno::NOBUFS,
-        Errno::NOMEM,
-    ];
-    Errno::from_io_error(error).is_some_and(|errno| lacks.contains(&errno))
+    use Errno as E;
+    let errors = [E::ADDRNOTAVAIL, E::MFILE, E::NFILE, E::NOBUFS, E::NOMEM];
+    Errno::from_io_error(error).is_some_and(|errno| errors.contains(&errno))
 }
 
 impl fmt::Display for UpstreamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            UpstreamError::NoServer => "the upstream has no server",
-            UpstreamError::NoneLeft(_) => "no server of the upstream is well",
-            UpstreamError::TooManyConnections => "the upstream has too many requests under way",
-            UpstreamError::QueuedTooLong => "no server of the upstream had room in time",
-            UpstreamError::Unreachable(_) => "the upstream cannot be reached",
-            UpstreamError::OutOfSockets(_) => {
-                "this machine has nothing left to reach the upstream with"
-            }
-            UpstreamError::ConnectTimedOut => "connecting to the upstream took too long",
-            UpstreamError::TimedOut => "the upstream took too long to answer",
-            UpstreamError::Tls(_) => "there is no TLS with the upstream",
-            UpstreamError::TlsEnded(_) => "the upstream ended TLS",
-            UpstreamError::NoHttp2(_) => "the upstream does not speak HTTP/2",
-            UpstreamError::Closed(_) => "the upstream closed the connection",
-            UpstreamError::Garbage(_) => "the upstream's answer cannot be read",
-            UpstreamError::Head(_) => "the upstream's answer is ambiguous",
-            UpstreamError::Request(_) => "the request's body did not arrive whole",
+            Self::NoServer => "the upstream has no server",
+            Self::NoneLeft(_) => "no server of the upstream is well",
+            Self::TooManyConnections => "the upstream has too many requests under way",
+            Self::QueuedTooLong => "no server of the upstream had room in time",
+            Self::Unreachable(_) => "the upstream cannot be reached",
+            Self::OutOfSockets(_) => "this machine has nothing left to reach the upstream with",
+            Self::ConnectTimedOut => "connecting to the upstream took too long",
+            Self::TimedOut => "the upstream took too long to answer",
+            Self::Tls(_) => "there is no TLS with the upstream",
+            Self::TlsEnded(_) => "the upstream ended TLS",
+            Self::NoHttp2(_) => "the upstream does not speak HTTP/2",
+            Self::Closed(_) => "the upstream closed the connection",
+            Self::Garbage(_) => "the upstream's answer cannot be read",
+            Self::Head(_) => "the upstream's answer is ambiguous",
+            Self::Request(_) => "the request's body did not arrive whole",
         })
-    }
-}
-
-impl UpstreamError {
-    /// With what is behind it, for the log.
-    pub(super) fn in_full(&self) -> String {
-        match self.source() {
-            Some(source) => format!("{self}: {source}"),
-            None => self.to_string(),
-        }
     }
 }
 
 impl Error for UpstreamError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            UpstreamError::Unreachable(error) | UpstreamError::OutOfSockets(error) => Some(error),
-            UpstreamError::Tls(trouble) | UpstreamError::TlsEnded(trouble) => Some(trouble),
-            UpstreamError::NoHttp2(error) => Some(error),
-            UpstreamError::Closed(error) | UpstreamError::Garbage(error) => Some(error),
-            UpstreamError::Head(fault) => Some(fault),
-            UpstreamError::Request(error) => Some(error),
-            UpstreamError::NoServer
-            | UpstreamError::NoneLeft(_)
-            | UpstreamError::TooManyConnections
-            | UpstreamError::QueuedTooLong
-            | UpstreamError::ConnectTimedOut
-            | UpstreamError::TimedOut => None,
+            Self::Unreachable(error) | Self::OutOfSockets(error) => Some(error),
+            Self::Tls(trouble) | Self::TlsEnded(trouble) => Some(trouble),
+            Self::NoHttp2(error) => Some(error),
+            Self::Closed(error) | Self::Garbage(error) => Some(error),
+            Self::Head(fault) => Some(fault),
+            Self::Request(error) => Some(error),
+            _ => None,
         }
     }
 }
@@ -393,7 +383,7 @@ impl fmt::Display for ProtocolError {
 }
 
 impl Error for ProtocolError {
-    // Itself, since who resets a client's stream looks for the reason that a server gave.
+    // The error itself, because the client's side searches the chain for the reset reason.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             ProtocolError::Http1(error) => Some(error),

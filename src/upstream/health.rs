@@ -1,93 +1,96 @@
-//! How well one server is, by what it was seen to do: a pure state machine, time is an argument.
+//! The health of one server as a pure state machine; time is an argument.
 //!
-//! Two observers tell it what they see. Checks, where they are configured, take a server `Down`
-//! and bring it back; nobody is sent to one that is down. What requests meet ejects it for a
-//! while, twice as long each time; then a single request tries it, and its end decides.
+//! It has two inputs. Configured health checks take a server `Down` and bring it back; a server that
+//! is down gets no requests. Failed requests eject a server for a while, twice as long each time.
+//! After that a single trial request decides.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::config::{Ejection, HealthCheck};
 
-/// The first rest of a server that could not be reached: trying it again costs no request.
+/// The first ejection of an unreachable server is short, because a trial costs no request.
 const FIRST_REST: Duration = Duration::from_secs(1);
 
-/// What a request met at a server.
+/// How a request failed at a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trouble {
-    /// No connection: it cannot have seen the request, and has no say in it.
+pub(super) enum FailureKind {
+    /// There was no connection, so the server cannot have seen the request.
     Unreachable,
-    /// It was there, and did not do its part.
+    /// The connection stood, and no good response came.
     Failed,
 }
 
 /// Why a request was sent to a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Sent {
-    /// It was in order.
+pub(super) enum SendReason {
+    /// The server was healthy.
     #[default]
-    InOrder,
-    /// Its ejection was over: the one request that finds out.
+    Healthy,
+    /// The server's ejection was over: this request tests it.
     Trial,
-    /// It was ejected, and so were all others.
+    /// All servers were ejected.
     LastResort,
 }
 
-/// What requests may do with a server.
+/// A request that failed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FailedRequest {
+    pub(super) kind: FailureKind,
+    pub(super) reason: SendReason,
+}
+
+/// Whether a server gets requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
-    /// Ask it.
-    InOrder,
-    /// Leave it alone until then, as long as there are others; then let one request try.
+    Healthy,
+    /// It gets none until then while other servers are left; then a single trial.
     Ejected(Instant),
-    /// Do not ask it: its checks fail.
+    /// It gets none: its health checks fail.
     Down,
 }
 
-/// Something that an operator wants to know. `Display` completes "server X ...".
+/// A change that goes to the log. `Display` completes "server X ...".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// It is left alone for so long.
+pub(super) enum HealthChange {
     Ejected {
-        /// How long.
         rest: Duration,
-        /// What did it.
-        trouble: Trouble,
+        kind: FailureKind,
         /// Failures in a row.
         failures: u32,
     },
-    /// A request found it in order.
+    /// A request succeeded.
     Returned,
-    /// So many checks failed.
+    /// This number of checks in a row failed.
     WentDown(u32),
-    /// So many checks passed.
+    /// This number of checks in a row passed.
     CameUp(u32),
 }
 
-/// What is known of one server.
+/// The health of one server.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Health {
-    /// What the checks say; nothing before the first.
+pub(super) struct HealthState {
+    /// The result of the health checks; `None` before the first.
     up: Option<bool>,
-    /// Checks in a row that say otherwise.
+    /// Checks in a row that contradict `up`.
     against: u32,
     /// Failures in a row.
     failures: u32,
-    /// Answers in a row that ended before their end.
+    /// Truncated responses in a row.
     truncated: u32,
+    /// The end of the current ejection.
     ejected: Option<Instant>,
-    /// How long it was ejected last.
+    /// The length of the last ejection.
     rest: Duration,
     returned: Option<Instant>,
 }
 
-impl Health {
-    /// What requests may do with it.
+impl HealthState {
     pub(super) fn standing(&self) -> Standing {
         match (self.up, self.ejected) {
             (Some(false), _) => Standing::Down,
             (_, Some(until)) => Standing::Ejected(until),
-            (_, None) => Standing::InOrder,
+            (_, None) => Standing::Healthy,
         }
     }
 
@@ -96,99 +99,97 @@ impl Health {
         self.failures
     }
 
-    /// How long it was ejected last: nobody else tries it for so long after a trial began.
+    /// The length of the last ejection; a trial keeps out others for the same time.
     pub(super) fn rest(&self) -> Duration {
         self.rest
     }
 
-    /// A request `sent` here met `trouble`; `has_room` says whether the others can do without it.
-    pub(super) fn failed(
+    /// Notes a failed request. `has_room` says whether the upstream can do without this server.
+    pub(super) fn fail(
         &mut self,
-        (trouble, sent): (Trouble, Sent),
+        failed: FailedRequest,
         rules: &Ejection,
         has_room: bool,
         now: Instant,
-    ) -> Option<Change> {
+    ) -> Option<HealthChange> {
+        let FailedRequest { kind, reason } = failed;
         self.failures = self.failures.saturating_add(1);
         if self.ejected.is_some() {
-            // Those that were under way when it was ejected say nothing new.
-            return (sent == Sent::Trial).then(|| self.eject(self.rest * 2, trouble, rules, now));
+            // A request from before the ejection says nothing new; only the trial does.
+            let is_trial = reason == SendReason::Trial;
+            return is_trial.then(|| self.eject(self.rest * 2, kind, rules, now));
         }
-        let enough = trouble == Trouble::Unreachable || self.failures >= rules.failures;
+        let enough = kind == FailureKind::Unreachable || self.failures >= rules.failures;
         if !enough || !has_room || self.up == Some(false) {
             return None;
         }
-        // One that falls again as soon as it is back has not recovered.
+        // A server that fails again soon after its return has not recovered.
         let relapsed = self
             .returned
             .is_some_and(|returned| now.saturating_duration_since(returned) < self.rest);
-        let rest = match trouble {
+        let rest = match kind {
             _ if relapsed => self.rest * 2,
-            Trouble::Unreachable => FIRST_REST.min(rules.rest),
-            Trouble::Failed => rules.rest,
+            FailureKind::Unreachable => FIRST_REST.min(rules.rest),
+            FailureKind::Failed => rules.rest,
         };
-        Some(self.eject(rest, trouble, rules, now))
+        Some(self.eject(rest, kind, rules, now))
     }
 
-    /// The answer to a request `sent` here ended before its end. Its head was a success, which
-    /// ended the failures in a row: the truncated answers before it count again.
-    pub(super) fn truncated(
+    /// Notes a truncated response. Its head was a success and reset the failures in a row, so the
+    /// truncated responses before it count again.
+    pub(super) fn truncate(
         &mut self,
-        sent: Sent,
+        reason: SendReason,
         rules: &Ejection,
         has_room: bool,
         now: Instant,
-    ) -> Option<Change> {
+    ) -> Option<HealthChange> {
         self.failures = self.failures.max(self.truncated);
         self.truncated = self.truncated.saturating_add(1);
-        self.failed((Trouble::Failed, sent), rules, has_room, now)
+        let kind = FailureKind::Failed;
+        self.fail(FailedRequest { kind, reason }, rules, has_room, now)
     }
 
-    /// Truncated answers since the last whole one.
-    pub(super) fn truncated_in_a_row(&self) -> u32 {
-        self.truncated
-    }
-
-    /// An answer came to its end.
-    pub(super) fn completed(&mut self) {
+    /// Notes a response that was complete.
+    pub(super) fn complete(&mut self) {
         self.truncated = 0;
     }
 
     fn eject(
         &mut self,
         rest: Duration,
-        trouble: Trouble,
+        kind: FailureKind,
         rules: &Ejection,
         now: Instant,
-    ) -> Change {
+    ) -> HealthChange {
         self.rest = rest.min(rules.longest_rest);
         self.ejected = Some(now + self.rest);
-        Change::Ejected {
+        HealthChange::Ejected {
             rest: self.rest,
-            trouble,
+            kind,
             failures: self.failures,
         }
     }
 
-    /// A request `sent` here was answered as it should be.
-    pub(super) fn succeeded(&mut self, sent: Sent, now: Instant) -> Option<Change> {
+    /// Notes a successful request.
+    pub(super) fn succeed(&mut self, reason: SendReason, now: Instant) -> Option<HealthChange> {
         self.failures = 0;
-        // What was sent before it was ejected may still end well; the trial decides.
-        if self.ejected.is_none() || sent == Sent::InOrder {
+        // A request from before the ejection may succeed late; the trial decides.
+        if self.ejected.is_none() || reason == SendReason::Healthy {
             return None;
         }
         self.ejected = None;
         self.returned = Some(now);
-        Some(Change::Returned)
+        Some(HealthChange::Returned)
     }
 
-    /// A check ended. The first one decides by itself; until then it counts as in order.
-    pub(super) fn checked(
+    /// Notes a health check. The first one decides alone; before it the server counts as healthy.
+    pub(super) fn note_check(
         &mut self,
         passed: bool,
         rules: &HealthCheck,
         now: Instant,
-    ) -> Option<Change> {
+    ) -> Option<HealthChange> {
         let is_first = self.up.is_none();
         if self.up.unwrap_or(true) == passed {
             self.up = Some(passed);
@@ -207,49 +208,52 @@ impl Health {
         let against = std::mem::take(&mut self.against);
         self.up = Some(passed);
         if !passed {
-            return Some(Change::WentDown(against));
+            return Some(HealthChange::WentDown(against));
         }
         self.ejected = None;
         (self.failures, self.truncated) = (0, 0);
         self.returned = Some(now);
-        Some(Change::CameUp(against))
+        Some(HealthChange::CameUp(against))
     }
 
-    /// Nobody checks it any more: what checks said is void.
-    pub(super) fn unchecked(&mut self) {
+    /// Forgets the health checks, after they were removed from the configuration.
+    pub(super) fn forget_checks(&mut self) {
         (self.up, self.against) = (None, 0);
     }
 }
 
-/// Whether one more of `servers` may be ejected while `out` of them are out: never the last one,
-/// and not more than the rules say for those that can at least be reached.
-pub(super) fn has_room(servers: usize, out: usize, rules: &Ejection, trouble: Trouble) -> bool {
-    let most = match trouble {
-        Trouble::Unreachable => servers,
-        Trouble::Failed => (servers * rules.max_share as usize / 100).max(1),
+/// Whether one more of `servers` may be ejected while `out` of them are out. The last one may not,
+/// and `max_share` bounds the ejection of servers that can be reached.
+pub(super) fn has_room(servers: usize, out: usize, rules: &Ejection, kind: FailureKind) -> bool {
+    let most = match kind {
+        FailureKind::Unreachable => servers,
+        FailureKind::Failed => (servers * rules.max_share as usize / 100).max(1),
     };
     out < most.min(servers.saturating_sub(1))
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for HealthChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use FailureKind::{Failed, Unreachable};
         match *self {
-            Change::Ejected {
+            HealthChange::Ejected {
                 rest,
-                trouble: Trouble::Unreachable,
-                ..
-            } => write!(f, "cannot be reached: left alone for {rest:?}"),
-            Change::Ejected {
-                rest,
-                trouble: Trouble::Failed,
+                kind,
                 failures,
-            } => write!(
-                f,
-                "failed {failures} times in a row: left alone for {rest:?}"
-            ),
-            Change::Returned => f.write_str("is back: a request succeeded"),
-            Change::WentDown(checks) => write!(f, "is down: checks failed ({checks} in a row)"),
-            Change::CameUp(checks) => write!(f, "is up again: checks passed ({checks} in a row)"),
+            } => match kind {
+                Unreachable => write!(f, "cannot be reached: left alone for {rest:?}"),
+                Failed => write!(
+                    f,
+                    "failed {failures} times in a row: left alone for {rest:?}"
+                ),
+            },
+            HealthChange::Returned => f.write_str("is back: a request succeeded"),
+            HealthChange::WentDown(checks) => {
+                write!(f, "is down: checks failed ({checks} in a row)")
+            }
+            HealthChange::CameUp(checks) => {
+                write!(f, "is up again: checks passed ({checks} in a row)")
+            }
         }
     }
 }

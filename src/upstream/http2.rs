@@ -1,129 +1,71 @@
-//! HTTP/2 to one server: connections that carry many requests at once.
+//! HTTP/2 to one server: connections that many requests share.
 //!
-//! A request takes a place on a connection with room: the server says how many streams it takes.
-//! A connection that the server asks to leave (GOAWAY), or on which it was silent until a request's
-//! time was up, gets no new requests and ends with its last one. It must never take for unsent
-//! what its server may have seen.
+//! A request opens a stream on a connection with room; the server's settings limit the streams. A
+//! retired connection gets no new requests and ends with its last one. A connection is retired after
+//! GOAWAY, or if its server was silent until a request timed out. A request that the server may have
+//! seen must never count as unsent.
 
-mod download;
-mod exchange;
+mod stream;
 mod upload;
 
 use std::future::{Future as _, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::{Builder, SendRequest};
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
+use super::connect::TolerantStream;
+use super::error::ConnectError;
 use crate::clock::Alarm;
-use download::Download;
-pub(super) use exchange::Stream;
+use crate::config::ServerAddress;
+pub(super) use stream::Http2Stream;
 
-/// Requests at once on one connection, whatever more its server would take.
+/// The most streams on one connection, even if its server allows more.
 const MAX_STREAMS: usize = 128;
-/// Bytes of one response that may come before somebody reads them.
+/// Unread bytes of one response.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-/// The same for a connection: enough for all, so that slow readers take nothing from the others.
+/// Unread bytes on a connection: enough for all streams, so that slow readers do not block others.
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * MAX_STREAMS as u32;
-/// Bytes of one request that may wait for the network.
+/// Bytes of one request that wait for the network.
 const SEND_BUFFER_BYTES: usize = 128 << 10;
-/// Bytes in the head of a response, or in its trailers.
+/// Bytes in the head or the trailers of a response.
 const MAX_HEAD_BYTES: u32 = 64 << 10;
-/// Streams until the server has said how many it takes: a number that none can say.
-const UNSAID: usize = usize::MAX - 1;
+/// The stream limit before the server's settings have come. No server can send this number.
+const NO_SETTINGS: usize = usize::MAX - 1;
 
-/// A connection that carries many requests.
+/// A connection that many requests share.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(super) struct Http2Connection {
     sender: SendRequest<Bytes>,
-    /// Requests on it now.
     streams: AtomicUsize,
-    /// Whether it gets no new requests.
+    /// Whether the connection gets no new requests.
     retired: AtomicBool,
-    /// Whether its server let too much time pass without a word.
+    /// Whether the server's settings did not come in time.
     silent: AtomicBool,
-    greeted: watch::Sender<SettingsStatus>,
-    /// Requests that it takes until its server has said how many.
-    at_first: usize,
-    /// Counts what has come on it.
-    heard: AtomicU32,
-    /// Rings when it has been without a request for `idle`, and before its server's settings have
-    /// come, when those are late.
-    unused: Arc<Alarm>,
-    idle: Duration,
+    settings: watch::Sender<SettingsStatus>,
+    /// The stream limit before the settings have come.
+    first_streams: usize,
+    /// Counts received messages.
+    received: AtomicU32,
+    /// Rings if the settings are late, and later if the connection is unused for `idle_timeout`.
+    alarm: Arc<Alarm>,
+    idle_timeout: Duration,
 }
 
 /// How a connection is opened.
-pub(super) struct ConnectionTerms {
-    /// Rings when the server's settings have not come in `patience`, then when the connection was
-    /// without a request for `idle`.
+pub(super) struct Http2Terms {
     pub(super) alarm: Arc<Alarm>,
-    pub(super) patience: Duration,
-    pub(super) idle: Duration,
-    /// Requests that it takes until the settings say how many.
-    pub(super) at_first: usize,
+    pub(super) settings_timeout: Duration,
+    pub(super) idle_timeout: Duration,
+    /// The stream limit before the server's settings have come.
+    pub(super) first_streams: usize,
 }
 
-/// Opens a connection over `io`. Requests may be sent at once, before the server's settings have
-/// come (RFC 9113 section 3.4).
-pub(super) async fn open<T>(io: T, opening: ConnectionTerms) -> Result<Arc<Connection>, h2::Error>
-where
-    T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let (sender, mut task) = Builder::new()
-        .initial_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .initial_max_send_streams(UNSAID)
-        .max_send_buffer_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(MAX_HEAD_BYTES)
-        .enable_push(false)
-        .handshake::<_, Bytes>(io)
-        .await?;
-    opening.alarm.arm(opening.patience);
-    let connection = Arc::new(Connection {
-        sender,
-        streams: AtomicUsize::new(0),
-        retired: AtomicBool::new(false),
-        silent: AtomicBool::new(false),
-        greeted: watch::Sender::new(SettingsStatus::Awaited),
-        at_first: opening.at_first,
-        heard: AtomicU32::new(0),
-        unused: opening.alarm,
-        idle: opening.idle,
-    });
-    let known = Arc::downgrade(&connection);
-    tokio::spawn(async move {
-        let mut is_greeted = false;
-        let ended = poll_fn(|context| {
-            let polled = Pin::new(&mut task).poll(context);
-            if !is_greeted && let Some(connection) = known.upgrade() {
-                is_greeted = connection.look_for_greeting();
-                if !is_greeted && connection.unused.poll(context).is_ready() {
-                    connection.silent.store(true, Ordering::Relaxed);
-                    return Poll::Ready(Ok(()));
-                }
-            }
-            polled
-        });
-        // Whoever waits for an answer is told as well; between requests it is no news.
-        if let Err(error) = ended.await {
-            tracing::debug!(%error, "upstream connection");
-        }
-        if let Some(connection) = known.upgrade() {
-            connection.retire();
-            connection.greeted.send_replace(SettingsStatus::Ended);
-        }
-    });
-    Ok(connection)
-}
-
-/// Whether a server's settings have come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SettingsStatus {
     Awaited,
@@ -132,82 +74,250 @@ enum SettingsStatus {
     Ended,
 }
 
-impl Connection {
-    /// Whether the server's settings have come: only then it is known to speak HTTP/2.
-    pub(super) fn is_greeted(&self) -> bool {
-        self.sender.current_max_send_streams() != UNSAID
+impl Http2Connection {
+    /// Opens a connection. Requests may follow at once, before the server's settings have come
+    /// (RFC 9113 section 3.4).
+    pub(super) async fn open(
+        stream: TolerantStream,
+        terms: Http2Terms,
+    ) -> Result<Arc<Http2Connection>, h2::Error> {
+        let (sender, mut driver) = Builder::new()
+            .initial_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_max_send_streams(NO_SETTINGS)
+            .max_send_buffer_size(SEND_BUFFER_BYTES)
+            .max_header_list_size(MAX_HEAD_BYTES)
+            .enable_push(false)
+            .handshake::<_, Bytes>(stream)
+            .await?;
+        terms.alarm.arm(terms.settings_timeout);
+        let connection = Arc::new(Http2Connection {
+            sender,
+            streams: AtomicUsize::new(0),
+            retired: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
+            settings: watch::Sender::new(SettingsStatus::Awaited),
+            first_streams: terms.first_streams,
+            received: AtomicU32::new(0),
+            alarm: terms.alarm,
+            idle_timeout: terms.idle_timeout,
+        });
+        let weak = Arc::downgrade(&connection);
+        tokio::spawn(async move {
+            let mut has_settings = false;
+            let ended = poll_fn(|context| {
+                let polled = Pin::new(&mut driver).poll(context);
+                if !has_settings && let Some(connection) = weak.upgrade() {
+                    has_settings = connection.check_settings();
+                    if !has_settings && connection.alarm.poll(context).is_ready() {
+                        connection.silent.store(true, Ordering::Relaxed);
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+                polled
+            });
+            // A request under way reports the error as well. Between requests it does not matter.
+            if let Err(error) = ended.await {
+                tracing::debug!(%error, "upstream connection");
+            }
+            if let Some(connection) = weak.upgrade() {
+                connection.retire();
+                connection.settings.send_replace(SettingsStatus::Ended);
+            }
+        });
+        Ok(connection)
     }
 
-    /// The same, told to those who wait for it.
-    fn look_for_greeting(&self) -> bool {
-        if !self.is_greeted() {
+    /// Whether the server's settings have come, which proves that it speaks HTTP/2.
+    fn has_settings(&self) -> bool {
+        self.sender.current_max_send_streams() != NO_SETTINGS
+    }
+
+    /// Does the same, and tells waiting requests.
+    fn check_settings(&self) -> bool {
+        if !self.has_settings() {
             return false;
         }
-        self.unused.disarm();
+        self.alarm.disarm();
         if self.streams.load(Ordering::Relaxed) == 0 {
-            self.unused.arm(self.idle);
+            self.alarm.arm(self.idle_timeout);
         }
-        self.greeted.send_replace(SettingsStatus::Came);
+        self.settings.send_replace(SettingsStatus::Came);
         true
     }
 
-    /// Waits until the server's settings have come; whether they have.
-    pub(super) async fn wait_for_greeting(&self) -> bool {
-        let mut greeted = self.greeted.subscribe();
-        let said = greeted
-            .wait_for(|said| *said != SettingsStatus::Awaited)
-            .await;
-        said.is_ok_and(|said| *said == SettingsStatus::Came)
+    /// Waits for the server's settings; false if the connection ended before.
+    pub(super) async fn wait_for_settings(&self) -> bool {
+        let mut settings = self.settings.subscribe();
+        let known = settings.wait_for(|status| *status != SettingsStatus::Awaited);
+        known
+            .await
+            .is_ok_and(|status| *status == SettingsStatus::Came)
     }
 
-    /// Whether its server let too much time pass without a word.
     pub(super) fn is_silent(&self) -> bool {
         self.silent.load(Ordering::Relaxed)
     }
 
-    /// Requests that it takes at once.
-    pub(super) fn most_streams(&self) -> usize {
+    fn stream_limit(&self) -> usize {
         match self.sender.current_max_send_streams() {
-            UNSAID => self.at_first,
-            most => most.min(MAX_STREAMS),
+            NO_SETTINGS => self.first_streams,
+            limit => limit.min(MAX_STREAMS),
         }
     }
 
-    /// Whether another request may begin on it.
-    pub(super) fn has_room(&self) -> bool {
-        let most = self.most_streams();
-        !self.is_retired() && self.streams.load(Ordering::Relaxed) < most
+    fn has_room(&self) -> bool {
+        !self.is_retired() && self.streams.load(Ordering::Relaxed) < self.stream_limit()
     }
 
-    pub(super) fn is_retired(&self) -> bool {
+    fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Relaxed)
     }
 
-    /// It gets no new requests; those under way go on.
     fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }
 
-    fn hear(&self) {
-        self.heard.fetch_add(1, Ordering::Relaxed);
+    fn note_received(&self) {
+        self.received.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether it should be let go: dropped, it ends with its last request.
-    pub(super) fn is_over(&self) -> bool {
-        let unused = self.streams.load(Ordering::Relaxed) == 0;
-        self.is_retired() || (unused && self.unused.has_rung())
+    /// Whether the pool should drop the connection. It then ends with its last request.
+    fn is_over(&self) -> bool {
+        let is_unused = self.streams.load(Ordering::Relaxed) == 0;
+        self.is_retired() || (is_unused && self.alarm.has_rung())
     }
 
     fn enter(&self) {
         self.streams.fetch_add(1, Ordering::Relaxed);
-        if self.is_greeted() {
-            self.unused.disarm();
+        if self.has_settings() {
+            self.alarm.disarm();
         }
     }
 
     fn leave(&self) {
-        if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 && self.is_greeted() {
-            self.unused.arm(self.idle);
+        if self.streams.fetch_sub(1, Ordering::Relaxed) == 1 && self.has_settings() {
+            self.alarm.arm(self.idle_timeout);
         }
+    }
+}
+
+/// The shared connections to one server that speaks HTTP/2, or may.
+#[derive(Debug)]
+pub(super) struct Http2Pool {
+    /// The name in the server's certificate; `None` without TLS.
+    pub(super) tls_name: Option<String>,
+    /// Whether the server chose HTTP/1.1 last time.
+    chose_http1: AtomicBool,
+    connections: Mutex<Vec<Arc<Http2Connection>>>,
+    /// The last known stream limit of the server; 0 before it is known.
+    known_limit: AtomicUsize,
+    /// Locked by the request that connects.
+    pub(super) connecting: tokio::sync::Mutex<()>,
+    /// Counts attempts to connect that have ended.
+    attempts: AtomicU32,
+    /// The error of the last attempt.
+    last_failure: Mutex<Option<ConnectError>>,
+}
+
+impl Http2Pool {
+    /// `None` for servers that speak HTTP/1.1 without TLS. Without `offers_http2` a server with TLS
+    /// starts with HTTP/1.1.
+    pub(super) fn new(address: &ServerAddress, offers_http2: bool) -> Option<Http2Pool> {
+        let tls_name = match address {
+            ServerAddress::Http(..) | ServerAddress::Unix(_) => return None,
+            ServerAddress::H2c(..) => None,
+            ServerAddress::Https(host, _) => Some(host.clone()),
+        };
+        Some(Http2Pool {
+            chose_http1: AtomicBool::new(tls_name.is_some() && !offers_http2),
+            tls_name,
+            connections: Mutex::default(),
+            known_limit: AtomicUsize::new(0),
+            connecting: tokio::sync::Mutex::default(),
+            attempts: AtomicU32::new(0),
+            last_failure: Mutex::default(),
+        })
+    }
+
+    /// The first connection with room, so that the others age and close.
+    pub(super) fn with_room(&self) -> Option<Arc<Http2Connection>> {
+        let mut connections = self.lock();
+        connections.retain(|connection| !connection.is_retired());
+        connections.iter().find(|one| one.has_room()).cloned()
+    }
+
+    /// A connection whose server has not sent its settings yet.
+    pub(super) fn without_settings(&self) -> Option<Arc<Http2Connection>> {
+        let connections = self.lock();
+        let mut young = connections
+            .iter()
+            .filter(|connection| !connection.has_settings() && !connection.is_retired());
+        young.next().cloned()
+    }
+
+    /// The stream limit of a new connection before the settings have come: that of the other
+    /// connections, or one stream, which every server allows.
+    pub(super) fn first_streams(&self) -> usize {
+        let connections = self.lock();
+        let known = connections.iter().filter(|one| one.has_settings());
+        if let Some(limit) = known.map(|one| one.stream_limit()).min() {
+            self.known_limit.store(limit, Ordering::Relaxed);
+        }
+        self.known_limit.load(Ordering::Relaxed).max(1)
+    }
+
+    pub(super) fn add(&self, connection: Arc<Http2Connection>) {
+        self.lock().push(connection);
+    }
+
+    /// Takes the connections of `old`, which lives on only for its requests under way.
+    pub(super) fn take_over(&self, old: &Http2Pool) {
+        self.lock().extend(std::mem::take(&mut *old.lock()));
+        self.set_chose_http1(old.chose_http1.load(Ordering::Relaxed));
+    }
+
+    /// Drops old connections; true if others are left.
+    pub(super) fn close_old(&self) -> bool {
+        let mut connections = self.lock();
+        connections.retain(|connection| !connection.is_over());
+        !connections.is_empty()
+    }
+
+    pub(super) fn set_chose_http1(&self, chose_http1: bool) {
+        self.chose_http1.store(chose_http1, Ordering::Relaxed);
+    }
+
+    /// Whether a request needs a connection of HTTP/1.1 for itself, as tunnels do. Only a server
+    /// with TLS can be asked for one.
+    pub(super) fn needs_http1(&self, asks_upgrade: bool) -> bool {
+        self.tls_name.is_some() && (asks_upgrade || self.chose_http1.load(Ordering::Relaxed))
+    }
+
+    /// The number of attempts to connect that have ended.
+    pub(super) fn attempts(&self) -> u32 {
+        self.attempts.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn last_failure(&self) -> Option<ConnectError> {
+        self.lock_failure().as_ref().map(ConnectError::duplicate)
+    }
+
+    /// Notes the result of an attempt to connect.
+    pub(super) fn note_attempt(&self, failure: Option<ConnectError>) {
+        *self.lock_failure() = failure;
+        self.attempts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Http2Connection>>> {
+        self.connections
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_failure(&self) -> MutexGuard<'_, Option<ConnectError>> {
+        self.last_failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

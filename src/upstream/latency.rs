@@ -1,54 +1,53 @@
-//! How long a server's answers take: a moving average that believes bad news at once and good news
-//! slowly, and forgets both.
+//! How long a server's responses take: a moving average that rises at once, falls slowly, and fades
+//! without news.
 //!
-//! Written and read by one worker; atomic only so that tasks may share it. Time comes in as an
-//! argument.
+//! One worker writes and reads it. It is atomic only because the tasks of that worker share it. Time
+//! is an argument.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// After so long without news half of it is forgotten, so that a server that was slow is asked
-/// again.
+/// The expectation halves after this time without news, so that a slow server is tried again.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Each answer that is faster than expected moves the average by one part of so many.
+/// A faster response moves the average by one part in this number.
 const PARTS: u64 = 8;
 
-/// See the file's head. Nothing is known at first.
+/// The latency of one server. It starts unknown.
 #[derive(Debug, Default)]
 pub(super) struct Latency {
+    /// The pessimistic average that balancing uses.
     us: AtomicU64,
-    /// The average for the views, in which good and bad news weigh the same.
+    /// A plain average for reports.
     mean_us: AtomicU64,
-    /// When it was observed, milliseconds.
+    /// The time of the last observation, milliseconds.
     at_ms: AtomicU64,
 }
 
-/// How long the answers of a server take, as a worker measured it.
+/// The latency of a server as one worker measured it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Measured {
+pub struct MeasuredLatency {
     /// The moving average.
     pub took: Duration,
-    /// How long ago an answer was measured last.
+    /// The age of the last observation.
     pub age: Duration,
 }
 
 impl Latency {
-    /// The average of what was measured by `now`; nothing is forgotten for lack of news.
-    pub(super) fn measured(&self, now: Duration) -> Option<Measured> {
+    /// The plain average, which does not fade.
+    pub(super) fn mean(&self, now: Duration) -> Option<MeasuredLatency> {
         let us = self.mean_us.load(Ordering::Relaxed);
         let at = Duration::from_millis(self.at_ms.load(Ordering::Relaxed));
-        (us > 0).then(|| Measured {
+        (us > 0).then(|| MeasuredLatency {
             took: Duration::from_micros(us),
             age: now.saturating_sub(at),
         })
     }
 
-    /// Whether nothing was measured yet.
     pub(super) fn is_unknown(&self) -> bool {
         self.mean_us.load(Ordering::Relaxed) == 0
     }
 
-    /// What to expect at `now`, microseconds; 0 while nothing is known.
+    /// The expected latency at `now`, microseconds; 0 while it is unknown.
     pub(super) fn expected_us(&self, now: Duration) -> u64 {
         let us = self.us.load(Ordering::Relaxed);
         let since = millis(now).saturating_sub(self.at_ms.load(Ordering::Relaxed));
@@ -56,8 +55,7 @@ impl Latency {
             .unwrap_or(0)
     }
 
-    /// Knows what `other` knows.
-    pub(super) fn learn(&self, other: &Latency) {
+    pub(super) fn copy_from(&self, other: &Latency) {
         let copy = |to: &AtomicU64, from: &AtomicU64| {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         };
@@ -66,30 +64,24 @@ impl Latency {
         copy(&self.at_ms, &other.at_ms);
     }
 
-    /// An answer took `took`.
+    /// Notes the duration of one response.
     pub(super) fn observe(&self, took: Duration, now: Duration) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-        self.average(took);
-        let expected = self.expected_us(now);
-        let us = if took >= expected {
-            took
-        } else {
-            expected - (expected - took).div_ceil(PARTS)
-        };
-        self.us.store(us, Ordering::Relaxed);
-        self.at_ms.store(millis(now), Ordering::Relaxed);
-    }
-
-    fn average(&self, took: u64) {
         let mean = match self.mean_us.load(Ordering::Relaxed) {
             0 => took,
             mean if took < mean => mean - (mean - took).div_ceil(PARTS),
             mean => mean.saturating_add((took - mean).div_ceil(PARTS)),
         };
         self.mean_us.store(mean, Ordering::Relaxed);
+        let us = match self.expected_us(now) {
+            expected if took < expected => expected - (expected - took).div_ceil(PARTS),
+            _ => took,
+        };
+        self.us.store(us, Ordering::Relaxed);
+        self.at_ms.store(millis(now), Ordering::Relaxed);
     }
 
-    /// A request got no answer in `waited`: it would have taken at least as long.
+    /// Notes a request that got no response in `waited`: it would have taken longer.
     pub(super) fn observe_at_least(&self, waited: Duration, now: Duration) {
         if waited.as_micros() > u128::from(self.expected_us(now)) {
             self.observe(waited, now);
@@ -125,11 +117,11 @@ mod tests {
     #[test]
     fn views_have_an_average_that_lasts() {
         let latency = Latency::default();
-        assert!(latency.is_unknown() && latency.measured(MS).is_none());
+        assert!(latency.is_unknown() && latency.mean(MS).is_none());
         for took in [8, 8, 80] {
             latency.observe(took * MS, MS);
         }
-        let seen = latency.measured(MS + 1000 * HALF_LIFE).unwrap();
+        let seen = latency.mean(MS + 1000 * HALF_LIFE).unwrap();
         assert_eq!((seen.took, seen.age), (17 * MS, 1000 * HALF_LIFE));
     }
 

@@ -1,173 +1,98 @@
-//! One upstream of one worker: which of its servers a request goes to, and how many may be under
-//! way.
+//! One upstream of one worker: it gives each request a permit for one of its servers.
 
-use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
-use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
-use std::time::Duration;
 
-use http::Response;
-
-use super::Outgoing;
 use super::balance::Load;
-use super::choice::Choice;
+use super::connect::UpstreamTls;
+use super::dns::{ResolvedServers, ServerFactory};
 use super::error::UpstreamError;
-use super::health::{Sent, Trouble};
-use super::named::{Makings, Named, places_in};
+use super::health::SendReason;
 use super::permit::ServerPermit;
-use super::retry::Budget;
-use super::server::Server;
-use super::terms::UpstreamTerms;
-use super::tls::Tls;
-use super::vitals::Vitals;
-use super::watch::Ward;
+use super::retry::RetryBudget;
+use super::server::{Server, UpstreamTerms};
+use super::server_health::{UpstreamHealth, Vitals};
 use crate::clock::{self, Sweep};
 use crate::config::UpstreamSettings;
 use crate::telemetry::metrics::UpstreamCells;
-use crate::upstream::body::UpstreamBody;
 
 /// One upstream of one worker.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    terms: Arc<UpstreamTerms>,
-    choices: Choices,
-    ward: Arc<Ward>,
-    /// What is counted of its requests; an upstream of the same name goes on with it.
-    cells: Arc<UpstreamCells>,
-    /// Requests so far.
+    pub(super) terms: Arc<UpstreamTerms>,
+    pub(super) servers: Arc<ResolvedServers>,
+    health: Arc<UpstreamHealth>,
+    /// Counters that go on under the next configuration.
+    pub(super) cells: Arc<UpstreamCells>,
     requests: AtomicU64,
-    /// What is left of the retries.
-    budget: Mutex<Budget>,
-}
-
-/// The servers to choose from.
-#[derive(Debug)]
-enum Choices {
-    /// They are where they are.
-    Fixed(Arc<Choice>),
-    /// Some have names, and may be somewhere else tomorrow.
-    Named(Arc<Named>),
+    budget: Mutex<RetryBudget>,
 }
 
 impl Upstream {
-    pub(super) fn new(settings: &UpstreamSettings, sweep: Sweep, vitals: &Vitals) -> Upstream {
-        Upstream::after(None, settings, sweep, vitals)
-    }
-
-    /// The upstream that takes the place of `old`, of which it has the connections to the servers
-    /// that are still the same, and what is known of them.
-    pub(super) fn after(
-        old: Option<&Upstream>,
+    /// An upstream that replaces `old`, if there is one. It takes over the counters, the servers
+    /// that have not changed, and their connections.
+    pub(super) fn new(
+        old: Option<&Arc<Upstream>>,
         settings: &UpstreamSettings,
         sweep: Sweep,
         vitals: &Vitals,
-    ) -> Upstream {
-        if let Some(same) = old.and_then(|old| old.again(settings)) {
-            return same;
+    ) -> Arc<Upstream> {
+        if let Some(same) = old.filter(|old| old.terms.settings == *settings) {
+            return Arc::clone(same);
         }
-        let in_use = old.map(|old| Arc::clone(&old.terms.in_use));
-        let cells = old.map(|old| Arc::clone(&old.cells));
-        let ward = vitals.ward(&settings.name);
+        let health = vitals.upstream(&settings.name);
         let mut servers = settings.servers.iter();
         let is_capped = servers.any(|server| server.max_connections.is_some());
         let queue = match is_capped {
-            true => Arc::clone(&ward.queue),
+            true => Arc::clone(&health.queue),
             false => Arc::default(),
         };
         let terms = Arc::new(UpstreamTerms {
             is_capped,
             queue: (settings.queue > 0).then_some(queue),
             settings: settings.clone(),
-            tls: Tls::of(settings),
+            tls: UpstreamTls::load(settings),
             sweep,
-            in_use: in_use.unwrap_or_default(),
+            in_use: old.map_or_else(Arc::default, |old| Arc::clone(&old.terms.in_use)),
         });
-        let makings = Makings {
+        let factory = ServerFactory {
             terms: Arc::clone(&terms),
-            ward: Arc::clone(&ward),
+            health: Arc::clone(&health),
             vitals: vitals.clone(),
         };
-        let old = old.map_or_else(Vec::new, |old| old.choice().servers.clone());
-        let servers = settings.servers.iter();
-        let found: Vec<_> = servers.flat_map(|server| places_in(&old, server)).collect();
+        let old_servers = old.map_or_else(Vec::new, |old| old.current_servers());
         let seed = RandomState::new().hash_one(&settings.name);
-        let choice = Choice::new(makings.servers(&found, &old), settings, seed);
-        ward.count_servers(choice.servers.len());
-        let mut servers = settings.servers.iter();
-        let choices = match servers.any(|server| server.address.name().is_some()) {
-            true => Choices::Named(Named::new(choice, makings)),
-            false => Choices::Fixed(Arc::new(choice)),
-        };
-        Upstream {
-            choices,
+        let servers = ResolvedServers::new(factory, &old_servers, seed);
+        Arc::new(Upstream {
             terms,
-            ward,
-            cells: cells.unwrap_or_default(),
+            servers,
+            health,
+            cells: old.map_or_else(Arc::default, |old| Arc::clone(&old.cells)),
             requests: AtomicU64::new(0),
-            budget: Mutex::new(Budget::new(clock::now())),
-        }
-    }
-
-    /// The same upstream for another configuration: with these connections and what is known of
-    /// its servers, if nothing about it has changed.
-    fn again(&self, settings: &UpstreamSettings) -> Option<Upstream> {
-        (self.terms.settings == *settings).then(|| Upstream {
-            terms: Arc::clone(&self.terms),
-            choices: match &self.choices {
-                Choices::Fixed(choice) => Choices::Fixed(Arc::clone(choice)),
-                Choices::Named(named) => Choices::Named(Arc::clone(named)),
-            },
-            ward: Arc::clone(&self.ward),
-            cells: Arc::clone(&self.cells),
-            requests: AtomicU64::new(0),
-            budget: Mutex::new(Budget::new(clock::now())),
+            budget: Mutex::new(RetryBudget::new(clock::now())),
         })
     }
 
-    /// Its servers as they are now.
-    pub(super) fn choice(&self) -> Arc<Choice> {
-        match &self.choices {
-            Choices::Fixed(choice) => Arc::clone(choice),
-            Choices::Named(named) => named.choice.load_full(),
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn named(&self) -> Option<&Arc<Named>> {
-        match &self.choices {
-            Choices::Fixed(_) => None,
-            Choices::Named(named) => Some(named),
-        }
-    }
-
-    /// What is counted of its requests.
-    pub(super) fn cells(&self) -> &Arc<UpstreamCells> {
-        &self.cells
+    pub(super) fn current_servers(&self) -> Vec<Arc<Server>> {
+        self.servers.set.load().servers.clone()
     }
 
     pub(super) fn settings(&self) -> &UpstreamSettings {
         &self.terms.settings
     }
 
-    /// A place for one request at one of the servers: where `affinity` says, if it has any and the
-    /// upstream heeds it.
+    /// A permit for the server that `affinity` or the balancing chooses. Fails with
+    /// `TooManyConnections` while no server has room, or earlier requests wait.
     pub(super) fn permit(&self, affinity: Option<u64>) -> Result<ServerPermit, UpstreamError> {
-        if self
-            .terms
-            .queue
-            .as_ref()
-            .is_some_and(|queue| queue.is_waited_in())
-        {
-            // Whoever waits was here before.
+        let queue = self.terms.queue.as_ref();
+        if queue.is_some_and(|queue| queue.has_waiting()) {
             return Err(UpstreamError::TooManyConnections);
         }
         self.free_permit(affinity)
     }
 
-    /// The same for a request for which there was none, as soon as there is one.
+    /// Waits in the queue until a server has room.
     #[cold]
     pub(super) async fn wait_for_permit(
         &self,
@@ -176,31 +101,34 @@ impl Upstream {
         let Some(queue) = &self.terms.queue else {
             return self.free_permit(affinity);
         };
-        let most = (self.settings().queue, self.settings().queue_timeout);
-        queue.wait(most, || self.free_permit(affinity)).await
+        let settings = self.settings();
+        let take = || self.free_permit(affinity);
+        queue
+            .wait(settings.queue, settings.queue_timeout, take)
+            .await
     }
 
     fn free_permit(&self, affinity: Option<u64>) -> Result<ServerPermit, UpstreamError> {
         if self.is_full() {
             return Err(UpstreamError::TooManyConnections);
         }
-        if self.ward.has_any_out()
+        if self.health.has_any_out()
             && let Some(permit) = self.trial_permit(&[])
         {
             return Ok(permit);
         }
         let picked = self.pick(affinity, |server| server.load());
         picked.ok_or_else(|| match &self.settings().health {
-            Some(check) if !self.choice().servers.is_empty() => {
+            Some(check) if !self.servers.set.load().servers.is_empty() => {
                 UpstreamError::NoneLeft(check.every * check.healthy)
             }
             _ => UpstreamError::NoServer,
         })
     }
 
-    /// A place for another attempt: at a server not tried yet, one in order if possible; or at the
-    /// same, if it `may_be_same` and no other is in order.
-    pub(super) fn seat_elsewhere(
+    /// A permit for another attempt, preferably at a healthy server that is not in `tried`. The last
+    /// tried server follows if it `may_be_same`, and then servers that are ejected.
+    pub(super) fn retry_permit(
         &self,
         tried: &[Arc<Server>],
         affinity: Option<u64>,
@@ -209,25 +137,24 @@ impl Upstream {
         if self.is_full() {
             return None;
         }
-        let is_tried = |server: &Arc<Server>| tried.iter().any(|one| Arc::ptr_eq(one, server));
-        let in_order = |server: &Arc<Server>| match server.load() {
-            Load::Ready(work) if !is_tried(server) => Load::Ready(work),
+        let untried = |server: &Arc<Server>| match contains(tried, server) {
+            true => Load::Down,
+            false => server.load(),
+        };
+        let healthy = |server: &Arc<Server>| match untried(server) {
+            Load::Ready(work) => Load::Ready(work),
             _ => Load::Down,
         };
-        if let Some(permit) = self.pick(affinity, in_order) {
+        if let Some(permit) = self.pick(affinity, healthy) {
             return Some(permit);
         }
         if let Some(same) = tried.last().filter(|_| may_be_same)
             && matches!(same.load(), Load::Ready(_))
         {
-            return ServerPermit::take(same, Sent::InOrder);
+            return ServerPermit::take(same, SendReason::Healthy);
         }
-        self.trial_permit(tried).or_else(|| {
-            self.pick(affinity, |server| match server.load() {
-                _ if is_tried(server) => Load::Down,
-                load => load,
-            })
-        })
+        let trial = self.trial_permit(tried);
+        trial.or_else(|| self.pick(affinity, untried))
     }
 
     fn pick(
@@ -235,28 +162,17 @@ impl Upstream {
         affinity: Option<u64>,
         load: impl Fn(&Arc<Server>) -> Load,
     ) -> Option<ServerPermit> {
-        match &self.choices {
-            Choices::Fixed(choice) => self.pick_from(choice, affinity, load),
-            Choices::Named(named) => self.pick_from(&named.choice.load(), affinity, load),
-        }
-    }
-
-    fn pick_from(
-        &self,
-        choice: &Choice,
-        affinity: Option<u64>,
-        load: impl Fn(&Arc<Server>) -> Load,
-    ) -> Option<ServerPermit> {
-        // Another worker may take the last place at a server while we look: then we look again.
-        for _ in 0..=choice.servers.len() {
-            let chosen = choice.pick(affinity, &load)?;
-            let sent = match self.ward.has_any_out() && !chosen.server.is_in_order() {
-                true => Sent::LastResort,
-                false => Sent::InOrder,
+        let set = self.servers.set.load();
+        // Another worker may reach a server's cap after the choice: then it is made again.
+        for _ in 0..=set.servers.len() {
+            let chosen = set.choose(affinity, &load)?;
+            let reason = match self.health.has_any_out() && !chosen.server.is_healthy() {
+                true => SendReason::LastResort,
+                false => SendReason::Healthy,
             };
-            if let Some(mut permit) = ServerPermit::take(chosen.server, sent) {
-                if chosen.measure {
-                    permit.measure();
+            if let Some(mut permit) = ServerPermit::take(chosen.server, reason) {
+                if chosen.measures {
+                    permit.start_measuring();
                 }
                 return Some(permit);
             }
@@ -264,28 +180,25 @@ impl Upstream {
         None
     }
 
-    /// A place at a server whose ejection is over, for the one request that tries it.
+    /// A permit for the trial of a server whose ejection is over.
     #[cold]
     fn trial_permit(&self, tried: &[Arc<Server>]) -> Option<ServerPermit> {
-        let choice = self.choice();
-        let mut others = choice
-            .servers
-            .iter()
-            .filter(|server| !tried.iter().any(|one| Arc::ptr_eq(one, server)));
-        let server = others.find(|server| server.vital.watch.claim_trial())?;
-        ServerPermit::take(server, Sent::Trial)
+        let set = self.servers.set.load();
+        let mut others = set.servers.iter().filter(|one| !contains(tried, one));
+        let server = others.find(|server| server.health.claim_trial())?;
+        ServerPermit::take(server, SendReason::Trial)
     }
 
     fn is_full(&self) -> bool {
         self.terms.in_use.load(Ordering::Relaxed) >= self.terms.settings.max_connections
-            || self.terms.is_capped && self.are_all_full()
+            || self.terms.is_capped && self.are_healthy_full()
     }
 
-    /// Whether those that are well have as many requests as they may. The others are then no
-    /// better: a place will be free soon.
-    fn are_all_full(&self) -> bool {
+    /// Whether all healthy servers have reached their caps. Then waiting is better than a server
+    /// that is not healthy.
+    fn are_healthy_full(&self) -> bool {
         let mut any_full = false;
-        let any_ready = self.choice().servers.iter().any(|server| {
+        let any_ready = self.servers.set.load().servers.iter().any(|server| {
             let load = server.load();
             any_full |= load == Load::Full;
             matches!(load, Load::Ready(_))
@@ -293,57 +206,22 @@ impl Upstream {
         any_full && !any_ready
     }
 
-    /// The request that has `permit` met trouble: whether the server is left alone for that.
-    #[cold]
-    pub(super) fn failed(&self, permit: &ServerPermit, trouble: Trouble) -> bool {
-        let Some(rules) = &self.settings().eject else {
-            return false;
-        };
-        permit.failed(trouble, rules, || self.servers_and_out())
-    }
-
-    /// How many servers there are, and how many of them are not in order.
-    pub(super) fn servers_and_out(&self) -> (usize, usize) {
-        let choice = self.choice();
-        let out = choice.servers.iter().filter(|one| !one.is_in_order());
-        (choice.servers.len(), out.count())
-    }
-
-    /// One more request, which pays for its share of the retries.
+    /// Counts a request, which adds to the retry budget.
     pub(super) fn count_request(&self) {
-        // One worker alone counts here.
+        // Only one worker writes, so two operations suffice.
         let count = self.requests.load(Ordering::Relaxed);
         self.requests.store(count + 1, Ordering::Relaxed);
     }
 
-    /// Takes a retry from what is left of them.
+    /// Takes one retry from the budget.
     #[cold]
-    pub(super) fn may_retry(&self) -> bool {
+    pub(super) fn take_retry(&self) -> bool {
         let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
         let requests = self.requests.load(Ordering::Relaxed);
         budget.take(&self.settings().retries, requests, clock::now())
     }
+}
 
-    /// Sends a request that may take so long as a whole: until the last byte of its answer, or
-    /// until it has become a tunnel.
-    pub(super) async fn send_within<B: Send>(
-        &self,
-        outgoing: Outgoing<'_>,
-        answer: &mut Response<B>,
-        within: Duration,
-    ) -> Result<UpstreamBody, UpstreamError> {
-        let whole = self.terms.sweep.alarm();
-        whole.arm(within);
-        let mut sending = pin!(Upstream::send(Some(self), outgoing, answer, Some(&whole)));
-        let sent = poll_fn(|context| {
-            if let Poll::Ready(sent) = sending.as_mut().poll(context) {
-                return Poll::Ready(sent);
-            }
-            whole.poll(context).map(|()| Err(UpstreamError::TimedOut))
-        })
-        .await;
-        let mut body = sent?;
-        body.end_by(Arc::clone(&whole));
-        Ok(body)
-    }
+fn contains(servers: &[Arc<Server>], server: &Arc<Server>) -> bool {
+    servers.iter().any(|one| Arc::ptr_eq(one, server))
 }

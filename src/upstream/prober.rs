@@ -1,14 +1,11 @@
-//! Asks servers from time to time whether they are well: once for a whole process, on a thread of
-//! its own, over a connection as a request would have it.
+//! Health checks: one thread of the process sends them, over connections like those of requests.
 //!
-//! What it finds out is in the servers' [`Vital`](super::vitals::Vital)s, where workers see it. It
-//! must never ask one server twice at once, nor wait longer than a check's timeout.
+//! Workers see the results in the shared [`ServerHealth`](super::server_health::ServerHealth). A
+//! server never gets two checks at once, and a check never outlasts its timeout.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::header::{ACCEPT, HOST, USER_AGENT};
@@ -16,126 +13,94 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::connection::Connection;
-use super::error::{Failure, UpstreamError};
-use super::health::Sent;
+use super::connection::{ExchangeOptions, UpstreamConnection};
+use super::error::UpstreamError;
 use super::permit::ServerPermit;
 use super::pool::Upstream;
 use super::server::Server;
-use super::vitals::Vitals;
+use super::server_health::Vitals;
 use crate::body::RequestBody;
 use crate::clock::{self, Sweep};
 use crate::config::{HealthCheck, UpstreamSettings};
 
-/// Bytes of an answer's body that are read, so that its server does not see a broken connection.
+/// The most bytes of a body that are read, so that the server sees no broken connection.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
-/// Why a check failed.
-#[derive(Debug)]
-enum Unwell {
-    /// It answered so.
-    Status(StatusCode),
-    /// It did not answer within the check's timeout.
-    Late(Duration),
-    /// There was no answer.
-    Failed(UpstreamError),
-}
-
-impl fmt::Display for Unwell {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unwell::Status(status) => write!(f, "status {}", status.as_u16()),
-            Unwell::Late(within) => write!(f, "no answer within {within:?}"),
-            Unwell::Failed(error) => f.write_str(&error.in_full()),
-        }
-    }
-}
-
-/// Checks the servers of every upstream that is to be checked, until it is dropped. What earlier
-/// checks said of the others is forgotten.
-pub async fn check(settings: &[UpstreamSettings], vitals: &Vitals) {
+/// Runs the health checks of all upstreams until it is dropped. Upstreams without checks forget the
+/// results of earlier ones.
+pub async fn run_health_checks(settings: &[UpstreamSettings], vitals: &Vitals) {
     let sweep = Sweep::new();
     let mut tasks = JoinSet::new();
     tasks.spawn(sweep.clone().run());
     for settings in settings {
-        let upstream = Upstream::new(settings, sweep.clone(), vitals);
+        let upstream = Upstream::new(None, settings, sweep.clone(), vitals);
         match &settings.health {
             Some(rules) => {
-                tasks.spawn(watch_over(upstream, rules.clone()));
+                tasks.spawn(check_upstream(upstream, rules.clone()));
             }
             None => {
-                for server in &upstream.choice().servers {
-                    server.vital.watch.unchecked();
+                for server in upstream.current_servers() {
+                    server.health.forget_checks();
                 }
             }
         }
     }
-    // Servers that nobody checks any more would stay as they are for ever.
     while let Some(Ok(())) = tasks.join_next().await {}
 }
 
-/// Checks the servers of one upstream, all of them in each round.
-async fn watch_over(upstream: Upstream, rules: HealthCheck) {
+/// Checks all servers of one upstream in rounds.
+async fn check_upstream(upstream: Arc<Upstream>, rules: HealthCheck) {
     let chance = RandomState::new();
     for round in 0_u64.. {
         let began = clock::now();
-        // Within this task: one that is ended with it must not say anything afterwards, when nobody
-        // may be left to say otherwise.
-        let servers = upstream.choice().servers.clone();
-        join_all(servers.iter().map(|server| check_one(server, &rules))).await;
-        // A little more or less, so that several proxies do not ask at the same moment for ever.
+        // Not in tasks of their own: after this task has ended, no check may report a result.
+        let servers = upstream.current_servers();
+        join_all(servers.iter().map(|server| check_server(server, &rules))).await;
+        // Varies the interval by 10 %, so that several proxies do not check in step.
         let part = 0.9 + 0.2 * (chance.hash_one(round) >> 11) as f64 / (1_u64 << 53) as f64;
-        sleep(
-            rules
-                .every
-                .mul_f64(part)
-                .saturating_sub(clock::now() - began),
-        )
-        .await;
+        let interval = rules.every.mul_f64(part);
+        sleep(interval.saturating_sub(clock::now() - began)).await;
     }
 }
 
-async fn check_one(server: &Arc<Server>, rules: &HealthCheck) {
-    let asked = timeout(rules.timeout, ask(server, rules)).await;
-    let unwell = match asked {
+async fn check_server(server: &Arc<Server>, rules: &HealthCheck) {
+    let failure = match timeout(rules.timeout, request_status(server, rules)).await {
         Ok(Ok(status)) if rules.status.contains(status) => None,
-        Ok(Ok(status)) => Some(Unwell::Status(status)),
-        // Which says nothing of the server.
+        Ok(Ok(status)) => Some(format!("status {}", status.as_u16())),
+        // This machine's problem says nothing about the server.
         Ok(Err(UpstreamError::OutOfSockets(_))) => return,
-        Ok(Err(error)) => Some(Unwell::Failed(error)),
-        Err(_) => Some(Unwell::Late(rules.timeout)),
+        Ok(Err(error)) => Some(error.in_full()),
+        Err(_) => Some(format!("no answer within {:?}", rules.timeout)),
     };
-    let failure = unwell.as_ref().map(|unwell| unwell as &dyn fmt::Display);
-    server.vital.watch.checked(failure, rules);
+    server.health.note_check(failure.as_deref(), rules);
 }
 
-/// The status of the answer to one check.
-async fn ask(server: &Arc<Server>, rules: &HealthCheck) -> Result<StatusCode, UpstreamError> {
-    let permit = ServerPermit::beside(server, Sent::InOrder);
+/// Sends one check and returns the status of the response.
+async fn request_status(
+    server: &Arc<Server>,
+    rules: &HealthCheck,
+) -> Result<StatusCode, UpstreamError> {
+    let permit = ServerPermit::uncapped(server);
     let mut request = Request::new(RequestBody::empty());
     *request.uri_mut() = rules.path.clone().into();
     let headers = request.headers_mut();
-    let host = rules.host.as_ref().unwrap_or(permit.host());
+    let host = rules.host.as_ref().unwrap_or(&server.host);
     headers.insert(HOST, host.clone());
     headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(USER_AGENT, HeaderValue::from_static("tidegate-health"));
     let mut connection = permit.connect(false).await?;
-    let mut answer = Response::new(());
-    let with = (None, false, false);
-    match connection.exchange(&mut request, &mut answer, with).await {
-        Ok(()) => {
-            take_some(connection).await;
-            Ok(answer.status())
-        }
-        Err(Failure::Sent(error) | Failure::Unsent(error)) => Err(error),
-    }
+    let mut response = Response::new(());
+    let options = ExchangeOptions::default();
+    let exchange = connection.exchange(&mut request, &mut response, options);
+    exchange.await?;
+    discard_body(connection).await;
+    Ok(response.status())
 }
 
-/// Reads a body to its end, or as much of it as is read at most.
-async fn take_some(mut content: Connection) {
+async fn discard_body(mut connection: UpstreamConnection) {
     let mut left = MAX_BODY_BYTES;
-    while !content.is_end_stream() {
-        let Some(Ok(frame)) = poll_fn(|context| content.poll_frame(context)).await else {
+    while !connection.is_end_stream() {
+        let Some(Ok(frame)) = poll_fn(|context| connection.poll_frame(context)).await else {
             return;
         };
         let length = frame.data_ref().map_or(0, bytes::Bytes::len);
@@ -150,6 +115,7 @@ async fn take_some(mut content: Connection) {
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
 
     use tokio::net::UnixStream;
 
@@ -157,8 +123,8 @@ mod tests {
     use crate::config;
     use crate::upstream::health::Standing;
 
-    /// Both become ready while the runtime rests, so that the end comes first of what runs then,
-    /// and the answer to a check is taken up after it, if anybody is left to take it up.
+    /// The end of the checks and the answer to a check become ready while the runtime rests. The
+    /// end runs first. A check that survived it would report its result afterwards.
     #[test]
     fn a_check_that_was_ended_says_nothing_more() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -177,9 +143,9 @@ mod tests {
             .enable_all()
             .build();
         runtime.unwrap().block_on(async {
-            let upstream = Upstream::new(&unchecked[0], Sweep::new(), &vitals);
-            let standing = || upstream.choice().servers[0].vital.watch.standing();
-            let mut checks = Box::pin(check(&checked, &vitals));
+            let upstream = Upstream::new(None, &unchecked[0], Sweep::new(), &vitals);
+            let standing = || upstream.current_servers()[0].health.standing();
+            let mut checks = Box::pin(run_health_checks(&checked, &vitals));
             // Until the check has come, and has been written.
             listener.set_nonblocking(true).unwrap();
             let (mut asked, mut request) = (None, [0; 1024]);
@@ -205,13 +171,13 @@ mod tests {
                 .unwrap();
             end.write_all(b"x").unwrap();
             ended.readable().await.unwrap();
-            assert_eq!(standing(), Standing::InOrder, "the end comes first");
+            assert_eq!(standing(), Standing::Healthy, "the end comes first");
             drop(checks);
             tokio::select! {
-                () = check(&unchecked, &vitals) => {}
+                () = run_health_checks(&unchecked, &vitals) => {}
                 () = sleep(Duration::from_millis(50)) => {}
             }
-            assert_eq!(standing(), Standing::InOrder);
+            assert_eq!(standing(), Standing::Healthy);
         });
     }
 }

@@ -1,8 +1,8 @@
-//! Requests that wait for a place at an upstream's servers: bounded in number and in time, and
-//! served in the order in which they came.
+//! Requests that wait until a server has room: bounded in number and in time, first come first
+//! served.
 //!
-//! Where servers have caps of their own, one queue is shared by all workers, as the caps are; else
-//! each worker has one.
+//! If servers have caps, all workers share one queue, as they share the caps; otherwise each worker
+//! has its own.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,47 +13,48 @@ use tokio::sync::Notify;
 use super::error::UpstreamError;
 use crate::clock;
 
-/// A place may also become free in other ways than by a request that ends, as when a server comes
-/// back: whoever waits looks again this often.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Waiting requests check at this interval for room that no finished request announces, for example
+/// because a server came back.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// See the file's head.
+/// The queue of one upstream.
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct PermitQueue {
     waiting: AtomicUsize,
     freed: Notify,
 }
 
-/// A request's place in the queue, until it is dropped.
-struct Waiting<'q>(&'q Queue);
+/// Counts a request in the queue until it is dropped.
+struct QueuedRequest<'q>(&'q PermitQueue);
 
-impl Drop for Waiting<'_> {
+impl Drop for QueuedRequest<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Queue {
-    /// Whether anybody waits, so that whoever comes now is not the next.
-    pub(super) fn is_waited_in(&self) -> bool {
+impl PermitQueue {
+    /// Whether requests wait, so that a new request has to wait as well.
+    pub(super) fn has_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// A place may have become free.
-    pub(super) fn free(&self) {
-        if self.is_waited_in() {
+    /// Wakes the next request, because a server may have room.
+    pub(super) fn wake_next(&self) {
+        if self.has_waiting() {
             self.freed.notify_one();
         }
     }
 
-    /// Waits until `take` finds a place; at most `most` requests wait, and each at most `time`.
+    /// Waits until `take` succeeds, for at most `time`. Fails at once if `most` requests wait.
     pub(super) async fn wait<T>(
         &self,
-        (most, time): (usize, Duration),
+        most: usize,
+        time: Duration,
         take: impl Fn() -> Result<T, UpstreamError>,
     ) -> Result<T, UpstreamError> {
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let waiting = Waiting(self);
+        let queued = QueuedRequest(self);
         if before >= most {
             return Err(UpstreamError::TooManyConnections);
         }
@@ -61,13 +62,13 @@ impl Queue {
         let mut is_next = before == 0;
         loop {
             let mut freed = pin!(self.freed.notified());
-            // From here on nothing is missed.
+            // Registers before `take`, so that no notification is lost between them.
             freed.as_mut().enable();
             if is_next {
                 match take() {
                     Err(UpstreamError::TooManyConnections) => {}
                     taken => {
-                        drop(waiting);
+                        drop(queued);
                         return taken;
                     }
                 }
@@ -76,7 +77,7 @@ impl Queue {
             if left.is_zero() {
                 return Err(UpstreamError::QueuedTooLong);
             }
-            let _ = tokio::time::timeout(left.min(LOOK_AGAIN), freed).await;
+            let _ = tokio::time::timeout(left.min(CHECK_EVERY), freed).await;
             is_next = true;
         }
     }
@@ -98,48 +99,48 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_came_first_is_first() {
-        let (queue, free) = (Queue::default(), Cell::new(0));
+        let (queue, free) = (PermitQueue::default(), Cell::new(0));
         let order = Cell::new(0);
         let wait = async |number: usize| {
-            queue.wait((9, LONG), || take(&free)).await.unwrap();
+            queue.wait(9, LONG, || take(&free)).await.unwrap();
             assert_eq!(order.replace(number), number - 1);
             // As a request that ends at once.
             free.set(free.get() + 1);
-            queue.free();
+            queue.wake_next();
         };
         tokio::join!(biased; wait(1), wait(2), wait(3), async {
-            assert!(queue.is_waited_in());
+            assert!(queue.has_waiting());
             free.set(1);
-            queue.free();
+            queue.wake_next();
         });
-        assert!(order.get() == 3 && !queue.is_waited_in());
+        assert!(order.get() == 3 && !queue.has_waiting());
     }
 
     #[tokio::test]
     async fn numbers_and_times_are_bounded() {
-        let (queue, free) = (Queue::default(), Cell::new(0));
+        let (queue, free) = (PermitQueue::default(), Cell::new(0));
         let short = Duration::from_millis(30);
-        let wait = async || queue.wait((2, short), || take(&free)).await.unwrap_err();
+        let wait = async || queue.wait(2, short, || take(&free)).await.unwrap_err();
         let (one, two, three) = tokio::join!(biased; wait(), wait(), wait());
         assert!(matches!(one, UpstreamError::QueuedTooLong));
         assert!(matches!(two, UpstreamError::QueuedTooLong));
         assert!(matches!(three, UpstreamError::TooManyConnections));
-        assert!(!queue.is_waited_in());
+        assert!(!queue.has_waiting());
     }
 
     #[tokio::test]
     async fn one_that_leaves_lets_the_next_one_in() {
-        let (queue, free) = (Queue::default(), Cell::new(0));
-        let first = queue.wait((9, LONG), || take(&free));
+        let (queue, free) = (PermitQueue::default(), Cell::new(0));
+        let first = queue.wait(9, LONG, || take(&free));
         tokio::select! {
             biased;
             _ = first => panic!("a place"),
             () = tokio::task::yield_now() => {}
         }
-        let second = queue.wait((9, LONG), || take(&free));
+        let second = queue.wait(9, LONG, || take(&free));
         let (taken, ()) = tokio::join!(biased; second, async {
             free.set(1);
-            queue.free();
+            queue.wake_next();
         });
         taken.unwrap();
     }

@@ -1,5 +1,5 @@
-//! Whether a request may be sent again: a pure rule, and a budget that keeps retries from making
-//! an outage worse. Time and counts are arguments.
+//! Whether a request may be sent again: a pure rule, and a budget that bounds retries during an
+//! outage. Time and counts are arguments.
 
 use std::time::{Duration, Instant};
 
@@ -7,82 +7,80 @@ use http::{Method, StatusCode};
 
 use crate::config::{Retries, RetryOn};
 
-/// What the budget looks back on.
+/// The period over which the budget counts requests and retries.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Retries in each second that are always allowed, so that a quiet upstream has some.
+/// Retries per second that are always allowed, so that a quiet upstream has some.
 const FLOOR_PER_SECOND: u32 = 10;
 
-/// How an attempt ended that did not end well.
+/// How a failed attempt ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum AttemptEnd {
     /// Nothing of the request was sent.
     Unsent,
-    /// The connection ended before an answer began.
+    /// The connection ended before a response began.
     Closed,
-    /// No answer began in time.
+    /// No response began in time.
     TimedOut,
-    /// With this answer.
     Answered(StatusCode),
 }
 
-impl Ended {
-    /// Its place among the reasons that are counted.
-    pub(super) fn number(self) -> usize {
+impl AttemptEnd {
+    /// The index of this end in the metric of retries.
+    pub(super) fn index(self) -> usize {
         match self {
-            Ended::Unsent => 0,
-            Ended::Closed => 1,
-            Ended::TimedOut => 2,
-            Ended::Answered(_) => 3,
+            AttemptEnd::Unsent => 0,
+            AttemptEnd::Closed => 1,
+            AttemptEnd::TimedOut => 2,
+            AttemptEnd::Answered(_) => 3,
         }
     }
 }
 
-/// Whether a request that may have been seen can be sent a second time without doing its work
-/// twice: by its method, and because there is no body that is gone by then.
+/// Whether sending a request twice has the effect of sending it once. A body rules it out, because
+/// it is gone after the first attempt.
 pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
     method.is_idempotent() && !has_body
 }
 
-/// Whether an attempt that ended so is worth another one.
-pub(super) fn is_worth(on: &RetryOn, ended: Ended, is_repeatable: bool) -> bool {
-    match ended {
-        Ended::Unsent => true,
-        Ended::Closed => is_repeatable && on.closed,
-        Ended::TimedOut => is_repeatable && on.timeout,
-        Ended::Answered(status) => is_repeatable && on.status.contains(status),
+/// Whether the rules want another attempt after this end.
+pub(super) fn wants_retry(on: &RetryOn, end: AttemptEnd, is_repeatable: bool) -> bool {
+    match end {
+        AttemptEnd::Unsent => true,
+        AttemptEnd::Closed => is_repeatable && on.closed,
+        AttemptEnd::TimedOut => is_repeatable && on.timeout,
+        AttemptEnd::Answered(status) => is_repeatable && on.status.contains(status),
     }
 }
 
-/// What is left of the retries that an upstream's requests pay for: a share of those of the last
-/// [`WINDOW`], which fades, and [`FLOOR_PER_SECOND`].
+/// The retries that an upstream has left: a share of its requests in the last [`WINDOW`], which
+/// fades, and [`FLOOR_PER_SECOND`].
 #[derive(Clone, Debug)]
-pub(super) struct Budget {
-    looked: Instant,
-    /// The number of all requests by then.
+pub(super) struct RetryBudget {
+    updated: Instant,
+    /// The number of all requests at `updated`.
     counted: u64,
     requests: f64,
     retries: f64,
 }
 
-impl Budget {
-    /// A budget that counts from now.
-    pub(super) fn new(now: Instant) -> Budget {
-        Budget {
-            looked: now,
+impl RetryBudget {
+    pub(super) fn new(now: Instant) -> RetryBudget {
+        RetryBudget {
+            updated: now,
             counted: 0,
             requests: 0.0,
             retries: 0.0,
         }
     }
 
-    /// Takes one retry, if there is one; `count` is the number of all requests so far.
+    /// Takes one retry if one is left. `count` is the number of all requests so far.
     pub(super) fn take(&mut self, rules: &Retries, count: u64, now: Instant) -> bool {
-        let since = now.saturating_duration_since(self.looked).as_secs_f64();
+        let since = now.saturating_duration_since(self.updated).as_secs_f64();
         let new = count.saturating_sub(self.counted) as f64;
-        (self.looked, self.counted) = (now, count);
+        (self.updated, self.counted) = (now, count);
         let window = WINDOW.as_secs_f64();
         let fade = (1.0 - since / window).max(0.0);
-        // When nobody has looked for longer than that, only their last part counts.
+        // After a longer break only the requests of the last window count.
         self.requests = self.requests * fade + new * (window / since.max(window));
         self.retries *= fade;
         let floor = f64::from(FLOOR_PER_SECOND) * window;
@@ -110,7 +108,7 @@ mod tests {
 
     #[test]
     fn what_was_not_sent_may_always_be_sent() {
-        assert!(is_worth(&on(&[]), Ended::Unsent, false));
+        assert!(wants_retry(&on(&[]), AttemptEnd::Unsent, false));
     }
 
     #[test]
@@ -127,32 +125,32 @@ mod tests {
         ] {
             assert_eq!(is_repeatable(&method, false), expected, "{method}");
             assert!(!is_repeatable(&method, true), "{method}");
-            let worth = is_worth(&on(&[]), Ended::Closed, is_repeatable(&method, false));
+            let worth = wants_retry(&on(&[]), AttemptEnd::Closed, is_repeatable(&method, false));
             assert_eq!(worth, expected, "{method}");
         }
     }
 
     #[test]
     fn timeouts_and_statuses_only_where_asked_for() {
-        let unavailable = Ended::Answered(StatusCode::SERVICE_UNAVAILABLE);
-        assert!(!is_worth(&on(&[]), Ended::TimedOut, true));
-        assert!(!is_worth(&on(&[]), unavailable, true));
-        assert!(is_worth(&on(&["503"]), unavailable, true));
-        assert!(!is_worth(&on(&["503"]), unavailable, false));
+        let unavailable = AttemptEnd::Answered(StatusCode::SERVICE_UNAVAILABLE);
+        assert!(!wants_retry(&on(&[]), AttemptEnd::TimedOut, true));
+        assert!(!wants_retry(&on(&[]), unavailable, true));
+        assert!(wants_retry(&on(&["503"]), unavailable, true));
+        assert!(!wants_retry(&on(&["503"]), unavailable, false));
         let mut patient = on(&[]);
         patient.timeout = true;
-        assert!(is_worth(&patient, Ended::TimedOut, true));
-        assert!(!is_worth(&patient, Ended::TimedOut, false));
+        assert!(wants_retry(&patient, AttemptEnd::TimedOut, true));
+        assert!(!wants_retry(&patient, AttemptEnd::TimedOut, false));
     }
 
     #[test]
     fn a_quiet_upstream_has_its_floor_and_no_more() {
         let start = clock::now();
-        let mut budget = Budget::new(start);
+        let mut budget = RetryBudget::new(start);
         let rules = Retries::default();
         let allowed = (0..1000).filter(|_| budget.take(&rules, 0, start)).count();
         assert_eq!(allowed, 100);
-        // What was taken fades: some time later there is some again.
+        // The taken retries fade: later there are some again.
         let later = start + Duration::from_secs(5);
         let allowed = (0..1000).filter(|_| budget.take(&rules, 0, later)).count();
         assert_eq!(allowed, 50);
@@ -168,7 +166,7 @@ mod tests {
         ) {
             let rules = Retries { budget: percent, ..Retries::default() };
             let start = clock::now();
-            let mut budget = Budget::new(start);
+            let mut budget = RetryBudget::new(start);
             let total = per_second * seconds;
             let mut retries = 0;
             for count in 1..=total {

@@ -1,152 +1,157 @@
-//! One server of an upstream, as one worker sees it: its idle connections, the requests it has
-//! under way, and its rest after it could not be reached.
+//! One server of an upstream as one worker sees it: its idle connections and its requests under way.
 //!
-//! It belongs to one worker: its locks are never contended, and never held across an await. What
-//! all workers know of the server together is its [`Vital`].
+//! It belongs to one worker, so its locks are never contended; no lock is held across an await. All
+//! workers share its [`ServerHealth`].
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use tokio::runtime::Handle;
 
 use super::balance::{Load, Work};
-use super::connect::{Address, Addresses};
+use super::connect::{Address, Addresses, UpstreamTls};
 use super::health::Standing;
 use super::http1::Http1;
-use super::latency::{Latency, Measured};
-use super::shared::Shared;
-use super::terms::UpstreamTerms;
-use super::vitals::Vital;
-use crate::clock::Alarm;
-use crate::config::{HostHeader, ServerAddress, UpstreamServer};
+use super::http2::Http2Pool;
+use super::latency::{Latency, MeasuredLatency};
+use super::queue::PermitQueue;
+use super::server_health::ServerHealth;
+use crate::clock::{Alarm, Sweep};
+use crate::config::{HostHeader, ServerAddress, UpstreamServer, UpstreamSettings};
 use crate::telemetry::metrics::ServerCells;
+use crate::tls::TlsTrouble;
 
-/// How often idle connections are looked through, unless they last less than that.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The interval at which old idle connections are closed, unless the idle timeout is shorter.
+const CLOSE_EVERY: Duration = Duration::from_secs(1);
 
-/// Connections in the boxes that they stay in: they are lent and come back with each request.
-type Idle = Vec<Box<Http1>>;
+/// The state that all servers of an upstream share under one configuration.
+#[derive(Debug)]
+pub(super) struct UpstreamTerms {
+    pub(super) settings: UpstreamSettings,
+    pub(super) sweep: Sweep,
+    /// `None` without `https` servers.
+    pub(super) tls: Option<Result<UpstreamTls, TlsTrouble>>,
+    /// Requests under way, including those that began under earlier settings.
+    pub(super) in_use: Arc<AtomicUsize>,
+    /// Whether any server has a cap.
+    pub(super) is_capped: bool,
+    /// `None` if requests may not wait.
+    pub(super) queue: Option<Arc<PermitQueue>>,
+}
 
-/// See the file's head.
+impl UpstreamTerms {
+    /// Whether connections of an earlier configuration may be used under this one.
+    fn accepts_connections_of(&self, old: &UpstreamTerms) -> bool {
+        let (new, old) = (&self.settings, &old.settings);
+        (new.timeout, new.body_timeout, new.http2) == (old.timeout, old.body_timeout, old.http2)
+            && new.tls == old.tls
+    }
+}
+
+/// One server of one worker.
 #[derive(Debug)]
 pub(super) struct Server {
+    /// The server in the configuration.
+    pub(super) origin: ServerAddress,
+    /// The server in logs: `origin`, or one address of its name.
+    pub(super) place: ServerAddress,
+    /// The addresses that the lookup of its name found; empty before that or without a name.
+    pub(super) found: Addresses,
     pub(super) address: Address,
-    /// What stands in `Host`, for every request or for those that came without one.
+    /// The `Host` line for every request, or for requests without one.
     pub(super) host: HeaderValue,
-    /// Its own number among those of all servers, always the same for the same address.
+    /// A hash of `place`, the same in every process.
     pub(super) number: u64,
     pub(super) weight: u32,
-    /// Requests under way, of all workers, at most.
+    /// The most requests under way, of all workers.
     pub(super) cap: Option<usize>,
-    /// As the file names it.
-    pub(super) origin: ServerAddress,
-    /// As the log names it: the same, or one of its addresses.
-    pub(super) place: ServerAddress,
-    /// Where its name was found; nothing before that, and for one without a name.
-    addresses: Addresses,
-    /// What it has in common with the other servers of its upstream.
     pub(super) terms: Arc<UpstreamTerms>,
-    /// What all workers know of it.
-    pub(super) vital: Arc<Vital>,
-    /// The one used last is on top, so that the others get old and can go.
-    pub(super) idle: Mutex<Idle>,
-    /// For one that speaks HTTP/2, or may: what several requests share.
-    pub(super) shared: Option<Box<Shared>>,
+    pub(super) health: Arc<ServerHealth>,
+    /// A stack: the connection used last is taken first, so that the others age and close.
+    idle: Mutex<IdleConnections>,
+    /// For a server that speaks HTTP/2, or may.
+    pub(super) http2: Option<Box<Http2Pool>>,
     pub(super) in_flight: AtomicUsize,
-    /// What is counted of it.
     pub(super) cells: ServerCells,
     pub(super) latency: Latency,
-    looking: AtomicBool,
-    /// The same server under newer settings, which gets the connections that come back here.
-    heir: OnceLock<Arc<Server>>,
+    /// Whether a task closes old connections.
+    has_closer: AtomicBool,
+    /// The same server under newer settings, which gets the connections that come back.
+    successor: OnceLock<Arc<Server>>,
 }
+
+/// Boxed once: requests borrow connections and return them.
+type IdleConnections = Vec<Box<Http1>>;
 
 impl Server {
     pub(super) fn new(
         server: &UpstreamServer,
-        (place, addresses): (ServerAddress, &Addresses),
+        place: ServerAddress,
+        found: &Addresses,
         terms: &Arc<UpstreamTerms>,
-        vital: Arc<Vital>,
+        health: Arc<ServerHealth>,
     ) -> Server {
-        let address = &server.address;
+        let origin = &server.address;
         let host = match &terms.settings.host {
             HostHeader::Fixed(host) => HeaderValue::from_str(host).ok(),
-            HostHeader::Pass | HostHeader::Rewrite => address.authority().try_into().ok(),
+            HostHeader::Pass | HostHeader::Rewrite => origin.authority().try_into().ok(),
         };
         Server {
             host: host.unwrap_or(HeaderValue::from_static("")),
-            shared: Shared::of(address, terms).map(Box::new),
-            number: number(&place.to_string()),
-            origin: address.clone(),
+            http2: Http2Pool::new(origin, terms.settings.http2).map(Box::new),
+            number: hash_address(&place.to_string()),
+            address: Address::new(origin, found),
+            origin: origin.clone(),
             place,
-            addresses: addresses.clone(),
+            found: found.clone(),
             weight: server.weight,
             cap: server.max_connections,
             latency: Latency::default(),
-            address: Address::found(address, addresses),
-            vital,
+            health,
             idle: Mutex::default(),
             in_flight: AtomicUsize::new(0),
             cells: ServerCells::default(),
             terms: Arc::clone(terms),
-            looking: AtomicBool::new(false),
-            heir: OnceLock::new(),
+            has_closer: AtomicBool::new(false),
+            successor: OnceLock::new(),
         }
     }
 
-    /// Whether these are its addresses.
-    pub(super) fn is_at(&self, addresses: &[SocketAddr]) -> bool {
-        *self.addresses == *addresses
-    }
-
-    pub(super) fn addresses(&self) -> Addresses {
-        self.addresses.clone()
-    }
-
-    /// Whether its name has been looked up.
-    pub(super) fn is_looked_up(&self) -> bool {
-        !self.addresses.is_empty()
-    }
-
-    /// Another takes its place: the same server under newer settings. That gets what is known here
-    /// and, if the settings allow, the connections, also those that are in use.
-    pub(super) fn give_way(&self, heir: &Arc<Server>, with_connections: bool) {
-        heir.latency.learn(&self.latency);
-        heir.cells.go_on(&self.cells);
-        if !with_connections {
+    /// Hands the state to the same server under newer settings. If the settings allow, that
+    /// includes the connections, also those in use.
+    pub(super) fn hand_over(&self, successor: &Arc<Server>) {
+        successor.latency.copy_from(&self.latency);
+        successor.cells.go_on(&self.cells);
+        if !successor.terms.accepts_connections_of(&self.terms) {
             return;
         }
         let idle = std::mem::take(&mut *self.idle());
         for connection in idle {
-            heir.keep(connection);
+            successor.keep(connection);
         }
-        if let (Some(own), Some(shared)) = (&self.shared, &heir.shared) {
-            shared.take_over(own);
+        if let (Some(own), Some(pool)) = (&self.http2, &successor.http2) {
+            pool.take_over(own);
         }
-        // The first one stays: whoever comes later takes over from that.
-        let _ = self.heir.set(Arc::clone(heir));
+        // Only the first successor is set; later ones take over from it.
+        let _ = self.successor.set(Arc::clone(successor));
     }
 
-    pub(super) fn idle(&self) -> MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn is_healthy(&self) -> bool {
+        self.health.standing() == Standing::Healthy
     }
 
-    /// Whether anything is known against it.
-    pub(super) fn is_in_order(&self) -> bool {
-        self.vital.watch.standing() == Standing::InOrder
-    }
-
-    /// What is known of it when a request is about to be sent.
+    /// The load, for balancing.
     pub(super) fn load(&self) -> Load {
-        match self.vital.watch.standing() {
-            Standing::InOrder if self.is_full() => Load::Full,
-            Standing::InOrder => Load::Ready(Work {
+        match self.health.standing() {
+            Standing::Healthy if self.cap.is_some_and(|most| self.health.is_full(most)) => {
+                Load::Full
+            }
+            Standing::Healthy => Load::Ready(Work {
                 in_flight: self.in_flight.load(Ordering::Relaxed) as u64,
-                latency_us: self.expected_us(),
+                latency_us: self.latency.expected_us(self.terms.sweep.elapsed()),
                 weight: u64::from(self.weight) * self.warmth(),
             }),
             Standing::Ejected(_) => Load::Resting,
@@ -154,77 +159,87 @@ impl Server {
         }
     }
 
-    /// How long an answer may take, microseconds; 0 where nobody knows.
-    pub(super) fn expected_us(&self) -> u64 {
-        self.latency.expected_us(self.terms.sweep.elapsed())
-    }
-
-    /// How long answers took when that was measured last, for the views: nothing is forgotten.
-    pub(super) fn measured_latency(&self) -> Option<Measured> {
-        self.latency.measured(self.terms.sweep.elapsed())
-    }
-
-    /// Whether no answer was measured yet.
-    pub(super) fn is_unmeasured(&self) -> bool {
-        self.latency.is_unknown()
-    }
-
-    fn is_full(&self) -> bool {
-        self.cap.is_some_and(|most| self.vital.is_full(most))
-    }
-
-    /// The part of its weight that it gets, percent.
+    /// The share of its weight that the server gets, percent.
     fn warmth(&self) -> u64 {
-        match self.terms.settings.slow_start {
-            Some(slow_start) => self.vital.watch.warmth(slow_start),
-            None => 100,
-        }
+        let slow_start = self.terms.settings.slow_start;
+        slow_start.map_or(100, |slow_start| self.health.warmth(slow_start))
     }
 
+    fn idle(&self) -> MutexGuard<'_, IdleConnections> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the idle connection that was used last.
+    pub(super) fn take_idle(&self) -> Option<Box<Http1>> {
+        let mut idle = self.idle();
+        while let Some(mut connection) = idle.pop() {
+            if connection.is_usable() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection for the next request.
     pub(super) fn keep(self: &Arc<Self>, connection: Box<Http1>) {
-        if let Some(heir) = self.heir.get() {
-            return heir.keep(connection);
+        if let Some(successor) = self.successor.get() {
+            return successor.keep(connection);
         }
         let settings = &self.terms.settings;
-        connection.grow_old_in(settings.idle_timeout);
+        connection.deadline.alarm.arm(settings.idle_timeout);
         let mut idle = self.idle();
         if idle.len() < settings.max_idle {
             idle.push(connection);
             drop(idle);
-            self.look_after();
+            self.close_when_old();
         }
     }
 
-    /// Sees to it that idle connections are closed in time while there are any.
-    pub(super) fn look_after(self: &Arc<Self>) {
-        if self.looking.load(Ordering::Relaxed) {
+    /// Starts a task that closes old connections, unless it runs.
+    pub(super) fn close_when_old(self: &Arc<Self>) {
+        if self.has_closer.load(Ordering::Relaxed) {
             return;
         }
         if let Ok(runtime) = Handle::try_current() {
-            self.looking.store(true, Ordering::Relaxed);
-            let every = self.terms.settings.idle_timeout.min(LOOK_EVERY);
-            runtime.spawn(close_old(
-                Arc::downgrade(self),
-                self.terms.sweep.alarm(),
-                every,
-            ));
+            self.has_closer.store(true, Ordering::Relaxed);
+            let every = self.terms.settings.idle_timeout.min(CLOSE_EVERY);
+            let (server, alarm) = (Arc::downgrade(self), self.terms.sweep.alarm());
+            runtime.spawn(close_old_connections(server, alarm, every));
         }
     }
 
-    /// Closes what is idle for too long; whether anything is left.
+    /// Closes old connections; true if others are left.
     fn close_old(&self) -> bool {
-        let shared = self.shared.as_ref();
-        let shares = shared.is_some_and(|shared| shared.close_old());
+        let has_http2 = self.http2.as_ref().is_some_and(|pool| pool.close_old());
         let mut idle = self.idle();
         idle.retain_mut(|connection| {
-            connection.shed();
+            connection.free_large_buffer();
             connection.is_usable()
         });
-        shares || !idle.is_empty()
+        has_http2 || !idle.is_empty()
+    }
+
+    pub(super) fn report(&self) -> ServerReport {
+        ServerReport {
+            server: self.place.to_string(),
+            state: match self.health.standing() {
+                Standing::Healthy if self.health.is_failing() => ServerStatus::Failing,
+                Standing::Healthy => ServerStatus::Up,
+                Standing::Ejected(until) => ServerStatus::Ejected(until),
+                Standing::Down => ServerStatus::Down,
+            },
+            weight: self.weight,
+            in_flight: self.in_flight.load(Ordering::Relaxed) as u64,
+            idle: self.idle().len() as u64,
+            latency: self.latency.mean(self.terms.sweep.elapsed()),
+            requests: self.cells.requests.get(),
+            failures: self.cells.failures.get(),
+            truncated: self.cells.truncated.get(),
+        }
     }
 }
 
-async fn close_old(server: Weak<Server>, alarm: Arc<Alarm>, every: Duration) {
+async fn close_old_connections(server: Weak<Server>, alarm: Arc<Alarm>, every: Duration) {
     loop {
         alarm.arm(every);
         poll_fn(|context| alarm.poll(context)).await;
@@ -232,15 +247,63 @@ async fn close_old(server: Weak<Server>, alarm: Arc<Alarm>, every: Duration) {
             return;
         };
         if !server.close_old() {
-            server.looking.store(false, Ordering::Relaxed);
+            server.has_closer.store(false, Ordering::Relaxed);
             return;
         }
     }
 }
 
-/// A server's number, from its address: the same in every proxy of this version and the next.
-fn number(address: &str) -> u64 {
+/// Must never change: every proxy has to choose the same server for one affinity.
+fn hash_address(address: &str) -> u64 {
     let hash = blake3::hash(address.as_bytes());
     let first: [u8; 8] = hash.as_bytes()[..8].try_into().unwrap_or_default();
     u64::from_le_bytes(first)
+}
+
+/// The report of one worker on one server.
+#[derive(Clone, Debug)]
+pub struct ServerReport {
+    /// The address.
+    pub server: String,
+    /// The same in all workers.
+    pub state: ServerStatus,
+    /// The share of requests.
+    pub weight: u32,
+    /// Requests under way.
+    pub in_flight: u64,
+    /// Idle connections of HTTP/1.1.
+    pub idle: u64,
+    /// `None` before the first measurement.
+    pub latency: Option<MeasuredLatency>,
+    /// All requests.
+    pub requests: u64,
+    /// Requests without a usable response, or with one that counts as a server's failure.
+    pub failures: u64,
+    /// Truncated responses; `failures` includes them.
+    pub truncated: u64,
+}
+
+/// The state of a server in reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerStatus {
+    /// It gets requests.
+    Up,
+    /// It gets requests, and the last ones failed.
+    Failing,
+    /// It gets no requests until then, because requests failed.
+    Ejected(Instant),
+    /// It gets no requests, because its health checks fail.
+    Down,
+}
+
+impl ServerStatus {
+    /// The word in JSON and metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            ServerStatus::Up => "up",
+            ServerStatus::Failing => "failing",
+            ServerStatus::Ejected(_) => "ejected",
+            ServerStatus::Down => "down",
+        }
+    }
 }

@@ -8,7 +8,7 @@ use tidegate::config::Config;
 use tidegate::path::CanonicalPath;
 use tidegate::proxy::headers::{Peer, Scheme, check_framing, to_downstream, to_upstream};
 use tidegate::route::template::{Template, TemplateFacts};
-use tidegate::route::{Ask, host_of};
+use tidegate::route::{RouteQuery, host_of};
 
 use crate::both;
 
@@ -150,7 +150,7 @@ fn check_upstream(mut request: Request<()>, trusted: bool) {
     // What names the client may be worded beside the fields, and is the same.
     let turned = to_upstream(&mut aside, &peer, true).unwrap();
     if let Some(beside) = turned.beside {
-        beside.join(aside.headers_mut());
+        beside.insert_into(aside.headers_mut());
     }
     assert_eq!(aside.headers(), request.headers(), "{sent:?}");
     let headers = request.headers();
@@ -229,7 +229,7 @@ fn check_templates(stage: &Stage, request: &Request<()>) {
     let Ok(host) = host_of(host.unwrap_or("h")) else {
         return;
     };
-    let ask = Ask {
+    let ask = RouteQuery {
         host: &host,
         path: &path,
         method: request.method(),

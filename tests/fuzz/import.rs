@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tidegate::config;
-use tidegate::import::{From, ImportError, import};
+use tidegate::import::{ImportError, SourceProgram, import};
 
 use crate::both;
 
@@ -213,7 +213,11 @@ fn any_file_of_nginx_is_imported_or_refused() {
     let path = folder.path().join("nginx.conf");
     bolero::check!(name = "nginx")
         .with_max_len(96)
-        .for_each(|input: &[u8]| both(input, NGINX, |text| check(From::Nginx, &path, text)));
+        .for_each(|input: &[u8]| {
+            both(input, NGINX, |text| {
+                check(SourceProgram::Nginx, &path, text)
+            })
+        });
 }
 
 #[test]
@@ -222,10 +226,14 @@ fn any_file_of_traefik_is_imported_or_refused() {
     let path = folder.path().join("traefik.yml");
     bolero::check!(name = "traefik")
         .with_max_len(96)
-        .for_each(|input: &[u8]| both(input, TRAEFIK, |text| check(From::Traefik, &path, text)));
+        .for_each(|input: &[u8]| {
+            both(input, TRAEFIK, |text| {
+                check(SourceProgram::Traefik, &path, text)
+            })
+        });
 }
 
-fn check(from: From, path: &Path, text: &[u8]) {
+fn check(from: SourceProgram, path: &Path, text: &[u8]) {
     // A file that is written over is put on the disk at once; a new one is not.
     let _ = std::fs::remove_file(path);
     std::fs::write(path, text).unwrap();

@@ -1,8 +1,7 @@
 //! Access logs: lines hold what clients sent, and clients choose it to do harm.
 
-use tidegate::replay::entry::Format;
-use tidegate::replay::formats::Reader;
-use tidegate::replay::target;
+use tidegate::replay::entry::{LineFormat, TargetParts};
+use tidegate::replay::formats::LineReader;
 
 use crate::both;
 
@@ -58,14 +57,14 @@ const WORDS: &[&str] = &[
     "0.001",
     "99999999999999999999",
 ];
-const FORMATS: [Option<Format>; 7] = [
+const FORMATS: [Option<LineFormat>; 7] = [
     None,
-    Some(Format::Common),
-    Some(Format::Combined),
-    Some(Format::Json),
-    Some(Format::Caddy),
-    Some(Format::Own),
-    Some(Format::OwnText),
+    Some(LineFormat::Common),
+    Some(LineFormat::Combined),
+    Some(LineFormat::Json),
+    Some(LineFormat::Caddy),
+    Some(LineFormat::Own),
+    Some(LineFormat::OwnText),
 ];
 
 #[test]
@@ -77,7 +76,7 @@ fn any_line_is_an_entry_or_a_fault() {
 
 fn check(text: &[u8]) {
     for format in FORMATS {
-        let mut reader = Reader::new(format, &[]);
+        let mut reader = LineReader::new(format, &[]);
         for line in text.split(|byte| *byte == b'\n') {
             // A line is read alike wherever it stands, but that some have no date of their own.
             let first = reader.read(line).map(|(entry, _)| target_of(&entry.target));
@@ -93,6 +92,7 @@ fn check(text: &[u8]) {
 }
 
 fn target_of(target: &str) -> (usize, bool) {
-    let (host, path, query) = target::split(target);
-    (path.len() + query.map_or(0, str::len), host.is_some())
+    let parts = TargetParts::split(target);
+    let query = parts.query.map_or(0, str::len);
+    (parts.path.len() + query, parts.host.is_some())
 }

@@ -4,7 +4,7 @@
 use http::{HeaderMap, Method};
 use tidegate::config::Config;
 use tidegate::path::CanonicalPath;
-use tidegate::route::Ask;
+use tidegate::route::RouteQuery;
 
 use crate::both_texts;
 
@@ -109,7 +109,7 @@ fn of(canonical: &str) -> CanonicalPath<'_> {
 }
 
 fn route(config: &Config, path: &CanonicalPath<'_>) -> usize {
-    let ask = Ask {
+    let ask = RouteQuery {
         host: "h",
         path,
         method: &Method::GET,

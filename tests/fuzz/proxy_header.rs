@@ -1,6 +1,6 @@
 //! The PROXY protocol: a header ends where it ends, whatever follows it and however it comes.
 
-use tidegate::client::proxy_header::{Parsed, parse};
+use tidegate::client::proxy_header::{ProxyHeader, parse};
 
 use crate::both;
 
@@ -46,15 +46,19 @@ fn check(bytes: &[u8]) {
     let parsed = parse(bytes);
     let longer = [bytes, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"].concat();
     match parsed {
-        Parsed::Header(length, _) => {
+        ProxyHeader::Header(length, _) => {
             assert!(length <= bytes.len());
             assert_eq!(parse(&bytes[..length]), parsed);
             assert_eq!(parse(&longer), parsed);
             for part in 0..length {
-                assert_eq!(parse(&bytes[..part]), Parsed::Part, "{part} of {bytes:?}");
+                assert_eq!(
+                    parse(&bytes[..part]),
+                    ProxyHeader::Part,
+                    "{part} of {bytes:?}"
+                );
             }
         }
-        Parsed::Part => assert!(bytes.len() < 16 + 4096),
-        Parsed::Other | Parsed::Broken => assert_eq!(parse(&longer), parsed, "{bytes:?}"),
+        ProxyHeader::Part => assert!(bytes.len() < 16 + 4096),
+        ProxyHeader::Other | ProxyHeader::Broken => assert_eq!(parse(&longer), parsed, "{bytes:?}"),
     }
 }

@@ -264,13 +264,13 @@ fn slots_are_held_and_let_go_of_wherever_they_are_kept() {
             assert_eq!(denied.verdicts[0].retry, Retry::Released);
             assert_eq!(denied.verdicts[1].remaining, 1, "it was given back");
             other.release(&charge);
-            other.told().await;
+            other.flush_slots().await;
             assert!(ask(&store, &charge).await.unwrap().allowed, "{who}");
             store.release(&charge);
-            store.told().await;
+            store.flush_slots().await;
             // Refused by what is spent: what was held for it is let go of.
             assert!(!ask(&store, &charge).await.unwrap().allowed);
-            store.told().await;
+            store.flush_slots().await;
             assert!(
                 ask(&other, &one(&jobs, who, 1)).await.unwrap().allowed,
                 "{who}"

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate::limit::decide::Count;
 use tidegate::limit::{Charge, Decision, Limit, Retry};
-use tidegate::store::deny_cache::{DenyCache, GIVES_BACK_US, Span};
+use tidegate::store::deny_cache::{CallSpan, DenyCache, GIVES_BACK_US};
 use tidegate::store::reserve::{Habit, Reserve, Step, Steps};
 
 use crate::support::{Chance, item, limit, log_rule};
@@ -221,7 +221,7 @@ impl Run {
                     if decision.allowed {
                         self.pass(&charge, &decision);
                     } else if self.world.cache {
-                        let span = Span {
+                        let span = CallSpan {
                             sent_us: self.requests[number].arrived_us,
                             came_us: self.now_us,
                         };

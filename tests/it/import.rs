@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output};
 use std::time::{Duration, Instant};
 
-use tidegate::import::{From, ImportError};
+use tidegate::import::{ImportError, SourceProgram};
 
 use crate::house::{Client, Tidegate, Upstream};
 use crate::support::{Chance, free_port, mortal};
@@ -325,7 +325,10 @@ fn whatever_is_read_what_is_written_can_be_used() {
     let mut chance = Chance(7);
     let folder = tempfile::tempdir().unwrap();
     let mut written = 0;
-    for (program, from) in [("nginx", From::Nginx), ("traefik", From::Traefik)] {
+    for (program, from) in [
+        ("nginx", SourceProgram::Nginx),
+        ("traefik", SourceProgram::Traefik),
+    ] {
         for name in corpus(program) {
             let text = fs::read_to_string(self::folder(program).join(&name)).unwrap();
             let own: Vec<&str> = text.split_whitespace().collect();

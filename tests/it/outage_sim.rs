@@ -1,4 +1,4 @@
-//! The breaker and the heartbeats, simulated: the shipped `Guard` and `Fleet` of many proxies in
+//! The breaker and the heartbeats, simulated: the shipped `Breaker` and `Fleet` of many proxies in
 //! virtual time, around a store that comes and goes as a seed says. Every run is named by its seed.
 
 use std::cmp::Reverse;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tidegate::limit::{Algorithm, Rule};
 use tidegate::store::fleet::Fleet;
-use tidegate::store::guard::{FAILURES, Guard, PAUSE_MAX};
+use tidegate::store::guard::{Breaker, FAILURES, PAUSE_MAX};
 
 use crate::support::Chance;
 
@@ -47,7 +47,7 @@ enum Event {
 }
 
 struct Proxy {
-    guard: Guard,
+    guard: Breaker,
     calls: u32,
     /// What it had to do with the outage that it is in: requests that waited in vain.
     waited: u32,
@@ -81,7 +81,7 @@ impl Sim {
             at = until + SOON_US + chance.below(2_000_000);
         }
         let proxy = |number: u64| Proxy {
-            guard: Guard::new(seed << 16 | number),
+            guard: Breaker::new(seed << 16 | number),
             calls: 0,
             waited: 0,
             well_us: None,

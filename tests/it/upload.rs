@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
-use tidegate::body::{Progress, RequestBody};
+use tidegate::body::{BodyProgress, RequestBody};
 use tidegate::clock::Sweep;
 use tidegate::proxy::headers::{self, Peer, Scheme};
 use tidegate::proxy::upgrade::Tunnel;
@@ -33,7 +33,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 /// A client's end of a connection to a server that forwards to one upstream.
 struct Client {
     bytes: DuplexStream,
-    progress: Progress,
+    progress: BodyProgress,
     sweep: Sweep,
 }
 
@@ -68,7 +68,7 @@ impl Body for Answer {
 async fn forward(
     upstreams: &Upstreams,
     request: Request<Incoming>,
-    progress: Progress,
+    progress: BodyProgress,
     most: Option<u64>,
 ) -> Response<Answer> {
     progress.restart(!request.body().is_end_stream());
@@ -116,7 +116,7 @@ impl Client {
     /// Of a server that takes bodies of `most` bytes.
     fn bounded(upstream: &Upstream, most: Option<u64>) -> Client {
         let (bytes, server) = duplex(1 << 20);
-        let (progress, sweep) = (Progress::default(), Sweep::new());
+        let (progress, sweep) = (BodyProgress::default(), Sweep::new());
         let client = Client {
             bytes,
             progress: progress.clone(),

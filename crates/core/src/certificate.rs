@@ -1,8 +1,7 @@
-//! What an X.509 certificate says: whose it is, for which names, and until when.
+//! The fields of an X.509 certificate: subject, alternative names, and validity.
 //!
-//! Pure: bytes in, texts out. Whether it is to be believed is for others to say: nothing here
-//! looks at a signature. The texts are identities that counts hang on; they never change from
-//! version to version.
+//! Pure: bytes in, texts out. Nothing here verifies a signature. Limits count by these texts, so
+//! they must never change from version to version.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -16,7 +15,7 @@ use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
 use x509_cert::name::Name;
 
-/// Attributes by their names in RFC 4514, and two that everybody writes by name besides.
+/// The names of attributes in RFC 4514, and two other common names.
 const NAMES: [(&str, &str); 11] = [
     ("2.5.4.3", "CN"),
     ("2.5.4.7", "L"),
@@ -31,47 +30,41 @@ const NAMES: [(&str, &str); 11] = [
     ("1.2.840.113549.1.9.1", "emailAddress"),
 ];
 
-/// One certificate, in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    /// Whose it is, as RFC 4514 writes it: `CN=worker-7,OU=batch,O=Example`. May be empty.
+    /// As RFC 4514 writes it: `CN=worker-7,OU=batch,O=Example`. May be empty.
     pub subject: String,
-    /// Its alternative names, in their order.
+    /// Alternative names, in the certificate's order.
     pub names: Vec<AltName>,
-    /// Before this Unix second it is not valid.
+    /// Unix seconds.
     pub not_before_s: u64,
-    /// After this Unix second it is not valid.
+    /// Unix seconds.
     pub not_after_s: u64,
-    /// SHA-256 of the whole of it, in lower-case hexadecimal.
+    /// SHA-256 of the whole certificate, in lower-case hexadecimal.
     pub fingerprint: String,
 }
 
-/// One more name of whoever a certificate is made out to.
+/// A subject alternative name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AltName {
-    /// A host's name in lower case; `*.` stands for any one label.
+    /// In lower case; `*.` stands for any one label.
     Dns(String),
-    /// An address.
     Ip(IpAddr),
-    /// A URI such as `spiffe://example.org/worker`.
+    /// Such as `spiffe://example.org/worker`.
     Uri(String),
-    /// A mail address.
     Email(String),
 }
 
-/// Whether a certificate is valid at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
-    /// Not yet.
+    /// Not valid yet.
     Early,
-    /// It is.
     Valid,
-    /// No more.
     Expired,
 }
 
 impl Certificate {
-    /// Reads one in DER; nothing if it cannot be read.
+    /// Reads a certificate in DER.
     pub fn read(der: &[u8]) -> Option<Certificate> {
         let parsed = CertificateInner::<Raw>::from_der(der).ok()?;
         let body = parsed.tbs_certificate();
@@ -87,7 +80,7 @@ impl Certificate {
         })
     }
 
-    /// Whether it is valid at this Unix second.
+    /// The validity at this Unix second.
     pub fn validity(&self, now_s: u64) -> Validity {
         if now_s < self.not_before_s {
             Validity::Early
@@ -98,8 +91,7 @@ impl Certificate {
         }
     }
 
-    /// The hosts that it is for: its names of the DNS and its addresses; the common name of one
-    /// without any.
+    /// The hosts of the certificate: its DNS names and addresses, or else its common name.
     pub fn hosts(&self) -> Vec<String> {
         let host = |name: &AltName| match name {
             AltName::Dns(name) => Some(name.clone()),
@@ -119,7 +111,6 @@ impl Certificate {
 }
 
 impl AltName {
-    /// Its text without its kind.
     pub fn text(&self) -> String {
         match self {
             AltName::Dns(text) | AltName::Uri(text) | AltName::Email(text) => text.clone(),
@@ -128,7 +119,8 @@ impl AltName {
     }
 }
 
-/// A name that it is for. One with control characters is none: others would read it up to there.
+/// Reads an alternative name. Names with control characters are dropped, since other programs read
+/// them only up to there.
 fn alt_name(name: &GeneralName) -> Option<AltName> {
     let plain = |text: &str| (!text.contains(char::is_control)).then(|| text.to_owned());
     Some(match name {
@@ -145,7 +137,7 @@ fn alt_name(name: &GeneralName) -> Option<AltName> {
     })
 }
 
-/// A name as RFC 4514 writes it: the last part first.
+/// Writes a name as RFC 4514 does: the last part first.
 fn subject(name: &Name) -> String {
     let mut text = String::new();
     let parts: Vec<_> = name.iter_rdn().collect();

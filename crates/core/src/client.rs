@@ -1,10 +1,10 @@
-//! The client's address: who is really asking, through proxies that we trust.
+//! The client's address behind trusted proxies.
 //!
-//! Each proxy appends the address it was connected from, so the list is read from its right end,
-//! where our own proxies wrote, towards the left, where a client may have written anything. It
-//! stops at the first address that is not a trusted proxy's: that one a trusted proxy has seen
-//! with its own eyes, and nothing to its left is known to be true. It must never return an
-//! address that a client could have made up.
+//! Each proxy appends the address of its peer to a list. So the list is read from its right end,
+//! which our own proxies wrote, to the left, which a client may have written. The walk stops at the
+//! first address that is not a trusted proxy's: a trusted proxy was connected to that address. All
+//! entries left of it may be lies. This room must never return an address that a client could have
+//! made up.
 
 pub mod proxy_header;
 
@@ -13,15 +13,15 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use http::{HeaderMap, HeaderName, header};
 use ipnet::IpNet;
 
-/// Hops looked at, at most; who sends more is the last one of them.
+/// The walk ends after this many hops, at the last of them.
 pub const MAX_HOPS: usize = 64;
 
 /// How a client's address is found: `trusted_proxies` and `[client_ip]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientIp {
-    /// Who may say whom they speak for.
+    /// Proxies that may name their client.
     pub trusted: Vec<IpNet>,
-    /// The header in which they say it: a list of addresses, or `forwarded` (RFC 7239).
+    /// The header that names clients: a list of addresses, or `forwarded` (RFC 7239).
     pub header: HeaderName,
     /// Leading bits of an IPv6 address that make one client, 0 to 128.
     pub ipv6_prefix: u8,
@@ -29,28 +29,27 @@ pub struct ClientIp {
     pub ipv4_prefix: u8,
 }
 
-/// How a client's address was found, for people.
+/// How a client's address was found, for `explain`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Walk {
-    /// What was looked at, from the right: nothing where the peer itself is not trusted.
+pub struct ProxyChain {
+    /// The visited hops, from the right. Empty if the peer itself is not trusted.
     pub hops: Vec<Hop>,
-    /// Where it ended.
     pub client: IpAddr,
 }
 
 /// One member of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// As it stands there.
+    /// The member's text.
     pub said: String,
-    /// The address in it; nothing where it cannot be read, and the walk ends before it.
+    /// `None` if the text is unreadable. The walk ends before it.
     pub address: Option<IpAddr>,
-    /// Whether that is a proxy of ours, so that the walk goes on.
+    /// Whether this is a trusted proxy, so that the walk goes on.
     pub trusted: bool,
 }
 
 impl Default for ClientIp {
-    /// Nobody is trusted; one IPv4 address or one IPv6 /64 is one client.
+    /// Trusts no peer. One IPv4 address or one IPv6 /64 is one client.
     fn default() -> Self {
         Self {
             trusted: Vec::new(),
@@ -62,20 +61,20 @@ impl Default for ClientIp {
 }
 
 impl ClientIp {
-    /// Whether this peer may say whom it speaks for.
+    /// Whether this peer may name its client.
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.trusted.iter().any(|net| net.contains(&peer))
     }
 
-    /// The client's address: the peer's own unless the peer is trusted and names another. IPv4
-    /// addresses mapped into IPv6 come back as IPv4.
+    /// Finds the client's address: the peer's own, unless the peer is trusted and names another.
+    /// Returns IPv4 addresses mapped into IPv6 as IPv4.
     pub fn find(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         self.follow(peer, headers, |_, _| {})
     }
 
-    /// The same, telling what it saw on the way.
-    pub fn walk(&self, peer: IpAddr, headers: &HeaderMap) -> Walk {
+    /// Does the same, and records the visited hops.
+    pub fn walk(&self, peer: IpAddr, headers: &HeaderMap) -> ProxyChain {
         let mut hops = Vec::new();
         let client = self.follow(peer, headers, |hop, address| {
             hops.push(Hop {
@@ -84,10 +83,10 @@ impl ClientIp {
                 trusted: address.is_some_and(|address| self.trusts(address)),
             });
         });
-        Walk { hops, client }
+        ProxyChain { hops, client }
     }
 
-    /// Goes from the peer towards the left as far as it may; `see` is told of each hop looked at.
+    /// Walks from the peer to the left, and calls `see` with each visited hop.
     fn follow(
         &self,
         peer: IpAddr,
@@ -106,8 +105,7 @@ impl ClientIp {
         let lines = headers.get_all(&self.header).iter().rev();
         let hops = lines.flat_map(|line| from_the_right(line.as_bytes()));
         for hop in hops.take(MAX_HOPS) {
-            // What cannot be read was not written by a proxy of ours: the one to its right, which
-            // passed it on, is all we know.
+            // Our proxies do not write unreadable members. The hop to its right is all we know.
             let address = hop_address(hop).map(|address| address.to_canonical());
             see(hop, address);
             let Some(address) = address else {
@@ -121,7 +119,7 @@ impl ClientIp {
         client
     }
 
-    /// The address that stands for all that one client may own: the first one of its network.
+    /// The first address of the network that counts as one client.
     pub fn group(&self, ip: IpAddr) -> IpAddr {
         match ip.to_canonical() {
             IpAddr::V4(ip) => {
@@ -138,9 +136,9 @@ impl ClientIp {
     }
 }
 
-/// The non-empty members of a comma-separated list, last one first. A comma within double quotes
-/// separates nothing; reading from the right keeps an unbalanced quote that a client sent from
-/// reaching the members that proxies appended.
+/// The non-empty members of a comma-separated list, the last one first. A comma within double
+/// quotes does not separate. A client may send an unbalanced quote. Reading from the right keeps it
+/// away from the members that proxies appended.
 fn from_the_right(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut left = Some(list);
     std::iter::from_fn(move || {
@@ -160,7 +158,7 @@ fn from_the_right(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     .filter(|member| !member.is_empty())
 }
 
-/// The address in a hop: alone or with port, IPv6 also in brackets, in quotes, with a zone.
+/// Reads the address of a hop: alone or with a port; IPv6 also in brackets, in quotes, with a zone.
 pub fn address(hop: &[u8]) -> Option<IpAddr> {
     let text = unquoted(std::str::from_utf8(hop).ok()?.trim_ascii());
     if let Some(bracketed) = text.strip_prefix('[') {
@@ -197,8 +195,8 @@ fn unquoted(text: &str) -> &str {
     inner.unwrap_or(text).trim_ascii()
 }
 
-/// The address in the `for` parameter of an element of `Forwarded`. `unknown` and the hidden
-/// names of RFC 7239 are nobody's address.
+/// Reads the address in the `for` parameter of an element of `Forwarded`. `unknown` and the hidden
+/// names of RFC 7239 are not addresses.
 fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut quoted = false;
     let mut params = element.split(|byte| {

@@ -1,9 +1,9 @@
-//! The clock: the one place that reads time, and the alarms that wake what waited too long.
+//! The clock: the only reader of time, and alarms for deadlines.
 //!
-//! A timer armed for each request costs about 0.3 microseconds. Here a deadline is one relaxed
-//! store into an [`Alarm`] that lives as long as its connection; one sweep per worker looks at all
-//! of them every [`TICK`] and wakes those that are due. So deadlines are coarse: they fire at most
-//! one tick late, and never early.
+//! A timer for each request costs about 0.3 microseconds. Here a deadline is one relaxed store into
+//! an [`Alarm`] that lives as long as its connection. One sweep per worker checks all alarms every
+//! [`TICK`] and wakes those that are due. So deadlines are coarse: they fire at most one tick late,
+//! and never early.
 
 #![allow(
     clippy::disallowed_methods,
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::task::AtomicWaker;
 
-/// How often a worker looks for alarms that are due.
+/// The interval between two sweeps.
 pub const TICK: Duration = Duration::from_millis(50);
 
 const NEVER: u32 = u32::MAX;
@@ -32,8 +32,8 @@ pub fn unix_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The same at an instant of just now, by what both clocks showed at most a [`TICK`] before it: a
-/// look at a clock takes 30 ns.
+/// The Unix time at an instant of just now. Reading a clock takes 30 ns, so this uses the readings
+/// of both clocks for one [`TICK`].
 pub fn unix_us_at(instant: Instant) -> u64 {
     thread_local! {
         static SHOWN: Cell<Option<(Instant, u64)>> = const { Cell::new(None) };
@@ -63,10 +63,10 @@ pub fn wall() -> SystemTime {
 /// Microseconds of one clock, as the limits count them.
 #[derive(Clone, Debug)]
 pub enum Micros {
-    /// This machine's monotonic clock, set once to the Unix epoch: it never steps back, and drifts
-    /// from the wall clock by what is corrected there after the start.
+    /// This machine's monotonic clock, set once to the Unix epoch. It never steps back, and does
+    /// not follow later corrections of the wall clock.
     Monotonic(MonotonicClock),
-    /// Stands still until someone stores another time: for replays and tests.
+    /// Stands still until another time is stored: for tests.
     Manual(Arc<AtomicU64>),
 }
 
@@ -76,7 +76,6 @@ impl Micros {
         Micros::Monotonic(MonotonicClock::start())
     }
 
-    /// The time, microseconds.
     pub fn now_us(&self) -> u64 {
         match self {
             Micros::Monotonic(clock) => clock.now_us(),
@@ -84,7 +83,7 @@ impl Micros {
         }
     }
 
-    /// The time it shows at an instant of just now, microseconds.
+    /// The time at an instant of just now.
     pub fn at_us(&self, instant: Instant) -> u64 {
         match self {
             Micros::Monotonic(clock) => clock.at_us(instant),
@@ -93,7 +92,7 @@ impl Micros {
     }
 }
 
-/// A clock that never steps back, anchored at the Unix epoch when it was made.
+/// A clock that never steps back. It shows the Unix time of its start plus the elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
     start: Instant,
@@ -109,12 +108,11 @@ impl MonotonicClock {
         }
     }
 
-    /// The time, microseconds.
     pub fn now_us(&self) -> u64 {
         self.at_us(now())
     }
 
-    /// The time it showed at an instant, microseconds.
+    /// The time at an instant.
     pub fn at_us(&self, instant: Instant) -> u64 {
         let since = instant.saturating_duration_since(self.start).as_micros();
         let since = u64::try_from(since).unwrap_or(u64::MAX);
@@ -122,12 +120,12 @@ impl MonotonicClock {
     }
 }
 
-/// One worker's alarms and the coarse time they go by.
+/// One worker's alarms and their coarse time.
 #[derive(Clone, Debug)]
-pub struct Sweep(Arc<Inner>);
+pub struct Sweep(Arc<SweepState>);
 
 #[derive(Debug)]
-struct Inner {
+struct SweepState {
     start: Instant,
     tick: AtomicU32,
     alarms: Mutex<Vec<Weak<Alarm>>>,
@@ -142,14 +140,14 @@ impl Default for Sweep {
 impl Sweep {
     /// A sweep that stands still until [`Sweep::run`] is polled or [`Sweep::advance`] is called.
     pub fn new() -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(SweepState {
             start: now(),
             tick: AtomicU32::new(0),
             alarms: Mutex::new(Vec::new()),
         }))
     }
 
-    /// A new alarm of this sweep, not armed.
+    /// Makes an alarm that is not armed.
     pub fn alarm(&self) -> Arc<Alarm> {
         let alarm = Arc::new(Alarm {
             due: AtomicU32::new(NEVER),
@@ -166,7 +164,7 @@ impl Sweep {
         TICK * self.0.tick.load(Ordering::Relaxed)
     }
 
-    /// Advances the coarse time and rings what is due, for ever.
+    /// Advances the coarse time and rings due alarms, for ever.
     pub async fn run(self) {
         let mut every = tokio::time::interval(TICK);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -176,7 +174,7 @@ impl Sweep {
         }
     }
 
-    /// Sets the coarse time to `elapsed` since the sweep was made, and rings what is due.
+    /// Sets the coarse time to `elapsed` since the sweep was made, and rings due alarms.
     pub fn advance(&self, elapsed: Duration) {
         let tick = ticks(elapsed);
         self.0.tick.store(tick, Ordering::Relaxed);
@@ -187,15 +185,13 @@ impl Sweep {
                 .is_some()
         });
     }
-}
 
-impl Sweep {
     /// The coarse time: ticks since this sweep was made.
     pub fn ticks(&self) -> u32 {
         self.0.tick.load(Ordering::Relaxed)
     }
 
-    /// Wakes the task behind every alarm without ringing it, so that it looks around.
+    /// Wakes the task of every alarm without ringing, so that the task checks its state.
     pub fn wake_all(&self) {
         let alarms = self.0.alarms.lock().unwrap_or_else(PoisonError::into_inner);
         for alarm in alarms.iter().filter_map(Weak::upgrade) {
@@ -204,13 +200,13 @@ impl Sweep {
     }
 }
 
-/// Whole ticks in `time`, below the two marks; 2^32 ticks are 6.8 years.
+/// Whole ticks in `time`, below `RUNG` and `NEVER`; 2^32 ticks are 6.8 years.
 fn ticks(time: Duration) -> u32 {
     let ticks = time.as_millis() / TICK.as_millis();
     u32::try_from(ticks).unwrap_or(RUNG - 1).min(RUNG - 1)
 }
 
-/// A deadline that can be moved at the price of one store, and wakes its task when it passes.
+/// A deadline that one store can move. It wakes its task when it passes.
 #[derive(Debug)]
 pub struct Alarm {
     due: AtomicU32,
@@ -222,7 +218,7 @@ impl Alarm {
     /// Rings `after` from now, at most two ticks late. Replaces an earlier deadline.
     pub fn arm(&self, after: Duration) {
         let now = self.sweep.0.tick.load(Ordering::Relaxed);
-        // One tick more, since the current one may be nearly over: late, never early.
+        // One more tick, since the current one may be nearly over: late, never early.
         let due = now
             .saturating_add(ticks(after))
             .saturating_add(2)
@@ -230,20 +226,19 @@ impl Alarm {
         self.due.store(due, Ordering::Relaxed);
     }
 
-    /// Rings `after` from the tick on which it has just rung: a wait in two parts is no longer than
-    /// one in one.
+    /// Rings `after` from the tick on which it has just rung. So a wait in two parts takes no
+    /// longer than the same wait in one part.
     pub fn go_on(&self, after: Duration) {
         let now = self.sweep.ticks();
         let due = now.saturating_add(ticks(after)).min(RUNG - 1);
         self.due.store(due, Ordering::Relaxed);
     }
 
-    /// Rings never, until it is armed again.
     pub fn disarm(&self) {
         self.due.store(NEVER, Ordering::Relaxed);
     }
 
-    /// How long until it rings; none where it is not armed.
+    /// The time until it rings; `None` if it is not armed.
     pub fn left(&self) -> Option<Duration> {
         match self.due.load(Ordering::Relaxed) {
             NEVER => None,
@@ -263,7 +258,7 @@ impl Alarm {
             return Poll::Ready(());
         }
         self.waker.register(context.waker());
-        // It may have rung between the look and the registration.
+        // It may have rung before the registration.
         if self.has_rung() {
             Poll::Ready(())
         } else {
@@ -271,7 +266,7 @@ impl Alarm {
         }
     }
 
-    /// Wakes the task behind it without ringing, so that it looks around.
+    /// Wakes its task without ringing, so that the task checks its state.
     pub fn wake(&self) {
         self.waker.wake();
     }

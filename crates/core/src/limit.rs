@@ -1,64 +1,61 @@
 //! Limits: what a budget is, what a request asks of it, and what the store answered.
 //!
-//! Pure data and pure decisions. Time comes in as integer microseconds of one clock; nothing here
-//! reads a clock, allocates per decision beyond its small vectors, or does IO.
+//! Pure data and pure decisions. Time is an argument, in integer microseconds of one clock. A
+//! decision allocates nothing beyond its small vectors.
 
-mod asker;
 #[cfg(test)]
 mod bounds;
 pub mod counter;
 pub mod decide;
-mod exempt;
 pub mod headers;
 pub mod key;
 pub mod log;
-pub mod precision;
 pub mod rate;
 pub mod slots;
 pub mod tier;
 mod window;
 
+use std::fmt;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::path::Case;
+use crate::trace::TraceId;
 
-pub use asker::{Asker, Shown};
-pub use exempt::Exempt;
 pub use key::{Key, KeyHash};
 pub use rate::Rate;
-pub use window::{Tier, Window, Wording};
+pub use tier::Exempt;
+pub use window::{Tier, Window, WindowTexts};
 
-/// How admitted units are remembered. See `docs/limits.md` for the bound of each.
+/// How admitted units are counted. `docs/limits.md` states the bound of each algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// The exact sliding-window log: no interval of the window's length holds more than the limit.
     Log,
     /// Two counters per window: constant memory, approximate.
     Counter,
-    /// Requests under way: a unit is held until its request has ended, or its holder's lease has.
+    /// Concurrent requests: a unit is held until its request ends or its holder's lease expires.
     Slots,
 }
 
-/// What the store enforces for one key: plain numbers, copied into every decision.
+/// The rule that the store enforces for one key: plain numbers, copied into every decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// How admitted units are remembered.
     pub algorithm: Algorithm,
     /// Units per window; at least 1, below 2^32.
     pub units: u64,
-    /// The window's length, microseconds; at least 1 ms, at most 366 days. For slots, how long a
-    /// holder that says nothing keeps them.
+    /// The window's length, microseconds; at least 1 ms, at most 366 days. For slots, the time
+    /// after which a silent holder loses its slots.
     pub window_us: u64,
     /// The log's resolution, microseconds; divides the window. 1 for all others.
     pub precision_us: u64,
 }
 
-/// What an outage of the store means for a limit.
+/// How a limit decides while the store fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnError {
-    /// Keep limiting in this process, at this proxy's share of the budget.
+    /// Limit in this process, by this proxy's share of the budget.
     Local,
     /// Let the request pass.
     Allow,
@@ -67,7 +64,7 @@ pub enum OnError {
 }
 
 impl OnError {
-    /// What it is called in the file.
+    /// The word in the configuration.
     pub const fn word(self) -> &'static str {
         match self {
             OnError::Local => "local",
@@ -82,7 +79,7 @@ impl OnError {
 pub enum Missing {
     /// Count it against the client's address.
     Ip,
-    /// Answer 400: the request names no key.
+    /// Answer 400.
     Deny,
     /// Do not apply this limit.
     Skip,
@@ -93,42 +90,39 @@ pub enum Missing {
 /// One named budget, the same wherever it is used.
 #[derive(Clone, Debug)]
 pub struct Limit {
-    /// Its place among the limits of its configuration.
+    /// Its index among the limits of its configuration.
     pub number: usize,
-    /// The name clients, operators and metrics know it by; `[a-z0-9_-]{1,64}`.
+    /// The name for clients, operators and metrics; `[a-z0-9_-]{1,64}`.
     pub name: Arc<str>,
-    /// What is enforced: one window for each of its rates, or the one of `concurrent`.
+    /// One window for each rate, or the one of `concurrent`.
     pub windows: Vec<Arc<Window>>,
-    /// What is enforced instead for clients of these tiers.
+    /// Other windows for the clients of these tiers.
     pub tiers: Vec<Tier>,
-    /// What is counted beside it and never enforced.
+    /// Windows that are counted and never enforced.
     pub candidate: Vec<Arc<Window>>,
-    /// Counted and reported, and never part of a verdict.
+    /// The limit is counted and reported, and never enforced.
     pub shadow: bool,
-    /// What requests are counted by.
     pub key: Key,
-    /// What a request without that key means.
+    /// What to do with a request without the key.
     pub missing: Missing,
-    /// What an outage of the store means; `None` is the store's own setting.
     pub on_error: OnError,
     /// The weight of every request in this limit, units.
     pub cost: u64,
-    /// Whether every request counts as one, whatever its route or its response says of it.
+    /// Whether every request weighs `cost`, whatever its route or its response says.
     pub each: bool,
-    /// Who is never counted.
     pub exempt: Exempt,
-    /// How long units taken ahead may be spent without asking the store, microseconds; 0 for never.
+    /// How long leased units may be spent without asking the store, microseconds; 0 for never.
     pub lease_us: u64,
     /// The slot of a Redis Cluster that its keys share with those of other limits.
     pub slot: Option<Arc<str>>,
-    /// Some route may give its units back: what the store denied may pass sooner than it said.
+    /// Some route may refund units. So a denied key may pass sooner than the store said.
     pub gives_back: bool,
-    /// How keys by path are spelled: folded if all routes of the limit ignore letter case.
+    /// The spelling of keys by path: folded if all routes of the limit ignore letter case.
     pub case: Case,
 }
 
 impl Limit {
-    /// A limit by one or several rules, all else as it is unless a file says otherwise.
+    /// A limit with the configuration's defaults.
     pub fn new(name: &str, rules: &[Rule], key: Key) -> Limit {
         Limit {
             number: 0,
@@ -149,10 +143,8 @@ impl Limit {
             case: Case::Sensitive,
         }
     }
-}
 
-impl Limit {
-    /// What a request takes of it that its route, or its response, says to weigh so much.
+    /// The units that a request costs. `weight` comes from its route or its response.
     pub fn units(&self, weight: u64) -> u64 {
         match self.each {
             true => self.cost,
@@ -164,31 +156,57 @@ impl Limit {
 /// What one request asks of one window of one limit.
 #[derive(Clone, Debug)]
 pub struct LimitCheck {
-    /// The budget.
     pub limit: Arc<Limit>,
-    /// Which of its rates, or that of a tier or an override.
+    /// One of the limit's rates, or that of a tier or an override.
     pub window: Arc<Window>,
-    /// Whose budget: the hashed key.
+    /// The hash of the key that is charged.
     pub tag: KeyHash,
     /// Units asked for; 0 peeks.
     pub cost: u64,
-    /// What logs tell of who asks, beyond the tag.
+    /// What logs may say of the client beyond the tag.
     pub asker: Option<Arc<Asker>>,
 }
 
-/// What an item is to its request.
+/// What logs may say of a client beyond the hash of its key, where the operator wants that. It
+/// never changes a count.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Asker {
+    /// The key before it was hashed, as [`Key::spell`] writes it.
+    pub key: Option<Arc<str>>,
+    /// The trace that the request belongs to.
+    pub trace: Option<TraceId>,
+}
+
+impl fmt::Debug for Asker {
+    /// Leaves the key out, since it is in the clear.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Asker");
+        shown.field("trace", &self.trace).finish_non_exhaustive()
+    }
+}
+
+/// How a log shows the key that a limit denied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeniedKey {
+    /// By the beginning of this hash.
+    Hash(KeyHash),
+    /// In the clear.
+    Plain(Arc<str>),
+}
+
+/// The part of a check in its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
-    /// Part of the verdict.
+    /// It decides.
     Enforced,
-    /// Counted and reported only.
+    /// Its limit is only counted and reported.
     Shadow,
-    /// Counted beside what its limit enforces, and reported only.
+    /// Its window is only counted and reported, beside those that its limit enforces.
     Candidate,
 }
 
 impl Role {
-    /// What it is called in logs.
+    /// The word in logs.
     pub const fn word(self) -> &'static str {
         match self {
             Role::Enforced => "enforced",
@@ -199,7 +217,6 @@ impl Role {
 }
 
 impl LimitCheck {
-    /// What it is to its request.
     pub fn role(&self) -> Role {
         let is_own = |window: &Arc<Window>| Arc::ptr_eq(window, &self.window);
         if self.limit.candidate.iter().any(is_own) {
@@ -211,7 +228,7 @@ impl LimitCheck {
         }
     }
 
-    /// An item of the same slot that no store lets pass, whatever is counted.
+    /// A check of the same slot that every store denies, whatever is counted.
     pub fn never(like: &LimitCheck) -> LimitCheck {
         let rule = Rule {
             algorithm: Algorithm::Log,
@@ -233,7 +250,7 @@ impl LimitCheck {
     }
 }
 
-/// All that one request asks, at most one item for each window: granted together or not at all.
+/// All checks of one request, at most one for each window. The store grants all of them or none.
 pub type Charge = SmallVec<[LimitCheck; 2]>;
 
 /// When the same request could be allowed.
@@ -241,18 +258,17 @@ pub type Charge = SmallVec<[LimitCheck; 2]>;
 pub enum Retry {
     /// It passes now.
     Now,
-    /// The smallest wait, microseconds, at whose end it passes if nothing else is admitted.
+    /// It passes after this wait, microseconds, if nothing else is admitted; not before.
     After(u64),
     /// Never: its cost is above the limit.
     Never,
-    /// As soon as someone lets go of a slot; nobody can say when.
+    /// When another request releases a slot. The time of that is unknown.
     Released,
-    /// Not known: another limit of the request was known to deny, so this one was not asked.
+    /// Unknown: another limit of the request was known to deny, so this one was not asked.
     Unasked,
 }
 
 impl Retry {
-    /// Whether it denies the request.
     pub const fn denies(self) -> bool {
         !matches!(self, Retry::Now | Retry::Unasked)
     }
@@ -265,24 +281,25 @@ pub struct Verdict {
     pub used: u64,
     /// Units left after it if the whole request was allowed, left now if not.
     pub remaining: u64,
-    /// When this limit would let the same request pass; `Now` for a limit that does.
+    /// When this limit would let the same request pass.
     pub retry: Retry,
-    /// Until no unit is counted any more if nothing else is admitted, microseconds.
+    /// Time until nothing is counted any more if nothing else is admitted, microseconds.
     pub reset_us: u64,
-    /// Until more units are free than after this decision, microseconds; 0 if none are counted.
+    /// Time until more units are free than after this decision, microseconds; 0 if none are
+    /// counted.
     pub next_us: u64,
-    /// Names what was charged, so that it can be given back; means nothing for a denial.
+    /// Names the charge, so that it can be refunded; meaningless for a denial.
     pub stamp: u64,
 }
 
 impl Verdict {
-    /// Whether it denies, and stays as it is until its wait ends, but for the time that passes,
-    /// whatever is asked meanwhile: nothing is left, and nothing becomes free before.
+    /// Whether this denial holds until its wait ends, whatever is asked meanwhile: nothing is left,
+    /// and nothing becomes free before.
     pub fn lasts(&self) -> bool {
         self.remaining == 0 && self.retry == Retry::After(self.next_us)
     }
 
-    /// The same when `passed` microseconds have passed, if nothing else has changed.
+    /// The verdict after `passed` microseconds, if nothing else has changed.
     pub fn later(&self, passed: u64) -> Verdict {
         let left = |us: u64| us.saturating_sub(passed);
         Verdict {
@@ -297,25 +314,25 @@ impl Verdict {
     }
 }
 
-/// The store's answer to one `Charge`. That of nobody allows nothing.
+/// The store's answer to one `Charge`. The default is a denial.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// Every limit allowed it, and all are charged; else none is.
+    /// Every limit allowed it, and all are charged; otherwise none is charged.
     pub allowed: bool,
     /// The store's clock at the decision, microseconds.
     pub at_us: u64,
-    /// One verdict for each item, in the charge's order.
+    /// One verdict for each check, in the charge's order.
     pub verdicts: SmallVec<[Verdict; 2]>,
 }
 
-/// A charge beside the decision on it.
+/// A charge and the decision on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Decided<'d> {
     pub charge: &'d Charge,
     pub decision: &'d Decision,
 }
 
-/// One check of a charge beside its verdict.
+/// One check of a charge and its verdict.
 #[derive(Clone, Copy, Debug)]
 pub struct CheckResult<'d> {
     pub check: &'d LimitCheck,
@@ -328,7 +345,6 @@ impl<'d> Decided<'d> {
         results.map(|(check, verdict)| CheckResult { check, verdict })
     }
 
-    /// Those of the limits that deny.
     pub fn denying(self) -> impl Iterator<Item = CheckResult<'d>> {
         self.results()
             .filter(|result| result.verdict.retry.denies())

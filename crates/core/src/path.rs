@@ -1,17 +1,17 @@
 //! One canonical path for each resource, so that no spelling of a path escapes its limit.
 //!
-//! Routes and keys see this form only; the upstream gets the target as the client sent it. So
-//! what matters is that an upstream never reads a path as another resource than we counted. Where
-//! all readings agree the spelling is folded; where they cannot, the path is refused.
+//! Routes and keys see only this form; the upstream gets the target as the client sent it. An
+//! upstream must never read a path as another resource than the proxy counted. If all readings
+//! agree, spellings become one form. Otherwise the path is refused.
 //!
 //! - Every character that may stand in a segment unescaped does; all others are `%XX` in upper
 //!   case, also those that arrived unescaped.
-//! - Empty segments, `.` and a trailing slash are dropped, and so is what follows a `;`.
-//! - `..` removes the segment before it; `%2f`, `%5c` and `\` separate segments; what follows a
-//!   `%3b` is dropped like what follows a `;`; dots and spaces at a segment's end are dropped.
-//!   Some upstreams do none of these, or only some. Their readings are kept as
-//!   [`CanonicalPath::others`]. A request whose readings belong to different routes is refused.
-//! - What only an attack contains is refused; see [`PathError`].
+//! - Empty segments, `.`, a trailing slash, and the text behind a `;` are dropped.
+//! - `..` removes the segment before it; `%2f`, `%5c` and `\` separate segments; the text behind a
+//!   `%3b`, and dots and spaces at a segment's end, are dropped. Some upstreams do only some of
+//!   these. [`CanonicalPath::others`] has their readings. A request whose readings belong to
+//!   different routes is refused.
+//! - A path that only an attacker sends is refused; see [`PathError`].
 //!
 //! Letter case tells paths apart, unless [`Case::Insensitive`] is asked for.
 
@@ -28,17 +28,24 @@ use reading::{Habits, read};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CanonicalPath<'a> {
     resolved: Cow<'a, str>,
-    /// Nothing for nearly every path.
-    apart: Option<Box<Apart>>,
+    /// `None` for nearly every path.
+    variants: Option<Box<PathVariants>>,
 }
 
-/// What else a path may be to an upstream.
+/// Other forms of a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Apart {
+struct PathVariants {
     /// Other readings; at most one for each set of habits.
     others: Vec<Box<str>>,
     /// All readings without letter case.
     folded: Option<CanonicalPath<'static>>,
+}
+
+impl PathVariants {
+    fn of_readings(others: Vec<Box<str>>) -> Option<Box<PathVariants>> {
+        let folded = None;
+        (!others.is_empty()).then(|| Box::new(PathVariants { others, folded }))
+    }
 }
 
 /// Whether letter case tells paths apart.
@@ -47,11 +54,11 @@ pub enum Case {
     /// `/Login` and `/login` are two paths.
     #[default]
     Sensitive,
-    /// They are one.
+    /// They are one path.
     Insensitive,
 }
 
-/// Why a path is refused. The client is at fault: 400.
+/// A refused path. The client is at fault: 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PathError {
     /// It does not begin with `/`.
@@ -72,17 +79,17 @@ pub enum PathError {
     TooManyReadings,
 }
 
-/// How a `\`, or an escaped `/` or `\`, is written between decoding and splitting. Nothing else
-/// decodes to it.
+/// Stands for `\`, or an escaped `/` or `\`, between decoding and splitting. Nothing else decodes
+/// to it.
 const MAYBE_SEPARATOR: char = '\\';
 
 impl<'a> CanonicalPath<'a> {
-    /// The canonical form of a path, given as it stands in the request's target.
+    /// Parses a path as it stands in the request's target.
     pub fn parse(raw: &'a str) -> Result<Self, PathError> {
         if is_canonical(raw) {
             return Ok(Self {
                 resolved: Cow::Borrowed(raw),
-                apart: None,
+                variants: None,
             });
         }
         if !raw.starts_with('/') {
@@ -99,16 +106,13 @@ impl<'a> CanonicalPath<'a> {
                 others.push(other.into());
             }
         }
-        let apart = (!others.is_empty()).then(|| {
-            let folded = None;
-            Box::new(Apart { others, folded })
-        });
+        let variants = PathVariants::of_readings(others);
         let resolved = if text == raw {
             Cow::Borrowed(raw)
         } else {
             Cow::Owned(text)
         };
-        Ok(Self { resolved, apart })
+        Ok(Self { resolved, variants })
     }
 
     /// Adds the form without letter case that [`CanonicalPath::in_case`] returns.
@@ -120,15 +124,12 @@ impl<'a> CanonicalPath<'a> {
             return self;
         }
         let others: Vec<Box<str>> = self.others().map(|text| fold(text).into()).collect();
-        let apart = (!others.is_empty()).then(|| {
-            let folded = None;
-            Box::new(Apart { others, folded })
-        });
+        let variants = PathVariants::of_readings(others);
         let folded = CanonicalPath {
             resolved: Cow::Owned(fold(&self.resolved).into_owned()),
-            apart,
+            variants,
         };
-        self.apart.get_or_insert_default().folded = Some(folded);
+        self.variants.get_or_insert_default().folded = Some(folded);
         self
     }
 
@@ -142,14 +143,14 @@ impl<'a> CanonicalPath<'a> {
     }
 
     fn folded(&self) -> Option<&CanonicalPath<'a>> {
-        self.apart.as_ref()?.folded.as_ref()
+        self.variants.as_ref()?.folded.as_ref()
     }
 
-    /// The same on its own; [`CanonicalPath::is_as_sent`] is forgotten.
+    /// Copies the path; [`CanonicalPath::is_as_sent`] becomes false.
     pub fn into_owned(self) -> CanonicalPath<'static> {
         CanonicalPath {
             resolved: Cow::Owned(self.resolved.into_owned()),
-            apart: self.apart,
+            variants: self.variants,
         }
     }
 
@@ -158,11 +159,14 @@ impl<'a> CanonicalPath<'a> {
         &self.resolved
     }
 
-    /// The path to upstreams that remove no `..`, do not split at escaped separators (which stand
-    /// as `\` here), keep what follows a `%3B`, or keep dots and spaces at the end of a segment.
-    /// Only readings that differ. A route or a bypass rule must take all of them.
+    /// The readings of upstreams that do not remove `..`, do not split at escaped separators
+    /// (written `\` here), or keep a `%3B` or dots and spaces at the end of a segment. Only
+    /// readings that differ. A route or a bypass rule must match all of them.
     pub fn others(&self) -> impl Iterator<Item = &str> {
-        let others = self.apart.as_ref().map_or(&[][..], |apart| &apart.others);
+        let others = self
+            .variants
+            .as_ref()
+            .map_or(&[][..], |variants| &variants.others);
         others.iter().map(|text| &**text)
     }
 
@@ -171,16 +175,16 @@ impl<'a> CanonicalPath<'a> {
         std::iter::once(self.as_str()).chain(self.others())
     }
 
-    /// Whether upstreams may read it in other ways.
+    /// Whether all upstreams read the path in the same way.
     #[inline]
     pub fn is_plain(&self) -> bool {
-        match &self.apart {
+        match &self.variants {
             None => true,
-            Some(apart) => apart.others.is_empty(),
+            Some(variants) => variants.others.is_empty(),
         }
     }
 
-    /// Whether the client wrote it exactly so.
+    /// Whether the client sent exactly this spelling.
     pub fn is_as_sent(&self) -> bool {
         matches!(self.resolved, Cow::Borrowed(_))
     }
@@ -196,8 +200,8 @@ const fn is_plain(byte: u8) -> bool {
         )
 }
 
-/// What a byte is to the quick scan. Two neighbours whose sum is [`LONG_WAY`] or more, such as
-/// `//`, `/.` and `./`, need the long way.
+/// The weight of a byte in the quick scan. A path needs full parsing if the sum of two neighbours
+/// reaches [`LONG_WAY`], as in `//`, `/.` and `./`.
 const WEIGHT: [u8; 256] = {
     let mut weight = [LONG_WAY; 256];
     let mut byte = 0;
@@ -214,8 +218,8 @@ const WEIGHT: [u8; 256] = {
 
 const LONG_WAY: u8 = 2;
 
-/// One scan that finds nothing to do in nearly every path. It may miss a canonical path (one with
-/// an escape, or a segment that begins with a dot), which then takes the long way to itself.
+/// Accepts nearly every path in one scan. It may reject a canonical path (with an escape, or a
+/// segment that begins with a dot); full parsing then leaves the path as it is.
 fn is_canonical(raw: &str) -> bool {
     if raw == "/" {
         return true;
@@ -231,7 +235,7 @@ fn is_canonical(raw: &str) -> bool {
     raw.starts_with('/') && previous == 0
 }
 
-/// Writes every character in its one form; slashes and `;` stay, so that segments can be told.
+/// Writes every character in its one form. Slashes and `;` stay, since they divide segments.
 fn decode(raw: &str) -> Result<String, PathError> {
     let mut decoded = String::with_capacity(raw.len() + 8);
     let mut escape_before = None;
@@ -282,8 +286,8 @@ fn push_byte(text: &mut String, byte: u8) {
     text.push(DIGITS[usize::from(byte & 15)]);
 }
 
-/// Whether two bytes begin a UTF-8 form that is longer than need be: some decoders accept it, and
-/// see a slash or a dot in it.
+/// Whether two bytes begin an overlong UTF-8 form. Some decoders accept it, and see a slash or a
+/// dot in it.
 fn is_overlong(first: u8, second: u8) -> bool {
     matches!(
         (first, second),

@@ -1,8 +1,8 @@
-//! The head of one request as data. Everybody who can describe a request can ask the limiter about
-//! it: a connection, a line of a log, a trusted proxy's headers.
+//! The head of one request as data. It may come from a connection, a log line, or the headers of a
+//! trusted proxy.
 //!
-//! Pure. What it says has been checked: the host and the path have one spelling, and the client's
-//! address is one that the client could not make up.
+//! Pure. The values are checked: host and path have their canonical spelling, and the client cannot
+//! have made its address up.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,6 @@ use http::{Extensions, HeaderMap, Method};
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
 
-/// See the file's head.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestHead<'r> {
     pub method: &'r Method,
@@ -32,16 +31,14 @@ pub struct RequestHead<'r> {
     pub extensions: Option<&'r Extensions>,
 }
 
-/// What the connection of a request speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     Http,
-    /// Over TLS.
     Https,
 }
 
 impl Scheme {
-    /// That of a connection that is `secure` or not.
+    /// `secure` connections speak TLS.
     pub fn of(secure: bool) -> Scheme {
         match secure {
             true => Scheme::Https,
@@ -49,7 +46,6 @@ impl Scheme {
         }
     }
 
-    /// As URLs write it.
     pub fn as_str(self) -> &'static str {
         match self {
             Scheme::Http => "http",
@@ -58,7 +54,7 @@ impl Scheme {
     }
 }
 
-/// What makes a head that could be read one that must not be served; found where it is read.
+/// A reason to refuse a head that was readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadError {
     /// A line ended in LF alone.

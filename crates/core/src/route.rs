@@ -1,18 +1,15 @@
-//! Routes: which one a request belongs to.
+//! Routes: which route a request belongs to.
 //!
 //! A table is built once and only read after that. The most specific route wins, whatever the
-//! order of the file; finding it takes the same time for ten routes and for ten thousand.
+//! order of the file. The time to find it does not grow with the number of routes.
 
 mod answer;
-mod asked;
-mod change;
-mod fit;
 mod host;
+mod matching;
 mod near;
 mod pattern;
-mod prefix;
 mod regex;
-mod status;
+mod rewrite;
 mod table;
 pub mod template;
 mod trie;
@@ -20,76 +17,70 @@ mod trie;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::HeaderName;
-use http::{HeaderMap, Method};
+use http::header::{ACCESS_CONTROL_REQUEST_METHOD, HeaderName, ORIGIN};
+use http::{HeaderMap, Method, StatusCode};
 use smallvec::SmallVec;
 
 use crate::limit::Limit;
 use crate::limit::key::{Key, Part};
 use crate::path::{CanonicalPath, Case};
 
-pub use answer::{NoWay, Redirect, RedirectError, Respond, Target};
-pub use asked::is_preflight;
-pub use change::{Action, Direction, HeaderChange, Text};
-pub use fit::{MethodError, method_of};
+pub use answer::{Redirect, RedirectError, RedirectFailure, Respond, Target};
 pub use host::{HostError, HostPattern, MAX_HOST_BYTES, host_of};
+pub use matching::{HeaderMatch, MethodError, ValueMatch, method_of};
 pub use near::{Miss, Near, Precedence};
 pub use pattern::{MAX_SEGMENTS, PathPattern, PatternError, PatternFault};
-pub use prefix::Prefix;
 pub use regex::{Regex, RegexFault};
-pub use status::StatusSet;
+pub use rewrite::{Action, Direction, HeaderChange, HeaderText, Prefix};
 pub use table::{Conflict, RouteTable};
 
-/// One `[[route]]`: which requests it takes, where they go and what limits them.
+/// One `[[route]]`: the requests it matches, their target and their limits.
 #[derive(Clone, Debug)]
 pub struct Route {
-    /// Its place in its table.
+    /// Its index in its table.
     pub number: usize,
-    /// What operators call it.
+    /// The name for operators.
     pub name: Arc<str>,
-    /// Hosts it answers for.
     pub host: HostPattern,
-    /// Paths it answers for, in the form of `case`.
+    /// In the form of `case`.
     pub path: PathPattern,
     /// Whether letter case tells its paths apart.
     pub case: Case,
-    /// Methods it answers for; empty for all. `GET` includes `HEAD`.
+    /// Empty for all methods. `GET` includes `HEAD`.
     pub methods: Vec<Method>,
-    /// Headers that a request must carry; all of them.
+    /// A request must carry all of these headers.
     pub headers: Vec<HeaderMatch>,
-    /// Where its requests go.
     pub target: Target,
-    /// What decides which of the upstream's servers gets a request, where that is not chance.
+    /// The key that chooses a server of the upstream; `None` chooses by load.
     pub affinity: Option<Key>,
-    /// What limits its requests; every one must allow.
+    /// All limits must allow a request.
     pub limits: Vec<Arc<Limit>>,
-    /// What one of its requests weighs.
     pub cost: CostSource,
-    /// The response header that says what a request weighed in the end, units.
+    /// The response header with the final cost of a request, units.
     pub settle: Option<HeaderName>,
-    /// Responses whose requests get their units back.
+    /// Requests with these response statuses get their units back.
     pub refund: StatusSet,
-    /// What is taken off its requests' paths on their way up.
+    /// Stripped from the paths of requests to the upstream.
     pub strip_prefix: Option<Prefix>,
-    /// What is put before their paths after that.
+    /// Put before their paths after that.
     pub add_prefix: Option<Prefix>,
-    /// Bytes in the body of one of its requests; `None` for no bound.
+    /// The largest body of a request, bytes; `None` for no bound.
     pub body_limit: Option<u64>,
-    /// What changes in its requests' heads, in this order.
+    /// Changes of request heads, in this order.
     pub headers_up: Vec<HeaderChange>,
-    /// What changes in its responses' heads, in this order.
+    /// Changes of response heads, in this order.
     pub headers_down: Vec<HeaderChange>,
-    /// From letting a request pass until the last byte of its answer; `None` for no bound.
+    /// The time from admission to the last byte of the answer; `None` for no bound.
     pub timeout: Option<Duration>,
 }
 
 impl Route {
-    /// Whether a response may change what its request has cost.
+    /// Whether a response may change the cost of its request.
     pub fn adjusts(&self) -> bool {
         self.settle.is_some() || !self.refund.is_empty()
     }
 
-    /// Whether its upstream's server is chosen by such a part of a key.
+    /// Whether a part of this kind chooses the upstream's server.
     pub fn is_balanced_by(&self, is_such: fn(&Part) -> bool) -> bool {
         self.affinity
             .as_ref()
@@ -97,66 +88,106 @@ impl Route {
     }
 }
 
-/// Where a request's weight comes from.
+/// The source of a request's weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CostSource {
-    /// Always the same, units.
+    /// Units.
     Fixed(u64),
-    /// This header, believed from trusted peers only; else 1.
+    /// A header of trusted peers; 1 for all other requests.
     Header(HeaderName),
 }
 
-/// A header that a request must carry.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct HeaderMatch {
-    /// Its name.
-    pub name: HeaderName,
-    /// What it must be.
-    pub value: ValueMatch,
-}
-
-/// What a header's value must be, spaces around it aside.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ValueMatch {
-    /// Any value will do.
-    Any,
-    /// The expression is found in it.
-    Regex(Regex),
-    /// Exactly this.
-    Exactly(String),
-}
-
-impl ValueMatch {
-    /// Reads a value as it stands in a route: `regex:..` is an expression.
-    pub fn parse(text: String) -> Result<ValueMatch, RegexFault> {
-        match text.strip_prefix(regex::MARK) {
-            Some(expression) => Regex::parse(expression).map(ValueMatch::Regex),
-            None => Ok(ValueMatch::Exactly(text)),
+impl CostSource {
+    /// The weight of a request, units. A header counts only if the peer is `trusted`; 1 if it is
+    /// missing or not a number.
+    pub fn units(&self, headers: &HeaderMap, trusted: bool) -> u64 {
+        match self {
+            Self::Fixed(units) => *units,
+            Self::Header(name) if trusted => headers
+                .get(name)
+                .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+                .unwrap_or(1),
+            Self::Header(_) => 1,
         }
     }
 }
 
-/// What the table is asked about one request.
+/// Whether a request is a CORS preflight. It is never charged, since no script can avoid it.
+pub fn is_preflight(method: &Method, headers: &HeaderMap) -> bool {
+    method == Method::OPTIONS
+        && headers.contains_key(ORIGIN)
+        && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD)
+}
+
+/// A set of response statuses: whole classes, and single ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusSet {
+    /// Bit n stands for class n.
+    classes: u8,
+    codes: Vec<u16>,
+}
+
+impl StatusSet {
+    /// Adds a class (`5xx`) or one status (`404`). The error says what to write.
+    pub fn add(&mut self, text: &str) -> Result<(), &'static str> {
+        const WRITE: &str = "write a class such as `5xx`, or a status such as `404`";
+        let digit = |byte: u8| byte.wrapping_sub(b'0');
+        match *text.as_bytes() {
+            [class @ b'1'..=b'5', b'x', b'x'] => self.classes |= 1 << digit(class),
+            [b'1'..=b'5', b'0'..=b'9', b'0'..=b'9'] => {
+                self.codes.push(text.parse().map_err(|_| WRITE)?);
+            }
+            _ => return Err(WRITE),
+        }
+        Ok(())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.classes == 0 && self.codes.is_empty()
+    }
+
+    pub fn contains(&self, status: StatusCode) -> bool {
+        let code = status.as_u16();
+        self.classes & (1 << (code / 100).min(7)) != 0 || self.codes.contains(&code)
+    }
+}
+
+/// A request as the table sees it.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'p> {
-    /// The host asked for, as [`host_of`] returns it.
+pub struct RouteQuery<'p> {
+    /// The host, as [`host_of`] returns it.
     pub host: &'p str,
-    /// The canonical path.
     pub path: &'p CanonicalPath<'p>,
-    /// The method.
     pub method: &'p Method,
-    /// The request's headers.
     pub headers: &'p HeaderMap,
 }
 
 /// Names and values of a route's `{param}`s, in the path's order.
 pub type Params<'t, 'p> = SmallVec<[(&'t str, &'p str); 4]>;
 
-/// The route that a request belongs to.
+/// The route of a request.
 #[derive(Clone, Debug)]
-pub struct Found<'t, 'p> {
-    /// The route.
+pub struct RouteMatch<'t, 'p> {
     pub route: &'t Route,
-    /// What its `{param}`s stand for in this path.
     pub params: Params<'t, 'p>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_and_codes() {
+        let mut set = StatusSet::default();
+        assert!(set.is_empty());
+        set.add("5xx").unwrap();
+        set.add("404").unwrap();
+        for (status, expected) in [(500, true), (599, true), (404, true), (400, false)] {
+            let status = StatusCode::from_u16(status).unwrap();
+            assert_eq!(set.contains(status), expected, "{status}");
+        }
+        for wrong in ["", "6xx", "5XX", "50", "5000", "600", "5x5"] {
+            assert!(set.add(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -1,8 +1,7 @@
 //! Where counts live: in this process, or in one Redis that many proxies share.
 //!
-//! One verb: [`Store::charge`] decides and charges a whole request in one atomic step. What an
-//! outage of the store means is policy and lives in `proxy/admit.rs`; this room only says, within
-//! the store's timeout, that it has no answer and why.
+//! [`Store::charge`] decides and charges a whole request in one atomic step. If the store has no
+//! answer within its timeout, this room says why. `proxy/admit.rs` has the policy for that.
 
 pub mod batch;
 pub mod deny_cache;
@@ -11,12 +10,9 @@ mod gather;
 pub mod guard;
 pub mod hash_key;
 mod journal;
-mod known;
 pub mod lease;
 mod ledger;
 pub mod memory;
-mod observed;
-mod outage;
 pub mod overrides;
 pub mod recovery;
 pub mod redis;
@@ -25,7 +21,6 @@ pub mod reserve;
 mod returns;
 #[cfg(test)]
 mod simulation;
-mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,75 +28,73 @@ use std::time::Instant;
 
 use crate::clock::Micros;
 use crate::config::{StoreKind, StoreSettings};
-use crate::limit::{Charge, Decision};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
 use crate::telemetry::decisions::{DecisionLog, Source};
 
 use crate::tls::TlsTrouble;
-use fleet::Fleet;
 pub use hash_key::CurrentKey;
 use hash_key::KeyRing;
 use memory::Memory;
-pub use observed::Observed;
 use overrides::OverrideSnapshot;
-use redis::Redis;
+use recovery::Recovery;
+use redis::{GuardedAnswer, Redis, RedisShared};
 
-/// What all workers share of the store; made once, before the workers start.
+/// The part of the store that all workers share; made once, before the workers start.
 #[derive(Clone, Debug)]
 pub enum Backing {
     /// The embedded store itself.
     Memory(Arc<Memory>),
-    /// What the workers' connections to Redis have in common.
-    Redis(Arc<redis::Shared>),
+    /// The common state of the workers' connections to Redis.
+    Redis(Arc<RedisShared>),
 }
 
 impl Backing {
-    /// Makes what is shared. Asks no server anything. Decisions are written to `log`, if given.
+    /// Makes the shared state; connects to nothing. Decisions are written to `log`, if given.
     pub fn new(
         settings: &StoreSettings,
         log: Option<Arc<DecisionLog>>,
     ) -> Result<Backing, StoreError> {
         let keys = KeyRing::new(settings)?;
         Ok(match &settings.kind {
-            StoreKind::Memory => Backing::Memory(Arc::new(Memory::new(
-                settings,
-                keys,
-                Micros::monotonic(),
-                log,
-            ))),
+            StoreKind::Memory => {
+                let memory = Memory::new(settings, keys, Micros::monotonic(), log);
+                Backing::Memory(Arc::new(memory))
+            }
             StoreKind::Redis(server) => {
-                Backing::Redis(Arc::new(redis::Shared::new(settings, server, keys, log)?))
+                Backing::Redis(Arc::new(RedisShared::new(settings, server, keys, log)?))
             }
         })
     }
 
-    /// What decides while the store is away, with this proxy's part of every limit.
+    /// The store that decides while this one is away, with this proxy's part of every limit.
     pub fn local(
         &self,
         settings: &StoreSettings,
         log: Option<Arc<DecisionLog>>,
     ) -> Result<Memory, StoreError> {
-        let fleet = match self {
-            Backing::Memory(_) => Arc::new(Fleet::of(1)),
-            Backing::Redis(shared) => Arc::clone(shared.fleet()),
-        };
-        let keys = KeyRing::new(settings)?;
-        let clock = Micros::monotonic();
-        let local = Memory::local(settings, keys, clock, (log, fleet));
+        let local = Memory::new(settings, KeyRing::new(settings)?, Micros::monotonic(), log);
         Ok(match self.recovery() {
-            Some(recovery) => local.knowing(recovery),
+            Some(recovery) => local.stand_in(recovery),
             None => local,
         })
     }
 
-    /// Has what an operator resets forgotten in `local` too, which stands in for this store.
-    pub fn forgets_in(&self, local: &Arc<Memory>) {
+    /// This process's knowledge of the store's outages; `None` if the store is in this process.
+    pub fn recovery(&self) -> Option<&Arc<Recovery>> {
         match self {
-            Backing::Memory(_) => {}
-            Backing::Redis(shared) => shared.forgets_in(local),
+            Backing::Memory(_) => None,
+            Backing::Redis(shared) => Some(shared.recovery()),
         }
     }
 
-    /// Since when decisions are made without it, if they are.
+    /// Makes `local`, which stands in for this store, forget the keys that operators reset.
+    pub fn forgets_in(&self, local: &Arc<Memory>) {
+        if let Backing::Redis(shared) = self {
+            shared.set_local(local);
+        }
+    }
+
+    /// Since when decisions are made without the store; `None` if it is there.
     pub fn away_since(&self) -> Option<Instant> {
         match self {
             Backing::Memory(_) => None,
@@ -109,7 +102,7 @@ impl Backing {
         }
     }
 
-    /// One worker's handle; called on that worker's runtime, which runs its connection.
+    /// Makes one worker's handle. Call it on that worker's runtime, which runs its connection.
     pub fn open(&self) -> Store {
         match self {
             Backing::Memory(memory) => Store::Memory(Arc::clone(memory)),
@@ -118,7 +111,7 @@ impl Backing {
     }
 }
 
-/// One worker's way to the counts.
+/// One worker's handle to the counts.
 #[derive(Clone, Debug)]
 pub enum Store {
     /// In this process, shared by all workers.
@@ -128,7 +121,14 @@ pub enum Store {
 }
 
 impl Store {
-    /// The decision of [`Store::charge`] where nothing has to be waited for: the counts are here.
+    fn redis(&self) -> Option<&Redis> {
+        match self {
+            Store::Memory(_) => None,
+            Store::Redis(redis) => Some(redis),
+        }
+    }
+
+    /// The decision of [`Store::charge`] if the counts are in this process, and nothing waits.
     pub fn charge_here(&self, charge: &Charge) -> Option<Decision> {
         match self {
             Store::Memory(memory) => Some(memory.charge(charge)),
@@ -136,13 +136,12 @@ impl Store {
         }
     }
 
-    /// Decides one request and charges it if every limit allows it. `generation` is that of the
-    /// key with which the checks' key hashes were derived ([`Store::hash_key`]).
+    /// Decides one request, and charges it if every limit allows it. `generation` is that of the
+    /// key that the checks' key hashes were derived with ([`Store::hash_key`]).
     ///
-    /// Answers within the store's timeout, counted from when it `arrived`. After an error the
-    /// charge may have been made ([`StoreError::maybe_charged`]); it is never repeated here.
-    /// `charge` is lent: while this waits it is with whoever asks the server, and when it returns
-    /// it is what it was.
+    /// Answers within the store's timeout, counted from `arrived`. After an error the charge may
+    /// have been made ([`StoreError::maybe_charged`]); it is never repeated. `charge` is taken
+    /// while this waits, and unchanged when it returns.
     pub async fn charge(
         &self,
         charge: &mut Charge,
@@ -155,35 +154,32 @@ impl Store {
         }
     }
 
-    /// Who made the decision that [`Store::charge`] has just returned, where that was the store:
-    /// it itself, or this worker by what it knew of it. Asked once, and at once.
+    /// Whether the store made the decision that [`Store::charge`] has just returned, or this worker
+    /// by what it knew of the store. Call it once, right after `charge`.
     pub fn decided_by(&self) -> Source {
-        match self {
-            Store::Memory(_) => Source::Store,
-            Store::Redis(redis) => redis.decided_by(),
-        }
+        self.redis()
+            .map_or(Source::Store, |redis| redis.cache.take_source())
     }
 
-    /// Remembers what was admitted by `proxy/admit.rs` while the store was away: it is charged when
-    /// the store is back, so that the end of an outage is no second helping.
+    /// Remembers a request that was admitted while the store was away. It is charged when the store
+    /// is back, so that the end of an outage does not admit the same units twice.
     pub fn owe(&self, charge: &Charge, generation: u64) {
-        match self {
-            Store::Memory(_) => {}
-            Store::Redis(redis) => redis.owe(charge, generation),
+        if let Store::Redis(redis) = self {
+            redis.shared().owe(charge, generation);
         }
     }
 
-    /// Asks for a decision that nothing waits for: limits on trial, each by itself.
+    /// Asks for a decision that nothing waits for: that of a limit on trial.
     pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
         match self {
-            Store::Memory(memory) => Observed::decided(memory.charge(charge)),
+            Store::Memory(memory) => Observed::Decided(Some(memory.charge(charge))),
             Store::Redis(redis) => redis.observe(charge, generation),
         }
     }
 
     /// Takes back what `decision`, which allowed `charge`, has charged: the cost of each item,
-    /// which may be less by now. Sent once; nothing waits for it. Slots are let go of by
-    /// [`Store::release`].
+    /// which may be less by now. It is sent once, and nothing waits for it. [`Store::release`]
+    /// frees slots.
     pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
         match self {
             Store::Memory(memory) => memory.give_back(charge, decision),
@@ -191,8 +187,8 @@ impl Store {
         }
     }
 
-    /// Charges the cost of each item whatever is counted already: what was granted turned out to
-    /// cost more. Sent once; nothing waits for it.
+    /// Charges the cost of each item, even above the limit: the request cost more than was charged.
+    /// It is sent once, and nothing waits for it.
     pub fn settle(&self, charge: &Charge, generation: u64) {
         match self {
             Store::Memory(memory) => memory.charge_more(charge),
@@ -200,16 +196,16 @@ impl Store {
         }
     }
 
-    /// Lets go of the slots that an admitted `charge` holds.
+    /// Frees the slots that an admitted `charge` holds.
     pub fn release(&self, charge: &Charge) {
         match self {
             Store::Memory(memory) => memory.release(charge),
-            Store::Redis(redis) => redis.release(charge),
+            Store::Redis(redis) => redis.slots.release(charge),
         }
     }
 
-    /// Counts the slots of a `charge` that was admitted without this store, which is to know of
-    /// them as soon as it can be asked again.
+    /// Counts the slots of a `charge` that was admitted without this store. The store learns of
+    /// them as soon as it answers again.
     pub fn hold(&self, charge: &Charge, generation: u64) {
         match self {
             Store::Memory(memory) => memory.hold(charge),
@@ -221,52 +217,101 @@ impl Store {
     pub fn hash_key(&self) -> CurrentKey {
         match self {
             Store::Memory(memory) => memory.hash_key(),
-            Store::Redis(redis) => redis.hash_key(),
+            Store::Redis(redis) => redis.shared().hash_key(),
         }
     }
 
-    /// What operators have set for single keys; `None`, at the cost of one load, if nothing.
+    /// The overrides in force; `None`, at the cost of one load, if there are none.
     pub fn overrides(&self) -> Option<OverrideSnapshot> {
         match self {
-            Store::Memory(memory) => memory.overrides(),
+            Store::Memory(memory) => memory.overrides().snapshot(),
             Store::Redis(redis) => redis.shared().overrides(),
         }
     }
 
-    /// Forgets what it knows without asking: the limits are no longer what they were.
+    /// Forgets the cached denials: the limits have changed.
     pub fn limits_changed(&self) {
-        match self {
-            Store::Memory(_) => {}
-            Store::Redis(redis) => redis.limits_changed(),
+        if let Store::Redis(redis) = self {
+            redis.cache.lock().denied.clear();
         }
     }
 
-    /// Waits until the first attempt to reach the store has ended, well or badly. Before that
-    /// charges are answered [`StoreError::Away`]; a proxy that listens after it need not begin
-    /// with decisions of its own. Takes half a second at most.
+    /// Waits until the first attempt to reach the store has succeeded or failed, half a second at
+    /// most. Before that, charges fail with [`StoreError::Away`].
     pub async fn ready(&self) {
-        match self {
-            Store::Memory(_) => {}
-            Store::Redis(redis) => redis.ready().await,
+        if let Store::Redis(redis) = self {
+            redis.ready().await;
         }
     }
 
-    /// Waits until the store knows what this worker holds: for its end. Takes a quarter of a second
-    /// at most, since what it is not told expires by itself.
-    pub async fn told(&self) {
-        match self {
-            Store::Memory(_) => {}
-            Store::Redis(redis) => redis.told().await,
+    /// Waits until the store knows which slots this worker holds: for the worker's end. Takes a
+    /// quarter of a second at most, since slots that are not reported expire by themselves.
+    pub async fn flush_slots(&self) {
+        if let Store::Redis(redis) = self {
+            redis.slots.flush().await;
+        }
+    }
+
+    /// Whether this process keeps to its share of the limits beside the store's decisions: the
+    /// store may not know yet of all that was admitted.
+    pub fn is_returning(&self) -> bool {
+        self.redis()
+            .is_some_and(|redis| redis.shared().recovery().is_on())
+    }
+
+    /// Whether this process may admit requests by itself. A process that was stopped for a while
+    /// may not: the others may have divided its share.
+    pub fn may_decide_alone(&self) -> bool {
+        self.redis()
+            .is_none_or(|redis| redis.shared().may_decide_alone())
+    }
+
+    /// Whether units that the store has reported can only expire or be lost. In a cluster a request
+    /// may give units back to one node because another node refused it.
+    pub fn tells_of_others(&self) -> bool {
+        self.redis()
+            .is_some_and(|redis| !redis.shared().is_cluster())
+    }
+
+    /// Takes note that the store lacks these units, by its own answer. They are charged again soon,
+    /// unless an operator has reset their keys. Until then this process keeps to its share.
+    pub fn suspect(&self, lost: Charge) {
+        if let Store::Redis(redis) = self {
+            redis.shared().suspect(lost);
         }
     }
 }
 
-/// Why the store gave no decision. None of these is the client's fault, and none is retried here:
-/// the charge may have been made.
+/// A decision that a request does not wait for. If it is dropped unseen, the slots that it grants
+/// are freed.
+#[derive(Debug)]
+pub enum Observed {
+    /// Decided at once, already taken, or never asked.
+    Decided(Option<Decision>),
+    Pending(GuardedAnswer),
+}
+
+impl Observed {
+    /// The decision, once, if it has come; never waits. The caller owns the slots that it grants.
+    pub fn take(&mut self) -> Option<Decision> {
+        match self {
+            Observed::Decided(decision) => decision.take(),
+            Observed::Pending(answer) => answer.try_take()?.ok(),
+        }
+    }
+}
+
+/// Whether an item holds slots rather than spends units.
+fn is_slots(item: &LimitCheck) -> bool {
+    item.window.rule.algorithm == Algorithm::Slots
+}
+
+/// Why the store gave no decision. None of these is the client's fault. The store room retries none
+/// of them: the charge may have been made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// The store is known to be away, or the hash key is not (or no longer) the one the store's
-    /// proxies share. Nothing was sent.
+    /// The store is known to be away, or the hash key is not the one that its proxies share.
+    /// Nothing was sent.
     Away,
     /// No answer within the timeout.
     Timeout,
@@ -274,15 +319,15 @@ pub enum StoreError {
     Refused,
     /// The connection was lost before the answer came.
     Lost,
-    /// There is no TLS with the server: nothing was sent.
+    /// TLS with the server failed. Nothing was sent.
     Tls(TlsTrouble),
-    /// No sentinel names a server that says it is the master. Nothing was sent.
+    /// No sentinel names a server that reports itself as the master. Nothing was sent.
     NoMaster,
-    /// More requests wait for the store than are allowed to. Nothing was sent.
+    /// Too many requests wait for the store. Nothing was sent.
     Overloaded,
     /// The server answered with an error.
     Server(ServerTrouble),
-    /// What came back is not an answer of our script.
+    /// The reply is not one of our script.
     Garbled,
     /// The configured address cannot be used.
     BadAddress,
@@ -291,7 +336,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// What its metrics have from the start.
+    /// The labels that the metrics have from the start.
     pub const LIKELY: [&'static str; 6] = [
         "away",
         "garbled",
@@ -304,21 +349,30 @@ impl StoreError {
     /// One word for logs and metrics.
     pub const fn label(self) -> &'static str {
         match self {
-            StoreError::Away => "away",
-            StoreError::Timeout => "timeout",
-            StoreError::Refused => "refused",
-            StoreError::Lost => "lost",
             StoreError::Tls(trouble) => trouble.label(),
-            StoreError::NoMaster => "no_master",
-            StoreError::Overloaded => "overloaded",
             StoreError::Server(trouble) => trouble.label(),
-            StoreError::Garbled => "garbled",
-            StoreError::BadAddress => "bad_address",
-            StoreError::NoEntropy => "no_entropy",
+            other => other.texts().0,
         }
     }
 
-    /// Whether the server answers all the same, but for writes: only a write shows that it is over.
+    /// The label and the message; those of the server's and TLS's troubles are their own.
+    const fn texts(self) -> (&'static str, &'static str) {
+        match self {
+            StoreError::Away => ("away", "the store is away"),
+            StoreError::Timeout => ("timeout", "the store did not answer in time"),
+            StoreError::Refused => ("refused", "the store cannot be connected to"),
+            StoreError::Lost => ("lost", "the connection to the store was lost"),
+            StoreError::Tls(_) => ("tls", "the store: "),
+            StoreError::NoMaster => ("no_master", "no sentinel names a master that is one"),
+            StoreError::Overloaded => ("overloaded", "too many requests wait for the store"),
+            StoreError::Server(_) => ("server_error", "the store says "),
+            StoreError::Garbled => ("garbled", "the store's answer cannot be read"),
+            StoreError::BadAddress => ("bad_address", "the store's address cannot be used"),
+            StoreError::NoEntropy => ("no_entropy", "the operating system gave no random bytes"),
+        }
+    }
+
+    /// Whether the server still answers reads. Only a write shows that this trouble is over.
     pub const fn refuses_writes(self) -> bool {
         matches!(
             self,
@@ -328,7 +382,7 @@ impl StoreError {
         )
     }
 
-    /// Whether the store may have charged the request all the same.
+    /// Whether the store may have charged the request nevertheless.
     pub const fn maybe_charged(self) -> bool {
         matches!(
             self,
@@ -339,19 +393,12 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            StoreError::Away => "the store is away",
-            StoreError::Timeout => "the store did not answer in time",
-            StoreError::Refused => "the store cannot be connected to",
-            StoreError::Lost => "the connection to the store was lost",
-            StoreError::Tls(trouble) => return write!(f, "the store: {trouble}"),
-            StoreError::NoMaster => "no sentinel names a master that is one",
-            StoreError::Overloaded => "too many requests wait for the store",
-            StoreError::Server(trouble) => return write!(f, "the store says {}", trouble.label()),
-            StoreError::Garbled => "the store's answer cannot be read",
-            StoreError::BadAddress => "the store's address cannot be used",
-            StoreError::NoEntropy => "the operating system gave no random bytes",
-        })
+        f.write_str(self.texts().1)?;
+        match self {
+            StoreError::Tls(trouble) => trouble.fmt(f),
+            StoreError::Server(trouble) => f.write_str(trouble.label()),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -387,45 +434,42 @@ pub enum ServerTrouble {
     Other,
 }
 
+/// The troubles, their labels, and the codes that servers' error texts begin with.
+const TROUBLES: [(ServerTrouble, &str, &[&str]); 12] = [
+    (ServerTrouble::Auth, "noauth", &["NOAUTH", "WRONGPASS"]),
+    (ServerTrouble::Permission, "noperm", &["NOPERM"]),
+    (ServerTrouble::Loading, "loading", &["LOADING"]),
+    (ServerTrouble::ReadOnly, "readonly", &["READONLY"]),
+    (ServerTrouble::OutOfMemory, "oom", &["OOM"]),
+    (ServerTrouble::MasterDown, "masterdown", &["MASTERDOWN"]),
+    (
+        ServerTrouble::Cluster,
+        "cluster",
+        &["CLUSTERDOWN", "MOVED", "ASK", "CROSSSLOT"],
+    ),
+    (ServerTrouble::TryAgain, "tryagain", &["TRYAGAIN"]),
+    (ServerTrouble::Misconfigured, "misconf", &["MISCONF"]),
+    (ServerTrouble::Busy, "busy", &["BUSY"]),
+    (ServerTrouble::MaxClients, "maxclients", &[]),
+    (ServerTrouble::Other, "server_error", &[]),
+];
+
 impl ServerTrouble {
-    /// Reads the server's error text, which begins with its code.
+    /// Reads the server's error text.
     pub fn parse(text: &str) -> ServerTrouble {
-        match text
-            .split(' ')
-            .next()
-            .unwrap_or_default()
-            .trim_start_matches('-')
-        {
-            "NOAUTH" | "WRONGPASS" => ServerTrouble::Auth,
-            "NOPERM" => ServerTrouble::Permission,
-            "LOADING" => ServerTrouble::Loading,
-            "READONLY" => ServerTrouble::ReadOnly,
-            "OOM" => ServerTrouble::OutOfMemory,
-            "MASTERDOWN" => ServerTrouble::MasterDown,
-            "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT" => ServerTrouble::Cluster,
-            "TRYAGAIN" => ServerTrouble::TryAgain,
-            "MISCONF" => ServerTrouble::Misconfigured,
-            "BUSY" => ServerTrouble::Busy,
-            _ if text.contains("max number of clients") => ServerTrouble::MaxClients,
-            _ => ServerTrouble::Other,
+        let code = text.split(' ').next().unwrap_or_default();
+        let code = code.trim_start_matches('-');
+        let known = TROUBLES.iter().find(|(_, _, codes)| codes.contains(&code));
+        match known {
+            Some((trouble, ..)) => *trouble,
+            None if text.contains("max number of clients") => ServerTrouble::MaxClients,
+            None => ServerTrouble::Other,
         }
     }
 
     /// One word for logs and metrics.
     pub const fn label(self) -> &'static str {
-        match self {
-            ServerTrouble::Auth => "noauth",
-            ServerTrouble::Permission => "noperm",
-            ServerTrouble::Loading => "loading",
-            ServerTrouble::ReadOnly => "readonly",
-            ServerTrouble::OutOfMemory => "oom",
-            ServerTrouble::MasterDown => "masterdown",
-            ServerTrouble::Cluster => "cluster",
-            ServerTrouble::TryAgain => "tryagain",
-            ServerTrouble::Misconfigured => "misconf",
-            ServerTrouble::Busy => "busy",
-            ServerTrouble::MaxClients => "maxclients",
-            ServerTrouble::Other => "server_error",
-        }
+        // The table has the order of the variants.
+        TROUBLES[self as usize].1
     }
 }

@@ -1,45 +1,49 @@
-//! What the proxy says of itself: diagnostics through `tracing`, the access log, and the decision
-//! log for audits.
+//! Telemetry: the access log, the decision log for audits, metrics
+//! and spans.
 //!
-//! Telemetry knows words, never connections or configuration structs of other rooms, and never
-//! makes a request wait: each log is written by a thread of its own behind a bounded queue that
-//! counts what it had to drop, and says so.
+//! It knows no connections, and of the configuration only targets and formats. No request waits for
+//! it: each log has a thread behind a bounded queue, which counts and reports what it drops.
 
 pub mod access;
 pub mod attempt_log;
 pub mod decisions;
-pub mod denials;
 pub mod json;
-mod lines;
+mod log_writer;
 pub mod metrics;
 pub mod panics;
 pub mod spans;
 pub mod stamp;
-pub mod trials;
+pub mod watched;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 
 use crate::config::LogTarget;
 
-/// Which file a path led to: another one once it has been moved away and made anew.
+/// The identity of a file. It differs after the file was moved away and made anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileId(u64, u64);
+struct FileId {
+    device: u64,
+    inode: u64,
+}
 
 impl FileId {
-    /// That of a log that is a file, if it is there.
-    pub fn of(target: &LogTarget) -> Option<FileId> {
-        use std::os::unix::fs::MetadataExt;
+    /// `None` if the target is no file, or does not exist.
+    fn find(target: &LogTarget) -> Option<FileId> {
         let LogTarget::File(path) = target else {
             return None;
         };
         let file = std::fs::metadata(path).ok()?;
-        Some(FileId(file.dev(), file.ino()))
+        Some(FileId {
+            device: file.dev(),
+            inode: file.ino(),
+        })
     }
 }
 
-/// Opens where lines go; `None` for `Off`. A file is appended to and made if absent.
-pub fn open(target: &LogTarget) -> io::Result<Option<Box<dyn Write + Send>>> {
+/// Opens the output of a log; `None` for `Off`. Appends to a file, and makes it if it is absent.
+fn open(target: &LogTarget) -> io::Result<Option<Box<dyn Write + Send>>> {
     Ok(match target {
         LogTarget::Off => None,
         LogTarget::Stdout => Some(Box::new(io::stdout())),

@@ -1,50 +1,55 @@
-//! TLS where we are the client: whom we trust, what we show, and what is wrong when it fails.
+//! TLS as a client, towards Redis and upstreams: trusted authorities, our certificate, and errors.
 //!
-//! Certificates are verified with the authorities that the configuration names or the system's,
-//! unless it says that anybody will do. This room must never fall back to that by itself.
-
-mod unverified;
+//! Certificates are verified with the configured authorities or those of the system. Only
+//! `verify = false` turns this off. This room must never do so by itself.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring::default_provider;
+use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{CertificateError, ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::config::ClientTls;
 
-/// Makes TLS connections; one for many, so that sessions are resumed.
+/// Makes TLS connections. Connections of one client resume each other's sessions.
 #[derive(Clone)]
-pub struct Tls {
+pub struct TlsClient {
     connector: TlsConnector,
     name: Option<ServerName<'static>>,
 }
 
-impl fmt::Debug for Tls {
+impl fmt::Debug for TlsClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("name", &self.name).finish()
+        f.debug_struct("TlsClient")
+            .field("name", &self.name)
+            .finish()
     }
 }
 
-impl Tls {
-    /// The settings have been checked; what the system trusts is read here. `protocols` are
-    /// offered by ALPN, the most wanted first.
-    pub fn new(settings: &ClientTls, protocols: &[&[u8]]) -> Result<Tls, TlsTrouble> {
+impl TlsClient {
+    /// Makes a client from checked settings, and reads the system's authorities. ALPN offers
+    /// `protocols`, the preferred one first.
+    pub fn new(settings: &ClientTls, protocols: &[&[u8]]) -> Result<TlsClient, TlsTrouble> {
         let provider = Arc::new(default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let algorithms = provider.signature_verification_algorithms;
+        let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|_| TlsTrouble::Settings)?;
         let builder = if settings.unverified {
             builder
                 .dangerous()
-                .with_custom_certificate_verifier(unverified::anybody(&provider))
+                .with_custom_certificate_verifier(Arc::new(AcceptAnyServer(algorithms)))
         } else {
             builder.with_root_certificates(trusted(settings)?)
         };
@@ -59,17 +64,17 @@ impl Tls {
         };
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
         let name = settings.name.clone().map(ServerName::try_from).transpose();
-        Ok(Tls {
+        Ok(TlsClient {
             connector: TlsConnector::from(Arc::new(config)),
             name: name.map_err(|_| TlsTrouble::Settings)?,
         })
     }
 
-    /// The same with other `protocols`, and the same sessions.
-    pub fn offering(&self, protocols: &[&[u8]]) -> Tls {
+    /// Copies the client with other `protocols`. The copy shares the sessions.
+    pub fn offering(&self, protocols: &[&[u8]]) -> TlsClient {
         let mut config = ClientConfig::clone(self.connector.config());
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
-        Tls {
+        TlsClient {
             connector: TlsConnector::from(Arc::new(config)),
             name: self.name.clone(),
         }
@@ -95,7 +100,7 @@ fn trusted(settings: &ClientTls) -> Result<RootCertStore, TlsTrouble> {
         None => rustls_native_certs::load_native_certs().certs,
     };
     let mut trusted = RootCertStore::empty();
-    // A system's bundle may hold one that nobody can read: that one is not trusted.
+    // The system's bundle may contain an unreadable certificate, which is not trusted.
     trusted.add_parsable_certificates(roots);
     if trusted.is_empty() {
         return Err(TlsTrouble::Settings);
@@ -109,37 +114,36 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsTrouble> 
         .map_err(|_| TlsTrouble::Settings)
 }
 
-/// Why there is no TLS connection.
+/// A failed TLS connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsTrouble {
     /// The server's certificate has expired.
     Expired,
     /// The server's certificate is not valid yet.
     NotYetValid,
-    /// The server's certificate is signed by nobody we trust.
+    /// No trusted authority has signed the server's certificate.
     UnknownAuthority,
-    /// The server's certificate is made out to another name.
+    /// The server's certificate has another name.
     OtherName,
-    /// The server ended it: it wants a certificate of ours, or another one.
+    /// The server ended the handshake: it wants our certificate, or another one.
     Refused,
     /// The server does not speak TLS.
     Plain,
-    /// Nothing is trusted: no authority is configured, and the system has none.
+    /// No authority is configured, and the system has none.
     Settings,
-    /// Anything else.
     Other,
 }
 
 impl TlsTrouble {
-    /// What is wrong, if TLS made this error or is the cause of it. Under TLS 1.3 a server's
-    /// refusal arrives after the handshake, inside other errors.
+    /// Finds a TLS error within an error. Under TLS 1.3 a server's refusal arrives after the
+    /// handshake, inside other errors.
     pub fn within(error: &(dyn Error + 'static)) -> Option<TlsTrouble> {
         let mut next = Some(error);
         while let Some(error) = next {
             if let Some(error) = error.downcast_ref::<rustls::Error>() {
                 return Some(TlsTrouble::of(error));
             }
-            // An `io::Error` names the source of what it wraps as its own.
+            // The source of an `io::Error` is that of the error within, which would be skipped.
             next = match error.downcast_ref::<io::Error>() {
                 Some(io) => io.get_ref().map(|inner| inner as &(dyn Error + 'static)),
                 None => error.source(),
@@ -205,3 +209,43 @@ impl fmt::Display for TlsTrouble {
 }
 
 impl Error for TlsTrouble {}
+
+/// Accepts every certificate, for `verify = false`: the connection is private, but the server may
+/// be anyone. It still checks that the server has the key of its certificate.
+#[derive(Debug)]
+struct AcceptAnyServer(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for AcceptAnyServer {
+    fn verify_server_cert(
+        &self,
+        _certificate: &CertificateDer<'_>,
+        _chain: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signed, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}

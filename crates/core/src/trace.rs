@@ -1,8 +1,8 @@
-//! Where a request belongs among the traces of a distributed system: W3C Trace Context, read as
-//! strictly as it is specified and written anew, and the rule by which traces are recorded.
+//! The trace of a request: W3C Trace Context, read as strictly as specified, and the rule that
+//! decides which traces are recorded.
 //!
-//! Anybody can send a `traceparent`. What is believed of it depends on who sent it: nobody whom the
-//! operator does not trust may have traces recorded, or write into a trace of somebody else.
+//! Every client can send a `traceparent`. A client that the operator does not trust must not cause
+//! recording, and must not write into a foreign trace.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,73 +10,65 @@ use std::hash::{BuildHasher, RandomState};
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// The header that names a trace and the span that a request was sent by.
+/// The header that names the trace and the parent span of a request.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What tracing systems say of a trace, beside it.
+/// The header with the data of tracing systems.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
 /// `00-` TRACE `-` SPAN `-` FLAGS
 const LENGTH: usize = 55;
-/// Bytes of `tracestate` that are passed on at most: what everybody has to pass on.
+/// The most bytes of `tracestate` that are passed on. The standard requires as many.
 const MAX_STATE: usize = 512;
-/// Its members at most.
+/// The most members of `tracestate`.
 const MAX_MEMBERS: usize = 32;
 
-/// A trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(pub [u8; 16]);
 
-/// One part of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(pub [u8; 8]);
 
-/// A place in a trace.
+/// A span within its trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Context {
-    /// Which trace.
+pub struct TraceContext {
     pub trace: TraceId,
-    /// Where in it.
     pub span: SpanId,
-    /// Whether it is recorded.
+    /// Whether the trace is recorded.
     pub sampled: bool,
 }
 
-/// Whose traces are continued.
+/// The peers whose traces are continued.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Continue {
-    /// Those of peers that may speak for others.
+    /// Trusted proxies.
     #[default]
     Trusted,
-    /// Everybody's.
     All,
-    /// Nobody's.
     Never,
 }
 
-/// Which traces are recorded, and which are continued.
+/// `[tracing]`: which traces are recorded, and which are continued.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rules {
-    /// The share that is recorded, 0 to 1.
+pub struct SamplingRules {
+    /// The share of recorded traces, 0 to 1.
     pub sample: f64,
-    /// Whose traces are continued.
     pub continues: Continue,
-    /// Whether what a trusted peer says of its trace decides if it is recorded.
+    /// Whether a trusted peer decides about the recording of its traces.
     pub obeys: bool,
 }
 
-/// A request's own place in a trace, and what was before it.
+/// The span of a request, and the span before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Begun {
-    /// The request's.
-    pub own: Context,
-    /// The span that it was sent by, in the same trace.
+    pub own: TraceContext,
+    /// The sender's span in the same trace.
     pub parent: Option<SpanId>,
-    /// What its sender said where that is not continued.
-    pub left: Option<Context>,
+    /// The sender's span in a trace that is not continued.
+    pub left: Option<TraceContext>,
 }
 
 impl TraceId {
-    /// A new one, which nobody can foresee.
+    /// A new id that clients cannot predict.
     pub fn made() -> TraceId {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&random().to_be_bytes());
@@ -84,7 +76,7 @@ impl TraceId {
         TraceId(bytes)
     }
 
-    /// The part that decides whether it is recorded, as the tracing systems have it.
+    /// The bits that decide about recording, as in other tracing systems.
     fn lot(self) -> u64 {
         let [.., a, b, c, d, e, f, g, h] = self.0;
         u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1
@@ -92,14 +84,12 @@ impl TraceId {
 }
 
 impl SpanId {
-    /// A new one.
     pub fn made() -> SpanId {
         SpanId(random().to_be_bytes())
     }
 }
 
-/// Different each time and in each process; never 0. Each worker counts for itself, with a secret
-/// of its own.
+/// A number that is unique in this process and never 0. Each worker has its own counter and secret.
 fn random() -> u64 {
     thread_local! {
         static NEXT: Cell<u64> = const { Cell::new(0) };
@@ -117,7 +107,7 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// Two digits for each byte.
+/// Two hexadecimal digits for each byte.
 const PAIRS: [[u8; 2]; 256] = {
     let digits = b"0123456789abcdef";
     let mut pairs = [[0; 2]; 256];
@@ -136,7 +126,7 @@ fn write_hex(bytes: &[u8], digits: &mut [u8]) {
     }
 }
 
-/// The specification wants small letters.
+/// Reads lower-case digits, as the specification demands.
 fn read_hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -153,20 +143,20 @@ fn read_hex<const N: usize>(digits: &[u8]) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-impl Context {
-    /// The one that a request says it belongs to, if it says so once and as it should.
-    pub fn of(headers: &HeaderMap) -> Option<Context> {
+impl TraceContext {
+    /// Reads the only valid `traceparent` of a request.
+    pub fn of(headers: &HeaderMap) -> Option<TraceContext> {
         let mut lines = headers.get_all(TRACEPARENT).iter();
         let line = lines.next()?;
         match lines.next() {
-            None => Context::parse(line.as_bytes()),
+            None => TraceContext::parse(line.as_bytes()),
             Some(_) => None,
         }
     }
 
-    /// Reads `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Of later versions, which
-    /// may say more, it is the beginning that counts.
-    pub fn parse(text: &[u8]) -> Option<Context> {
+    /// Reads `00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01`. Later versions may have
+    /// more text, which is ignored.
+    pub fn parse(text: &[u8]) -> Option<TraceContext> {
         let (head, rest) = text.split_at_checked(LENGTH)?;
         let [version] = read_hex(&head[..2])?;
         match version {
@@ -181,33 +171,33 @@ impl Context {
         let (trace, span) = (read_hex(&head[3..35])?, read_hex(&head[36..52])?);
         let [flags] = read_hex(&head[53..])?;
         let nothing = trace == [0; 16] || span == [0; 8];
-        (!nothing).then_some(Context {
+        (!nothing).then_some(TraceContext {
             trace: TraceId(trace),
             span: SpanId(span),
             sampled: flags & 1 == 1,
         })
     }
 
-    /// Another place in the same trace.
-    pub fn with(self, span: SpanId) -> Context {
-        Context { span, ..self }
+    /// Another span of the same trace.
+    pub fn with(self, span: SpanId) -> TraceContext {
+        TraceContext { span, ..self }
     }
 
-    /// The header's value that names it.
+    /// The value of `traceparent`.
     pub fn value(&self) -> HeaderValue {
         let mut text = *b"00-00000000000000000000000000000000-0000000000000000-00";
         write_hex(&self.trace.0, &mut text[3..35]);
         write_hex(&self.span.0, &mut text[36..52]);
         text[54] = b'0' + u8::from(self.sampled);
-        // Digits and dashes are a header's value.
+        // Digits and dashes are a valid header value.
         HeaderValue::from_bytes(&text).unwrap_or(HeaderValue::from_static(""))
     }
 }
 
-impl Rules {
-    /// Where a request belongs that came with these headers, from a peer that is trusted or not.
+impl SamplingRules {
+    /// Begins the span of a request with these headers.
     pub fn begin(&self, headers: &HeaderMap, trusted: bool) -> Begun {
-        let said = Context::of(headers);
+        let said = TraceContext::of(headers);
         let continues = match self.continues {
             Continue::Trusted => trusted,
             Continue::All => true,
@@ -218,7 +208,7 @@ impl Rules {
             let trace = TraceId::made();
             let sampled = self.samples(trace);
             return Begun {
-                own: Context {
+                own: TraceContext {
                     trace,
                     span,
                     sampled,
@@ -230,11 +220,11 @@ impl Rules {
         let sampled = match trusted {
             true if self.obeys => before.sampled,
             true => self.samples(before.trace),
-            // Whoever chooses the trace must not choose what becomes of it.
+            // The client chooses the trace id, so the id must not decide about recording.
             false => self.samples(TraceId::made()),
         };
         Begun {
-            own: Context {
+            own: TraceContext {
                 trace: before.trace,
                 span,
                 sampled,
@@ -244,7 +234,7 @@ impl Rules {
         }
     }
 
-    /// Whether a trace is among those that are recorded: the same wherever the share is the same.
+    /// Whether a trace is recorded. Equal shares give equal answers in all processes.
     fn samples(&self, trace: TraceId) -> bool {
         const ALL: u64 = 1 << 63;
         let most = (self.sample * ALL as f64) as u64;
@@ -252,7 +242,7 @@ impl Rules {
     }
 }
 
-/// Whether the `tracestate` of these headers may go on: as long and as it is specified.
+/// Whether the `tracestate` of these headers is valid and short enough to be passed on.
 pub fn is_state_fit(headers: &HeaderMap) -> bool {
     let (mut bytes, mut members) = (0, 0);
     for line in headers.get_all(TRACESTATE) {
@@ -297,8 +287,8 @@ mod tests {
         headers
     }
 
-    fn rules(sample: f64, continues: Continue, obeys: bool) -> Rules {
-        Rules {
+    fn rules(sample: f64, continues: Continue, obeys: bool) -> SamplingRules {
+        SamplingRules {
             sample,
             continues,
             obeys,
@@ -307,15 +297,15 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_again() {
-        let context = Context::parse(PARENT.as_bytes()).unwrap();
+        let context = TraceContext::parse(PARENT.as_bytes()).unwrap();
         assert!(context.sampled);
         assert_eq!(context.value(), PARENT);
         assert_eq!(context.trace.to_string(), &PARENT[3..35]);
-        let not = Context {
+        let not = TraceContext {
             sampled: false,
             ..context
         };
-        assert_eq!(Context::parse(not.value().as_bytes()), Some(not));
+        assert_eq!(TraceContext::parse(not.value().as_bytes()), Some(not));
     }
 
     #[test]
@@ -337,16 +327,16 @@ mod tests {
             "0".repeat(10_000),
         ];
         for text in wrong {
-            assert_eq!(Context::parse(text.as_bytes()), None, "{text}");
+            assert_eq!(TraceContext::parse(text.as_bytes()), None, "{text}");
         }
         let twice = headers(&[(TRACEPARENT, PARENT), (TRACEPARENT, PARENT)]);
-        assert_eq!(Context::of(&twice), None);
+        assert_eq!(TraceContext::of(&twice), None);
         let later = format!("cc{ids}01");
-        assert!(Context::parse(later.as_bytes()).is_some());
-        assert!(Context::parse(format!("{later}-what-is-new").as_bytes()).is_some());
-        assert!(Context::parse(format!("{later}x").as_bytes()).is_none());
+        assert!(TraceContext::parse(later.as_bytes()).is_some());
+        assert!(TraceContext::parse(format!("{later}-what-is-new").as_bytes()).is_some());
+        assert!(TraceContext::parse(format!("{later}x").as_bytes()).is_none());
         // Only one flag means something here, and only that one is passed on.
-        let flags = Context::parse(format!("00{ids}fe").as_bytes()).unwrap();
+        let flags = TraceContext::parse(format!("00{ids}fe").as_bytes()).unwrap();
         assert!(!flags.sampled);
         assert!(flags.value().as_bytes().ends_with(b"-00"));
     }
@@ -354,7 +344,7 @@ mod tests {
     #[test]
     fn only_whom_one_trusts_decides_what_is_recorded() {
         let said = headers(&[(TRACEPARENT, PARENT)]);
-        let before = Context::of(&said).unwrap();
+        let before = TraceContext::of(&said).unwrap();
         let never = rules(0.0, Continue::Trusted, true);
         let stranger = never.begin(&said, false);
         assert!(!stranger.own.sampled);
@@ -398,7 +388,7 @@ mod tests {
         let again: Vec<bool> = traces.iter().map(|one| rules.samples(*one)).collect();
         assert_eq!(recorded, again);
         // Whatever a smaller share records, a larger one does too.
-        let more = Rules {
+        let more = SamplingRules {
             sample: 0.5,
             ..rules
         };
@@ -408,12 +398,12 @@ mod tests {
                 .zip(recorded)
                 .all(|(one, was)| !was || more.samples(*one))
         );
-        let full = Rules {
+        let full = SamplingRules {
             sample: 1.0,
             ..rules
         };
         assert!(full.samples(TraceId([0xff; 16])));
-        let none = Rules {
+        let none = SamplingRules {
             sample: 0.0,
             ..rules
         };
@@ -450,9 +440,9 @@ mod tests {
                     None => text.push(byte),
                 }
             }
-            if let Some(read) = Context::parse(&text) {
+            if let Some(read) = TraceContext::parse(&text) {
                 let written = read.value();
-                proptest::prop_assert_eq!(Context::parse(written.as_bytes()), Some(read));
+                proptest::prop_assert_eq!(TraceContext::parse(written.as_bytes()), Some(read));
                 proptest::prop_assert_eq!(&written.as_bytes()[3..52], &text[3..52]);
             }
         }

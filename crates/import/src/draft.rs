@@ -1,20 +1,103 @@
-//! What will be written: a configuration before it is text, whoever it came from.
+//! A `proxy.toml` before it is text, and notes on each directive that it does not keep as it was.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
-use super::notes::{Notes, Place};
+use super::files::{SourceEntry, SourceLine};
+use super::values::{TomlEntries, TomlEntry};
 use crate::limit::Rate;
 use crate::route::{HostPattern, PathPattern, PatternError};
 
-/// Everything.
+/// How much of a directive is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Grade {
+    /// Nothing is kept. The operator has to decide.
+    Lost,
+    /// The result behaves a little differently.
+    Differs,
+    /// Nothing is kept, and the result needs nothing for it.
+    Needless,
+}
+
+/// One remark on the source.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Note {
+    /// How much of the directive is kept.
+    pub grade: Grade,
+    /// Where the directive is.
+    pub place: SourceLine,
+    /// The directive, in one line.
+    pub what: String,
+    /// Why it is not kept, or how the result differs.
+    pub why: String,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}: {}", self.place, self.what, self.why)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    list: Vec<Note>,
+}
+
+impl Notes {
+    pub(super) fn lost(&mut self, place: &SourceLine, what: &str, why: impl Into<String>) {
+        self.add(Grade::Lost, place, what, why);
+    }
+
+    pub(super) fn differs(&mut self, place: &SourceLine, what: &str, why: impl Into<String>) {
+        self.add(Grade::Differs, place, what, why);
+    }
+
+    /// Adds a note once: several scopes may inherit one directive.
+    pub(super) fn add(
+        &mut self,
+        grade: Grade,
+        place: &SourceLine,
+        what: &str,
+        why: impl Into<String>,
+    ) {
+        let note = Note {
+            grade,
+            place: place.clone(),
+            what: one_line(what),
+            why: why.into(),
+        };
+        if !self.list.contains(&note) {
+            self.list.push(note);
+        }
+    }
+
+    /// Returns the notes by grade, then by place.
+    pub(super) fn sorted(&self) -> Vec<Note> {
+        let mut list = self.list.clone();
+        list.sort();
+        list
+    }
+}
+
+/// Returns at most 100 characters of a text, without line breaks or terminal controls.
+pub(super) fn one_line(text: &str) -> String {
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    let line: String = text.chars().take(100).map(clean).collect();
+    match text.chars().count() > 100 {
+        true => format!("{line}.."),
+        false => line,
+    }
+}
+
+/// The whole configuration.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     pub(super) listen: Vec<String>,
-    pub(super) proxy_protocol: Option<ProxyProtocol>,
+    pub(super) proxy_protocol: Option<ProxyProtocolDraft>,
     pub(super) trusted: Vec<String>,
     pub(super) client_ip_header: Option<String>,
-    pub(super) tls: Tls,
-    pub(super) server: Vec<Setting>,
+    pub(super) tls: TlsDraft,
+    pub(super) server: TomlEntries,
     pub(super) request_id: Option<String>,
     pub(super) deny_status: Option<u16>,
     pub(super) limits: Vec<LimitDraft>,
@@ -23,64 +106,81 @@ pub(super) struct Draft {
     pub(super) notes: Notes,
 }
 
-/// Connections begin with a header that says whom they are from.
 #[derive(Clone, Debug)]
-pub(super) struct ProxyProtocol {
-    /// `optional`, `required`.
+pub(super) struct ProxyProtocolDraft {
+    /// `optional` or `required`.
     pub(super) mode: &'static str,
-    pub(super) place: Place,
-    pub(super) was: String,
+    pub(super) source: SourceEntry,
 }
-
-/// A key and its value as TOML.
-pub(super) type Setting = (String, String);
 
 /// `[tls]`
 #[derive(Debug, Default)]
-pub(super) struct Tls {
+pub(super) struct TlsDraft {
     pub(super) listen: Vec<String>,
-    /// Certificate, key and where they are named.
-    pub(super) certificates: Vec<(String, String, Place)>,
-    pub(super) settings: Vec<Setting>,
-    /// Some of what is served was never served to plain requests; where that stands.
-    pub(super) only: Option<(Place, String)>,
-    /// Why it is written as comments only.
-    pub(super) elsewhere: Option<String>,
+    pub(super) certificates: Vec<CertificateDraft>,
+    pub(super) entries: TomlEntries,
+    /// The first server or router that has no plain requests.
+    pub(super) only: Option<SourceEntry>,
+    /// Why `[tls]` is written as comments only.
+    pub(super) disabled: Option<String>,
 }
 
-impl Tls {
+#[derive(Debug)]
+pub(super) struct CertificateDraft {
+    pub(super) cert: String,
+    pub(super) key: String,
+    pub(super) place: SourceLine,
+}
+
+impl TlsDraft {
     pub(super) fn is_used(&self) -> bool {
-        !self.listen.is_empty() && self.elsewhere.is_none()
+        !self.listen.is_empty() && self.disabled.is_none()
+    }
+
+    /// Sets `hsts`, in whole days. Returns whether there is at least one day.
+    pub(super) fn set_hsts(&mut self, seconds: Option<u64>) -> bool {
+        match seconds.unwrap_or(0) / 86_400 {
+            0 => return false,
+            365 => self.entries.add_new("hsts", "true"),
+            days => self.entries.add_new("hsts", format!("\"{days}d\"")),
+        }
+        true
     }
 }
 
-/// What a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Budget {
+pub(super) enum LimitBudget {
     Rate(Rate),
     Concurrent(u64),
 }
 
-/// Who is counted.
+/// The key of a limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KeyDraft {
-    /// Together they are the key.
     pub(super) parts: Vec<String>,
-    /// `skip`, `shared`; else the default.
+    /// `skip` or `shared`.
     pub(super) missing: Option<&'static str>,
+    /// Networks that the limit does not count.
     pub(super) exempt: Vec<String>,
+}
+
+impl KeyDraft {
+    pub(super) fn of_part(part: &str) -> KeyDraft {
+        KeyDraft {
+            parts: vec![part.to_owned()],
+            ..KeyDraft::default()
+        }
+    }
 }
 
 /// `[limit.NAME]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LimitDraft {
     pub(super) name: String,
-    /// What it was before.
-    pub(super) was: String,
-    pub(super) budget: Budget,
+    pub(super) source: SourceEntry,
+    pub(super) budget: LimitBudget,
     pub(super) key: KeyDraft,
     pub(super) shadow: bool,
-    pub(super) place: Place,
 }
 
 /// `[upstream.NAME]`
@@ -88,11 +188,11 @@ pub(super) struct LimitDraft {
 pub(super) struct UpstreamDraft {
     pub(super) name: String,
     pub(super) servers: Vec<ServerDraft>,
-    pub(super) settings: Vec<Setting>,
-    pub(super) place: Place,
+    pub(super) entries: TomlEntries,
+    pub(super) place: SourceLine,
 }
 
-/// One of its servers.
+/// A server of an upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServerDraft {
     pub(super) url: String,
@@ -100,9 +200,9 @@ pub(super) struct ServerDraft {
     pub(super) max_connections: Option<u64>,
 }
 
-/// What a route does.
+/// Where a route sends its requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Goal {
+pub(super) enum TargetDraft {
     /// To the upstream of this name.
     Upstream(String),
     Respond {
@@ -114,54 +214,104 @@ pub(super) enum Goal {
         to: String,
         status: u16,
     },
-    /// It did something that cannot be said: 501 until somebody has decided.
+    /// The source cannot be translated, for this reason: the route answers 501 until the operator
+    /// decides.
     Closed(String),
 }
 
-impl Goal {
-    /// Whether requests are turned away.
-    pub(super) fn refuses(&self) -> bool {
-        matches!(self, Goal::Closed(_) | Goal::Respond { status: 400.., .. })
+impl TargetDraft {
+    /// An answer without a body.
+    pub(super) fn respond(status: u16) -> TargetDraft {
+        TargetDraft::Respond {
+            status,
+            body: None,
+            content_type: None,
+        }
     }
+
+    pub(super) fn is_upstream(&self, name: &str) -> bool {
+        matches!(self, TargetDraft::Upstream(known) if known == name)
+    }
+
+    pub(super) fn denies(&self) -> bool {
+        matches!(
+            self,
+            TargetDraft::Closed(_) | TargetDraft::Respond { status: 400.., .. }
+        )
+    }
+}
+
+/// The target of a route, and settings that belong to the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RouteAction {
+    pub(super) target: TargetDraft,
+    pub(super) entries: TomlEntries,
+}
+
+impl From<TargetDraft> for RouteAction {
+    fn from(target: TargetDraft) -> RouteAction {
+        RouteAction {
+            target,
+            entries: TomlEntries::default(),
+        }
+    }
+}
+
+/// A header that a request must have, and its value as `headers` of a route writes it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct HeaderDraft {
+    pub(super) name: String,
+    /// `None` accepts any value.
+    pub(super) value: Option<String>,
 }
 
 /// `[[route]]`
 #[derive(Clone, Debug)]
 pub(super) struct RouteDraft {
-    pub(super) place: Place,
-    /// What it was before.
-    pub(super) was: String,
+    pub(super) source: SourceEntry,
     pub(super) host: Option<String>,
     pub(super) path: String,
     pub(super) methods: Vec<String>,
-    /// Names and values; any value where there is none.
-    pub(super) headers: Vec<(String, Option<String>)>,
-    pub(super) goal: Goal,
+    pub(super) headers: Vec<HeaderDraft>,
+    pub(super) target: TargetDraft,
     pub(super) limits: Vec<String>,
-    pub(super) settings: Vec<Setting>,
+    pub(super) entries: TomlEntries,
 }
 
 impl RouteDraft {
-    /// Whether the same requests would fit both.
-    fn rivals(&self, other: &RouteDraft) -> bool {
+    /// Makes a route for every request.
+    pub(super) fn new(source: SourceEntry, target: TargetDraft) -> RouteDraft {
+        RouteDraft {
+            source,
+            host: None,
+            path: "/*".to_owned(),
+            methods: Vec::new(),
+            headers: Vec::new(),
+            target,
+            limits: Vec::new(),
+            entries: TomlEntries::default(),
+        }
+    }
+
+    /// Whether both routes match the same requests.
+    fn conflicts_with(&self, other: &RouteDraft) -> bool {
         let methods_meet = self.methods.is_empty() && other.methods.is_empty()
             || self.methods.iter().any(|one| other.methods.contains(one));
-        let headers = |one: &RouteDraft| {
-            let mut headers = one.headers.clone();
+        let headers = |route: &RouteDraft| {
+            let mut headers = route.headers.clone();
             headers.sort();
             headers
         };
-        let host = |one: &RouteDraft| one.host.as_deref().map(HostPattern::parse);
+        let host = |route: &RouteDraft| route.host.as_deref().map(HostPattern::parse);
         host(self) == host(other)
-            && shape(&self.path) == shape(&other.path)
+            && parse_shape(&self.path) == parse_shape(&other.path)
             && methods_meet
             && headers(self) == headers(other)
     }
-}
 
-impl RouteDraft {
-    /// Whether it takes requests of the other one, which is more specific by its host or path.
-    pub(super) fn surrounds(&self, other: &RouteDraft) -> bool {
+    /// Whether this route also matches requests of `other`, which is more specific by its host or
+    /// path.
+    pub(super) fn contains(&self, other: &RouteDraft) -> bool {
         let below = |base: &str| {
             let rest = other.path.strip_prefix(base);
             rest.is_some_and(|rest| rest.starts_with('/') && rest != "/*")
@@ -169,13 +319,13 @@ impl RouteDraft {
         let path = self.path.strip_suffix("/*").is_some_and(below);
         let hosts = self.host == other.host || self.host.is_none();
         let wider = self.host != other.host && self.path == other.path;
-        hosts && (path || wider) && self.place != other.place
+        hosts && (path || wider) && self.source.place != other.source.place
     }
 
-    /// Whether only the methods are others.
-    pub(super) fn is_but_for_methods(&self, other: &RouteDraft) -> bool {
+    /// Whether the routes come from one place and only their methods differ.
+    pub(super) fn differs_by_methods(&self, other: &RouteDraft) -> bool {
         let different = self.methods.iter().all(|one| !other.methods.contains(one));
-        self.place == other.place
+        self.source.place == other.source.place
             && (&self.host, &self.path, &self.headers) == (&other.host, &other.path, &other.headers)
             && !self.methods.is_empty()
             && !other.methods.is_empty()
@@ -184,152 +334,131 @@ impl RouteDraft {
 }
 
 impl Draft {
-    /// Adds a route, unless an earlier one takes its requests: that one, then.
+    /// Adds a route, or returns the earlier route that already matches its requests.
     pub(super) fn add_route(&mut self, route: RouteDraft) -> Option<&RouteDraft> {
-        let at = self.routes.iter().position(|one| one.rivals(&route));
-        match at {
-            Some(at) => {
-                let first = &mut self.routes[at];
-                // Of two for the same requests the one that turns them away is kept.
-                if route.goal.refuses() && !first.goal.refuses() {
-                    let why = format!("`{}` of line {} guards", route.was, route.place.line);
-                    first.goal = Goal::Closed(format!("{why} some of the same requests"));
-                    first.settings.retain(|(key, _)| key == "headers_down");
-                    first.limits.clear();
-                }
-                self.routes.get(at)
-            }
-            None => {
-                self.routes.push(route);
-                None
-            }
+        let earlier = self
+            .routes
+            .iter()
+            .position(|one| one.conflicts_with(&route));
+        let Some(index) = earlier else {
+            self.routes.push(route);
+            return None;
+        };
+        let first = &mut self.routes[index];
+        // Only one of two routes for the same requests can stay, so the one that denies wins.
+        if route.target.denies() && !first.target.denies() {
+            first.target = TargetDraft::Closed(format!(
+                "`{}` of line {} guards some of the same requests",
+                route.source.text, route.source.place.line
+            ));
+            let kept = |entry: &TomlEntry| entry.key == "headers_down";
+            first.entries.list.retain(kept);
+            first.limits.clear();
         }
+        self.routes.get(index)
     }
 
-    /// Plain requests are sent to https.
+    /// Redirects plain requests to https.
     pub(super) fn redirect_to_https(&mut self) {
-        let settings = &mut self.tls.settings;
-        if !settings.iter().any(|(key, _)| key == "redirect") {
-            settings.push(("redirect".to_owned(), "true".to_owned()));
-        }
+        self.tls.entries.add_new("redirect", "true");
     }
 
-    /// The name of an upstream that is like this one; a new one if there is none.
-    pub(super) fn upstream(&mut self, draft: UpstreamDraft) -> String {
+    /// Adds an upstream unless there is an equal one. Returns its name.
+    pub(super) fn add_upstream(&mut self, mut draft: UpstreamDraft) -> String {
         let same =
-            |one: &&UpstreamDraft| one.servers == draft.servers && one.settings == draft.settings;
+            |one: &&UpstreamDraft| one.servers == draft.servers && one.entries == draft.entries;
         if let Some(known) = self.upstreams.iter().find(same) {
             return known.name.clone();
         }
-        let taken = self.upstreams.iter().map(|one| one.name.as_str());
-        let name = free_name(&draft.name, taken);
-        self.upstreams.push(UpstreamDraft {
-            name: name.clone(),
-            ..draft
-        });
+        draft.name = free_name(&draft.name, self.upstreams.iter().map(|one| &one.name));
+        let name = draft.name.clone();
+        self.upstreams.push(draft);
         name
     }
 
-    /// The same for a limit.
-    pub(super) fn limit(&mut self, draft: LimitDraft) -> String {
+    /// Adds a limit unless there is an equal one. Returns its name.
+    pub(super) fn add_limit(&mut self, mut draft: LimitDraft) -> String {
         let same = |one: &&LimitDraft| {
-            (&one.was, one.budget, &one.key, one.shadow)
-                == (&draft.was, draft.budget, &draft.key, draft.shadow)
+            (&one.source.text, one.budget, &one.key, one.shadow)
+                == (&draft.source.text, draft.budget, &draft.key, draft.shadow)
         };
         if let Some(known) = self.limits.iter().find(same) {
             return known.name.clone();
         }
-        let taken = self.limits.iter().map(|one| one.name.as_str());
-        let name = free_name(&draft.name, taken);
-        self.limits.push(LimitDraft {
-            name: name.clone(),
-            ..draft
-        });
+        draft.name = free_name(&draft.name, self.limits.iter().map(|one| &one.name));
+        let name = draft.name.clone();
+        self.limits.push(draft);
         name
     }
 
-    /// Whether a limit of this name was there before the last one.
-    pub(super) fn has_limit_like(&self, name: &str) -> bool {
-        let before = self.limits.split_last().map(|(_, before)| before);
-        let wanted = free_name(name, std::iter::empty());
-        before.is_some_and(|before| before.iter().any(|one| one.name == wanted))
-    }
-
-    /// What has no use without the rest, and what the rest needs.
-    pub(super) fn settle(&mut self) {
-        let mut seen = BTreeSet::new();
-        self.listen.retain(|one| seen.insert(one.clone()));
-        self.tls.listen.retain(|one| seen.insert(one.clone()));
-        let mut known = BTreeSet::new();
-        self.trusted.retain(|one| known.insert(one.clone()));
+    /// Removes duplicates, and settings that have no effect without others.
+    pub(super) fn finish(&mut self) {
+        for list in [&mut self.listen, &mut self.tls.listen, &mut self.trusted] {
+            let mut seen = BTreeSet::new();
+            list.retain(|one| seen.insert(one.clone()));
+        }
         if self.trusted.is_empty()
-            && let Some(header) = self.proxy_protocol.take()
+            && let Some(ProxyProtocolDraft { source, .. }) = self.proxy_protocol.take()
         {
             let why = "nobody is named who may say whom a connection is from: with \
                        `trusted_proxies` say who, and then `proxy_protocol`; until then what \
                        begins with its header is refused";
-            self.notes.lost(&header.place, &header.was, why);
+            self.notes.lost(&source.place, &source.text, why);
         }
         if self.tls.listen.is_empty() {
             self.tls.certificates.clear();
-            self.tls.settings.clear();
+            self.tls.entries.list.clear();
         } else if self.tls.certificates.is_empty() {
-            self.tls.elsewhere = Some("no certificate is named".to_owned());
+            self.tls.disabled = Some("no certificate is named".to_owned());
         }
-        self.keep_tls();
-        let mut pairs = BTreeSet::new();
+        self.protect_tls_only();
+        let mut seen = BTreeSet::new();
         self.tls
             .certificates
-            .retain(|(cert, key, _)| pairs.insert((cert.clone(), key.clone())));
+            .retain(|pair| seen.insert((pair.cert.clone(), pair.key.clone())));
     }
 
-    /// What was served over TLS only is never served to plain requests: those are sent to https,
-    /// also while there is no certificate.
-    pub(super) fn keep_tls(&mut self) {
-        let redirects = |(key, _): &Setting| key == "redirect";
-        let is_set = self.tls.settings.iter().any(redirects);
+    /// Redirects plain requests to https where the source served a site over TLS only. The redirect
+    /// stays even while there is no certificate.
+    fn protect_tls_only(&mut self) {
+        let is_set = self.tls.entries.has("redirect");
         if self.listen.is_empty() {
-            self.tls.settings.retain(|one| !redirects(one));
-        } else if let Some((place, what)) = self.tls.only.clone()
+            self.tls.entries.list.retain(|one| one.key != "redirect");
+        } else if let Some(source) = self.tls.only.clone()
             && !is_set
             && self.tls.is_used()
         {
             self.redirect_to_https();
             let why = "was served over TLS only, and routes do not depend on ports: all plain \
                        requests are sent to https, also those that were served before";
-            self.notes.lost(&place, &what, why);
+            self.notes.lost(&source.place, &source.text, why);
         }
         let guards = is_set || self.tls.only.is_some();
-        let known = self.server.iter().any(|(key, _)| key == "https_port");
-        if guards && !known && self.tls.elsewhere.is_some() && !self.tls.listen.is_empty() {
+        if guards && self.tls.disabled.is_some() && !self.tls.listen.is_empty() {
             let port = |listen: &String| listen.rsplit_once(':')?.1.parse::<u16>().ok();
-            let port = self
-                .tls
-                .listen
-                .iter()
-                .find_map(port)
-                .filter(|port| *port > 0);
-            let value = port.unwrap_or(443).to_string();
-            self.server.push(("https_port".to_owned(), value));
+            let port = self.tls.listen.iter().find_map(port).filter(|one| *one > 0);
+            let port = port.unwrap_or(443).to_string();
+            self.server.add_new("https_port", port);
         }
     }
 
-    /// `[tls]` cannot be used on this machine.
-    pub(super) fn tls_is_elsewhere(&mut self, why: &str) {
+    /// Writes `[tls]` as comments, because this machine cannot use its certificates.
+    pub(super) fn disable_tls(&mut self, why: &str) {
         let why = why.replace("`tls.certificates.cert`", "`cert`");
-        self.tls.elsewhere = Some(why.clone());
-        if let Some((cert, _, place)) = self.tls.certificates.first() {
+        self.tls.disabled = Some(why.clone());
+        if let Some(CertificateDraft { cert, place, .. }) = self.tls.certificates.first() {
             let what = format!("certificate {cert}");
             let why =
                 format!("{why}; [tls] is written as comments: take their `#` away where it is");
-            self.notes.lost(&place.clone(), &what, why);
+            self.notes.lost(place, &what, why);
         }
-        self.keep_tls();
+        self.protect_tls_only();
     }
 }
 
-/// What a path stands for, whatever its parameters are called.
-fn shape(path: &str) -> Result<PathPattern, PatternError> {
+/// Parses a path with numbered parameters, so that two paths are equal whatever the names of their
+/// parameters are.
+fn parse_shape(path: &str) -> Result<PathPattern, PatternError> {
     let segments = path.split('/').enumerate().map(|(number, segment)| {
         match segment.starts_with('{') && segment.ends_with('}') {
             true => format!("{{p{number}}}"),
@@ -339,20 +468,24 @@ fn shape(path: &str) -> Result<PathPattern, PatternError> {
     PathPattern::parse(&segments.collect::<Vec<_>>().join("/"))
 }
 
-/// `base` as a name of limits and upstreams that nobody has yet.
-fn free_name<'t>(base: &str, taken: impl Iterator<Item = &'t str>) -> String {
-    let taken: BTreeSet<&str> = taken.collect();
-    let fits = |c: char| match c.to_ascii_lowercase() {
+/// Replaces the characters of a text that names of limits and upstreams cannot have.
+pub(super) fn clean_name(text: &str) -> String {
+    let clean = |c: char| match c.to_ascii_lowercase() {
         c @ ('a'..='z' | '0'..='9' | '_' | '-') => c,
         _ => '-',
     };
-    let name: String = base.chars().map(fits).take(58).collect();
-    let name = match name.trim_matches('-') {
-        "" => "unnamed",
-        name => name,
-    };
+    let name: String = text.chars().map(clean).take(58).collect();
+    match name.trim_matches('-') {
+        "" => "unnamed".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// Returns `text` as a name that is not taken, with a number if it must.
+fn free_name<'t>(text: &str, taken: impl Iterator<Item = &'t String>) -> String {
+    let taken: BTreeSet<&String> = taken.collect();
+    let name = clean_name(text);
     let numbered = (2..).map(|number| format!("{name}-{number}"));
-    let mut all = std::iter::once(name.to_owned()).chain(numbered);
-    all.find(|name| !taken.contains(name.as_str()))
-        .unwrap_or_default()
+    let mut all = std::iter::once(name.clone()).chain(numbered);
+    all.find(|name| !taken.contains(name)).unwrap_or_default()
 }

@@ -1,30 +1,87 @@
-//! Reading what is imported: files of bounded size, standard input, and the `include`s of nginx.
+//! Reads the files that are imported, and says why an import fails. The size of a file is bounded.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
-
-use super::ImportError;
+use std::rc::Rc;
 
 /// Bytes of one file, at most.
 const MAX_FILE: u64 = 4 << 20;
-/// Files that a pattern may stand for, at most.
+/// Files that one pattern finds, at most.
 const MAX_MATCHES: usize = 1000;
 
-/// The text at `path`, `-` for standard input.
-pub(super) fn text(path: &Path) -> Result<String, ImportError> {
-    let read = match path == Path::new("-") {
-        true => bounded(io::stdin().lock()),
-        false => File::open(path).and_then(bounded),
-    };
-    let unreadable =
-        |why: String| ImportError::Unreadable(format!("cannot read `{}`: {why}", path.display()));
-    let bytes = read.map_err(|error| unreadable(error.to_string()))?;
-    // A comment in an old encoding is no reason to stop.
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+/// A line of a file that is imported.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SourceLine {
+    /// The file's name, as the user or an `include` gives it.
+    pub file: Rc<str>,
+    /// From 1.
+    pub line: usize,
 }
 
-fn bounded(file: impl Read) -> io::Result<Vec<u8>> {
+impl fmt::Display for SourceLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.file, self.line)
+    }
+}
+
+/// The source of a part of the draft.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SourceEntry {
+    pub(super) place: SourceLine,
+    pub(super) text: String,
+}
+
+/// Why there is no result.
+#[derive(Debug)]
+pub enum ImportError {
+    /// A file cannot be read.
+    Unreadable(String),
+    /// A file is not valid in its own syntax.
+    Syntax {
+        /// Where the fault is.
+        place: SourceLine,
+        /// The fault.
+        what: String,
+    },
+    /// `tidegate check` refuses the result. This is a bug of the import.
+    Refused(String),
+}
+
+impl fmt::Display for ImportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ImportError::Unreadable(what) => f.write_str(what),
+            ImportError::Syntax { place, what } => write!(f, "{place}: {what}"),
+            ImportError::Refused(why) => write!(
+                f,
+                "what was written is refused by `tidegate check`, a mistake of `tidegate import`; \
+                 please report it\n{why}"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ImportError {}
+
+/// Reads a file; `-` is standard input. Bytes that are not UTF-8 are replaced: a comment in an old
+/// encoding is no reason to stop.
+pub(super) fn read_text(path: &Path) -> Result<String, ImportError> {
+    let read = match path == Path::new("-") {
+        true => read_bounded(io::stdin().lock()),
+        false => File::open(path).and_then(read_bounded),
+    };
+    match read {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) => Err(ImportError::Unreadable(format!(
+            "cannot read `{}`: {error}",
+            path.display()
+        ))),
+    }
+}
+
+fn read_bounded(file: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
     match bytes.len() as u64 > MAX_FILE {
@@ -33,14 +90,14 @@ fn bounded(file: impl Read) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Whether there is such a file here.
-pub(super) fn is_there(path: &str) -> bool {
+/// Whether this machine has the file and may read it.
+pub(super) fn is_readable(path: &str) -> bool {
     File::open(path).is_ok_and(|file| file.metadata().is_ok_and(|meta| meta.is_file()))
 }
 
-/// The files that an `include` names, in order: `conf.d/*.conf`. A name without `*`, `?` and `[` is
-/// returned whether it is there or not.
-pub(super) fn matching(folder: &Path, pattern: &str) -> Vec<PathBuf> {
+/// Returns the files of an `include` in order: `conf.d/*.conf`. A name without `*`, `?` and `[` is
+/// returned even if there is no such file.
+pub(super) fn find_included(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     let whole = folder.join(pattern);
     let mut found = vec![PathBuf::new()];
     for part in whole.components() {
@@ -48,14 +105,17 @@ pub(super) fn matching(folder: &Path, pattern: &str) -> Vec<PathBuf> {
         let is_pattern = matches!(part, Component::Normal(_)) && text.contains(['*', '?', '[']);
         found = match is_pattern {
             false => found.iter().map(|path| path.join(&text)).collect(),
-            true => found.iter().flat_map(|path| within(path, &text)).collect(),
+            true => found
+                .iter()
+                .flat_map(|path| find_in_folder(path, &text))
+                .collect(),
         };
         found.truncate(MAX_MATCHES);
     }
     found
 }
 
-fn within(folder: &Path, pattern: &str) -> Vec<PathBuf> {
+fn find_in_folder(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     let folder = match folder.as_os_str().is_empty() {
         true => Path::new("."),
         false => folder,
@@ -63,23 +123,24 @@ fn within(folder: &Path, pattern: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     let hidden = |name: &String| name.starts_with('.') && !pattern.starts_with('.');
-    let fits = |name: &String| !hidden(name) && fits(pattern.as_bytes(), name.as_bytes());
-    let mut names: Vec<String> = names.filter(fits).collect();
+    let matches =
+        |name: &String| !hidden(name) && matches_glob(pattern.as_bytes(), name.as_bytes());
+    let mut names: Vec<String> = names.filter(matches).collect();
     names.sort();
     names.into_iter().map(|name| folder.join(name)).collect()
 }
 
-/// Whether a name is one that a shell's pattern stands for. Takes time by the product of both
-/// lengths at most: of several `*` only the last one is tried again.
-fn fits(pattern: &[u8], name: &[u8]) -> bool {
+/// Matches a name against a shell pattern. The time is at most the product of both lengths, because
+/// only the last `*` is tried again.
+fn matches_glob(pattern: &[u8], name: &[u8]) -> bool {
     let (mut p, mut n) = (0, 0);
+    // Where the last `*` is, and where the rest of the name begins.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
-        let step = one(&pattern[p..], name[n]);
         if pattern.get(p) == Some(&b'*') {
             star = Some((p, n));
             p += 1;
-        } else if let Some(length) = step {
+        } else if let Some(length) = match_byte(&pattern[p..], name[n]) {
             p += length;
             n += 1;
         } else if let Some((at, from)) = star {
@@ -93,28 +154,28 @@ fn fits(pattern: &[u8], name: &[u8]) -> bool {
     pattern[p..].iter().all(|byte| *byte == b'*')
 }
 
-/// How much of the pattern stands for this byte: `?`, `[a-z]`, `[!a]` or the byte itself.
-fn one(pattern: &[u8], byte: u8) -> Option<usize> {
+/// Returns the length of the pattern's first element if it matches the byte: `?`, `[a-z]`, `[!a]`
+/// or the byte itself.
+fn match_byte(pattern: &[u8], byte: u8) -> Option<usize> {
     match pattern.first()? {
         b'?' => Some(1),
         b'[' => {
             let end = pattern.iter().skip(2).position(|one| *one == b']')? + 2;
-            let set = &pattern[1..end];
-            let (not, set) = match set.first() {
-                Some(b'!' | b'^') => (true, &set[1..]),
-                _ => (false, set),
+            let (negated, mut set) = match &pattern[1..end] {
+                [b'!' | b'^', set @ ..] => (true, set),
+                set => (false, set),
             };
             let mut is_in = false;
-            let mut at = 0;
-            while at < set.len() {
-                let ranged = set.get(at + 1) == Some(&b'-') && at + 2 < set.len();
-                let last = if ranged { set[at + 2] } else { set[at] };
-                is_in |= (set[at]..=last).contains(&byte);
-                at += if ranged { 3 } else { 1 };
+            while let [first, rest @ ..] = set {
+                let (last, behind) = match rest {
+                    [b'-', last, behind @ ..] => (last, behind),
+                    behind => (first, behind),
+                };
+                is_in |= (first..=last).contains(&&byte);
+                set = behind;
             }
-            (is_in != not).then_some(end + 1)
+            (is_in != negated).then_some(end + 1)
         }
-        b'*' => None,
         literal => (*literal == byte).then_some(1),
     }
 }
@@ -138,11 +199,11 @@ mod tests {
             ("[a", "a", false),
             ("", "", true),
         ] {
-            let found = fits(pattern.as_bytes(), name.as_bytes());
+            let found = matches_glob(pattern.as_bytes(), name.as_bytes());
             assert_eq!(found, expected, "{pattern} {name}");
         }
         let many = "*a".repeat(200);
-        assert!(!fits(many.as_bytes(), "a".repeat(150).as_bytes()));
+        assert!(!matches_glob(many.as_bytes(), "a".repeat(150).as_bytes()));
     }
 
     #[test]
@@ -151,10 +212,10 @@ mod tests {
         for name in ["b.conf", "a.conf", ".hidden.conf", "c.txt"] {
             fs::write(folder.path().join(name), "").unwrap();
         }
-        let found = matching(folder.path(), "*.conf");
+        let found = find_included(folder.path(), "*.conf");
         let names: Vec<_> = found.iter().map(|path| path.file_name().unwrap()).collect();
         assert_eq!(names, ["a.conf", "b.conf"]);
-        assert_eq!(matching(folder.path(), "none.conf").len(), 1);
-        assert!(matching(folder.path(), "nowhere/*.conf").is_empty());
+        assert_eq!(find_included(folder.path(), "none.conf").len(), 1);
+        assert!(find_included(folder.path(), "nowhere/*.conf").is_empty());
     }
 }

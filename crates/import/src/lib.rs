@@ -1,118 +1,255 @@
-//! Import: another program's configuration as a `proxy.toml`, and what of it could not be kept.
+//! Import: makes a `proxy.toml` of a configuration of nginx or Traefik, and lists each directive
+//! that it cannot translate.
 //!
-//! What cannot be said in `proxy.toml` is never guessed: it is listed with its place. Where it
-//! guarded access, or chose another place to go, its route answers 501 until somebody has decided.
-//! Only `files` does IO, and it reads files only.
+//! The import never guesses. A route answers 501 until the operator decides if the source guards it
+//! with something that `proxy.toml` has not. Only `files` does IO, and it only reads.
 
-use tidegate_core::{config, limit, route};
-
-mod bucket;
 mod draft;
 mod files;
 mod nginx;
-mod notes;
 mod patterns;
 mod print;
-mod prune;
 mod traefik;
+mod values;
 
-use std::fmt;
 use std::path::Path;
 
-use draft::Draft;
-pub use notes::{Grade, Note, Place};
+use draft::{Draft, RouteDraft, TargetDraft, UpstreamDraft};
+pub use draft::{Grade, Note};
+use files::SourceEntry;
+pub use files::{ImportError, SourceLine};
+use tidegate_core::{config, limit, route};
+use values::TomlEntries;
 
-/// Whose configuration it is.
+/// The program that a configuration is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
+pub enum SourceProgram {
     /// nginx.conf, or a file that it includes.
     Nginx,
     /// Traefik's dynamic or static configuration, YAML or TOML.
     Traefik,
 }
 
-/// What came out.
+/// The result of an import.
 #[derive(Debug)]
 pub struct Imported {
-    /// A `proxy.toml` that `tidegate check` takes.
+    /// A `proxy.toml` that `tidegate check` accepts.
     pub text: String,
-    /// What could not be kept, what is a little different now, and what is not needed.
+    /// The directives that are lost, that differ, and that are not needed.
     pub notes: Vec<Note>,
 }
 
-/// Why nothing came out.
-#[derive(Debug)]
-pub enum ImportError {
-    /// A file cannot be read.
-    Unreadable(String),
-    /// It is not what it was said to be.
-    Syntax {
-        /// Where.
-        place: Place,
-        /// What is wrong there.
-        what: String,
-    },
-    /// What came out cannot be used, which is a mistake of this program.
-    Refused(String),
-}
-
-impl fmt::Display for ImportError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ImportError::Unreadable(what) => f.write_str(what),
-            ImportError::Syntax { place, what } => write!(f, "{place}: {what}"),
-            ImportError::Refused(why) => write!(
-                f,
-                "what was written is refused by `tidegate check`, a mistake of `tidegate import`; \
-                 please report it\n{why}"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for ImportError {}
-
-/// Reads what stands at `path`, `-` for standard input, and says it as a `proxy.toml`.
-pub fn import(from: From, path: &Path) -> Result<Imported, ImportError> {
-    let draft = match from {
-        From::Nginx => nginx::read(path)?,
-        From::Traefik => traefik::read(path)?,
+/// Reads the file at `path`, `-` for standard input, and writes it as a `proxy.toml`.
+pub fn import(program: SourceProgram, path: &Path) -> Result<Imported, ImportError> {
+    let draft = match program {
+        SourceProgram::Nginx => nginx::read(path)?,
+        SourceProgram::Traefik => traefik::read(path)?,
     };
     finish(draft, path)
 }
 
-/// Prints the draft and has it read as a configuration. Certificates that cannot be used here are
-/// written as comments: they may be on another machine.
+/// Prints the draft and parses the result as a configuration. Writes `[tls]` as comments if its
+/// certificates cannot be read: they may be on another machine.
 fn finish(mut draft: Draft, path: &Path) -> Result<Imported, ImportError> {
     let name = path.display().to_string();
-    let whole = Place {
+    let first_line = SourceLine {
         file: name.as_str().into(),
         line: 1,
     };
-    prune::prune(&mut draft, &whole);
+    remove_refused_globals(&mut draft, &first_line);
+    remove_refused_limits(&mut draft);
+    remove_refused_upstreams(&mut draft);
+    close_refused_routes(&mut draft);
     if draft.limits.is_empty() {
         let why = "the file limits nothing that can be kept, so nothing is limited here: a \
                    `[limit.default]` with a `rate` limits every route that names no other";
-        draft.notes.differs(&whole, "no limits", why);
+        draft.notes.differs(&first_line, "no limits", why);
     }
-    draft.settle();
+    draft.finish();
     let mut text = print::print(&draft, &name);
-    if let (Some(why), true) = (prune::refusal(&text), draft.tls.is_used()) {
-        draft.tls_is_elsewhere(&why);
+    if let (Some(why), true) = (refusal_of_text(&text), draft.tls.is_used()) {
+        draft.disable_tls(&why);
         text = print::print(&draft, &name);
     }
-    match read_back(&text) {
-        Ok(()) => Ok(Imported {
+    match config::parse("proxy.toml", &text, &|_| None) {
+        Ok(_) => Ok(Imported {
             text,
             notes: draft.notes.sorted(),
         }),
-        Err(why) => Err(ImportError::Refused(why)),
+        Err(found) => Err(ImportError::Refused(config::render::human(&found, false))),
     }
 }
 
-/// What is wrong with a text as a configuration.
-fn read_back(text: &str) -> Result<(), String> {
-    let read = config::parse("proxy.toml", text, &|_| None);
-    read.map(drop)
-        .map_err(|found| config::render::human(&found, false))
+/// Returns the first error of a text as a configuration, in one line.
+fn refusal_of_text(text: &str) -> Option<String> {
+    let found = config::parse("proxy.toml", text, &|_| None).err()?;
+    let first = found.list.first()?;
+    let help = first.help.iter().next().map(|help| format!("; {help}"));
+    Some(format!("{}{}", first.message, help.unwrap_or_default()))
+}
+
+/// Returns the first error of a draft that has only the parts that `fill` adds.
+fn refusal(fill: impl FnOnce(&mut Draft)) -> Option<String> {
+    let mut parts = Draft::default();
+    fill(&mut parts);
+    refusal_of_text(&print::print(&parts, ""))
+}
+
+/// Takes the elements out of a list that are refused when they are alone in a draft, with the
+/// reasons. `add` adds one to a draft.
+fn take_refused<T: Clone>(list: &mut Vec<T>, add: impl Fn(&mut Draft, T)) -> Vec<(T, String)> {
+    let mut refused = Vec::new();
+    list.retain(|one| {
+        let why = refusal(|part| add(part, one.clone()));
+        let is_kept = why.is_none();
+        refused.extend(why.map(|why| (one.clone(), why)));
+        is_kept
+    });
+    refused
+}
+
+/// Removes addresses, settings and headers that are refused. None of them has a place of its own.
+fn remove_refused_globals(draft: &mut Draft, place: &SourceLine) {
+    let notes = &mut draft.notes;
+    for list in [&mut draft.listen, &mut draft.tls.listen] {
+        for (one, why) in take_refused(list, |part, one| part.listen.push(one)) {
+            notes.lost(place, &format!("listen {one}"), why);
+        }
+    }
+    for (one, why) in take_refused(&mut draft.trusted, |part, one| part.trusted.push(one)) {
+        notes.lost(place, &format!("trusted address {one}"), why);
+    }
+    for (one, why) in take_refused(&mut draft.server.list, |part, one| {
+        part.server.list.push(one)
+    }) {
+        notes.lost(place, &one.line(), why);
+    }
+    let header = &mut draft.client_ip_header;
+    if let Some(why) = refusal(|part| part.client_ip_header.clone_from(header)) {
+        notes.lost(place, "the header with the client's address", why);
+        *header = None;
+    }
+    let header = &mut draft.request_id;
+    if let Some(why) = refusal(|part| part.request_id.clone_from(header)) {
+        notes.lost(place, "the header with the request's id", why);
+        *header = None;
+    }
+}
+
+fn remove_refused_limits(draft: &mut Draft) {
+    let refused = take_refused(&mut draft.limits, |part, one| part.limits.push(one));
+    for (limit, why) in refused {
+        let what = format!("limit {}", limit.source.text);
+        draft.notes.lost(&limit.source.place, &what, why);
+        for route in &mut draft.routes {
+            route.limits.retain(|name| *name != limit.name);
+        }
+    }
+}
+
+/// Adds an upstream, and a route to it, because a file with upstreams needs routes.
+fn add_with_route(part: &mut Draft, upstream: UpstreamDraft) {
+    let source = SourceEntry {
+        place: upstream.place.clone(),
+        text: String::new(),
+    };
+    let target = TargetDraft::Upstream(upstream.name.clone());
+    part.routes.push(RouteDraft::new(source, target));
+    part.upstreams.push(upstream);
+}
+
+/// Removes servers and settings that are refused, then upstreams without servers. Closes the routes
+/// of the removed upstreams.
+fn remove_refused_upstreams(draft: &mut Draft) {
+    let Draft {
+        upstreams, notes, ..
+    } = draft;
+    for upstream in upstreams.iter_mut() {
+        let mut alone = UpstreamDraft {
+            servers: Vec::new(),
+            entries: TomlEntries::default(),
+            ..upstream.clone()
+        };
+        let place = &upstream.place;
+        let refused = take_refused(&mut upstream.servers, |part, server| {
+            let servers = vec![server];
+            add_with_route(
+                part,
+                UpstreamDraft {
+                    servers,
+                    ..alone.clone()
+                },
+            );
+        });
+        for (server, why) in refused {
+            notes.lost(place, &server.url, why);
+        }
+        alone.servers.extend(upstream.servers.first().cloned());
+        let refused = take_refused(&mut upstream.entries.list, |part, entry| {
+            let entries = TomlEntries { list: vec![entry] };
+            add_with_route(
+                part,
+                UpstreamDraft {
+                    entries,
+                    ..alone.clone()
+                },
+            );
+        });
+        // Without a server, everything is refused, and the upstream is removed below.
+        for (entry, why) in refused.iter().filter(|_| !alone.servers.is_empty()) {
+            notes.lost(place, &entry.line(), why);
+        }
+    }
+    for (upstream, why) in take_refused(upstreams, add_with_route) {
+        let why = match upstream.servers.is_empty() {
+            true => "no server is left".to_owned(),
+            false => why,
+        };
+        notes.lost(&upstream.place, &format!("upstream {}", upstream.name), why);
+        for route in &mut draft.routes {
+            if route.target.is_upstream(&upstream.name) {
+                route.target = TargetDraft::Closed("its upstream cannot be kept".to_owned());
+            }
+        }
+    }
+}
+
+/// Closes routes that are refused, and removes their settings that are refused.
+fn close_refused_routes(draft: &mut Draft) {
+    let Draft {
+        upstreams, notes, ..
+    } = draft;
+    let refusal_of = |route: &RouteDraft| {
+        let is_target = |one: &&UpstreamDraft| route.target.is_upstream(&one.name);
+        refusal(|part| {
+            part.upstreams
+                .extend(upstreams.iter().find(is_target).cloned());
+            part.routes.push(route.clone());
+        })
+    };
+    draft.routes.retain_mut(|route| {
+        let SourceEntry { place, text } = route.source.clone();
+        let limits = std::mem::take(&mut route.limits);
+        let entries = std::mem::take(&mut route.entries);
+        if let Some(why) = refusal_of(route) {
+            notes.lost(&place, &text, why.clone());
+            route.target = TargetDraft::Closed(why);
+            if refusal_of(route).is_some() {
+                return false;
+            }
+        }
+        for entry in entries.list {
+            route.entries.list.push(entry.clone());
+            if let Some(why) = refusal_of(route) {
+                route.entries.list.pop();
+                notes.lost(&place, &entry.line(), why.clone());
+                // Without the prefix, the upstream would get another path than the source meant.
+                if entry.key == "strip_prefix" {
+                    route.target = TargetDraft::Closed(why);
+                }
+            }
+        }
+        route.limits = limits;
+        true
+    });
 }

@@ -1,78 +1,439 @@
-//! nginx.conf: its grammar, what each block inherits, and what of it `proxy.toml` can say.
+//! nginx.conf: reads the `http` blocks, and of each server its addresses, names and certificates.
 
-mod access;
+mod actions;
 mod conditions;
-mod expressions;
-mod fates;
-mod headers;
-mod keys;
+mod directives;
+mod early_answers;
 mod limits;
 mod locations;
-mod maps;
-mod outcome;
-mod passing;
-mod places;
-mod rewrites;
-mod rules;
+mod precedence;
 mod scope;
-mod servers;
 mod settings;
 mod syntax;
 mod upstreams;
-mod values;
-mod words;
+mod variables;
 
+use std::net::SocketAddr;
 use std::path::Path;
 
-use super::ImportError;
-use super::draft::Draft;
-use super::notes::Place;
-use limits::Zones;
-use maps::Maps;
-use scope::Scope;
+use super::draft::{CertificateDraft, Draft, Notes, ProxyProtocolDraft};
+use super::files::{ImportError, SourceEntry, SourceLine};
+use super::patterns;
+use super::values::quote;
+use conditions::ServerTls;
+use locations::Site;
+use scope::{BlockScope, HttpBlock};
 use syntax::Directive;
-use upstreams::Groups;
 
-/// What all servers share.
-struct Http<'d> {
-    top: &'d [Directive],
-    zones: Zones<'d>,
-    maps: Maps<'d>,
-    groups: Groups<'d>,
-}
-
-/// Reads a file, and what it includes.
+/// Reads a file, and the files that it includes.
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
     let mut draft = Draft::default();
-    let main = syntax::read(path, &mut draft.notes)?;
-    fates::tell(&main, fates::Context::Main, &mut draft.notes);
-    // A file of conf.d or sites-enabled is what stands in `http`.
-    let top = Scope::new(&main);
-    let mut blocks = Vec::new();
-    let is_http = |one: &&Directive| one.name == "http";
-    for block in main.iter().filter(is_http) {
-        blocks.push(top.within(block));
+    let main = syntax::read_file(path, &mut draft.notes)?;
+    directives::note_untranslated(&main, false, &mut draft.notes);
+    let blocks = main.iter().filter(|one| one.name == "http");
+    let mut levels: Vec<Vec<&[Directive]>> = Vec::new();
+    levels.extend(blocks.map(|block| vec![block.inner(), &main]));
+    if levels.is_empty() {
+        // A file of conf.d or sites-enabled has the directives of an `http` block.
+        levels.push(vec![&main]);
     }
-    if blocks.is_empty() {
-        blocks.push(top);
-    }
-    for scope in &blocks {
-        let http = Http {
-            top: scope.own(),
-            zones: Zones::of(scope.own()),
-            maps: Maps::of(scope.own(), &mut draft.notes),
-            groups: Groups::of(scope.own()),
+    for levels in levels {
+        let http = HttpBlock::new(levels[0], &mut draft.notes);
+        let scope = BlockScope {
+            http: &http,
+            levels,
         };
-        settings::http(scope, &mut draft);
-        servers::all(&http, scope, &mut draft);
-        http.zones.rest(&mut draft);
+        settings::read_http(&scope, &mut draft);
+        add_servers(&scope, &mut draft);
+        limits::note_zones(&http, &mut draft);
     }
-    settings::usual_real_ip(&main, &mut draft);
+    settings::add_default_real_ip(&main, &mut draft);
     if draft.routes.is_empty() {
         let file = path.display().to_string().into();
-        let place = Place { file, line: 1 };
+        let place = SourceLine { file, line: 1 };
         let why = "there is nothing to serve; one stands there to be changed";
         draft.notes.lost(&place, "no server block", why);
     }
     Ok(draft)
+}
+
+/// A `server` block.
+struct ServerBlock<'d> {
+    one: &'d Directive,
+    scope: BlockScope<'d>,
+    /// `None` is every host.
+    hosts: Vec<Option<String>>,
+    listens: Vec<ListenAddress>,
+}
+
+/// `listen 443 ssl default_server;`
+struct ListenAddress {
+    address: String,
+    ssl: bool,
+    is_default: bool,
+    /// The directive, if it expects the PROXY protocol.
+    proxy_protocol: Option<SourceEntry>,
+}
+
+fn add_servers(scope: &BlockScope<'_>, draft: &mut Draft) {
+    let blocks = scope.own_named("server").filter(|one| one.block.is_some());
+    let servers: Vec<ServerBlock<'_>> = blocks.map(|one| read_server(one, scope, draft)).collect();
+    add_listens(&servers, draft);
+    let redirects = find_redirecting(&servers, draft);
+    read_deny_status(&servers, draft);
+    let default = find_default(&servers, &redirects, draft);
+    let has_wildcards = servers.iter().any(ServerBlock::has_wildcard);
+    for (index, one) in servers.iter().enumerate() {
+        if redirects.contains(&index) {
+            continue;
+        }
+        let mut hosts = one.hosts.clone();
+        if Some(index) == default {
+            // This server also gets the requests for unknown hosts, so its names need no routes of
+            // their own. They do if a wildcard of another server or a condition tells them apart.
+            if !has_wildcards && one.scope.own_first("if").is_none() {
+                hosts.clear();
+            }
+            if !hosts.contains(&None) {
+                hosts.push(None);
+            }
+        } else if hosts.contains(&None) {
+            hosts.retain(Option::is_some);
+            if hosts.is_empty() {
+                let why = "another server has the requests for every name: routes do not depend \
+                           on the port that a request came to";
+                draft.notes.lost(&one.one.place, "server", why);
+                continue;
+            }
+        }
+        let mut site = Site {
+            one: one.one,
+            scope: &one.scope,
+            hosts,
+            tls: ServerTls {
+                secure: one.is_secure(),
+                verified: one.verifies_clients(),
+            },
+            closed: closed_as_internal(one, &servers, &mut draft.notes),
+        };
+        site.add_routes(draft);
+    }
+}
+
+/// Returns why a server is closed that only this machine can reach, beside servers that others can
+/// reach. Routes do not depend on addresses.
+fn closed_as_internal(
+    one: &ServerBlock<'_>,
+    all: &[ServerBlock<'_>],
+    notes: &mut Notes,
+) -> Option<String> {
+    if !one.is_internal() || all.iter().all(ServerBlock::is_internal) {
+        return None;
+    }
+    let address = one.listens.first().map_or("", |listen| &listen.address);
+    let why = format!(
+        "only this machine could reach it, at {address}: routes do not depend on the address that \
+         a request came to, so it is closed"
+    );
+    notes.lost(&one.one.place, "server", why.clone());
+    Some(why)
+}
+
+impl ServerBlock<'_> {
+    /// Whether clients without a certificate are refused, by nginx and by tidegate.
+    fn verifies_clients(&self) -> bool {
+        self.scope.is_on("ssl_verify_client") && self.scope.last("ssl_client_certificate").is_some()
+    }
+
+    /// Whether all requests use TLS; `None` if only some do.
+    fn is_secure(&self) -> Option<bool> {
+        let first = self.listens.first()?.ssl;
+        let same = self.listens.iter().all(|listen| listen.ssl == first);
+        same.then_some(first)
+    }
+
+    /// Whether only this machine can reach all of its addresses.
+    fn is_internal(&self) -> bool {
+        self.listens.iter().all(|listen| {
+            let address = listen.address.parse::<SocketAddr>();
+            let is_loopback = address.is_ok_and(|address| address.ip().is_loopback());
+            is_loopback || listen.address.starts_with("unix:")
+        })
+    }
+
+    fn has_wildcard(&self) -> bool {
+        let mut hosts = self.hosts.iter().flatten();
+        hosts.any(|host| host.starts_with("*."))
+    }
+}
+
+/// Returns the index of the server that gets the requests for unknown hosts.
+fn find_default(
+    servers: &[ServerBlock<'_>],
+    redirects: &[usize],
+    draft: &mut Draft,
+) -> Option<usize> {
+    let listens = |index: usize| servers[index].listens.iter();
+    let all: Vec<usize> = (0..servers.len())
+        .filter(|index| !redirects.contains(index))
+        .collect();
+    let find = |is_it: &dyn Fn(&ListenAddress) -> bool| {
+        all.iter().copied().find(|index| listens(*index).any(is_it))
+    };
+    let default = find(&|listen| listen.is_default)
+        .or_else(|| find(&|listen| listen.address == ":443"))
+        .or_else(|| find(&|listen| listen.address == ":80"))
+        .or(all.first().copied())?;
+    // nginx has a default server for each address.
+    let other = all.iter().find(|index| {
+        let shares =
+            |listen: &ListenAddress| listens(default).any(|one| one.address == listen.address);
+        !listens(**index).any(shares)
+    });
+    if let Some(other) = other {
+        let why = format!(
+            "has the requests for names that nobody has, also those to the port of the server in \
+             line {}: routes do not depend on ports",
+            servers[*other].one.place.line
+        );
+        let place = &servers[default].one.place;
+        draft.notes.differs(place, "server", why);
+    }
+    Some(default)
+}
+
+fn read_server<'d>(
+    one: &'d Directive,
+    http: &BlockScope<'d>,
+    draft: &mut Draft,
+) -> ServerBlock<'d> {
+    directives::note_untranslated(one.inner(), false, &mut draft.notes);
+    let scope = http.enter(one);
+    settings::read_real_ip(&scope, draft);
+    let mut hosts = Vec::new();
+    for named in scope.own_named("server_name") {
+        for name in &named.args {
+            match patterns::parse_hosts(name) {
+                Ok(found) => hosts.extend(found),
+                Err(why) => named.note_lost(&mut draft.notes, why),
+            }
+        }
+    }
+    if hosts.is_empty() && scope.own_first("server_name").is_none() {
+        hosts.push(None);
+    }
+    let ssl = scope.own_first("ssl").is_some_and(|one| one.arg(0) == "on");
+    let mut listens: Vec<ListenAddress> = Vec::new();
+    for one in scope.own_named("listen") {
+        listens.extend(parse_listen(one, ssl, &mut draft.notes));
+    }
+    if listens.is_empty() {
+        listens.push(ListenAddress {
+            address: ":80".to_owned(),
+            ssl,
+            is_default: false,
+            proxy_protocol: None,
+        });
+    }
+    ServerBlock {
+        one,
+        scope,
+        hosts,
+        listens,
+    }
+}
+
+fn parse_listen(one: &Directive, ssl: bool, notes: &mut Notes) -> Option<ListenAddress> {
+    let has = |name: &str| one.args.iter().skip(1).any(|arg| arg == name);
+    if has("quic") {
+        one.note_lost(notes, "HTTP/3 is not spoken");
+        return None;
+    }
+    let text = one.arg(0);
+    let address = if text.starts_with("unix:") {
+        text.to_owned()
+    } else if let Ok(port) = text.parse::<u16>() {
+        format!(":{port}")
+    } else {
+        let split = text.rsplit_once(':');
+        let split =
+            split.filter(|(host, port)| port.parse::<u16>().is_ok() && !host.ends_with(':'));
+        let (host, port) = split.unwrap_or((text, "80"));
+        match host {
+            "*" | "[::]" | "0.0.0.0" => format!(":{port}"),
+            "localhost" => format!("127.0.0.1:{port}"),
+            host => format!("{host}:{port}"),
+        }
+    };
+    if address.parse::<SocketAddr>().is_err() && !address.starts_with([':', 'u']) {
+        one.note_lost(notes, "a name is no address to listen on");
+        return None;
+    }
+    Some(ListenAddress {
+        address,
+        ssl: ssl || has("ssl"),
+        is_default: has("default_server") || has("default"),
+        proxy_protocol: has("proxy_protocol").then(|| one.source()),
+    })
+}
+
+/// Adds the addresses of all servers, plain and with TLS.
+fn add_listens(servers: &[ServerBlock<'_>], draft: &mut Draft) {
+    for server in servers {
+        for listen in &server.listens {
+            match listen.ssl {
+                true => draft.tls.listen.push(listen.address.clone()),
+                false => draft.listen.push(listen.address.clone()),
+            }
+        }
+        if server.listens.iter().any(|listen| listen.ssl) {
+            read_tls(&server.scope, draft);
+        }
+    }
+    let all = || servers.iter().flat_map(|server| &server.listens);
+    let mut sources = all().filter_map(|listen| listen.proxy_protocol.clone());
+    if draft.proxy_protocol.is_none()
+        && let Some(source) = sources.next()
+    {
+        let mode = "required";
+        draft.proxy_protocol = Some(ProxyProtocolDraft { mode, source });
+    }
+    if let Some(header) = &mut draft.proxy_protocol
+        && all().any(|one| one.proxy_protocol.is_none())
+    {
+        header.mode = "optional";
+    }
+    // One server may use TLS on an address where another server does not. TLS wins.
+    let tls = &draft.tls.listen;
+    draft.listen.retain(|one| !tls.contains(one));
+}
+
+/// Reads the certificates and the TLS settings of a server.
+fn read_tls(scope: &BlockScope<'_>, draft: &mut Draft) {
+    let Draft { tls, notes, .. } = draft;
+    let keys = scope.inherited("ssl_certificate_key");
+    for (cert, key) in scope.inherited("ssl_certificate").into_iter().zip(keys) {
+        tls.certificates.push(CertificateDraft {
+            cert: cert.arg(0).to_owned(),
+            key: key.arg(0).to_owned(),
+            place: cert.place.clone(),
+        });
+    }
+    if let Some(one) = scope.last("ssl_protocols") {
+        if one.has_arg("TLSv1") || one.has_arg("TLSv1.1") {
+            one.note_differs(notes, "TLS 1.2 is the oldest that is spoken");
+        } else if !one.has_arg("TLSv1.2") {
+            tls.entries.add_new("min_version", quote("1.3"));
+        }
+    }
+    let verify = scope.last_arg("ssl_verify_client").unwrap_or("off");
+    if let (Some(ca), true) = (scope.last_arg("ssl_client_certificate"), verify != "off") {
+        tls.entries.add_new("client_ca", quote(ca));
+        let word = match verify {
+            "on" => "required",
+            _ => "optional",
+        };
+        tls.entries.add_new("client_auth", quote(word));
+    }
+    let is_hsts = |one: &&Directive| one.arg(0).eq_ignore_ascii_case("strict-transport-security");
+    if let Some(one) = scope.inherited("add_header").into_iter().find(is_hsts) {
+        let mut parts = one.arg(1).split(';');
+        let age = parts.find_map(|part| part.trim().strip_prefix("max-age="));
+        if !tls.set_hsts(age.and_then(|age| age.parse().ok())) {
+            one.note_lost(notes, "`hsts` of [tls] is whole days");
+        }
+        if one.arg(1).contains(';') {
+            let why = "`hsts` says how long, and nothing of subdomains and lists";
+            one.note_differs(notes, why);
+        }
+    }
+}
+
+/// Returns the indices of servers that redirect all requests to https. `redirect` of `[tls]` does
+/// the same for all servers.
+fn find_redirecting(servers: &[ServerBlock<'_>], draft: &mut Draft) -> Vec<usize> {
+    if draft.tls.listen.is_empty() {
+        return Vec::new();
+    }
+    let mut found = Vec::new();
+    // The first servers that have no plain address, and that have one.
+    let (mut tls_only, mut plain) = (None, None);
+    for (index, server) in servers.iter().enumerate() {
+        let secure = server.is_secure();
+        if secure == Some(false) && redirects_to_https(server.one.inner(), 0) {
+            found.push(index);
+        } else if secure == Some(true) {
+            tls_only = tls_only.or(Some(server));
+        } else {
+            plain = plain.or(Some(server));
+        }
+    }
+    if let Some(server) = tls_only {
+        draft.tls.only = Some(SourceEntry {
+            place: server.one.place.clone(),
+            text: "server".to_owned(),
+        });
+    }
+    if !found.is_empty() {
+        draft.redirect_to_https();
+        if let Some(server) = plain {
+            let why = "`redirect` of [tls] is for all plain requests: those to this server are \
+                       sent to https as well";
+            draft.notes.lost(&server.one.place, "server", why);
+        }
+    }
+    found
+}
+
+/// Whether a block redirects to https and serves nothing else. The proxy itself serves
+/// `/.well-known/acme-challenge/`.
+fn redirects_to_https(list: &[Directive], depth: usize) -> bool {
+    let is_redirect = |one: &Directive| {
+        let target = match one.name.as_str() {
+            "rewrite" => one.arg(1),
+            _ => one.args.last().map_or("", String::as_str),
+        };
+        target.starts_with("https://") || target.starts_with("https:$")
+    };
+    let mut redirects = false;
+    for one in list {
+        match one.name.as_str() {
+            "return" | "rewrite" if is_redirect(one) => redirects = true,
+            "return" if matches!(one.arg(0), "403" | "404" | "444") => {}
+            "if" | "location" if depth < 2 && redirects_to_https(one.inner(), depth + 1) => {
+                redirects = true;
+            }
+            "location" if one.args.iter().any(|arg| arg.contains(".well-known")) => {}
+            // The root of a server may be for such a location.
+            "root" if depth == 0 => {}
+            "return" | "rewrite" | "if" | "location" | "proxy_pass" | "grpc_pass" | "root" => {
+                return false;
+            }
+            _ => {}
+        }
+    }
+    redirects
+}
+
+/// Reads the status of denials. tidegate has one for all.
+fn read_deny_status(servers: &[ServerBlock<'_>], draft: &mut Draft) {
+    let mut all: Vec<&Directive> = Vec::new();
+    for ServerBlock { scope, .. } in servers {
+        all.extend(scope.last("limit_req_status"));
+        let locations = scope.own_named("location").map(|one| scope.enter(one));
+        all.extend(locations.filter_map(|inner| inner.last("limit_req_status")));
+    }
+    let mut first: Option<&Directive> = None;
+    for one in all {
+        let status = one.arg(0).parse::<u16>().ok();
+        match (first, status.filter(|status| (400..=599).contains(status))) {
+            (_, None) => one.note_lost(&mut draft.notes, "400 to 599 are possible"),
+            (None, Some(status)) => {
+                first = Some(one);
+                draft.deny_status = Some(status);
+            }
+            (Some(known), _) if known.arg(0) == one.arg(0) => {}
+            _ => one.note_lost(&mut draft.notes, "denials have one status"),
+        }
+    }
 }

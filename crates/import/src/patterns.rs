@@ -1,81 +1,84 @@
-//! Paths and names of other programs as patterns of routes.
+//! Paths, hosts, headers and regular expressions of other programs in routes.
 
-use crate::route::{HostPattern, PathPattern};
+use http::HeaderName;
 
-/// Patterns for what a location takes, and what is different about them.
+use crate::route::{Direction, HeaderChange, HostPattern, PathPattern, Regex};
+
+/// The path of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Paths {
+pub(super) struct ImportedPath {
     pub(super) pattern: String,
+    /// How it matches other requests than the source.
     pub(super) differs: Option<String>,
+    /// It matches more than the source, so its route must be closed.
+    pub(super) is_wider: bool,
 }
 
-impl Paths {
-    /// A pattern as it is.
-    pub(super) fn plain(pattern: &str) -> Paths {
-        Paths {
+impl ImportedPath {
+    /// A path that matches the same requests as the source.
+    pub(super) fn same(pattern: &str) -> ImportedPath {
+        ImportedPath {
             pattern: pattern.to_owned(),
             differs: None,
+            is_wider: false,
         }
     }
-}
 
-pub(super) fn checked(pattern: String, differs: Option<String>) -> Result<Paths, String> {
-    match PathPattern::parse(&pattern) {
-        Ok(_) => Ok(Paths { pattern, differs }),
-        Err(_) => Err(format!("`{pattern}` cannot be a route's path")),
+    /// Fails if no route can have this path.
+    pub(super) fn parse(pattern: String) -> Result<ImportedPath, String> {
+        match PathPattern::parse(&pattern) {
+            Ok(_) => Ok(ImportedPath::same(&pattern)),
+            Err(_) => Err(format!("`{pattern}` cannot be a route's path")),
+        }
+    }
+
+    fn differing(self, differs: Option<String>) -> ImportedPath {
+        ImportedPath { differs, ..self }
     }
 }
 
-/// `location = /path`
-pub(super) fn exact(path: &str) -> Result<Paths, String> {
-    no_braces(path)?;
-    checked(path.to_owned(), None)
+/// Translates `location = /path`.
+pub(super) fn exact_path(path: &str) -> Result<ImportedPath, String> {
+    refuse_braces(path)?;
+    ImportedPath::parse(path.to_owned())
 }
 
-/// `location /path`: routes take whole segments only.
-pub(super) fn prefix(path: &str) -> Result<Paths, String> {
-    no_braces(path)?;
+/// Translates `location /path`. A route's prefix ends where a segment ends.
+pub(super) fn prefix_path(path: &str) -> Result<ImportedPath, String> {
+    refuse_braces(path)?;
     if !path.starts_with('/') {
         return Err("it does not begin with `/`".to_owned());
     }
     let body = path.trim_end_matches('/');
-    let is_word = |c: char| c.is_alphanumeric();
     let differs = if path.ends_with('/') {
         None
-    } else if body.ends_with(is_word) {
+    } else if body.ends_with(|c: char| c.is_alphanumeric()) {
         Some(format!(
             "routes take whole segments: `{body}` and what is below it, and no longer `{body}-more`"
         ))
     } else {
         return Err("routes take whole segments of a path, not parts of one".to_owned());
     };
-    checked(format!("{body}/*"), differs)
+    Ok(ImportedPath::parse(format!("{body}/*"))?.differing(differs))
 }
 
-/// Every path that begins so, within a segment too.
-pub(super) fn beginning(path: &str) -> Result<Paths, String> {
-    let mut text = String::new();
-    for c in path.chars() {
-        if ".+*?()|[]{}^$\\".contains(c) {
-            text.push('\\');
-        }
-        text.push(c);
-    }
-    checked(format!("regex:^{text}"), None)
+/// Translates a prefix that may end within a segment.
+pub(super) fn text_prefix_path(path: &str) -> Result<ImportedPath, String> {
+    ImportedPath::parse(format!("regex:^{}", escape_regex(path)))
 }
 
-fn no_braces(path: &str) -> Result<(), String> {
+fn refuse_braces(path: &str) -> Result<(), String> {
     match path.contains(['{', '}', '*']) {
         true => Err("braces and stars mean something else in a route's path".to_owned()),
         false => Ok(()),
     }
 }
 
-/// `location ~ ^/api/v1/(.*)$`: the regular expressions that a path of a route can say.
-pub(super) fn regex(text: &str, any_case: bool) -> Result<Paths, String> {
-    let too_much = || "a regular expression that no route's path can say".to_owned();
-    let body = text.strip_prefix("^/").ok_or_else(too_much)?;
-    let (body, ends) = match body.strip_suffix('$') {
+/// Translates `location ~ ^/api/v1/(.*)$` if a path without an expression can match the same.
+pub(super) fn plain_regex_path(text: &str) -> Result<ImportedPath, String> {
+    let unsupported = || "a regular expression that no route's path can say".to_owned();
+    let body = text.strip_prefix("^/").ok_or_else(unsupported)?;
+    let (body, has_end) = match body.strip_suffix('$') {
         Some(body) => (body, true),
         None => (body, false),
     };
@@ -83,75 +86,180 @@ pub(super) fn regex(text: &str, any_case: bool) -> Result<Paths, String> {
     let rest = rests.iter().find_map(|rest| body.strip_suffix(rest));
     let (body, takes_rest) = match rest {
         Some(body) => (body, true),
-        None => (body.strip_suffix("/?").unwrap_or(body), !ends),
+        None => (body.strip_suffix("/?").unwrap_or(body), !has_end),
     };
     let mut pattern = String::new();
-    let mut narrower = false;
+    let mut is_wider = false;
     for (number, segment) in body.trim_end_matches('/').split('/').enumerate() {
         pattern.push('/');
-        let inner = segment
+        let group = segment
             .strip_prefix('(')
             .and_then(|one| one.strip_suffix(')'));
-        match inner.unwrap_or(segment) {
-            "[^/]+" | ".+" => pattern.push_str(&format!("{{p{}}}", number + 1)),
-            r"\d+" | "[0-9]+" | "[a-z]+" | r"\w+" | "[a-zA-Z0-9]+" => {
-                narrower = true;
-                pattern.push_str(&format!("{{p{}}}", number + 1));
-            }
-            _ => pattern.push_str(&literal(segment).ok_or_else(too_much)?),
+        let any_text = ["[^/]+", ".+"];
+        let some_text = [r"\d+", "[0-9]+", "[a-z]+", r"\w+", "[a-zA-Z0-9]+"];
+        let inner = group.unwrap_or(segment);
+        is_wider |= some_text.contains(&inner);
+        match any_text.contains(&inner) || some_text.contains(&inner) {
+            true => pattern.push_str(&format!("{{p{}}}", number + 1)),
+            false => pattern.push_str(&unescape_literal(segment).ok_or_else(unsupported)?),
         }
     }
     if takes_rest {
         pattern.truncate(pattern.trim_end_matches('/').len());
         pattern.push_str("/*");
     }
-    let is_open = !ends && rest.is_none() && !body.ends_with('/');
-    let differs = match (any_case, narrower, is_open) {
-        (true, ..) => Some("letters are taken as they are spelled"),
-        (_, true, _) => Some("any segment is taken where it took some characters only"),
-        (.., true) => Some("routes take whole segments of a path"),
+    let ends_in_segment = !has_end && rest.is_none() && !body.ends_with('/');
+    let differs = match (is_wider, ends_in_segment) {
+        (true, _) => Some("any segment is taken where it took some characters only"),
+        (_, true) => Some("routes take whole segments of a path"),
         _ => None,
     };
-    let differs = differs.map(str::to_owned);
-    checked(pattern, differs)
+    Ok(ImportedPath::parse(pattern)?.differing(differs.map(str::to_owned)))
 }
 
-/// A part of a regular expression that stands for itself.
-fn literal(text: &str) -> Option<String> {
+/// Returns the text that an expression matches, if it matches one text only.
+fn unescape_literal(regex: &str) -> Option<String> {
     let mut out = String::new();
-    let mut chars = text.chars();
+    let mut chars = regex.chars();
     while let Some(c) = chars.next() {
-        match c {
-            '\\' => {
-                let escaped = chars.next()?;
-                (!escaped.is_alphanumeric()).then_some(())?;
-                out.push(escaped);
-            }
-            '.' | '*' | '+' | '?' | '(' | ')' | '[' | ']' | '{' | '}' | '|' | '^' | '$' => {
-                return None;
-            }
-            c => out.push(c),
-        }
+        let c = match c {
+            '\\' => chars.next().filter(|escaped| !escaped.is_alphanumeric())?,
+            c if SPECIAL.contains(c) => return None,
+            c => c,
+        };
+        out.push(c);
     }
     Some(out)
 }
 
-/// The hosts of one `server_name`; none for every host.
-pub(super) fn hosts(name: &str) -> Result<Vec<Option<String>>, String> {
+/// Characters that do not stand for themselves in a regular expression.
+const SPECIAL: &str = "\\.+*?()|[]{}^$";
+
+/// Returns an expression that matches exactly this text.
+pub(super) fn escape_regex(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if SPECIAL.contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
+/// Reads an expression of nginx (PCRE) as one of routes (RE2) that matches the same.
+pub(super) fn translate_regex(text: &str, any_case: bool) -> Result<Regex, String> {
+    let text = with_case(text, any_case);
+    parse_regex(&expand_last_lookahead(&text).unwrap_or(text))
+}
+
+/// Returns an expression that matches the same or more: look-around is left out.
+pub(super) fn widen_regex(text: &str, any_case: bool) -> Result<String, String> {
+    let regex = translate_regex(text, any_case)
+        .or_else(|_| parse_regex(&remove_lookaround(&with_case(text, any_case))))?;
+    Ok(regex.as_str().to_owned())
+}
+
+fn parse_regex(text: &str) -> Result<Regex, String> {
+    Regex::parse(text).map_err(|why| format!("`{text}`: {why}"))
+}
+
+fn with_case(text: &str, any_case: bool) -> String {
+    match any_case {
+        true => format!("(?i){text}"),
+        false => text.to_owned(),
+    }
+}
+
+/// Rewrites `a(?!bc)` at the end of an expression as the texts that may follow instead of `bc`.
+fn expand_last_lookahead(text: &str) -> Option<String> {
+    let (before, rest) = text.split_once("(?!")?;
+    let (word, after) = rest.split_once(')')?;
+    let is_end = matches!(after, "" | ".*" | ".*$");
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_/".contains(c);
+    if !is_end || word.is_empty() || !word.chars().all(is_plain) || before.contains("(?!") {
+        return None;
+    }
+    let mut out = String::new();
+    for c in word.chars().rev() {
+        let c = match c {
+            '-' => "\\-".to_owned(),
+            c => c.to_string(),
+        };
+        out = match out.is_empty() {
+            true => format!("(?:$|[^{c}])"),
+            false => format!("(?:$|[^{c}]|{c}{out})"),
+        };
+    }
+    Some(format!("{before}{out}"))
+}
+
+/// Removes `(?!..)`, `(?=..)`, `(?<!..)` and `(?<=..)`.
+fn remove_lookaround(text: &str) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let looks = ["(?!", "(?=", "(?<!", "(?<="];
+        if looks.iter().any(|look| rest.starts_with(look)) {
+            rest = &rest[group_length(rest)..];
+            continue;
+        }
+        let length = match c {
+            '\\' => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
+            c => c.len_utf8(),
+        };
+        out.push_str(&rest[..length]);
+        rest = &rest[length..];
+    }
+    out
+}
+
+/// Returns the length of the group at the beginning of an expression, in bytes.
+fn group_length(text: &str) -> usize {
+    let (mut depth, mut escaped, mut in_set) = (0_usize, false, false);
+    for (at, c) in text.char_indices() {
+        match c {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            ']' => in_set = false,
+            '[' => in_set = true,
+            '(' if !in_set => depth += 1,
+            ')' if !in_set => {
+                depth -= 1;
+                if depth == 0 {
+                    return at + 1;
+                }
+            }
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// Returns the hosts of one `server_name`; `None` is every host.
+pub(super) fn parse_hosts(name: &str) -> Result<Vec<Option<String>>, String> {
     let host = |text: &str| match HostPattern::parse(text) {
         Ok(_) => Ok(Some(text.to_ascii_lowercase())),
         Err(_) => Err(format!("`{text}` cannot be a route's host")),
     };
-    if name.starts_with('~') {
-        return Err("a regular expression is no host".to_owned());
-    }
     match name {
         "_" | "" | "*" => Ok(vec![None]),
+        regex if regex.starts_with('~') => Err("a regular expression is no host".to_owned()),
         dotted if dotted.starts_with('.') => {
             Ok(vec![host(&dotted[1..])?, host(&format!("*{dotted}"))?])
         }
         name => Ok(vec![host(name)?]),
     }
+}
+
+/// Returns the name of a header in lower case. Fails with a reason if a route may not change it.
+pub(super) fn parse_changed_header(
+    name: &str,
+    direction: Direction,
+) -> Result<String, &'static str> {
+    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| "not a header's name")?;
+    HeaderChange::may_touch(&name, direction)?;
+    Ok(name.as_str().to_owned())
 }
 
 #[cfg(test)]
@@ -160,7 +268,7 @@ mod tests {
 
     #[test]
     fn paths_keep_what_they_take() {
-        let pattern = |paths: Result<Paths, String>| paths.map(|paths| paths.pattern).ok();
+        let pattern = |path: Result<ImportedPath, String>| path.map(|path| path.pattern).ok();
         for (text, expected) in [
             ("/", Some("/*")),
             ("/api/", Some("/api/*")),
@@ -169,7 +277,7 @@ mod tests {
             ("/a{1}/", None),
             ("@named", None),
         ] {
-            assert_eq!(pattern(prefix(text)).as_deref(), expected, "{text}");
+            assert_eq!(pattern(prefix_path(text)).as_deref(), expected, "{text}");
         }
         for (text, expected) in [
             ("^/api/(.*)$", Some("/api/*")),
@@ -183,17 +291,41 @@ mod tests {
             (r"^/(a|b)/", None),
             ("^/a.*b", None),
         ] {
-            assert_eq!(pattern(regex(text, false)).as_deref(), expected, "{text}");
+            let found = pattern(plain_regex_path(text));
+            assert_eq!(found.as_deref(), expected, "{text}");
         }
-        assert!(prefix("/api").unwrap().differs.is_some());
-        assert_eq!(exact("/x").unwrap().differs, None);
+        assert!(prefix_path("/api").unwrap().differs.is_some());
+        assert_eq!(exact_path("/x").unwrap().differs, None);
     }
 
     #[test]
     fn names_become_hosts() {
-        assert_eq!(hosts("_"), Ok(vec![None]));
+        assert_eq!(parse_hosts("_"), Ok(vec![None]));
         let both = vec![Some("a.de".to_owned()), Some("*.a.de".to_owned())];
-        assert_eq!(hosts(".a.de"), Ok(both));
-        assert!(hosts("~^www").is_err() && hosts("www.*").is_err());
+        assert_eq!(parse_hosts(".a.de"), Ok(both));
+        assert!(parse_hosts("~^www").is_err() && parse_hosts("www.*").is_err());
+    }
+
+    #[test]
+    fn looking_ahead_at_the_end_is_expanded() {
+        let regex = translate_regex(r"/\.(?!well-known).*", false).unwrap();
+        for (path, found) in [
+            ("/.git/config", true),
+            ("/.well-known/acme", false),
+            ("/.well", true),
+            ("/.wellknown", true),
+            ("/a/.", true),
+            ("/a.b", false),
+        ] {
+            assert_eq!(regex.is_in(path.as_bytes()), found, "{path}");
+        }
+    }
+
+    #[test]
+    fn an_expression_without_its_other_look_around_finds_more() {
+        assert_eq!(widen_regex(r"^/(?!api|x)a(?=b)", false).unwrap(), "^/a");
+        assert_eq!(widen_regex(r"\.php$", true).unwrap(), r"(?i)\.php$");
+        assert!(widen_regex("(", false).is_err());
+        assert_eq!(escape_regex("/a.b(c)-d"), r"/a\.b\(c\)-d");
     }
 }

@@ -1,49 +1,63 @@
-//! A draft as the text of a `proxy.toml`, with what could not be kept at its head.
+//! Writes a draft as the text of a `proxy.toml`, with the notes at its head.
 
 use std::fmt::Write as _;
 
-use super::draft::{Budget, Draft, Goal, LimitDraft, RouteDraft, Setting, Tls, UpstreamDraft};
-use super::notes::Grade;
+use super::draft::{
+    Draft, Grade, LimitBudget, LimitDraft, RouteDraft, ServerDraft, TargetDraft, TlsDraft,
+    UpstreamDraft,
+};
+use super::values::{TomlEntries, inline_table, quote, quote_list, quote_one_or_list};
 
 /// Columns of a comment.
 const WIDTH: usize = 96;
 
-/// The whole file.
+/// Writes the whole file. `source` is the name of the file that was imported.
 pub(super) fn print(draft: &Draft, source: &str) -> String {
-    let mut out = head(draft, source);
-    top(draft, &mut out);
-    tls(&draft.tls, &mut out);
+    let mut out = String::new();
+    print_notes(draft, source, &mut out);
+    print_top(draft, &mut out);
+    print_tls(&draft.tls, &mut out);
+    let mut client_ip = TomlEntries::default();
     if let Some(header) = &draft.client_ip_header {
-        let _ = write!(out, "\n[client_ip]\nheader = {}\n", text(header));
+        client_ip.add("header", quote(header));
     }
-    section("server", &draft.server, &mut out);
+    let mut headers = TomlEntries::default();
     if let Some(name) = &draft.request_id {
-        let _ = write!(out, "\n[headers]\nrequest_id = {}\n", text(name));
+        headers.add("request_id", quote(name));
     }
+    let mut deny = TomlEntries::default();
     if let Some(status) = draft.deny_status {
-        let _ = write!(out, "\n[deny]\nstatus = {status}\n");
+        deny.add("status", status.to_string());
     }
-    for one in &draft.limits {
-        limit(one, &mut out);
+    for (name, entries) in [
+        ("client_ip", &client_ip),
+        ("server", &draft.server),
+        ("headers", &headers),
+        ("deny", &deny),
+    ] {
+        if !entries.list.is_empty() {
+            let _ = write!(out, "\n[{name}]\n");
+            print_entries(entries, &mut out);
+        }
     }
-    for one in &draft.upstreams {
-        upstream(one, &mut out);
+    for limit in &draft.limits {
+        print_limit(limit, &mut out);
     }
-    for one in &draft.routes {
-        route(one, &mut out);
+    for upstream in &draft.upstreams {
+        print_upstream(upstream, &mut out);
+    }
+    for route in &draft.routes {
+        print_route(route, &mut out);
     }
     out
 }
 
-fn head(draft: &Draft, source: &str) -> String {
-    let mut out = String::new();
-    comment(
-        &mut out,
-        &format!(
-            "Made by `tidegate import` of {source}. Look through it, then: tidegate check, \
-             tidegate explain GET URL, tidegate replay."
-        ),
+fn print_notes(draft: &Draft, source: &str, out: &mut String) {
+    let title = format!(
+        "Made by `tidegate import` of {source}. Look through it, then: tidegate check, tidegate \
+         explain GET URL, tidegate replay."
     );
+    print_comment(out, &title);
     let notes = draft.notes.sorted();
     for (grade, title) in [
         (Grade::Lost, "Not kept:"),
@@ -53,17 +67,16 @@ fn head(draft: &Draft, source: &str) -> String {
         let mut some = notes.iter().filter(|note| note.grade == grade).peekable();
         if some.peek().is_some() {
             out.push_str("#\n");
-            comment(&mut out, title);
+            print_comment(out, title);
             for note in some {
-                comment(&mut out, &format!("- {note}"));
+                print_comment(out, &format!("- {note}"));
             }
         }
     }
-    out
 }
 
-/// Lines that begin with `#`, broken between words.
-fn comment(out: &mut String, text: &str) {
+/// Writes lines that begin with `#`, broken between words.
+fn print_comment(out: &mut String, text: &str) {
     let indent = if text.starts_with("- ") { "#   " } else { "# " };
     let mut line = "# ".to_owned();
     let text = text.replace(|c: char| c.is_control(), " ");
@@ -78,202 +91,149 @@ fn comment(out: &mut String, text: &str) {
     let _ = writeln!(out, "{}", line.trim_end());
 }
 
-fn top(draft: &Draft, out: &mut String) {
+fn print_top(draft: &Draft, out: &mut String) {
     out.push('\n');
-    let mut settings = Vec::new();
-    let listens = !draft.listen.is_empty();
-    if listens || draft.tls.is_used() {
-        settings.push(("listen".to_owned(), texts(&draft.listen)));
+    let mut entries = TomlEntries::default();
+    if !draft.listen.is_empty() || draft.tls.is_used() {
+        entries.add("listen", quote_list(&draft.listen));
     }
     if !draft.trusted.is_empty() {
-        settings.push(("trusted_proxies".to_owned(), texts(&draft.trusted)));
+        entries.add("trusted_proxies", quote_list(&draft.trusted));
     }
     if let Some(header) = &draft.proxy_protocol {
-        settings.push(("proxy_protocol".to_owned(), text(header.mode)));
+        entries.add("proxy_protocol", quote(header.mode));
     }
-    lines(&settings, "", out);
+    print_entries(&entries, out);
     if draft.routes.is_empty() {
-        let _ = writeln!(
-            out,
-            "upstream = \"http://127.0.0.1:3000\"     # nothing says where requests go"
-        );
+        out.push_str("upstream = \"http://127.0.0.1:3000\"     # nothing says where requests go\n");
     }
 }
 
-fn tls(tls: &Tls, out: &mut String) {
+fn print_tls(tls: &TlsDraft, out: &mut String) {
     if tls.listen.is_empty() {
         return;
     }
-    let mut settings = vec![("listen".to_owned(), texts(&tls.listen))];
-    settings.extend(tls.settings.iter().cloned());
+    let mut entries = TomlEntries::default();
+    entries.add("listen", quote_list(&tls.listen));
+    entries.extend(tls.entries.clone());
     let mut section = "\n[tls]\n".to_owned();
-    lines(&settings, "", &mut section);
-    for (cert, key, _) in &tls.certificates {
+    print_entries(&entries, &mut section);
+    for pair in &tls.certificates {
         section.push_str("\n[[tls.certificates]]\n");
-        let _ = writeln!(section, "cert = {}\nkey  = {}", text(cert), text(key));
+        let (cert, key) = (quote(&pair.cert), quote(&pair.key));
+        let _ = writeln!(section, "cert = {cert}\nkey  = {key}");
     }
-    let Some(why) = &tls.elsewhere else {
+    let Some(why) = &tls.disabled else {
         out.push_str(&section);
         return;
     };
     out.push('\n');
-    comment(out, &format!("Not used here: {why}."));
+    print_comment(out, &format!("Not used here: {why}."));
     for line in section.trim_start().lines() {
         let _ = writeln!(out, "{}", format!("# {line}").trim_end());
     }
 }
 
-fn section(name: &str, settings: &[Setting], out: &mut String) {
-    if !settings.is_empty() {
-        let _ = write!(out, "\n[{name}]\n");
-        lines(settings, "", out);
+/// Writes `key = value` lines with aligned signs.
+fn print_entries(entries: &TomlEntries, out: &mut String) {
+    let keys = entries.list.iter().map(|entry| entry.key.len());
+    let width = keys.max().unwrap_or(0);
+    for entry in &entries.list {
+        let _ = writeln!(out, "{:width$} = {}", entry.key, entry.value);
     }
 }
 
-/// `key = value`, the signs below each other.
-fn lines(settings: &[Setting], last: &str, out: &mut String) {
-    let keys = settings.iter().map(|(key, _)| key.len());
-    let width = keys.max().unwrap_or(0).max(last.len());
-    for (key, value) in settings {
-        let _ = writeln!(out, "{key:width$} = {value}");
-    }
-}
-
-fn limit(limit: &LimitDraft, out: &mut String) {
+fn print_limit(limit: &LimitDraft, out: &mut String) {
     let _ = writeln!(out, "\n[limit.{}]", limit.name);
-    comment(out, &limit.was);
-    let mut settings: Vec<Setting> = Vec::new();
-    let mut say = |key: &str, value: String| settings.push((key.to_owned(), value));
+    print_comment(out, &limit.source.text);
+    let mut entries = TomlEntries::default();
     match limit.budget {
-        Budget::Rate(rate) => say("rate", text(&rate.to_string())),
-        Budget::Concurrent(count) => say("concurrent", count.to_string()),
+        LimitBudget::Rate(rate) => entries.add("rate", quote(&rate.to_string())),
+        LimitBudget::Concurrent(count) => entries.add("concurrent", count.to_string()),
     }
-    say("key", one_or_more(&limit.key.parts));
+    entries.add("key", quote_one_or_list(&limit.key.parts));
     if let Some(word) = limit.key.missing {
-        say("missing", text(word));
+        entries.add("missing", quote(word));
     }
     if !limit.key.exempt.is_empty() {
-        say("exempt", texts(&limit.key.exempt));
+        entries.add("exempt", quote_list(&limit.key.exempt));
     }
     if limit.shadow {
-        say("shadow", "true".to_owned());
+        entries.add("shadow", "true");
     }
-    lines(&settings, "", out);
+    print_entries(&entries, out);
 }
 
-fn upstream(upstream: &UpstreamDraft, out: &mut String) {
+fn print_upstream(upstream: &UpstreamDraft, out: &mut String) {
     let _ = writeln!(out, "\n[upstream.{}]", upstream.name);
-    let server = |server: &super::draft::ServerDraft| {
-        let mut more = String::new();
-        if let Some(weight) = server.weight {
-            let _ = write!(more, ", weight = {weight}");
-        }
-        if let Some(most) = server.max_connections {
-            let _ = write!(more, ", max_connections = {most}");
-        }
-        match more.is_empty() {
-            true => text(&server.url),
-            false => format!("{{ url = {}{more} }}", text(&server.url)),
-        }
-    };
-    let servers: Vec<String> = upstream.servers.iter().map(server).collect();
+    let servers: Vec<String> = upstream.servers.iter().map(server_text).collect();
     let servers = match servers.len() {
         0 | 1 => format!("[{}]", servers.join("")),
         _ => format!("[\n  {},\n]", servers.join(",\n  ")),
     };
-    let mut settings = vec![("servers".to_owned(), servers)];
-    settings.extend(upstream.settings.iter().cloned());
-    lines(&settings, "", out);
+    let mut entries = TomlEntries::default();
+    entries.add("servers", servers);
+    entries.extend(upstream.entries.clone());
+    print_entries(&entries, out);
 }
 
-fn route(route: &RouteDraft, out: &mut String) {
-    out.push_str("\n[[route]]\n");
-    comment(out, &format!("{}: {}", route.place, route.was));
-    let mut settings: Vec<Setting> = Vec::new();
-    let mut say = |key: &str, value: String| settings.push((key.to_owned(), value));
-    if let Some(host) = &route.host {
-        say("host", text(host));
+fn server_text(server: &ServerDraft) -> String {
+    let mut fields = vec![format!("url = {}", quote(&server.url))];
+    fields.extend(server.weight.map(|weight| format!("weight = {weight}")));
+    let most = server.max_connections;
+    fields.extend(most.map(|most| format!("max_connections = {most}")));
+    match fields.len() {
+        1 => quote(&server.url),
+        _ => inline_table(&fields),
     }
-    say("path", text(&route.path));
+}
+
+fn print_route(route: &RouteDraft, out: &mut String) {
+    out.push_str("\n[[route]]\n");
+    let source = &route.source;
+    print_comment(out, &format!("{}: {}", source.place, source.text));
+    let mut entries = TomlEntries::default();
+    if let Some(host) = &route.host {
+        entries.add("host", quote(host));
+    }
+    entries.add("path", quote(&route.path));
     if !route.methods.is_empty() {
-        say("methods", texts(&route.methods));
+        entries.add("methods", quote_list(&route.methods));
     }
     if !route.headers.is_empty() {
-        let headers = route.headers.iter();
-        let value = |value: &Option<String>| value.as_deref().map_or("true".to_owned(), text);
-        let headers = headers.map(|(name, wanted)| format!("{} = {}", text(name), value(wanted)));
+        let headers = route.headers.iter().map(|header| {
+            let value = header.value.as_deref().map_or("true".to_owned(), quote);
+            format!("{} = {value}", quote(&header.name))
+        });
         let headers: Vec<String> = headers.collect();
-        say("headers", format!("{{ {} }}", headers.join(", ")));
+        entries.add("headers", inline_table(&headers));
     }
-    match &route.goal {
-        Goal::Upstream(name) => say("upstream", text(name)),
-        Goal::Respond {
+    match &route.target {
+        TargetDraft::Upstream(name) => entries.add("upstream", quote(name)),
+        TargetDraft::Respond {
             status,
             body,
             content_type,
-        } => say(
-            "respond",
-            respond(*status, body.as_deref(), content_type.as_deref()),
-        ),
-        Goal::Redirect { to, status } => say(
-            "redirect",
-            format!("{{ to = {}, status = {status} }}", text(to)),
-        ),
-        Goal::Closed(why) => {
-            comment(out, &format!("CLOSED until you decide: {why}"));
-            say("respond", respond(501, Some("not imported\n"), None));
+        } => {
+            let mut fields = vec![format!("status = {status}")];
+            fields.extend(body.iter().map(|body| format!("body = {}", quote(body))));
+            let kind = content_type.iter();
+            fields.extend(kind.map(|kind| format!("content_type = {}", quote(kind))));
+            entries.add("respond", inline_table(&fields));
+        }
+        TargetDraft::Redirect { to, status } => {
+            let to = format!("to = {}", quote(to));
+            entries.add(
+                "redirect",
+                inline_table(&[to, format!("status = {status}")]),
+            );
+        }
+        TargetDraft::Closed(why) => {
+            print_comment(out, &format!("CLOSED until you decide: {why}"));
+            entries.add("respond", r#"{ status = 501, body = "not imported\n" }"#);
         }
     }
-    say("limits", texts(&route.limits));
-    settings.extend(route.settings.iter().cloned());
-    lines(&settings, "", out);
-}
-
-fn respond(status: u16, body: Option<&str>, content_type: Option<&str>) -> String {
-    let mut out = format!("{{ status = {status}");
-    if let Some(body) = body {
-        let _ = write!(out, ", body = {}", text(body));
-    }
-    if let Some(kind) = content_type {
-        let _ = write!(out, ", content_type = {}", text(kind));
-    }
-    out.push_str(" }");
-    out
-}
-
-fn one_or_more(list: &[String]) -> String {
-    match list {
-        [one] => text(one),
-        _ => texts(list),
-    }
-}
-
-/// A list of strings.
-pub(super) fn texts(list: &[String]) -> String {
-    let quoted: Vec<String> = list.iter().map(|one| text(one)).collect();
-    format!("[{}]", quoted.join(", "))
-}
-
-/// A string that means itself: no `$` of it names a variable.
-pub(super) fn text(value: &str) -> String {
-    let mut out = String::with_capacity(value.len() + 2);
-    out.push('"');
-    let mut chars = value.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            // Before anything else a dollar sign is one.
-            '$' if matches!(chars.peek(), Some('$' | '{')) => out.push_str("$$"),
-            c if c.is_control() => {
-                let _ = write!(out, "\\u{:04X}", u32::from(c));
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
+    entries.add("limits", quote_list(&route.limits));
+    entries.extend(route.entries.clone());
+    print_entries(&entries, out);
 }

@@ -1,121 +1,74 @@
-//! Traefik: routers, middlewares and services of a dynamic configuration, and the entry points of a
-//! static one, in YAML or TOML; labels of containers in a compose file.
+//! Reads YAML or TOML files of Traefik, dynamic and static, and compose files whose containers have
+//! labels. This file translates the routers.
 
 mod entry_points;
 mod labels;
 mod middlewares;
-mod routers;
 mod rule;
 mod services;
-mod times;
-mod tls;
-mod toml_tree;
 mod tree;
-mod yaml;
 
+use std::cmp::Reverse;
 use std::path::Path;
 
-use super::draft::Draft;
-use super::notes::Place;
-use super::{ImportError, files};
-use tree::Item;
+use super::draft::{Draft, HeaderDraft, RouteDraft, TargetDraft, one_line};
+use super::files::{self, ImportError, SourceLine};
+use super::patterns::{self, ImportedPath};
+use super::values::quote;
+use crate::route::{HostPattern, PathPattern, method_of};
+use entry_points::EntryPoint;
+use middlewares::MiddlewareEffect;
+use rule::Alternative;
+use tree::{TraefikFile, TreeItem};
 
 /// Reads a file.
 pub(super) fn read(path: &Path) -> Result<Draft, ImportError> {
-    let text = files::text(path)?;
+    let text = files::read_text(path)?;
     let name: std::rc::Rc<str> = path.display().to_string().into();
-    let at = |line| Place {
-        file: name.clone(),
-        line,
+    let root = match is_toml(path, &text) {
+        true => tree::read_toml(&text),
+        false => tree::read_yaml(&text),
     };
-    // A table's head or a key with `=` in the first line that says something.
-    let first = text
-        .lines()
-        .map(str::trim)
-        .find(|line| !line.is_empty() && !line.starts_with('#'));
-    let is_toml = path.extension().is_some_and(|ending| ending == "toml")
-        || first.is_some_and(|line| {
-            let key = line.split(['=', ':']).next().unwrap_or_default();
-            line.starts_with('[') || key.len() < line.len() && line[key.len()..].starts_with('=')
-        });
-    let read = match is_toml {
-        true => toml_tree::read(&text),
-        false => yaml::read(&text),
-    };
-    let root = read.map_err(|(line, what)| ImportError::Syntax {
-        place: at(line),
-        what,
+    let root = root.map_err(|error| ImportError::Syntax {
+        place: SourceLine {
+            file: name.clone(),
+            line: error.line,
+        },
+        what: error.message,
     })?;
     let mut draft = Draft::default();
-    let mut file = File {
+    let mut file = TraefikFile {
         name: name.clone(),
         draft: &mut draft,
     };
-    match labels::compose(&root) {
-        Some(compose) => {
-            let why = "containers are asked for by their service's name, as in their own network; \
-                       the proxy must be in it, or their addresses must be written";
-            file.draft.notes.differs(&at(compose.line), "labels", why);
-            for (line, what, why) in &compose.lost {
-                file.draft.notes.lost(&at(*line), what, *why);
-            }
-            all(&compose.root, &mut file);
-        }
-        None => all(&root, &mut file),
-    }
+    let root = labels::read_compose(&root, &mut file).unwrap_or(root);
+    read_root(&root, &mut file);
     if draft.routes.is_empty() {
         let why = "there is nothing to serve; one stands there to be changed. What is read is a \
                    file with `http.routers`, or a compose file with labels such as \
                    `traefik.http.routers.NAME.rule`";
-        draft.notes.lost(&at(1), "no http.routers", why);
+        let first = SourceLine {
+            file: name,
+            line: 1,
+        };
+        draft.notes.lost(&first, "no http.routers", why);
     }
     Ok(draft)
 }
 
-/// The file that is read, and what comes of it.
-struct File<'d> {
-    name: std::rc::Rc<str>,
-    draft: &'d mut Draft,
+/// Whether the first line with content is the head of a table or a key with `=`, or the name ends
+/// with `.toml`.
+fn is_toml(path: &Path, text: &str) -> bool {
+    let mut lines = text.lines().map(str::trim);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
+    path.extension().is_some_and(|ending| ending == "toml")
+        || first.is_some_and(|line| {
+            let sign = line.find(['=', ':']);
+            line.starts_with('[') || sign.is_some_and(|at| line[at..].starts_with('='))
+        })
 }
 
-impl File<'_> {
-    fn place(&self, item: &Item) -> Place {
-        Place {
-            file: self.name.clone(),
-            line: item.line,
-        }
-    }
-
-    fn lost(&mut self, item: &Item, what: &str, why: impl Into<String>) {
-        let place = self.place(item);
-        self.draft.notes.lost(&place, what, why);
-    }
-
-    fn differs(&mut self, item: &Item, what: &str, why: impl Into<String>) {
-        let place = self.place(item);
-        self.draft.notes.differs(&place, what, why);
-    }
-
-    fn needless(&mut self, item: &Item, what: &str, why: impl Into<String>) {
-        let place = self.place(item);
-        self.draft.notes.needless(&place, what, why);
-    }
-
-    /// Says which keys of a table nobody reads.
-    fn others(&mut self, table: &Item, path: &str, known: &[&str]) {
-        for (key, item) in table.entries() {
-            if !known.iter().any(|known| known.eq_ignore_ascii_case(key)) {
-                self.lost(
-                    item,
-                    &format!("{path}{key}"),
-                    "tidegate has nothing like it",
-                );
-            }
-        }
-    }
-}
-
-/// What concerns Traefik alone.
+/// Sections that tidegate does not need.
 const NEEDLESS: [(&str, &str); 12] = [
     ("providers", "this is one file"),
     ("api", "`admin` is an address for operators"),
@@ -131,30 +84,317 @@ const NEEDLESS: [(&str, &str); 12] = [
     ("spiffe", "certificates are files"),
 ];
 
-fn all(root: &Item, file: &mut File<'_>) {
-    for (key, item) in root.entries() {
-        let needless = NEEDLESS
-            .iter()
-            .find(|(known, _)| known.eq_ignore_ascii_case(key));
-        if let Some((_, why)) = needless {
-            file.needless(item, key, *why);
+fn read_root(root: &TreeItem, file: &mut TraefikFile<'_>) {
+    let known = "http tls entryPoints certificatesResolvers serversTransport";
+    let mut known = known.to_owned();
+    for (section, why) in NEEDLESS {
+        for (key, item) in root.entries() {
+            if key.eq_ignore_ascii_case(section) {
+                file.needless(item, key, why);
+            }
+        }
+        known.push(' ');
+        known.push_str(section);
+    }
+    file.note_unknown(root, "", &known);
+    let points = entry_points::read_entry_points(root, file);
+    entry_points::read_tls(root, file);
+    let empty = TreeItem::default();
+    let http = root.get("http").unwrap_or(&empty);
+    let sections = "routers middlewares services serversTransports";
+    file.note_unknown(http, "http.", sections);
+    add_routers(http, points, file);
+}
+
+/// Adds every router of `http`, and the addresses of the entry points. Only routers tell which of
+/// these use TLS.
+fn add_routers(http: &TreeItem, points: Vec<EntryPoint>, file: &mut TraefikFile<'_>) {
+    let routers = http.entries_at("routers");
+    let points = complete_entry_points(points, routers, file);
+    entry_points::add_listens(&points, file);
+    // Traefik tries the longest rule first, unless a priority says otherwise.
+    let mut order: Vec<&(String, TreeItem)> = routers.iter().collect();
+    order.sort_by_key(|(_, router)| {
+        let rule = router.text_at("rule").map_or(0, str::len);
+        let priority = router.number_at("priority").filter(|one| *one > 0);
+        Reverse(priority.unwrap_or(rule as u64))
+    });
+    for (name, item) in order {
+        let router = Router {
+            name,
+            what: format!("router {name}"),
+            item,
+            http,
+            points: &points,
+        };
+        router.add_routes(file);
+    }
+}
+
+/// Adds the entry points that only routers name, and finds out which entry points use TLS.
+fn complete_entry_points(
+    mut points: Vec<EntryPoint>,
+    routers: &[(String, TreeItem)],
+    file: &mut TraefikFile<'_>,
+) -> Vec<EntryPoint> {
+    let are_in_file = !points.is_empty();
+    for (_, router) in routers {
+        for name in router.texts_at("entryPoints") {
+            if points.iter().any(|point| point.name == name) {
+                continue;
+            }
+            let what = format!("entryPoint {name}");
+            let address = match name.as_str() {
+                "web" | "http" => ":80",
+                "websecure" | "https" => ":443",
+                _ => {
+                    let why = "its address is in the static configuration; write it to `listen`";
+                    file.lost(router, &what, why);
+                    continue;
+                }
+            };
+            if !are_in_file {
+                let why = format!(
+                    "{address}, as usual; the static configuration says where entry points listen"
+                );
+                file.differs(router, &what, why);
+            }
+            points.push(EntryPoint {
+                tls: address == ":443",
+                name,
+                address: address.to_owned(),
+                redirects: false,
+                middlewares: Vec::new(),
+            });
         }
     }
-    let mut known: Vec<&str> = NEEDLESS.iter().map(|(known, _)| *known).collect();
-    known.extend([
-        "http",
-        "tls",
-        "entryPoints",
-        "certificatesResolvers",
-        "serversTransport",
-    ]);
-    file.others(root, "", &known);
-    let points = entry_points::read(root, file);
-    tls::read(root, file);
-    let http = root.get("http");
-    let empty = Item::default();
-    let http = http.unwrap_or(&empty);
-    let sections = ["routers", "middlewares", "services", "serversTransports"];
-    file.others(http, "http.", &sections);
-    routers::all(http, &points, file);
+    for point in &mut points {
+        let own = || {
+            routers.iter().filter(|(_, router)| {
+                let names = router.texts_at("entryPoints");
+                names.is_empty() || names.contains(&point.name)
+            })
+        };
+        let all_use_tls = own().all(|(_, router)| router.get("tls").is_some());
+        let has_routers = own().next().is_some();
+        point.tls |= has_routers && all_use_tls;
+    }
+    points
+}
+
+/// A router, and the parts of the file that it refers to.
+struct Router<'f> {
+    name: &'f str,
+    /// `router NAME`
+    what: String,
+    item: &'f TreeItem,
+    http: &'f TreeItem,
+    points: &'f [EntryPoint],
+}
+
+/// The common parts of the routes of a router's alternatives.
+struct SharedRoute {
+    rule: String,
+    target: TargetDraft,
+    effect: MiddlewareEffect,
+}
+
+impl Router<'_> {
+    /// Adds a route for each alternative of its rule.
+    fn add_routes(&self, file: &mut TraefikFile<'_>) {
+        let known = "rule service middlewares entryPoints priority tls ruleSyntax observability";
+        file.note_unknown(self.item, &format!("routers.{}.", self.name), known);
+        if self.item.at("tls.certResolver").is_some() {
+            let what = format!("{}: tls.certResolver", self.what);
+            entry_points::note_acme(self.item, &what, file);
+        }
+        let own = self.item.texts_at("entryPoints");
+        let all_points = self.points.iter();
+        let points: Vec<&EntryPoint> = all_points
+            .filter(|point| own.is_empty() || own.contains(&point.name))
+            .collect();
+        let mut names = self.item.texts_at("middlewares");
+        for point in &points {
+            let more = point.middlewares.iter().filter(|one| !names.contains(one));
+            let more: Vec<String> = more.cloned().collect();
+            names.splice(0..0, more);
+        }
+        let effect = middlewares::read_middlewares(&names, self.http, self.item, file);
+        if !points.is_empty() && points.iter().all(|point| point.tls) {
+            let only = file.entry(self.item, self.what.clone());
+            file.draft.tls.only.get_or_insert(only);
+        }
+        let is_plain = !points.is_empty() && points.iter().all(|point| !point.tls);
+        let has_tls = self.points.iter().any(|point| point.tls);
+        if effect.redirects_to_https && is_plain && has_tls {
+            let why = "`redirect` of [tls] sends all plain requests to https";
+            file.differs(self.item, &self.what, why);
+            file.draft.redirect_to_https();
+            return;
+        }
+        let rule = self.item.text_at("rule").unwrap_or("PathPrefix(`/`)");
+        let denies = effect.target.as_ref().is_some_and(TargetDraft::denies);
+        let alternatives = match rule::parse_rule(rule) {
+            Ok(found) => found,
+            // A closed route may match more than the rule.
+            Err(_) if denies => vec![Vec::new()],
+            Err(why) => return self.note_left_out(rule, &why, file),
+        };
+        let shared = SharedRoute {
+            rule: rule.to_owned(),
+            target: self.find_target(&effect, file),
+            effect,
+        };
+        for alternative in alternatives {
+            self.add_route(&alternative, &shared, file);
+        }
+    }
+
+    fn note_left_out(&self, rule: &str, why: &str, file: &mut TraefikFile<'_>) {
+        let what = format!("{}: {rule}", self.what);
+        file.lost(self.item, &what, format!("{why}; it is left out"));
+    }
+
+    fn find_target(&self, effect: &MiddlewareEffect, file: &mut TraefikFile<'_>) -> TargetDraft {
+        if let Some(target) = &effect.target {
+            return target.clone();
+        }
+        let service = self.item.text_at("service").unwrap_or_default();
+        match services::add_upstream(service, effect.retries, self.http, file) {
+            Ok(name) => TargetDraft::Upstream(name),
+            Err(why) => {
+                let what = format!("{}: service {service}", self.what);
+                file.lost(self.item, &what, why.clone());
+                TargetDraft::Closed(format!("service {service}: {why}"))
+            }
+        }
+    }
+
+    /// Adds the route of one alternative.
+    fn add_route(
+        &self,
+        alternative: &Alternative,
+        shared: &SharedRoute,
+        file: &mut TraefikFile<'_>,
+    ) {
+        let (what, item, effect) = (&self.what, self.item, &shared.effect);
+        let parts = match RouteMatch::parse(alternative, shared.target.denies()) {
+            Ok(parts) => parts,
+            Err(why) => return self.note_left_out(&shared.rule, &why, file),
+        };
+        if let Some(why) = parts.differs {
+            file.differs(item, what, why);
+        }
+        let source = file.entry(item, one_line(&format!("{what}: {}", shared.rule)));
+        let mut route = RouteDraft::new(source, shared.target.clone());
+        route.host = parts.host;
+        route.methods = parts.methods;
+        route.headers = parts.headers;
+        route.path = parts.path.unwrap_or(route.path);
+        route.entries = effect.entries.clone();
+        match stripped_prefix(&effect.strip, &route.path) {
+            Ok("") => {}
+            Ok(prefix) => route.entries.add("strip_prefix", quote(prefix)),
+            Err(why) => {
+                file.lost(item, &format!("{what}: stripPrefix"), why);
+                route.target = TargetDraft::Closed(why.to_owned());
+            }
+        }
+        if let Some(prefix) = &effect.prefix {
+            route.entries.add("add_prefix", quote(prefix));
+        }
+        if !matches!(route.target, TargetDraft::Closed(_)) {
+            route.limits = effect.limits.clone();
+        }
+        // Alternatives that differ by their method are one route.
+        let mut known = file.draft.routes.iter_mut();
+        if let Some(same) = known.find(|one| one.differs_by_methods(&route)) {
+            same.methods.extend(route.methods);
+            return;
+        }
+        // Traefik tries the routers before this one first.
+        if let Some(before) = file.draft.routes.iter().find(|one| one.contains(&route)) {
+            let why = format!(
+                "is the more specific route here, and Traefik asks `{}` before it",
+                before.source.text
+            );
+            file.differs(item, what, why);
+        }
+        if let Some(first) = file.draft.add_route(route) {
+            let why = format!("`{}` takes these requests", first.source.text);
+            file.lost(item, what, why);
+        }
+    }
+}
+
+/// The requests that an alternative matches.
+#[derive(Default)]
+struct RouteMatch {
+    host: Option<String>,
+    path: Option<String>,
+    methods: Vec<String>,
+    headers: Vec<HeaderDraft>,
+    /// How the path matches other requests than Traefik's.
+    differs: Option<String>,
+}
+
+impl RouteMatch {
+    /// Translates the matchers. A route that denies may match more than they do.
+    fn parse(matchers: &Alternative, denies: bool) -> Result<RouteMatch, String> {
+        let mut found = RouteMatch::default();
+        for matcher in matchers {
+            let arg = matcher.args.first().map_or("", String::as_str);
+            let path = match matcher.name.as_str() {
+                "Host" if found.host.is_none() && HostPattern::parse(arg).is_ok() => {
+                    found.host = Some(arg.to_ascii_lowercase());
+                    continue;
+                }
+                "Method" if method_of(arg).is_ok() => {
+                    found.methods.push(arg.to_owned());
+                    continue;
+                }
+                "Header" | "Headers" if matcher.args.len() == 2 => {
+                    found.headers.push(HeaderDraft {
+                        name: arg.to_ascii_lowercase(),
+                        value: Some(matcher.args[1].clone()),
+                    });
+                    continue;
+                }
+                "Path" => ImportedPath::parse(arg.to_owned())?,
+                "PathPrefix"
+                    if denies && PathPattern::parse(arg).is_ok() && !arg.ends_with('/') =>
+                {
+                    patterns::text_prefix_path(arg)?
+                }
+                "PathPrefix" => {
+                    patterns::prefix_path(arg).or_else(|_| patterns::text_prefix_path(arg))?
+                }
+                "PathRegexp" => patterns::plain_regex_path(arg)
+                    .or_else(|_| ImportedPath::parse(format!("regex:{arg}")))?,
+                _ if denies => continue,
+                name => return Err(format!("no route can say {name}(`{arg}`)")),
+            };
+            if found.path.replace(path.pattern).is_some() {
+                return Err("it wants two paths at once".to_owned());
+            }
+            found.differs = path.differs;
+        }
+        match found.methods.len() > 1 {
+            true => Err("it wants two methods at once".to_owned()),
+            false => Ok(found),
+        }
+    }
+}
+
+/// Returns the first prefix that the path begins with, or an empty text if there are no prefixes.
+fn stripped_prefix<'p>(prefixes: &'p [String], path: &str) -> Result<&'p str, &'static str> {
+    if prefixes.is_empty() {
+        return Ok("");
+    }
+    let mut prefixes = prefixes.iter().map(|one| one.trim_end_matches('/'));
+    let found = prefixes.find(|one| {
+        let rest = path.strip_prefix(one);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    });
+    found.ok_or("a route can take off only what its own path begins with")
 }

@@ -1,7 +1,7 @@
-//! Dates as logs write them, into microseconds since the Unix epoch.
+//! Dates of logs, read as microseconds since the Unix epoch.
 //!
-//! Pure. Days are counted as in Howard Hinnant's `days_from_civil`. Years from 1970 to 9999; a
-//! second may be the 60th.
+//! Days are counted as in Howard Hinnant's `days_from_civil`. Years from 1970 to 9999; a second may
+//! be the 60th.
 
 const MONTHS: [&[u8; 3]; 12] = [
     b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec",
@@ -9,7 +9,7 @@ const MONTHS: [&[u8; 3]; 12] = [
 const DAY_S: i64 = 86_400;
 const LAST_S: i64 = 253_402_300_799;
 
-/// Any of the forms below.
+/// Reads a date in any of the forms below.
 pub fn read(text: &[u8]) -> Option<u64> {
     let text = text.trim_ascii();
     common(text).or_else(|| iso(text)).or_else(|| epoch(text))
@@ -25,12 +25,8 @@ pub fn common(text: &[u8]) -> Option<u64> {
     let rest = rest.strip_prefix(b"/")?;
     let (year, rest) = rest.split_at_checked(4)?;
     let rest = rest.strip_prefix(b":")?;
-    let (clock, rest) = rest.split_at_checked(8)?;
-    let (micros, rest) = fraction(rest)?;
-    let zone = zone(rest.trim_ascii())?;
     let day = number(&[*d1, *d2])?;
-    let date = days(number(year)?, i64::try_from(month).ok()?, day)?;
-    at(date, clock_s(clock)?, zone, micros)
+    at(days(number(year)?, i64::try_from(month).ok()?, day)?, rest)
 }
 
 /// `2026-11-20T22:37:06.123+01:00`, also with a space or `/`, also without a zone (then UTC).
@@ -42,16 +38,15 @@ pub fn iso(text: &[u8]) -> Option<u64> {
     let [b'T' | b't' | b' ', rest @ ..] = rest else {
         return None;
     };
-    let (clock, rest) = rest.split_at_checked(8)?;
-    let (micros, rest) = fraction(rest)?;
-    let zone = zone(rest.trim_ascii())?;
     let year = number(&[*y1, *y2, *y3, *y4])?;
-    let date = days(year, number(&[*m1, *m2])?, number(&[*d1, *d2])?)?;
-    at(date, clock_s(clock)?, zone, micros)
+    at(
+        days(year, number(&[*m1, *m2])?, number(&[*d1, *d2])?)?,
+        rest,
+    )
 }
 
-/// Seconds since the epoch, with a fraction or without; what is too large for them is milliseconds,
-/// microseconds or nanoseconds.
+/// Seconds since the epoch, with a fraction or without. A number too large for seconds is
+/// milliseconds, microseconds or nanoseconds.
 pub fn epoch(text: &[u8]) -> Option<u64> {
     let us = decimal_us(text)?;
     let last = u64::try_from(LAST_S).ok()? * 1_000_000;
@@ -96,7 +91,7 @@ fn decimal_us(text: &[u8]) -> Option<u128> {
     number.checked_mul(1_000_000)?.checked_add(micros.into())
 }
 
-/// `.123` or `,123` or nothing, in microseconds; and what follows.
+/// Reads `.123`, `,123` or nothing as microseconds. Also returns the rest of the text.
 fn fraction(text: &[u8]) -> Option<(u64, &[u8])> {
     let [b'.' | b',', digits @ ..] = text else {
         return Some((0, text));
@@ -111,7 +106,7 @@ fn fraction(text: &[u8]) -> Option<(u64, &[u8])> {
 }
 
 /// Seconds east of UTC.
-fn zone(text: &[u8]) -> Option<i64> {
+fn zone_s(text: &[u8]) -> Option<i64> {
     let (sign, digits) = match text {
         [] | [b'Z' | b'z'] => return Some(0),
         [b'+', digits @ ..] => (1, digits),
@@ -156,8 +151,12 @@ fn days(year: i64, month: i64, day: i64) -> Option<i64> {
     Some(era * 146_097 + day_of_era - 719_468)
 }
 
-fn at(days: i64, clock_s: i64, zone_s: i64, micros: u64) -> Option<u64> {
-    let seconds = u64::try_from(days * DAY_S + clock_s - zone_s).ok()?;
+/// The instant of a day at `22:37:06.123 +0100`.
+fn at(days: i64, text: &[u8]) -> Option<u64> {
+    let (clock, rest) = text.split_at_checked(8)?;
+    let (micros, rest) = fraction(rest)?;
+    let zone_s = zone_s(rest.trim_ascii())?;
+    let seconds = u64::try_from(days * DAY_S + clock_s(clock)? - zone_s).ok()?;
     Some(seconds * 1_000_000 + micros)
 }
 
@@ -166,11 +165,9 @@ fn digit(byte: u8) -> Option<u64> {
 }
 
 fn number(digits: &[u8]) -> Option<i64> {
-    let mut number = 0;
-    for byte in digits {
-        number = number * 10 + i64::try_from(digit(*byte)?).ok()?;
-    }
-    Some(number)
+    digits.iter().try_fold(0, |number, byte| {
+        Some(number * 10 + i64::try_from(digit(*byte)?).ok()?)
+    })
 }
 
 #[cfg(test)]

@@ -1,56 +1,52 @@
-//! One line of an access log, read: what it says of a request.
-//!
-//! Pure. It borrows from its line; only what was escaped is copied.
+//! One line of an access log, read. It borrows from its line; only escaped texts are copied.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-/// What a line says of a request.
+use memchr::{memchr, memchr2};
+
+/// The request of a log line.
 #[derive(Clone, Debug)]
-pub struct Entry<'l> {
-    /// When, microseconds since the Unix epoch.
+pub struct LogEntry<'l> {
+    /// Microseconds since the Unix epoch.
     pub at_us: u64,
-    /// Whoever was connected.
+    /// The address of the connection.
     pub peer: IpAddr,
-    /// Whom the writer of the log took for the client, where it says both.
+    /// The client behind proxies, where the log has its own member for it.
     pub client: Option<IpAddr>,
-    /// The method.
     pub method: &'l str,
     /// Path and query, or a whole URL, as it was sent.
     pub target: Cow<'l, str>,
-    /// The host asked for, if the log has it.
     pub host: Option<Cow<'l, str>>,
-    /// The response's status; 0 if the log does not say it.
+    /// The response's status; 0 if the log does not have it.
     pub status: u16,
-    /// How long the request took, microseconds, if the log has it.
+    /// How long the request took, microseconds.
     pub duration_us: Option<u64>,
-    /// The request's headers, as far as the log has them: names in any case.
+    /// The request's headers that the log has. Names in any case.
     pub headers: Headers<'l>,
 }
 
-/// Headers of a line, by their names in any case. Most lines have none that matter, and whatever
-/// stood in the entry itself would be moved with it.
+/// Names and values of headers. A `Vec`, since most lines have none and entries are moved often.
 pub type Headers<'l> = Vec<(Cow<'l, str>, Cow<'l, str>)>;
 
-/// Why a line could not be read.
+/// A line that cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
-    /// It is of no known form.
+    /// It has no known format.
     Form,
-    /// It does not say when, or not in a way that can be read.
+    /// Its time is missing or unreadable.
     Time,
-    /// Its client is no address.
+    /// Its client is not an address.
     Client,
-    /// There is no request in it: `-`, or what a TLS handshake looks like to HTTP.
+    /// It has no request: `-`, or a TLS handshake that the server read as HTTP.
     Request,
-    /// It is not UTF-8 where it has to be.
+    /// It is not UTF-8.
     Text,
     /// It is too long.
     Long,
 }
 
 impl Fault {
-    /// Every one of them.
     pub const ALL: [Fault; 6] = [
         Fault::Form,
         Fault::Time,
@@ -60,7 +56,7 @@ impl Fault {
         Fault::Long,
     ];
 
-    /// What reports call it.
+    /// The words in reports.
     pub const fn sentence(self) -> &'static str {
         match self {
             Fault::Form => "not a line of a known format",
@@ -73,33 +69,94 @@ impl Fault {
     }
 }
 
-/// A format in which logs are written.
+/// A format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Format {
-    /// The common log format.
+pub enum LineFormat {
     Common,
-    /// Common, with what the client says it is and came from, and perhaps more.
+    /// Common, with the referer and the user agent, and perhaps more.
     Combined,
-    /// One JSON object for each line, with the names of nginx, Traefik or one's own.
+    /// One JSON object for each line, with the names of nginx, Traefik or other programs.
     Json,
-    /// Caddy's JSON.
     Caddy,
-    /// Our own, in JSON.
+    /// tidegate's JSON.
     Own,
-    /// Our own, for people: it has no dates.
+    /// tidegate's lines for people, which have no dates.
     OwnText,
 }
 
-impl Format {
-    /// What reports and `--format` call it.
+impl LineFormat {
+    /// The word in reports.
     pub const fn word(self) -> &'static str {
         match self {
-            Format::Common => "common",
-            Format::Combined => "combined",
-            Format::Json => "json",
-            Format::Caddy => "caddy",
-            Format::Own => "tidegate-json",
-            Format::OwnText => "tidegate-text",
+            LineFormat::Common => "common",
+            LineFormat::Combined => "combined",
+            LineFormat::Json => "json",
+            LineFormat::Caddy => "caddy",
+            LineFormat::Own => "tidegate-json",
+            LineFormat::OwnText => "tidegate-text",
+        }
+    }
+}
+
+/// The parts of a request's target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetParts<'t> {
+    pub host: Option<&'t str>,
+    pub path: &'t str,
+    /// Without its `?`.
+    pub query: Option<&'t str>,
+}
+
+impl<'t> TargetParts<'t> {
+    /// Splits a target in any form of HTTP, and drops its fragment.
+    pub fn split(target: &'t str) -> TargetParts<'t> {
+        let url = match target.starts_with('/') {
+            true => None,
+            false => ["http://", "https://"]
+                .iter()
+                .find_map(|scheme| target.strip_prefix(scheme)),
+        };
+        let (host, rest) = match url {
+            Some(url) => {
+                let end = url.find(['/', '?', '#']).unwrap_or(url.len());
+                (Some(&url[..end]), &url[end..])
+            }
+            None => (None, target),
+        };
+        let end = memchr2(b'?', b'#', rest.as_bytes()).unwrap_or(rest.len());
+        let query = rest[end..].strip_prefix('?');
+        let path = match &rest[..end] {
+            // A query may follow the host directly.
+            "" if query.is_some() || host.is_some() && rest.is_empty() => "/",
+            path => path,
+        };
+        let query = query.map(|query| {
+            let end = memchr(b'#', query.as_bytes());
+            &query[..end.unwrap_or(query.len())]
+        });
+        TargetParts { host, path, query }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_of_a_target_has_its_parts() {
+        for (target, expected) in [
+            ("/", (None, "/", None)),
+            ("/a?b=1", (None, "/a", Some("b=1"))),
+            ("/a?b?c#d?e", (None, "/a", Some("b?c"))),
+            ("/a#b?c", (None, "/a", None)),
+            ("http://h:80/a?b", (Some("h:80"), "/a", Some("b"))),
+            ("https://h?b", (Some("h"), "/", Some("b"))),
+            ("https://h", (Some("h"), "/", None)),
+            ("*", (None, "*", None)),
+            ("", (None, "", None)),
+        ] {
+            let parts = TargetParts::split(target);
+            assert_eq!((parts.host, parts.path, parts.query), expected, "{target}");
         }
     }
 }

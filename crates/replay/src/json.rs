@@ -1,49 +1,45 @@
-//! JSON as logs have it: the members of one object, without building anything.
+//! JSON in logs: the members of one object, without building a tree.
 //!
-//! Pure and forgiving: it takes what nginx writes without `escape=json` (`\x22`), and passes over
-//! what is nested without looking closer. Depth costs nothing: nothing here calls itself.
+//! The reader is forgiving: it accepts `\x22`, which nginx writes without `escape=json`, and skips
+//! nested values unread. It does not recurse, so depth costs nothing.
 
 use std::borrow::Cow;
 
 use memchr::memchr2;
 
-/// One member's value, where it stands in the line.
+/// The value of a member, as a slice of the line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Value<'l> {
-    /// A string, without its quotes and as it is escaped.
+pub enum JsonValue<'l> {
+    /// A string without its quotes, still escaped.
     Text(&'l [u8]),
     /// A number, `true`, `false` or `null`.
     Word(&'l [u8]),
-    /// An object with its braces.
+    /// With its braces.
     Object(&'l [u8]),
-    /// An array with its brackets.
+    /// With its brackets.
     Array(&'l [u8]),
 }
 
-impl<'l> Value<'l> {
-    /// The text of a string or word; nothing of `null`, an empty string or `-`, which nginx writes
-    /// for what there is not, or of what nests.
+impl<'l> JsonValue<'l> {
+    /// The text of a string or word. `None` for nested values, and for `null`, an empty string and
+    /// `-`, which nginx writes for a missing value.
     pub fn text(self) -> Option<Cow<'l, str>> {
-        match self {
-            Value::Text(b"" | b"-") | Value::Word(b"null") => None,
-            Value::Text(raw) | Value::Word(raw) => unescaped(raw),
-            Value::Object(_) | Value::Array(_) => None,
-        }
+        unescaped(self.raw_text()?)
     }
 
-    /// The same without undoing escapes.
-    pub fn plain(self) -> Option<&'l [u8]> {
+    /// The text, still escaped.
+    pub fn raw_text(self) -> Option<&'l [u8]> {
         match self {
-            Value::Text(b"" | b"-") | Value::Word(b"null") => None,
-            Value::Text(raw) | Value::Word(raw) => Some(raw),
-            Value::Object(_) | Value::Array(_) => None,
+            JsonValue::Text(b"" | b"-") | JsonValue::Word(b"null") => None,
+            JsonValue::Text(raw) | JsonValue::Word(raw) => Some(raw),
+            JsonValue::Object(_) | JsonValue::Array(_) => None,
         }
     }
 }
 
-/// Tells `each` every member of the object that `line` is: its name as it is escaped, and its
-/// value. `None` if it is no object that can be read to its end.
-pub fn members<'l>(line: &'l [u8], mut each: impl FnMut(&'l [u8], Value<'l>)) -> Option<()> {
+/// Calls `each` with every member of the object `line`: its name, still escaped, and its value.
+/// `None` if the line is not one whole object.
+pub fn members<'l>(line: &'l [u8], mut each: impl FnMut(&'l [u8], JsonValue<'l>)) -> Option<()> {
     let mut scan = Scan(line.trim_ascii().strip_prefix(b"{")?);
     scan.space();
     if scan.took(b'}') {
@@ -64,8 +60,8 @@ pub fn members<'l>(line: &'l [u8], mut each: impl FnMut(&'l [u8], Value<'l>)) ->
     }
 }
 
-/// Tells `each` every element of an array.
-pub fn elements<'l>(array: &'l [u8], mut each: impl FnMut(Value<'l>)) -> Option<()> {
+/// Calls `each` with every element of an array.
+pub fn elements<'l>(array: &'l [u8], mut each: impl FnMut(JsonValue<'l>)) -> Option<()> {
     let mut scan = Scan(array.trim_ascii().strip_prefix(b"[")?);
     scan.space();
     if scan.took(b']') {
@@ -98,7 +94,7 @@ impl<'l> Scan<'l> {
         }
     }
 
-    /// A string's inside.
+    /// Reads a string without its quotes.
     fn string(&mut self) -> Option<&'l [u8]> {
         let text = self.0.strip_prefix(b"\"")?;
         let end = string_end(text)?;
@@ -106,24 +102,24 @@ impl<'l> Scan<'l> {
         Some(&text[..end])
     }
 
-    fn value(&mut self) -> Option<Value<'l>> {
+    fn value(&mut self) -> Option<JsonValue<'l>> {
         self.space();
         match self.0.first()? {
-            b'"' => self.string().map(Value::Text),
-            b'{' => self.nested().map(Value::Object),
-            b'[' => self.nested().map(Value::Array),
+            b'"' => self.string().map(JsonValue::Text),
+            b'{' => self.nested().map(JsonValue::Object),
+            b'[' => self.nested().map(JsonValue::Array),
             _ => {
                 let ends =
                     |byte: &u8| matches!(byte, b',' | b'}' | b']') || byte.is_ascii_whitespace();
                 let end = self.0.iter().position(ends)?;
                 let (word, rest) = self.0.split_at(end);
                 self.0 = rest;
-                (!word.is_empty()).then_some(Value::Word(word))
+                (!word.is_empty()).then_some(JsonValue::Word(word))
             }
         }
     }
 
-    /// What is between two brackets that belong together, with them.
+    /// Reads a nested value with its brackets.
     fn nested(&mut self) -> Option<&'l [u8]> {
         let (mut at, mut depth) = (0, 0_usize);
         loop {
@@ -143,8 +139,8 @@ impl<'l> Scan<'l> {
     }
 }
 
-/// Where the quote is that ends a string.
-fn string_end(text: &[u8]) -> Option<usize> {
+/// Finds the quote that ends a string.
+pub fn string_end(text: &[u8]) -> Option<usize> {
     let mut from = 0;
     loop {
         let found = from + memchr2(b'"', b'\\', text.get(from..)?)?;
@@ -155,7 +151,7 @@ fn string_end(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// A string's text: `\n`, `\u00e9` with surrogates, and `\x22`. What is no escape stays.
+/// Decodes the escapes of a string: `\n`, `\u00e9` with surrogates, and `\x22`. Other text stays.
 pub fn unescaped(raw: &[u8]) -> Option<Cow<'_, str>> {
     if memchr::memchr(b'\\', raw).is_none() {
         return std::str::from_utf8(raw).ok().map(Cow::Borrowed);
@@ -195,7 +191,7 @@ pub fn unescaped(raw: &[u8]) -> Option<Cow<'_, str>> {
             other => text.push(other),
         }
     }
-    // Bytes that were escaped one by one may be no text together.
+    // Single escaped bytes need not make UTF-8 together.
     Some(Cow::Owned(String::from_utf8_lossy(&text).into_owned()))
 }
 
@@ -217,7 +213,7 @@ mod tests {
         members(line.as_bytes(), |name, value| {
             let name = String::from_utf8_lossy(name);
             let value = match value {
-                Value::Object(raw) | Value::Array(raw) => String::from_utf8_lossy(raw),
+                JsonValue::Object(raw) | JsonValue::Array(raw) => String::from_utf8_lossy(raw),
                 other => other.text().unwrap_or("none".into()),
             };
             out.push_str(&format!("{name}={value};"));

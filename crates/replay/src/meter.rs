@@ -1,322 +1,327 @@
-//! Meters: what is counted for every key of one window, at three rates at once.
+//! Meters: the counts of every key of one window, at three rates at once.
 //!
-//! Each key has the count that it would have if everything were admitted: the most units it ever
-//! shows is the smallest rate at which that key is never denied. The same count serves all three
-//! rates for as long as none of them has denied the key anything. When one does, it gets a count
-//! of its own (`Forks`), which ends when nothing counts any more: it holds only what the first
-//! one holds too. So most requests are one look and one charge, and every count is the proxy's own
-//! (`limit::decide`).
+//! Each key has a base count, as if every request were admitted. The most units that it ever shows
+//! is the smallest limit that never denies the key. The base count serves all three rates while
+//! none of them has denied the key anything. A rate that denies gets its own count (`forks`) until
+//! nothing is counted any more. So most requests take one look and one charge, and every count is
+//! the proxy's own (`limit::decide`).
+
+use std::hash::BuildHasher;
+use std::ops::{Index, IndexMut};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
-use std::hash::BuildHasher;
-use std::net::Ipv4Addr;
 
-use super::rates::{RATES, Rates};
-use crate::limit::decide::{Count, Look};
+use crate::limit::decide::{Count, FirstPass};
 use crate::limit::rate::MAX_UNITS;
 use crate::limit::{Algorithm, Retry, Rule};
 
-/// What a key is, as it is counted: short ones stay where they are.
-pub type Name = SmallVec<[u8; 24]>;
-
-/// One window's counts.
-#[derive(Debug)]
-pub struct Meter {
-    /// The window's rule, without a bound on its units.
-    rule: Rule,
-    entries: Vec<Entry>,
-    places: HashTable<u32>,
-    hasher: DefaultHashBuilder,
-    /// Where addresses are that came lately, each at a place of its own.
-    recent: Vec<(Ipv4Addr, u32)>,
+/// A rate at which a log is replayed, relative to the limit's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    Half,
+    Own,
+    Twice,
 }
 
-/// Addresses whose places are remembered; a power of two.
-const RECENT: usize = 8192;
-/// No place.
-const NOWHERE: u32 = u32::MAX;
+pub const SCALES: [Scale; 3] = [Scale::Half, Scale::Own, Scale::Twice];
 
-/// One key.
+/// A value for each of the three rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates<T> {
+    pub half: T,
+    pub own: T,
+    pub twice: T,
+}
+
+impl<T> Rates<T> {
+    pub fn map<U>(&self, each: impl Fn(&T) -> U) -> Rates<U> {
+        Rates {
+            half: each(&self.half),
+            own: each(&self.own),
+            twice: each(&self.twice),
+        }
+    }
+}
+
+impl Rates<u64> {
+    /// A limit of `units` at each rate: at least 1, at most `most`.
+    pub fn scaled(units: u64, most: u64) -> Rates<u64> {
+        Rates {
+            half: (units / 2).max(1),
+            own: units,
+            twice: (units * 2).min(most).max(units),
+        }
+    }
+}
+
+impl<T> Index<Scale> for Rates<T> {
+    type Output = T;
+
+    fn index(&self, scale: Scale) -> &T {
+        match scale {
+            Scale::Half => &self.half,
+            Scale::Own => &self.own,
+            Scale::Twice => &self.twice,
+        }
+    }
+}
+
+impl<T> IndexMut<Scale> for Rates<T> {
+    fn index_mut(&mut self, scale: Scale) -> &mut T {
+        match scale {
+            Scale::Half => &mut self.half,
+            Scale::Own => &mut self.own,
+            Scale::Twice => &mut self.twice,
+        }
+    }
+}
+
+/// The counts of one window.
 #[derive(Debug)]
-pub struct Entry {
+pub struct WindowMeter {
+    /// The window's rule, without a bound on its units.
+    rule: Rule,
+    keys: Vec<KeyCounts>,
+    /// Indexes into `keys`, by name.
+    places: HashTable<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+/// The counts of one key.
+#[derive(Debug)]
+pub struct KeyCounts {
     base: Count,
-    forks: Option<Box<Forks>>,
-    /// What it is.
-    pub name: Name,
-    /// Requests that asked.
+    forks: Option<Box<Rates<Option<Count>>>>,
+    /// The key, as `key_spaces` names it. Short names need no heap.
+    pub name: SmallVec<[u8; 24]>,
+    /// Requests of this key.
     pub asked: u32,
-    /// Those that would be denied at the limit's own rate.
+    /// Requests that the limit's own rate denies.
     pub denied: u32,
-    /// Which rates would have denied it something.
+    /// Rates that denied the key something.
     pub hit: Rates<bool>,
-    /// The smallest limit at which it would never have been denied anything.
+    /// The smallest limit that would never have denied the key.
     pub need: u32,
-    /// The row it was last counted in.
+    /// The report's row in which the key was last counted.
     pub row: u16,
 }
 
-type Forks = Rates<Option<Count>>;
-
-/// What a key's counts say of one request, before they are charged.
+/// The answer of one key's counts before they are charged.
 #[derive(Debug)]
-pub struct Looked {
-    base: Look,
-    forks: Option<Box<Rates<Option<Look>>>>,
-    /// Which rates deny it, as far as this window goes.
+pub struct MeterLook {
+    base: FirstPass,
+    forks: Option<Box<Rates<Option<FirstPass>>>>,
+    /// Rates at which this window denies the request.
     pub denies: Rates<bool>,
 }
 
-/// One request's part in a meter.
+/// One request's charge in a meter.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
-    /// The key's place.
+pub struct MeterCharge {
+    /// The key's index.
     pub place: u32,
     /// Units asked for.
     pub cost: u64,
-    /// What the window's limit is at each rate.
+    /// The window's limit at each rate.
     pub units: Rates<u64>,
 }
 
-/// What names a charge in each count.
+/// Names a charge in each count.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stamps {
     base: u64,
     forks: Rates<Option<u64>>,
 }
 
-impl Meter {
-    /// Nothing counted yet.
-    pub fn new(rule: Rule) -> Meter {
-        Meter {
-            rule: Rule {
-                units: MAX_UNITS,
-                ..rule
-            },
-            entries: Vec::new(),
+impl WindowMeter {
+    pub fn new(rule: Rule) -> WindowMeter {
+        WindowMeter {
+            rule: with_units(rule, MAX_UNITS),
+            keys: Vec::new(),
             places: HashTable::new(),
             hasher: DefaultHashBuilder::default(),
-            recent: Vec::new(),
         }
     }
 
-    /// How units are remembered.
     pub fn algorithm(&self) -> Algorithm {
         self.rule.algorithm
     }
 
-    /// Every key.
-    pub fn entries(&self) -> &[Entry] {
-        &self.entries
+    pub fn keys(&self) -> &[KeyCounts] {
+        &self.keys
     }
 
-    /// The place of the key that is this address alone, where it came lately.
-    pub fn recent(&self, ip: Ipv4Addr) -> Option<u32> {
-        let (known, place) = *self.recent.get(slot(ip))?;
-        (known == ip && place != NOWHERE).then_some(place)
-    }
-
-    /// The place of the key `name`, which is this address alone; made if there is none.
-    pub fn place_of(&mut self, ip: Ipv4Addr, name: &[u8]) -> u32 {
-        let place = self.place(name);
-        if self.recent.is_empty() {
-            self.recent = vec![(Ipv4Addr::UNSPECIFIED, NOWHERE); RECENT];
-        }
-        self.recent[slot(ip)] = (ip, place);
-        place
-    }
-
-    /// The place of a key, made if there is none.
+    /// Finds or adds a key. Returns its index.
     pub fn place(&mut self, name: &[u8]) -> u32 {
         let hash = self.hasher.hash_one(name);
-        let entries = &self.entries;
-        let found = self.places.find(hash, |place| {
-            entries[*place as usize].name.as_slice() == name
-        });
-        if let Some(place) = found {
+        let is_key = |place: &u32| self.keys[*place as usize].name.as_slice() == name;
+        if let Some(place) = self.places.find(hash, is_key) {
             return *place;
         }
-        let place = u32::try_from(self.entries.len()).unwrap_or(u32::MAX);
-        self.entries.push(Entry {
+        let place = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
+        self.keys.push(KeyCounts {
             base: Count::new(self.rule.algorithm),
             forks: None,
-            name: Name::from_slice(name),
+            name: SmallVec::from_slice(name),
             asked: 0,
             denied: 0,
             hit: Rates::default(),
             need: 0,
             row: 0,
         });
-        let (entries, hasher) = (&self.entries, &self.hasher);
+        let (keys, hasher) = (&self.keys, &self.hasher);
         self.places.insert_unique(hash, place, |place| {
-            hasher.hash_one(entries[*place as usize].name.as_slice())
+            hasher.hash_one(keys[*place as usize].name.as_slice())
         });
         place
     }
 
-    /// First pass: which rates deny the request, in this window alone.
-    pub fn look(&mut self, ask: &Ask, now_us: u64) -> Looked {
-        let entry = &mut self.entries[ask.place as usize];
-        let base = entry.base.look(&self.rule, ask.cost, now_us);
+    /// First pass: the rates at which this window alone denies the request.
+    pub fn look(&mut self, charge: &MeterCharge, now_us: u64) -> MeterLook {
+        let key = &mut self.keys[charge.place as usize];
+        let base = key.base.look(&self.rule, charge.cost, now_us);
         let used = base.used();
         if used == 0 {
-            // What the forks hold, the first count holds too.
-            entry.forks = None;
+            // The forks hold nothing that the base count does not hold.
+            key.forks = None;
         }
-        let need = used.saturating_add(ask.cost);
-        entry.need = entry.need.max(u32::try_from(need).unwrap_or(u32::MAX));
-        entry.asked = entry.asked.saturating_add(1);
-        let mut looked = Looked {
+        let need = used.saturating_add(charge.cost);
+        key.need = key.need.max(u32::try_from(need).unwrap_or(u32::MAX));
+        key.asked = key.asked.saturating_add(1);
+        let mut look = MeterLook {
             base,
             forks: None,
-            denies: ask.units.map(|units| need > *units),
+            denies: charge.units.map(|units| need > *units),
         };
-        if let Some(forks) = &entry.forks {
-            let looks = looked.forks.get_or_insert_default();
-            for rate in RATES {
-                if let Some(fork) = &forks[rate] {
-                    let rule = of_units(self.rule, ask.units[rate]);
-                    let look = fork.look(&rule, ask.cost, now_us);
-                    looked.denies[rate] = look.retry != Retry::Now;
-                    looks[rate] = Some(look);
+        if let Some(forks) = &key.forks {
+            let looks = look.forks.get_or_insert_default();
+            for scale in SCALES {
+                if let Some(fork) = &forks[scale] {
+                    let rule = with_units(self.rule, charge.units[scale]);
+                    let first = fork.look(&rule, charge.cost, now_us);
+                    look.denies[scale] = first.retry != Retry::Now;
+                    looks[scale] = Some(first);
                 }
             }
         }
-        looked
+        look
     }
 
-    /// Second pass: charges at each rate at which the whole request is allowed.
-    pub fn settle(&mut self, ask: &Ask, looked: &Looked, allowed: &Rates<bool>) -> Stamps {
+    /// Second pass: charges at each rate that allows the whole request.
+    pub fn settle(
+        &mut self,
+        charge: &MeterCharge,
+        look: &MeterLook,
+        allowed: &Rates<bool>,
+    ) -> Stamps {
         let mut stamps = Stamps::default();
-        let agrees = allowed.half && allowed.own && allowed.twice;
-        let entry = &mut self.entries[ask.place as usize];
-        if !agrees || entry.forks.is_some() {
-            stamps.forks = entry.settle_forks(self.rule, ask, looked, allowed);
+        let all_allow = allowed.half && allowed.own && allowed.twice;
+        let key = &mut self.keys[charge.place as usize];
+        if !all_allow || key.forks.is_some() {
+            stamps.forks = key.settle_forks(self.rule, charge, look, allowed);
         }
-        let room = MAX_UNITS.saturating_sub(looked.base.used());
-        let cost = ask.cost.min(room);
-        stamps.base = entry
-            .base
-            .settle_untold(&self.rule, cost, &looked.base, true);
+        let cost = charge.cost.min(MAX_UNITS.saturating_sub(look.base.used()));
+        stamps.base = key.base.settle_quietly(&self.rule, cost, &look.base, true);
         stamps
     }
 
-    /// Takes back what was charged at each rate that allowed it.
-    pub fn give_back(&mut self, ask: &Ask, stamps: &Stamps, allowed: &Rates<bool>, now_us: u64) {
-        let entry = &mut self.entries[ask.place as usize];
-        entry
-            .base
-            .give_back(&self.rule, ask.cost, stamps.base, now_us);
-        for rate in RATES {
-            let forks = entry.forks.as_mut();
-            if let Some(fork) = forks.and_then(|forks| forks[rate].as_mut())
-                && allowed[rate]
-            {
-                let stamp = stamps.forks[rate].unwrap_or(stamps.base);
-                let rule = of_units(self.rule, ask.units[rate]);
-                fork.give_back(&rule, ask.cost, stamp, now_us);
-            }
-        }
-    }
-
-    /// Notes for a key what a request met.
-    pub fn note(&mut self, place: u32, row: u16, denies: &Rates<bool>) {
-        let entry = &mut self.entries[place as usize];
-        entry.row = row;
-        if denies.own {
-            entry.denied = entry.denied.saturating_add(1);
-        }
-        for rate in RATES {
-            entry.hit[rate] |= denies[rate];
-        }
-    }
-
-    /// Forgets keys in which nothing counts at `now_us`, and of those the ones that no rate ever
-    /// denied anything; or, where that is not enough, whoever needed least. Tells `each` of whoever
-    /// is forgotten, and returns where the others went.
-    pub fn forget(&mut self, now_us: u64, each: impl FnMut(&Entry)) -> Vec<Option<u32>> {
-        let half = self.entries.len() / 2;
-        let rule = self.rule;
-        let is_idle = |entry: &Entry| entry.base.empty_at_us(&rule) <= now_us;
-        let dull = |entry: &Entry| is_idle(entry) && !entry.hit.half;
-        let mut most = 0;
-        if self.entries.iter().filter(|one| dull(one)).count() < half / 2 {
-            // Slots that are held are never forgotten.
-            let mut needs: Vec<u32> = self.entries.iter().map(|one| one.need).collect();
-            let (_, median, _) = needs.select_nth_unstable(half);
-            most = *median;
-        }
-        self.retain(
-            |one| !(dull(one) || one.need <= most && rule.algorithm != Algorithm::Slots),
-            each,
-        )
-    }
-
-    fn retain(
+    /// Refunds a charge at each rate that allowed it.
+    pub fn give_back(
         &mut self,
-        keep: impl Fn(&Entry) -> bool,
-        mut each: impl FnMut(&Entry),
-    ) -> Vec<Option<u32>> {
-        let before = std::mem::take(&mut self.entries);
-        self.recent.clear();
-        let mut places = Vec::with_capacity(before.len());
-        for entry in before {
-            if keep(&entry) {
-                places.push(u32::try_from(self.entries.len()).ok());
-                self.entries.push(entry);
-            } else {
-                each(&entry);
-                places.push(None);
+        charge: &MeterCharge,
+        stamps: &Stamps,
+        allowed: &Rates<bool>,
+        now_us: u64,
+    ) {
+        let key = &mut self.keys[charge.place as usize];
+        key.base
+            .give_back(&self.rule, charge.cost, stamps.base, now_us);
+        for scale in SCALES {
+            let forks = key.forks.as_mut();
+            if let Some(fork) = forks.and_then(|forks| forks[scale].as_mut())
+                && allowed[scale]
+            {
+                let stamp = stamps.forks[scale].unwrap_or(stamps.base);
+                let rule = with_units(self.rule, charge.units[scale]);
+                fork.give_back(&rule, charge.cost, stamp, now_us);
             }
         }
-        let (entries, hasher) = (&self.entries, &self.hasher);
-        let hash = |place: &u32| hasher.hash_one(entries[*place as usize].name.as_slice());
-        self.places = HashTable::with_capacity(entries.len());
+    }
+
+    /// Adds a request's result to the statistics of its key.
+    pub fn note(&mut self, place: u32, row: usize, denies: &Rates<bool>) {
+        let key = &mut self.keys[place as usize];
+        key.row = u16::try_from(row).unwrap_or(0);
+        key.denied = key.denied.saturating_add(u32::from(denies.own));
+        for scale in SCALES {
+            key.hit[scale] |= denies[scale];
+        }
+    }
+
+    /// Forgets idle keys that no rate ever denied; where these are too few, also the keys that
+    /// needed least. Calls `each` with each forgotten key. Returns the new index of each old one.
+    pub fn forget(&mut self, now_us: u64, mut each: impl FnMut(&KeyCounts)) -> Vec<Option<u32>> {
+        let half = self.keys.len() / 2;
+        let rule = self.rule;
+        let is_dull = |key: &KeyCounts| key.base.empty_at_us(&rule) <= now_us && !key.hit.half;
+        let mut least = 0;
+        if self.keys.iter().filter(|key| is_dull(key)).count() < half / 2 {
+            let mut needs: Vec<u32> = self.keys.iter().map(|key| key.need).collect();
+            let (_, median, _) = needs.select_nth_unstable(half);
+            least = *median;
+        }
+        // A key that holds slots is never forgotten.
+        let can_forget = |key: &KeyCounts| {
+            is_dull(key) || key.need <= least && rule.algorithm != Algorithm::Slots
+        };
+        let mut places = Vec::with_capacity(self.keys.len());
+        for key in std::mem::take(&mut self.keys) {
+            if can_forget(&key) {
+                each(&key);
+                places.push(None);
+            } else {
+                places.push(u32::try_from(self.keys.len()).ok());
+                self.keys.push(key);
+            }
+        }
+        let (keys, hasher) = (&self.keys, &self.hasher);
+        let hash = |place: &u32| hasher.hash_one(keys[*place as usize].name.as_slice());
+        self.places = HashTable::with_capacity(keys.len());
         for place in places.iter().flatten() {
             self.places.insert_unique(hash(place), *place, hash);
         }
         places
     }
-
-    /// Bytes that all counts take, about.
-    pub fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
-            + self.places.capacity() * 5
-            + self.recent.capacity() * 8
-    }
 }
 
-impl Entry {
-    /// Rates that have counts of their own are charged there, and those that deny get one.
+impl KeyCounts {
+    /// Charges the rates that have their own count, and forks a count for each rate that denies.
     fn settle_forks(
         &mut self,
         rule: Rule,
-        ask: &Ask,
-        looked: &Looked,
+        charge: &MeterCharge,
+        look: &MeterLook,
         allowed: &Rates<bool>,
     ) -> Rates<Option<u64>> {
         let mut stamps = Rates::default();
-        for rate in RATES {
-            let rule = of_units(rule, ask.units[rate]);
-            let look = looked.forks.as_ref().and_then(|looks| looks[rate].as_ref());
-            let fork = self.forks.as_mut().and_then(|forks| forks[rate].as_mut());
-            if let (Some(look), Some(fork)) = (look, fork) {
-                stamps[rate] = Some(fork.settle_untold(&rule, ask.cost, look, allowed[rate]));
-            } else if !allowed[rate] && ask.cost > 0 {
+        for scale in SCALES {
+            let rule = with_units(rule, charge.units[scale]);
+            let first = look.forks.as_ref().and_then(|looks| looks[scale].as_ref());
+            let fork = self.forks.as_mut().and_then(|forks| forks[scale].as_mut());
+            if let (Some(first), Some(fork)) = (first, fork) {
+                stamps[scale] =
+                    Some(fork.settle_quietly(&rule, charge.cost, first, allowed[scale]));
+            } else if !allowed[scale] && charge.cost > 0 {
                 let mut fork = self.base.clone();
-                fork.settle_untold(&rule, ask.cost, &looked.base, false);
-                self.forks.get_or_insert_default()[rate] = Some(fork);
+                fork.settle_quietly(&rule, charge.cost, &look.base, false);
+                self.forks.get_or_insert_default()[scale] = Some(fork);
             }
         }
         stamps
     }
 }
 
-/// Where an address is remembered.
-fn slot(ip: Ipv4Addr) -> usize {
-    (ip.to_bits().wrapping_mul(0x9e37_79b1) >> 16) as usize % RECENT
-}
-
-fn of_units(rule: Rule, units: u64) -> Rule {
+fn with_units(rule: Rule, units: u64) -> Rule {
     Rule { units, ..rule }
 }

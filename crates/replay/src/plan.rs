@@ -1,50 +1,43 @@
-//! What a configuration asks of a log: a meter for each window whose counts are its own, a row of
-//! the report for each window as a client's tier sees it, and which headers matter.
-//!
-//! Pure.
+//! What a configuration counts: a meter for each window with counts of its own, a row of the report
+//! for each window as the clients of one tier see it, and the headers that matter.
 
 use std::sync::Arc;
 
 use http::{HeaderName, header};
 
-use super::meter::Meter;
-use super::rates::Rates;
-use super::text::Wanted;
+use super::meter::Rates;
+use super::text::WantedFields;
 use crate::config::{Bypass, Config};
 use crate::limit::key::{ApiKeySource, ApiKeySources, Key, Part};
 use crate::limit::rate::MAX_UNITS;
-use crate::limit::{Algorithm, Limit, Missing, Role, Window};
+use crate::limit::{Algorithm, Limit, Missing, Role, Rule, Window};
 use crate::route::{CostSource, Route};
 
-/// One window of one limit, as clients of one tier have it.
+/// One window of one limit, as the clients of one tier see it.
 #[derive(Clone, Debug)]
-pub struct Row {
-    /// Its limit's place in [`Plan::limits`].
+pub struct WindowRow {
+    /// The index of its limit in [`ReplayPlan::limits`].
     pub limit: usize,
-    /// The window.
     pub window: Arc<Window>,
-    /// Clients of which tier have it; `None` for all others.
+    /// `None` for clients without a tier of this limit.
     pub tier: Option<Arc<str>>,
-    /// What it is to a request.
     pub role: Role,
-    /// Where it is counted.
+    /// The index of its meter.
     pub meter: usize,
-    /// What it allows at each of the three rates.
+    /// Its units at each of the three rates.
     pub units: Rates<u64>,
 }
 
-/// One limit that some route asks.
+/// One limit that some route uses.
 #[derive(Clone, Debug)]
-pub struct Planned {
-    /// It.
+pub struct PlannedLimit {
     pub limit: Arc<Limit>,
-    /// Its key's place in [`Plan::spaces`].
-    pub space: usize,
-    /// Its windows' rows.
+    /// The index of its key in [`ReplayPlan::key_spaces`].
+    pub key_space: usize,
     rows: Vec<(Arc<Window>, usize)>,
 }
 
-impl Planned {
+impl PlannedLimit {
     /// The row of one of its windows.
     pub fn row(&self, window: &Arc<Window>) -> usize {
         let own = |(known, _): &&(Arc<Window>, usize)| Arc::ptr_eq(known, window);
@@ -52,35 +45,32 @@ impl Planned {
     }
 }
 
-/// What is to be counted.
 #[derive(Debug, Default)]
-pub struct Plan {
-    /// Every limit that some route asks.
-    pub limits: Vec<Planned>,
-    /// Every row, those of a limit one after the other.
-    pub rows: Vec<Row>,
-    /// Every meter.
-    pub meters: Vec<Meter>,
-    /// Every way in which requests are told apart.
-    pub spaces: Vec<(Key, Missing)>,
-    /// Headers that say something, in lower case.
+pub struct ReplayPlan {
+    /// Every limit that some route uses.
+    pub limits: Vec<PlannedLimit>,
+    /// The rows of one limit are neighbours.
+    pub rows: Vec<WindowRow>,
+    pub meter_rules: Vec<Rule>,
+    pub key_spaces: Vec<(Key, Missing)>,
+    /// Headers that the configuration asks for.
     pub headers: Vec<HeaderName>,
+    /// The identity of each meter's window.
     identities: Vec<u128>,
-    /// Places in `limits` of each route's, by its number.
+    /// Indexes into `limits` of each route's limits, by the route's number.
     of_routes: Vec<Vec<usize>>,
 }
 
-impl Plan {
-    /// What `config` asks.
-    pub fn new(config: &Config) -> Plan {
-        let mut plan = Plan::default();
+impl ReplayPlan {
+    pub fn new(config: &Config) -> ReplayPlan {
+        let mut plan = ReplayPlan::default();
         for limit in &config.limits {
             let mut routes = config.routes.iter();
             if routes.any(|route| route.limits.iter().any(|one| one.name == limit.name)) {
                 plan.add(limit);
             }
         }
-        // Limits that are written in a route are no one else's.
+        // A limit that is written in a route belongs to this route alone.
         for route in config.routes.iter() {
             let place = |limit: &Arc<Limit>| plan.named(limit).unwrap_or_else(|| plan.add(limit));
             let places = route.limits.iter().map(place).collect();
@@ -90,19 +80,19 @@ impl Plan {
         plan
     }
 
-    /// The place of one of a route's limits, which is its `nth`.
-    pub fn find(&self, route: &Route, nth: usize) -> usize {
+    /// The index of the `nth` limit of a route.
+    pub fn limit_of(&self, route: &Route, nth: usize) -> usize {
         let places = self.of_routes.get(route.number);
         places
             .and_then(|places| places.get(nth))
             .map_or(0, |place| *place)
     }
 
-    /// What of a line in words says something.
-    pub fn wanted(&self) -> Wanted {
+    /// The optional fields of text lines that matter.
+    pub fn wanted_fields(&self) -> WantedFields {
         let asks = |name| self.headers.contains(&name);
-        let is_slots = |row: &Row| row.window.rule.algorithm == Algorithm::Slots;
-        Wanted {
+        let is_slots = |row: &WindowRow| row.window.rule.algorithm == Algorithm::Slots;
+        WantedFields {
             agents: asks(header::REFERER) || asks(header::USER_AGENT),
             extras: asks(HeaderName::from_static("x-forwarded-for"))
                 || self.rows.iter().any(is_slots),
@@ -117,15 +107,14 @@ impl Plan {
     fn add(&mut self, limit: &Arc<Limit>) -> usize {
         let place = self.limits.len();
         let space = (limit.key.clone(), limit.missing);
-        let known = self.spaces.iter().position(|one| *one == space);
-        let space = known.unwrap_or_else(|| {
-            self.spaces.push(space);
-            self.spaces.len() - 1
+        let known = self.key_spaces.iter().position(|one| *one == space);
+        let key_space = known.unwrap_or_else(|| {
+            self.key_spaces.push(space);
+            self.key_spaces.len() - 1
         });
-        let role = if limit.shadow {
-            Role::Shadow
-        } else {
-            Role::Enforced
+        let role = match limit.shadow {
+            true => Role::Shadow,
+            false => Role::Enforced,
         };
         let own = limit.windows.iter().map(|window| (window, None, role));
         let tiers = limit.tiers.iter().flat_map(|tier| {
@@ -138,31 +127,31 @@ impl Plan {
         for (window, tier, role) in own.chain(tiers).chain(candidate) {
             rows.push((Arc::clone(window), self.rows.len()));
             let meter = self.meter(window);
-            self.rows.push(Row {
+            self.rows.push(WindowRow {
                 limit: place,
                 window: Arc::clone(window),
                 tier,
                 role,
                 meter,
-                units: Rates::of(window.rule.units, most_units(window)),
+                units: Rates::scaled(window.rule.units, most_units(window)),
             });
         }
-        self.limits.push(Planned {
+        self.limits.push(PlannedLimit {
             limit: Arc::clone(limit),
-            space,
+            key_space,
             rows,
         });
         place
     }
 
-    /// Where a window is counted: windows of one identity have one budget.
+    /// The meter of a window. Windows of one identity have one budget.
     fn meter(&mut self, window: &Window) -> usize {
         let mut known = self.identities.iter();
         let known = known.position(|identity| *identity == window.identity);
         known.unwrap_or_else(|| {
             self.identities.push(window.identity);
-            self.meters.push(Meter::new(window.rule));
-            self.meters.len() - 1
+            self.meter_rules.push(window.rule);
+            self.meter_rules.len() - 1
         })
     }
 
@@ -188,7 +177,7 @@ impl Plan {
             }
         }
         if api_key {
-            names.extend(carriers(&config.api_key.from));
+            names.extend(key_headers(&config.api_key.from));
         }
         if !config.client_ip.trusted.is_empty() {
             names.push(config.client_ip.header.clone());
@@ -211,8 +200,8 @@ impl Plan {
     }
 }
 
-/// Headers in which an API key may be.
-fn carriers(sources: &ApiKeySources) -> impl Iterator<Item = HeaderName> {
+/// Headers that may carry an API key.
+fn key_headers(sources: &ApiKeySources) -> impl Iterator<Item = HeaderName> {
     sources.0.iter().filter_map(|source| match source {
         ApiKeySource::Header(name) => Some(name.clone()),
         ApiKeySource::Bearer => Some(header::AUTHORIZATION),
@@ -221,7 +210,7 @@ fn carriers(sources: &ApiKeySources) -> impl Iterator<Item = HeaderName> {
     })
 }
 
-/// The largest limit that a window's algorithm counts exactly.
+/// The largest limit that the window's algorithm counts exactly, units.
 fn most_units(window: &Window) -> u64 {
     match window.rule.algorithm {
         Algorithm::Counter => ((1 << 53) - 1) / window.rule.window_us,

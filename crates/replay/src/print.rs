@@ -1,21 +1,19 @@
-//! A report for a terminal: eighty columns, colour only where it is wanted.
-//!
-//! Pure. Whatever clients wrote is stripped of control characters before it gets here.
+//! A report for a terminal of eighty columns.
 
 use std::fmt::Write as _;
 
-use super::notes::{counted, grouped, percent};
-use super::rates::At;
-use super::report::{Client, LimitReport, Report};
+use super::log_file::printable;
+use super::meter::Scale;
+use super::report::{ClientStats, LimitReport, Report, counted, grouped, percent};
 use crate::limit::Role;
 use crate::telemetry::stamp;
 
-/// Clients that are listed of each limit.
+/// Clients that the report lists for each limit.
 const CLIENTS: usize = 5;
 /// Columns of a line.
 const COLUMNS: usize = 80;
 
-/// Colours, or none.
+/// Whether the report has colours.
 #[derive(Clone, Copy, Debug)]
 pub struct Paint(pub bool);
 
@@ -44,7 +42,6 @@ impl Paint {
     }
 }
 
-/// The whole report.
 pub fn report(report: &Report, paint: Paint) -> String {
     let mut out = String::new();
     head(&mut out, report, paint);
@@ -91,7 +88,7 @@ fn head(out: &mut String, report: &Report, paint: Paint) {
         paint.count(denied, &verdict)
     );
     for (kind, count) in &report.outside {
-        let _ = writeln!(out, "  {} {}", grouped(*count), kind.word());
+        let _ = writeln!(out, "  {} {}", grouped(*count), kind.words());
     }
     unread(out, report, paint);
 }
@@ -123,7 +120,7 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         Role::Shadow => "  (shadow: denies nothing yet)",
         Role::Candidate => "  (candidate: denies nothing)",
     };
-    let said = format!(
+    let rate_and_key = format!(
         "{} by {}{}",
         limit.rate.own,
         limit.key,
@@ -131,7 +128,7 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
     );
     let _ = writeln!(
         out,
-        "{}  {said}{}",
+        "{}  {rate_and_key}{}",
         paint.bold(&limit.name),
         paint.dim(role)
     );
@@ -145,20 +142,24 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
         "  asked by     {asked} of {}",
         counted(limit.clients, "client")
     );
-    for (at, label) in [
-        (At::Own, "would deny"),
-        (At::Half, "  at half"),
-        (At::Twice, "  at twice"),
+    for (scale, label) in [
+        (Scale::Own, "would deny"),
+        (Scale::Half, "  at half"),
+        (Scale::Twice, "  at twice"),
     ] {
-        let denied = limit.denied[at];
+        let denied = limit.denied[scale];
         let requests = format!("{} ({})", grouped(denied), percent(denied, limit.asked));
-        let hit = limit.hit[at];
+        let hit = limit.hit[scale];
         let clients = format!(
             "{} ({})",
             counted(hit, "client"),
             percent(hit, limit.clients)
         );
-        let rate = if at == At::Own { "" } else { &limit.rate[at] };
+        let rate = if scale == Scale::Own {
+            ""
+        } else {
+            &limit.rate[scale]
+        };
         let line = format!("  {label:<12} {requests:<21} hitting {clients:<24} {rate}");
         let _ = writeln!(out, "{}", paint.count(denied, line.trim_end()));
     }
@@ -178,7 +179,7 @@ fn one_limit(out: &mut String, limit: &LimitReport, paint: Paint) {
 fn clients(out: &mut String, limit: &LimitReport, paint: Paint) {
     let denied = limit.worst.iter().any(|client| client.denied > 0);
     let label = if denied { "worst" } else { "busiest" };
-    let shown: Vec<&Client> = limit.worst.iter().take(CLIENTS).collect();
+    let shown: Vec<&ClientStats> = limit.worst.iter().take(CLIENTS).collect();
     let width = shown
         .iter()
         .map(|one| one.key.chars().count())
@@ -249,7 +250,7 @@ pub fn span(seconds: u64) -> String {
     counted(seconds, "second")
 }
 
-/// Breaks a text between words.
+/// Writes a text, broken between words.
 fn wrapped(out: &mut String, label: &str, text: &str, paint: Paint) {
     let mut line = String::new();
     let indent = " ".repeat(label.len());
@@ -267,14 +268,6 @@ fn wrapped(out: &mut String, label: &str, text: &str, paint: Paint) {
         line.push_str(word);
     }
     let _ = writeln!(out, "{label}{line}");
-}
-
-/// What could move a terminal's cursor becomes a mark.
-fn printable(text: &str) -> String {
-    let shown = text
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c });
-    shown.collect()
 }
 
 fn cut(text: &str, columns: usize) -> String {

@@ -1,129 +1,116 @@
-//! What a replay found, ready to be shown: plain figures and words.
-//!
-//! Pure.
+//! The result of a replay as figures and words, with notes about what the log lacked.
 
 use std::collections::BTreeMap;
 
-use super::engine::{Engine, Outside, Seen};
+use super::counts::{self, Outside, RowStats};
+use super::engine::Engine;
 use super::entry::Fault;
-use super::logs::Found;
-use super::meter::Entry;
-use super::notes;
-use super::plan::Row;
-use super::rates::{RATES, Rates};
-use super::series::Minute;
-use super::spaces;
-use crate::limit::key::HashSecret;
-use crate::limit::{Algorithm, Rate, Role};
+use super::key_spaces::{self, Prefixes};
+use super::logs::LogSummary;
+use super::meter::{KeyCounts, Rates, SCALES};
+use super::plan::WindowRow;
+use super::timeline::Minute;
+use crate::limit::key::{HashSecret, Key, Part};
+use crate::limit::{Algorithm, Missing, Rate, Role};
 
 /// Clients that are shown of each limit.
 const WORST: usize = 10;
 
-/// What is wanted of a report.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct ReportOptions {
     /// The share of clients that a suggested rate may deny something.
     pub suggest: Option<f64>,
-    /// Shows keys by their hash under this secret.
+    /// The secret for hashes of keys; `None` shows keys in the clear.
     pub hash_keys: Option<HashSecret>,
-    /// Leading bits of an IPv4 and an IPv6 address that make one client.
-    pub prefixes: (u8, u8),
+    pub prefixes: Prefixes,
 }
 
-/// The whole.
 #[derive(Debug)]
 pub struct Report {
-    /// What was found in each log.
-    pub logs: Vec<Found>,
-    /// Lines of all of them.
+    pub logs: Vec<LogSummary>,
+    /// Lines of all logs.
     pub lines: u64,
-    /// Those that could not be read, by why; none that are 0.
+    /// Unreadable lines by their faults, without zeros.
     pub unread: Vec<(Fault, u64)>,
-    /// Requests in them.
     pub requests: u64,
-    /// Those that some limit denies, at each rate.
+    /// Requests that some enforced limit denies, at each rate.
     pub denied: Rates<u64>,
-    /// Those that reached no limit.
     pub outside: Vec<(Outside, u64)>,
-    /// The first time and the last, microseconds since the epoch.
+    /// The first and the last time, microseconds since the epoch.
     pub times: Option<(u64, u64)>,
-    /// Every limit's every rate.
+    /// One for each rate of each limit.
     pub limits: Vec<LimitReport>,
-    /// What somebody who reads this should know.
+    /// Sentences about what the log lacked.
     pub notes: Vec<String>,
-    /// When the first step begins, seconds since the epoch, and a step's length in seconds.
-    pub steps: (u64, u64),
+    /// The beginning of the first step, seconds since the epoch.
+    pub start_s: u64,
+    /// The length of a step, seconds.
+    pub step_s: u64,
     /// Requests in each step.
     pub requests_over_time: Vec<u32>,
-    /// Denied ones in each step.
+    /// Denied requests in each step.
     pub denied_over_time: Vec<u32>,
 }
 
 /// One rate of one limit.
 #[derive(Debug)]
 pub struct LimitReport {
-    /// The limit's name; of several rates with its window.
+    /// The limit's name; with its window if the limit has several rates.
     pub name: String,
-    /// Of which tier's clients.
     pub tier: Option<String>,
-    /// What it is to a request.
     pub role: Role,
-    /// The rate itself, half of it, twice.
+    /// The rate as text.
     pub rate: Rates<String>,
-    /// Its units at each.
     pub units: Rates<u64>,
-    /// The window, as a rate is written: `/min`; ` at once` of slots.
+    /// The window as a rate writes it: `/min`, or ` at once` for slots.
     pub per: String,
-    /// What it counts by.
+    /// The key as the configuration writes it.
     pub key: String,
-    /// Requests that asked it.
+    /// Requests that asked the limit.
     pub asked: u64,
-    /// Those that it denies, at each rate.
+    /// Requests that it denies, at each rate.
     pub denied: Rates<u64>,
-    /// Different keys among them.
+    /// Different keys.
     pub clients: u64,
-    /// Those to whom something is denied, at each rate.
+    /// Clients that are denied something, at each rate.
     pub hit: Rates<u64>,
-    /// Whoever is denied most; then whoever came closest.
-    pub worst: Vec<Client>,
-    /// Minutes in which most was denied.
+    /// The clients with the most denials, then those that came closest to one.
+    pub worst: Vec<ClientStats>,
+    /// The minutes with the most denials.
     pub minutes: Vec<Minute>,
-    /// How many clients need which limit to be denied nothing, ascending.
+    /// Limits that clients need to be denied nothing, ascending, and how many clients need each.
     pub needs: Vec<(u64, u64)>,
-    /// The smallest limit that denies no larger share of clients something.
     pub suggested: Option<Suggested>,
-    /// What it denies in each step.
+    /// Denials in each step.
     pub over_time: Vec<u32>,
 }
 
 /// One client of one limit.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct ClientStats {
     /// Its key, in the clear or hashed.
     pub key: String,
     /// Its requests.
     pub asked: u64,
-    /// Those that are denied.
     pub denied: u64,
-    /// The limit at which it would be denied nothing.
+    /// The limit at which nothing would be denied.
     pub need: u64,
 }
 
-/// A rate to write.
+/// The smallest rate that denies something to at most the wanted share of clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suggested {
-    /// Its units.
     pub units: u64,
-    /// As it is written: `240/min`.
+    /// As the configuration writes it: `240/min`.
     pub rate: String,
     /// Clients that it still denies something.
     pub denied: u64,
 }
 
 impl Report {
-    /// What an engine has found in these logs.
-    pub fn new(engine: &Engine, logs: Vec<Found>, wanted: &Wanted) -> Report {
-        let totals = &engine.totals;
+    pub fn new(engine: &Engine, logs: Vec<LogSummary>, options: &ReportOptions) -> Report {
+        let totals = &engine.counts.totals;
+        let timeline = &engine.counts.timeline;
         let sum = |fault: Fault| -> u64 { logs.iter().map(|log| log.unread[fault as usize]).sum() };
         let unread = Fault::ALL.map(|fault| (fault, sum(fault)));
         let mut outside: Vec<_> = totals.outside.iter().map(|(kind, n)| (*kind, *n)).collect();
@@ -137,41 +124,40 @@ impl Report {
             outside,
             times: totals.times,
             limits: rows
-                .map(|(place, row)| limit(engine, place, row, wanted))
+                .map(|(number, row)| limit(engine, number, row, options))
                 .collect(),
-            notes: notes::of(engine, &logs),
-            steps: (engine.timeline.start_s(), engine.timeline.length_s()),
-            requests_over_time: engine.timeline.counts(0).to_vec(),
-            denied_over_time: engine.timeline.counts(1).to_vec(),
+            notes: notes(engine, &logs),
+            start_s: timeline.start_s(),
+            step_s: timeline.length_s(),
+            requests_over_time: timeline.counts(counts::REQUESTS).to_vec(),
+            denied_over_time: timeline.counts(counts::DENIED).to_vec(),
             logs,
         }
     }
 
-    /// Lines that could not be read.
     pub fn unread_lines(&self) -> u64 {
         self.unread.iter().map(|(_, count)| count).sum()
     }
 }
 
-fn limit(engine: &Engine, place: usize, row: &Row, wanted: &Wanted) -> LimitReport {
-    let seen = &engine.seen[place];
+fn limit(engine: &Engine, number: usize, row: &WindowRow, options: &ReportOptions) -> LimitReport {
+    let stats = &engine.counts.rows[number];
     let limit = &engine.plan.limits[row.limit].limit;
-    let entries = engine.plan.meters[row.meter].entries();
+    let keys = engine.counts.meters[row.meter].keys();
     let own = || {
-        entries
-            .iter()
-            .filter(|one| usize::from(one.row) == place && one.asked > 0)
+        keys.iter()
+            .filter(|one| usize::from(one.row) == number && one.asked > 0)
     };
-    let needs = needs(own(), seen);
+    let needs = needs(own(), stats);
     let clients = needs.iter().map(|(_, count)| count).sum();
-    let mut hit = seen.forgotten_hit;
-    for entry in own() {
-        for rate in RATES {
-            hit[rate] += u64::from(entry.hit[rate]);
+    let mut hit = stats.forgotten_hit;
+    for key in own() {
+        for scale in SCALES {
+            hit[scale] += u64::from(key.hit[scale]);
         }
     }
     let rate = |units: &u64| rate(row, *units);
-    let suggested = wanted
+    let suggested = options
         .suggest
         .and_then(|share| suggest(&needs, clients, share));
     LimitReport {
@@ -181,35 +167,39 @@ fn limit(engine: &Engine, place: usize, row: &Row, wanted: &Wanted) -> LimitRepo
         rate: row.units.map(rate),
         units: row.units,
         per: per(row),
-        key: notes::key(&limit.key),
-        asked: seen.asked,
-        denied: seen.denied,
+        key: key_text(&limit.key),
+        asked: stats.asked,
+        denied: stats.denied,
         clients,
         hit,
-        worst: worst(own().collect(), wanted),
-        minutes: seen.minutes.clone().worst(),
+        worst: worst(own().collect(), options),
+        minutes: stats.minutes.clone().into_sorted(),
         suggested: suggested.map(|(units, denied)| Suggested {
             units,
             rate: rate(&units),
             denied,
         }),
         needs,
-        over_time: engine.timeline.counts(2 + place).to_vec(),
+        over_time: engine
+            .counts
+            .timeline
+            .counts(counts::FIRST_ROW + number)
+            .to_vec(),
     }
 }
 
-fn needs<'e>(entries: impl Iterator<Item = &'e Entry>, seen: &Seen) -> Vec<(u64, u64)> {
+fn needs<'e>(keys: impl Iterator<Item = &'e KeyCounts>, stats: &RowStats) -> Vec<(u64, u64)> {
     let mut needs = BTreeMap::new();
-    let kept = entries.map(|entry| (entry.need, 1));
-    let gone = seen.forgotten.iter().map(|(need, count)| (*need, *count));
-    for (need, count) in kept.chain(gone) {
+    let kept = keys.map(|key| (key.need, 1));
+    let forgotten = stats.forgotten.iter().map(|(need, count)| (*need, *count));
+    for (need, count) in kept.chain(forgotten) {
         *needs.entry(u64::from(need)).or_default() += count;
     }
     needs.into_iter().collect()
 }
 
-/// The smallest limit that denies something to at most this share of clients, and to how many it
-/// does. `needs` is ascending.
+/// Finds the smallest limit that denies something to at most this share of clients, and the number
+/// of those clients. `needs` is ascending.
 fn suggest(needs: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)> {
     let most = (clients as f64 * share).floor() as u64;
     let mut above = 0;
@@ -224,26 +214,26 @@ fn suggest(needs: &[(u64, u64)], clients: u64, share: f64) -> Option<(u64, u64)>
     found
 }
 
-fn worst(mut entries: Vec<&Entry>, wanted: &Wanted) -> Vec<Client> {
-    let rank = |one: &&Entry| std::cmp::Reverse((one.denied, one.need, one.asked));
-    if entries.len() > WORST {
-        entries.select_nth_unstable_by_key(WORST, rank);
-        entries.truncate(WORST);
+fn worst(mut keys: Vec<&KeyCounts>, options: &ReportOptions) -> Vec<ClientStats> {
+    let rank = |one: &&KeyCounts| std::cmp::Reverse((one.denied, one.need, one.asked));
+    if keys.len() > WORST {
+        keys.select_nth_unstable_by_key(WORST, rank);
+        keys.truncate(WORST);
     }
-    entries.sort_by(|one, other| rank(one).cmp(&rank(other)).then(one.name.cmp(&other.name)));
-    let client = |entry: &&Entry| Client {
-        key: match &wanted.hash_keys {
-            Some(secret) => hashed(&entry.name, secret),
-            None => spaces::shown(&entry.name, wanted.prefixes),
+    keys.sort_by(|one, other| rank(one).cmp(&rank(other)).then(one.name.cmp(&other.name)));
+    let client = |key: &&KeyCounts| ClientStats {
+        key: match &options.hash_keys {
+            Some(secret) => hashed(&key.name, secret),
+            None => key_spaces::display_name(&key.name, options.prefixes),
         },
-        asked: u64::from(entry.asked),
-        denied: u64::from(entry.denied),
-        need: u64::from(entry.need),
+        asked: u64::from(key.asked),
+        denied: u64::from(key.denied),
+        need: u64::from(key.need),
     };
-    entries.iter().map(client).collect()
+    keys.iter().map(client).collect()
 }
 
-/// As short as in the access log, and of no use elsewhere.
+/// A hash as short as in the access log. Only this report uses it.
 fn hashed(name: &[u8], secret: &HashSecret) -> String {
     let hash = blake3::keyed_hash(secret.as_bytes(), name);
     let mut tag = [0; 16];
@@ -251,12 +241,18 @@ fn hashed(name: &[u8], secret: &HashSecret) -> String {
     crate::limit::KeyHash(tag).to_string()[..8].to_owned()
 }
 
+/// A key as the configuration writes it.
+fn key_text(key: &Key) -> String {
+    let parts: Vec<_> = key.parts.iter().map(ToString::to_string).collect();
+    parts.join(" + ")
+}
+
 /// `100/min`, `20 at once`
-fn rate(row: &Row, units: u64) -> String {
+fn rate(row: &WindowRow, units: u64) -> String {
     format!("{units}{}", per(row))
 }
 
-fn per(row: &Row) -> String {
+fn per(row: &WindowRow) -> String {
     let rule = row.window.rule;
     if rule.algorithm == Algorithm::Slots {
         return " at once".to_owned();
@@ -266,6 +262,137 @@ fn per(row: &Row) -> String {
         window_us: rule.window_us,
     };
     rate.to_string().trim_start_matches('1').to_owned()
+}
+
+/// Makes the notes of a report.
+pub fn notes(engine: &Engine, logs: &[LogSummary]) -> Vec<String> {
+    let mut notes = Vec::new();
+    missing_parts(engine, &mut notes);
+    let totals = &engine.counts.totals;
+    if totals.unknown_keys > 0 {
+        notes.push(format!(
+            "{} had an API key that is not known: as in the proxy it was no identity",
+            counted(totals.unknown_keys, "request")
+        ));
+    }
+    let mut meters = engine.counts.meters.iter();
+    if totals.untimed > 0 {
+        notes.push(format!(
+            "{} were not asked for requests at once: the log does not say how long they took",
+            counted(totals.untimed, "request")
+        ));
+    } else if meters.any(|meter| meter.algorithm() == Algorithm::Slots) {
+        notes.push(
+            "requests at once are held from their line on, for as long as they took".to_owned(),
+        );
+    }
+    let settling = engine.settling_routes();
+    if !settling.is_empty() {
+        notes.push(format!(
+            "no log says what a response settled: route {} was charged as it came in",
+            settling.join(", ")
+        ));
+    }
+    clock(engine, &mut notes);
+    for (row, stats) in engine.plan.rows.iter().zip(&engine.counts.rows) {
+        if !stats.forgotten.is_empty() {
+            notes.push(format!(
+                "limit `{}` met more keys than are kept at once (--max-keys): {} were forgotten, \
+                 and count twice if they came again",
+                row.window.policy,
+                stats.forgotten.values().sum::<u64>()
+            ));
+        }
+    }
+    for log in logs {
+        if let Some(error) = &log.error {
+            notes.push(format!("{} ends early: {error}", log.name));
+        }
+    }
+    notes
+}
+
+/// Names the parts of keys that no line had.
+fn missing_parts(engine: &Engine, notes: &mut Vec<String>) {
+    let has_unknown_keys = engine.counts.totals.unknown_keys > 0;
+    for planned in &engine.plan.limits {
+        let carried = engine.key_spaces.carried(planned.key_space);
+        let never = carried.never.iter();
+        let never = never.filter(|part| !(has_unknown_keys && **part == Part::ApiKey));
+        let parts: Vec<_> = never.map(ToString::to_string).collect();
+        if parts.is_empty() || carried.asked == 0 {
+            continue;
+        }
+        let limit = &planned.limit;
+        let instead = match limit.missing {
+            _ if carried.lacked == 0 => "it counted by the rest of its key",
+            Missing::Ip => "it counted by the address (missing = \"ip\")",
+            Missing::Shared => "all such requests were counted together (missing = \"shared\")",
+            Missing::Skip => "it was not asked (missing = \"skip\")",
+            Missing::Deny => "such requests were refused (missing = \"deny\")",
+        };
+        notes.push(format!(
+            "limit `{}`: no line has {}; {instead}",
+            limit.name,
+            parts.join(" or ")
+        ));
+    }
+}
+
+fn clock(engine: &Engine, notes: &mut Vec<String>) {
+    let clock = &engine.counts.clock;
+    if clock.late > 0 {
+        notes.push(format!(
+            "{} were up to {:.1} s older than the line before: taken at its time",
+            counted(clock.late, "line"),
+            clock.latest_us as f64 / 1e6
+        ));
+    }
+    if clock.steps > 0 {
+        notes.push(format!(
+            "the log's clock was set back {}",
+            counted(clock.steps, "time")
+        ));
+    }
+    if clock.leaps > 0 {
+        notes.push(format!(
+            "{} of a far future were taken at the time of the line before",
+            counted(clock.leaps, "line")
+        ));
+    }
+}
+
+/// `1 line`, `12,345 lines`
+pub fn counted(count: u64, what: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{} {what}{s}", grouped(count))
+}
+
+/// `1,234,567`
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `12.3 %`; small shares have more digits.
+pub fn percent(part: u64, whole: u64) -> String {
+    if part == 0 || whole == 0 {
+        return "0 %".to_owned();
+    }
+    let share = part as f64 / whole as f64 * 100.0;
+    match share {
+        share if part == whole => format!("{share:.0} %"),
+        share if share < 0.01 => "<0.01 %".to_owned(),
+        share if share < 1.0 => format!("{share:.2} %"),
+        share => format!("{:.1} %", share.min(99.9)),
+    }
 }
 
 #[cfg(test)]

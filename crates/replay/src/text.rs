@@ -1,58 +1,55 @@
-//! Lines of words: the common and combined formats and what servers hang onto them, and our own
-//! lines for people.
+//! Text lines: the common and combined formats with the fields that servers add to them, and
+//! tidegate's lines for people.
 //!
-//! Pure. Servers escape a quote within a quoted field (`\"`, `\x22`), so that what a client sent
-//! cannot end it.
+//! Servers escape a quote within a quoted field (`\"`, `\x22`), so that a client's text cannot end
+//! the field.
 
 use std::borrow::Cow;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
-use memchr::{memchr, memchr_iter, memchr2};
+use memchr::{memchr, memchr_iter};
 
 use super::date;
-use super::entry::{Entry, Fault, Format, Headers};
-use super::json::unescaped;
-use crate::client;
+use super::entry::{Fault, Headers, LineFormat, LogEntry};
+use super::json::{string_end, unescaped};
+pub use crate::client::address;
 
-/// What anybody asks of what stands behind a response's length.
+const DAY_US: u64 = 86_400_000_000;
+
+/// The optional fields of a text line that the configuration asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Who the client says it is and came from.
+pub struct WantedFields {
+    /// Referer and user agent.
     pub agents: bool,
-    /// For whom it spoke, and how long it took.
+    /// Addresses for which the client spoke, and the duration.
     pub extras: bool,
 }
 
-impl Wanted {
-    /// All of it.
-    pub const ALL: Wanted = Wanted {
+impl WantedFields {
+    pub const ALL: WantedFields = WantedFields {
         agents: true,
         extras: true,
     };
-    const NOTHING: Wanted = Wanted {
-        agents: false,
-        extras: false,
-    };
 }
 
-impl Default for Wanted {
-    fn default() -> Wanted {
-        Wanted::ALL
+impl Default for WantedFields {
+    fn default() -> WantedFields {
+        WantedFields::ALL
     }
 }
 
-/// What is remembered from line to line: most lines have the second of the one before them.
+/// Reads the dates of one log. Most lines have the same second as the line before.
 #[derive(Debug, Default)]
-pub struct Dates {
+pub struct LineDates {
     text: Vec<u8>,
     us: u64,
-    /// Of lines that have no date: days since the first, and the last time of a day.
+    /// For lines without a date: days since the first line, and the last time of a day.
     days: u64,
     of_day: u64,
 }
 
-impl Dates {
-    fn common(&mut self, text: &[u8]) -> Option<u64> {
+impl LineDates {
+    pub fn read(&mut self, text: &[u8]) -> Option<u64> {
         if self.text != text {
             self.us = date::read(text)?;
             self.text.clear();
@@ -61,18 +58,8 @@ impl Dates {
         Some(self.us)
     }
 
-    /// What the date that begins at `open` is, and where it ends, if it is the one before it again.
-    fn again(&self, line: &[u8], open: usize) -> Option<(u64, usize)> {
-        let end = open + self.text.len();
-        let is_same = !self.text.is_empty()
-            && line.get(open..end) == Some(self.text.as_slice())
-            && line.get(end) == Some(&b']');
-        is_same.then_some((self.us, end))
-    }
-
-    /// A time of a day that is long before the last one is of the next day.
-    fn of_day(&mut self, text: &[u8]) -> Option<u64> {
-        const DAY_US: u64 = 86_400_000_000;
+    /// Reads a time of day. A time long before the last one belongs to the next day.
+    fn read_of_day(&mut self, text: &[u8]) -> Option<u64> {
         let us = date::of_day(text)?;
         if us + DAY_US / 2 < self.of_day {
             self.days += 1;
@@ -83,31 +70,27 @@ impl Dates {
     }
 }
 
-/// Whether a line begins like one of our own for people: `22:37:06.123 `.
+/// Whether a line begins like tidegate's lines for people: `22:37:06.123 `.
 pub fn is_own(line: &[u8]) -> bool {
     line.len() > 13 && line[12] == b' ' && date::of_day(&line[..12]).is_some()
 }
 
-/// `HOST IDENT USER [DATE] "REQUEST" STATUS BYTES`, and in the combined format `"REFERER" "AGENT"`
-/// after it, and then whatever a server was told to write; a virtual host may stand before it all.
-pub fn common<'l>(
+/// Reads `HOST IDENT USER [DATE] "REQUEST" STATUS BYTES`. The combined format adds `"REFERER"
+/// "AGENT"`, servers may add more fields, and a virtual host may come first.
+pub fn read_common<'l>(
     line: &'l [u8],
-    dates: &mut Dates,
-    wanted: Wanted,
-) -> Result<(Entry<'l>, Format), Fault> {
-    let Head {
-        peer,
-        host,
-        at_us,
-        after,
-    } = match quick(line, dates) {
-        Some(head) => head,
-        None => head(line, dates)?,
-    };
+    dates: &mut LineDates,
+    wanted: WantedFields,
+) -> Result<(LogEntry<'l>, LineFormat), Fault> {
+    let open = date_bracket(line).ok_or(Fault::Form)?;
+    let (date, after) = split_once(&line[open + 1..], b']').ok_or(Fault::Form)?;
+    let (peer, host) = read_peer(&line[..open])?;
+    let at_us = dates.read(date).ok_or(Fault::Time)?;
     let (request, after) = quoted(after).ok_or(Fault::Form)?;
     let (method, target) = request_line(request)?;
     let (status, after) = word(after);
-    let mut entry = Entry {
+    let (_bytes, after) = word(after);
+    let mut entry = LogEntry {
         at_us,
         peer,
         client: None,
@@ -118,127 +101,33 @@ pub fn common<'l>(
         duration_us: None,
         headers: Headers::new(),
     };
-    let (_bytes, after) = word(after);
-    let mut format = Format::Common;
-    if let Some((referer, after)) = quoted(after) {
-        format = Format::Combined;
-        if wanted == Wanted::NOTHING {
-            return Ok((entry, format));
-        }
-        if wanted.agents {
-            header(&mut entry, "referer", referer);
-        }
-        let after = match quoted(after) {
-            Some((agent, after)) => {
-                if wanted.agents {
-                    header(&mut entry, "user-agent", agent);
-                }
-                after
-            }
-            None => after,
-        };
-        extras(&mut entry, after);
-    } else {
-        extras(&mut entry, after);
-    }
-    Ok((entry, format))
-}
-
-/// How a line begins, up to its date.
-struct Head<'l> {
-    peer: IpAddr,
-    host: Option<Cow<'l, str>>,
-    at_us: u64,
-    after: &'l [u8],
-}
-
-/// How nearly every line begins: a plain address, nobody by name, and a date, mostly that of the
-/// line before. Also where the date ends.
-pub fn beginning(line: &[u8], dates: &mut Dates) -> Option<(Ipv4Addr, u64, usize)> {
-    const NOBODY: &[u8; 6] = b" - - [";
-    let (mut bits, mut end) = (0, 0);
-    for dot in [true, true, true, false] {
-        let (number, digits) = octet(line.get(end..)?)?;
-        bits = bits << 8 | number;
-        end += digits;
-        if dot {
-            if line.get(end) != Some(&b'.') {
-                return None;
-            }
-            end += 1;
-        }
-    }
-    if line.get(end..)?.first_chunk() != Some(NOBODY) {
-        return None;
-    }
-    let open = end + NOBODY.len();
-    let (at_us, close) = match dates.again(line, open) {
-        Some(again) => again,
-        None => {
-            let close = open + memchr(b']', line.get(open..)?)?;
-            (dates.common(&line[open..close])?, close)
-        }
+    let Some((referer, after)) = quoted(after) else {
+        add_extras(&mut entry, after);
+        return Ok((entry, LineFormat::Common));
     };
-    Some((Ipv4Addr::from_bits(bits), at_us, close))
-}
-
-/// The number of an address that `text` begins with, and its digits; something stands behind it.
-#[inline]
-fn octet(text: &[u8]) -> Option<(u32, usize)> {
-    let [first, second, third, fourth] = text
-        .first_chunk::<4>()?
-        .map(|byte| u32::from(byte.wrapping_sub(b'0')));
-    if first > 9 {
-        return None;
+    let (agent, after) = quoted(after).unwrap_or((b"", after));
+    if wanted.agents {
+        add_header(&mut entry, "referer", referer);
+        add_header(&mut entry, "user-agent", agent);
     }
-    if second > 9 {
-        return Some((first, 1));
+    if wanted.agents || wanted.extras {
+        add_extras(&mut entry, after);
     }
-    let two = first * 10 + second;
-    if third > 9 {
-        return (first > 0).then_some((two, 2));
-    }
-    let three = two * 10 + third;
-    (first > 0 && three <= 255 && fourth > 9).then_some((three, 3))
+    Ok((entry, LineFormat::Combined))
 }
 
-fn quick<'l>(line: &'l [u8], dates: &mut Dates) -> Option<Head<'l>> {
-    let (peer, at_us, close) = beginning(line, dates)?;
-    Some(Head {
-        peer: peer.into(),
-        host: None,
-        at_us,
-        after: line[close + 1..].trim_ascii_start(),
-    })
-}
-
-/// The long way, which every line can take.
-fn head<'l>(line: &'l [u8], dates: &mut Dates) -> Result<Head<'l>, Fault> {
-    let (open, close) = brackets(line).ok_or(Fault::Form)?;
-    let (peer, host) = who(&line[..open])?;
-    let at_us = dates.common(&line[open + 1..close]).ok_or(Fault::Time)?;
-    Ok(Head {
-        peer,
-        host,
-        at_us,
-        after: line[close + 1..].trim_ascii_start(),
-    })
-}
-
-/// Where the date's brackets are. A user's name may hold others, but none around a date.
-fn brackets(line: &[u8]) -> Option<(usize, usize)> {
+/// Finds the bracket before the date. A user's name may contain brackets too, but no date.
+fn date_bracket(line: &[u8]) -> Option<usize> {
     let open = memchr_iter(b'[', line).find(|open| {
         let date = line.get(open + 1..open + 20);
         let digits = date.and_then(|date| date.first_chunk::<2>());
         digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_digit))
     });
-    let open = open.or_else(|| memchr(b'[', line))?;
-    let close = open + memchr(b']', &line[open..])?;
-    Some((open, close))
+    open.or_else(|| memchr(b'[', line))
 }
 
-/// The peer, and the virtual host before it.
-fn who(head: &[u8]) -> Result<(IpAddr, Option<Cow<'_, str>>), Fault> {
+/// Reads the peer, and the virtual host before it.
+fn read_peer(head: &[u8]) -> Result<(IpAddr, Option<Cow<'_, str>>), Fault> {
     let (first, rest) = word(head);
     if let Some(peer) = address(first) {
         return Ok((peer, None));
@@ -249,67 +138,16 @@ fn who(head: &[u8]) -> Result<(IpAddr, Option<Cow<'_, str>>), Fault> {
     Ok((peer, Some(host.into())))
 }
 
-/// An address, perhaps with a port.
-pub fn address(text: &[u8]) -> Option<IpAddr> {
-    ipv4(text).or_else(|| client::address(text))
-}
-
-/// Most addresses are four numbers.
-fn ipv4(text: &[u8]) -> Option<IpAddr> {
-    let (ip, end) = leading_ipv4(text)?;
-    (end == text.len()).then_some(ip)
-}
-
-/// An address of four numbers that `text` begins with, and where a space or the end is behind it.
-fn leading_ipv4(text: &[u8]) -> Option<(IpAddr, usize)> {
-    let (mut bits, mut dots, mut digits, mut number) = (0_u32, 0, 0, 0_u32);
-    let mut end = text.len();
-    for (place, &byte) in text.iter().enumerate() {
-        let digit = byte.wrapping_sub(b'0');
-        if digit < 10 {
-            number = number * 10 + u32::from(digit);
-            digits += 1;
-            // More digits than a number has, or one that begins with 0.
-            if digits > 1 && !(10..=255).contains(&number) {
-                return None;
-            }
-        } else if byte == b'.' && digits > 0 && dots < 3 {
-            bits = bits << 8 | number;
-            (dots, digits, number) = (dots + 1, 0, 0);
-        } else if byte == b' ' {
-            end = place;
-            break;
-        } else {
-            return None;
-        }
-    }
-    let is_whole = dots == 3 && digits > 0;
-    is_whole.then(|| (Ipv4Addr::from_bits(bits << 8 | number).into(), end))
-}
-
-/// Method and target of `GET /path HTTP/1.1`; without a version it is HTTP/0.9 or a client's own.
+/// Reads method and target of `GET /path HTTP/1.1`. HTTP/0.9 and some clients send no version.
 pub fn request_line(request: &[u8]) -> Result<(&str, Cow<'_, str>), Fault> {
-    for (method, begin) in [("GET", "GET "), ("POST", "POST "), ("HEAD", "HEAD ")] {
-        if let Some(rest) = request.strip_prefix(begin.as_bytes()) {
-            return Ok((method, target(rest.trim_ascii_start())?));
-        }
-    }
-    let space = memchr(b' ', request).ok_or(Fault::Request)?;
-    let (method, rest) = (&request[..space], request[space + 1..].trim_ascii_start());
+    let (method, rest) = split_once(request, b' ').ok_or(Fault::Request)?;
     let is_method = |byte: &u8| byte.is_ascii_alphabetic() || matches!(byte, b'-' | b'_');
     if method.is_empty() || method.len() > 32 || !method.iter().all(is_method) {
         return Err(Fault::Request);
     }
     let method = std::str::from_utf8(method).map_err(|_| Fault::Text)?;
-    Ok((method, target(rest)?))
-}
-
-/// What is asked for, without the version behind it.
-fn target(rest: &[u8]) -> Result<Cow<'_, str>, Fault> {
-    let before = |version: &[u8]| rest.strip_suffix(version);
-    let known = before(b" HTTP/1.1").or_else(|| before(b" HTTP/2.0"));
-    let last = || rest.iter().rposition(|byte| *byte == b' ');
-    let target = match known.map(|known| known.len()).or_else(last) {
+    let rest = rest.trim_ascii_start();
+    let target = match rest.iter().rposition(|byte| *byte == b' ') {
         Some(last) if rest[last + 1..].starts_with(b"HTTP/") => rest[..last].trim_ascii_end(),
         _ if rest.starts_with(b"HTTP/") => b"",
         _ => rest,
@@ -317,35 +155,36 @@ fn target(rest: &[u8]) -> Result<Cow<'_, str>, Fault> {
     if target.is_empty() {
         return Err(Fault::Request);
     }
-    unescaped(target).ok_or(Fault::Text)
+    Ok((method, unescaped(target).ok_or(Fault::Text)?))
 }
 
-/// What servers are told to write after all that: who they speak for, and how long it took.
-fn extras<'l>(entry: &mut Entry<'l>, mut left: &'l [u8]) {
+/// Reads the fields that servers add behind all others: addresses, and the duration.
+fn add_extras<'l>(entry: &mut LogEntry<'l>, mut left: &'l [u8]) {
     while !left.is_empty() {
-        if let Some((field, after)) = quoted(left) {
-            // nginx's own `main` format ends with "$http_x_forwarded_for".
-            let first = field.split(|byte| *byte == b',').next().unwrap_or_default();
-            if address(first.trim_ascii()).is_some() {
-                header(entry, "x-forwarded-for", field);
-            } else if entry.duration_us.is_none() {
-                entry.duration_us = took(field);
+        let (field, after) = match quoted(left) {
+            Some((field, after)) => {
+                // nginx's own `main` format ends with "$http_x_forwarded_for".
+                let first = field.split(|byte| *byte == b',').next().unwrap_or_default();
+                if address(first.trim_ascii()).is_some() {
+                    add_header(entry, "x-forwarded-for", field);
+                    left = after;
+                    continue;
+                }
+                (field, after)
             }
-            left = after;
-        } else {
-            let (field, after) = word(left);
-            if entry.duration_us.is_none() {
-                // nginx's "$request_time" stands alone, or as `rt=0.123`.
-                let value = field.strip_prefix(b"rt=").unwrap_or(field);
-                entry.duration_us = took(value);
+            None => {
+                // nginx's "$request_time" is a word of its own, or `rt=0.123`.
+                let (field, after) = word(left);
+                (field.strip_prefix(b"rt=").unwrap_or(field), after)
             }
-            left = after;
-        }
+        };
+        entry.duration_us = entry.duration_us.or_else(|| duration_us(field));
+        left = after;
     }
 }
 
-/// A duration is told from a count by its point or its unit.
-fn took(field: &[u8]) -> Option<u64> {
+/// Reads a duration, which has a point or a unit. Other numbers are counts.
+fn duration_us(field: &[u8]) -> Option<u64> {
     if let Some(millis) = field.strip_suffix(b"ms") {
         return date::seconds(millis).map(|us| us / 1000);
     }
@@ -353,8 +192,8 @@ fn took(field: &[u8]) -> Option<u64> {
     date::seconds(field)
 }
 
-/// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login`
-pub fn own<'l>(line: &'l [u8], dates: &mut Dates) -> Result<Entry<'l>, Fault> {
+/// Reads `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login`.
+pub fn read_own<'l>(line: &'l [u8], dates: &mut LineDates) -> Result<LogEntry<'l>, Fault> {
     let (time, left) = word(line);
     let (method, left) = word(left);
     let (target, left) = word(left);
@@ -365,30 +204,26 @@ pub fn own<'l>(line: &'l [u8], dates: &mut Dates) -> Result<Entry<'l>, Fault> {
     if target.is_empty() {
         return Err(Fault::Request);
     }
-    Ok(Entry {
+    Ok(LogEntry {
         peer: address(client).ok_or(Fault::Client)?,
-        at_us: dates.of_day(time).ok_or(Fault::Time)?,
+        at_us: dates.read_of_day(time).ok_or(Fault::Time)?,
         client: None,
         method: text(method)?,
         target: text(target)?.into(),
         host: None,
         status: status_of(status),
-        duration_us: took(duration),
+        duration_us: duration_us(duration),
         headers: Headers::new(),
     })
 }
 
-/// A status; 0 if it is none.
+/// Reads a status; 0 if it is not a number.
 pub fn status_of(text: &[u8]) -> u16 {
-    if let [a @ b'0'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9'] = text {
-        let digit = |byte: &u8| u16::from(byte - b'0');
-        return digit(a) * 100 + digit(b) * 10 + digit(c);
-    }
     let text = std::str::from_utf8(text).ok();
     text.and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-fn header<'l>(entry: &mut Entry<'l>, name: &'static str, value: &'l [u8]) {
+fn add_header<'l>(entry: &mut LogEntry<'l>, name: &'static str, value: &'l [u8]) {
     if !matches!(value, b"" | b"-")
         && let Some(value) = unescaped(value)
     {
@@ -396,7 +231,7 @@ fn header<'l>(entry: &mut Entry<'l>, name: &'static str, value: &'l [u8]) {
     }
 }
 
-/// The next word, and what follows it.
+/// Splits the next word off.
 fn word(text: &[u8]) -> (&[u8], &[u8]) {
     let text = text.trim_ascii_start();
     // Words are short: a loop finds their end before a search has begun.
@@ -405,15 +240,15 @@ fn word(text: &[u8]) -> (&[u8], &[u8]) {
     (&text[..end], text[end..].trim_ascii_start())
 }
 
-/// The inside of a quoted field that `text` begins with, and what follows it.
+/// Splits a quoted field off. Returns its inside and the rest.
 pub fn quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
     let text = text.trim_ascii_start().strip_prefix(b"\"")?;
-    let mut from = 0;
-    loop {
-        let found = from + memchr2(b'"', b'\\', text.get(from..)?)?;
-        if text[found] == b'"' {
-            return Some((&text[..found], text[found + 1..].trim_ascii_start()));
-        }
-        from = found + 2;
-    }
+    let end = string_end(text)?;
+    Some((&text[..end], text[end + 1..].trim_ascii_start()))
+}
+
+/// Splits at the first such byte, which neither part contains.
+pub fn split_once(text: &[u8], byte: u8) -> Option<(&[u8], &[u8])> {
+    let at = memchr(byte, text)?;
+    Some((&text[..at], &text[at + 1..]))
 }

@@ -1,4 +1,4 @@
-// What changes something: each says what it does and what follows, asks, and tells how it went.
+// Actions that change something. Each explains its effect, asks, and reports the result.
 
 import { get, getText, hasToken, keepToken, offers, post, Problem } from './api.js';
 import { byId, clock, h, plain, setText, span } from './dom.js';
@@ -6,12 +6,12 @@ import { byId, clock, h, plain, setText, span } from './dom.js';
 const dialog = () => byId('dialog');
 let changed = () => {};
 
-/** Who is told when something was changed. */
+/** Called after each change. */
 export function whenChanged(listener) {
   changed = listener;
 }
 
-/** Tells shortly how something went; read out, and gone after a while. */
+/** Shows a short message about a result. Screen readers read it out. It disappears by itself. */
 export function say(text) {
   const place = byId('said');
   setText(place, text);
@@ -20,7 +20,7 @@ export function say(text) {
   say.timer = setTimeout(() => place.classList.remove('shown'), 6000);
 }
 
-/** Opens the dialog with a title and content; what it was opened from gets the focus back. */
+/** Opens the dialog with a title and content. When it closes, the focus returns to its opener. */
 export function open(title, ...content) {
   const box = dialog();
   const close = h('button', {
@@ -44,7 +44,7 @@ export const trouble = (error) =>
 const label = (text, input, hint) =>
   h('label', { class: 'field' }, h('span', { text }), input, hint && h('small', { text: hint }));
 
-/** A form that asks before it does: `work` gives the sentence that tells of the success. */
+/** A form that asks before it calls `work`, which returns the message of success. */
 function ask({ title, consequence, fields = [], verb, danger = false, work }) {
   if (!hasToken()) {
     signIn(() => ask({ title, consequence, fields, verb, danger, work }));
@@ -173,7 +173,7 @@ function block(subject) {
   });
 }
 
-/** Takes an override or a block back. */
+/** Removes an override or a block. */
 export function takeBack(one, name) {
   const isBlock = one.kind === 'block';
   const then = isBlock ? 'It is let in again' : `It has the rate of ${one.limit} again`;
@@ -188,7 +188,7 @@ export function takeBack(one, name) {
   });
 }
 
-/** The three things that an operator does with a client. */
+/** The buttons for the three actions on a client. */
 export function buttons(subject) {
   const make = (text, deed) => {
     const about = `${text} ${subject.name} on ${subject.limit}`;
@@ -204,7 +204,7 @@ export function buttons(subject) {
   return h('span', { class: 'acts' }, list);
 }
 
-/** Asks for the token; `then` is what it was needed for. */
+/** Asks for the token, and then calls `then`. */
 export function signIn(then = () => {}, why = '') {
   const input = h('input', {
     name: 'token',
@@ -228,7 +228,7 @@ export function signIn(then = () => {}, why = '') {
     event.preventDefault();
     keepToken(input.value);
     try {
-      // Of no limit and of nobody: it is refused in any case, and otherwise without the token.
+      // A change without a client is always refused: with 401 only if the token is wrong.
       await post('limits/-/reset', {});
     } catch (error) {
       if (![400, 404].includes(error.status)) {
@@ -252,7 +252,7 @@ export function signOut() {
   changed();
 }
 
-/** Has the proxy read its configuration again. */
+/** Makes the proxy read its configuration again. */
 export function reload() {
   ask({
     title: 'Reload the configuration',
@@ -270,7 +270,7 @@ export function reload() {
   });
 }
 
-/** Shows the configuration in force. */
+/** Shows the configuration in effect. */
 export async function showConfig() {
   try {
     const text = await getText('config');
@@ -287,7 +287,7 @@ export async function showConfig() {
   }
 }
 
-/** What each rate has counted of a client by now, as lines of a list. */
+/** The current counts of a client at each rate, as lines of a list. */
 export function standing(found) {
   return (found.windows ?? []).map((rate) => {
     const left = `${rate.used} used, ${rate.remaining} left`;
@@ -296,7 +296,7 @@ export function standing(found) {
   });
 }
 
-/** How one client stands, by its key as a person knows it. */
+/** Shows the current counts of one client, named by its key. */
 export async function lookUp(limit, key) {
   try {
     const found = await get(

@@ -1,13 +1,13 @@
-// Asking the proxy: the token, JSON, problems, the stream of denials, and polls that slow down when
-// nobody answers and rest while nobody looks.
+// Requests to the proxy: the token, JSON, problems, the stream of denials, and polls. Polls slow
+// down when the proxy does not answer, and pause while the page is hidden.
 
 const PLACE = 'tidegate.token';
 const LONGEST_WAIT_MS = 10_000;
-/** Without a word for so long the stream is taken for dead: it says something now and then. */
+/** A stream without data for so long is dead: the proxy sends a comment every 15 seconds. */
 const SILENCE_MS = 45_000;
 const ANSWER_MS = 8_000;
 
-/** Why something could not be had: `status` is 0 where nobody answered. */
+/** A failed request: `status` is 0 without an answer. */
 export class Problem extends Error {
   constructor(status, detail) {
     super(detail);
@@ -16,10 +16,10 @@ export class Problem extends Error {
 }
 
 let token = '';
-/** Paths that this proxy says it has; nothing where it did not say. */
+/** The paths in the API document of this proxy; null if it was not read. */
 let offered = null;
 
-/** Asks what the API has, so that the page shows no button that does nothing. */
+/** Reads the paths of the API, so that the page shows no button without an endpoint. */
 export async function learn() {
   try {
     const answer = await fetch('openapi.json', { cache: 'no-store' });
@@ -31,7 +31,7 @@ export async function learn() {
 
 export const offers = (path) => offered === null || offered.has(`/api/v1/${path}`);
 
-/** Takes `#token=` out of the address, where it would stay in the history and on the screen. */
+/** Takes `#token=` out of the address, so that it is not kept in the history and on the screen. */
 export function takeToken() {
   const found = /[#&]token=([^&]+)/.exec(location.hash);
   if (found) {
@@ -55,7 +55,7 @@ export function keepToken(text) {
     if (token) sessionStorage.setItem(PLACE, token);
     else sessionStorage.removeItem(PLACE);
   } catch {
-    // Without storage it lives as long as the page.
+    // Without storage the token is kept until the page is closed.
   }
 }
 
@@ -79,7 +79,7 @@ async function ask(path, options) {
     const problem = await answer.json();
     detail = problem.detail ?? problem.title ?? detail;
   } catch {
-    // Not a problem that was written for us: its status says enough.
+    // An answer without a problem document: its status is enough.
   }
   throw new Problem(answer.status, detail);
 }
@@ -109,8 +109,8 @@ export async function post(path, value) {
 }
 
 /**
- * Has `work` done every `every` milliseconds, and at once when somebody looks at the page again.
- * Where it fails, it is tried later and later; `failed` is told when.
+ * Calls `work` every `every` milliseconds, and at once when the page becomes visible again. After
+ * each failure it waits longer, and calls `failed` with the wait.
  */
 export class Poll {
   constructor(every, work, failed = () => {}) {
@@ -134,7 +134,7 @@ export class Poll {
       if (!(error instanceof Problem)) throw error;
       wait = Math.min(this.every * 2 ** this.failures, LONGEST_WAIT_MS);
       this.failures += 1;
-      // What this proxy does not have it will not have later.
+      // An endpoint that is missing now stays missing.
       this.isOver = error.status === 404 && !this.hasWorked;
       this.failed(error, wait);
     } finally {
@@ -146,8 +146,8 @@ export class Poll {
 }
 
 /**
- * Server-sent events over fetch, because an EventSource cannot show a token. It opens again when it
- * ends, and rests while the page is hidden.
+ * Server-sent events over fetch, because an EventSource cannot send a token. The stream opens again
+ * after its end, and pauses while the page is hidden.
  */
 export class Stream {
   constructor(path, onEvent, onState) {

@@ -1,5 +1,5 @@
-// Drawings, as SVG: a minute as a line, a quarter of an hour as bars with marks, clients as
-// columns. Each says in words what it shows, and the large one has a table.
+// Charts in SVG: a minute as a line, a quarter of an hour as bars with marks, clients as columns.
+// Each has a description in words, and the large one has a table.
 
 import { clock, exact, h, plain, setAttr, setText, si, svg, sync } from './dom.js';
 
@@ -28,7 +28,7 @@ export class Spark {
     const line = `M${points.join('L')}`;
     setAttr(this.line, 'd', line);
     setAttr(this.area, 'd', `${line}L${width} ${height}L0 ${height}Z`);
-    // Its words change now and then only: somebody may be reading them.
+    // The description changes rarely, so that screen readers can finish it.
     if (Date.now() - this.told < 10_000) return;
     this.told = Date.now();
     const most = exact(Math.max(...values));
@@ -37,7 +37,7 @@ export class Spark {
   }
 }
 
-/** A scale that grows at once and shrinks late, so that a chart does not breathe. */
+/** A scale that grows at once and shrinks late, so that a chart is calm. */
 class Scale {
   top = 1;
 
@@ -64,13 +64,13 @@ const MARK_WORDS = {
   store_up: 'Store back',
 };
 
-/** What a mark says, without saying its kind twice. */
+/** The text of a mark without its kind, which is shown beside it. */
 const markText = (mark) => {
   const text = plain(mark.text, 300).replace(/^reload: /, '');
   return `${MARK_WORDS[mark.kind] ?? plain(mark.kind, 20)}: ${text}`;
 };
 
-/** Allowed, denied and shadow-denied requests of a quarter of an hour, with what happened when. */
+/** Allowed, denied and shadow-denied requests of a quarter of an hour, with marks of events. */
 export class TrafficChart {
   constructor(place) {
     this.place = place;
@@ -107,7 +107,7 @@ export class TrafficChart {
     setAttr(this.svg, 'width', this.width);
     setAttr(this.svg, 'viewBox', `0 0 ${this.width} ${HEIGHT}`);
     const { step } = data;
-    // The newest sample is not over: half of it would look like a fall.
+    // The newest sample is incomplete, and would look like a fall.
     const done = data.samples.filter((sample) => sample.at + step <= data.now);
     this.samples = done.slice(-179);
     if (this.samples.length === 0) return;
@@ -178,7 +178,7 @@ export class TrafficChart {
     const create = (mark) => {
       const line = svg('path', { class: 'stem' });
       const head = svg('path', { class: 'head' });
-      // A pointer finds a wider thing.
+      // A wider area is easier to hit with a pointer.
       const reach = svg('rect', { class: 'reach', width: 16, height: HEIGHT - MARGIN.bottom });
       const failed = mark.text.includes('failed') ? ' failed' : '';
       const group = svg('g', {
@@ -199,7 +199,7 @@ export class TrafficChart {
       return { element: group, line, head, reach };
     };
     const update = (row, mark) => {
-      // The mark of a store that comes and goes counts on.
+      // The text of a mark for repeated outages changes.
       row.element.mark = mark;
       setAttr(row.element, 'aria-label', `${clock(mark.at)} ${markText(mark)}`);
       const x = Math.round(this.x(mark.at)) + 0.5;
@@ -212,7 +212,7 @@ export class TrafficChart {
     if (!all.some((one) => one.tabIndex === 0)) this.hold(all.at(-1));
   }
 
-  /** All marks are one stop of the Tab key, at `mark`; arrows go from one to the next. */
+  /** The Tab key stops once at all marks, at `mark`. Arrow keys move from one to the next. */
   hold(mark) {
     for (const one of this.marks.children) setAttr(one, 'tabindex', one === mark ? 0 : -1);
   }
@@ -290,7 +290,7 @@ export const SHARES = [
   { name: 'q100', from: 0.75, to: 1, words: '75–100\u202f%' },
 ];
 
-/** How many clients sit where below a limit, small enough for a table's cell. */
+/** How many clients use how much of a limit, small enough for a cell of a table. */
 export class Columns {
   constructor() {
     this.bars = SHARES.map((share, index) => {
@@ -310,7 +310,7 @@ export class Columns {
     const most = Math.max(...numbers, denied, 1);
     [...this.bars, this.denied].forEach((bar, index) => {
       const value = [...numbers, denied][index];
-      // Ones beside thousands are what matters here: the root keeps them visible.
+      // Few clients beside thousands must stay visible: the heights are square roots.
       const height = value > 0 ? Math.max(2, Math.sqrt(value / most) * 26) : 0;
       setAttr(bar, 'height', height.toFixed(1));
       setAttr(bar, 'y', (27 - height).toFixed(1));

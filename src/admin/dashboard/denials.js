@@ -7,7 +7,7 @@ import { explainDenial } from './explain.js';
 
 const KEPT = 200;
 const SHOWN = 60;
-/** Drawn so often at most, however many there are. */
+/** The shortest time between two drawings, milliseconds. */
 const DRAW_MS = 250;
 
 const STATES = { live: '', away: 'the stream is away', locked: 'sign in to see them' };
@@ -23,7 +23,7 @@ export function start() {
   byId('denials-limit').addEventListener('change', () => draw());
   draw();
   return new Stream('denials/stream', take, (said) => {
-    // What was missed while it was away is asked for.
+    // Denials that were missed while the stream was closed are requested.
     if (said === 'live' && state.said !== 'live') recent();
     state.said = said;
     byId('denied').closest('.card').hidden = said === 'none';
@@ -39,11 +39,11 @@ async function recent() {
     state.list = [...state.list, ...news].sort((a, b) => b.at - a.at).slice(0, KEPT);
     later();
   } catch {
-    // The stream says how things stand.
+    // The stream reports its own state.
   }
 }
 
-/** Opens the denial of the request that the address names, so that an id leads to it. */
+/** Opens the denial of the request whose id is in the address. */
 export async function openAsked() {
   const found = /[#&]request=([^&]+)/.exec(location.hash);
   if (!found) return;
@@ -104,7 +104,7 @@ function note() {
   setText(byId('denials-note'), parts.join(' · '));
 }
 
-/** Limits that can be chosen. */
+/** Sets the limits that can be chosen. */
 export function offer(names) {
   const select = byId('denials-limit');
   const told = names.join();

@@ -1,5 +1,5 @@
-// Making elements, and keeping lists of them in place. Whatever comes from the server becomes text
-// and nothing else: there is no way here to make markup of a string.
+// Functions that make elements, and that update lists of them in place. Data of the server becomes
+// text: no function makes markup of a string.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
@@ -8,7 +8,7 @@ export function h(tag, props = {}, ...children) {
   return build(document.createElement(tag), props, children);
 }
 
-/** The same of SVG. */
+/** An SVG element. */
 export function svg(tag, props = {}, ...children) {
   return build(document.createElementNS(SVG, tag), props, children);
 }
@@ -33,7 +33,7 @@ function listen(element, listeners) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Sets a text where it differs: what stays the same is not touched, so selections live. */
+/** Sets a text if it differs. An equal text is left alone, so that a selection in it is kept. */
 export function setText(element, text) {
   const value = String(text);
   if (element.textContent !== value) element.textContent = value;
@@ -45,9 +45,9 @@ export function setAttr(element, name, value) {
 }
 
 /**
- * Keeps the children of `parent` the same as `items`, by key: nothing is made anew that is there
- * already, so focus and hover live. While somebody points at the list or is in it by keyboard,
- * `calm` lists keep their order: nothing moves away from under a pointer.
+ * Makes the children of `parent` equal to `items`, by key. Existing elements are kept, with their
+ * focus and hover. `calm` lists do not change their order while a pointer or the focus is in them,
+ * so that no row moves away from under a pointer.
  */
 export function sync(parent, items, { key, create, update, calm = false }) {
   const known = parent.known ?? new Map();
@@ -83,22 +83,22 @@ export function sync(parent, items, { key, create, update, calm = false }) {
   }
 }
 
-// Control characters and those that turn the direction of a text: what a client sends must not look
-// like something else.
+// Control characters, and characters that change the direction of a text. They could make the text
+// of a client look like another text.
 const UNSEEN =
   /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
-/** A text of somebody else's, all of it visible and not longer than `most`. */
+/** A text from a client with all its characters visible, cut to `most` characters. */
 export function plain(text, most = 200) {
   const whole = String(text ?? '');
   const cut = whole.length > most ? `${whole.slice(0, most)}…` : whole;
   return cut.replace(UNSEEN, (one) => `\\u{${one.codePointAt(0).toString(16)}}`);
 }
 
-/** The beginning of a key's hash: as much of it as `tidegate limits` shows. */
+/** The beginning of the hash of a key, as `tidegate limits` shows it. */
 export const short = (id) => plain(id, 22).slice(0, 8);
 
-/** 842, 12.3 k, 1.20 M: never more than five characters and a unit, so that nothing jumps. */
+/** 842, 12.3 k, 1.20 M: at most five characters and a unit, so that columns keep their width. */
 export function si(number) {
   if (number === null || number === undefined || !Number.isFinite(number)) return '–';
   const units = ['', 'k', 'M', 'G', 'T'];
@@ -128,7 +128,7 @@ export function percent(share) {
 export function brief(seconds) {
   if (seconds === null || seconds === undefined) return '–';
   if (seconds < 0.001) return `${Math.round(seconds * 1e6)}\u202fµs`;
-  // A number drops the exponent: 480 would else be 4.8e+2.
+  // `Number` removes the exponent: 480 would be 4.8e+2.
   if (seconds < 0.9995) return `${Number((seconds * 1000).toPrecision(3))}\u202fms`;
   return `${seconds.toFixed(1)}\u202fs`;
 }
@@ -146,7 +146,7 @@ export function span(seconds) {
   return hours % 24 ? `${days}\u202fd ${hours % 24}\u202fh` : `${days}\u202fd`;
 }
 
-/** The hour of day, as clocks here show it. */
+/** The time of day in the format of the browser. */
 export function clock(at, withSeconds = true) {
   const options = { hour: '2-digit', minute: '2-digit', hourCycle: 'h23' };
   if (withSeconds) options.second = '2-digit';

@@ -1,11 +1,11 @@
-// The explanation of one request: of a denial, or of one that somebody makes up. Nothing is charged
-// by asking.
+// The explanation of one request: of a denial, or of a request that the operator describes. An
+// explanation charges nothing.
 
 import { get, offers, post } from './api.js';
 import * as actions from './actions.js';
 import { byId, clock, exact, h, plain, short, span } from './dom.js';
 
-/** Why a request was denied: what was counted when it came, kept with the denial. */
+/** Why a request was denied: the counts at that moment, which are kept with the denial. */
 export function explainDenial(denial) {
   const subject = { limit: denial.limit.split('~')[0], id: denial.id, name: short(denial.id) };
   const now = h('div', { class: 'now', 'aria-live': 'polite' });
@@ -62,7 +62,7 @@ function about(denial) {
   ];
 }
 
-/** How the same key stands by now, where that is known by its hash. */
+/** The current counts of the same key, if they can be found by its hash. */
 async function showNow(subject, place) {
   if (!offers('limits/{name}/keys/{key}')) return;
   const [limit, id] = [subject.limit, subject.id].map(encodeURIComponent);
@@ -71,7 +71,7 @@ async function showNow(subject, place) {
     const heading = h('h3', { text: 'The same key now' });
     place.replaceChildren(heading, h('ul', { class: 'facts' }, lines));
   } catch {
-    // What was counted then is told above; there is no more to tell.
+    // The counts of the denial are shown above. Current counts are not available.
   }
 }
 
@@ -153,7 +153,7 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 const GOOD = ['forwarded', 'answered', 'redirected'];
 
-/** An explanation as sections, what matters first. */
+/** An explanation as sections, the most important first. */
 function story(told) {
   const { verdict, counts } = told;
   const kind = GOOD.includes(verdict.outcome) ? 'good' : 'bad';

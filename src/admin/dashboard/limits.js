@@ -1,4 +1,4 @@
-// Limits, how near their clients come to them, and the clients that ask most.
+// Limits, how much of them clients use, and the busiest clients.
 
 import { get } from './api.js';
 import { Columns, SHARES } from './charts.js';
@@ -6,7 +6,7 @@ import { byId, count, exact, h, percent, plain, setAttr, setText, short, si, syn
 import * as actions from './actions.js';
 import { cells, tableOf } from './table.js';
 
-/** Clients that are shown, and after being asked for more. */
+/** The number of clients that are shown at first, and after "more". */
 const FEW = 8;
 const MANY = 50;
 
@@ -26,12 +26,12 @@ const table = tableOf('limits', 'Limits', [
   'Room left',
 ]);
 
-/** Takes a limit from the address, so that a page can be sent to somebody. */
+/** Takes the limit from the address, so that a link can lead to it. */
 export function takeChoice() {
   const found = /[#&]limit=([^&]+)/.exec(location.hash);
   if (!found) return;
   state.chosen = decodeURIComponent(found[1]);
-  // A page that is loaded again stays where it was.
+  // A page that is loaded again keeps its position.
   state.isSentTo = performance.getEntriesByType('navigation')[0]?.type !== 'reload';
 }
 
@@ -39,7 +39,7 @@ export async function pollLimits() {
   const { limits } = await get('limits');
   state.limits = limits;
   if (!chosen()) {
-    // The one that denies most is the one that somebody is here for.
+    // An operator probably looks for the limit with the most denials.
     const denied = (limit) => limit.totals.denied;
     const most = limits.reduce((a, b) => (a && denied(a) >= denied(b) ? a : b), undefined);
     if (!chosen()) state.chosen = most?.name ?? '';
@@ -133,7 +133,7 @@ function select(name) {
   pollClients().catch(() => {});
 }
 
-/** Brings the clients of the chosen limit to where somebody looks, and the keyboard to them. */
+/** Scrolls to the clients of the chosen limit, and moves the focus there. */
 function reveal() {
   byId('clients-title').focus({ preventScroll: true });
   show();
@@ -146,7 +146,7 @@ function show() {
   card.scrollIntoView({ behavior: still ? 'auto' : 'smooth', block: 'start' });
 }
 
-/** What one needs to choose a number: how many clients sit where below it. */
+/** Helps to choose a rate: how many clients use how much of the limit. */
 function showUse() {
   const place = byId('use');
   const limit = chosen();
@@ -207,7 +207,7 @@ function useRow(item) {
   return { element: h('div', { class: 'use-row' }, term, value), bar, number, share };
 }
 
-/** The distribution as a sentence that helps to choose. */
+/** The distribution as a sentence that helps to choose a rate. */
 function advice(limit) {
   const { use } = limit;
   const rate = limit.rates[0] ?? 'it';
@@ -296,7 +296,7 @@ function updateClient(row, client) {
   row.mark.replaceChildren(...tags.map((text) => h('span', { class: 'tag', text })));
 }
 
-/** What operators have said, so that its clients are marked. */
+/** Sets the overrides and blocks, so that their clients are marked. */
 export function know(overrides) {
   state.overrides = overrides;
 }

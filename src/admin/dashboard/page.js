@@ -1,4 +1,5 @@
-// The page: what is asked for how often, and what of it is shown where. All other files are parts.
+// The page: it says which data is requested how often, and where it is shown. All other files are
+// its parts.
 
 import { get, hasToken, learn, offers, Poll, takeToken } from './api.js';
 import * as actions from './actions.js';
@@ -35,7 +36,7 @@ const charts = {
 };
 let asTable = false;
 
-// ---- the line at the top, and what is wrong
+// ---- the line at the top, and notices
 
 const lights = {
   live: () => 'live',
@@ -52,7 +53,7 @@ function pulse(state, wait) {
 
 const notices = new Map();
 
-/** Says something at the top, until it is taken back; read out when its words change. */
+/** Shows a notice at the top until its text is null. Screen readers read a changed text out. */
 function notice(id, kind, text, ...more) {
   const told = notices.get(id);
   if (text === null) {
@@ -291,7 +292,7 @@ async function pollOverrides() {
         text: 'Take back',
       });
       button.addEventListener('click', () => {
-        // A block is of all limits, and is spoken of by way of any.
+        // A block applies to all limits. The API takes it under the name of any limit.
         actions.takeBack({ ...one, limit: one.limit ?? limits.names()[0] }, name);
       });
       acts.append(button);
@@ -301,7 +302,7 @@ async function pollOverrides() {
   });
 }
 
-// ---- what is asked for, how often
+// ---- polls
 
 function failed(error, wait) {
   if (error.status === 401) {
@@ -321,7 +322,7 @@ const hide = (id) => {
   byId(id).closest('.card').hidden = true;
 };
 
-/** A part of the page that asks every so often; what this proxy does not have is not shown. */
+/** A part of the page with a poll of its own. It is hidden if the proxy has no such endpoint. */
 function part(id, path, every, work) {
   if (!offers(path)) {
     hide(id);

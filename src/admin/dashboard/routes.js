@@ -1,4 +1,4 @@
-// What each route answered in the last minute: how often, with which status, and how fast.
+// The answers of each route in the last minute: how many, with which status, and how fast.
 
 import { get } from './api.js';
 import {
@@ -17,7 +17,7 @@ import {
 } from './dom.js';
 import { cells, tableOf } from './table.js';
 
-/** Routes that are shown, and after being asked for more. */
+/** The number of routes that are shown at first, and after "more". */
 const FEW = 12;
 
 const state = { few: true };

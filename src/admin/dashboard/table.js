@@ -1,15 +1,15 @@
-// Tables that become cards where there is no room for them. Roles are spelled out, because a table
-// that is laid out otherwise is none for a screen reader.
+// Tables that become cards on narrow screens. They name their roles, because screen readers do not
+// recognize a table with another layout.
 
 import { byId, h, setAttr, sync } from './dom.js';
 
-/** Columns whose cells are numbers begin with it. */
+/** The mark of columns with numbers. */
 const NUMBER = '#';
 
 const named = (column) => column.replace(NUMBER, '');
 const kindOf = (column) => (column.startsWith(NUMBER) ? 'num' : null);
 
-/** A row's cells, each with its column's name for when it is a card. */
+/** The cells of a row, each with the name of its column, which cards show. */
 export function cells(columns) {
   return columns.map((column, index) => {
     const props = { class: kindOf(column), data: { column: named(column) } };

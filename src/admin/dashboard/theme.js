@@ -1,4 +1,4 @@
-// Before anything is painted: the theme that was chosen here, so that a page does not flash.
+// Sets the chosen theme before the first paint, so that the page does not flash.
 try {
   const chosen = localStorage.getItem('tidegate.theme');
   if (chosen === 'light' || chosen === 'dark') document.documentElement.dataset.theme = chosen;

@@ -21,7 +21,7 @@ export function startTheme(button, name) {
       if (next === 'auto') localStorage.removeItem(PLACE);
       else localStorage.setItem(PLACE, next);
     } catch {
-      // Without storage it lasts as long as the page.
+      // Without storage the choice is kept until the page is closed.
     }
     show();
   });

@@ -1,39 +1,35 @@
-//! What `tidegate limits` prints: tables for people, one line of JSON for scripts.
+//! Reports of `tidegate limits`: tables for people, one line of JSON for scripts.
+//!
+//! Each report is a structure with the members of the JSON; the text is made from the same
+//! structure.
 
-use super::json::Json;
-use crate::limit::{KeyHash, Limit, Retry, Window};
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::cli::display::{self, StyledSpan, render_lines, short_hash};
+use crate::key_selector::{SelectedKey, WindowStatus};
+use crate::limit::{Limit, Retry, Tier, Window};
 use crate::store::overrides::{OverrideList, Record, rate_text};
 use crate::telemetry::stamp;
-use crate::whom::{Row, Whom};
-
-/// As many characters of a hash as logs show.
-const SHORT: usize = 8;
-
-/// Everything `show` tells.
-pub(super) struct Shown<'s> {
-    pub(super) limit: &'s Limit,
-    pub(super) whom: &'s Whom,
-    pub(super) rows: Vec<Row>,
-    pub(super) said: &'s OverrideList,
-}
-
-pub(super) fn short(tag: KeyHash) -> String {
-    tag.to_string().chars().take(SHORT).collect()
-}
 
 /// `3q2-7wAA (ip)`
-pub(super) fn named(tag: KeyHash, parts: &str) -> String {
+pub(super) fn key_text(key: &SelectedKey) -> String {
+    hash_and_parts(&short_hash(&key.tag.to_string()), &key.parts)
+}
+
+fn hash_and_parts(hash: &str, parts: &str) -> String {
     match parts {
-        "" => short(tag),
-        parts => format!("{} ({parts})", short(tag)),
+        "" => hash.to_owned(),
+        parts => format!("{hash} ({parts})"),
     }
 }
 
 /// `until 2026-11-20T22:37:06Z`, or `until removed`.
-pub(super) fn until(until_us: u64) -> String {
+pub(super) fn until_text(until_us: u64) -> String {
     match until_us {
         0 => "until removed".to_owned(),
-        // Rounded up: at that second it has ended.
+        // Rounded up to a second at which the record no longer holds.
         end => format!("until {}", date(end.saturating_add(999_999))),
     }
 }
@@ -43,238 +39,278 @@ fn date(unix_us: u64) -> String {
     format!("{}Z", text.get(..19).unwrap_or_default())
 }
 
-/// Columns as wide as they need to be.
-fn table(rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = Vec::new();
-    for row in rows {
-        for (column, cell) in row.iter().enumerate() {
-            let width = cell.chars().count();
-            match widths.get_mut(column) {
-                Some(widest) => *widest = width.max(*widest),
-                None => widths.push(width),
-            }
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            line.push_str(&format!("{cell:<width$}  "));
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
+fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
+    let row = |cells: Vec<String>| cells.iter().map(StyledSpan::plain).collect();
+    let lines = display::table(head, rows.into_iter().map(row).collect());
+    render_lines(&lines, false)
 }
 
-fn row(cells: &[&str]) -> Vec<String> {
-    cells.iter().map(|cell| (*cell).to_owned()).collect()
+/// The report of `tidegate limits ls`.
+#[derive(Serialize)]
+pub(super) struct ListReport<'r> {
+    limits: Vec<LimitEntry<'r>>,
+    overrides: Vec<RecordEntry<'r>>,
+    blocks: Vec<RecordEntry<'r>>,
+    /// The last changes, if the user asks for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changes: Option<Vec<RecordEntry<'r>>>,
 }
 
-fn rates<'w>(windows: impl Iterator<Item = &'w Window>) -> String {
-    let rates: Vec<String> = windows.map(|window| rate_text(&window.rule)).collect();
-    rates.join(", ")
+#[derive(Serialize)]
+struct LimitEntry<'r> {
+    limit: &'r str,
+    rates: Vec<String>,
+    key: Vec<String>,
+    tiers: Vec<TierEntry<'r>>,
+    candidate: Vec<String>,
+    #[serde(skip)]
+    shadow: bool,
 }
 
-fn key_of(limit: &Limit) -> String {
-    let parts: Vec<String> = limit.key.parts.iter().map(ToString::to_string).collect();
-    parts.join(", ")
+#[derive(Serialize)]
+struct TierEntry<'r> {
+    tier: &'r str,
+    rates: Vec<String>,
 }
 
-/// The limits, what is said of whom, and the last changes if they are asked for.
-pub(super) fn list<'l>(
-    limits: impl Iterator<Item = &'l Limit>,
-    said: &OverrideList,
-    changes: Option<&[Record]>,
-) -> String {
-    let mut rows = vec![row(&["LIMIT", "RATE", "KEY"])];
-    for limit in limits {
-        let own = rates(limit.windows.iter().map(AsRef::as_ref));
-        let mark = if limit.shadow { " (shadow)" } else { "" };
-        rows.push(vec![format!("{}{mark}", limit.name), own, key_of(limit)]);
-        for tier in &limit.tiers {
-            let rates = rates(tier.windows.iter().map(AsRef::as_ref));
-            rows.push(vec![format!("  tier {}", tier.name), rates]);
-        }
-        if !limit.candidate.is_empty() {
-            let rates = rates(limit.candidate.iter().map(AsRef::as_ref));
-            rows.push(vec!["  candidate".to_owned(), rates]);
-        }
-    }
-    let mut text = table(&rows);
-    let mut overrides = vec![row(&["OVERRIDE", "KEY", "RATE", "", "BY", "NOTE"])];
-    let mut blocks = vec![row(&["BLOCK", "", "BY", "NOTE"])];
-    for record in &said.records {
-        let terms = &record.terms;
-        let key = named(record.subject.tag(), &terms.key);
-        let tail = [until(terms.until_us), terms.by.clone(), terms.note.clone()];
-        match record.subject.limit() {
-            Some(limit) => {
-                let rate = terms.rates().unwrap_or_default();
-                overrides.push([vec![limit.to_owned(), key, rate], tail.to_vec()].concat());
-            }
-            None => blocks.push([vec![key], tail.to_vec()].concat()),
+impl<'r> TierEntry<'r> {
+    fn new(tier: &'r Tier) -> TierEntry<'r> {
+        TierEntry {
+            tier: &tier.name,
+            rates: rates(&tier.windows),
         }
     }
-    for rows in [overrides, blocks] {
-        if rows.len() > 1 {
-            text.push('\n');
-            text.push_str(&table(&rows));
-        }
-    }
-    if let Some(changes) = changes {
-        text.push('\n');
-        text.push_str(&table(&audit(changes)));
-    }
-    text
-}
-
-fn audit(changes: &[Record]) -> Vec<Vec<String>> {
-    let mut rows = vec![row(&["AT", "CHANGE", "LIMIT", "KEY", "RATE", "BY", "NOTE"])];
-    rows.extend(changes.iter().map(|change| {
-        let terms = &change.terms;
-        vec![
-            date(terms.at_us),
-            change.what().to_owned(),
-            change.subject.limit().unwrap_or("-").to_owned(),
-            named(change.subject.tag(), &terms.key),
-            terms.rates().unwrap_or_else(|| "-".to_owned()),
-            terms.by.clone(),
-            terms.note.clone(),
-        ]
-    }));
-    rows
-}
-
-/// The same as JSON.
-pub(super) fn list_json<'l>(
-    limits: impl Iterator<Item = &'l Limit>,
-    said: &OverrideList,
-    changes: Option<&[Record]>,
-) -> Json {
-    let rates = |windows: &[std::sync::Arc<Window>]| {
-        let rate = |window: &std::sync::Arc<Window>| Json::Text(rate_text(&window.rule));
-        Json::List(windows.iter().map(rate).collect())
-    };
-    let limit = |limit: &Limit| {
-        let tier = |tier: &crate::limit::Tier| {
-            Json::Object(vec![
-                ("tier", Json::text(&tier.name)),
-                ("rates", rates(&tier.windows)),
-            ])
-        };
-        let part = |part: &crate::limit::key::Alternatives| Json::Text(part.to_string());
-        Json::Object(vec![
-            ("limit", Json::text(&limit.name)),
-            ("rates", rates(&limit.windows)),
-            (
-                "key",
-                Json::List(limit.key.parts.iter().map(part).collect()),
-            ),
-            ("tiers", Json::List(limit.tiers.iter().map(tier).collect())),
-            ("candidate", rates(&limit.candidate)),
-        ])
-    };
-    let of = |blocks: bool| {
-        let records = said.records.iter();
-        let chosen = records.filter(|one| one.subject.limit().is_none() == blocks);
-        Json::List(chosen.map(record).collect())
-    };
-    let mut members = vec![
-        ("limits", Json::List(limits.map(limit).collect())),
-        ("overrides", of(false)),
-        ("blocks", of(true)),
-    ];
-    if let Some(changes) = changes {
-        let changes = changes.iter().map(|change| {
-            let Json::Object(mut members) = record(change) else {
-                return Json::Null;
-            };
-            members.insert(0, ("change", Json::text(change.what())));
-            Json::Object(members)
-        });
-        members.push(("changes", Json::List(changes.collect())));
-    }
-    Json::Object(members)
 }
 
 /// An override, a block or a change.
-pub(super) fn record(record: &Record) -> Json {
-    let terms = &record.terms;
-    let date = |us: u64| (us > 0).then(|| stamp::rfc3339(us));
-    Json::Object(vec![
-        ("limit", record.subject.limit().map(str::to_owned).into()),
-        ("key", Json::text(&short(record.subject.tag()))),
-        ("tag", Json::Text(record.subject.tag().to_string())),
-        ("counts_by", Json::text(&terms.key)),
-        ("rate", terms.rates().into()),
-        ("until", date(terms.until_us).into()),
-        ("at", date(terms.at_us).into()),
-        ("by", Json::text(&terms.by)),
-        ("note", Json::text(&terms.note)),
-    ])
+#[derive(Serialize)]
+pub(super) struct RecordEntry<'r> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<&'static str>,
+    limit: Option<&'r str>,
+    key: String,
+    tag: String,
+    counts_by: &'r str,
+    rate: Option<String>,
+    until: Option<String>,
+    at: Option<String>,
+    by: &'r str,
+    note: &'r str,
+    #[serde(skip)]
+    record: &'r Record,
 }
 
-impl Shown<'_> {
-    /// What is said of this key: of this limit, or a block.
-    fn records(&self) -> impl Iterator<Item = &Record> {
-        let records = self.said.records.iter();
-        records.filter(|one| {
-            let of_it = one
-                .subject
-                .limit()
-                .is_none_or(|name| *name == *self.limit.name);
-            of_it && one.subject.tag() == self.whom.tag
-        })
+impl<'r> RecordEntry<'r> {
+    fn new(record: &'r Record) -> RecordEntry<'r> {
+        let terms = &record.terms;
+        let tag = record.subject.tag().to_string();
+        RecordEntry {
+            change: None,
+            limit: record.subject.limit(),
+            key: short_hash(&tag),
+            tag,
+            counts_by: &terms.key,
+            rate: terms.rates(),
+            until: terms.until(),
+            at: (terms.at_us > 0).then(|| stamp::rfc3339(terms.at_us)),
+            by: &terms.by,
+            note: &terms.note,
+            record,
+        }
+    }
+
+    fn key_text(&self) -> String {
+        hash_and_parts(&self.key, self.counts_by)
+    }
+
+    /// The last columns of a table of records.
+    fn origin(&self) -> [String; 3] {
+        let until = until_text(self.record.terms.until_us);
+        [until, self.by.to_owned(), self.note.to_owned()]
+    }
+}
+
+fn rates(windows: &[Arc<Window>]) -> Vec<String> {
+    let rates = windows.iter().map(|window| rate_text(&window.rule));
+    rates.collect()
+}
+
+impl<'r> ListReport<'r> {
+    pub(super) fn new(
+        limits: &'r [Arc<Limit>],
+        list: &'r OverrideList,
+        changes: Option<&'r [Record]>,
+    ) -> ListReport<'r> {
+        let limits = limits.iter().map(|limit| LimitEntry {
+            limit: &limit.name,
+            rates: rates(&limit.windows),
+            key: limit.key.parts.iter().map(ToString::to_string).collect(),
+            tiers: limit.tiers.iter().map(TierEntry::new).collect(),
+            candidate: rates(&limit.candidate),
+            shadow: limit.shadow,
+        });
+        let records = list.records.iter().map(RecordEntry::new);
+        let (overrides, blocks) = records.partition(|entry| entry.limit.is_some());
+        let changes = changes.map(|changes| {
+            let changes = changes.iter().map(|change| RecordEntry {
+                change: Some(change.what()),
+                ..RecordEntry::new(change)
+            });
+            changes.collect()
+        });
+        ListReport {
+            limits: limits.collect(),
+            overrides,
+            blocks,
+            changes,
+        }
     }
 
     pub(super) fn text(&self) -> String {
-        let mut text = format!(
-            "{}  key {}\n\n",
-            self.limit.name,
-            named(self.whom.tag, &self.whom.parts)
-        );
-        let mut rows = vec![row(&[
-            "POLICY",
-            "RATE",
-            "USED",
-            "REMAINING",
-            "RESET",
-            "RETRY",
-        ])];
-        for one in &self.rows {
-            let policy = match &one.of {
-                Some(of) => format!("{} ({of})", one.policy),
-                None => one.policy.clone(),
-            };
-            rows.push(vec![
-                policy,
-                one.rate.clone(),
-                one.used.to_string(),
-                one.remaining.to_string(),
-                wait(one.reset_us),
-                match one.retry {
-                    Retry::Now | Retry::Unasked => "now".to_owned(),
-                    Retry::After(us) => wait(us),
-                    Retry::Never => "never".to_owned(),
-                    Retry::Released => "when one ends".to_owned(),
-                },
-            ]);
+        let mut rows = Vec::new();
+        for limit in &self.limits {
+            let mark = if limit.shadow { " (shadow)" } else { "" };
+            let name = format!("{}{mark}", limit.limit);
+            rows.push(vec![name, limit.rates.join(", "), limit.key.join(", ")]);
+            for tier in &limit.tiers {
+                rows.push(vec![format!("  tier {}", tier.tier), tier.rates.join(", ")]);
+            }
+            if !limit.candidate.is_empty() {
+                rows.push(vec!["  candidate".to_owned(), limit.candidate.join(", ")]);
+            }
         }
-        if rows.len() > 1 {
-            text.push_str(&table(&rows));
-        } else {
+        let mut text = table(&["LIMIT", "RATE", "KEY"], rows);
+        let with_rate = |entry: &RecordEntry<'_>, none: &str| {
+            let limit = entry.limit.unwrap_or(none).to_owned();
+            let rate = entry.rate.as_deref().unwrap_or(none).to_owned();
+            vec![limit, entry.key_text(), rate]
+        };
+        let overrides = self.overrides.iter();
+        let overrides = overrides.map(|one| [with_rate(one, ""), one.origin().to_vec()].concat());
+        let blocks = self.blocks.iter();
+        let blocks = blocks.map(|one| [vec![one.key_text()], one.origin().to_vec()].concat());
+        if !self.overrides.is_empty() {
+            let head = ["OVERRIDE", "KEY", "RATE", "", "BY", "NOTE"];
+            text.push_str(&format!("\n{}", table(&head, overrides.collect())));
+        }
+        if !self.blocks.is_empty() {
+            let head = ["BLOCK", "", "BY", "NOTE"];
+            text.push_str(&format!("\n{}", table(&head, blocks.collect())));
+        }
+        if let Some(changes) = &self.changes {
+            let rows = changes.iter().map(|change| {
+                let at = date(change.record.terms.at_us);
+                let mut row = vec![at, change.change.unwrap_or_default().to_owned()];
+                row.extend(with_rate(change, "-"));
+                row.extend([change.by.to_owned(), change.note.to_owned()]);
+                row
+            });
+            let head = ["AT", "CHANGE", "LIMIT", "KEY", "RATE", "BY", "NOTE"];
+            text.push_str(&format!("\n{}", table(&head, rows.collect())));
+        }
+        text
+    }
+}
+
+/// The report of `tidegate limits show`.
+#[derive(Serialize)]
+pub(super) struct KeyReport<'r> {
+    limit: &'r str,
+    key: String,
+    tag: String,
+    windows: Vec<WindowEntry<'r>>,
+    r#override: Option<RecordEntry<'r>>,
+    block: Option<RecordEntry<'r>>,
+    #[serde(skip)]
+    selected: &'r SelectedKey,
+}
+
+#[derive(Serialize)]
+struct WindowEntry<'r> {
+    #[serde(flatten)]
+    status: &'r WindowStatus,
+    retry: &'static str,
+    retry_us: Option<u64>,
+}
+
+impl<'r> WindowEntry<'r> {
+    fn new(status: &'r WindowStatus) -> WindowEntry<'r> {
+        let (retry, retry_us) = match status.retry {
+            Retry::Now | Retry::Unasked => ("now", Some(0)),
+            Retry::After(us) => ("after", Some(us)),
+            Retry::Never => ("never", None),
+            Retry::Released => ("released", None),
+        };
+        WindowEntry {
+            status,
+            retry,
+            retry_us,
+        }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let status = self.status;
+        vec![
+            match &status.of {
+                Some(of) => format!("{} ({of})", status.policy),
+                None => status.policy.clone(),
+            },
+            status.rate.clone(),
+            status.used.to_string(),
+            status.remaining.to_string(),
+            wait_text(status.reset_us),
+            match (self.retry, self.retry_us) {
+                ("released", _) => "when one ends".to_owned(),
+                (_, Some(us)) => wait_text(us),
+                (retry, None) => retry.to_owned(),
+            },
+        ]
+    }
+}
+
+impl<'r> KeyReport<'r> {
+    pub(super) fn new(
+        limit: &'r Limit,
+        selected: &'r SelectedKey,
+        windows: &'r [WindowStatus],
+        list: &'r OverrideList,
+    ) -> KeyReport<'r> {
+        let find = |limit: Option<&str>| {
+            let mut records = list.records.iter();
+            let record = records
+                .find(|one| one.subject.tag() == selected.tag && one.subject.limit() == limit);
+            record.map(RecordEntry::new)
+        };
+        let tag = selected.tag.to_string();
+        KeyReport {
+            limit: &limit.name,
+            key: short_hash(&tag),
+            tag,
+            windows: windows.iter().map(WindowEntry::new).collect(),
+            r#override: find(Some(&limit.name)),
+            block: find(None),
+            selected,
+        }
+    }
+
+    pub(super) fn text(&self) -> String {
+        let key = key_text(self.selected);
+        let mut text = format!("{}  key {key}\n\n", self.limit);
+        if self.windows.is_empty() {
             text.push_str("no limit at all\n");
+        } else {
+            let head = ["POLICY", "RATE", "USED", "REMAINING", "RESET", "RETRY"];
+            let rows = self.windows.iter().map(WindowEntry::row);
+            text.push_str(&table(&head, rows.collect()));
         }
-        for record in self.records() {
-            let terms = &record.terms;
-            let rates = terms
-                .rates()
-                .map_or_else(String::new, |rates| format!(" {rates}"));
+        for entry in self.r#override.iter().chain(&self.block) {
+            let (record, terms) = (entry.record, &entry.record.terms);
+            let rates = entry.rate.as_ref();
+            let rates = rates.map_or_else(String::new, |rates| format!(" {rates}"));
             text.push_str(&format!(
                 "\n{}:{rates} {}, by {} at {}\n",
                 record.what(),
-                until(terms.until_us),
+                until_text(terms.until_us),
                 terms.by,
                 date(terms.at_us)
             ));
@@ -284,47 +320,28 @@ impl Shown<'_> {
         }
         text
     }
+}
 
-    pub(super) fn json(&self) -> Json {
-        let window = |one: &Row| {
-            let (retry, retry_us) = match one.retry {
-                Retry::Now | Retry::Unasked => ("now", Some(0)),
-                Retry::After(us) => ("after", Some(us)),
-                Retry::Never => ("never", None),
-                Retry::Released => ("released", None),
-            };
-            Json::Object(vec![
-                ("policy", Json::text(&one.policy)),
-                ("of", one.of.clone().into()),
-                ("rate", Json::text(&one.rate)),
-                ("used", Json::Number(one.used)),
-                ("remaining", Json::Number(one.remaining)),
-                ("reset_us", Json::Number(one.reset_us)),
-                ("retry", Json::text(retry)),
-                ("retry_us", retry_us.into()),
-            ])
-        };
-        let said = |blocks: bool| {
-            let mut records = self.records();
-            let found = records.find(|one| one.subject.limit().is_none() == blocks);
-            found.map_or(Json::Null, record)
-        };
-        Json::Object(vec![
-            ("limit", Json::text(&self.limit.name)),
-            ("key", Json::text(&short(self.whom.tag))),
-            ("tag", Json::Text(self.whom.tag.to_string())),
-            (
-                "windows",
-                Json::List(self.rows.iter().map(window).collect()),
-            ),
-            ("override", said(false)),
-            ("block", said(true)),
-        ])
-    }
+/// The report of `tidegate limits reset`.
+#[derive(Serialize)]
+pub(super) struct ResetReport<'r> {
+    pub(super) limit: &'r str,
+    pub(super) tag: String,
+    /// Deleted counts.
+    pub(super) deleted: u64,
+}
+
+/// The report of `tidegate limits override` and `block`.
+#[derive(Serialize)]
+pub(super) struct ChangeReport<'r> {
+    pub(super) limit: Option<&'r str>,
+    pub(super) key: String,
+    pub(super) tag: String,
+    pub(super) until: Option<String>,
 }
 
 /// `in 12.3 s`
-fn wait(us: u64) -> String {
+fn wait_text(us: u64) -> String {
     match us {
         0 => "now".to_owned(),
         us if us < 100_000_000 => format!("in {:.1} s", us.div_ceil(100_000) as f64 / 10.0),
@@ -344,23 +361,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_they_need_to_be() {
-        let rows = [
-            row(&["A", "LONG", ""]),
-            row(&["bcd", "e"]),
-            row(&["", "", "x"]),
-        ];
-        assert_eq!(table(&rows), "A    LONG\nbcd  e\n           x\n");
+    fn a_report_is_one_line_of_json_in_the_order_of_its_members() {
+        let report = ChangeReport {
+            limit: None,
+            key: "x\n\"".to_owned(),
+            tag: "xy".to_owned(),
+            until: None,
+        };
+        assert_eq!(
+            serde_json::to_string(&report).unwrap(),
+            r#"{"limit":null,"key":"x\n\"","tag":"xy","until":null}"#
+        );
     }
 
     #[test]
     fn waits_are_rounded_up() {
-        assert_eq!(wait(0), "now");
-        assert_eq!(wait(1), "in 0.1 s");
-        assert_eq!(wait(12_300_001), "in 12.4 s");
-        assert_eq!(wait(119_000_001), "in 2 min 0 s");
-        assert_eq!(wait(86_400_000_000), "in 24 h 0 min");
-        assert_eq!(until(0), "until removed");
-        assert_eq!(until(1), "until 1970-01-01T00:00:01Z");
+        assert_eq!(wait_text(0), "now");
+        assert_eq!(wait_text(1), "in 0.1 s");
+        assert_eq!(wait_text(12_300_001), "in 12.4 s");
+        assert_eq!(wait_text(119_000_001), "in 2 min 0 s");
+        assert_eq!(wait_text(86_400_000_000), "in 24 h 0 min");
+        assert_eq!(until_text(0), "until removed");
+        assert_eq!(until_text(1), "until 1970-01-01T00:00:01Z");
     }
 }

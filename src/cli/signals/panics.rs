@@ -24,7 +24,7 @@ fn signal_that_panics(signal: Signal, name: &'static str) {
     }
 }
 
-/// In a process of its own: whoever has this one's signals is not this test.
+/// Runs in a process of its own, so that the signals reach no other test.
 #[test]
 fn a_panic_loses_no_signal_but_its_own_and_no_end() {
     let name = "cli::signals::panics::a_panic_loses_no_signal_but_its_own_and_no_end";

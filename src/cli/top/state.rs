@@ -1,12 +1,11 @@
-//! What `top` knows and what its user has chosen; and what keys do to that.
-//!
-//! Pure.
+//! The state of `top`: the last snapshot, what the user selected, and how keys change that. Pure.
 
+use serde::Deserialize;
 use serde_json::Value;
 
-use crate::cli::seen::{Limit, Seen, list, text};
+use crate::cli::proxy_snapshot::{LimitSummary, ProxySnapshot, list, read_or_default};
 
-/// What has the user's attention.
+/// The table that arrow keys move in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Panel {
     #[default]
@@ -14,7 +13,6 @@ pub(super) enum Panel {
     Clients,
 }
 
-/// What limits are sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Sort {
     #[default]
@@ -25,39 +23,31 @@ pub(super) enum Sort {
 }
 
 impl Sort {
+    const ALL: [Sort; 4] = [Sort::Denials, Sort::Requests, Sort::Headroom, Sort::Name];
+
     pub(super) fn word(self) -> &'static str {
-        match self {
-            Sort::Denials => "denials",
-            Sort::Requests => "requests",
-            Sort::Headroom => "headroom",
-            Sort::Name => "name",
-        }
+        ["denials", "requests", "headroom", "name"][self as usize]
     }
 
     fn next(self) -> Sort {
-        match self {
-            Sort::Denials => Sort::Requests,
-            Sort::Requests => Sort::Headroom,
-            Sort::Headroom => Sort::Name,
-            Sort::Name => Sort::Denials,
-        }
+        Sort::ALL[(self as usize + 1) % Sort::ALL.len()]
     }
 }
 
-/// One client of a limit.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Client {
+/// A client of the selected limit.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct ClientRow {
     pub(super) id: String,
-    /// Who it is, where the configuration lets that be told.
+    /// The key in plain text, if the configuration allows to show it.
     pub(super) key: Option<String>,
     pub(super) requests: u64,
     pub(super) denied: u64,
     pub(super) share: f64,
 }
 
-/// A key that was pressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Key {
+pub(super) enum PressedKey {
     Char(char),
     Up,
     Down,
@@ -70,60 +60,62 @@ pub(super) enum Key {
     Interrupt,
 }
 
-/// What a key asks for, beyond another picture.
+/// A request of the user, besides a redraw.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum TopAction {
     Quit,
-    /// The clients of another limit are shown.
-    Clients,
-    /// This limit's client is to begin anew.
-    Reset(String, String),
+    /// Fetch the clients of another limit.
+    FetchClients,
+    Reset(ClientOfLimit),
 }
 
-/// What stands over the picture.
+/// A client, by the hash of its key, and the limit that counts it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ClientOfLimit {
+    pub(super) limit: String,
+    pub(super) client: String,
+}
+
+/// A text or a question besides the tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Over {
+pub(super) enum Overlay {
     #[default]
     Nothing,
     Help,
-    /// Whether this limit's client should begin anew.
-    Confirm(String, String),
+    /// The question whether to reset this client.
+    Confirm(ClientOfLimit),
 }
 
 /// See the file's head.
 #[derive(Clone, Debug, Default)]
-pub(super) struct State {
-    pub(super) seen: Seen,
-    /// Why nothing newer is known.
-    pub(super) trouble: Option<String>,
-    pub(super) clients: Vec<Client>,
-    /// Whose clients those are; a limit's name.
+pub(super) struct TopState {
+    pub(super) snapshot: ProxySnapshot,
+    /// Why there is no newer snapshot.
+    pub(super) failure: Option<String>,
+    pub(super) clients: Vec<ClientRow>,
+    /// The limit of those clients.
     pub(super) clients_of: Option<String>,
     pub(super) panel: Panel,
     pub(super) sort: Sort,
-    /// A limit's name; without one, the first that is shown.
-    limit: Option<String>,
-    /// A client's id; without one, the first that is shown.
-    client: Option<String>,
-    pub(super) over: Over,
-    /// What came of what was asked for last.
+    /// The name of the selected limit; by default, the first row.
+    selected_limit: Option<String>,
+    /// The id of the selected client; by default, the first row.
+    selected_client: Option<String>,
+    pub(super) overlay: Overlay,
+    /// The result of the last action.
     pub(super) note: Option<String>,
 }
 
-impl State {
-    /// The limits in the order that was asked for.
-    pub(super) fn limits(&self) -> Vec<&Limit> {
-        let mut limits: Vec<&Limit> = self.seen.limits.iter().collect();
+impl TopState {
+    pub(super) fn sorted_limits(&self) -> Vec<&LimitSummary> {
+        let mut limits: Vec<&LimitSummary> = self.snapshot.limits.iter().collect();
         let downward = |one: f64, other: f64| other.total_cmp(&one);
         limits.sort_by(|one, other| match self.sort {
-            Sort::Denials => downward(one.denied_per_second, other.denied_per_second)
-                .then(other.denied.cmp(&one.denied)),
-            Sort::Requests => downward(
-                one.allowed_per_second + one.denied_per_second,
-                other.allowed_per_second + other.denied_per_second,
-            ),
+            Sort::Denials => downward(one.denied_per_second(), other.denied_per_second())
+                .then(other.denied().cmp(&one.denied())),
+            Sort::Requests => downward(one.requests_per_second(), other.requests_per_second()),
             Sort::Headroom => {
-                let left = |limit: &Limit| limit.headroom.unwrap_or(2.0);
+                let left = |limit: &LimitSummary| limit.headroom.unwrap_or(2.0);
                 left(one).total_cmp(&left(other))
             }
             Sort::Name => one.name.cmp(&other.name),
@@ -131,53 +123,46 @@ impl State {
         limits
     }
 
-    /// Where the chosen limit stands among them.
-    pub(super) fn limit_at(&self, limits: &[&Limit]) -> usize {
-        let mut found = limits.iter();
-        let found = found.position(|limit| Some(&limit.name) == self.limit.as_ref());
-        found.unwrap_or(0)
+    /// The row of the selected limit.
+    pub(super) fn limit_row(&self, limits: &[&LimitSummary]) -> usize {
+        let selected = self.selected_limit.as_ref();
+        let row = limits
+            .iter()
+            .position(|limit| Some(&limit.name) == selected);
+        row.unwrap_or(0)
     }
 
-    /// The chosen limit's name.
-    pub(super) fn limit(&self) -> Option<String> {
-        let limits = self.limits();
-        limits
-            .get(self.limit_at(&limits))
-            .map(|limit| limit.name.clone())
+    pub(super) fn selected_limit(&self) -> Option<String> {
+        let limits = self.sorted_limits();
+        let limit = limits.get(self.limit_row(&limits))?;
+        Some(limit.name.clone())
     }
 
-    /// Where the chosen client stands.
-    pub(super) fn client_at(&self) -> usize {
-        let mut found = self.clients.iter();
-        let found = found.position(|client| Some(&client.id) == self.client.as_ref());
-        found.unwrap_or(0)
+    /// The row of the selected client.
+    pub(super) fn client_row(&self) -> usize {
+        let selected = self.selected_client.as_ref();
+        let mut clients = self.clients.iter();
+        let row = clients.position(|client| Some(&client.id) == selected);
+        row.unwrap_or(0)
     }
 
-    /// What `GET /api/v1/limits/NAME/clients` told.
-    pub(super) fn take_clients(&mut self, limit: String, told: &Value) {
-        let clients = list(&told["clients"]).map(|one| Client {
-            id: text(&one["id"]),
-            key: one["key"].as_str().map(str::to_owned),
-            requests: one["requests"].as_u64().unwrap_or(0),
-            denied: one["denied"].as_u64().unwrap_or(0),
-            share: one["share"].as_f64().unwrap_or(0.0),
-        });
-        self.clients = clients.collect();
+    /// Takes the answer of `GET /api/v1/limits/NAME/clients`.
+    pub(super) fn set_clients(&mut self, limit: String, answer: &Value) {
+        self.clients = list(&answer["clients"]).map(read_or_default).collect();
         self.clients_of = Some(limit);
     }
 
-    /// What a key does.
-    pub(super) fn press(&mut self, key: Key) -> Option<Wish> {
+    pub(super) fn press(&mut self, key: PressedKey) -> Option<TopAction> {
         self.note = None;
-        if key == Key::Interrupt {
-            return Some(Wish::Quit);
+        if key == PressedKey::Interrupt {
+            return Some(TopAction::Quit);
         }
-        match std::mem::take(&mut self.over) {
-            Over::Nothing => self.act(key),
-            // Any key leads back.
-            Over::Help => None,
-            Over::Confirm(limit, id) => match key {
-                Key::Char('y' | 'Y') => Some(Wish::Reset(limit, id)),
+        match std::mem::take(&mut self.overlay) {
+            Overlay::Nothing => self.act(key),
+            // Any key closes it.
+            Overlay::Help => None,
+            Overlay::Confirm(client) => match key {
+                PressedKey::Char('y' | 'Y') => Some(TopAction::Reset(client)),
                 _ => {
                     self.note = Some("nothing was reset".to_owned());
                     None
@@ -186,51 +171,56 @@ impl State {
         }
     }
 
-    fn act(&mut self, key: Key) -> Option<Wish> {
+    fn act(&mut self, key: PressedKey) -> Option<TopAction> {
         match key {
-            Key::Char('q' | 'Q') => return Some(Wish::Quit),
-            Key::Char('?' | 'h') => self.over = Over::Help,
-            Key::Char('s') => self.sort = self.sort.next(),
-            Key::Char('r') => self.ask_to_reset(),
-            Key::Up | Key::Char('k') => return self.go(-1),
-            Key::Down | Key::Char('j') => return self.go(1),
-            Key::Tab => {
+            PressedKey::Char('q' | 'Q') => return Some(TopAction::Quit),
+            PressedKey::Char('?' | 'h') => self.overlay = Overlay::Help,
+            PressedKey::Char('s') => self.sort = self.sort.next(),
+            PressedKey::Char('r') => self.ask_to_reset(),
+            PressedKey::Up | PressedKey::Char('k') => return self.move_selection(-1),
+            PressedKey::Down | PressedKey::Char('j') => return self.move_selection(1),
+            PressedKey::Tab => {
                 self.panel = match self.panel {
                     Panel::Limits => Panel::Clients,
                     Panel::Clients => Panel::Limits,
                 };
             }
-            Key::Enter | Key::Right => self.panel = Panel::Clients,
-            Key::Left | Key::Escape => self.panel = Panel::Limits,
-            Key::Char(_) | Key::Interrupt => {}
+            PressedKey::Enter | PressedKey::Right => self.panel = Panel::Clients,
+            PressedKey::Left | PressedKey::Escape => self.panel = Panel::Limits,
+            PressedKey::Char(_) | PressedKey::Interrupt => {}
         }
         None
     }
 
     fn ask_to_reset(&mut self) {
-        let client = self.clients.get(self.client_at());
+        let client = self.clients.get(self.client_row());
         match (self.panel, client, &self.clients_of) {
             (Panel::Clients, Some(client), Some(limit)) => {
-                self.over = Over::Confirm(limit.clone(), client.id.clone());
+                self.overlay = Overlay::Confirm(ClientOfLimit {
+                    limit: limit.clone(),
+                    client: client.id.clone(),
+                });
             }
             _ => self.note = Some("choose a client first: enter, then arrows".to_owned()),
         }
     }
 
-    fn go(&mut self, by: isize) -> Option<Wish> {
-        let step =
-            |at: usize, many: usize| at.saturating_add_signed(by).min(many.saturating_sub(1));
+    fn move_selection(&mut self, by: isize) -> Option<TopAction> {
+        let step = |row: usize, rows: usize| {
+            let next = row.saturating_add_signed(by);
+            next.min(rows.saturating_sub(1))
+        };
         match self.panel {
             Panel::Limits => {
-                let limits = self.limits();
-                let next = step(self.limit_at(&limits), limits.len());
-                self.limit = limits.get(next).map(|limit| limit.name.clone());
-                self.client = None;
-                Some(Wish::Clients)
+                let limits = self.sorted_limits();
+                let next = step(self.limit_row(&limits), limits.len());
+                self.selected_limit = limits.get(next).map(|limit| limit.name.clone());
+                self.selected_client = None;
+                Some(TopAction::FetchClients)
             }
             Panel::Clients => {
-                let next = step(self.client_at(), self.clients.len());
-                self.client = self.clients.get(next).map(|client| client.id.clone());
+                let next = step(self.client_row(), self.clients.len());
+                self.selected_client = self.clients.get(next).map(|client| client.id.clone());
                 None
             }
         }
@@ -244,7 +234,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Three limits, and two clients of the one that denies most.
-    pub(in crate::cli::top) fn state() -> State {
+    pub(in crate::cli::top) fn state() -> TopState {
         let now = 1_795_000_000.0;
         let limit = |name: &str, allowed: u64, denied: u64, headroom: Value| {
             json!({ "name": name, "rates": ["100/min"], "key": "api_key or ip",
@@ -271,9 +261,9 @@ pub(super) mod tests {
             ]}]}),
             json!({ "rates": { "requests": 963, "denials": 20 }, "second": seconds }),
         ];
-        let mut state = State {
-            seen: Seen::of(status, raw),
-            ..State::default()
+        let mut state = TopState {
+            snapshot: ProxySnapshot::new(status, raw),
+            ..TopState::default()
         };
         let clients = json!({ "clients": [
             { "id": "CFc46O0KAAAAAAAAAAAAAA", "key": null, "requests": 1200, "denied": 900,
@@ -281,71 +271,78 @@ pub(super) mod tests {
             { "id": "_GmL0vhuAAAAAAAAAAAAAA", "key": "203.0.113.9", "requests": 40, "denied": 0,
               "share": 0.025 },
         ]});
-        state.take_clients("login".to_owned(), &clients);
+        state.set_clients("login".to_owned(), &clients);
         state
     }
 
     #[test]
     fn a_choice_stays_with_its_limit_when_the_order_changes() {
         let mut state = state();
-        assert_eq!(state.limit().as_deref(), Some("login"));
-        assert_eq!(state.press(Key::Down), Some(Wish::Clients));
-        assert_eq!(state.limit().as_deref(), Some("api"));
+        assert_eq!(state.selected_limit().as_deref(), Some("login"));
+        assert_eq!(state.press(PressedKey::Down), Some(TopAction::FetchClients));
+        assert_eq!(state.selected_limit().as_deref(), Some("api"));
         for order in [
             ["api", "search", "login"],
             ["login", "search", "api"],
             ["api", "login", "search"],
         ] {
-            assert_eq!(state.press(Key::Char('s')), None);
-            let names: Vec<&str> = state.limits().iter().map(|one| one.name.as_str()).collect();
+            assert_eq!(state.press(PressedKey::Char('s')), None);
+            let names: Vec<&str> = state
+                .sorted_limits()
+                .iter()
+                .map(|one| one.name.as_str())
+                .collect();
             assert_eq!(names, order);
-            assert_eq!(state.limit().as_deref(), Some("api"));
+            assert_eq!(state.selected_limit().as_deref(), Some("api"));
         }
         for _ in 0..9 {
-            state.press(Key::Down);
+            state.press(PressedKey::Down);
         }
-        assert_eq!(state.limit().as_deref(), Some("search"));
+        assert_eq!(state.selected_limit().as_deref(), Some("search"));
         for _ in 0..9 {
-            state.press(Key::Char('k'));
+            state.press(PressedKey::Char('k'));
         }
-        assert_eq!(state.limit().as_deref(), Some("api"));
+        assert_eq!(state.selected_limit().as_deref(), Some("api"));
     }
 
     #[test]
     fn a_client_is_reset_when_that_was_confirmed_and_not_else() {
         let mut state = state();
-        state.press(Key::Char('r'));
-        assert_eq!(state.over, Over::Nothing);
+        state.press(PressedKey::Char('r'));
+        assert_eq!(state.overlay, Overlay::Nothing);
         assert!(state.note.is_some());
-        state.press(Key::Enter);
-        state.press(Key::Down);
-        state.press(Key::Char('r'));
-        assert_eq!(state.press(Key::Char('n')), None);
-        state.press(Key::Char('r'));
-        let wish = state.press(Key::Char('y'));
-        let reset = Wish::Reset("login".to_owned(), "_GmL0vhuAAAAAAAAAAAAAA".to_owned());
+        state.press(PressedKey::Enter);
+        state.press(PressedKey::Down);
+        state.press(PressedKey::Char('r'));
+        assert_eq!(state.press(PressedKey::Char('n')), None);
+        state.press(PressedKey::Char('r'));
+        let wish = state.press(PressedKey::Char('y'));
+        let reset = TopAction::Reset(ClientOfLimit {
+            limit: "login".to_owned(),
+            client: "_GmL0vhuAAAAAAAAAAAAAA".to_owned(),
+        });
         assert_eq!(wish, Some(reset));
-        assert_eq!(state.press(Key::Char('q')), Some(Wish::Quit));
-        state.press(Key::Char('?'));
-        // What is asked for from the help is nothing but the way back; to leave always works.
-        assert_eq!(state.press(Key::Char('q')), None);
-        state.press(Key::Char('?'));
-        assert_eq!(state.press(Key::Interrupt), Some(Wish::Quit));
+        assert_eq!(state.press(PressedKey::Char('q')), Some(TopAction::Quit));
+        state.press(PressedKey::Char('?'));
+        // A key closes the help and does nothing else, except Ctrl-C.
+        assert_eq!(state.press(PressedKey::Char('q')), None);
+        state.press(PressedKey::Char('?'));
+        assert_eq!(state.press(PressedKey::Interrupt), Some(TopAction::Quit));
     }
 
     #[test]
     fn nothing_to_choose_from_is_no_harm() {
-        let mut state = State::default();
+        let mut state = TopState::default();
         for key in [
-            Key::Down,
-            Key::Enter,
-            Key::Down,
-            Key::Char('r'),
-            Key::Tab,
-            Key::Up,
+            PressedKey::Down,
+            PressedKey::Enter,
+            PressedKey::Down,
+            PressedKey::Char('r'),
+            PressedKey::Tab,
+            PressedKey::Up,
         ] {
             state.press(key);
         }
-        assert_eq!((state.limit(), state.client_at()), (None, 0));
+        assert_eq!((state.selected_limit(), state.client_row()), (None, 0));
     }
 }

@@ -4,8 +4,8 @@ use bytes::BytesMut;
 
 use super::*;
 
-/// What content `content` is of `bytes`, which come `at_once` at a time: its data, its trailers
-/// and what is left behind it.
+/// Decodes `bytes`, which come `at_once` at a time. Returns the data, the trailers, and the bytes
+/// that are left.
 fn taken(
     mut content: Content,
     bytes: &[u8],
@@ -15,10 +15,10 @@ fn taken(
     let mut pieces = bytes.chunks(at_once);
     loop {
         match content.take(&mut read)? {
-            Taken::Piece(Piece::Data(piece)) => data.extend_from_slice(&piece),
-            Taken::Piece(Piece::Trailers(fields)) => trailers = fields,
-            Taken::Ended => break,
-            Taken::NeedsMore => match pieces.next() {
+            ContentRead::Data(piece) => data.extend_from_slice(&piece),
+            ContentRead::Trailers(fields) => trailers = fields,
+            ContentRead::Ended => break,
+            ContentRead::NeedsMore => match pieces.next() {
                 Some(piece) => read.extend_from_slice(piece),
                 None => content.end()?,
             },

@@ -1,5 +1,5 @@
-//! What comes from a client: heads one after the other, and the content behind each, which goes
-//! into a pipe as it is asked for.
+//! Reads from a client: one head after the other, and the content after each head. Content goes
+//! into a pipe when the reader of the pipe asks for it.
 
 use std::future::Future as _;
 use std::pin::{Pin, pin};
@@ -10,64 +10,64 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::Request;
 use tokio::io::{AsyncReadExt as _, AsyncWrite as _};
 
-use super::socket::Socket;
+use super::socket::Http1Socket;
 use crate::body::{BodyError, DISCARD_BYTES, Demand, PipeWriter, RequestBody, Rest, pipe};
-use crate::http1::content::{Content, Piece, Taken};
+use crate::http1::content::{Content, ContentRead};
 use crate::http1::head::{self, HeadBounds, RequestFraming, Unreadable};
 use crate::request_head::HeadError;
-use crate::server::client_connection::ClientConnection;
 use crate::server::drain::Drain;
 use crate::server::phase::{Phase, Stage};
+use crate::server::worker::ClientConnection;
 use crate::wire::PrefixedStream;
 
-/// Bytes that are read at once.
+/// Bytes of one read.
 const READ_BYTES: usize = 8 << 10;
-/// Where less room than this is left, new room is made.
+/// A buffer with less free capacity than this is replaced.
 const MIN_READ_BYTES: usize = 4 << 10;
-/// Bytes of long content that are read at once.
+/// Bytes of one read of long content.
 const MAX_READ_BYTES: usize = 64 << 10;
-/// Bytes of a head that is answered, not only refused, at least.
+/// A head of at most this size gets a whole answer even if it exceeds the configured size.
 const MIN_HEAD_BYTES: usize = 16 << 10;
-/// What asks a client for its content.
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// What comes next on a connection.
-pub(super) enum Next {
+/// The next event on a connection.
+pub(super) enum IntakeEvent {
     Request(RequestFraming),
     Unreadable(Unreadable),
     Idle,
-    /// Nothing: either side ends it.
-    Nothing,
+    /// The client has ended its side, or the server closes idle connections.
+    End,
     Broken,
 }
 
-/// See the file's head.
+/// Reads the requests of one connection.
 pub(super) struct Intake<'c> {
-    pub(super) socket: Socket,
+    pub(super) socket: Http1Socket,
     phase: &'c Phase,
     drain: &'c Drain,
-    /// Room to read into; where `is_partial`, it has the beginning of a head.
+    /// The read buffer. If `is_partial`, it holds the beginning of a head.
     read: BytesMut,
     is_partial: bool,
-    /// What was read and belongs to nobody yet.
+    /// Bytes that were read and are not used yet.
     ahead: Bytes,
-    /// Blank lines before the next head: their bytes, and whether one ended in LF alone.
+    /// Bytes of blank lines before the next head, and whether one of them ended with LF alone.
     blank_bytes: usize,
     has_bare_lf: bool,
     bounds: HeadBounds,
-    content: Option<IncomingContent>,
+    upload: Option<IncomingContent>,
 }
 
-/// The content of the request that is served.
+/// The content of the current request.
 struct IncomingContent {
     content: Content,
     pipe: PipeWriter,
-    /// Of the words that ask for it, what is to be written.
-    unasked: &'static [u8],
-    is_asked_for: bool,
-    /// Bytes that are still read and thrown away.
+    /// The rest of `100 Continue` that is not written yet.
+    unsent_continue: &'static [u8],
+    /// Whether the client may send its content.
+    is_requested: bool,
+    /// Bytes that are still read and discarded.
     discard_left: u64,
-    /// Nobody asked for more, so the client is not waited for.
+    /// The reader asks for no more content, so no deadline of the client runs.
     is_resting: bool,
     has_failed: bool,
 }
@@ -80,7 +80,7 @@ impl<'c> Intake<'c> {
     ) -> Intake<'c> {
         let now = client.worker.serving.load();
         Intake {
-            socket: Socket::new(opened, Arc::clone(phase)),
+            socket: Http1Socket::new(opened, Arc::clone(phase)),
             phase,
             drain: &client.worker.drain,
             read: BytesMut::new(),
@@ -92,12 +92,12 @@ impl<'c> Intake<'c> {
                 lines: now.settings.max_headers,
                 bytes: now.settings.max_header_bytes,
             },
-            content: None,
+            upload: None,
         }
     }
 
-    /// The socket, with what was read of it and not used.
-    pub(super) fn into_socket(mut self) -> Socket {
+    /// Returns the socket, and gives unused bytes back to it.
+    pub(super) fn into_socket(mut self) -> Http1Socket {
         self.socket.unread(self.ahead);
         self.socket
     }
@@ -107,56 +107,60 @@ impl<'c> Intake<'c> {
         &mut self,
         request: &mut Request<B>,
         context: &mut Context<'_>,
-    ) -> Poll<Next> {
-        self.content = None;
+    ) -> Poll<IntakeEvent> {
+        self.upload = None;
         loop {
             if !self.ahead.is_empty() {
-                match self.take(request) {
-                    Ok(Some(head)) => return Poll::Ready(Next::Request(head)),
+                match self.take_head(request) {
+                    Ok(Some(head)) => return Poll::Ready(IntakeEvent::Request(head)),
                     Ok(None) => {}
-                    Err(unreadable) => return Poll::Ready(Next::Unreadable(unreadable)),
+                    Err(unreadable) => return Poll::Ready(IntakeEvent::Unreadable(unreadable)),
                 }
             }
-            if let Some(next) = ready!(self.poll_read_head(context)) {
-                return Poll::Ready(next);
+            if let Some(event) = ready!(self.poll_read_head(context)) {
+                return Poll::Ready(event);
             }
-            match self.is_partial && !self.is_whole() {
-                true => {}
-                false => self.ahead = self.read.split().freeze(),
+            if !self.is_partial || self.is_whole() {
+                self.ahead = self.read.split().freeze();
             }
         }
     }
 
-    /// Whether the bytes that were read of a head are worth another look.
+    /// Whether a head that came in parts is whole now, or has a fault.
     fn is_whole(&mut self) -> bool {
-        if self.read.len() + self.blank_bytes >= (2 * self.bounds.bytes).max(MIN_HEAD_BYTES) {
-            return true;
-        }
-        // What cannot be read is found where it is taken.
-        head::is_whole(&self.read, self.bounds).unwrap_or(true)
+        // `take_head` finds the fault.
+        self.is_too_long(self.read.len()) || head::is_whole(&self.read, self.bounds).unwrap_or(true)
     }
 
-    /// Reads more. Ready with what that means where it is no more bytes.
-    fn poll_read_head(&mut self, context: &mut Context<'_>) -> Poll<Option<Next>> {
-        // As a rule nobody holds what was read before: its memory is still in the caches.
+    /// Whether so many bytes of an incomplete head are refused without an answer of their own.
+    fn is_too_long(&self, head_bytes: usize) -> bool {
+        head_bytes + self.blank_bytes >= (2 * self.bounds.bytes).max(MIN_HEAD_BYTES)
+    }
+
+    /// Reads more bytes of a head. `Ready(None)` if some came.
+    fn poll_read_head(&mut self, context: &mut Context<'_>) -> Poll<Option<IntakeEvent>> {
+        // Usually the last request is gone, and its buffer is free again and still in the caches.
         let room = self.read.capacity() - self.read.len();
         if !self.read.try_reclaim(READ_BYTES) && room < MIN_READ_BYTES {
             self.read.reserve(READ_BYTES);
         }
         let reading = pin!(self.socket.read_buf(&mut self.read));
         Poll::Ready(match reading.poll(context) {
-            Poll::Ready(Ok(0)) => Some(Next::Nothing),
+            Poll::Ready(Ok(0)) => Some(IntakeEvent::End),
             Poll::Ready(Ok(_)) => None,
-            Poll::Ready(Err(_)) => Some(Next::Broken),
-            Poll::Pending if self.phase.stage() == Stage::Parked => Some(Next::Idle),
-            // What has come is served: only who has asked for nothing is closed.
-            Poll::Pending if self.drain.is_closing() && !self.is_partial => Some(Next::Nothing),
+            Poll::Ready(Err(_)) => Some(IntakeEvent::Broken),
+            Poll::Pending if self.phase.stage() == Stage::Parked => Some(IntakeEvent::Idle),
+            // A request that has begun is still served.
+            Poll::Pending if self.drain.is_closing() && !self.is_partial => Some(IntakeEvent::End),
             Poll::Pending => return Poll::Pending,
         })
     }
 
-    /// Takes the head at the front of what was read; nothing if its end has not come.
-    fn take<B>(&mut self, request: &mut Request<B>) -> Result<Option<RequestFraming>, Unreadable> {
+    /// Parses the head at the front of `ahead`. Returns `None` while it is incomplete.
+    fn take_head<B>(
+        &mut self,
+        request: &mut Request<B>,
+    ) -> Result<Option<RequestFraming>, Unreadable> {
         self.skip_blank_lines();
         let Some(mut head) = head::read(&self.ahead, request, self.bounds)? else {
             request.headers_mut().clear();
@@ -164,7 +168,7 @@ impl<'c> Intake<'c> {
         };
         self.ahead.advance(head.length);
         if self.ahead.is_empty() {
-            // Its memory is to be had again once the request is gone.
+            // Releases the buffer, which can be used again after the request.
             self.ahead = Bytes::new();
         }
         if head.error.is_none() && self.blank_bytes + head.length > self.bounds.bytes {
@@ -192,11 +196,11 @@ impl<'c> Intake<'c> {
         }
     }
 
-    /// Keeps the beginning of a head where the rest can be read behind it.
+    /// Moves the beginning of a head to the read buffer, so that the rest is read behind it.
     #[cold]
     fn keep_partial(&mut self) -> Result<(), Unreadable> {
         let length = self.ahead.len();
-        if length + self.blank_bytes >= (2 * self.bounds.bytes).max(MIN_HEAD_BYTES) {
+        if self.is_too_long(length) {
             return Err(Unreadable::TooLarge);
         }
         let ahead = std::mem::take(&mut self.ahead);
@@ -210,7 +214,7 @@ impl<'c> Intake<'c> {
         Ok(())
     }
 
-    /// The content behind a head, as it will come.
+    /// Returns the body of the request. The content is read into it later.
     pub(super) fn begin_content(&mut self, head: RequestFraming) -> RequestBody {
         let length = match &head.content {
             Content::Nothing => return RequestBody::Empty,
@@ -221,11 +225,11 @@ impl<'c> Intake<'c> {
         if head.expects_continue {
             body.await_continue();
         }
-        self.content = Some(IncomingContent {
+        self.upload = Some(IncomingContent {
             content: head.content,
             pipe: writer,
-            unasked: if head.expects_continue { CONTINUE } else { b"" },
-            is_asked_for: !head.expects_continue,
+            unsent_continue: if head.expects_continue { CONTINUE } else { b"" },
+            is_requested: !head.expects_continue,
             discard_left: DISCARD_BYTES,
             is_resting: false,
             has_failed: false,
@@ -233,48 +237,49 @@ impl<'c> Intake<'c> {
         body
     }
 
-    /// Whether the content has not reached its end, and will not.
+    /// Whether the content broke off.
     pub(super) fn has_failed(&self) -> bool {
-        self.content
-            .as_ref()
-            .is_some_and(|upload| upload.has_failed)
+        let upload = self.upload.as_ref();
+        upload.is_some_and(|upload| upload.has_failed)
     }
 
-    /// Asks the client for its content, if somebody wants it.
-    pub(super) fn ask_for_content(&mut self, context: &mut Context<'_>) {
-        let Some(upload) = &mut self.content else {
+    /// Sends `100 Continue` once the reader of the content asks for some.
+    pub(super) fn poll_send_continue(&mut self, context: &mut Context<'_>) {
+        let Some(upload) = &mut self.upload else {
             return;
         };
-        if upload.unasked.is_empty()
+        if upload.unsent_continue.is_empty()
             || upload.pipe.poll_demand(context) != Poll::Ready(Demand::Piece)
         {
             return;
         }
-        upload.is_asked_for = true;
-        while !upload.unasked.is_empty() {
-            match Pin::new(&mut self.socket).poll_write(context, upload.unasked) {
-                Poll::Ready(Ok(count)) if count > 0 => upload.unasked = &upload.unasked[count..],
+        upload.is_requested = true;
+        while !upload.unsent_continue.is_empty() {
+            match Pin::new(&mut self.socket).poll_write(context, upload.unsent_continue) {
+                Poll::Ready(Ok(count)) if count > 0 => {
+                    upload.unsent_continue = &upload.unsent_continue[count..]
+                }
                 _ => return,
             }
         }
     }
 
-    /// What was begun to be written of the words that ask for content.
-    pub(super) fn take_unwritten(&mut self) -> &'static [u8] {
-        let Some(upload) = &mut self.content else {
+    /// Returns the rest of a `100 Continue` that was written in part.
+    pub(super) fn take_unsent_continue(&mut self) -> &'static [u8] {
+        let Some(upload) = &mut self.upload else {
             return b"";
         };
-        let left = std::mem::take(&mut upload.unasked);
+        let left = std::mem::take(&mut upload.unsent_continue);
         match left.len() < CONTINUE.len() {
             true => left,
             false => b"",
         }
     }
 
-    /// Reads content as somebody takes it. Ready when nothing more is to be read of it.
+    /// Reads content while the reader asks for it. Ready when no more is to be read.
     pub(super) fn poll_content(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
-            let Some(upload) = self.content.as_mut().filter(|_| self.phase.has_content()) else {
+            let Some(upload) = self.upload.as_mut().filter(|_| self.phase.has_content()) else {
                 return Poll::Ready(());
             };
             if upload.has_failed {
@@ -289,66 +294,51 @@ impl<'c> Intake<'c> {
                 Poll::Ready(Demand::Gone(rest)) => Some(rest),
                 _ => None,
             };
-            if rest == Some(Rest::Unread) || rest.is_some() && !upload.is_asked_for {
+            if rest == Some(Rest::Unread) || rest.is_some() && !upload.is_requested {
                 return Poll::Ready(());
             }
             if std::mem::take(&mut upload.is_resting) {
                 self.socket.expect_content();
             }
             match upload.content.take(&mut self.ahead) {
-                Ok(Taken::Piece(piece)) => {
-                    if !self.pass_on(piece, rest.is_some()) {
+                Ok(ContentRead::NeedsMore) => {
+                    ready!(self.poll_read_content(context));
+                    continue;
+                }
+                Ok(ContentRead::Data(data)) if rest.is_some() => {
+                    let left = upload.discard_left.checked_sub(data.len() as u64);
+                    let Some(left) = left else {
                         return Poll::Ready(());
-                    }
+                    };
+                    upload.discard_left = left;
                 }
-                Ok(Taken::Ended) => {
-                    upload.pipe.end(None);
-                    self.phase.end_content();
+                Ok(ContentRead::Data(data)) => {
+                    upload.pipe.put(data, upload.content.has_ended());
                 }
-                Ok(Taken::NeedsMore) => ready!(self.poll_read_content(context)),
-                Err(_) => self.fail(BodyError::Broken),
+                Ok(ContentRead::Trailers(trailers)) => upload.pipe.end(Some(trailers)),
+                Ok(ContentRead::Ended) => upload.pipe.end(None),
+                Err(_) => upload.fail(BodyError::Broken),
+            }
+            if upload.content.has_ended() {
+                self.phase.end_content();
             }
         }
-    }
-
-    /// Passes a piece on, or throws it away. Returns whether more may be read.
-    fn pass_on(&mut self, piece: Piece, is_discarded: bool) -> bool {
-        let Some(upload) = &mut self.content else {
-            return false;
-        };
-        let has_ended = upload.content.has_ended();
-        match piece {
-            Piece::Data(data) if is_discarded => {
-                let left = upload.discard_left.checked_sub(data.len() as u64);
-                let Some(left) = left else {
-                    return false;
-                };
-                upload.discard_left = left;
-            }
-            Piece::Data(data) => upload.pipe.put(data, has_ended),
-            Piece::Trailers(trailers) => upload.pipe.end(Some(trailers)),
-        }
-        if has_ended {
-            self.phase.end_content();
-        }
-        true
     }
 
     fn poll_read_content(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let known = self
-            .content
-            .as_ref()
-            .and_then(|upload| upload.content.known_left());
-        let known = known.map_or(READ_BYTES, |left| {
+        let Some(upload) = &mut self.upload else {
+            return Poll::Ready(());
+        };
+        let wanted = upload.content.known_left().map_or(READ_BYTES, |left| {
             usize::try_from(left).unwrap_or(MAX_READ_BYTES)
         });
-        let room = known.clamp(MIN_READ_BYTES, MAX_READ_BYTES);
-        if !self.read.try_reclaim(room) {
-            self.read.reserve(room);
+        let wanted = wanted.clamp(MIN_READ_BYTES, MAX_READ_BYTES);
+        if !self.read.try_reclaim(wanted) {
+            self.read.reserve(wanted);
         }
         let reading = pin!(self.socket.read_buf(&mut self.read));
         match ready!(reading.poll(context)) {
-            Ok(0) => self.fail(BodyError::Broken),
+            Ok(0) => upload.fail(BodyError::Broken),
             Ok(_) => {
                 let more = self.read.split().freeze();
                 self.ahead = match self.ahead.is_empty() {
@@ -358,17 +348,17 @@ impl<'c> Intake<'c> {
                 };
             }
             Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
-                self.fail(BodyError::TimedOut);
+                upload.fail(BodyError::TimedOut);
             }
-            Err(_) => self.fail(BodyError::Broken),
+            Err(_) => upload.fail(BodyError::Broken),
         }
         Poll::Ready(())
     }
+}
 
+impl IncomingContent {
     fn fail(&mut self, error: BodyError) {
-        if let Some(upload) = &mut self.content {
-            upload.has_failed = true;
-            upload.pipe.fail(error);
-        }
+        self.has_failed = true;
+        self.pipe.fail(error);
     }
 }

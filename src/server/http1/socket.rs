@@ -1,16 +1,17 @@
-//! A client's socket under HTTP/1: it knows which phase the connection is in, and holds every wait
-//! in that phase to its limit.
+//! The socket of an HTTP/1 client. It applies the deadline of the connection's current phase to
+//! every wait, and it never changes a byte.
 //!
-//! - One alarm per connection stands for all of its timeouts, moved by a store per [`Phase`].
-//! - A client that has shut its writing side is served on for [`HALF_CLOSE_GRACE`], since it may
-//!   be waiting for its answer; if nothing moves until then, it is gone and the work is cancelled.
-//!   A client that resets the connection has as long, so that the answer settles what both cost.
-//! - A connection that ends while its client may still be sending is read for a while, so that the
-//!   client gets the last answer.
+//! One alarm per connection serves all of its timeouts; see [`Phase`].
 //!
-//! It must never change a byte.
+//! A client that has closed its writing side may still wait for its answer. It is served for
+//! [`HALF_CLOSE_GRACE`]. Without progress until then it counts as gone, and its request is
+//! cancelled. A client that resets the connection has the same time, so that the answer can settle
+//! the cost of the request.
+//!
+//! The socket of a client that may still be sending is read for a while after the last answer.
+//! Otherwise the kernel resets the connection, and the client may lose that answer.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,42 +25,38 @@ use crate::proxy::local_reply;
 use crate::server::phase::{Phase, Stage};
 use crate::wire::{PrefixedStream, Stream};
 
-/// How long a client that has sent its end of stream may go without progress before it counts as
-/// gone. A half-closed client is indistinguishable from one that left until we write to it.
+/// How long a client that has closed its writing side may make no progress. Until the proxy writes,
+/// such a client looks the same as one that left.
 pub(crate) const HALF_CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// How long, and for how many bytes, a client is listened to after our last word.
+/// How long, and how many bytes, the socket reads after the last answer.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 16 << 20;
-/// Bytes that are thrown away at once, and how often in a row while other connections wait.
-const LINGER_READ_BYTES: usize = 64 << 10;
-const LINGER_READS: usize = 8;
 
-/// Bytes of a next request that are read while one is served, at most.
+/// Bytes of the next request that are read during the current one, at most.
 const AHEAD_BYTES: usize = 4096;
 
-/// See the file's head.
 #[derive(Debug)]
-pub(crate) struct Socket {
+pub(crate) struct Http1Socket {
     stream: Stream,
-    /// What was read before it was known what is spoken, or while a request was served.
+    /// Bytes that were read early: to detect the protocol, or during the current request.
     ahead: Bytes,
     phase: Arc<Phase>,
-    /// The client has sent its end of stream.
+    /// The client has closed its writing side, or has reset the connection.
     ended: bool,
-    /// A write has found no room, and none has gone through since.
+    /// The last write found no room in the socket.
     stalled: bool,
-    /// It was read since it was last flushed, which tells of the client's end as well.
+    /// The socket was read since the last flush. The read notices the client's end as well.
     watched: bool,
-    /// The client was told that what it sends cannot be read.
+    /// The client was told that its head cannot be parsed.
     refused: bool,
-    /// Bytes that are still read after our side of the connection has ended.
+    /// Bytes that are still read and discarded after the last answer.
     linger_left: Option<usize>,
 }
 
-impl Socket {
-    pub(crate) fn new(opened: PrefixedStream, phase: Arc<Phase>) -> Socket {
-        Socket {
+impl Http1Socket {
+    pub(crate) fn new(opened: PrefixedStream, phase: Arc<Phase>) -> Http1Socket {
+        Http1Socket {
             stream: opened.stream,
             ahead: opened.prefix,
             phase,
@@ -71,19 +68,16 @@ impl Socket {
         }
     }
 
-    /// Looks for the client's end while its request is served.
-    fn watch(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    /// Checks during a request whether the client has ended its side.
+    fn watch_for_end(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.ended
             && let Poll::Ready(ended) = self.poll_end(cx)
         {
             match ended {
                 Ok(false) => {}
                 Err(error) if self.phase.has_content() => return Err(error),
-                // A reset is an end like any other: both have the answer settle what they cost.
-                Ok(true) | Err(_) => {
-                    self.ended = true;
-                    self.phase.alarm.arm(HALF_CLOSE_GRACE);
-                }
+                // After a reset too, the answer settles the cost of the request.
+                Ok(true) | Err(_) => self.begin_half_close(),
             }
         }
         if self.ended && self.phase.alarm.poll(cx).is_ready() {
@@ -95,8 +89,13 @@ impl Socket {
         Ok(())
     }
 
-    /// Whether the client has ended its side. What it has sent of a next request is taken out of
-    /// the way once.
+    fn begin_half_close(&mut self) {
+        self.ended = true;
+        self.phase.alarm.arm(HALF_CLOSE_GRACE);
+    }
+
+    /// Whether the client has ended its side. Bytes of a next request would hide the end, so some
+    /// of them are read into `ahead` once.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         if self.ahead.is_empty() && !self.phase.has_content() {
             let mut scratch = [MaybeUninit::uninit(); AHEAD_BYTES];
@@ -110,15 +109,15 @@ impl Socket {
         self.stream.poll_ended(cx)
     }
 
-    /// What a passed deadline means to the reading side: an end of stream between requests, an
-    /// error within one.
+    /// Ends a read whose deadline has passed: with the end of the stream between requests, with an
+    /// error within a request.
     fn expire(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         match self.phase.stage() {
             Stage::Idle | Stage::Still | Stage::Parked | Stage::Discard | Stage::Tunnel => Ok(()),
             Stage::Head => {
-                // One attempt: a client that does not read this has no use for it.
-                let _ = Pin::new(&mut self.stream)
-                    .poll_write(cx, local_reply::head_timeout().as_bytes());
+                // One attempt is enough.
+                let answer = local_reply::head_timeout();
+                let _ = Pin::new(&mut self.stream).poll_write(cx, answer.as_bytes());
                 Ok(())
             }
             Stage::Request if self.ended => Ok(()),
@@ -126,14 +125,14 @@ impl Socket {
         }
     }
 
-    /// Somebody waits for the client's content. A client that has ended has its own deadline.
+    /// Starts the deadline for content. A client that has ended its side has another deadline.
     pub(crate) fn expect_content(&self) {
         if !self.ended {
             self.phase.expect_body();
         }
     }
 
-    /// Bytes of the client were read.
+    /// Moves the deadline after bytes were read.
     fn note_read(&self) {
         match self.phase.stage() {
             Stage::Tunnel | Stage::Head => {}
@@ -151,18 +150,18 @@ impl Socket {
         }
     }
 
-    /// The whole request has come and its answer has not: nothing is expected of the client, so no
-    /// deadline of its body holds any more. One of a write is looked at where it is written.
+    /// Waits for the answer to a request that has come whole. The client has no deadline in this
+    /// time, except that of a stalled write.
     fn wait_without_deadline(&self, cx: &mut Context<'_>) {
         if !self.stalled {
             self.phase.alarm.disarm();
         }
-        // Registers, so that an end of the house wakes this connection.
+        // Registers the task, so that a drain wakes it.
         let _ = self.phase.alarm.poll(cx);
     }
 }
 
-impl AsyncRead for Socket {
+impl AsyncRead for Http1Socket {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -176,7 +175,7 @@ impl AsyncRead for Socket {
             this.note_read();
             return Poll::Ready(Ok(()));
         }
-        // A body that is on its way upstream. If it ends too early, it does so by the grace.
+        // In a request, content that ends early gets the grace of a half-closed connection.
         let serving = this.phase.stage() == Stage::Request;
         this.watched = serving;
         if this.ended && !serving {
@@ -188,16 +187,13 @@ impl AsyncRead for Socket {
                     this.note_read();
                     return Poll::Ready(Ok(()));
                 }
-                Poll::Ready(Ok(())) => {
+                Poll::Ready(Ok(())) if !serving => {
                     this.ended = true;
-                    if !serving {
-                        return Poll::Ready(Ok(()));
-                    }
-                    this.phase.alarm.arm(HALF_CLOSE_GRACE);
+                    return Poll::Ready(Ok(()));
                 }
+                Poll::Ready(Ok(())) => this.begin_half_close(),
                 Poll::Ready(Err(_)) if serving && !this.phase.has_content() => {
-                    this.ended = true;
-                    this.phase.alarm.arm(HALF_CLOSE_GRACE);
+                    this.begin_half_close();
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                 Poll::Pending => {}
@@ -213,29 +209,22 @@ impl AsyncRead for Socket {
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for Http1Socket {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        match Pin::new(&mut this.stream).poll_write(cx, buf) {
-            Poll::Pending => this.poll_write_alarm(cx),
-            ready => {
-                this.note_write();
-                ready
-            }
-        }
+        self.poll_write_vectored(cx, &[IoSlice::new(buf)])
     }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
+        slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        match Pin::new(&mut this.stream).poll_write_vectored(cx, bufs) {
+        match Pin::new(&mut this.stream).poll_write_vectored(cx, slices) {
             Poll::Pending => this.poll_write_alarm(cx),
             ready => {
                 this.note_write();
@@ -250,18 +239,18 @@ impl AsyncWrite for Socket {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        // A socket has no buffer of its own; under TLS records may wait for room in it.
+        // TLS records may wait for room in the socket.
         match Pin::new(&mut this.stream).poll_flush(cx) {
             Poll::Ready(Ok(())) if this.stalled => this.note_write(),
-            Poll::Ready(Ok(())) => {}
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Ready(flushed) => flushed?,
             Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
         }
-        // Its owner flushes once all that it has is written: a whole answer is out.
+        // The task flushes after it has written all it has, so outside a request the answer is
+        // sent.
         if this.phase.stage() != Stage::Request {
-            this.phase.answer_is_out();
+            this.phase.note_answer_sent();
         } else if !std::mem::take(&mut this.watched) {
-            return Poll::Ready(this.watch(cx));
+            return Poll::Ready(this.watch_for_end(cx));
         }
         Poll::Ready(Ok(()))
     }
@@ -271,7 +260,7 @@ impl AsyncWrite for Socket {
         if this.linger_left.is_none() {
             match Pin::new(&mut this.stream).poll_shutdown(cx) {
                 Poll::Ready(ended) => ended?,
-                // The last word of TLS has no room.
+                // The alert that closes TLS has no room.
                 Poll::Pending => return this.poll_write_alarm(cx).map_ok(drop),
             }
             if this.ended || !this.expects_more() {
@@ -284,18 +273,17 @@ impl AsyncWrite for Socket {
     }
 }
 
-impl Socket {
-    /// Of a connection that is parked: nothing that was read is in it, and nothing to be written.
+impl Http1Socket {
+    /// Returns the stream of an idle connection, when no byte waits to be used or written.
     pub(crate) fn into_stream(self) -> Stream {
         self.stream
     }
 
-    /// The client was told that what it sends cannot be read.
     pub(crate) fn note_refused(&mut self) {
         self.refused = true;
     }
 
-    /// Has `bytes`, which were read of it, read again before all others.
+    /// Puts bytes back, so that they are read again first.
     pub(crate) fn unread(&mut self, bytes: Bytes) {
         self.ahead = if self.ahead.is_empty() {
             bytes
@@ -304,47 +292,32 @@ impl Socket {
         };
     }
 
-    /// Whether the client may still be sending what nobody will read.
+    /// Whether the client may still send bytes that the proxy will not use.
     fn expects_more(&self) -> bool {
         self.refused || matches!(self.phase.stage(), Stage::Request | Stage::Discard)
     }
 
-    /// Reads and throws away what the client still sends after our last word, within bounds: a
-    /// connection that is closed with unread bytes is reset, and the reset can overtake the answer
-    /// (RFC 9112 section 9.6).
+    /// Reads and discards what the client sends after the last answer. A close with unread bytes
+    /// resets the connection, and the reset can overtake the answer (RFC 9112 section 9.6).
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut scratch = [MaybeUninit::uninit(); LINGER_READ_BYTES];
-        for _ in 0..LINGER_READS {
-            let mut buf = ReadBuf::uninit(&mut scratch);
-            match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
-                    let left = self
-                        .linger_left
-                        .unwrap_or(0)
-                        .checked_sub(buf.filled().len());
-                    self.linger_left = Some(left.unwrap_or(0));
-                    if left.is_none() {
-                        return Poll::Ready(());
-                    }
-                }
-                Poll::Ready(_) => return Poll::Ready(()),
-                Poll::Pending => return self.phase.alarm.poll(cx),
-            }
+        let mut left = self.linger_left.unwrap_or(0);
+        let discarded = self.stream.poll_discard(cx, &mut left);
+        self.linger_left = Some(left);
+        match discarded {
+            Poll::Ready(()) => Poll::Ready(()),
+            Poll::Pending => self.phase.alarm.poll(cx),
         }
-        // Others wait.
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 
-    /// A reader that takes nothing is waited for as long as a body may stand still.
+    /// Applies the deadline of a write: as long as a body may make no progress.
     fn poll_write_alarm(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if !self.stalled && !self.ended {
             self.phase.expect_room();
         }
         self.stalled = true;
-        self.phase.wait_at_length();
+        self.phase.leave_short_wait();
         if self.phase.stage() == Stage::Request && !std::mem::take(&mut self.watched) {
-            self.watch(cx)?;
+            self.watch_for_end(cx)?;
         }
         ready!(self.phase.alarm.poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))

@@ -1,50 +1,51 @@
-//! The fields of a head or of trailers as HPACK writes them (RFC 7541), looked at before the HTTP/2
-//! library decodes them.
+//! Inspects the fields of a head or of trailers in HPACK (RFC 7541) before the library decodes
+//! them.
 //!
-//! RFC 9113 section 8.1.1 ends the stream of a malformed request. The library ends the connection
-//! for a name or a value with a forbidden byte, and ignores pseudo-header fields in trailers. So a
-//! block with such a field is written anew: the field with other bytes, of the same length, and
-//! behind all of them a field for which the library ends the stream alone. The library's dynamic
-//! table stays in step with the client's, because an entry's size depends on lengths only.
+//! A malformed request must end its stream (RFC 9113 section 8.1.1). But the library ends the whole
+//! connection if a name or a value has a forbidden byte, and ignores pseudo-header fields in
+//! trailers. So such a block is rewritten: forbidden bytes are replaced, and a field is added for
+//! which the library ends only the stream. The replacement has the same length. So the dynamic
+//! table of the library stays in step with the client's, because the size of an entry depends on
+//! lengths only.
 
 use super::huffman::{Decoded, may_hold_rare};
 
 /// `connection: x`, which is malformed in HTTP/2 (RFC 9113 section 8.2.2).
 const MALFORMED: &[u8] = b"\x00\x0aconnection\x01x";
-/// `te: trailers`. No upstream gets it behind the content.
+/// `te: trailers`. No upstream gets it in trailers.
 const ORDINARY: &[u8] = b"\x00\x02te\x08trailers";
 
 const HUFFMAN: u8 = 0x80;
-/// The replacement of a byte that is forbidden.
-const INSTEAD: u8 = b'x';
+/// The replacement of a forbidden byte.
+const REPLACEMENT: u8 = b'x';
 
-/// The block to decode in the place of `block`, if that is malformed. Blocks that are no HPACK are
-/// left to the library, which ends their connection.
-pub(super) fn instead_of(block: &[u8]) -> Option<Vec<u8>> {
+/// Returns a replacement for `block` if it is malformed. For a block that is no HPACK it returns
+/// `None`, because the library then ends the connection.
+pub(super) fn replace_malformed(block: &[u8]) -> Option<Vec<u8>> {
     let mut fields = BlockFields { rest: block };
     while let Some(field) = fields.next() {
         if field.is_malformed() {
-            return Some(mended(block));
+            return Some(rewrite(block));
         }
     }
     None
 }
 
-/// The block to decode in the place of trailers. The library refuses a pseudo-header field only
-/// behind an ordinary one, so an ordinary one comes first.
-pub(super) fn instead_of_trailers(block: &[u8]) -> Vec<u8> {
+/// Returns a replacement for trailers. The library refuses a pseudo-header field only after an
+/// ordinary field, so the replacement begins with an ordinary one.
+pub(super) fn replace_trailers(block: &[u8]) -> Vec<u8> {
     let mut fields = BlockFields { rest: block };
     let mut resizes = 0;
     while let Some(BlockField::Resize) = fields.next() {
         resizes = block.len() - fields.rest.len();
     }
     let rest = &block[resizes..];
-    let mended = instead_of(rest);
-    let rest = mended.as_deref().unwrap_or(rest);
+    let rewritten = replace_malformed(rest);
+    let rest = rewritten.as_deref().unwrap_or(rest);
     [&block[..resizes], ORDINARY, rest].concat()
 }
 
-fn mended(block: &[u8]) -> Vec<u8> {
+fn rewrite(block: &[u8]) -> Vec<u8> {
     let mut written = Vec::with_capacity(block.len() + MALFORMED.len());
     let mut fields = BlockFields { rest: block };
     let mut from = block;
@@ -62,7 +63,7 @@ fn mended(block: &[u8]) -> Vec<u8> {
 }
 
 enum BlockField<'b> {
-    /// FieldName and value stand in a table.
+    /// The name and the value are in a table.
     Indexed,
     Resize,
     Literal(FieldLiteral<'b>),
@@ -70,15 +71,12 @@ enum BlockField<'b> {
 
 impl BlockField<'_> {
     fn is_malformed(&self) -> bool {
-        match self {
-            BlockField::Indexed | BlockField::Resize => false,
-            BlockField::Literal(literal) => literal.is_malformed(),
-        }
+        matches!(self, BlockField::Literal(literal) if literal.is_malformed())
     }
 }
 
 struct FieldLiteral<'b> {
-    /// The bytes that say how it is indexed, and the index of its name.
+    /// The bytes with the kind of indexing and the index of the name.
     prefix: &'b [u8],
     name: FieldName<'b>,
     value: HpackText<'b>,
@@ -95,7 +93,7 @@ enum HpackText<'b> {
     Coded(&'b [u8]),
 }
 
-/// What a value may consist of.
+/// The bytes that a value may contain.
 enum ValueRule {
     Method,
     Utf8,
@@ -106,29 +104,30 @@ impl FieldLiteral<'_> {
     fn is_malformed(&self) -> bool {
         let name = match &self.name {
             FieldName::Index(_) => false,
-            FieldName::Literal(name) => name.breaks(is_name),
+            FieldName::Literal(name) => name.violates(is_name),
         };
         name || self.has_bad_value()
     }
 
     fn has_bad_value(&self) -> bool {
         let rule = match &self.name {
-            // The static table (RFC 7541 appendix A).
+            // Indexes of the static table (RFC 7541 appendix A).
             FieldName::Index(2 | 3) => ValueRule::Method,
             FieldName::Index(1 | 4..=7) => ValueRule::Utf8,
             FieldName::Index(_) => ValueRule::FieldValue,
-            FieldName::Literal(name) if name.is(b":method") => ValueRule::Method,
+            FieldName::Literal(name) if name.equals(b":method") => ValueRule::Method,
             FieldName::Literal(name) if name.begins_with(b':') => ValueRule::Utf8,
             FieldName::Literal(_) => ValueRule::FieldValue,
         };
         match rule {
-            ValueRule::Method => self.value.breaks(|value| value.iter().all(is_token)),
-            ValueRule::Utf8 => self.value.breaks_if_rare(|value| {
-                std::str::from_utf8(value).is_ok() && !value.iter().any(is_control)
+            ValueRule::Method => self.value.violates(|value| value.iter().all(is_token)),
+            ValueRule::Utf8 => self.value.violates_if_rare(|value| {
+                std::str::from_utf8(value).is_ok() && !value.iter().any(u8::is_ascii_control)
             }),
             ValueRule::FieldValue => {
-                let is_bad = |byte: &u8| is_control(byte) && *byte != b'\t';
-                self.value.breaks_if_rare(|value| !value.iter().any(is_bad))
+                let is_bad = |byte: &u8| byte.is_ascii_control() && *byte != b'\t';
+                self.value
+                    .violates_if_rare(|value| !value.iter().any(is_bad))
             }
         }
     }
@@ -141,20 +140,20 @@ impl FieldLiteral<'_> {
             if bytes[0] != b':' || !is_name(&bytes) {
                 let is_allowed = |byte: &u8| is_token(byte) && !byte.is_ascii_uppercase();
                 let forbidden = bytes.iter_mut().filter(|byte| !is_allowed(byte));
-                forbidden.for_each(|byte| *byte = INSTEAD);
+                forbidden.for_each(|byte| *byte = REPLACEMENT);
             }
             put_text(out, &bytes);
         }
         let mut bytes = self.value.bytes();
         if self.has_bad_value() {
-            bytes.fill(INSTEAD);
+            bytes.fill(REPLACEMENT);
         }
         put_text(out, &bytes);
     }
 }
 
 impl HpackText<'_> {
-    /// Nothing where it is no Huffman code.
+    /// The decoded bytes; those of an invalid Huffman code are left out.
     fn bytes(self) -> Vec<u8> {
         match self {
             HpackText::Plain(bytes) => bytes.to_vec(),
@@ -162,12 +161,12 @@ impl HpackText<'_> {
         }
     }
 
-    /// Whether `holds` is false of its bytes. Empty texts, and those that are no Huffman code, are
-    /// the library's to refuse.
-    fn breaks(self, holds: impl Fn(&[u8]) -> bool) -> bool {
+    /// Whether the text violates `is_valid`. The library refuses empty texts and invalid Huffman
+    /// codes.
+    fn violates(self, is_valid: impl Fn(&[u8]) -> bool) -> bool {
         const ENOUGH: usize = 64;
         match self {
-            HpackText::Plain(bytes) => !bytes.is_empty() && !holds(bytes),
+            HpackText::Plain(bytes) => !bytes.is_empty() && !is_valid(bytes),
             HpackText::Coded(coded) if coded.len() * 8 / 5 <= ENOUGH => {
                 let (mut bytes, mut length) = ([0; ENOUGH], 0);
                 for byte in Decoded::new(coded) {
@@ -175,27 +174,27 @@ impl HpackText<'_> {
                     bytes[length] = byte;
                     length += 1;
                 }
-                length > 0 && !holds(&bytes[..length])
+                length > 0 && !is_valid(&bytes[..length])
             }
             HpackText::Coded(coded) => {
                 let bytes: Result<Vec<u8>, _> = Decoded::new(coded).collect();
-                bytes.is_ok_and(|bytes| !holds(&bytes))
+                bytes.is_ok_and(|bytes| !is_valid(&bytes))
             }
         }
     }
 
-    /// The same, where only control characters and bytes above 126 can make it so.
-    fn breaks_if_rare(self, holds: impl Fn(&[u8]) -> bool) -> bool {
+    /// Like `violates`, for rules that only control characters and bytes above 126 can violate.
+    fn violates_if_rare(self, is_valid: impl Fn(&[u8]) -> bool) -> bool {
         match self {
             HpackText::Coded(coded) => {
                 let is_rare = |byte| matches!(byte, Ok(..b' ' | 127..));
-                may_hold_rare(coded) && Decoded::new(coded).any(is_rare) && self.breaks(holds)
+                may_hold_rare(coded) && Decoded::new(coded).any(is_rare) && self.violates(is_valid)
             }
-            HpackText::Plain(_) => self.breaks(holds),
+            HpackText::Plain(_) => self.violates(is_valid),
         }
     }
 
-    fn is(self, text: &[u8]) -> bool {
+    fn equals(self, text: &[u8]) -> bool {
         match self {
             HpackText::Plain(bytes) => bytes == text,
             HpackText::Coded(coded) => Decoded::new(coded)
@@ -214,7 +213,7 @@ impl HpackText<'_> {
     }
 }
 
-/// A name of HTTP/2: lower-case, or one of the pseudo-header fields.
+/// Whether a name is valid in HTTP/2: in lower case, or that of a pseudo-header field.
 fn is_name(name: &[u8]) -> bool {
     match name.strip_prefix(b":") {
         Some(pseudo) => matches!(
@@ -227,22 +226,18 @@ fn is_name(name: &[u8]) -> bool {
     }
 }
 
-/// RFC 9110 section 5.6.2.
+/// Whether a byte may be in a token (RFC 9110 section 5.6.2).
 fn is_token(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte)
 }
 
-fn is_control(byte: &u8) -> bool {
-    byte.is_ascii_control()
-}
-
-/// The fields of a block, up to the first bytes that are none.
+/// Iterates over the fields of a block, up to the first bytes that are no field.
 struct BlockFields<'b> {
     rest: &'b [u8],
 }
 
 impl<'b> BlockFields<'b> {
-    /// Leaves `rest` behind the last whole field.
+    /// After the last field, `rest` begins with the bytes that are no field.
     fn next(&mut self) -> Option<BlockField<'b>> {
         let before = self.rest;
         let field = self.read();
@@ -275,7 +270,7 @@ impl<'b> BlockFields<'b> {
         }))
     }
 
-    /// An integer whose first byte has so many bits of it (RFC 7541 section 5.1).
+    /// Reads an integer that begins with the low `bits` of the first byte (RFC 7541 section 5.1).
     fn number(&mut self, bits: u32) -> Option<usize> {
         let (&first, mut rest) = self.rest.split_first()?;
         let most = (1 << bits) - 1;
@@ -308,7 +303,7 @@ impl<'b> BlockFields<'b> {
     }
 }
 
-/// A text without Huffman code.
+/// Writes a text without Huffman code.
 fn put_text(out: &mut Vec<u8>, bytes: &[u8]) {
     const MOST: usize = 127;
     if bytes.len() < MOST {
@@ -331,7 +326,7 @@ mod tests {
 
     /// The blocks that the library gets for `block`, and for the same as trailers.
     fn instead(block: &[u8]) -> (Option<Vec<u8>>, Vec<u8>) {
-        (instead_of(block), instead_of_trailers(block))
+        (replace_malformed(block), replace_trailers(block))
     }
 
     #[test]
@@ -389,10 +384,10 @@ mod tests {
             put_text(&mut block, &vec![b'A'; length]);
             put_text(&mut block, &vec![b'\n'; length]);
             let mut wanted = vec![0x40];
-            put_text(&mut wanted, &vec![INSTEAD; length]);
-            put_text(&mut wanted, &vec![INSTEAD; length]);
+            put_text(&mut wanted, &vec![REPLACEMENT; length]);
+            put_text(&mut wanted, &vec![REPLACEMENT; length]);
             wanted.extend_from_slice(MALFORMED);
-            assert_eq!(instead_of(&block), Some(wanted), "{length}");
+            assert_eq!(replace_malformed(&block), Some(wanted), "{length}");
         }
     }
 

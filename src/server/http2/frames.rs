@@ -1,11 +1,11 @@
-//! A look at the frames that a client sends, before the library gets them.
+//! Inspects the frames of a client before the library gets them.
 //!
-//! It counts what the library does not: frames that cost work and move nothing. Each connection has
-//! an allowance of such frames. They spend it; time and work done earn it back: a request answered,
-//! a piece of a response taken. A client that uses its connection for requests never runs out.
+//! It counts frames that cost work and do none. They use up the allowance of their connection.
+//! Time, answered requests and read responses refill it, so a client that uses its connection for
+//! requests never runs out.
 //!
-//! It passes the head of a request on when the head is whole, and writes a malformed one anew
-//! (`field_block`). Pure and incremental: bytes in, bytes and their cost out.
+//! It passes the head of a request on when the head is whole, and rewrites a malformed one
+//! (`field_block`). It is incremental and does no IO: bytes in, bytes and their cost out.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
@@ -15,15 +15,15 @@ use bytes::{Buf, BytesMut};
 use super::super::opening::PREFACE;
 use super::field_block;
 
-/// Bytes before a frame's payload.
+/// Bytes of a frame's head.
 const HEAD_BYTES: usize = 9;
-/// Bytes of a payload that a client may send, as we set no other SETTINGS_MAX_FRAME_SIZE.
+/// Bytes of a payload, at most. We set no other SETTINGS_MAX_FRAME_SIZE.
 const MAX_FRAME_BYTES: usize = 16 << 10;
 const PRIORITY_BYTES: usize = 5;
 
-/// Units that a connection has at its start, and at most.
+/// Units of a connection at its start, and at most.
 const ALLOWANCE: i64 = 1000;
-/// Units earned back in each tick of the coarse clock (50 ms).
+/// Units that each tick of the coarse clock (50 ms) adds.
 const EARNED_BY_TICK: i64 = 4;
 
 const DATA: u8 = 0;
@@ -46,7 +46,7 @@ struct FrameHead {
 }
 
 impl FrameHead {
-    fn of(bytes: &[u8]) -> Option<FrameHead> {
+    fn parse(bytes: &[u8]) -> Option<FrameHead> {
         let &[high, middle, low, kind, flags, a, b, c, d, ..] = bytes else {
             return None;
         };
@@ -62,7 +62,7 @@ impl FrameHead {
         let per = |bytes: usize| i64::try_from(self.length / bytes).unwrap_or(ALLOWANCE);
         match self.kind {
             DATA if self.length == 0 && self.flags & END_STREAM == 0 => 1,
-            // Nearly all of it may be padding.
+            // Nearly all of the payload may be padding.
             DATA if self.flags & PADDED != 0 && self.length <= 256 => 1,
             DATA => 0,
             RST_STREAM => 2,
@@ -73,90 +73,80 @@ impl FrameHead {
     }
 }
 
-/// What the library gets of the bytes that came.
+/// The result of an inspection.
 #[derive(Debug)]
 pub(super) struct PassedBytes {
-    /// What the frames among them cost.
+    /// The cost of the frames.
     pub(super) cost: i64,
-    /// Bytes at their beginning that pass as they are. What passes of the others is in `ready`.
-    pub(super) as_they_are: usize,
+    /// Bytes at the beginning that pass unchanged. The rest that passes is in `ready`.
+    pub(super) unchanged: usize,
 }
 
-/// Where the look at one connection stands.
-///
-/// A head of a request is passed on when it is whole, because a malformed one is written anew.
-#[derive(Debug)]
-pub(super) struct Frames {
+/// The inspection of one connection. Heads of requests pass when they are whole, because malformed
+/// ones are rewritten.
+#[derive(Debug, Default)]
+pub(super) struct FrameInspector {
     /// Bytes of the preface that have come.
     preface: usize,
-    /// Whether a frame has begun.
+    /// The first frame has begun.
     has_begun: bool,
-    /// What came is not how HTTP/2 begins.
+    /// The connection does not begin as HTTP/2 does.
     is_foreign: bool,
-    /// Bytes of the current frame's payload that have not come, and pass as they come.
+    /// Bytes of the current frame's payload that have not come. They pass as they come.
     payload: usize,
     in_data: bool,
-    /// A head too large to be held passes as it comes, and has not ended.
+    /// In a head that is too large to be held, and passes as it comes.
     in_block: bool,
-    /// Bytes that do not pass yet: a part of a frame's head, or a request's head without its end.
+    /// Bytes that do not pass yet: a part of a frame's head, or an incomplete head of a request.
     held: BytesMut,
-    /// Bytes of `held` whose frames are whole.
+    /// Bytes of `held` in whole frames.
     walked: usize,
     max_held_bytes: usize,
-    /// The highest stream that has had a head. A second head is that of trailers.
+    /// The highest stream that has had a head. Its second head is trailers.
     highest_stream: u32,
-    /// Bytes to pass before any that come.
+    /// Bytes that pass before any new ones.
     pub(super) ready: BytesMut,
 }
 
 enum FrameStep {
     Pass(usize),
-    /// Frames to pass in the place of so many bytes.
+    /// Passes these frames instead of so many bytes.
     Replace(usize, Vec<u8>),
     Hold,
 }
 
-impl Frames {
-    /// `max_head_bytes` is what the library takes of a head, decoded.
-    pub(super) fn new(max_head_bytes: usize) -> Frames {
-        Frames {
-            preface: 0,
-            has_begun: false,
-            is_foreign: false,
-            payload: 0,
-            in_data: false,
-            in_block: false,
-            held: BytesMut::new(),
-            walked: 0,
+impl FrameInspector {
+    /// `max_head_bytes` is the library's limit for a decoded head.
+    pub(super) fn new(max_head_bytes: usize) -> FrameInspector {
+        FrameInspector {
             max_held_bytes: max_head_bytes + MAX_FRAME_BYTES,
-            highest_stream: 0,
-            ready: BytesMut::new(),
+            ..FrameInspector::default()
         }
     }
 
-    /// Looks at the next bytes of the connection.
-    pub(super) fn look(&mut self, bytes: &[u8]) -> PassedBytes {
+    /// Inspects the next bytes of the connection.
+    pub(super) fn inspect(&mut self, bytes: &[u8]) -> PassedBytes {
         let mut passed = PassedBytes {
             cost: 0,
-            as_they_are: 0,
+            unchanged: 0,
         };
         if !self.held.is_empty() {
             let mut held = std::mem::take(&mut self.held);
             held.extend_from_slice(bytes);
-            self.sift(held, &mut passed.cost);
+            self.pass_or_hold(held, &mut passed.cost);
             return passed;
         }
         let preface = bytes.len().min(PREFACE.len() - self.preface);
         self.is_foreign |= bytes[..preface] != PREFACE[self.preface..][..preface];
         self.preface += preface;
-        passed.as_they_are = preface;
-        while passed.as_they_are < bytes.len() {
-            let rest = &bytes[passed.as_they_are..];
+        passed.unchanged = preface;
+        while passed.unchanged < bytes.len() {
+            let rest = &bytes[passed.unchanged..];
             match self.step(rest, &mut passed.cost) {
-                FrameStep::Pass(length) => passed.as_they_are += length,
+                FrameStep::Pass(length) => passed.unchanged += length,
                 FrameStep::Replace(length, frames) => {
                     self.ready.extend_from_slice(&frames);
-                    self.sift(rest[length..].into(), &mut passed.cost);
+                    self.pass_or_hold(rest[length..].into(), &mut passed.cost);
                     break;
                 }
                 FrameStep::Hold => {
@@ -168,8 +158,8 @@ impl Frames {
         passed
     }
 
-    /// Moves from `bytes` to `ready` what passes, and holds the rest.
-    fn sift(&mut self, mut bytes: BytesMut, cost: &mut i64) {
+    /// Moves the bytes that pass to `ready`, and holds the rest.
+    fn pass_or_hold(&mut self, mut bytes: BytesMut, cost: &mut i64) {
         while !bytes.is_empty() {
             match self.step(&bytes, cost) {
                 FrameStep::Pass(length) => self.ready.extend_from_slice(&bytes.split_to(length)),
@@ -183,17 +173,17 @@ impl Frames {
         self.held = bytes;
     }
 
-    /// What becomes of the first of `bytes`, which are not empty.
+    /// Decides about the first of `bytes`, which are not empty.
     fn step(&mut self, bytes: &[u8], cost: &mut i64) -> FrameStep {
         if self.payload > 0 {
             let passes = self.payload.min(bytes.len());
             self.payload -= passes;
             return FrameStep::Pass(passes);
         }
-        while let Some(head) = FrameHead::of(&bytes[self.walked..]) {
+        while let Some(head) = FrameHead::parse(&bytes[self.walked..]) {
             let is_first = self.walked == 0;
             if !is_first && head.kind != CONTINUATION {
-                // The library ends the connection for it.
+                // The library then ends the connection.
                 return FrameStep::Pass(std::mem::take(&mut self.walked));
             }
             if !std::mem::replace(&mut self.has_begun, true) {
@@ -211,7 +201,7 @@ impl Frames {
             self.walked = end;
             if head.flags & END_HEADERS != 0 {
                 self.walked = 0;
-                return self.judge(&bytes[..end]);
+                return self.pass_head(&bytes[..end]);
             }
         }
         if bytes.len() > self.max_held_bytes && self.walked > 0 {
@@ -221,7 +211,7 @@ impl Frames {
         FrameStep::Hold
     }
 
-    /// Passes the frame that begins behind what was walked, as it comes.
+    /// Passes the frame after the walked bytes as it comes.
     fn pass_frame(&mut self, head: &FrameHead, cost: &mut i64) -> FrameStep {
         *cost += head.cost();
         self.payload = head.length;
@@ -232,29 +222,29 @@ impl Frames {
         FrameStep::Pass(std::mem::take(&mut self.walked) + HEAD_BYTES)
     }
 
-    /// What becomes of the head of a request, or of trailers, in whole frames.
-    fn judge(&mut self, frames: &[u8]) -> FrameStep {
-        let Some(first) = FrameHead::of(frames) else {
+    /// Passes or replaces the head of a request, or trailers, in whole frames.
+    fn pass_head(&mut self, frames: &[u8]) -> FrameStep {
+        let Some(first) = FrameHead::parse(frames) else {
             return FrameStep::Pass(frames.len());
         };
         let are_trailers = first.stream <= self.highest_stream;
         self.highest_stream = self.highest_stream.max(first.stream);
-        let Some(head) = HeaderFrames::of(&first, frames) else {
+        let Some(head) = HeaderFrames::parse(&first, frames) else {
             return FrameStep::Pass(frames.len());
         };
         let block = if are_trailers {
-            Some(field_block::instead_of_trailers(&head.block))
+            Some(field_block::replace_trailers(&head.block))
         } else {
-            field_block::instead_of(&head.block)
+            field_block::replace_malformed(&head.block)
         };
         match block {
             None => FrameStep::Pass(frames.len()),
-            Some(block) => FrameStep::Replace(frames.len(), head.written(&first, &block)),
+            Some(block) => FrameStep::Replace(frames.len(), head.write_with(&first, &block)),
         }
     }
 
-    /// Whether more has to come before anything can be done with what has: half a preface, a head
-    /// without its end, part of a frame that is not content.
+    /// Whether the last bytes are incomplete: a part of the preface, of a head, or of a frame that
+    /// is not content.
     pub(super) fn is_unfinished(&self) -> bool {
         self.preface < PREFACE.len()
             || self.in_block
@@ -270,28 +260,27 @@ impl Frames {
 
 /// HEADERS with all their CONTINUATION.
 struct HeaderFrames<'f> {
-    /// The five bytes of a priority, if there are any.
+    /// The five bytes of a priority, or none.
     priority: &'f [u8],
     block: Cow<'f, [u8]>,
 }
 
 impl<'f> HeaderFrames<'f> {
-    /// Nothing where the padding is longer than the frame, for which the library ends the
+    /// Returns `None` if the padding is longer than the frame. The library then ends the
     /// connection.
-    fn of(first: &FrameHead, frames: &'f [u8]) -> Option<HeaderFrames<'f>> {
+    fn parse(first: &FrameHead, frames: &'f [u8]) -> Option<HeaderFrames<'f>> {
         let (mut payload, mut rest) = frames[HEAD_BYTES..].split_at(first.length);
         if first.flags & PADDED != 0 {
             let (&padding, behind) = payload.split_first()?;
             payload = &behind[..behind.len().checked_sub(usize::from(padding))?];
         }
-        let priority = if first.flags & PRIORITY != 0 {
-            PRIORITY_BYTES
-        } else {
-            0
+        let priority = match first.flags & PRIORITY {
+            0 => 0,
+            _ => PRIORITY_BYTES,
         };
         let (priority, block) = payload.split_at_checked(priority)?;
         let mut block = Cow::Borrowed(block);
-        while let Some(head) = FrameHead::of(rest) {
+        while let Some(head) = FrameHead::parse(rest) {
             let (payload, behind) = rest[HEAD_BYTES..].split_at(head.length);
             block.to_mut().extend_from_slice(payload);
             rest = behind;
@@ -299,8 +288,8 @@ impl<'f> HeaderFrames<'f> {
         Some(HeaderFrames { priority, block })
     }
 
-    /// The same frames, without padding, with another block.
-    fn written(&self, first: &FrameHead, block: &[u8]) -> Vec<u8> {
+    /// Writes the frames with another block and without padding.
+    fn write_with(&self, first: &FrameHead, block: &[u8]) -> Vec<u8> {
         let payload = [self.priority, block].concat();
         let mut out = Vec::with_capacity(payload.len() + 2 * HEAD_BYTES);
         let last = payload.chunks(MAX_FRAME_BYTES).count() - 1;
@@ -320,11 +309,11 @@ impl<'f> HeaderFrames<'f> {
     }
 }
 
-/// What a connection may still spend on frames that move nothing.
+/// The units that a connection may still spend on frames that do no work.
 #[derive(Debug)]
 pub(super) struct Allowance {
     left: AtomicI64,
-    /// When time was last counted, ticks.
+    /// The tick when time last added units.
     counted: AtomicU32,
 }
 
@@ -336,7 +325,7 @@ impl Allowance {
         }
     }
 
-    /// Spends `cost` at `ticks`; whether there was so much.
+    /// Spends `cost` at `ticks`. Returns false if too few units are left.
     pub(super) fn spend(&self, cost: i64, ticks: u32) -> bool {
         if cost == 0 {
             return true;
@@ -347,7 +336,7 @@ impl Allowance {
         self.left.fetch_sub(cost, Ordering::Relaxed) >= cost
     }
 
-    /// Work was done that the connection is for.
+    /// Adds units for useful work.
     pub(super) fn earn(&self, units: i64) {
         let left = self.left.load(Ordering::Relaxed);
         let more = left.saturating_add(units).min(ALLOWANCE);
@@ -366,26 +355,27 @@ mod tests {
         frame
     }
 
-    /// What the frames cost behind the first one however the bytes are cut in two, and whether they
-    /// leave one undone.
+    /// Checks the cost of frames after the first one, and whether the last one is unfinished. The
+    /// bytes come in two parts, cut at each place.
     fn check(frames: &[Vec<u8>], cost: i64, unfinished: bool) {
         let bytes = [PREFACE, &frame(SETTINGS, 0, 0), &frames.concat()].concat();
         let cost = cost + 1;
         for cut in 0..=bytes.len() {
-            let mut look = Frames::new(MAX_FRAME_BYTES);
-            let found = look.look(&bytes[..cut]).cost + look.look(&bytes[cut..]).cost;
+            let mut inspector = FrameInspector::new(MAX_FRAME_BYTES);
+            let found =
+                inspector.inspect(&bytes[..cut]).cost + inspector.inspect(&bytes[cut..]).cost;
             assert_eq!(found, cost, "cut at {cut}");
-            assert_eq!(look.is_unfinished(), unfinished, "cut at {cut}");
-            assert!(!look.is_foreign(), "cut at {cut}");
+            assert_eq!(inspector.is_unfinished(), unfinished, "cut at {cut}");
+            assert!(!inspector.is_foreign(), "cut at {cut}");
         }
     }
 
     #[test]
     fn a_connection_begins_with_the_preface_and_settings() {
         let foreign = |bytes: &[u8]| {
-            let mut look = Frames::new(MAX_FRAME_BYTES);
-            bytes.chunks(1).for_each(|byte| _ = look.look(byte));
-            look.is_foreign()
+            let mut inspector = FrameInspector::new(MAX_FRAME_BYTES);
+            bytes.chunks(1).for_each(|byte| _ = inspector.inspect(byte));
+            inspector.is_foreign()
         };
         assert!(foreign(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r!"));
         assert!(foreign(b"GET"));
@@ -420,15 +410,15 @@ mod tests {
             3,
             false,
         );
-        let mut look = Frames::new(MAX_FRAME_BYTES);
-        look.look(&PREFACE[..20]);
-        assert!(look.is_unfinished());
-        look.look(&PREFACE[20..]);
-        look.look(&frame(DATA, 0, 100)[..50]);
-        assert!(!look.is_unfinished(), "content has its own deadline");
-        look.look(&[0; 59]);
-        look.look(&[0; 5]);
-        assert!(look.is_unfinished());
+        let mut inspector = FrameInspector::new(MAX_FRAME_BYTES);
+        inspector.inspect(&PREFACE[..20]);
+        assert!(inspector.is_unfinished());
+        inspector.inspect(&PREFACE[20..]);
+        inspector.inspect(&frame(DATA, 0, 100)[..50]);
+        assert!(!inspector.is_unfinished(), "content has its own deadline");
+        inspector.inspect(&[0; 59]);
+        inspector.inspect(&[0; 5]);
+        assert!(inspector.is_unfinished());
     }
 
     #[test]

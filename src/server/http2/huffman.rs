@@ -1,7 +1,7 @@
-//! The Huffman code of HPACK (RFC 7541 appendix B).
+//! Decodes the Huffman code of HPACK (RFC 7541 appendix B).
 
-/// Bits of each byte's code. The code is canonical: codes of one length follow each other in the
-/// order of their bytes, so the lengths say all of it.
+/// The length of each byte's code, bits. The code is canonical: codes of one length follow each
+/// other in the order of their bytes. So the lengths define the code.
 const LENGTHS: [u8; 256] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28, 28, 28, 30, 28,
     28, 28, 28, 28, 28, 28, 28, 28, 6, 10, 10, 12, 13, 6, 8, 11, 10, 10, 8, 11, 8, 6, 6, 6, 5, 5,
@@ -17,23 +17,25 @@ const LENGTHS: [u8; 256] = [
 const SHORTEST: u32 = 5;
 const LONGEST: u32 = 30;
 
-/// The code by length: its first word, how many words there are, and where their bytes begin in
-/// `BYTES`.
-struct Words {
+/// The codes of one length.
+#[derive(Clone, Copy)]
+struct CodeRange {
     first: u32,
     count: u32,
+    /// The position of the first code's byte in the table of bytes.
     begin: u32,
 }
 
-const CODE: ([Words; LONGEST as usize + 1], [u8; 256]) = by_length();
+/// The codes by length, and the bytes in the order of their codes.
+const CODE: ([CodeRange; LONGEST as usize + 1], [u8; 256]) = by_length();
 
-const fn by_length() -> ([Words; LONGEST as usize + 1], [u8; 256]) {
-    const NONE: Words = Words {
+const fn by_length() -> ([CodeRange; LONGEST as usize + 1], [u8; 256]) {
+    let none = CodeRange {
         first: 0,
         count: 0,
         begin: 0,
     };
-    let mut words = [NONE; LONGEST as usize + 1];
+    let mut ranges = [none; LONGEST as usize + 1];
     let mut bytes = [0; 256];
     let (mut length, mut word, mut begin) = (1, 0, 0);
     while length <= LONGEST {
@@ -47,7 +49,7 @@ const fn by_length() -> ([Words; LONGEST as usize + 1], [u8; 256]) {
             }
             byte += 1;
         }
-        words[length as usize] = Words {
+        ranges[length as usize] = CodeRange {
             first: word,
             count,
             begin,
@@ -56,13 +58,13 @@ const fn by_length() -> ([Words; LONGEST as usize + 1], [u8; 256]) {
         begin += count;
         length += 1;
     }
-    (words, bytes)
+    (ranges, bytes)
 }
 
-/// The bytes that coded ones stand for. An error where they are no Huffman code.
+/// Iterates over the decoded bytes. Returns an error if the input is no Huffman code.
 pub(super) struct Decoded<'c> {
     coded: std::slice::Iter<'c, u8>,
-    /// Bits that were read and not decoded: the low ones, as many as `held` says.
+    /// The lowest `held` bits are read and not decoded.
     bits: u64,
     held: u32,
 }
@@ -106,8 +108,8 @@ impl Iterator for Decoded<'_> {
     }
 }
 
-/// Whether `coded` may stand for a control character or a byte above 126. Their codes begin with
-/// ten ones, so without ten ones in a row there is none.
+/// Whether the decoded bytes may contain a control character or a byte above 126. The codes of such
+/// bytes begin with ten ones, so without ten ones in a row there is none.
 pub(super) fn may_hold_rare(coded: &[u8]) -> bool {
     let mut rest = coded;
     loop {
@@ -123,7 +125,7 @@ pub(super) fn may_hold_rare(coded: &[u8]) -> bool {
         if rest.len() <= 8 {
             return false;
         }
-        // Two bytes are looked at twice, for the runs that lie across.
+        // Windows overlap by two bytes, to find ones across their border.
         rest = &rest[6..];
     }
 }

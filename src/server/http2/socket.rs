@@ -1,11 +1,10 @@
-//! A client's socket under HTTP/2: it counts the frames that pass, and holds waits that concern
-//! the whole connection to their limits. Those of single streams are theirs.
+//! The socket of an HTTP/2 client. It inspects the frames that come, and applies the deadlines of
+//! the whole connection. Streams have deadlines of their own.
 //!
-//! It changes two things: it writes a malformed head anew (`frames`), and tells a client that
-//! exceeds its allowance so, in a last frame.
+//! It changes two things: it rewrites malformed heads (`frames`), and it sends a last frame to a
+//! client that exceeds its allowance.
 
-use std::io;
-use std::mem::MaybeUninit;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -14,81 +13,71 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::Flow;
-use super::frames::Frames;
+use super::ConnectionFlow;
+use super::frames::FrameInspector;
 use crate::clock::Alarm;
 use crate::wire::{PrefixedStream, Stream};
 
-/// GOAWAY with ENHANCE_YOUR_CALM; that nothing below the highest stream was refused is not claimed.
+/// GOAWAY with ENHANCE_YOUR_CALM. The highest stream id does not claim that any stream was refused.
 const CALM: &[u8] = &[
     0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11,
 ];
 
 /// GOAWAY with PROTOCOL_ERROR, before any stream.
 const FOREIGN: &[u8] = &[0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-/// How long, and for how many bytes, a client is listened to that was told that.
+/// How long, and how many bytes, the socket reads after [`FOREIGN`].
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_BYTES: usize = 1 << 20;
-const LINGER_READ_BYTES: usize = 4 << 10;
 
-/// How long a client is waited for, and how much of a head is held.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Bounds {
+pub(super) struct SocketLimits {
     pub(super) header_timeout: Duration,
     pub(super) body_timeout: Duration,
     pub(super) max_head_bytes: usize,
 }
 
-/// See the file's head.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct Http2Socket {
     stream: Stream,
-    flow: Arc<Flow>,
-    /// What was read before it was known what is spoken.
+    flow: Arc<ConnectionFlow>,
+    /// Bytes that were read to detect the protocol.
     ahead: Bytes,
-    frames: Frames,
-    /// For what has begun and not ended: a frame, a write.
+    frames: FrameInspector,
+    /// The deadline of a frame or a write that has begun.
     alarm: Arc<Alarm>,
-    header_timeout: Duration,
-    body_timeout: Duration,
-    /// A write has found no room, and none has gone through since.
+    limits: SocketLimits,
+    /// The last write found no room in the socket.
     stalled: bool,
-    /// The last write ended where a frame may not: within one.
+    /// The last write ended within a frame.
     cut: bool,
-    /// Bytes that are still read, and thrown away, of what is no HTTP/2.
+    /// Bytes that are still read and discarded from a client that does not speak HTTP/2.
     linger_left: Option<usize>,
 }
 
-impl Socket {
+impl Http2Socket {
     pub(super) fn new(
         opened: PrefixedStream,
-        flow: Arc<Flow>,
+        flow: Arc<ConnectionFlow>,
         alarm: Arc<Alarm>,
-        bounds: Bounds,
-    ) -> Socket {
-        let Bounds {
-            header_timeout,
-            body_timeout,
-            max_head_bytes,
-        } = bounds;
-        alarm.arm(header_timeout);
-        Socket {
+        limits: SocketLimits,
+    ) -> Http2Socket {
+        alarm.arm(limits.header_timeout);
+        Http2Socket {
             stream: opened.stream,
             flow,
             ahead: opened.prefix,
-            frames: Frames::new(max_head_bytes),
+            frames: FrameInspector::new(limits.max_head_bytes),
             alarm,
-            header_timeout,
-            body_timeout,
+            limits,
             stalled: false,
             cut: false,
             linger_left: None,
         }
     }
 
-    /// Tells a client that does not begin as HTTP/2 does, and listens to it until it has read that:
-    /// a connection that is closed with unread bytes is reset, and the reset can overtake.
-    fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+    /// Sends [`FOREIGN`] to a client that does not begin as HTTP/2 does, and reads for a while. A
+    /// close with unread bytes resets the connection, and the reset can overtake the frame.
+    fn poll_refuse(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if self.linger_left.is_none() {
             tracing::debug!("a client of HTTP/2 does not begin with the preface and SETTINGS");
             self.linger_left = Some(LINGER_BYTES);
@@ -96,52 +85,44 @@ impl Socket {
             let _ = Pin::new(&mut self.stream).poll_write(cx, FOREIGN);
             let _ = Pin::new(&mut self.stream).poll_shutdown(cx);
         }
-        let mut scratch = [MaybeUninit::uninit(); LINGER_READ_BYTES];
-        while let Some(left) = self.linger_left.filter(|&left| left > 0) {
-            let mut buf = ReadBuf::uninit(&mut scratch);
-            match Pin::new(&mut self.stream).poll_read(cx, &mut buf) {
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
-                    self.linger_left = Some(left.saturating_sub(buf.filled().len()));
-                }
-                Poll::Ready(_) => break,
-                Poll::Pending => {
-                    ready!(self.alarm.poll(cx));
-                    break;
-                }
-            }
+        let mut left = self.linger_left.unwrap_or(0);
+        if left > 0 && self.stream.poll_discard(cx, &mut left).is_pending() {
+            self.linger_left = Some(left);
+            ready!(self.alarm.poll(cx));
         }
         self.linger_left = Some(0);
         Poll::Ready(io::ErrorKind::InvalidData.into())
     }
 
-    /// Bytes at the beginning of `bytes` that pass as they are.
-    fn note_read(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> io::Result<usize> {
+    /// Inspects bytes that were read. Returns how many of them pass unchanged.
+    fn inspect(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> io::Result<usize> {
         let was_unfinished = self.frames.is_unfinished();
-        let passed = self.frames.look(bytes);
-        if !self.stalled {
-            match (was_unfinished, self.frames.is_unfinished()) {
-                (false, true) => self.alarm.arm(self.header_timeout),
-                (true, false) => self.alarm.disarm(),
-                _ => {}
-            }
+        let passed = self.frames.inspect(bytes);
+        if !self.stalled && was_unfinished != self.frames.is_unfinished() {
+            self.restart_head_deadline();
         }
         if self.flow.spend(passed.cost) {
-            return Ok(passed.as_they_are);
+            return Ok(passed.unchanged);
         }
         tracing::debug!("a client of HTTP/2 sends too many frames that move nothing");
         if !self.cut {
-            // One attempt: a client that does not read this has no use for it.
+            // One attempt is enough.
             let _ = Pin::new(&mut self.stream).poll_write(cx, CALM);
         }
         Err(io::ErrorKind::ConnectionAborted.into())
     }
 
-    /// Bytes from the client, as they come.
+    fn restart_head_deadline(&self) {
+        match self.frames.is_unfinished() {
+            true => self.alarm.arm(self.limits.header_timeout),
+            false => self.alarm.disarm(),
+        }
+    }
+
+    /// Reads bytes of the client.
     fn poll_bytes(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !self.ahead.is_empty() {
-            let taken = self.ahead.len().min(buf.remaining());
-            buf.put_slice(&self.ahead[..taken]);
-            self.ahead.advance(taken);
+            move_bytes(&mut self.ahead, buf);
             return Poll::Ready(Ok(()));
         }
         let read = Pin::new(&mut self.stream).poll_read(cx, buf);
@@ -152,39 +133,32 @@ impl Socket {
         read
     }
 
-    fn give_ready(&mut self, buf: &mut ReadBuf<'_>) {
-        let ready = &mut self.frames.ready;
-        let taken = ready.len().min(buf.remaining());
-        buf.put_slice(&ready[..taken]);
-        ready.advance(taken);
-    }
-
-    fn note_write(&mut self, whole: usize, written: &Poll<io::Result<usize>>) {
-        let &Poll::Ready(Ok(written)) = written else {
-            return;
-        };
-        self.cut = written < whole;
+    fn note_write(&mut self, length: usize, written: usize) {
+        self.cut = written < length;
         if std::mem::take(&mut self.stalled) {
-            if self.frames.is_unfinished() {
-                self.alarm.arm(self.header_timeout);
-            } else {
-                self.alarm.disarm();
-            }
+            self.restart_head_deadline();
         }
     }
 
-    /// A reader that takes nothing is waited for as long as a body may stand still.
+    /// Applies the deadline of a write: as long as a body may make no progress.
     fn poll_write_alarm(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if !self.stalled {
             self.stalled = true;
-            self.alarm.arm(self.body_timeout);
+            self.alarm.arm(self.limits.body_timeout);
         }
         ready!(self.alarm.poll(cx));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Socket {
+/// Moves bytes from the front of `from` to `buf`, as far as there is room.
+fn move_bytes(from: &mut impl Buf, buf: &mut ReadBuf<'_>) {
+    let count = from.remaining().min(buf.remaining());
+    buf.put_slice(&from.chunk()[..count]);
+    from.advance(count);
+}
+
+impl AsyncRead for Http2Socket {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -192,12 +166,12 @@ impl AsyncRead for Socket {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if this.frames.is_foreign() {
-            return this.poll_farewell(cx).map(Err);
+            return this.poll_refuse(cx).map(Err);
         }
         let before = buf.filled().len();
-        // A read whose bytes are all held is followed by another: none would be the end.
+        // If all bytes are held, it reads again, because an empty read would mean the end.
         loop {
-            this.give_ready(buf);
+            move_bytes(&mut this.frames.ready, buf);
             if buf.filled().len() > before {
                 return Poll::Ready(Ok(()));
             }
@@ -205,49 +179,43 @@ impl AsyncRead for Socket {
             if buf.filled().len() == before {
                 return Poll::Ready(Ok(()));
             }
-            let passed = this.note_read(cx, &buf.filled()[before..]);
+            let passed = this.inspect(cx, &buf.filled()[before..]);
             if this.frames.is_foreign() {
                 buf.set_filled(before);
-                return this.poll_farewell(cx).map(Err);
+                return this.poll_refuse(cx).map(Err);
             }
             buf.set_filled(before + passed?);
         }
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for Http2Socket {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        if this.linger_left.is_some() {
-            return Poll::Ready(Ok(bytes.len()));
-        }
-        let written = Pin::new(&mut this.stream).poll_write(cx, bytes);
-        if written.is_pending() {
-            return this.poll_write_alarm(cx);
-        }
-        this.note_write(bytes.len(), &written);
-        written
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
+        slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        let length = slices.iter().map(|slice| slice.len()).sum();
         if this.linger_left.is_some() {
-            return Poll::Ready(Ok(pieces.iter().map(|piece| piece.len()).sum()));
+            return Poll::Ready(Ok(length));
         }
-        let written = Pin::new(&mut this.stream).poll_write_vectored(cx, pieces);
-        if written.is_pending() {
-            return this.poll_write_alarm(cx);
+        match Pin::new(&mut this.stream).poll_write_vectored(cx, slices) {
+            Poll::Pending => this.poll_write_alarm(cx),
+            Poll::Ready(written) => {
+                let written = written?;
+                this.note_write(length, written);
+                Poll::Ready(Ok(written))
+            }
         }
-        this.note_write(pieces.iter().map(|piece| piece.len()).sum(), &written);
-        written
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -1,54 +1,52 @@
-//! Certificates that the proxy gets for itself (RFC 8555): one for all names, renewed when two
-//! thirds of its time have passed.
+//! Acquires a certificate by ACME (RFC 8555): one for all names, renewed after two thirds of its
+//! lifetime.
 //!
-//! What is got is kept in a folder, so that a restart asks nobody. An authority that is away, or
-//! that refuses, costs nothing as long as a certificate lasts: it is asked again, ever more rarely.
-
-mod cache;
+//! The account and the certificate are cached in a folder, so that a restart needs no authority.
+//! After a failure the next attempt comes later and later; until then the old certificate stays in
+//! use.
 
 use std::fmt;
-use std::io;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use instant_acme::{
-    Account, AuthorizationStatus, ChallengeType, Identifier, NewAccount, NewOrder, Order,
-    OrderStatus, RetryPolicy,
+    Account, AccountCredentials, AuthorizationStatus, ChallengeType, Identifier, NewAccount,
+    NewOrder, Order, OrderStatus, RetryPolicy,
 };
 
-use super::Tls;
-use crate::certificate::Certificate;
+use super::ServerTls;
+use super::certificates::{parse_identity, read_certificate};
 use crate::clock;
-use crate::config::{AcmeChallenge, AcmeSettings, pem};
+use crate::config::{AcmeChallenge, AcmeSettings, IdentityFiles, PemFile, pem};
 use crate::server::{Lifecycle, Shutdown};
 use tidegate_core::failpoint;
 
-pub(super) use cache::stored;
-
-/// One certificate, from the first word to the last.
+/// How long one certificate may take.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// For the authority to look, and to sign.
+/// How long the authority may take to check the names, and to sign.
 const RETRIES: RetryPolicy = RetryPolicy::new().timeout(Duration::from_secs(120));
-/// After the first failure; twice as long after each one more.
-const FIRST_REST: Duration = Duration::from_secs(10);
-const LONGEST_REST: Duration = Duration::from_secs(6 * 3600);
-/// A clock that is set, or settings that change, are noticed so soon.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The pause after the first failure. It doubles with each further failure.
+const FIRST_PAUSE: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(6 * 3600);
+/// How often the clock and the settings are checked.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 
-/// Why there is no new certificate.
 #[derive(Debug)]
 enum AcmeError {
-    /// What the library or the authority says.
+    /// An error of the library or of the authority.
     Protocol(instant_acme::Error),
-    /// A name was not proved to be ours, and why.
+    /// The authority did not accept the proof for a name, with its reason.
     Unproved(String),
     /// The authority does not offer the challenge that is configured.
     NoSuchChallenge,
-    /// The folder.
+    /// The folder of the cache cannot be used.
     Cache(io::Error),
-    /// What came is no certificate for the key.
+    /// The certificate cannot be used.
     Unusable(&'static str),
-    /// It took too long.
     TimedOut,
 }
 
@@ -75,24 +73,24 @@ impl From<instant_acme::Error> for AcmeError {
     }
 }
 
-/// Sees to the certificate until the house ends.
-pub(in crate::server) async fn acme(tls: Arc<Tls>, mut shutdown: Shutdown) {
+/// Keeps a valid certificate until the server ends.
+pub(in crate::server) async fn acquire_certificates(tls: Arc<ServerTls>, mut shutdown: Shutdown) {
     failpoint!("server.acme");
     let work = async {
-        let mut rest = FIRST_REST;
+        let mut pause = FIRST_PAUSE;
         loop {
-            let settings = tls.settings().acme.clone();
+            let settings = tls.state().settings.acme.clone();
             let Some(settings) = settings.filter(|settings| tls.is_due(settings)) else {
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(CHECK_EVERY).await;
                 continue;
             };
-            match tls.obtain(&settings).await {
-                Ok(()) => rest = FIRST_REST,
+            match tls.acquire(&settings).await {
+                Ok(()) => pause = FIRST_PAUSE,
                 Err(error) => {
                     let names = settings.domains.join(", ");
-                    tracing::error!("tls: no certificate for {names}: {error}; again in {rest:?}");
-                    tokio::time::sleep(rest).await;
-                    rest = (rest * 2).min(LONGEST_REST);
+                    tracing::error!("tls: no certificate for {names}: {error}; again in {pause:?}");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
                 }
             }
         }
@@ -103,44 +101,39 @@ pub(in crate::server) async fn acme(tls: Arc<Tls>, mut shutdown: Shutdown) {
     }
 }
 
-impl Tls {
-    /// Whether a certificate must be had: there is none for these names, or a third of its time is
-    /// left.
+impl ServerTls {
+    /// Whether there is no certificate for the names, or less than a third of its lifetime is left.
     fn is_due(&self, settings: &AcmeSettings) -> bool {
-        let Some(files) = self.acquired() else {
+        let Some(files) = self.state().acquired.clone() else {
             return true;
         };
-        let identity = pem::identity(&files.cert.content, &files.key.content).ok();
-        let der = identity.as_ref().and_then(|one| one.end_entity_cert().ok());
-        let Some(read) = der.and_then(|der| Certificate::read(der)) else {
+        let identity = parse_identity(&files.cert.content, &files.key.content).ok();
+        let Some(certificate) = identity.as_ref().and_then(read_certificate) else {
             return true;
         };
-        let hosts = read.hosts();
-        let lifetime_s = read.not_after_s.saturating_sub(read.not_before_s);
-        let due_s = read.not_after_s.saturating_sub(lifetime_s / 3);
+        let hosts = certificate.hosts();
+        let not_after_s = certificate.not_after_s;
+        let lifetime_s = not_after_s.saturating_sub(certificate.not_before_s);
+        let due_s = not_after_s.saturating_sub(lifetime_s / 3);
         clock::unix_us() / 1_000_000 >= due_s
             || !settings.domains.iter().all(|domain| hosts.contains(domain))
     }
 
-    /// Gets a certificate, keeps it and shows it.
-    async fn obtain(&self, settings: &AcmeSettings) -> Result<(), AcmeError> {
+    async fn acquire(&self, settings: &AcmeSettings) -> Result<(), AcmeError> {
         let ordering = tokio::time::timeout(PATIENCE, self.order(settings));
         let ordered = ordering.await.unwrap_or(Err(AcmeError::TimedOut));
         self.challenges.clear();
-        let files = cache::keep(settings, &ordered?).map_err(AcmeError::Cache)?;
+        let files = cache_certificate(settings, &ordered?).map_err(AcmeError::Cache)?;
         let identity = pem::identity(&files.cert.content, &files.key.content);
         identity.map_err(|(_, why)| AcmeError::Unusable(why))?;
-        self.acquire(files)
+        self.use_acquired(files)
             .map_err(|_| AcmeError::Unusable("it cannot be shown"))?;
-        let names = settings.domains.join(", ");
-        tracing::info!(
-            "tls: a new certificate for {names} from {}",
-            settings.directory
-        );
+        let (names, directory) = (settings.domains.join(", "), &settings.directory);
+        tracing::info!("tls: a new certificate for {names} from {directory}");
         Ok(())
     }
 
-    /// The key and the chain, PEM.
+    /// Orders a certificate. Returns its key and its chain as PEM.
     async fn order(&self, settings: &AcmeSettings) -> Result<String, AcmeError> {
         let account = account(settings).await?;
         let names: Vec<Identifier> = settings
@@ -151,14 +144,14 @@ impl Tls {
         let mut order = account.new_order(&NewOrder::new(&names)).await?;
         self.prove(&mut order, settings.challenge).await?;
         if order.poll_ready(&RETRIES).await? != OrderStatus::Ready {
-            return Err(AcmeError::Unproved(why(&mut order).await));
+            return Err(AcmeError::Unproved(find_problems(&mut order).await));
         }
         let key = order.finalize().await?;
         let chain = order.poll_certificate(&RETRIES).await?;
         Ok(format!("{key}{chain}"))
     }
 
-    /// Has the authority look at each name.
+    /// Offers a proof for each name, and has the authority check it.
     async fn prove(&self, order: &mut Order, challenge: AcmeChallenge) -> Result<(), AcmeError> {
         let kind = match challenge {
             AcmeChallenge::Http01 => ChallengeType::Http01,
@@ -176,12 +169,12 @@ impl Tls {
             let proof = offered.key_authorization();
             match challenge {
                 AcmeChallenge::Http01 => {
-                    self.challenges.answer(&offered.token, proof.as_str());
+                    self.challenges.add_answer(&offered.token, proof.as_str());
                 }
                 AcmeChallenge::TlsAlpn01 => {
                     let name = offered.identifier().to_string();
                     self.challenges
-                        .show(&name, proof.digest().as_ref())
+                        .add_certificate(&name, proof.digest().as_ref())
                         .map_err(AcmeError::Unusable)?;
                 }
             }
@@ -191,13 +184,13 @@ impl Tls {
     }
 }
 
-/// The account that is kept, or a new one.
+/// The cached account, or a new one.
 async fn account(settings: &AcmeSettings) -> Result<Account, AcmeError> {
     let builder = match &settings.ca {
         Some(ca) => Account::builder_with_root(ca)?,
         None => Account::builder()?,
     };
-    if let Some(known) = cache::account(settings).map_err(AcmeError::Cache)? {
+    if let Some(known) = read_account(settings).map_err(AcmeError::Cache)? {
         return Ok(builder.from_credentials(known).await?);
     }
     let contact: Vec<&str> = settings.contact.iter().map(String::as_str).collect();
@@ -208,12 +201,15 @@ async fn account(settings: &AcmeSettings) -> Result<Account, AcmeError> {
     };
     let directory = settings.directory.clone();
     let (account, credentials) = builder.create(&new, directory, None).await?;
-    cache::keep_account(settings, &credentials).map_err(AcmeError::Cache)?;
+    let credentials = serde_json::to_vec(&credentials).map_err(io::Error::other);
+    credentials
+        .and_then(|text| write_private(&account_path(settings), &text))
+        .map_err(AcmeError::Cache)?;
     Ok(account)
 }
 
-/// What the authority says of the names that it did not believe.
-async fn why(order: &mut Order) -> String {
+/// The reasons of the authority for names whose proof it did not accept.
+async fn find_problems(order: &mut Order) -> String {
     let mut found = Vec::new();
     let mut authorizations = order.authorizations();
     while let Some(Ok(mut authorization)) = authorizations.next().await {
@@ -230,5 +226,99 @@ async fn why(order: &mut Order) -> String {
     match found.is_empty() {
         true => "the names were not proved to be ours".to_owned(),
         false => found.join("; "),
+    }
+}
+
+/// The cached certificate, if it can be read.
+pub(super) fn read_cached(settings: &AcmeSettings) -> Option<IdentityFiles> {
+    let content = std::fs::read(certificate_path(settings)).ok()?;
+    Some(identity_files(settings, content))
+}
+
+fn cache_certificate(settings: &AcmeSettings, pem: &str) -> io::Result<IdentityFiles> {
+    write_private(&certificate_path(settings), pem.as_bytes())?;
+    Ok(identity_files(settings, pem.as_bytes().to_vec()))
+}
+
+fn read_account(settings: &AcmeSettings) -> io::Result<Option<AccountCredentials>> {
+    match std::fs::read(account_path(settings)) {
+        Ok(text) => Ok(Some(serde_json::from_slice(&text)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The certificate and its key are in one file, so that they are replaced together.
+fn identity_files(settings: &AcmeSettings, content: Vec<u8>) -> IdentityFiles {
+    let path = certificate_path(settings);
+    let file = PemFile { path, content };
+    IdentityFiles {
+        cert: file.clone(),
+        key: file,
+    }
+}
+
+fn certificate_path(settings: &AcmeSettings) -> PathBuf {
+    let name = settings.domains.first().map_or("none", String::as_str);
+    settings.cache.join(format!("{name}.pem"))
+}
+
+/// Each authority has a file for its account.
+fn account_path(settings: &AcmeSettings) -> PathBuf {
+    let hash = blake3::hash(settings.directory.as_bytes()).to_hex();
+    settings.cache.join(format!("account-{}.json", &hash[..16]))
+}
+
+/// Replaces a file as a whole. Only this user can read it.
+fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    let new = path.with_extension("new");
+    // A file that a crash left behind may have other permissions.
+    let _ = std::fs::remove_file(&new);
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::AcmeChallenge;
+    use std::os::unix::fs::PermissionsExt;
+    #[test]
+    fn what_is_kept_is_for_this_user_alone() {
+        let folder = tempfile::tempdir().unwrap();
+
+        let settings = AcmeSettings {
+            domains: vec!["a.test".to_owned()],
+            contact: Vec::new(),
+            directory: "https://ca.test/directory".to_owned(),
+            cache: folder.path().join("deep/acme"),
+            ca: None,
+            challenge: AcmeChallenge::Http01,
+        };
+        assert!(read_cached(&settings).is_none() && read_account(&settings).unwrap().is_none());
+        for text in ["one", "two"] {
+            cache_certificate(&settings, text).unwrap();
+            assert_eq!(
+                read_cached(&settings).unwrap().cert.content,
+                text.as_bytes()
+            );
+        }
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&settings.cache), 0o700);
+        assert_eq!(mode(&certificate_path(&settings)), 0o600);
+        std::fs::write(account_path(&settings), "no JSON").unwrap();
+        assert!(read_account(&settings).is_err());
     }
 }

@@ -1,34 +1,44 @@
-//! Which certificate a client is shown: by the name that it asks for, and by what it can verify.
+//! Chooses the certificate for a client by the name that it requests and by the signatures that it
+//! can verify.
+//!
+//! It also has the proofs for a certificate authority that checks a name. They are answers on
+//! listeners without TLS (http-01, RFC 8555 section 8.3) and certificates (tls-alpn-01, RFC 8737).
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use rcgen::{CertificateParams, CustomExtension, KeyPair};
 use rustls::SignatureScheme;
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 
-use super::challenges::{Challenges, PROTOCOL};
 use crate::certificate::Certificate;
 use crate::config::{IdentityFiles, pem};
 
-/// All of them; replaced whole, and a handshake under way goes on with what it has.
+/// The ALPN protocol of tls-alpn-01.
+pub(super) const ACME_PROTOCOL: &[u8] = b"acme-tls/1";
+const CHALLENGE_PATH: &str = "/.well-known/acme-challenge/";
+
+/// All certificates. They are replaced as a whole; a handshake goes on with those it began with.
 pub(crate) struct Certificates {
-    index: ArcSwap<Index>,
+    index: ArcSwap<CertificateIndex>,
     challenges: Arc<Challenges>,
 }
 
-/// Several of one name differ in the kind of their keys: a client gets the first that it can
-/// verify.
+/// Certificates of one name differ in the kind of their keys. A client gets the first one that it
+/// can verify.
 #[derive(Default)]
-struct Index {
-    /// By a host's whole name.
+struct CertificateIndex {
+    /// By the whole name of a host.
     exact: HashMap<String, Vec<Arc<CertifiedKey>>>,
-    /// By what follows `*.`
-    below: HashMap<String, Vec<Arc<CertifiedKey>>>,
-    /// In the order of the file: for clients that ask for no name of ours, or for none.
+    /// By the part of a wildcard name after `*.`
+    wildcard: HashMap<String, Vec<Arc<CertifiedKey>>>,
+    /// In the order of the file, for clients that request no name or an unknown one.
     all: Vec<Arc<CertifiedKey>>,
 }
 
@@ -44,14 +54,14 @@ impl Certificates {
         challenges: Arc<Challenges>,
     ) -> io::Result<Certificates> {
         Ok(Certificates {
-            index: ArcSwap::from_pointee(Index::of(files)?),
+            index: ArcSwap::from_pointee(CertificateIndex::load(files)?),
             challenges,
         })
     }
 
-    /// Shows these from the next handshake on; if one of them cannot be used nothing changes.
+    /// Uses these files from the next handshake on. On an error nothing changes.
     pub(super) fn replace(&self, files: &[IdentityFiles]) -> io::Result<()> {
-        self.index.store(Arc::new(Index::of(files)?));
+        self.index.store(Arc::new(CertificateIndex::load(files)?));
         Ok(())
     }
 }
@@ -59,31 +69,39 @@ impl Certificates {
 impl ResolvesServerCert for Certificates {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let mut offered = hello.alpn().into_iter().flatten();
-        if offered.next() == Some(PROTOCOL) {
-            return self.challenges.shown_for(hello.server_name());
+        if offered.next() == Some(ACME_PROTOCOL) {
+            return self.challenges.certificate_for(hello.server_name());
         }
         let index = self.index.load();
         index.find(hello.server_name(), hello.signature_schemes())
     }
 }
 
-impl Index {
-    fn of(files: &[IdentityFiles]) -> io::Result<Index> {
-        let mut index = Index::default();
+pub(super) fn parse_identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
+    pem::identity(cert, key).map_err(|(part, why)| format!("{part}: {why}"))
+}
+
+/// Reads the certificate of an identity.
+pub(super) fn read_certificate(identity: &CertifiedKey) -> Option<Certificate> {
+    let der = identity.end_entity_cert().ok()?;
+    Certificate::read(der)
+}
+
+impl CertificateIndex {
+    fn load(files: &[IdentityFiles]) -> io::Result<CertificateIndex> {
+        let mut index = CertificateIndex::default();
         for one in files {
-            let identity = pem::identity(&one.cert.content, &one.key.content)
-                .map_err(|(part, why)| io::Error::other(format!("{part}: {why}")))?;
-            index.add(Arc::new(identity));
+            let identity = parse_identity(&one.cert.content, &one.key.content);
+            index.add(Arc::new(identity.map_err(io::Error::other)?));
         }
         Ok(index)
     }
 
     fn add(&mut self, identity: Arc<CertifiedKey>) {
-        let read = identity.end_entity_cert().ok();
-        let read = read.and_then(|der| Certificate::read(der));
-        for host in read.map(|read| read.hosts()).unwrap_or_default() {
+        let certificate = read_certificate(&identity);
+        for host in certificate.map(|one| one.hosts()).unwrap_or_default() {
             let (names, host) = match host.strip_prefix("*.") {
-                Some(parent) => (&mut self.below, parent.to_owned()),
+                Some(parent) => (&mut self.wildcard, parent.to_owned()),
                 None => (&mut self.exact, host),
             };
             names.entry(host).or_default().push(Arc::clone(&identity));
@@ -91,33 +109,80 @@ impl Index {
         self.all.push(identity);
     }
 
-    fn find(&self, name: Option<&str>, known: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+    fn find(&self, name: Option<&str>, schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let usable = |list: &Vec<Arc<CertifiedKey>>| {
-            let can = |one: &&Arc<CertifiedKey>| one.key.choose_scheme(known).is_some();
-            list.iter().find(can).cloned()
+            let can_verify = |one: &&Arc<CertifiedKey>| one.key.choose_scheme(schemes).is_some();
+            list.iter().find(can_verify).cloned()
         };
         let name = name.map(str::to_ascii_lowercase);
         let name = name.as_deref().unwrap_or_default();
         let exact = self.exact.get(name);
-        let wild = || self.below.get(name.split_once('.')?.1);
+        let wildcard = || self.wildcard.get(name.split_once('.')?.1);
         exact
             .and_then(usable)
-            .or_else(|| wild().and_then(usable))
+            .or_else(|| wildcard().and_then(usable))
             .or_else(|| usable(&self.all))
             .or_else(|| self.all.first().cloned())
     }
 }
 
+/// Proofs for a certificate authority. Usually there are none.
+#[derive(Default)]
+pub(crate) struct Challenges {
+    /// The answers of http-01, by token.
+    answers: Mutex<HashMap<String, String>>,
+    /// The certificates of tls-alpn-01, by name.
+    certificates: Mutex<HashMap<String, Arc<CertifiedKey>>>,
+}
+
+fn lock<T>(map: &Mutex<T>) -> MutexGuard<'_, T> {
+    map.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Challenges {
+    pub(super) fn add_answer(&self, token: &str, proof: &str) {
+        lock(&self.answers).insert(token.to_owned(), proof.to_owned());
+    }
+
+    pub(super) fn add_certificate(&self, name: &str, digest: &[u8]) -> Result<(), &'static str> {
+        const WRONG: &str = "no certificate can be made for that name";
+        let mut params = CertificateParams::new(vec![name.to_owned()]).map_err(|_| WRONG)?;
+        params.custom_extensions = vec![CustomExtension::new_acme_identifier(digest)];
+        let key = KeyPair::generate().map_err(|_| WRONG)?;
+        let certificate = params.self_signed(&key).map_err(|_| WRONG)?;
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let chain = vec![certificate.der().clone()];
+        let key = default_provider().key_provider.load_private_key(key);
+        // Not `from_der`: it rejects the critical extension, which only authorities know.
+        let identity = CertifiedKey::new(chain, key.map_err(|_| WRONG)?);
+        lock(&self.certificates).insert(name.to_owned(), Arc::new(identity));
+        Ok(())
+    }
+
+    pub(super) fn clear(&self) {
+        lock(&self.answers).clear();
+        lock(&self.certificates).clear();
+    }
+
+    /// The answer to a request for this path, if it is that of an authority.
+    pub(in crate::server) fn answer_at(&self, path: &str) -> Option<String> {
+        let token = path.strip_prefix(CHALLENGE_PATH)?;
+        lock(&self.answers).get(token).cloned()
+    }
+
+    fn certificate_for(&self, name: Option<&str>) -> Option<Arc<CertifiedKey>> {
+        lock(&self.certificates).get(name?).cloned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
-    use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
-
     use super::*;
     use crate::config::PemFile;
-
+    use rcgen::{CertificateParams, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ED25519};
+    use std::path::PathBuf;
     const P256: SignatureScheme = SignatureScheme::ECDSA_NISTP256_SHA256;
+
     const ED25519: SignatureScheme = SignatureScheme::ED25519;
 
     fn files(hosts: &[&str], kind: &'static rcgen::SignatureAlgorithm) -> IdentityFiles {
@@ -135,7 +200,7 @@ mod tests {
     }
 
     /// The place in the file of what such a client gets.
-    fn found(index: &Index, name: Option<&str>, known: &[SignatureScheme]) -> usize {
+    fn found(index: &CertificateIndex, name: Option<&str>, known: &[SignatureScheme]) -> usize {
         let found = index.find(name, known).unwrap();
         let same = |one: &Arc<CertifiedKey>| Arc::ptr_eq(one, &found);
         index.all.iter().position(same).unwrap()
@@ -149,7 +214,7 @@ mod tests {
             files(&["*.a.test", "a.test"], p256),
             files(&["b.a.test"], p256),
         ];
-        let index = Index::of(&all).unwrap();
+        let index = CertificateIndex::load(&all).unwrap();
         for (name, place) in [
             (Some("default.test"), 0),
             (Some("a.test"), 1),
@@ -171,7 +236,7 @@ mod tests {
             files(&["a.test"], &PKCS_ED25519),
             files(&["a.test"], &PKCS_ECDSA_P256_SHA256),
         ];
-        let index = Index::of(&all).unwrap();
+        let index = CertificateIndex::load(&all).unwrap();
         let name = Some("a.test");
         assert_eq!(found(&index, name, &[P256]), 1);
         assert_eq!(found(&index, name, &[P256, ED25519]), 0);

@@ -1,9 +1,10 @@
-//! The head of a response over HTTP/1.1: what its bytes say. Pure words.
+//! Parses the head of a response of HTTP/1.1. No IO.
 //!
-//! It must never let a head pass that two readers could frame differently. Values are not copied:
-//! they are parts of what was read.
+//! It rejects every head that two readers could frame differently. Header values are not copied:
+//! they share the memory of the read buffer.
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
@@ -13,68 +14,64 @@ use hyper::ext::ReasonPhrase;
 use smallvec::SmallVec;
 
 use crate::http1::content::Content;
-use crate::http1::head::{digits, has_option};
-use crate::upstream::error::Http1Fault;
-use crate::upstream::error::{HeadFault, ProtocolError, UpstreamError};
-use crate::wire::spelling;
+use crate::http1::head::{digits, has_option, header_name};
+use crate::upstream::error::{HeadFault, Http1Fault, ProtocolError, UpstreamError};
 
-/// Bytes in the head of a response.
+/// The most bytes in the head of a response.
 pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
-/// Lines in the head of a response.
+/// The most lines in the head of a response.
 const MAX_LINES: usize = 100;
-/// Lines for whose places no room must be made.
+/// A head with more lines than this allocates.
 const USUAL_LINES: usize = 24;
 
-/// What the request was, as far as it says how its response is to be read.
+/// The facts about a request that decide how its response is read.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Asked {
+pub(super) struct ResponseContext {
     pub(super) is_head: bool,
     pub(super) is_connect: bool,
-    /// It asked for another protocol.
-    pub(super) upgrade: bool,
+    pub(super) asks_upgrade: bool,
 }
 
-impl Asked {
-    /// `upgrade` says whether it asks for a tunnel.
-    pub(super) fn of<B>(request: &Request<B>, upgrade: bool) -> Asked {
-        Asked {
+impl ResponseContext {
+    pub(super) fn new<B>(request: &Request<B>, asks_upgrade: bool) -> ResponseContext {
+        ResponseContext {
             is_head: request.method() == Method::HEAD,
             is_connect: request.method() == Method::CONNECT,
-            upgrade,
+            asks_upgrade,
         }
     }
 }
 
-/// A head that was read.
-pub(super) enum Read {
-    /// Its end has not come yet.
+/// The result of parsing.
+pub(super) enum ParsedHead {
+    /// The end of the head has not come yet.
     Partial,
-    /// It is one before the response itself.
+    /// A 1xx response, which another head follows.
     Interim,
-    /// The response: what follows it, and whether another may.
+    /// The content that follows the head, and whether another response may follow that.
     Final(Content, bool),
 }
 
-/// What the lines of a head say about what is behind it.
+/// The framing that the lines of a head announce.
 #[derive(Default)]
-struct Framing {
+struct ResponseFraming {
     codings: usize,
-    /// The last coding is `chunked`, in the only line and alone in it.
+    /// Whether `chunked` is the only coding.
     is_chunked: bool,
     lengths: usize,
     length: u64,
     fault: Option<Http1Fault>,
-    /// One that is written in a way that others may read otherwise.
+    /// Whether the length is written in a way that others could read differently.
     is_odd: bool,
 }
 
-impl Framing {
-    fn coding(&mut self, value: &[u8]) {
+impl ResponseFraming {
+    fn add_coding(&mut self, value: &[u8]) {
         self.codings += 1;
         self.is_chunked = self.codings == 1 && value.eq_ignore_ascii_case(b"chunked");
     }
 
-    fn length(&mut self, value: &[u8]) {
+    fn add_length(&mut self, value: &[u8]) {
         for number in value.split(|&byte| byte == b',') {
             let is_first = self.lengths == 0;
             self.lengths += 1;
@@ -87,8 +84,8 @@ impl Framing {
         }
     }
 
-    /// What is announced: nothing, or content of some length.
-    fn announced(self, version: Version) -> Result<Option<Content>, UpstreamError> {
+    /// `None` if the head announces no content.
+    fn into_content(self, version: Version) -> Result<Option<Content>, UpstreamError> {
         if self.codings > 0 && version == Version::HTTP_10 {
             return Err(garbage(Http1Fault::CodingInHttp10));
         }
@@ -112,13 +109,8 @@ fn garbage(fault: Http1Fault) -> UpstreamError {
     UpstreamError::Garbage(ProtocolError::Http1(fault))
 }
 
-/// Whether one of the options in a line of `Connection` is `close`.
-pub(super) fn says_close(value: &[u8]) -> bool {
-    has_option(value, b"close")
-}
-
-/// Whether the end of a head can be in `read`, of which `seen` bytes were looked at before. So
-/// that one that comes in drops is not read again for each.
+/// Whether the end of a head can be in `read`; the first `seen` bytes were searched before. A head
+/// that comes in drops is therefore not parsed again for each drop.
 pub(super) fn may_be_complete(read: &[u8], seen: usize) -> bool {
     let new = &read[seen.saturating_sub(3)..];
     memchr::memchr_iter(b'\n', new).any(|at| {
@@ -127,79 +119,82 @@ pub(super) fn may_be_complete(read: &[u8], seen: usize) -> bool {
     })
 }
 
-/// Where a line's name and value are.
-type Place = (u32, u32, u32, u32);
+/// The place of a header line in the read buffer.
+struct LineSpan {
+    name: Range<u32>,
+    value: Range<u32>,
+}
 
-/// The first line, and how long the head is.
-struct Start {
-    length: usize,
+/// The first line, and the length of the whole head.
+struct StatusLine {
+    head_length: usize,
     status: StatusCode,
     version: Version,
     reason: Option<ReasonPhrase>,
 }
 
-/// Takes a head from the front of `read`, and makes that of `answer` of it if it is the response's:
-/// its lines are put into the map there, which is empty.
-pub(super) fn take<B>(
+/// Takes a head from the front of `read`. The head of a final response goes into `response`, whose
+/// header map must be empty.
+pub(super) fn take_head<B>(
     read: &mut BytesMut,
-    answer: &mut Response<B>,
-    asked: Asked,
-) -> Result<Read, UpstreamError> {
-    let mut places = SmallVec::<[Place; USUAL_LINES]>::new();
-    let Some(start) = find(read, &mut places).map_err(garbage)? else {
-        return Ok(Read::Partial);
+    response: &mut Response<B>,
+    context: ResponseContext,
+) -> Result<ParsedHead, UpstreamError> {
+    let mut spans = SmallVec::<[LineSpan; USUAL_LINES]>::new();
+    let Some(first) = parse(read, &mut spans).map_err(garbage)? else {
+        return Ok(ParsedHead::Partial);
     };
-    if start.length > MAX_HEAD_BYTES {
+    if first.head_length > MAX_HEAD_BYTES {
         return Err(garbage(Http1Fault::HeadTooLarge));
     }
-    let head = read.split_to(start.length).freeze();
-    let (status, version) = (start.status, start.version);
+    let head = read.split_to(first.head_length).freeze();
+    let (status, version) = (first.status, first.version);
     if status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(Read::Interim);
+        return Ok(ParsedHead::Interim);
     }
-    let mut framing = Framing::default();
+    let mut framing = ResponseFraming::default();
     let mut close = version != Version::HTTP_11;
-    let headers = answer.headers_mut();
-    headers.reserve(places.len());
-    // Borrowed: an iterator of its own would be moved with all its room.
-    for &place in &places {
-        let (name, value) = line(&head, place).map_err(garbage)?;
+    let headers = response.headers_mut();
+    headers.reserve(spans.len());
+    // By reference: an owning iterator would move the whole array.
+    for span in &spans {
+        let (name, value) = slice_line(&head, span).map_err(garbage)?;
         if name == CONTENT_LENGTH {
-            framing.length(value.as_bytes());
+            framing.add_length(value.as_bytes());
         } else if name == TRANSFER_ENCODING {
-            framing.coding(value.as_bytes());
+            framing.add_coding(value.as_bytes());
         } else if name == CONNECTION {
-            close |= says_close(value.as_bytes());
+            close |= has_option(value.as_bytes(), b"close");
         }
         headers.append(name, value);
     }
-    let announced = framing.announced(version)?;
-    *answer.status_mut() = status;
-    *answer.version_mut() = version;
-    if let Some(reason) = start.reason {
-        answer.extensions_mut().insert(reason);
+    let announced = framing.into_content(version)?;
+    *response.status_mut() = status;
+    *response.version_mut() = version;
+    if let Some(reason) = first.reason {
+        response.extensions_mut().insert(reason);
     }
-    let (content, may_follow) = follows(status, announced, asked)?;
-    Ok(Read::Final(content, may_follow && !close))
+    let (content, may_follow) = apply_context(status, announced, context)?;
+    Ok(ParsedHead::Final(content, may_follow && !close))
 }
 
-/// What follows a head, and whether another may follow that.
-fn follows(
+/// The content that really follows a head, and whether another response may follow that.
+fn apply_context(
     status: StatusCode,
     announced: Option<Content>,
-    asked: Asked,
+    context: ResponseContext,
 ) -> Result<(Content, bool), UpstreamError> {
     let has_any = !matches!(announced, None | Some(Content::Length(0)));
     match status {
-        StatusCode::SWITCHING_PROTOCOLS if !asked.upgrade => {
+        StatusCode::SWITCHING_PROTOCOLS if !context.asks_upgrade => {
             Err(UpstreamError::Head(HeadFault::UnaskedUpgrade))
         }
         StatusCode::SWITCHING_PROTOCOLS => Ok((Content::Nothing, false)),
-        // What is announced where none may be could still come, as the next response.
+        // Forbidden content could still come, and would look like the next response.
         StatusCode::NO_CONTENT => Ok((Content::Nothing, !has_any)),
         StatusCode::NOT_MODIFIED => Ok((Content::Nothing, true)),
-        _ if asked.is_head => Ok((Content::Nothing, true)),
-        _ if asked.is_connect && status.is_success() => Ok((Content::Nothing, false)),
+        _ if context.is_head => Ok((Content::Nothing, true)),
+        _ if context.is_connect && status.is_success() => Ok((Content::Nothing, false)),
         _ => match announced {
             Some(Content::Length(0)) => Ok((Content::Nothing, true)),
             Some(content) => Ok((content, true)),
@@ -208,54 +203,50 @@ fn follows(
     }
 }
 
-/// Where the lines of the head at the front of `read` are; nothing if it is not complete.
-fn find(
+/// Finds the lines of the head at the front of `read`; `None` if it is not complete.
+fn parse(
     read: &[u8],
-    places: &mut SmallVec<[Place; USUAL_LINES]>,
-) -> Result<Option<Start>, Http1Fault> {
+    spans: &mut SmallVec<[LineSpan; USUAL_LINES]>,
+) -> Result<Option<StatusLine>, Http1Fault> {
     let mut lines = [const { MaybeUninit::<httparse::Header<'_>>::uninit() }; MAX_LINES];
     let mut response = httparse::Response::new(&mut []);
     let parsed =
         ParserConfig::default().parse_response_with_uninit_headers(&mut response, read, &mut lines);
-    let Status::Complete(length) = parsed.map_err(Http1Fault::Head)? else {
+    let Status::Complete(head_length) = parsed.map_err(Http1Fault::Head)? else {
         return Ok(None);
     };
     let code = response.code.unwrap_or_default();
     let status = StatusCode::from_u16(code).map_err(|_| Http1Fault::Status)?;
-    let said = response.reason.unwrap_or_default();
+    let reason = response.reason.unwrap_or_default();
     let reason = match status.canonical_reason() {
-        Some(usual) if usual == said => None,
-        _ => ReasonPhrase::try_from(said.as_bytes()).ok(),
+        Some(usual) if usual == reason => None,
+        _ => ReasonPhrase::try_from(reason.as_bytes()).ok(),
     };
     let front = read.as_ptr() as usize;
-    let place = |part: &[u8]| {
+    let span = |part: &[u8]| {
         let from = part.as_ptr() as usize - front;
-        (from as u32, (from + part.len()) as u32)
+        from as u32..(from + part.len()) as u32
     };
-    places.extend(response.headers.iter().map(|header| {
-        let (name, name_end) = place(header.name.as_bytes());
-        let (value, value_end) = place(header.value);
-        (name, name_end, value, value_end)
+    spans.extend(response.headers.iter().map(|header| LineSpan {
+        name: span(header.name.as_bytes()),
+        value: span(header.value),
     }));
-    let version = match response.version {
-        Some(1) => Version::HTTP_11,
-        _ => Version::HTTP_10,
-    };
-    Ok(Some(Start {
-        length,
+    Ok(Some(StatusLine {
+        head_length,
         status,
-        version,
+        version: match response.version {
+            Some(1) => Version::HTTP_11,
+            _ => Version::HTTP_10,
+        },
         reason,
     }))
 }
 
-fn line(
-    head: &Bytes,
-    (name, name_end, value, value_end): Place,
-) -> Result<(HeaderName, HeaderValue), Http1Fault> {
-    let name = spelling::name(&head[name as usize..name_end as usize])
+fn slice_line(head: &Bytes, span: &LineSpan) -> Result<(HeaderName, HeaderValue), Http1Fault> {
+    let name = header_name(&head[span.name.start as usize..span.name.end as usize])
         .ok_or(Http1Fault::Head(httparse::Error::HeaderName))?;
-    let value = HeaderValue::from_maybe_shared(head.slice(value as usize..value_end as usize))
+    let value = head.slice(span.value.start as usize..span.value.end as usize);
+    let value = HeaderValue::from_maybe_shared(value)
         .map_err(|_| Http1Fault::Head(httparse::Error::HeaderValue))?;
     Ok((name, value))
 }
@@ -264,16 +255,16 @@ fn line(
 mod tests {
     use super::*;
 
-    fn read(text: &str, asked: Asked) -> Result<Read, UpstreamError> {
-        take(&mut text.as_bytes().into(), &mut Response::new(()), asked)
+    fn read(text: &str, context: ResponseContext) -> Result<ParsedHead, UpstreamError> {
+        take_head(&mut text.as_bytes().into(), &mut Response::new(()), context)
     }
 
-    /// What follows a head with these lines, as the answer to a GET.
+    /// The content after a head with these lines, in a response to GET.
     fn follows(lines: &str) -> Result<(Content, bool), UpstreamError> {
         let head = format!("HTTP/1.1 200 OK\r\n{lines}\r\n");
-        read(&head, Asked::default()).map(|read| match read {
-            Read::Final(content, may_follow) => (content, may_follow),
-            Read::Partial | Read::Interim => panic!("{head}"),
+        read(&head, ResponseContext::default()).map(|read| match read {
+            ParsedHead::Final(content, may_follow) => (content, may_follow),
+            ParsedHead::Partial | ParsedHead::Interim => panic!("{head}"),
         })
     }
 
@@ -285,8 +276,8 @@ mod tests {
         let mut response = Response::new(());
         response.headers_mut().reserve(30);
         let room = response.headers().capacity();
-        let taken = take(&mut bytes, &mut response, Asked::default()).unwrap();
-        assert!(matches!(taken, Read::Final(Content::UntilEnd, false)));
+        let taken = take_head(&mut bytes, &mut response, ResponseContext::default()).unwrap();
+        assert!(matches!(taken, ParsedHead::Final(Content::UntilEnd, false)));
         assert_eq!(bytes, "rest");
         assert_eq!(response.status(), StatusCode::NOT_FOUND);
         assert_eq!(response.headers().capacity(), room);
@@ -362,26 +353,29 @@ mod tests {
             assert_eq!(follows(&lines).unwrap().1, may_follow, "{lines}");
         }
         let old = "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\ncontent-length: 1\r\n\r\n";
-        let read = read(old, Asked::default());
-        assert!(matches!(read, Ok(Read::Final(Content::Length(1), false))));
+        let read = read(old, ResponseContext::default());
+        assert!(matches!(
+            read,
+            Ok(ParsedHead::Final(Content::Length(1), false))
+        ));
     }
 
     #[test]
     fn the_request_and_the_status_say_whether_anything_follows() {
-        let head = Asked {
+        let head = ResponseContext {
             is_head: true,
-            ..Asked::default()
+            ..ResponseContext::default()
         };
-        let connect = Asked {
+        let connect = ResponseContext {
             is_connect: true,
-            ..Asked::default()
+            ..ResponseContext::default()
         };
-        let upgrade = Asked {
-            upgrade: true,
-            ..Asked::default()
+        let upgrade = ResponseContext {
+            asks_upgrade: true,
+            ..ResponseContext::default()
         };
-        let get = Asked::default();
-        for (status, line, asked, may_follow) in [
+        let get = ResponseContext::default();
+        for (status, line, context, may_follow) in [
             (200, "content-length: 9", head, true),
             (200, "transfer-encoding: chunked", head, true),
             (204, "x: y", get, true),
@@ -393,7 +387,7 @@ mod tests {
             (101, "upgrade: x", upgrade, false),
         ] {
             let text = format!("HTTP/1.1 {status} x\r\n{line}\r\n\r\n");
-            let Ok(Read::Final(Content::Nothing, follows)) = read(&text, asked) else {
+            let Ok(ParsedHead::Final(Content::Nothing, follows)) = read(&text, context) else {
                 panic!("{text}");
             };
             assert_eq!(follows, may_follow, "{text}");
@@ -403,7 +397,7 @@ mod tests {
         assert!(matches!(unasked, Some(UpstreamError::Head(is)) if is == fault));
         for status in [100, 102, 103, 199] {
             let text = format!("HTTP/1.1 {status} x\r\ncontent-length: 3\r\n\r\n");
-            assert!(matches!(read(&text, get), Ok(Read::Interim)));
+            assert!(matches!(read(&text, get), Ok(ParsedHead::Interim)));
         }
     }
 
@@ -413,7 +407,10 @@ mod tests {
         for length in 0..whole.len() {
             let part = &whole[..length];
             assert!(
-                matches!(read(part, Asked::default()), Ok(Read::Partial)),
+                matches!(
+                    read(part, ResponseContext::default()),
+                    Ok(ParsedHead::Partial)
+                ),
                 "{part:?}"
             );
             for seen in 0..=length {
@@ -429,7 +426,12 @@ mod tests {
     #[test]
     fn heads_are_bounded() {
         let lines = |count: usize| format!("HTTP/1.1 200 OK\r\n{}\r\n", "a: b\r\n".repeat(count));
-        let is_read = |text: &str| matches!(read(text, Asked::default()), Ok(Read::Final(..)));
+        let is_read = |text: &str| {
+            matches!(
+                read(text, ResponseContext::default()),
+                Ok(ParsedHead::Final(..))
+            )
+        };
         assert!(is_read(&lines(MAX_LINES)) && !is_read(&lines(MAX_LINES + 1)));
         let long = |length: usize| format!("HTTP/1.1 200 OK\r\na: {}\r\n\r\n", "x".repeat(length));
         let rest = long(0).len();

@@ -1,46 +1,62 @@
-//! A request on its way out over HTTP/1.1: its head and its content as bytes, framed by what is
-//! really sent, and how much of them has been written. Pure words.
+//! A request as bytes of HTTP/1.1 that wait to be written. The framing follows the real content, not
+//! the client's head. No IO.
 
-use std::io::{IoSlice, Write as _};
+use std::io::Write as _;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HeaderMap, HeaderName, TRANSFER_ENCODING};
 use http::{Request, Uri};
+use http_body::Body as _;
 
-use super::head::says_close;
-use crate::http1::write::{put_chunk_size, put_trailers};
-use crate::wire::outflow::{MAX_PIECES, Outflow};
+use crate::body::{BodyError, RequestBody};
+use crate::http1::head::has_option;
+use crate::http1::write::{announced_trailers, put_chunk_size, put_trailers};
+use crate::upstream::deadline::Deadline;
+use crate::wire::Outflow;
 use tidegate_core::exchange::headers::{PrerenderedHeaders, put_line};
 
-/// How a request's content is framed, and what of it is still to come.
+/// The framing of a request's content, and how much of it is still to come.
 #[derive(Debug)]
-pub(super) enum Framing {
+pub(super) enum UploadFraming {
     Nothing,
     Length(u64),
-    /// With these trailers, if they come.
+    /// With the names of the trailers that were announced.
     Chunks(Vec<HeaderName>),
 }
 
-/// The content is not as long as was said.
-#[derive(Debug)]
-pub(super) struct WrongLength;
+impl UploadFraming {
+    /// The framing that the body needs, whatever the head says.
+    pub(super) fn new(request: &Request<RequestBody>) -> UploadFraming {
+        let body = request.body();
+        if body.is_end_stream() {
+            return UploadFraming::Nothing;
+        }
+        match body.size_hint().exact() {
+            Some(length) if !request.headers().contains_key(TRANSFER_ENCODING) => {
+                UploadFraming::Length(length)
+            }
+            _ => UploadFraming::Chunks(announced_trailers(request.headers())),
+        }
+    }
+}
 
-/// See the file's head.
+/// A request as bytes that wait to be written.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    flow: Outflow,
-    /// Whether anything of the request was written, also if it is not here any more.
-    is_touched: bool,
+    pub(super) flow: Outflow,
+    /// Whether any byte of the request was written.
+    pub(super) is_touched: bool,
 }
 
 impl Outbox {
-    /// Begins with a request's head. Whether the connection can be used again, for all that the
-    /// request says.
+    /// Begins with the head of a request. False if the head asks to close the connection after it.
     pub(super) fn begin<B>(
         &mut self,
         request: &Request<B>,
-        beside: Option<&PrerenderedHeaders>,
-        framing: &Framing,
+        prerendered: Option<&PrerenderedHeaders>,
+        framing: &UploadFraming,
     ) -> bool {
         self.flow.clear();
         self.is_touched = false;
@@ -53,78 +69,54 @@ impl Outbox {
         let mut close = false;
         for (name, value) in request.headers() {
             if name == CONTENT_LENGTH || name == TRANSFER_ENCODING {
-                // Whatever it says, it must say what is sent.
+                // The line keeps its place, and gets the real framing as its value.
                 let is_length = name == CONTENT_LENGTH;
-                if !framed && is_length == !matches!(framing, Framing::Chunks(_)) {
+                if !framed && is_length == !matches!(framing, UploadFraming::Chunks(_)) {
                     framed = true;
                     put_framing(out, framing);
                 }
                 continue;
             }
             if name == CONNECTION {
-                close |= says_close(value.as_bytes());
+                close |= has_option(value.as_bytes(), b"close");
             }
             put_line(out, name, value.as_bytes());
         }
-        if !framed && !matches!(framing, Framing::Nothing) {
+        if !framed && !matches!(framing, UploadFraming::Nothing) {
             put_framing(out, framing);
         }
-        if let Some(beside) = beside {
-            out.extend_from_slice(beside.as_bytes());
+        if let Some(prerendered) = prerendered {
+            out.extend_from_slice(prerendered.as_bytes());
         }
         out.extend_from_slice(b"\r\n");
         !close
     }
 
-    /// The connection becomes idle: what it keeps is bounded.
-    pub(super) fn rest(&mut self) {
-        self.flow.rest();
-    }
-
-    /// The head of the last request, if it had no content.
-    pub(super) fn head(&self) -> &[u8] {
-        &self.flow.flat
-    }
-
-    /// Whether nothing of the request was written.
-    pub(super) fn is_untouched(&self) -> bool {
-        !self.is_touched
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.flow.is_empty()
-    }
-
-    /// Whether more content may be put in.
-    pub(super) fn has_room(&self) -> bool {
-        self.flow.has_room()
-    }
-
-    /// Adds a piece of content; whether that is `last`, and what is `left` of it, the framing says.
-    pub(super) fn put(
+    /// Adds a piece of content. Fails if the content has another length than the framing says.
+    fn put(
         &mut self,
         data: Bytes,
-        last: bool,
-        framing: &mut Framing,
-    ) -> Result<(), WrongLength> {
+        is_last: bool,
+        framing: &mut UploadFraming,
+    ) -> Result<(), BodyError> {
         let length = data.len();
         match framing {
-            Framing::Nothing if length > 0 => return Err(WrongLength),
-            Framing::Nothing => {}
-            Framing::Length(left) => {
-                *left = left.checked_sub(length as u64).ok_or(WrongLength)?;
+            UploadFraming::Nothing if length > 0 => return Err(BodyError::Broken),
+            UploadFraming::Nothing => {}
+            UploadFraming::Length(left) => {
+                *left = left.checked_sub(length as u64).ok_or(BodyError::Broken)?;
                 self.flow.push(data);
-                if last && *left > 0 {
-                    return Err(WrongLength);
+                if is_last && *left > 0 {
+                    return Err(BodyError::Broken);
                 }
             }
-            Framing::Chunks(_) => {
+            UploadFraming::Chunks(_) => {
                 if length > 0 {
                     put_chunk_size(&mut self.flow.flat, length);
                     self.flow.push(data);
                     self.flow.flat.extend_from_slice(b"\r\n");
                 }
-                if last {
+                if is_last {
                     self.flow.flat.extend_from_slice(b"0\r\n\r\n");
                 }
             }
@@ -132,74 +124,92 @@ impl Outbox {
         Ok(())
     }
 
-    /// Ends chunks with those of `trailers` that were announced.
-    pub(super) fn put_trailers(
+    /// Ends the content with those trailers that were announced.
+    fn put_trailers(
         &mut self,
         trailers: &HeaderMap,
-        framing: &Framing,
-    ) -> Result<(), WrongLength> {
-        let announced = match framing {
-            Framing::Chunks(announced) => announced,
-            Framing::Nothing | Framing::Length(0) => return Ok(()),
-            Framing::Length(_) => return Err(WrongLength),
-        };
-        put_trailers(&mut self.flow.flat, trailers, announced);
+        framing: &UploadFraming,
+    ) -> Result<(), BodyError> {
+        match framing {
+            UploadFraming::Chunks(announced) => {
+                put_trailers(&mut self.flow.flat, trailers, announced);
+            }
+            UploadFraming::Nothing | UploadFraming::Length(0) => {}
+            UploadFraming::Length(_) => return Err(BodyError::Broken),
+        }
         Ok(())
-    }
-
-    /// What is to be written next, in order.
-    pub(super) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; MAX_PIECES]) -> usize {
-        self.flow.slices(slices)
-    }
-
-    /// The same where it is one piece: a request without content.
-    pub(super) fn flat(&self) -> Option<&[u8]> {
-        self.flow.one()
-    }
-
-    /// So many bytes were written.
-    pub(super) fn advance(&mut self, count: usize) {
-        self.is_touched |= count > 0;
-        self.flow.advance(count);
-    }
-
-    /// Everything was written, and is not needed again.
-    pub(super) fn drop_written(&mut self) {
-        self.flow.clear();
-    }
-
-    /// The pieces of content that wait, which is all of it that was read if nothing was written.
-    pub(super) fn take_back(&mut self) -> Vec<Bytes> {
-        self.flow.take_back()
     }
 }
 
-fn put_framing(out: &mut Vec<u8>, framing: &Framing) {
+/// The content of a request that is still to be sent.
+#[derive(Debug)]
+pub(super) struct Http1Upload {
+    pub(super) body: RequestBody,
+    pub(super) framing: UploadFraming,
+    /// Whether the body was read to its end.
+    pub(super) is_read: bool,
+}
+
+impl Http1Upload {
+    /// Moves content into `outbox` until that is full or the body has ended. Pending while the
+    /// client sends nothing.
+    pub(super) fn fill(
+        &mut self,
+        outbox: &mut Outbox,
+        deadline: &Deadline,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), BodyError>> {
+        while !self.is_read && outbox.flow.has_room() {
+            let polled = Pin::new(&mut self.body).poll_frame(context);
+            deadline.note_upload(polled.is_ready());
+            let Some(frame) = ready!(polled).transpose()? else {
+                self.is_read = true;
+                return Poll::Ready(outbox.put(Bytes::new(), true, &mut self.framing));
+            };
+            match frame.into_data() {
+                Ok(data) => {
+                    self.is_read = self.body.is_end_stream();
+                    outbox.put(data, self.is_read, &mut self.framing)?;
+                }
+                Err(frame) => {
+                    self.is_read = true;
+                    let trailers = frame.into_trailers().unwrap_or_default();
+                    outbox.put_trailers(&trailers, &self.framing)?;
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+fn put_framing(out: &mut Vec<u8>, framing: &UploadFraming) {
     match framing {
-        Framing::Nothing => out.extend_from_slice(b"content-length: 0\r\n"),
-        Framing::Length(length) => {
+        UploadFraming::Nothing => out.extend_from_slice(b"content-length: 0\r\n"),
+        UploadFraming::Length(length) => {
             let mut digits = itoa::Buffer::new();
             put_line(out, &CONTENT_LENGTH, digits.format(*length).as_bytes());
         }
-        Framing::Chunks(_) => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+        UploadFraming::Chunks(_) => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
     }
 }
 
-/// In origin form, or as it is where it is something else.
+/// Writes the target in origin form, or unchanged if it has another form.
 fn put_target(out: &mut Vec<u8>, uri: &Uri) {
     match uri.path_and_query() {
         Some(path) if uri.authority().is_none() && path.as_str().starts_with(['/', '*']) => {
             out.extend_from_slice(path.as_str().as_bytes());
         }
-        // Written to a vector: it cannot fail.
+        // A write into a vector cannot fail.
         _ => drop(write!(out, "{uri}")),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::IoSlice;
+
     use super::*;
-    use crate::http1::write::announced_trailers;
+    use crate::wire::MAX_PIECES;
 
     const GET: &str = "GET /a?b HTTP/1.1\r\nhost: x\r\n";
 
@@ -214,19 +224,19 @@ mod tests {
     /// Everything that waits, written `at_once` bytes at a time.
     fn written(outbox: &mut Outbox, at_once: usize) -> String {
         let mut all = Vec::new();
-        while !outbox.is_empty() {
+        while !outbox.flow.is_empty() {
             let mut slices = [IoSlice::new(&[]); MAX_PIECES];
-            let count = outbox.slices(&mut slices);
+            let count = outbox.flow.slices(&mut slices);
             let next: Vec<u8> = slices[..count]
                 .iter()
                 .flat_map(|slice| slice.to_vec())
                 .collect();
             let length = at_once.min(next.len());
-            if let Some(flat) = outbox.flat() {
+            if let Some(flat) = outbox.flow.single_slice() {
                 assert_eq!(flat, next);
             }
             all.extend_from_slice(&next[..length]);
-            outbox.advance(length);
+            outbox.flow.advance(length);
         }
         String::from_utf8(all).unwrap()
     }
@@ -235,25 +245,25 @@ mod tests {
     fn a_head_says_what_is_sent_and_nothing_else() {
         let length = ("content-length", "7");
         let chunked = ("transfer-encoding", "chunked");
-        let chunks = || Framing::Chunks(Vec::new());
+        let chunks = || UploadFraming::Chunks(Vec::new());
         for (lines, framing, want) in [
-            (&[][..], Framing::Nothing, ""),
-            (&[length], Framing::Nothing, "content-length: 0\r\n"),
-            (&[chunked], Framing::Nothing, ""),
-            (&[], Framing::Length(7), "content-length: 7\r\n"),
+            (&[][..], UploadFraming::Nothing, ""),
+            (&[length], UploadFraming::Nothing, "content-length: 0\r\n"),
+            (&[chunked], UploadFraming::Nothing, ""),
+            (&[], UploadFraming::Length(7), "content-length: 7\r\n"),
             (
                 &[length, length],
-                Framing::Length(7),
+                UploadFraming::Length(7),
                 "content-length: 7\r\n",
             ),
             (
                 &[("content-length", "8")],
-                Framing::Length(7),
+                UploadFraming::Length(7),
                 "content-length: 7\r\n",
             ),
             (
                 &[length, chunked],
-                Framing::Length(7),
+                UploadFraming::Length(7),
                 "content-length: 7\r\n",
             ),
             (&[], chunks(), "transfer-encoding: chunked\r\n"),
@@ -282,7 +292,7 @@ mod tests {
     fn a_request_that_says_close_is_the_last() {
         for (value, may_follow) in [("close", false), ("te, Close", false), ("te", true)] {
             let request = request(&[("connection", value)]);
-            let begun = Outbox::default().begin(&request, None, &Framing::Nothing);
+            let begun = Outbox::default().begin(&request, None, &UploadFraming::Nothing);
             assert_eq!(begun, may_follow, "{value}");
         }
     }
@@ -308,7 +318,7 @@ mod tests {
         let want = head + "5\r\nhello\r\n10\r\n, you over there\r\n0\r\nx-sum: 7\r\n\r\n";
         for at_once in [1, 2, 3, 7, 50, 999] {
             let request = request(&[("trailer", "x-sum, host")]);
-            let mut framing = Framing::Chunks(announced_trailers(request.headers()));
+            let mut framing = UploadFraming::Chunks(announced_trailers(request.headers()));
             let mut outbox = Outbox::default();
             outbox.begin(&request, None, &framing);
             for piece in ["hello", "", ", you over there"] {
@@ -322,7 +332,7 @@ mod tests {
             assert_eq!(written(&mut outbox, at_once), want);
         }
         for at_once in [1, 8, 999] {
-            let (mut outbox, mut framing) = (Outbox::default(), Framing::Length(10));
+            let (mut outbox, mut framing) = (Outbox::default(), UploadFraming::Length(10));
             outbox.begin(&request(&[]), None, &framing);
             outbox.put("hello".into(), false, &mut framing).unwrap();
             outbox.put("world".into(), true, &mut framing).unwrap();
@@ -334,7 +344,7 @@ mod tests {
     #[test]
     fn content_of_another_length_than_was_said_never_looks_whole() {
         let put = |pieces: &[&'static str], last: bool| {
-            let (mut outbox, mut framing) = (Outbox::default(), Framing::Length(5));
+            let (mut outbox, mut framing) = (Outbox::default(), UploadFraming::Length(5));
             let mut pieces = pieces.iter().peekable();
             while let Some(piece) = pieces.next() {
                 let is_last = last && pieces.peek().is_none();
@@ -347,20 +357,20 @@ mod tests {
         assert!(put(&["hello!"], false).is_err());
         assert!(put(&["hell"], true).is_err());
         assert!(put(&["hell"], false).is_err());
-        let nothing = Outbox::default().put("x".into(), true, &mut Framing::Nothing);
+        let nothing = Outbox::default().put("x".into(), true, &mut UploadFraming::Nothing);
         assert!(nothing.is_err());
     }
 
     #[test]
     fn a_head_without_content_stays_and_content_comes_back() {
         let mut outbox = Outbox::default();
-        outbox.begin(&request(&[]), None, &Framing::Nothing);
+        outbox.begin(&request(&[]), None, &UploadFraming::Nothing);
         let head = written(&mut outbox, 9);
-        assert_eq!(outbox.head(), head.as_bytes());
-        let mut framing = Framing::Length(5);
+        assert_eq!(outbox.flow.flat, head.as_bytes());
+        let mut framing = UploadFraming::Length(5);
         outbox.begin(&request(&[]), None, &framing);
         outbox.put("hel".into(), false, &mut framing).unwrap();
-        assert_eq!(outbox.take_back(), ["hel"]);
-        assert!(outbox.is_empty());
+        assert_eq!(outbox.flow.take_back(), ["hel"]);
+        assert!(outbox.flow.is_empty());
     }
 }

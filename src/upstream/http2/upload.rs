@@ -1,7 +1,7 @@
 //! A request's body on its way into a stream, as fast as the server takes it.
 //!
-//! What was read of it is remembered while that is little and no answer has come: a server that
-//! refuses the stream has not looked at it, and the whole request can go elsewhere.
+//! A small body is also copied until a response comes: if the server refuses the stream, the request
+//! can go to another one.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,55 +17,53 @@ use http_body::{Body as _, Frame};
 use crate::body::{BodyError, RequestBody};
 use crate::upstream::deadline::Deadline;
 
-/// Bytes of a body that are remembered at most.
-const MAX_KEPT_BYTES: usize = 64 << 10;
-/// Bytes that one stream asks to send at once, so that it leaves room for the others.
+/// The most bytes of a body that are copied.
+const MAX_COPY_BYTES: usize = 64 << 10;
+/// The most bytes that one stream reserves at once, so that it leaves room for the others.
 const MAX_PIECE_BYTES: usize = 64 << 10;
 
-/// A body that two look at: whoever sends it, and whoever waits for the answer.
+/// A body that two tasks share: one sends it, the other waits for the response.
 #[derive(Debug)]
-pub(super) struct Upload(Mutex<State>);
+pub(super) struct Http2Upload(Mutex<Http2UploadState>);
 
 #[derive(Debug)]
-struct State {
+struct Http2UploadState {
     body: Option<RequestBody>,
-    /// What has been read, if that is all of it.
-    kept: Option<Vec<Bytes>>,
-    flaw: Option<BodyError>,
-    /// Moves as the body moves, until the response's head has come.
+    /// All pieces that were read; `None` if some are missing.
+    copy: Option<Vec<Bytes>>,
+    error: Option<BodyError>,
     deadline: Arc<Deadline>,
 }
 
-impl Upload {
-    pub(super) fn new(body: RequestBody, deadline: Arc<Deadline>) -> Arc<Upload> {
-        Arc::new(Upload(Mutex::new(State {
+impl Http2Upload {
+    pub(super) fn new(body: RequestBody, deadline: Arc<Deadline>) -> Arc<Http2Upload> {
+        Arc::new(Http2Upload(Mutex::new(Http2UploadState {
             body: Some(body),
-            kept: Some(Vec::new()),
-            flaw: None,
+            copy: Some(Vec::new()),
+            error: None,
             deadline,
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Http2UploadState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the body did not reach its end, if that is the client's fault.
-    pub(super) fn flaw(&self) -> Option<BodyError> {
-        self.state().flaw
+    /// The client's error that ended the body early.
+    pub(super) fn error(&self) -> Option<BodyError> {
+        self.lock().error
     }
 
-    /// It will not be asked for again.
-    pub(super) fn forget(&self) {
-        self.state().kept = None;
+    pub(super) fn drop_copy(&self) {
+        self.lock().copy = None;
     }
 
-    /// The body as it was, if that can still be had.
+    /// The complete body, if the copy is complete.
     pub(super) fn take_back(&self) -> Option<RequestBody> {
-        let mut state = self.state();
-        let kept = state.kept.take()?;
+        let mut state = self.lock();
+        let copy = state.copy.take()?;
         let mut body = state.body.take()?;
-        body.put_back(kept);
+        body.put_back(copy);
         Some(body)
     }
 
@@ -73,82 +71,74 @@ impl Upload {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let mut state = self.state();
+        let mut state = self.lock();
         let Some(body) = &mut state.body else {
             return Poll::Ready(None);
         };
         let polled = Pin::new(body).poll_frame(context);
-        state.deadline.upload(polled.is_ready());
+        state.deadline.note_upload(polled.is_ready());
         match &polled {
-            Poll::Ready(Some(Ok(frame))) => state.keep(frame),
-            Poll::Ready(Some(Err(flaw))) => state.flaw = Some(*flaw),
+            Poll::Ready(Some(Ok(frame))) => state.copy(frame),
+            Poll::Ready(Some(Err(error))) => state.error = Some(*error),
             Poll::Ready(None) | Poll::Pending => {}
         }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        let state = self.state();
+        let state = self.lock();
         state.body.as_ref().is_none_or(|body| body.is_end_stream())
     }
 }
 
-impl State {
-    fn keep(&mut self, frame: &Frame<Bytes>) {
-        let Some(kept) = &mut self.kept else {
+impl Http2UploadState {
+    fn copy(&mut self, frame: &Frame<Bytes>) {
+        let Some(copy) = &mut self.copy else {
             return;
         };
-        let before: usize = kept.iter().map(Bytes::len).sum();
+        let before: usize = copy.iter().map(Bytes::len).sum();
         match frame.data_ref() {
-            Some(data) if before + data.len() <= MAX_KEPT_BYTES => kept.push(data.clone()),
-            // Trailers are rare in a request, and not worth a second kind of memory.
-            _ => self.kept = None,
+            Some(data) if before + data.len() <= MAX_COPY_BYTES => copy.push(data.clone()),
+            // Requests rarely have trailers, so they are not copied.
+            _ => self.copy = None,
         }
     }
 }
 
-/// Sends `upload` into `stream` until its end, or until the server wants no more of it.
-pub(super) async fn pump(mut stream: SendStream<Bytes>, upload: Arc<Upload>) {
+/// Sends `upload` into `stream` until its end, or until the server resets the stream.
+pub(super) async fn send_body(mut stream: SendStream<Bytes>, upload: Arc<Http2Upload>) {
     loop {
         let next = poll_fn(|context| match stream.poll_reset(context) {
             Poll::Ready(_) => Poll::Ready(Err(())),
             Poll::Pending => upload.poll_frame(context).map(Ok),
         });
-        let Ok(next) = next.await else {
-            return;
+        let frame = match next.await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(Some(Err(_))) => return stream.send_reset(Reason::CANCEL),
+            // A send fails only on a stream that is over, and the response reports that.
+            Ok(None) => return drop(stream.send_data(Bytes::new(), true)),
+            Err(()) => return,
         };
-        let sent = match next {
-            None => stream.send_data(Bytes::new(), true),
-            Some(Err(_)) => {
-                stream.send_reset(Reason::CANCEL);
-                return;
-            }
-            Some(Ok(frame)) => {
-                let ends = upload.is_end_stream();
-                match frame.into_data() {
-                    Ok(data) => {
-                        if !send(&mut stream, data, ends).await || ends {
-                            return;
-                        }
-                        continue;
-                    }
-                    Err(frame) => match frame.into_trailers() {
-                        Ok(trailers) => stream.send_trailers(sendable(trailers)),
-                        Err(_) => continue,
-                    },
+        let ends = upload.is_end_stream();
+        match frame.into_data() {
+            Ok(data) => {
+                if !send_piece(&mut stream, data, ends).await || ends {
+                    return;
                 }
             }
-        };
-        // Refused only when the stream is over, which its answer tells.
-        let _ = sent;
-        return;
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    return drop(stream.send_trailers(filter_trailers(trailers)));
+                }
+            }
+        }
     }
 }
 
-/// Sends one piece as the server makes room for it; false if it will not.
-async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: bool) -> bool {
+/// Sends one piece as the server makes room for it; false if the stream is over.
+async fn send_piece(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: bool) -> bool {
     if data.is_empty() {
-        // A client's last frame is often empty, and says that it has ended.
+        // The last frame of a client is often empty and only marks the end.
         return !ends || stream.send_data(data, true).is_ok();
     }
     while !data.is_empty() {
@@ -177,8 +167,8 @@ async fn send(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: bool) -> bo
     true
 }
 
-/// Trailers without what HTTP/2 has no place for.
-fn sendable(mut trailers: HeaderMap) -> HeaderMap {
+/// Removes the lines that HTTP/2 does not allow.
+fn filter_trailers(mut trailers: HeaderMap) -> HeaderMap {
     for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE] {
         trailers.remove(name);
     }

@@ -1,7 +1,7 @@
 //! What a key costs the server: the figures of `docs/limits.md`.
 
 use tidegate::limit::{Algorithm, Rate, Rule};
-use tidegate::store::batch::{Call, Group, SCRIPT, encode};
+use tidegate::store::batch::{Group, SCRIPT, ScriptCall, ScriptName, write};
 
 use crate::support::{RedisServer, limit, one};
 
@@ -22,7 +22,15 @@ fn bytes(server: &RedisServer, rule: Rule) -> u64 {
     for place in 0..rule.units {
         let now_us = START_US + place * rule.window_us / rule.units;
         let groups = [Group::one(&charge)].into_iter();
-        calls.add_command(encode(Call::Known(&known), ("b:", 7), groups, Some(now_us)));
+        let call = ScriptCall {
+            script: ScriptName::Hash(&known),
+            prefix: "b:",
+            holder: 7,
+            now_us: Some(now_us),
+        };
+        let mut command = redis::Cmd::new();
+        write(&mut command, call, groups);
+        calls.add_command(command);
     }
     calls.exec(&mut connection).unwrap();
     let keys: Vec<String> = redis::cmd("KEYS")

@@ -10,6 +10,7 @@ use tidegate::limit::{Algorithm, Charge, Rule};
 use tidegate::store::fleet::Fleet;
 use tidegate::store::hash_key::KeyRing;
 use tidegate::store::memory::Memory;
+use tidegate::store::recovery::Recovery;
 
 use crate::support::{item, limit, log_rule, memory_settings, one};
 
@@ -121,7 +122,8 @@ fn the_store_that_stands_in_enforces_this_proxys_share() {
     let settings = memory_settings();
     let fleet = Arc::new(Fleet::of(4));
     let keys = KeyRing::new(&settings).unwrap();
-    let local = Memory::local(&settings, keys, Micros::monotonic(), (None, fleet));
+    let recovery = Arc::new(Recovery::new(fleet, [1; 16], 1));
+    let local = Memory::new(&settings, keys, Micros::monotonic(), None).stand_in(&recovery);
     let limit = limit("share", log_rule(10, MINUTE));
     local.keep_warm(&one(&limit, 1, 1));
     assert!(local.charge(&one(&limit, 1, 1)).allowed);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use tidegate::limit::{Algorithm, Charge, Decision, Limit, Retry, Rule, Verdict};
-use tidegate::store::batch::{Call, Group, Operation, Reply, SCRIPT, encode};
+use tidegate::store::batch::{Group, Operation, Reply, SCRIPT, ScriptCall, ScriptName, write};
 
 use super::model::{Models, named};
 use crate::support::{Chance, RedisServer, item, limit};
@@ -38,12 +38,14 @@ impl Script {
 
     /// Groups of equal requests: every request's decision.
     fn run(&mut self, groups: &[Group<'_>], now_us: u64) -> Vec<Vec<Decision>> {
-        let command = encode(
-            Call::Known(&self.known),
-            ("t:", 7),
-            groups.iter().copied(),
-            Some(now_us),
-        );
+        let call = ScriptCall {
+            script: ScriptName::Hash(&self.known),
+            prefix: "t:",
+            holder: 7,
+            now_us: Some(now_us),
+        };
+        let mut command = redis::Cmd::new();
+        write(&mut command, call, groups.iter().copied());
         // The server's own clock runs on while the trace's may stand: nothing may expire by it.
         let mut at_once = redis::pipe();
         at_once.atomic().add_command(command.clone());

@@ -1,31 +1,32 @@
-//! The PROXY protocol's header, versions 1 and 2, as HAProxy specifies them: whom a balancer in
-//! front of us says that it speaks for.
+//! The header of the PROXY protocol, versions 1 and 2, as HAProxy specifies them. A balancer in
+//! front of us names its client in it.
 //!
-//! Pure. It must never take part of what follows a header for the header, nor the other way round.
+//! Pure. It must never confuse the header with the bytes behind it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const SIGNATURE_1: &[u8] = b"PROXY ";
 const SIGNATURE_2: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
-/// Bytes of a header of version 1, and of one of version 2 with everything that comes with it.
+/// The largest header of version 1, bytes.
 const MOST_1: usize = 107;
+/// The largest header of version 2 with its extensions, bytes.
 const MOST_2: usize = 4096;
 
-/// What the first bytes of a connection are.
+/// The first bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parsed {
-    /// A header of so many bytes, and whom it names; nobody if the peer speaks for itself.
+pub enum ProxyHeader {
+    /// A header of so many bytes, and the client; `None` if the peer speaks for itself.
     Header(usize, Option<IpAddr>),
-    /// The beginning of what may be one.
+    /// The beginning of a possible header.
     Part,
-    /// None.
+    /// No header.
     Other,
-    /// One that cannot be understood.
+    /// A malformed header.
     Broken,
 }
 
-/// What these bytes are, which a connection began with.
-pub fn parse(bytes: &[u8]) -> Parsed {
+/// Reads the first bytes of a connection.
+pub fn parse(bytes: &[u8]) -> ProxyHeader {
     let begins = |signature: &[u8]| {
         let common = bytes.len().min(signature.len());
         bytes[..common] == signature[..common]
@@ -35,47 +36,47 @@ pub fn parse(bytes: &[u8]) -> Parsed {
     } else if begins(SIGNATURE_2) {
         parse_2(bytes)
     } else {
-        Parsed::Other
+        ProxyHeader::Other
     }
 }
 
-fn parse_1(bytes: &[u8]) -> Parsed {
+fn parse_1(bytes: &[u8]) -> ProxyHeader {
     let bounded = &bytes[..bytes.len().min(MOST_1)];
     let Some(end) = bounded.windows(2).position(|pair| pair == b"\r\n") else {
         return if bytes.len() < MOST_1 {
-            Parsed::Part
+            ProxyHeader::Part
         } else {
-            Parsed::Broken
+            ProxyHeader::Broken
         };
     };
     let Ok(line) = std::str::from_utf8(&bounded[..end]) else {
-        return Parsed::Broken;
+        return ProxyHeader::Broken;
     };
     let is_port =
         |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok();
     let words: Vec<&str> = line.split(' ').collect();
     match words.as_slice() {
-        ["PROXY", "UNKNOWN", ..] => Parsed::Header(end + 2, None),
+        ["PROXY", "UNKNOWN", ..] => ProxyHeader::Header(end + 2, None),
         ["PROXY", family, from, to, ports @ ..]
             if ports.len() == 2 && ports.iter().all(|port| is_port(port)) =>
         {
             match (*family, from.parse(), to.parse()) {
                 ("TCP4", Ok(IpAddr::V4(from)), Ok(IpAddr::V4(_))) => {
-                    Parsed::Header(end + 2, Some(from.into()))
+                    ProxyHeader::Header(end + 2, Some(from.into()))
                 }
                 ("TCP6", Ok(IpAddr::V6(from)), Ok(IpAddr::V6(_))) => {
-                    Parsed::Header(end + 2, Some(from.into()))
+                    ProxyHeader::Header(end + 2, Some(from.into()))
                 }
-                _ => Parsed::Broken,
+                _ => ProxyHeader::Broken,
             }
         }
-        _ => Parsed::Broken,
+        _ => ProxyHeader::Broken,
     }
 }
 
-fn parse_2(bytes: &[u8]) -> Parsed {
+fn parse_2(bytes: &[u8]) -> ProxyHeader {
     let Some(&[command, family, high, low]) = bytes.get(12..16) else {
-        return Parsed::Part;
+        return ProxyHeader::Part;
     };
     let content = usize::from(high) << 8 | usize::from(low);
     let length = 16 + content;
@@ -86,25 +87,25 @@ fn parse_2(bytes: &[u8]) -> Parsed {
         _ => 0,
     };
     if command >> 4 != 2 || length > MOST_2 || (command == 0x21 && content < least) {
-        return Parsed::Broken;
+        return ProxyHeader::Broken;
     }
     let Some(content) = bytes.get(16..length) else {
-        return Parsed::Part;
+        return ProxyHeader::Part;
     };
     match (command & 15, family) {
-        // Of the peer itself, as when it looks whether we are well.
-        (0, _) => Parsed::Header(length, None),
+        // LOCAL: the peer speaks for itself, for example in a health check.
+        (0, _) => ProxyHeader::Header(length, None),
         (1, 0x11) => {
             let from = content.first_chunk().map(|from: &[u8; 4]| (*from).into());
-            Parsed::Header(length, from.map(|from: Ipv4Addr| from.into()))
+            ProxyHeader::Header(length, from.map(|from: Ipv4Addr| from.into()))
         }
         (1, 0x21) => {
             let from = content.first_chunk().map(|from: &[u8; 16]| (*from).into());
-            Parsed::Header(length, from.map(|from: Ipv6Addr| from.into()))
+            ProxyHeader::Header(length, from.map(|from: Ipv6Addr| from.into()))
         }
-        // A unix socket, and what it does not know, have no address.
-        (1, 0x31 | 0x00) => Parsed::Header(length, None),
-        _ => Parsed::Broken,
+        // Unix sockets and unknown protocols have no address.
+        (1, 0x31 | 0x00) => ProxyHeader::Header(length, None),
+        _ => ProxyHeader::Broken,
     }
 }
 
@@ -121,9 +122,9 @@ mod tests {
     fn check(header: &[u8], ip: Option<&str>) {
         let ip = ip.map(|ip| ip.parse().unwrap());
         let more = [header, b"GET / HTTP/1.1\r\n"].concat();
-        assert_eq!(parse(&more), Parsed::Header(header.len(), ip));
+        assert_eq!(parse(&more), ProxyHeader::Header(header.len(), ip));
         for length in 0..header.len() {
-            assert_eq!(parse(&header[..length]), Parsed::Part, "{length}");
+            assert_eq!(parse(&header[..length]), ProxyHeader::Part, "{length}");
         }
     }
 
@@ -168,7 +169,7 @@ mod tests {
             "PROXY \r\n",
             &long,
         ] {
-            assert_eq!(parse(line.as_bytes()), Parsed::Broken, "{line}");
+            assert_eq!(parse(line.as_bytes()), ProxyHeader::Broken, "{line}");
         }
         for header in [
             two(0x11, 0x11, &[0; 12]),
@@ -178,10 +179,10 @@ mod tests {
             two(0x21, 0x21, &[0; 35]),
             two(0x21, 0x11, &[0; 5000]),
         ] {
-            assert_eq!(parse(&header), Parsed::Broken, "{:?}", &header[..16]);
+            assert_eq!(parse(&header), ProxyHeader::Broken, "{:?}", &header[..16]);
         }
-        assert_eq!(parse(b"GET / HTTP/1.1"), Parsed::Other);
-        assert_eq!(parse(b"PRI * HTTP/2.0"), Parsed::Other);
-        assert_eq!(parse(b"\x16\x03\x01"), Parsed::Other);
+        assert_eq!(parse(b"GET / HTTP/1.1"), ProxyHeader::Other);
+        assert_eq!(parse(b"PRI * HTTP/2.0"), ProxyHeader::Other);
+        assert_eq!(parse(b"\x16\x03\x01"), ProxyHeader::Other);
     }
 }

@@ -1,7 +1,8 @@
-//! Where things are: addresses to listen on, networks, upstreams' URLs.
+//! Addresses to listen on, networks, and upstreams' URLs.
 //!
-//! Pure: text in, parts out. What an error says after a `;` is what to write instead.
+//! Pure: text in, parts out. The part of an error after a `;` is its help.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -9,10 +10,11 @@ use std::path::PathBuf;
 use ipnet::IpNet;
 
 use super::Listen;
+use super::reader::Located;
 use super::section::Section;
+use super::values::TextForm;
 use crate::route::host_of;
 
-/// One upstream server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ServerAddress {
     /// Plain HTTP/1.1 over TCP: host name or address (lower case, IPv6 without brackets), and port.
@@ -26,7 +28,7 @@ pub enum ServerAddress {
 }
 
 impl ServerAddress {
-    /// What its URL begins with, before `:`.
+    /// The scheme of its URL.
     pub fn scheme(&self) -> &'static str {
         match self {
             ServerAddress::Http(..) => "http",
@@ -36,13 +38,13 @@ impl ServerAddress {
         }
     }
 
-    /// Its host and port, where its host is a name that has to be looked up.
+    /// Its host and port, if the host is a name and not an address.
     pub fn name(&self) -> Option<(&str, u16)> {
         self.host_and_port()
             .filter(|(host, _)| host.parse::<IpAddr>().is_err())
     }
 
-    /// The same at one of its addresses.
+    /// The same server at one of its addresses.
     pub fn at(&self, address: SocketAddr) -> ServerAddress {
         let (host, port) = (address.ip().to_string(), address.port());
         match self {
@@ -63,7 +65,7 @@ impl ServerAddress {
         }
     }
 
-    /// The same server; a socket is where `place` says.
+    /// The same server; `place` resolves the path of a socket.
     pub(super) fn within(self, place: impl FnOnce(PathBuf) -> PathBuf) -> ServerAddress {
         match self {
             ServerAddress::Unix(path) => ServerAddress::Unix(place(path)),
@@ -71,8 +73,7 @@ impl ServerAddress {
         }
     }
 
-    /// What stands in `Host` for a request that came without one: a port that goes without saying
-    /// is not named.
+    /// The value of `Host` for a request that came without one. It leaves out the scheme's port.
     pub fn authority(&self) -> String {
         let Some((host, port)) = self.host_and_port() else {
             return "localhost".to_owned();
@@ -81,12 +82,18 @@ impl ServerAddress {
             ServerAddress::Https(..) => 443,
             _ => 80,
         };
-        match (host.contains(':'), port == usual) {
-            (false, true) => host.to_owned(),
-            (false, false) => format!("{host}:{port}"),
-            (true, true) => format!("[{host}]"),
-            (true, false) => format!("[{host}]:{port}"),
+        match port == usual {
+            true => bracketed(host).into_owned(),
+            false => format!("{}:{port}", bracketed(host)),
         }
+    }
+}
+
+/// A host as it stands in a URL: an IPv6 address in brackets.
+fn bracketed(host: &str) -> Cow<'_, str> {
+    match host.contains(':') {
+        true => Cow::Owned(format!("[{host}]")),
+        false => Cow::Borrowed(host),
     }
 }
 
@@ -97,19 +104,15 @@ impl fmt::Display for ServerAddress {
             ServerAddress::Unix(path) => write!(f, "{scheme}:{}", path.display()),
             ServerAddress::Http(host, port)
             | ServerAddress::Https(host, port)
-            | ServerAddress::H2c(host, port) => match host.contains(':') {
-                true => write!(f, "{scheme}://[{host}]:{port}"),
-                false => write!(f, "{scheme}://{host}:{port}"),
-            },
+            | ServerAddress::H2c(host, port) => {
+                write!(f, "{scheme}://{}:{port}", bracketed(host))
+            }
         }
     }
 }
 
-/// What is wrong with an address: a label, and after a `;` the help.
-pub(super) type Wrong = &'static str;
-
 /// Reads `:8080`, `127.0.0.1:8080`, `[::]:8080` or `unix:/run/proxy.sock`.
-pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
+pub(super) fn listen(text: &str) -> Result<Listen, &'static str> {
     if let Some(path) = text.strip_prefix("unix:") {
         return socket_path(path).map(Listen::Unix);
     }
@@ -117,10 +120,7 @@ pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
         let port = port
             .parse()
             .map_err(|_| "a port is a number from 0 to 65535")?;
-        return Ok(Listen::Tcp(SocketAddr::new(
-            IpAddr::V6(Ipv6Addr::UNSPECIFIED),
-            port,
-        )));
+        return Ok(Listen::Tcp((Ipv6Addr::UNSPECIFIED, port).into()));
     }
     if let Ok(address) = text.parse() {
         return Ok(Listen::Tcp(address));
@@ -149,7 +149,7 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
         .map_err(|_| not_a_network(text))
 }
 
-/// What is wrong with a network, and what was probably meant.
+/// The reason why a text is no network, and the network that it most likely means.
 fn not_a_network(text: &str) -> String {
     if let Some((address, prefix)) = text.split_once('/')
         && let Ok(address) = address.parse::<IpAddr>()
@@ -198,13 +198,13 @@ fn not_a_network(text: &str) -> String {
     "neither an address nor a network; write for example `10.0.0.0/8`".to_owned()
 }
 
-/// Whether a text can only be meant as a server's address: upstreams' names have no `:` and no `/`.
+/// Whether a text can only be a server's address: names of upstreams have no `:` and no `/`.
 pub(super) fn is_server(text: &str) -> bool {
     text.contains([':', '/'])
 }
 
 /// Reads `http://10.0.1.10:3000` or `unix:/run/app.sock`.
-pub(super) fn server(text: &str) -> Result<ServerAddress, Wrong> {
+pub(super) fn server(text: &str) -> Result<ServerAddress, &'static str> {
     if let Some(path) = text.strip_prefix("unix:") {
         return socket_path(path).map(ServerAddress::Unix);
     }
@@ -239,7 +239,7 @@ pub(super) fn server(text: &str) -> Result<ServerAddress, Wrong> {
     })
 }
 
-/// How an upstream that is given as a URL is called: its address in one spelling.
+/// The name of an upstream that is given as a URL: its address in one spelling.
 pub(super) fn server_name(server: &ServerAddress) -> String {
     match server {
         ServerAddress::Unix(path) => format!("unix:{}", path.display()),
@@ -248,7 +248,7 @@ pub(super) fn server_name(server: &ServerAddress) -> String {
 }
 
 /// Host in lower case and without brackets, and port.
-pub(super) fn host_and_port(authority: &str, default: u16) -> Result<(String, u16), Wrong> {
+pub(super) fn host_and_port(authority: &str, default: u16) -> Result<(String, u16), &'static str> {
     if authority.is_empty() {
         return Err("the host is missing");
     }
@@ -267,21 +267,32 @@ pub(super) fn host_and_port(authority: &str, default: u16) -> Result<(String, u1
 }
 
 impl Section<'_> {
-    /// An address to listen on; a socket's path begins from the file's folder.
-    pub(super) fn listen_at(&self, text: &str) -> Result<Listen, Wrong> {
-        Ok(match listen(text)? {
-            Listen::Unix(path) => Listen::Unix(self.path(path)),
-            tcp => tcp,
-        })
+    /// The addresses to listen on. Without addresses the proxy must have `[tls]`.
+    pub(super) fn listen_addresses(&mut self, key: &'static str) -> Vec<Located<Listen>> {
+        let default = self.default_text(key).to_owned();
+        let texts = self.texts(key).unwrap_or_else(|| {
+            let default = Located::new(default, &self.span);
+            Located::new(vec![default], &self.span)
+        });
+        if texts.value.is_empty() && !self.has("tls") {
+            self.out_of_range(key, &texts, "one or more addresses");
+        }
+        let read = |text: &str| {
+            Ok::<_, &'static str>(match listen(text)? {
+                Listen::Unix(path) => Listen::Unix(self.path(path)),
+                tcp => tcp,
+            })
+        };
+        self.parse_all(key, Some(texts), TextForm::LISTEN, read)
     }
 
-    /// The same for a server.
-    pub(super) fn server_at(&self, text: &str) -> Result<ServerAddress, Wrong> {
+    /// Parses a server. The path of a socket starts from the file's folder.
+    pub(super) fn server_at(&self, text: &str) -> Result<ServerAddress, &'static str> {
         Ok(server(text)?.within(|path| self.path(path)))
     }
 }
 
-pub(super) fn socket_path(path: &str) -> Result<PathBuf, Wrong> {
+pub(super) fn socket_path(path: &str) -> Result<PathBuf, &'static str> {
     // What the kernel's sockaddr_un holds.
     const MAX_PATH: usize = 107;
     match path.len() {

@@ -1,13 +1,13 @@
-//! What to write instead of a text that could not be read, where its own error does not say so:
-//! a guess at what a person meant who knows other programs' ways. Pure.
+//! Advice for a text that could not be read, where its own error has none: a guess from the ways
+//! in which other programs write such texts. Pure.
 
 use super::diagnostic::Code;
 use crate::limit::key::{ApiKeySource, Key};
 use crate::limit::rate::{Rate, parse_duration};
 use crate::route::{HostPattern, PathPattern};
 
-/// Advice for a text of this kind.
-pub(super) fn of(code: Code, text: &str) -> Option<String> {
+/// The advice for a text whose finding has this code.
+pub(super) fn for_text(code: Code, text: &str) -> Option<String> {
     let text = text.trim();
     match code {
         Code::BadRate => rate(text),
@@ -46,7 +46,7 @@ fn rate(text: &str) -> Option<String> {
         (count, window)
     };
     let count = count_of(count).filter(|count| *count > 0.0)?;
-    // A window that is longer makes a fraction whole.
+    // A longer window makes a fraction whole.
     let times = [1.0, 2.0, 4.0, 5.0, 10.0, 20.0, 50.0, 100.0];
     let times = times
         .into_iter()
@@ -63,7 +63,7 @@ fn rate(text: &str) -> Option<String> {
     Some(format!("write `{rate}`"))
 }
 
-/// A count as people write it: `100`, `10k`, `10,000`, `100 requests`, `0.5`.
+/// Reads a count in one of these spellings: `100`, `10k`, `10,000`, `100 requests`, `0.5`.
 fn count_of(text: &str) -> Option<f64> {
     let text = text.trim();
     let words = [
@@ -199,9 +199,9 @@ fn pattern(text: &str) -> Option<String> {
         .map(|(at, segment)| match *segment {
             "**" => "*".to_owned(),
             "*" if at < last => "{name}".to_owned(),
-            segment => match foreign(segment) {
+            segment => match parameter_name(segment) {
                 Some(name) => format!("{{{name}}}"),
-                None => bare(segment),
+                None => without_suffix(segment),
             },
         });
     let mended: Vec<String> = mended.collect();
@@ -217,7 +217,7 @@ fn pattern(text: &str) -> Option<String> {
 
 /// The name of a parameter as other programs write it, or with one brace: `:id`, `<int:id>`,
 /// `[id]`, `{id`.
-fn foreign(segment: &str) -> Option<&str> {
+fn parameter_name(segment: &str) -> Option<&str> {
     let within = |open: char, close: char| segment.strip_prefix(open)?.strip_suffix(close);
     let name = segment
         .strip_prefix(':')
@@ -228,8 +228,8 @@ fn foreign(segment: &str) -> Option<&str> {
     Some(name.rsplit(':').next().unwrap_or(name))
 }
 
-/// A segment without what is left out of matching at its end.
-fn bare(segment: &str) -> String {
+/// A segment without the end that matching ignores.
+fn without_suffix(segment: &str) -> String {
     let name = segment.split(';').next().unwrap_or_default();
     let escaped = name.to_ascii_lowercase().find("%3b");
     let name = &name[..escaped.unwrap_or(name.len())];
@@ -255,114 +255,6 @@ fn http(text: &str) -> Option<String> {
     }
     let joined = words.join("-").to_lowercase();
     (words.len() > 1).then(|| format!("names of headers have no spaces: `{joined}`?"))
-}
-
-/// What a setting of another program is here; nothing for what is only misspelt.
-pub(super) fn habit(section: &str, key: &str) -> Option<&'static str> {
-    of_limits(section, key).or_else(|| of_others(section, key))
-}
-
-fn of_limits(section: &str, key: &str) -> Option<&'static str> {
-    const RATE: &str = "a rate is one text, with its window: `rate = \"100/min\"`";
-    const KEY: &str = "what requests are counted by is `key`, for example `key = \"ip\"`";
-    let text = match (section, key) {
-        ("limit.NAME", "burst" | "nodelay" | "delay") => {
-            "a rate lets its whole count through at once; to bound a burst, add a rate with a \
-             short window: `rate = [\"100/min\", \"10/s\"]`"
-        }
-        (
-            "limit.NAME",
-            "average"
-            | "period"
-            | "requests_per_unit"
-            | "unit"
-            | "requests"
-            | "per"
-            | "window"
-            | "count"
-            | "limit"
-            | "interval"
-            | "duration"
-            | "max"
-            | "seconds"
-            | "per_second"
-            | "requests_per_second"
-            | "requests_per_minute"
-            | "rps"
-            | "rpm",
-        ) => RATE,
-        ("limit.NAME", "by" | "keys" | "limit_by" | "group_by" | "source" | "per_ip") => KEY,
-        ("limit.NAME", "dry_run" | "dryrun" | "log_only" | "report_only" | "monitor") => {
-            "count without denying by `shadow = true`"
-        }
-        ("limit.NAME", "fail_open" | "failure_mode" | "failure_mode_deny") => {
-            "what an outage means is `on_error = \"local\"`, `\"allow\"` or `\"deny\"`"
-        }
-        ("limit.NAME", "whitelist" | "allowlist" | "skip" | "except") => {
-            "whom a limit leaves alone is `exempt = [\"10.0.0.0/8\"]`"
-        }
-        _ => return None,
-    };
-    Some(text)
-}
-
-fn of_others(section: &str, key: &str) -> Option<&'static str> {
-    let text = match (section, key) {
-        ("route", "rate" | "key") => {
-            "limits have a `rate` and a `key`; a route names them, or a rate in place: \
-             `limits = [\"100/min\"]`"
-        }
-        ("route", "limit") => "did you mean `limits`?",
-        ("route", "rewrite" | "strip" | "path_prefix") => {
-            "did you mean `strip_prefix`, or `add_prefix`?"
-        }
-        ("route", "proxy_pass" | "target" | "backend" | "service" | "to" | "url") => {
-            "where requests go is `upstream = \"http://127.0.0.1:3000\"`"
-        }
-        ("route", "status" | "return" | "body") => {
-            "an answer without upstream is `respond = { status = 404, body = \"gone\" }`"
-        }
-        ("route", "method") => "did you mean `methods`?",
-        (
-            "upstream.NAME",
-            "url" | "urls" | "server" | "target" | "targets" | "hosts" | "address",
-        ) => "did you mean `servers`?",
-        ("upstream.NAME", "lb" | "load_balancing" | "policy" | "strategy") => {
-            "did you mean `balance`?"
-        }
-        ("upstream.NAME", "health_check" | "healthcheck" | "check") => "did you mean `health`?",
-        ("", "redis") => "where counts live is `[store]`: `url = \"redis://HOST:6379\"`",
-        ("", "port" | "bind" | "address" | "addr") => "did you mean `listen = \":8080\"`?",
-        ("", "backend" | "backends" | "target" | "proxy_pass" | "to") => {
-            "where requests go is `upstream = \"http://127.0.0.1:3000\"`"
-        }
-        ("", "rate" | "rate_limit" | "ratelimit" | "key") => {
-            "a limit is a section: `[limit.default]` with `rate` and `key`"
-        }
-        ("", "cert" | "certificate" | "certificates" | "ssl") => {
-            "TLS has a section: `[tls]` with `listen` and `certificates`"
-        }
-        ("", "otel" | "opentelemetry" | "otlp" | "telemetry" | "trace" | "traces") => {
-            "traces have a section: `[tracing]` with `endpoint = \"http://127.0.0.1:4318\"`"
-        }
-        ("tracing", "url" | "exporter" | "collector" | "address") => "did you mean `endpoint`?",
-        ("tracing", "sampling" | "ratio" | "rate" | "sampler" | "sample_rate") => {
-            "did you mean `sample`? It is a share: `sample = 0.01`"
-        }
-        ("tracing", "headers" | "token" | "authorization") => {
-            "headers may be secrets: `headers_file = \"/run/secrets/otlp-headers\"`"
-        }
-        ("tracing", "interval") => "did you mean `every`?",
-        ("", "workers" | "threads") => "it is a setting of `[server]`: `workers = 4`",
-        ("store", "host" | "port" | "address" | "addr" | "redis") => {
-            "where Redis is is one URL: `url = \"redis://HOST:6379\"`"
-        }
-        ("store", "password" | "pass") => {
-            "a password stands in the URL, `redis://:${PASSWORD}@HOST`, or in `password_file`"
-        }
-        _ => return None,
-    };
-    Some(text)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `[api_key]`: where clients carry their keys, and which keys are known. `[tier] keys_file` names
+//! `[api_key]`: where clients carry their keys, and the known keys. `keys_file` of `[tier]` has
 //! known keys as well: both files are read here.
 
 use std::collections::HashMap;
@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock};
 use toml::de::DeValue;
 
 use super::Config;
-use super::diagnostic::{Code, Diagnostic, Span};
+use super::diagnostic::{Code, Diagnostic, TextSpan};
 use super::files::list_lines;
-use super::reader::At;
-use super::section::Section;
+use super::reader::{Located, ValueKind, values};
+use super::section::{self, Section};
 use super::values::TextForm;
 use crate::limit::Limit;
 use crate::limit::key::{
@@ -22,33 +22,33 @@ use crate::limit::key::{
 const MAX_KEYS: usize = 1_000_000;
 /// Bytes of a line.
 const MAX_LINE: usize = 4096;
-/// Characters of a name or a tier.
+/// Characters of a name.
 const MAX_WORD: usize = 64;
-/// Wrong lines of a file that are told.
-pub(super) const MAX_TOLD: usize = 5;
-/// What begins a key's SHA-256.
+/// Wrong lines of one file that are reported, at most.
+pub(super) const MAX_REPORTED: usize = 5;
+/// The prefix of a key's SHA-256.
 const HASHED: &str = "sha256:";
 
-/// `[api_key]` as it was read, with the keys of all files.
+/// `[api_key]`, with the keys of all files.
 pub(super) struct RawKeys {
     from: ApiKeySources,
     unknown: UnknownKey,
-    known: KeyList,
-    /// Where it is said what unknown keys are, if it is.
-    pub(super) unknown_span: Option<Span>,
+    pub(super) known: KeyList,
+    /// The place of `unknown`, if the file has it.
+    pub(super) unknown_span: Option<TextSpan>,
 }
 
 /// Known keys, gathered from files.
 #[derive(Default)]
 pub(super) struct KeyList {
-    /// Each key's place in `said`.
-    places: HashMap<KeyDigest, usize>,
-    said: Vec<(KeyDigest, KeyLine)>,
-    /// Whether a file was named, be it readable or not.
-    named: bool,
+    /// Each key's index in `lines`.
+    indexes: HashMap<KeyDigest, usize>,
+    lines: Vec<(KeyDigest, KeyLine)>,
+    /// Whether the configuration names a file, readable or not.
+    is_named: bool,
 }
 
-/// What the lines of a file are.
+/// The form of the lines of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum LineForm {
     /// `KEY [NAME] [TIER]`
@@ -57,20 +57,19 @@ pub(super) enum LineForm {
     Tiers,
 }
 
-/// What one line says of its key.
+/// The name and the tier of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct KeyLine {
     name: Option<String>,
     tier: Option<String>,
 }
 
-/// `[api_key]`
 pub(super) fn read(mut section: Section<'_>) -> RawKeys {
     let from = sources(&mut section);
     let mut known = KeyList::default();
-    if refuse_later(&section) {
-        section.take("known");
-        known.named = true;
+    if refuse_other_sources(&section) {
+        section.declare("known", || ValueKind::Text);
+        known.is_named = true;
     } else if let Some(path) = section.text("known") {
         known.add_file(&section, "known", &path, LineForm::Named);
     }
@@ -79,7 +78,7 @@ pub(super) fn read(mut section: Section<'_>) -> RawKeys {
         ("deny", UnknownKey::Deny),
         ("trust", UnknownKey::Trust),
     ];
-    let unknown = section.word_at("unknown", &words);
+    let unknown = section.optional_word("unknown", &words);
     section.finish();
     RawKeys {
         from,
@@ -90,21 +89,17 @@ pub(super) fn read(mut section: Section<'_>) -> RawKeys {
 }
 
 impl RawKeys {
-    /// The list to which other files add.
-    pub(super) fn list(&mut self) -> &mut KeyList {
-        &mut self.known
-    }
-
-    /// What requests are read with. `tokens` is whether `[auth.jwt]` verifies bearer tokens.
+    /// The finished settings. `tokens` is whether `[auth.jwt]` verifies bearer tokens.
     pub(super) fn finish(self, tokens: bool) -> ApiKeys {
-        let said = self.known.said.iter().map(|(key, line)| {
-            let said = KnownKey {
+        let lines = self.known.lines.iter().map(|(key, line)| {
+            let known = KnownKey {
                 name: line.name.as_deref(),
                 tier: line.tier.as_deref(),
             };
-            (*key, said)
+            (*key, known)
         });
-        let known = self.known.named.then(|| KnownKeys::new(said, secret()));
+        let is_named = self.known.is_named;
+        let known = is_named.then(|| KnownKeys::new(lines, process_secret()));
         ApiKeys {
             tokens: tokens && self.from.0.contains(&ApiKeySource::Bearer),
             from: self.from,
@@ -114,20 +109,19 @@ impl RawKeys {
     }
 }
 
-/// What known keys are hashed with: made once in a process.
-fn secret() -> HashSecret {
+/// The secret that known keys are hashed with: made once in a process.
+fn process_secret() -> HashSecret {
     static SECRET: OnceLock<[u8; 32]> = OnceLock::new();
     HashSecret::from_bytes(*SECRET.get_or_init(|| {
         let mut bytes = [0; 32];
-        // Without random numbers the hash is a plain one of the keys' SHA-256, and still holds.
+        // Without random numbers the secret is zero: the hash is weaker and still correct.
         let _ = getrandom::fill(&mut bytes);
         bytes
     }))
 }
 
 impl Config {
-    /// Whether limits count by API keys and nothing says which keys are known: then every key
-    /// counts as none.
+    /// Whether limits count by API keys and no keys are known: then every key counts as none.
     pub fn keys_are_untold(&self) -> bool {
         let counts_by_key = |limit: &Arc<Limit>| limit.key.asks_api_key();
         !self.api_key.has_source()
@@ -137,28 +131,18 @@ impl Config {
 }
 
 fn sources(section: &mut Section<'_>) -> ApiKeySources {
-    let mut sources = Vec::new();
-    let from = section.texts("from");
-    for text in from
-        .as_ref()
-        .map(|texts| texts.value.clone())
-        .unwrap_or_default()
-    {
-        let kind = TextForm::new(Code::BadKey, "a place where API keys are carried");
-        let source = section.understood("from", text, kind, ApiKeySource::parse);
-        sources.extend(source.map(|source| source.value));
-    }
-    if let Some(from) = from.filter(|from| from.value.is_empty() || sources.len() > MAX_CHOICES) {
-        section.out_of_range_at("from", &from, &format!("1 to {MAX_CHOICES} places"));
-    }
+    let allowed = format!("1 to {MAX_CHOICES} places");
+    let texts = section.counted_texts("from", 1..=MAX_CHOICES, &allowed);
+    let form = TextForm::new(Code::BadKey, "a place where API keys are carried");
+    let sources = section.parse_all("from", texts, form, ApiKeySource::parse);
     match sources.is_empty() {
         true => ApiKeySources::default(),
-        false => ApiKeySources(sources),
+        false => ApiKeySources(values(sources)),
     }
 }
 
-/// Sources of known keys that this version does not have. Tells whether `known` names one.
-fn refuse_later(section: &Section<'_>) -> bool {
+/// Reports a source of known keys that this version does not have. Returns whether `known` is one.
+fn refuse_other_sources(section: &Section<'_>) -> bool {
     let Some(given) = section.peek("known") else {
         return false;
     };
@@ -173,28 +157,28 @@ fn refuse_later(section: &Section<'_>) -> bool {
         ),
         _ => return false,
     };
-    let diagnostic = Diagnostic::new(Code::UnknownWord, "`api_key.known` must be a file")
+    Diagnostic::new(Code::UnknownWord, "`api_key.known` must be a file")
         .at(&given.span(), what)
-        .help(help);
-    section.reader.report(diagnostic);
+        .help(help)
+        .report_to(section.reader);
     true
 }
 
 impl KeyList {
-    /// Whether a file was named.
+    /// Whether the configuration names a file of keys.
     pub(super) fn is_named(&self) -> bool {
-        self.named
+        self.is_named
     }
 
-    /// Adds the keys of a file. Reports lines that cannot be used, without what they hold.
+    /// Adds the keys of a file. Reports lines that cannot be used, without their content.
     pub(super) fn add_file(
         &mut self,
         section: &Section<'_>,
         setting: &'static str,
-        path: &At<String>,
+        path: &Located<String>,
         form: LineForm,
     ) {
-        self.named = true;
+        self.is_named = true;
         let Some(text) = section.list_file(setting, path) else {
             return;
         };
@@ -202,26 +186,26 @@ impl KeyList {
         for (number, line) in list_lines(&text) {
             let read = key_line(line, form);
             if let Err(why) = read.and_then(|(key, line)| self.add(key, line)) {
-                section.bad_line(setting, &path.span, number, why);
+                section.unusable_line(setting, &path.span, number, why);
                 wrong += 1;
             }
-            if wrong == MAX_TOLD {
+            if wrong == MAX_REPORTED {
                 return;
             }
-            if self.said.len() > MAX_KEYS {
-                section.out_of_range_at(setting, path, &format!("at most {MAX_KEYS} keys"));
+            if self.lines.len() > MAX_KEYS {
+                section.out_of_range(setting, path, &format!("at most {MAX_KEYS} keys"));
                 return;
             }
         }
     }
 
     fn add(&mut self, key: KeyDigest, line: KeyLine) -> Result<(), &'static str> {
-        let Some(place) = self.places.get(&key) else {
-            self.places.insert(key, self.said.len());
-            self.said.push((key, line));
+        let Some(index) = self.indexes.get(&key) else {
+            self.indexes.insert(key, self.lines.len());
+            self.lines.push((key, line));
             return Ok(());
         };
-        let before = &mut self.said[*place].1;
+        let before = &mut self.lines[*index].1;
         let differs = |old: &Option<String>, new: &Option<String>| {
             old.is_some() && new.is_some() && old != new
         };
@@ -237,13 +221,13 @@ impl KeyList {
     }
 }
 
-/// A key and what its line says. `sha256:HEX` stands for the key that has this hash, unless it is
+/// Parses a line. `sha256:HEX` stands for the key that has this hash, unless it is
 /// in quotes.
-fn key_line(line: &str, lines: LineForm) -> Result<(KeyDigest, KeyLine), &'static str> {
+fn key_line(line: &str, form: LineForm) -> Result<(KeyDigest, KeyLine), &'static str> {
     if line.len() > MAX_LINE {
         return Err("longer than 4096 bytes");
     }
-    let (key, said) = match lines {
+    let (key, words) = match form {
         LineForm::Named => key_and_names(line)?,
         LineForm::Tiers => {
             let (key, tier) = key_and_tier(line)?;
@@ -260,7 +244,7 @@ fn key_line(line: &str, lines: LineForm) -> Result<(KeyDigest, KeyLine), &'stati
             .ok_or("`sha256:` is followed by the 64 hexadecimal digits of the key's SHA-256")?,
         None => KeyDigest::of(key.as_bytes()),
     };
-    Ok((digest, said))
+    Ok((digest, words))
 }
 
 const QUOTES: [char; 2] = ['"', '\''];
@@ -289,14 +273,14 @@ fn key_and_names(line: &str) -> Result<(&str, KeyLine), &'static str> {
     if name.is_some_and(|name| !is_name(name)) {
         return Err("not a name: 1 to 64 letters, digits, `_`, `-`, `.`, `:` and `@`");
     }
-    if tier.is_some_and(|tier| !is_tier(tier)) {
+    if tier.is_some_and(|tier| !section::is_name(tier)) {
         return Err(NOT_A_TIER);
     }
-    let said = KeyLine {
+    let words = KeyLine {
         name: name.map(str::to_owned),
         tier: tier.map(str::to_owned),
     };
-    Ok((key, said))
+    Ok((key, words))
 }
 
 const NOT_A_TIER: &str = "not a tier: 1 to 64 of `a-z`, `0-9`, `_` and `-`";
@@ -304,11 +288,6 @@ const NOT_A_TIER: &str = "not a tier: 1 to 64 of `a-z`, `0-9`, `_` and `-`";
 fn is_name(word: &str) -> bool {
     let fits = |c: char| c.is_alphanumeric() || "_-.:@".contains(c);
     word.chars().count() <= MAX_WORD && word.chars().all(fits)
-}
-
-fn is_tier(word: &str) -> bool {
-    let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c);
-    word.len() <= MAX_WORD && word.chars().all(fits)
 }
 
 /// `KEY TIER`, `KEY = TIER`, `KEY: TIER` or `KEY,TIER`; either may be in quotes, and a comment may
@@ -334,7 +313,7 @@ fn key_and_tier(line: &str) -> Result<(&str, &str), &'static str> {
     let tier = inner('"').or(inner('\'')).unwrap_or(rest);
     if key.trim_matches(MARKS).is_empty() || tier.is_empty() {
         Err(WRITE)
-    } else if !is_tier(tier) {
+    } else if !section::is_name(tier) {
         Err(NOT_A_TIER)
     } else {
         Ok((key, tier))

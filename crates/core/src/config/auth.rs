@@ -1,45 +1,49 @@
-//! `[auth.jwt]`: which tokens are believed.
+//! `[auth.jwt]` and `[tier]`: the tokens that are trusted, and the tier of a client.
 
 use std::time::Duration;
 
+use super::api_key::{KeyList, LineForm};
 use super::diagnostic::{Code, Diagnostic};
-use super::reader::At;
+use super::habits::nearest;
+use super::limits::{self, SectionsPresent};
+use super::reader::{Located, ValueKind, values};
 use super::section::Section;
-use super::slip::nearest;
+use super::values::TextForm;
 use crate::limit::key::jwt::{JwtAlgorithm, JwtKey, JwtRules};
+use crate::limit::key::{Alternatives, Key, Part};
+use crate::limit::tier::Tiers;
 
-/// A good secret, bytes: as long as the hash at least (RFC 7518, section 3.2).
+/// Bytes of a good secret, at least: the length of the hash (RFC 7518, section 3.2).
 const GOOD_SECRET: usize = 32;
 
-/// `[auth]`, in which there is only `jwt`.
+/// Reads `[auth]`, which has only `jwt`.
 pub(super) fn read(mut auth: Section<'_>) -> Option<JwtRules> {
-    let given = auth.peek("jwt").is_some();
+    let is_given = auth.has("jwt");
     let section = auth.section("jwt");
-    let rules = jwt(section, given);
+    let rules = jwt(section, is_given);
     auth.finish();
     rules
 }
 
-fn jwt(mut section: Section<'_>, given: bool) -> Option<JwtRules> {
+fn jwt(mut section: Section<'_>, is_given: bool) -> Option<JwtRules> {
     let jwks = section.text("jwks_file");
-    let named = section.peek("jwks_file").is_some();
-    let shared = section.peek("secret_file").is_some();
+    let named = section.has("jwks_file");
+    let shared = section.has("secret_file");
     let secret = section.secret(None, "secret_file");
     let algorithms = algorithms(&mut section, named);
     let issuers = words(&mut section, "issuer");
     let audiences = words(&mut section, "audience");
-    let leeway = Duration::ZERO..=Duration::from_secs(300);
-    let leeway = section.duration("leeway", leeway, Duration::from_secs(30));
-    if given && !named && !shared {
+    let leeway = section.duration("leeway", Duration::ZERO..=Duration::from_secs(300));
+    if is_given && !named && !shared {
         section.missing("jwks_file", "jwks_file = \"/etc/tidegate/jwks.json\"");
     }
     if named && shared {
         let message = format!("`{}` has `jwks_file` and `secret_file`", section.name());
-        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+        Diagnostic::new(Code::Contradiction, message)
             .at(&section.key_span("secret_file"), "")
             .at(&section.key_span("jwks_file"), "")
-            .help("keep one: tokens are signed either by a key pair or by a shared secret");
-        section.reader.report(diagnostic);
+            .help("keep one: tokens are signed either by a key pair or by a shared secret")
+            .report_to(section.reader);
     }
     let keys = match (jwks, secret) {
         (Some(path), _) => section.key_set("jwks_file", &path)?,
@@ -61,36 +65,32 @@ fn jwt(mut section: Section<'_>, given: bool) -> Option<JwtRules> {
 
 impl Section<'_> {
     /// The keys of a JSON Web Key Set.
-    fn key_set(&self, key: &str, path: &At<String>) -> Option<Vec<JwtKey>> {
+    fn key_set(&self, key: &str, path: &Located<String>) -> Option<Vec<JwtKey>> {
         let text = self.list_file(key, path)?;
-        match JwtKey::set(text.as_bytes()) {
-            Ok(keys) => Some(keys),
-            Err(error) => {
-                let message = format!("the file of `{}` cannot be used", self.full(key));
-                let diagnostic = Diagnostic::new(Code::SecretFile, message);
-                self.reader.report(diagnostic.because(&path.span, &error));
-                None
-            }
-        }
+        JwtKey::set(text.as_bytes())
+            .inspect_err(|error| self.unusable_file(key, &path.span, &error.to_string()))
+            .ok()
     }
 }
 
-fn shared_key(section: &Section<'_>, secret: &At<Vec<u8>>) -> JwtKey {
+fn shared_key(section: &Section<'_>, secret: &Located<Vec<u8>>) -> JwtKey {
     if secret.value.len() < GOOD_SECRET {
-        let diagnostic = Diagnostic::new(Code::ShortSecret, "a short secret signs the tokens")
+        Diagnostic::new(Code::ShortSecret, "a short secret signs the tokens")
             .at(
                 &secret.span,
                 "shorter than 32 bytes: whoever has a token can guess it",
             )
-            .help("make one: `head -c 48 /dev/urandom | base64 > FILE`");
-        section.reader.report(diagnostic);
+            .help("make one: `head -c 48 /dev/urandom | base64 > FILE`")
+            .report_to(section.reader);
     }
     JwtKey::secret(&secret.value)
 }
 
-/// `algorithms`; else all that keys of this kind have.
+/// Reads `algorithms`. The default is every algorithm for keys of this kind.
 fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
-    let Some(texts) = section.texts("algorithms") else {
+    let words = JwtAlgorithm::ALL.map(|(word, _)| word);
+    section.declare("algorithms", || ValueKind::Words(words.to_vec()));
+    let Some(texts) = section.counted_texts("algorithms", 1..=usize::MAX, "one or more") else {
         let all = JwtAlgorithm::ALL
             .into_iter()
             .map(|(_, algorithm)| algorithm);
@@ -101,13 +101,10 @@ fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
             })
             .collect();
     };
-    if texts.value.is_empty() {
-        section.out_of_range_at("algorithms", &texts, "one or more");
-    }
     let mut found = Vec::new();
     for text in texts.value {
-        let known = JwtAlgorithm::ALL.iter();
-        let known = known.clone().find(|(name, _)| *name == text.value);
+        let mut known = JwtAlgorithm::ALL.iter();
+        let known = known.find(|(name, _)| *name == text.value);
         let Some((name, algorithm)) = known else {
             unknown_algorithm(section, &text);
             continue;
@@ -120,16 +117,19 @@ fn algorithms(section: &mut Section<'_>, by_pairs: bool) -> Vec<JwtAlgorithm> {
                 ),
                 false => ("secret_file", "is for key pairs"),
             };
-            let message = format!("`{name}` does not go with `{kind}`");
-            let diagnostic = Diagnostic::new(Code::Contradiction, message).at(&text.span, why);
-            section.reader.report(diagnostic);
+            Diagnostic::new(
+                Code::Contradiction,
+                format!("`{name}` does not go with `{kind}`"),
+            )
+            .at(&text.span, why)
+            .report_to(section.reader);
         }
         found.push(*algorithm);
     }
     found
 }
 
-fn unknown_algorithm(section: &Section<'_>, text: &At<String>) {
+fn unknown_algorithm(section: &Section<'_>, text: &Located<String>) {
     let names = JwtAlgorithm::ALL.map(|(name, _)| name);
     let message = format!("`{}` is not an algorithm for tokens", text.value);
     let near = nearest(&text.value, names).filter(|_| text.value != "none");
@@ -137,17 +137,79 @@ fn unknown_algorithm(section: &Section<'_>, text: &At<String>) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!("there are {}", names.join(", ")),
     };
-    let diagnostic = Diagnostic::new(Code::UnknownWord, message).at(&text.span, "");
-    section.reader.report(diagnostic.help(help));
+    Diagnostic::new(Code::UnknownWord, message)
+        .at(&text.span, "")
+        .help(help)
+        .report_to(section.reader);
 }
 
-/// Texts, none of them empty.
+/// Reads texts, none of them empty.
 fn words(section: &mut Section<'_>, key: &'static str) -> Vec<String> {
     let Some(texts) = section.texts(key) else {
         return Vec::new();
     };
     if texts.value.is_empty() || texts.value.iter().any(|text| text.value.is_empty()) {
-        section.out_of_range_at(key, &texts, "one or more texts; leave it out for any");
+        section.out_of_range(key, &texts, "one or more texts; leave it out for any");
     }
-    texts.value.into_iter().map(|text| text.value).collect()
+    values(texts.value)
+}
+
+/// Reads `[tier]`. Adds the keys of its `keys_file` to `keys`: their lines may name tiers as well.
+pub(super) fn read_tier(
+    top: &mut Section<'_>,
+    present: SectionsPresent,
+    keys: &mut KeyList,
+) -> Option<Tiers> {
+    let mut section = top.section("tier");
+    let from = section.text("from");
+    let file = section.text("keys_file");
+    let default = section.text("default");
+    if let Some(default) = &default {
+        section.check_name(default, "a tier");
+    }
+    if present.tier && !section.has("keys_file") && !keys.is_named() {
+        section.require("from", "from = \"jwt:plan\"");
+    }
+    if let (Some(from), Some(file)) = (&from, &file) {
+        Diagnostic::new(Code::Contradiction, "`tier` has `from` and `keys_file`")
+            .at(&file.span, "")
+            .at(&from.span, "")
+            .help("keep one: a client has one tier")
+            .report_to(section.reader);
+    }
+    let from = match (from, file) {
+        (Some(from), _) => tier_source(&section, from, present),
+        (None, Some(file)) => {
+            keys.add_file(&section, "keys_file", &file, LineForm::Tiers);
+            None
+        }
+        (None, None) => None,
+    };
+    section.finish();
+    // A file of keys may name tiers after any reload, even if it names none now.
+    let by_key = keys.is_named();
+    (from.is_some() || by_key || default.is_some()).then(|| Tiers {
+        from,
+        by_key,
+        default: default.map(|name| name.value.into()),
+    })
+}
+
+/// Reads `from`: the client must not be able to choose its tier.
+fn tier_source(
+    section: &Section<'_>,
+    text: Located<String>,
+    present: SectionsPresent,
+) -> Option<Alternatives> {
+    let form = TextForm::new(Code::BadKey, "what says a tier");
+    let parts = section.parse_text("from", text, form, Key::parse_part)?;
+    let is_trusted = |part: &&Part| matches!(part, Part::Jwt(_) | Part::Header(_));
+    for part in parts.value.0.iter().filter(|part| !is_trusted(part)) {
+        Diagnostic::new(Code::BadKey, format!("`{part}` cannot say a tier"))
+            .at(&parts.span, "clients choose it")
+            .help("use `jwt:CLAIM`, `header:NAME` (from trusted proxies) or `keys_file`")
+            .report_to(section.reader);
+    }
+    limits::check_sections(section, &parts, present);
+    Some(parts.value)
 }

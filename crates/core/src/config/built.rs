@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use super::{Limits, StoreKind, load, store_url};
+use super::{Limits, StoreKind, load, redis};
 use crate::limit::{Key, Limit, OnError, Rule};
 use crate::route::{PathPattern, Route, RouteTable};
 
@@ -73,7 +73,10 @@ impl LimitsBuilder {
     /// # Errors
     /// What is wrong with the URL, without the URL: it may have a password in it.
     pub fn store(&mut self, url: &str) -> Result<(), &'static str> {
-        self.store = store_url::store(url)?;
+        self.store = match redis::parse_url(url)? {
+            Some(settings) => StoreKind::Redis(settings),
+            None => StoreKind::Memory,
+        };
         Ok(())
     }
 

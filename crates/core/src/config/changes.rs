@@ -1,55 +1,58 @@
-//! What a reload changes, in words: `limit search: 100/min -> 50/min`.
+//! The changes of a reload, as log lines: `limit search: 100/min -> 50/min`.
 //!
-//! Pure: two configurations in, lines out, in the words of the file itself, so that a setting that
-//! is added tomorrow is told without a line of code here. Secrets are in files, of which only that
-//! they changed is known; a password in a URL is hidden.
+//! Pure: two configurations in, lines out. The lines use the words of the file itself, so that a
+//! new setting needs no code here. Of a file with secrets the lines say only that it changed.
+//! Passwords in URLs are hidden.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::written::{Table, Value, tree};
+use serde_json::{Map, Value};
+
+use super::reference::document_as_json;
 use super::{Config, StoreKind, StoreSettings};
 use crate::limit::{Limit, Window};
 
-/// Lines that are told of one reload; the rest is a number.
-const MOST_LINES: usize = 100;
-/// Characters of a value that are shown.
-const MOST_SHOWN: usize = 120;
+/// Lines about one reload, at most. The last line counts the rest.
+const MAX_LINES: usize = 100;
+/// Characters of a value in a line, at most.
+const MAX_VALUE_CHARS: usize = 120;
 
-/// Lists whose order means something: they are shown whole.
+/// Lists whose order has a meaning: they are shown whole.
 const ORDERED: [&str; 3] = ["key", "rate", "from"];
 
-/// What is different in `new`, a line for each thing. Nothing if the files say the same.
+/// The differences of `new`, one in a line.
 pub fn changes(old: &Config, new: &Config) -> Vec<String> {
-    let (before, after) = (tree(&old.written.text), tree(&new.written.text));
+    let before = document_as_json(&old.sources.text);
+    let after = document_as_json(&new.sources.text);
     let mut lines = between(&before, &after);
-    begun_anew(old, new, &mut lines);
-    if moved(&old.store, &new.store) {
+    report_lost_counts(old, new, &mut lines);
+    if is_other_store(&old.store, &new.store) {
         lines.push("store: counts are those of another place now".to_owned());
     }
-    files(old, new, &mut lines);
-    if lines.len() > MOST_LINES {
-        let more = lines.len() - MOST_LINES;
-        lines.truncate(MOST_LINES);
+    report_changed_files(old, new, &mut lines);
+    if lines.len() > MAX_LINES {
+        let more = lines.len() - MAX_LINES;
+        lines.truncate(MAX_LINES);
         lines.push(format!("and {more} more"));
     }
     lines
 }
 
-/// What is different between what two files say.
-pub(super) fn between(before: &Table, after: &Table) -> Vec<String> {
+/// The differences between two files.
+pub(super) fn between(before: &Value, after: &Value) -> Vec<String> {
     let mut lines = Vec::new();
-    for name in keys(before, after) {
-        let change = SettingChange::of(name, before, after);
+    let both = ValueChange::of(Some(before), Some(after));
+    for (name, change) in both.members() {
         let is_section = is_table(change.before) || is_table(change.after);
         match name {
-            // Notes that people leave in their files.
+            // Notes.
             _ if name.starts_with("x-") => {}
-            "limit" => sections("limit", change, &mut lines),
-            "upstream" if is_section => sections("upstream", change, &mut lines),
-            "route" => routes(change, &mut lines),
-            "bypass" => members("bypass", &change.lists(), &mut lines),
-            _ if is_section => settings(name, &change.tables(), &mut lines),
-            _ => setting("", name, change, &mut lines),
+            "limit" => compare_sections("limit", change, &mut lines),
+            "upstream" if is_section => compare_sections("upstream", change, &mut lines),
+            "route" => compare_routes(change, &mut lines),
+            "bypass" => compare_lists("bypass", change, &mut lines),
+            _ if is_section => compare_settings(name, change, &mut lines),
+            _ => compare_setting("", name, change, &mut lines),
         }
     }
     lines
@@ -57,41 +60,29 @@ pub(super) fn between(before: &Table, after: &Table) -> Vec<String> {
 
 /// One value in both files, as far as they have it.
 #[derive(Clone, Copy)]
-struct SettingChange<'v> {
+struct ValueChange<'v> {
     before: Option<&'v Value>,
     after: Option<&'v Value>,
 }
 
-/// The same with both values made of one kind.
-struct BeforeAfter<T> {
-    before: T,
-    after: T,
-}
-
-impl<'v> SettingChange<'v> {
-    fn of(key: &str, before: &'v Table, after: &'v Table) -> SettingChange<'v> {
-        SettingChange {
-            before: before.get(key),
-            after: after.get(key),
-        }
+impl<'v> ValueChange<'v> {
+    fn of(before: Option<&'v Value>, after: Option<&'v Value>) -> ValueChange<'v> {
+        ValueChange { before, after }
     }
 
-    fn tables(self) -> BeforeAfter<Table> {
-        BeforeAfter {
-            before: inner(self.before),
-            after: inner(self.after),
-        }
-    }
-
-    fn lists(self) -> BeforeAfter<Vec<Value>> {
-        BeforeAfter {
-            before: list(self.before),
-            after: list(self.after),
-        }
+    /// The values of both tables by their keys, in order.
+    fn members(self) -> BTreeMap<&'v str, ValueChange<'v>> {
+        let tables = [self.before, self.after].map(|value| value.and_then(Value::as_object));
+        let keys = tables.into_iter().flatten().flat_map(Map::keys);
+        let member = |key: &'v String| {
+            let [before, after] = tables.map(|table| table.and_then(|table| table.get(key)));
+            (key.as_str(), ValueChange::of(before, after))
+        };
+        keys.map(member).collect()
     }
 }
 
-/// What of it has no effect until the process is started again, a line for each.
+/// The settings that need a restart, as far as they change, a line for each.
 pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
     let mut lines = Vec::new();
     let (was, is) = (old.server.workers, new.server.workers);
@@ -100,21 +91,26 @@ pub fn restarts(old: &Config, new: &Config) -> Vec<String> {
             "Changing `workers` to {is} needs a restart; still running {was}"
         ));
     }
-    if old.server.control != new.server.control {
-        lines.push("Changing `control` needs a restart; the socket stays where it is".to_owned());
-    }
-    if old.server.pid_file != new.server.pid_file {
-        lines.push("Changing `pid_file` needs a restart".to_owned());
-    }
-    if old.admin.is_none() && new.admin.is_some() {
-        lines.push("Adding the first `admin` needs a restart".to_owned());
-    }
-    if old.log.decisions != new.log.decisions {
-        lines.push(
-            "Changing `decisions` of `[log]` needs a restart; still writing to the old file"
-                .to_owned(),
-        );
-    }
+    let others = [
+        (
+            old.server.control != new.server.control,
+            "Changing `control` needs a restart; the socket stays where it is",
+        ),
+        (
+            old.server.pid_file != new.server.pid_file,
+            "Changing `pid_file` needs a restart",
+        ),
+        (
+            old.admin.is_none() && new.admin.is_some(),
+            "Adding the first `admin` needs a restart",
+        ),
+        (
+            old.log.decisions != new.log.decisions,
+            "Changing `decisions` of `[log]` needs a restart; still writing to the old file",
+        ),
+    ];
+    let changed = others.iter().filter(|(is_changed, _)| *is_changed);
+    lines.extend(changed.map(|(_, line)| (*line).to_owned()));
     lines
 }
 
@@ -131,84 +127,60 @@ impl Config {
     }
 }
 
-/// Every key of both, in order.
-fn keys<'t>(before: &'t Table, after: &'t Table) -> BTreeSet<&'t str> {
-    before
-        .keys()
-        .chain(after.keys())
-        .map(String::as_str)
-        .collect()
-}
-
 fn is_table(value: Option<&Value>) -> bool {
-    matches!(value, Some(Value::Table(_)))
+    value.is_some_and(Value::is_object)
 }
 
-fn inner(value: Option<&Value>) -> Table {
+/// A value as a list: a single value is a list of one.
+fn as_list(value: Option<&Value>) -> &[Value] {
     match value {
-        Some(Value::Table(table)) => table.clone(),
-        _ => Table::new(),
+        Some(Value::Array(values)) => values,
+        Some(one) => std::slice::from_ref(one),
+        None => &[],
     }
 }
 
-/// One value is a list of one.
-fn list(value: Option<&Value>) -> Vec<Value> {
-    match value {
-        Some(Value::List(values)) => values.clone(),
-        Some(one) => vec![one.clone()],
-        None => Vec::new(),
-    }
-}
-
-/// `[limit.NAME]` and the like: by their names.
-fn sections(what: &str, change: SettingChange<'_>, lines: &mut Vec<String>) {
-    // `upstream` may have been a URL before, or become one.
+/// Compares sections with chosen names, such as `[limit.NAME]`.
+fn compare_sections(what: &str, change: ValueChange<'_>, lines: &mut Vec<String>) {
+    // `upstream` may be a URL in one of the files.
     for (value, word) in [(change.before, "removed"), (change.after, "added")] {
-        if let Some(one @ Value::Word(_)) = value {
-            lines.push(format!("{what} {} {word}", brief(one)));
+        if let Some(url @ Value::String(_)) = value {
+            lines.push(format!("{what} {} {word}", short_text(url)));
         }
     }
-    let BeforeAfter { before, after } = change.tables();
-    for name in keys(&before, &after) {
-        let called = format!("{what} {name}");
-        let change = SettingChange::of(name, &before, &after);
+    for (name, change) in change.members() {
+        let title = format!("{what} {name}");
         match (change.before, change.after) {
-            (Some(_), None) => lines.push(format!("{called} removed")),
-            (None, Some(new)) => lines.push(format!("{called} added: {}", brief(new))),
-            _ => settings(&called, &change.tables(), lines),
+            (Some(_), None) => lines.push(format!("{title} removed")),
+            (None, Some(new)) => lines.push(format!("{title} added: {}", short_text(new))),
+            _ => compare_settings(&title, change, lines),
         }
     }
 }
 
-/// `[[route]]`: by their names, or by what they match.
-fn routes(change: SettingChange<'_>, lines: &mut Vec<String>) {
-    let (mut before, mut after) = (by_name(change.before), by_name(change.after));
-    let names: BTreeSet<String> = before.keys().chain(after.keys()).cloned().collect();
+/// Compares the routes that have the same name in both files.
+fn compare_routes(change: ValueChange<'_>, lines: &mut Vec<String>) {
+    let (before, after) = (routes_by_name(change.before), routes_by_name(change.after));
+    let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     for name in names {
-        match (before.remove(&name), after.remove(&name)) {
+        match (before.get(name), after.get(name)) {
             (Some(_), None) => lines.push(format!("route removed: {name}")),
             (None, Some(new)) => {
-                let new = brief(&Value::Table(new));
-                lines.push(format!("route added: {name}: {new}"));
+                lines.push(format!("route added: {name}: {}", short_text(new)));
             }
-            (Some(before), Some(after)) => {
-                settings(
-                    &format!("route {name}"),
-                    &BeforeAfter { before, after },
-                    lines,
-                );
+            (before, after) => {
+                let change = ValueChange::of(before.copied(), after.copied());
+                compare_settings(&format!("route {name}"), change, lines);
             }
-            (None, None) => {}
         }
     }
 }
 
-/// Routes by what they are called; equal ones are numbered.
-fn by_name(value: Option<&Value>) -> BTreeMap<String, Table> {
+/// Routes by their names, or by methods, host and path. Equal names are numbered.
+fn routes_by_name(value: Option<&Value>) -> BTreeMap<String, &Value> {
     let mut named = BTreeMap::new();
-    for route in list(value) {
-        let Value::Table(route) = route else { continue };
-        let word = |key: &str| route.get(key).map(brief);
+    for route in as_list(value).iter().filter(|route| route.is_object()) {
+        let word = |key: &str| route.get(key).map(short_text);
         let derived = || {
             let methods = word("methods").map(|methods| format!("{methods} "));
             let host = word("host").unwrap_or_default();
@@ -216,69 +188,59 @@ fn by_name(value: Option<&Value>) -> BTreeMap<String, Table> {
             format!("{}{host}{path}", methods.unwrap_or_default())
         };
         let name = word("name").unwrap_or_else(derived);
-        let taken = |number: usize| named.contains_key(&numbered(&name, number));
-        let number = (1..).find(|number| !taken(*number)).unwrap_or_default();
-        named.insert(numbered(&name, number), route);
+        let mut unique = name.clone();
+        let mut number = 1;
+        while named.contains_key(&unique) {
+            number += 1;
+            unique = format!("{name} #{number}");
+        }
+        named.insert(unique, route);
     }
     named
 }
 
-fn numbered(name: &str, number: usize) -> String {
-    match number {
-        1 => name.to_owned(),
-        number => format!("{name} #{number}"),
+/// Compares the settings of one section.
+fn compare_settings(title: &str, change: ValueChange<'_>, lines: &mut Vec<String>) {
+    for (key, change) in change.members() {
+        compare_setting(title, key, change, lines);
     }
 }
 
-/// The settings of one section.
-fn settings(
-    called: &str,
-    BeforeAfter { before, after }: &BeforeAfter<Table>,
-    lines: &mut Vec<String>,
-) {
-    for key in keys(before, after) {
-        setting(called, key, SettingChange::of(key, before, after), lines);
-    }
-}
-
-/// One setting: `KEY OLD -> NEW`, where the rate of a limit goes without saying.
-fn setting(called: &str, key: &str, change: SettingChange<'_>, lines: &mut Vec<String>) {
-    let SettingChange { before, after } = change;
+/// Compares one setting: `KEY OLD -> NEW`. The line about the rate of a limit leaves out the key.
+fn compare_setting(title: &str, key: &str, change: ValueChange<'_>, lines: &mut Vec<String>) {
+    let ValueChange { before, after } = change;
     if before == after {
         return;
     }
-    if (is_table(before) || before.is_none()) && (is_table(after) || after.is_none()) {
-        let called = match called {
+    let may_be_table = |value: Option<&Value>| value.is_none_or(Value::is_object);
+    if may_be_table(before) && may_be_table(after) {
+        let title = match title {
             "" => key.to_owned(),
-            called => format!("{called}: {key}"),
+            title => format!("{title}: {key}"),
         };
-        return settings(&called, &change.tables(), lines);
+        return compare_settings(&title, change, lines);
     }
-    let ordered = ORDERED.contains(&key);
-    let many = |value| matches!(value, Some(&Value::List(_)));
-    if !ordered && (many(before) || many(after)) {
-        let lists = change.lists();
-        if lists.before.len() != 1 || lists.after.len() != 1 {
-            let what = match called {
-                "" => key.to_owned(),
-                called => format!("{called}: {}", singular(key)),
-            };
-            return members(&what, &lists, lines);
-        }
+    let is_list = |value: Option<&Value>| value.is_some_and(Value::is_array);
+    let is_single = |value: Option<&Value>| as_list(value).len() == 1;
+    let has_list = is_list(before) || is_list(after);
+    if has_list && !ORDERED.contains(&key) && !(is_single(before) && is_single(after)) {
+        let what = match title {
+            "" => key.to_owned(),
+            title => format!("{title}: {}", singular(key)),
+        };
+        return compare_lists(&what, change, lines);
     }
-    let lead = match (called, key) {
+    let lead = match (title, key) {
         ("", key) => format!("{key}:"),
-        (called, "rate") if called.starts_with("limit ") => format!("{called}:"),
-        (called, key) => format!("{called}: {key}"),
+        (title, "rate") if title.starts_with("limit ") => format!("{title}:"),
+        (title, key) => format!("{title}: {key}"),
     };
-    lines.push(match (before, after) {
-        (Some(before), Some(after)) => match (brief(before), brief(after)) {
-            // Only what is hidden is different.
-            (before, after) if before == after => format!("{lead} changed"),
-            (before, after) => format!("{lead} {before} -> {after}"),
-        },
-        (None, Some(after)) => format!("{lead} {}, which was not set", brief(after)),
-        (Some(before), None) => format!("{lead} {} is no longer set", brief(before)),
+    lines.push(match (before.map(short_text), after.map(short_text)) {
+        // The difference is hidden.
+        (Some(before), Some(after)) if before == after => format!("{lead} changed"),
+        (Some(before), Some(after)) => format!("{lead} {before} -> {after}"),
+        (None, Some(after)) => format!("{lead} {after}, which was not set"),
+        (Some(before), None) => format!("{lead} {before} is no longer set"),
         (None, None) => return,
     });
 }
@@ -292,69 +254,67 @@ fn singular(key: &str) -> &str {
     }
 }
 
-/// What has gone from a list, and what has come.
-fn members(
-    what: &str,
-    BeforeAfter { before, after }: &BeforeAfter<Vec<Value>>,
-    lines: &mut Vec<String>,
-) {
+/// Compares lists: the members that were removed, changed or added.
+fn compare_lists(what: &str, change: ValueChange<'_>, lines: &mut Vec<String>) {
+    let (before, after) = (as_list(change.before), as_list(change.after));
     if before == after {
         return;
     }
-    let lacks = |these: &[Value], one: &Value| !these.contains(one);
-    let gone: Vec<&Value> = before.iter().filter(|one| lacks(after, one)).collect();
-    let come: Vec<&Value> = after.iter().filter(|one| lacks(before, one)).collect();
-    if gone.is_empty() && come.is_empty() {
+    let removed: Vec<&Value> = before.iter().filter(|one| !after.contains(one)).collect();
+    let added: Vec<&Value> = after.iter().filter(|one| !before.contains(one)).collect();
+    if removed.is_empty() && added.is_empty() {
         lines.push(format!("{what}: another order"));
     }
-    for one in &gone {
-        match come.iter().find(|other| same_server(one, other)) {
-            Some(other) => lines.push(format!("{what} {} -> {}", brief(one), brief(other))),
-            None => lines.push(format!("{what} {} removed", brief(one))),
+    for one in &removed {
+        let one_text = short_text(one);
+        match added.iter().find(|other| is_same_server(one, other)) {
+            Some(other) => lines.push(format!("{what} {one_text} -> {}", short_text(other))),
+            None => lines.push(format!("{what} {one_text} removed")),
         }
     }
-    let is_new = |one: &&&Value| !gone.iter().any(|other| same_server(one, other));
-    for one in come.iter().filter(is_new) {
-        lines.push(format!("{what} {} added", brief(one)));
+    let is_new = |one: &&&Value| !removed.iter().any(|other| is_same_server(one, other));
+    for one in added.iter().filter(is_new) {
+        lines.push(format!("{what} {} added", short_text(one)));
     }
 }
 
-/// Whether both are the same server, told apart by its URL, with other settings.
-fn same_server(one: &Value, other: &Value) -> bool {
+/// Whether both are the same server, by its URL, with other settings.
+fn is_same_server(one: &Value, other: &Value) -> bool {
     let url = |value: &Value| match value {
-        Value::Table(table) => table.get("url").cloned(),
-        word => Some(word.clone()),
+        Value::Object(table) => table.get("url").cloned(),
+        url => Some(url.clone()),
     };
     url(one).is_some() && url(one) == url(other)
 }
 
-/// A value on one line and not too long.
-fn brief(value: &Value) -> String {
-    let whole = written(value);
-    if whole.chars().count() <= MOST_SHOWN {
+/// A value on one line, cut if it is long.
+fn short_text(value: &Value) -> String {
+    let whole = one_line(value);
+    if whole.chars().count() <= MAX_VALUE_CHARS {
         return whole;
     }
-    let start: String = whole.chars().take(MOST_SHOWN).collect();
+    let start: String = whole.chars().take(MAX_VALUE_CHARS).collect();
     format!("{start}..")
 }
 
-fn written(value: &Value) -> String {
-    let join = |parts: Vec<String>| parts.join(", ");
-    match value {
-        Value::Word(text) => shown(text),
-        Value::List(values) => join(values.iter().map(written).collect()),
-        Value::Table(table) => {
+fn one_line(value: &Value) -> String {
+    let parts: Vec<String> = match value {
+        Value::String(text) => return without_password(text),
+        Value::Array(values) => values.iter().map(one_line).collect(),
+        Value::Object(table) => {
             let pair = |(key, value): (&String, &Value)| match value {
-                Value::Table(_) => format!("{key} {{ {} }}", written(value)),
-                value => format!("{key} {}", written(value)),
+                Value::Object(_) => format!("{key} {{ {} }}", one_line(value)),
+                value => format!("{key} {}", one_line(value)),
             };
-            join(table.iter().map(pair).collect())
+            table.iter().map(pair).collect()
         }
-    }
+        other => return other.to_string(),
+    };
+    parts.join(", ")
 }
 
-/// A text as it may stand in a log: on one line, the password of a URL hidden.
-pub(super) fn shown(text: &str) -> String {
+/// A text as a log may show it: on one line, with the password of a URL hidden.
+pub(super) fn without_password(text: &str) -> String {
     let hidden = match (text.find("://"), text.rfind('@')) {
         (Some(scheme), Some(at)) if scheme + 3 <= at => {
             format!("{}***{}", &text[..scheme + 3], &text[at..])
@@ -365,24 +325,23 @@ pub(super) fn shown(text: &str) -> String {
     hidden.chars().map(line).collect()
 }
 
-/// Whether counts are kept somewhere else, or under other names.
-fn moved(old: &StoreSettings, new: &StoreSettings) -> bool {
+/// Whether counts are in another store, or have other names in it.
+fn is_other_store(old: &StoreSettings, new: &StoreSettings) -> bool {
     let place = |store: &StoreSettings| match &store.kind {
         StoreKind::Memory => None,
         StoreKind::Redis(redis) => Some((redis.topology.clone(), redis.database)),
     };
     let names = |store: &StoreSettings| (store.prefix.clone(), store.hash_key);
     let in_process = place(old).is_none() && place(new).is_none();
-    let renamed = if in_process {
-        old.hash_key != new.hash_key
-    } else {
-        names(old) != names(new)
+    let is_renamed = match in_process {
+        true => old.hash_key != new.hash_key,
+        false => names(old) != names(new),
     };
-    place(old) != place(new) || renamed
+    place(old) != place(new) || is_renamed
 }
 
-/// Limits whose counts are not those of before: told, since it is a second helping.
-fn begun_anew(old: &Config, new: &Config, lines: &mut Vec<String>) {
+/// Reports limits that lose their counts: their clients get a fresh budget.
+fn report_lost_counts(old: &Config, new: &Config, lines: &mut Vec<String>) {
     let by_name: BTreeMap<&str, &Limit> =
         old.limits.iter().map(|one| (&*one.name, &**one)).collect();
     for limit in &new.limits {
@@ -391,17 +350,15 @@ fn begun_anew(old: &Config, new: &Config, lines: &mut Vec<String>) {
         };
         let known: BTreeSet<&str> = windows(before).map(|one| &*one.store_suffix).collect();
         let is_new = |one: &Window| !known.contains(&*one.store_suffix);
-        let why = if before.key != limit.key {
+        let reason = if before.key != limit.key {
             "its key is another"
         } else if windows(limit).any(is_new) {
             "a window of another length or kind"
         } else {
             continue;
         };
-        lines.push(format!(
-            "limit {}: its counts begin anew: {why}",
-            limit.name
-        ));
+        let name = &limit.name;
+        lines.push(format!("limit {name}: its counts begin anew: {reason}"));
     }
 }
 
@@ -410,20 +367,15 @@ fn windows(limit: &Limit) -> impl Iterator<Item = &Window> {
     limit.windows.iter().chain(tiers).map(|window| &**window)
 }
 
-/// Files that are named and have another content.
-fn files(old: &Config, new: &Config, lines: &mut Vec<String>) {
-    let before: BTreeMap<_, _> = old
-        .written
-        .files
-        .iter()
-        .map(|file| (&file.path, &file.digest))
-        .collect();
-    let mut told = BTreeSet::new();
-    for file in &new.written.files {
-        let changed = before
-            .get(&file.path)
-            .is_some_and(|old| **old != file.digest);
-        if changed && told.insert(&file.path) {
+/// Reports files that both configurations name and whose content differs.
+fn report_changed_files(old: &Config, new: &Config, lines: &mut Vec<String>) {
+    let files = old.sources.files.iter();
+    let before: BTreeMap<_, _> = files.map(|file| (&file.path, &file.digest)).collect();
+    let mut reported = BTreeSet::new();
+    for file in &new.sources.files {
+        let old = before.get(&file.path);
+        let is_changed = old.is_some_and(|old| **old != file.digest);
+        if is_changed && reported.insert(&file.path) {
             lines.push(format!("file {}: other content", file.path.display()));
         }
     }

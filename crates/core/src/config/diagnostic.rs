@@ -1,20 +1,19 @@
-//! What can be wrong with a configuration, and where: one finding is one [`Diagnostic`].
+//! Findings about a configuration: one finding is one [`Diagnostic`].
 //!
-//! Plain data. A diagnostic never quotes a value that came out of the environment or a secret file,
-//! only what the source itself says; how it looks on paper is `render.rs`.
+//! Plain data. A diagnostic quotes only the source itself, never a value of the environment or of a
+//! secret file. `render.rs` prints diagnostics.
 
 use std::fmt;
 use std::ops::Range;
 
-/// Bytes of the source.
-pub type Span = Range<usize>;
+/// A range of bytes in the source.
+pub type TextSpan = Range<usize>;
 
-/// What a configuration was read from.
+/// The text that a configuration was read from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Source {
+pub struct SourceText {
     /// A file's path, or `command line`.
     pub name: String,
-    /// Its text.
     pub text: String,
 }
 
@@ -23,18 +22,17 @@ pub struct Source {
 pub enum Severity {
     /// The configuration cannot be used.
     Error,
-    /// It can, and probably does not do what was meant.
+    /// It can be used, and probably does not do what its author meant.
     Warning,
-    /// It can, and may well be meant so.
+    /// It can be used, and its author may have meant it so.
     Note,
 }
 
-/// A place in the source and what to see there.
+/// A place in the source with a text about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Label {
-    /// Where.
-    pub span: Span,
-    /// What is there; may be empty.
+pub struct FindingLabel {
+    pub span: TextSpan,
+    /// May be empty.
     pub text: String,
 }
 
@@ -43,13 +41,13 @@ pub struct Label {
 pub struct Diagnostic {
     /// Its kind, which `tidegate help CODE` explains.
     pub code: Code,
-    /// What is wrong, in one line.
+    /// One line.
     pub message: String,
-    /// Where: the first is the place itself, the others belong to it.
-    pub labels: Vec<Label>,
-    /// What to write instead.
+    /// The place of the finding, then related places.
+    pub labels: Vec<FindingLabel>,
+    /// The text to write instead.
     pub help: Option<String>,
-    /// Why, or what else to know.
+    /// The reason, or more to know.
     pub note: Option<String>,
 }
 
@@ -66,16 +64,16 @@ impl Diagnostic {
     }
 
     /// Adds a place: the first call names the finding's own.
-    pub fn at(mut self, span: &Span, text: impl Into<String>) -> Diagnostic {
-        self.labels.push(Label {
+    pub fn at(mut self, span: &TextSpan, text: impl Into<String>) -> Diagnostic {
+        self.labels.push(FindingLabel {
             span: span.clone(),
             text: text.into(),
         });
         self
     }
 
-    /// Adds a place and what a word's own error says of it: after a `;` that is the help.
-    pub fn because(self, span: &Span, error: &dyn fmt::Display) -> Diagnostic {
+    /// Adds a place with an error about it. The part of the error after a `;` becomes the help.
+    pub fn at_error(self, span: &TextSpan, error: &dyn fmt::Display) -> Diagnostic {
         let text = error.to_string();
         match text.split_once("; ") {
             Some((label, help)) => self.at(span, label).help(help),
@@ -83,25 +81,22 @@ impl Diagnostic {
         }
     }
 
-    /// Says what to write instead.
     pub fn help(mut self, text: impl Into<String>) -> Diagnostic {
         self.help = Some(text.into());
         self
     }
 
-    /// The same, when there is something to say.
+    /// Sets the help, if there is one.
     pub fn maybe_help(mut self, text: Option<String>) -> Diagnostic {
         self.help = text.or(self.help);
         self
     }
 
-    /// Says why.
     pub fn note(mut self, text: impl Into<String>) -> Diagnostic {
         self.note = Some(text.into());
         self
     }
 
-    /// How bad it is: the code decides.
     pub fn severity(&self) -> Severity {
         self.code.severity()
     }
@@ -112,19 +107,18 @@ impl Diagnostic {
     }
 }
 
-/// Everything that was found in one source, in the source's order.
+/// The findings of one source, in the source's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Diagnostics {
-    /// What was read.
-    pub source: Source,
-    /// What was found.
+    pub source: SourceText,
+    /// Errors and warnings.
     pub list: Vec<Diagnostic>,
-    /// What is worth knowing of a source in which nothing is wrong.
+    /// Notes about a source without errors.
     pub notes: Vec<Diagnostic>,
 }
 
 impl Diagnostics {
-    /// Findings of one severity.
+    /// The number of findings of one severity.
     pub fn count(&self, severity: Severity) -> usize {
         self.list
             .iter()
@@ -132,12 +126,12 @@ impl Diagnostics {
             .count()
     }
 
-    /// What was found, and then the notes.
+    /// All findings, the notes last.
     pub fn all(&self) -> impl Iterator<Item = &Diagnostic> {
         self.list.iter().chain(&self.notes)
     }
 
-    /// Nothing was found; notes do not count.
+    /// Whether there are neither errors nor warnings.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
@@ -155,7 +149,7 @@ macro_rules! codes {
             /// Every code, ascending.
             pub const ALL: &'static [Code] = &[$(Code::$name,)+];
 
-            /// As people write it: `T101`.
+            /// Its spelling: `T101`.
             pub fn as_str(self) -> &'static str {
                 match self { $(Code::$name => $text,)+ }
             }
@@ -259,7 +253,7 @@ codes! {
 const EXPLANATIONS: &str = include_str!("../../docs/diagnostics.md");
 
 impl Code {
-    /// How bad findings of this kind are.
+    /// The severity of findings with this code.
     pub fn severity(self) -> Severity {
         match self.as_str() {
             code if code < "T200" => Severity::Error,
@@ -268,7 +262,7 @@ impl Code {
         }
     }
 
-    /// What it means, with an example: its section of `docs/diagnostics.md`.
+    /// Its section of `docs/diagnostics.md`: the meaning, with an example.
     pub fn explain(self) -> &'static str {
         let head = format!("## {}", self.as_str());
         let Some(start) = EXPLANATIONS.find(&head) else {

@@ -1,13 +1,15 @@
 //! A configuration from flags alone: `tidegate run --to URL --limit 100/min`.
 //!
-//! The flags become a small document that goes the same way as a file; whatever is wrong with it is
-//! then said of the flags. A password in `--redis` is never shown again.
+//! The flags become a small document that is parsed as a file is. Findings about the document are
+//! then reworded for the flags. A password in `--redis` is never shown again.
 
 use super::Config;
-use super::diagnostic::{Code, Diagnostic, Diagnostics, Source, Span};
+use super::changes::without_password;
+use super::diagnostic::{Code, Diagnostic, Diagnostics, SourceText, TextSpan};
+use super::effective::toml_string;
 use super::load::parse;
 
-/// What `tidegate run` was given instead of a file.
+/// The flags of `tidegate run` in place of a file.
 #[derive(Clone, Debug, Default)]
 pub struct FlagConfig {
     /// `--to`: the upstream's URL.
@@ -22,129 +24,101 @@ pub struct FlagConfig {
     pub redis: Option<String>,
 }
 
-/// One flag: where its value stands in the document and on the command line.
-struct Place {
-    document: Span,
-    line: Span,
+/// A flag of the command line and the key of the file that it stands for.
+struct Flag<'f> {
+    key: &'static str,
+    name: &'static str,
+    value: &'f str,
 }
 
-/// The configuration that the flags ask for, with warnings; or what is wrong with them.
+/// The place of a flag's value in the document and on the command line.
+struct FlagSpan {
+    document: TextSpan,
+    line: TextSpan,
+}
+
+/// The configuration of these flags, with warnings; its error is every mistake.
 pub fn from_flags(flags: &FlagConfig) -> Result<(Config, Diagnostics), Diagnostics> {
-    let mut given = vec![("upstream", "--to", flags.to.as_str())];
-    for (key, flag, value) in [
-        ("listen", "--listen", &flags.listen),
-        ("store.url", "--redis", &flags.redis),
-        ("limit.default.rate", "--limit", &flags.limit),
-        ("limit.default.key", "--key", &flags.key),
-    ] {
-        if let Some(value) = value {
-            given.push((key, flag, value));
-        }
-    }
-    read("tidegate run", "", &given)
+    let given = [
+        ("upstream", "--to", Some(&flags.to)),
+        ("listen", "--listen", flags.listen.as_ref()),
+        ("store.url", "--redis", flags.redis.as_ref()),
+        ("limit.default.rate", "--limit", flags.limit.as_ref()),
+        ("limit.default.key", "--key", flags.key.as_ref()),
+    ];
+    let given = given
+        .into_iter()
+        .filter_map(|(key, name, value)| value.map(|value| Flag { key, name, value }));
+    parse_flags("tidegate run", "", given)
 }
 
-/// One limit on everything, for a command that serves nobody.
+/// One limit on everything, for a command that forwards nothing.
 pub fn from_limit(
     command: &str,
     rate: &str,
     key: Option<&str>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    let mut given = vec![("limit.default.rate", "--limit", rate)];
-    given.extend(key.map(|key| ("limit.default.key", "--key", key)));
-    read(command, "upstream = \"http://127.0.0.1:9\"\n", &given)
+    let given = [
+        ("limit.default.rate", "--limit", Some(rate)),
+        ("limit.default.key", "--key", key),
+    ];
+    let given = given
+        .into_iter()
+        .filter_map(|(key, name, value)| value.map(|value| Flag { key, name, value }));
+    parse_flags(command, "upstream = \"http://127.0.0.1:9\"\n", given)
 }
 
-/// Reads a document of these keys, which stand behind the command as these flags.
-fn read(
+/// Parses a document that begins with `prefix` and sets the keys of these flags.
+fn parse_flags<'f>(
     command: &str,
-    before: &str,
-    given: &[(&str, &str, &str)],
+    prefix: &str,
+    flags: impl Iterator<Item = Flag<'f>>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
-    let mut document = before.to_owned();
+    let mut document = prefix.to_owned();
     let mut line = command.to_owned();
-    let mut places = Vec::new();
-    for (key, flag, value) in given {
-        document.push_str(key);
-        document.push_str(" = ");
-        let start = document.len();
-        document.push_str(&quoted(value));
-        line.push_str(&format!(" {flag} "));
-        let from = line.len();
-        line.push_str(&shown(value));
-        places.push(Place {
-            document: start..document.len(),
-            line: from..line.len(),
+    let mut spans = Vec::new();
+    for flag in flags {
+        document.push_str(&format!("{} = ", flag.key));
+        line.push_str(&format!(" {} ", flag.name));
+        let (in_document, in_line) = (document.len(), line.len());
+        // The shell has filled in its variables: dollar signs stay dollar signs.
+        document.push_str(&toml_string(&flag.value.replace('$', "$$")));
+        line.push_str(&without_password(flag.value));
+        spans.push(FlagSpan {
+            document: in_document..document.len(),
+            line: in_line..line.len(),
         });
         document.push('\n');
     }
-    let source = Source {
+    let source = SourceText {
         name: "command line".to_owned(),
         text: line,
     };
-    let translated = |found: Diagnostics| {
-        let list = found
-            .list
-            .into_iter()
-            .map(|one| translate(one, &places))
-            .collect();
-        let noted = |note: Diagnostic| match note.code {
-            Code::NothingLimited => note.help("add a limit, for example `--limit 100/min`"),
-            _ => note,
-        };
-        Diagnostics {
-            source: source.clone(),
-            list,
-            notes: found.notes.into_iter().map(noted).collect(),
-        }
+    let add_limit = |note: Diagnostic| match note.code {
+        Code::NothingLimited => note.help("add a limit, for example `--limit 100/min`"),
+        _ => note,
     };
-    // The shell has filled in its variables: none is left for us.
+    let reworded = |found: Diagnostics| Diagnostics {
+        source: source.clone(),
+        list: (found.list.into_iter().map(|one| reword(one, &spans))).collect(),
+        notes: found.notes.into_iter().map(add_limit).collect(),
+    };
     match parse(&source.name, &document, &|_| None) {
-        Ok((config, warnings)) => Ok((config, translated(warnings))),
-        Err(errors) => Err(translated(errors)),
+        Ok((config, warnings)) => Ok((config, reworded(warnings))),
+        Err(errors) => Err(reworded(errors)),
     }
 }
 
-/// A TOML string whose dollars stay dollars.
-fn quoted(value: &str) -> String {
-    let mut out = String::from("\"");
-    for c in value.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            '$' => out.push_str("$$"),
-            c if c.is_control() => out.push_str(&format!("\\u{:04X}", u32::from(c))),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
-}
-
-/// The value as it may be shown: without the password of a URL.
-fn shown(value: &str) -> String {
-    match value.split_once("://").zip(value.rfind('@')) {
-        Some(((scheme, _), at)) if at >= scheme.len() + 3 => {
-            format!("{scheme}://***{}", &value[at..])
-        }
-        _ => value
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect(),
-    }
-}
-
-/// A finding about the document, said of the flags.
-fn translate(mut finding: Diagnostic, places: &[Place]) -> Diagnostic {
-    // Where nothing was given there is nothing to point at: `--key` without `--limit`.
+/// Moves a finding about the document to the flags.
+fn reword(mut finding: Diagnostic, spans: &[FlagSpan]) -> Diagnostic {
+    // A flag that was not given has no place: `--key` without `--limit`.
     finding.labels.retain_mut(|label| {
-        let inside = |place: &&Place| {
-            place.document.start <= label.span.start && label.span.start < place.document.end
-        };
-        let place = places.iter().find(inside);
-        if let Some(place) = place {
-            label.span = place.line.clone();
+        let is_inside = |span: &&FlagSpan| span.document.contains(&label.span.start);
+        let span = spans.iter().find(is_inside);
+        if let Some(span) = span {
+            label.span = span.line.clone();
         }
-        place.is_some()
+        span.is_some()
     });
     finding.message = flag_words(&finding.message);
     finding.help = finding.help.map(|help| flag_words(&help));

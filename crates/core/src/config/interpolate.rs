@@ -1,43 +1,42 @@
 //! `${VAR}` and `${VAR:-default}` inside strings; `$$` is a dollar sign.
 //!
-//! Pure: the environment is an argument. What comes out of it is never looked at again, so that a
-//! variable's value cannot name another variable.
+//! Pure: the environment is an argument. The value of a variable is not filled in again: it cannot
+//! name another variable.
 
 use std::borrow::Cow;
 
 /// A reference that could not be filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unfilled {
-    /// As it is written: `${REDIS_URL}`.
+    /// Its text in the file: `${REDIS_URL}`.
     pub(super) written: String,
-    /// What is wrong with it.
-    pub(super) why: Why,
+    pub(super) error: ReferenceError,
 }
 
-/// What is wrong with a reference.
+/// The reason why a reference cannot be filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum ReferenceError {
     /// The variable is not set, and there is no default.
     Unset,
     /// No closing brace.
     Unclosed,
     /// Not a variable's name.
-    Name,
+    BadName,
 }
 
-impl Why {
-    /// In words, for the label.
-    pub(super) fn words(&self) -> &'static str {
+impl ReferenceError {
+    /// The text for the label.
+    pub(super) fn text(&self) -> &'static str {
         match self {
-            Why::Unset => "not set, and no default is given",
-            Why::Unclosed => "the closing `}` is missing",
-            Why::Name => "a name has letters, digits and `_` only",
+            ReferenceError::Unset => "not set, and no default is given",
+            ReferenceError::Unclosed => "the closing `}` is missing",
+            ReferenceError::BadName => "a name has letters, digits and `_` only",
         }
     }
 }
 
-/// The text with every reference filled in, or all that could not be. A default is taken when the
-/// variable is unset or empty, as in a shell.
+/// Fills in every reference of a text, or returns those that could not be filled in. As in a shell,
+/// a default replaces a variable that is unset or empty.
 pub(super) fn interpolate<'t>(
     text: &'t str,
     env: &dyn Fn(&str) -> Option<String>,
@@ -58,16 +57,16 @@ pub(super) fn interpolate<'t>(
             let Some(end) = after.find('}') else {
                 unfilled.push(Unfilled {
                     written: rest.to_owned(),
-                    why: Why::Unclosed,
+                    error: ReferenceError::Unclosed,
                 });
                 rest = "";
                 break;
             };
             match fill(&after[..end], env) {
                 Ok(value) => out.push_str(&value),
-                Err(why) => {
+                Err(error) => {
                     let written = rest[..end + 3].to_owned();
-                    unfilled.push(Unfilled { written, why });
+                    unfilled.push(Unfilled { written, error });
                 }
             }
             rest = &after[end + 1..];
@@ -84,21 +83,21 @@ pub(super) fn interpolate<'t>(
     }
 }
 
-/// The value of what stands between the braces.
-fn fill(inside: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Why> {
+/// The value of the text between the braces.
+fn fill(inside: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, ReferenceError> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
         None => (inside, None),
     };
     let first_fits = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     if !first_fits || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
-        return Err(Why::Name);
+        return Err(ReferenceError::BadName);
     }
     match (env(name), default) {
         (Some(value), None) => Ok(value),
         (Some(value), Some(_)) if !value.is_empty() => Ok(value),
         (_, Some(default)) => Ok(default.to_owned()),
-        (None, None) => Err(Why::Unset),
+        (None, None) => Err(ReferenceError::Unset),
     }
 }
 
@@ -145,7 +144,14 @@ mod tests {
         let found = interpolate("${NONE} ${HOST} ${A-B} ${open", &env).unwrap_err();
         let written: Vec<_> = found.iter().map(|one| one.written.as_str()).collect();
         assert_eq!(written, ["${NONE}", "${A-B}", "${open"]);
-        let why: Vec<_> = found.into_iter().map(|one| one.why).collect();
-        assert_eq!(why, [Why::Unset, Why::Name, Why::Unclosed]);
+        let why: Vec<_> = found.into_iter().map(|one| one.error).collect();
+        assert_eq!(
+            why,
+            [
+                ReferenceError::Unset,
+                ReferenceError::BadName,
+                ReferenceError::Unclosed
+            ]
+        );
     }
 }

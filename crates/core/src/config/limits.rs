@@ -1,59 +1,71 @@
-//! `[limit.NAME]` as it is written: each value by itself, and what the values of one section say
-//! to each other. `budget.rs` makes the limit of it.
+//! Reads `[limit.NAME]`: each value, and the rules between the values of one section.
+//! `definitions.rs` compiles the limit.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use toml::de::DeValue;
-
 use super::address;
-use super::diagnostic::{Code, Diagnostic, Span};
+use super::diagnostic::{Code, Diagnostic};
 use super::files::list_lines;
-use super::reader::At;
+use super::reader::{Located, ValueKind};
 use super::section::{NAME_FORM, Section, is_name};
-use super::settings::{COUNTS, MISSING, ON_ERROR};
-use super::values::TextForm;
+use super::values::{DAY, MS, SECOND, TextForm};
 use crate::limit::key::{Alternatives, Key, MAX_CHOICES, Part};
-use crate::limit::precision::nearest_divisors;
+use crate::limit::rate::nearest_divisors;
 use crate::limit::rate::{MAX_UNITS, RateText};
 use crate::limit::{Algorithm, Exempt, Missing, OnError, Rate};
 
-/// Rates of one limit, at most: each is asked for every request.
+/// Rates of one limit, at most: the store checks each for every request.
 const MAX_RATES: usize = 8;
 /// Tiers of one limit, at most.
 const MAX_TIERS: usize = 256;
 /// Networks and keys that one limit exempts, at most.
 const MAX_EXEMPT: usize = 100_000;
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = Duration::from_secs(1);
+
+/// The words of `on_error`.
+pub(super) const ON_ERROR: &[(&str, OnError)] = &[
+    ("local", OnError::Local),
+    ("allow", OnError::Allow),
+    ("deny", OnError::Deny),
+];
+
+const MISSING: &[(&str, Missing)] = &[
+    ("ip", Missing::Ip),
+    ("deny", Missing::Deny),
+    ("skip", Missing::Skip),
+    ("shared", Missing::Shared),
+];
+
+const RATE: TextForm = TextForm::new(Code::BadRate, "a rate");
 
 /// `[limit.NAME]`
 pub(super) struct RawLimit {
-    pub(super) name: At<String>,
-    /// None for `unlimited`, and where they could not be read: that breaks no other rule.
-    pub(super) rates: At<Vec<At<Rate>>>,
+    pub(super) name: Located<String>,
+    /// Empty for `unlimited`, and for rates that could not be read.
+    pub(super) rates: Located<Vec<Located<Rate>>>,
     pub(super) tiers: Vec<RawTier>,
-    pub(super) candidate: Option<At<Rate>>,
-    pub(super) concurrent: Option<At<Concurrent>>,
-    /// Else by the rate's size.
-    pub(super) algorithm: Option<At<Algorithm>>,
+    pub(super) candidate: Option<Located<Rate>>,
+    pub(super) concurrent: Option<Located<Concurrent>>,
+    /// `None`: the size of the rate decides.
+    pub(super) algorithm: Option<Located<Algorithm>>,
     /// Microseconds.
-    pub(super) precision: Option<At<u64>>,
+    pub(super) precision: Option<Located<u64>>,
     /// Microseconds.
-    pub(super) lease: Option<At<u64>>,
+    pub(super) lease: Option<Located<u64>>,
     pub(super) slot: Option<String>,
     pub(super) shadow: bool,
     pub(super) exempt: Exempt,
-    pub(super) key: Option<At<Key>>,
+    pub(super) key: Option<Located<Key>>,
     pub(super) missing: Missing,
-    pub(super) on_error: Option<At<OnError>>,
+    pub(super) on_error: Option<Located<OnError>>,
     pub(super) cost: u64,
     pub(super) each: bool,
 }
 
 /// `NAME = RATES` of `tiers`.
 pub(super) struct RawTier {
-    pub(super) name: At<String>,
-    pub(super) rates: Vec<At<Rate>>,
+    pub(super) name: Located<String>,
+    pub(super) rates: Vec<Located<Rate>>,
 }
 
 /// `concurrent` and `hold`
@@ -62,95 +74,47 @@ pub(super) struct Concurrent {
     pub(super) hold_us: u64,
 }
 
-/// Which sections that a limit may need the file has.
-#[derive(Clone, Copy)]
-pub(super) struct Known {
+/// The optional sections that a limit may need, and whether the file has them.
+#[derive(Clone, Copy, Default)]
+pub(super) struct SectionsPresent {
     pub(super) tier: bool,
     pub(super) jwt: bool,
-    /// Whether clients show certificates.
+    /// `client_ca` of `[tls]`: clients show certificates.
     pub(super) client_ca: bool,
 }
 
-impl RawLimit {
-    /// A limit that is only a rate; `unlimited` has none.
-    pub(super) fn of_rate(name: At<String>, rate: Option<Rate>) -> RawLimit {
-        let here = |value| At {
-            value,
-            span: name.span.clone(),
+impl SectionsPresent {
+    pub(super) fn of(top: &Section<'_>) -> SectionsPresent {
+        let has = |table: &str, key: &str| {
+            let table = top.peek(table).and_then(|value| value.get_ref().as_table());
+            table.is_some_and(|table| table.contains_key(key))
         };
-        RawLimit {
-            rates: At {
-                value: rate.into_iter().map(here).collect(),
-                span: name.span.clone(),
-            },
-            tiers: Vec::new(),
-            candidate: None,
-            concurrent: None,
-            algorithm: None,
-            precision: None,
-            lease: None,
-            slot: None,
-            shadow: false,
-            exempt: Exempt::default(),
-            key: None,
-            missing: Missing::Ip,
-            on_error: None,
-            cost: 1,
-            each: false,
-            name,
+        SectionsPresent {
+            tier: top.has("tier"),
+            jwt: has("auth", "jwt"),
+            client_ca: has("tls", "client_ca"),
         }
     }
+}
 
-    /// Everything that is enforced for someone.
-    fn enforced(&self) -> impl Iterator<Item = &At<Rate>> {
+impl RawLimit {
+    /// All rates that are enforced for some client.
+    fn enforced(&self) -> impl Iterator<Item = &Located<Rate>> {
         let tiers = self.tiers.iter().flat_map(|tier| &tier.rates);
         self.rates.value.iter().chain(tiers)
     }
 }
 
-/// `[limit.NAME]`
-pub(super) fn limit(name: At<String>, mut section: Section<'_>, known: Known) -> RawLimit {
-    const ALGORITHMS: &[(&str, Algorithm)] =
-        &[("log", Algorithm::Log), ("counter", Algorithm::Counter)];
+pub(super) fn read(
+    name: Located<String>,
+    mut section: Section<'_>,
+    present: SectionsPresent,
+) -> RawLimit {
     section.check_name(&name, "a limit");
-    if section.peek("rate").is_none() && section.peek("concurrent").is_none() {
-        section.missing("rate", "rate = \"100/min\"");
+    if !section.has("concurrent") {
+        section.require("rate", "rate = \"100/min\"");
     }
-    let rates = section.texts("rate");
-    let slot = section.parsed(
-        "slot",
-        TextForm::new(Code::BadName, "a slot's name"),
-        slot_name,
-    );
-    let raw = RawLimit {
-        rates: At {
-            span: rates
-                .as_ref()
-                .map_or(section.span.clone(), |texts| texts.span.clone()),
-            value: rates.map_or_else(Vec::new, |texts| understood_rates(&section, "rate", texts)),
-        },
-        tiers: tiers(&mut section, known),
-        candidate: section.parsed(
-            "candidate",
-            TextForm::new(Code::BadRate, "a rate"),
-            Rate::parse,
-        ),
-        concurrent: concurrent(&mut section),
-        algorithm: section.word_at("algorithm", ALGORITHMS),
-        precision: microseconds(&mut section, "precision", MS..=366 * 86_400 * SECOND),
-        lease: microseconds(&mut section, "lease", MS..=SECOND),
-        slot: slot.map(|slot| slot.value),
-        shadow: section.boolean("shadow", false),
-        exempt: exempt(&mut section),
-        key: key(&mut section, known),
-        missing: section.word("missing", MISSING).unwrap_or(Missing::Ip),
-        on_error: section.word_at("on_error", ON_ERROR),
-        cost: section
-            .integer("cost", 1..=MAX_UNITS)
-            .map_or(1, |cost| cost.value),
-        each: section.word("counts", COUNTS).unwrap_or(false),
-        name,
-    };
+    let raw = settings(name, &mut section, present);
     check_concurrent(&section);
     check_algorithm(&section, &raw);
     check_precision(&section, &raw);
@@ -159,111 +123,136 @@ pub(super) fn limit(name: At<String>, mut section: Section<'_>, known: Known) ->
     raw
 }
 
+/// The settings of a limit, each by itself.
+pub(super) fn settings(
+    name: Located<String>,
+    section: &mut Section<'_>,
+    present: SectionsPresent,
+) -> RawLimit {
+    let algorithms = [("log", Algorithm::Log), ("counter", Algorithm::Counter)];
+    let slot_name = |text: &str| match is_name(text) {
+        true => Ok(text.to_owned()),
+        false => Err(NAME_FORM),
+    };
+    let slot_form = TextForm::new(Code::BadName, "a slot's name");
+    let rates = section.texts("rate");
+    RawLimit {
+        name,
+        rates: match rates {
+            Some(texts) => {
+                let span = texts.span.clone();
+                Located::new(parse_rates(section, "rate", texts), &span)
+            }
+            None => Located::new(Vec::new(), &section.span),
+        },
+        tiers: tiers(section, present),
+        candidate: section.parse("candidate", RATE, Rate::parse),
+        concurrent: concurrent(section),
+        algorithm: section.optional_word("algorithm", &algorithms),
+        precision: microseconds(section, "precision", MS..=366 * DAY),
+        lease: microseconds(section, "lease", MS..=SECOND),
+        slot: (section.parse("slot", slot_form, slot_name)).map(|slot| slot.value),
+        shadow: section.boolean("shadow"),
+        exempt: exempt(section),
+        key: key(section, present),
+        missing: section.word("missing", MISSING),
+        on_error: section.optional_word("on_error", ON_ERROR),
+        cost: section.integer("cost", 1..=MAX_UNITS),
+        each: section.word("counts", &[("costs", false), ("requests", true)]),
+    }
+}
+
 fn microseconds(
     section: &mut Section<'_>,
     key: &'static str,
-    range: std::ops::RangeInclusive<Duration>,
-) -> Option<At<u64>> {
-    let length = section.length(key, range)?;
+    range: RangeInclusive<Duration>,
+) -> Option<Located<u64>> {
+    let length = section.optional_duration(key, range)?;
     Some(length.map(|length| u64::try_from(length.as_micros()).unwrap_or(u64::MAX)))
 }
 
-fn slot_name(text: &str) -> Result<String, &'static str> {
-    match is_name(text) {
-        true => Ok(text.to_owned()),
-        false => Err(NAME_FORM),
-    }
-}
-
-/// One rate, or several over windows of different lengths; `unlimited` is none.
-fn understood_rates(section: &Section<'_>, key: &str, texts: At<Vec<At<String>>>) -> Vec<At<Rate>> {
+/// Reads one rate, or several over windows of different lengths; `unlimited` is none.
+fn parse_rates(
+    section: &Section<'_>,
+    key: &str,
+    texts: Located<Vec<Located<String>>>,
+) -> Vec<Located<Rate>> {
     let count = texts.value.len();
     if !(1..=MAX_RATES).contains(&count) {
-        section.out_of_range_at(key, &texts, &format!("1 to {MAX_RATES} rates"));
+        section.out_of_range(key, &texts, &format!("1 to {MAX_RATES} rates"));
     }
-    let mut rates: Vec<At<Rate>> = Vec::new();
-    for text in texts.value {
-        let kind = TextForm::new(Code::BadRate, "a rate");
-        let Some(read) = section.understood(key, text, kind, RateText::parse) else {
-            continue;
-        };
+    let mut rates: Vec<Located<Rate>> = Vec::new();
+    for read in section.parse_all(key, Some(texts), RATE, RateText::parse) {
         let rate = match read.value {
-            RateText::Limited(rate) => rate,
+            RateText::Limited(rate) => Located::new(rate, &read.span),
             RateText::Unlimited if count == 1 => continue,
             RateText::Unlimited => {
-                let message = "`unlimited` beside another rate";
-                let diagnostic = Diagnostic::new(Code::Contradiction, message)
+                Diagnostic::new(Code::Contradiction, "`unlimited` beside another rate")
                     .at(&read.span, "says nothing")
-                    .help("leave it out");
-                section.reader.report(diagnostic);
+                    .help("leave it out")
+                    .report_to(section.reader);
                 continue;
             }
         };
-        let same = |first: &&At<Rate>| first.value.window_us == rate.window_us;
-        if let Some(first) = rates.iter().find(same) {
-            let diagnostic = Diagnostic::new(Code::Duplicate, "two rates over the same window")
-                .at(&read.span, "")
+        let is_same = |first: &&Located<Rate>| first.value.window_us == rate.value.window_us;
+        if let Some(first) = rates.iter().find(is_same) {
+            Diagnostic::new(Code::Duplicate, "two rates over the same window")
+                .at(&rate.span, "")
                 .at(&first.span, "first here")
-                .help("keep the smaller one");
-            section.reader.report(diagnostic);
+                .help("keep the smaller one")
+                .report_to(section.reader);
         }
-        rates.push(At {
-            value: rate,
-            span: read.span,
-        });
+        rates.push(rate);
     }
     rates
 }
 
-/// `tiers = { pro = "200/s", free = ["10/s", "1000/h"], internal = "unlimited" }`
-fn tiers(section: &mut Section<'_>, known: Known) -> Vec<RawTier> {
-    let given = section.peek("tiers").is_some();
+/// Reads `tiers = { pro = "200/s", free = ["10/s", "1000/h"], internal = "unlimited" }`.
+fn tiers(section: &mut Section<'_>, present: SectionsPresent) -> Vec<RawTier> {
+    section.declare("tiers", || ValueKind::Map(Box::new(ValueKind::Texts)));
+    let is_given = section.has("tiers");
     let span = section.key_span("tiers");
     let table = section.section("tiers");
-    if given && !known.tier {
+    if is_given && !present.tier {
         let message = format!("`{}` needs `[tier]`", table.name());
-        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+        Diagnostic::new(Code::Contradiction, message)
             .at(&span, "nothing says which tier a client has")
-            .help("write for example `[tier]` with `from = \"jwt:plan\"`");
-        section.reader.report(diagnostic);
+            .help("write for example `[tier]` with `from = \"jwt:plan\"`")
+            .report_to(section.reader);
     }
     let mut tiers = Vec::new();
-    for (name, value) in table.entries() {
-        if name.value.starts_with("x-") {
-            continue;
-        }
+    let entries = table.entries().into_iter();
+    for (name, value) in entries.filter(|(name, _)| !name.value.starts_with("x-")) {
         table.check_name(&name, "a tier");
-        let Some(texts) = table.texts_of(&name.value, value) else {
-            continue;
-        };
-        let rates = understood_rates(&table, &name.value, texts);
-        tiers.push(RawTier { name, rates });
+        if let Some(texts) = table.texts_in(&name.value, value) {
+            let rates = parse_rates(&table, &name.value, texts);
+            tiers.push(RawTier { name, rates });
+        }
     }
     if tiers.len() > MAX_TIERS {
-        let at = At { value: (), span };
-        section.out_of_range_at("tiers", &at, &format!("at most {MAX_TIERS} tiers"));
+        let allowed = format!("at most {MAX_TIERS} tiers");
+        section.out_of_range("tiers", &Located::new((), &span), &allowed);
     }
     tiers
 }
 
-/// `concurrent = 50`, and `hold`: how long a proxy that died keeps what it held.
-fn concurrent(section: &mut Section<'_>) -> Option<At<Concurrent>> {
-    let units = section.integer("concurrent", 1..=MAX_UNITS);
-    let hold = microseconds(section, "hold", SECOND..=3_600 * SECOND);
-    if let Some(hold) = hold
-        .as_ref()
-        .filter(|_| section.peek("concurrent").is_none())
-    {
-        let message = "`hold` is for limits with `concurrent`";
-        let diagnostic = Diagnostic::new(Code::Contradiction, message)
-            .at(&hold.span, "this limit holds nothing");
-        section.reader.report(diagnostic);
+/// Reads `concurrent`, and `hold`: after this time the store frees the slots of a proxy that died.
+fn concurrent(section: &mut Section<'_>) -> Option<Located<Concurrent>> {
+    let units = section.optional_integer("concurrent", 1..=MAX_UNITS);
+    let hold = section.duration("hold", SECOND..=3_600 * SECOND);
+    if let Some(hold) = section.peek("hold").filter(|_| !section.has("concurrent")) {
+        Diagnostic::new(
+            Code::Contradiction,
+            "`hold` is for limits with `concurrent`",
+        )
+        .at(&hold.span(), "this limit holds nothing")
+        .report_to(section.reader);
     }
-    let hold_us = hold.map_or(15_000_000, |hold| hold.value);
+    let hold_us = u64::try_from(hold.as_micros()).unwrap_or(u64::MAX);
     units.map(|units| units.map(|units| Concurrent { units, hold_us }))
 }
 
-/// A number of requests at once has no window: what is about windows cannot stand with it.
+/// `concurrent` has no window: reports settings about windows beside it.
 fn check_concurrent(section: &Section<'_>) {
     let Some(value) = section.peek("concurrent") else {
         return;
@@ -281,15 +270,15 @@ fn check_concurrent(section: &Section<'_>) {
             continue;
         }
         let message = format!("`{}` has `concurrent` and `{key}`", section.name());
-        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+        Diagnostic::new(Code::Contradiction, message)
             .at(&section.key_span(key), "is for requests over time")
             .at(&value.span(), "is for requests at one time")
-            .help("make two limits of them: a route may have both");
-        section.reader.report(diagnostic);
+            .help("make two limits of them: a route may have both")
+            .report_to(section.reader);
     }
 }
 
-/// What only a log has.
+/// Reports settings that only a log has.
 fn check_algorithm(section: &Section<'_>, raw: &RawLimit) {
     let Some(counter) = (raw.algorithm.as_ref()).filter(|word| word.value == Algorithm::Counter)
     else {
@@ -297,17 +286,19 @@ fn check_algorithm(section: &Section<'_>, raw: &RawLimit) {
     };
     for (key, given) in [("precision", &raw.precision), ("lease", &raw.lease)] {
         if let Some(given) = given {
-            let message = format!("`{key}` is for `algorithm = \"log\"`");
-            let diagnostic = Diagnostic::new(Code::Contradiction, message)
-                .at(&given.span, "")
-                .at(&counter.span, "a counter has none")
-                .help(format!("leave out `{key}` or `algorithm`"));
-            section.reader.report(diagnostic);
+            Diagnostic::new(
+                Code::Contradiction,
+                format!("`{key}` is for `algorithm = \"log\"`"),
+            )
+            .at(&given.span, "")
+            .at(&counter.span, "a counter has none")
+            .help(format!("leave out `{key}` or `algorithm`"))
+            .report_to(section.reader);
         }
     }
 }
 
-/// Every window must be whole pieces of the precision.
+/// Reports a window that is no multiple of the precision.
 fn check_precision(section: &Section<'_>, raw: &RawLimit) {
     let Some(precision) = &raw.precision else {
         return;
@@ -319,23 +310,23 @@ fn check_precision(section: &Section<'_>, raw: &RawLimit) {
         }
         let (below, above) = nearest_divisors(window_us, precision.value);
         let help = if below == above {
-            format!("nearest is `\"{}\"`", length(below))
+            format!("nearest is `\"{}\"`", length_text(below))
         } else {
-            let (below, above) = (length(below), length(above));
+            let (below, above) = (length_text(below), length_text(above));
             format!("nearest are `\"{below}\"` and `\"{above}\"`")
         };
-        let message = format!("`{}` must divide the window", section.full("precision"));
-        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+        let message = format!("`{}` must divide the window", section.full_key("precision"));
+        Diagnostic::new(Code::Contradiction, message)
             .at(&precision.span, "")
             .at(&rate.span, "is no multiple of it")
-            .help(help);
-        section.reader.report(diagnostic);
+            .help(help)
+            .report_to(section.reader);
         return;
     }
 }
 
-/// Microseconds as a file says them.
-fn length(us: u64) -> String {
+/// Microseconds as a length of time in a file.
+fn length_text(us: u64) -> String {
     let rate = Rate {
         units: 1,
         window_us: us,
@@ -349,61 +340,55 @@ fn length(us: u64) -> String {
     }
 }
 
-/// Units that are taken ahead count at their lease's end: it must lie well within the window.
+/// Units that are taken ahead count at the end of their lease: it must be well within the window.
 fn check_lease(section: &Section<'_>, raw: &RawLimit) {
     let Some(lease) = &raw.lease else { return };
-    let short = |rate: &&At<Rate>| 2 * lease.value >= rate.value.window_us;
+    let short = |rate: &&Located<Rate>| 2 * lease.value >= rate.value.window_us;
     if let Some(rate) = raw.enforced().find(short) {
-        let message = format!("`{}` is too long", section.full("lease"));
-        let diagnostic = Diagnostic::new(Code::Contradiction, message)
+        let message = format!("`{}` is too long", section.full_key("lease"));
+        Diagnostic::new(Code::Contradiction, message)
             .at(&lease.span, "must be shorter than half the window")
-            .at(&rate.span, "");
-        section.reader.report(diagnostic);
+            .at(&rate.span, "")
+            .report_to(section.reader);
     }
 }
 
-/// `exempt` and `exempt_file`: addresses and networks, and clients' keys.
+/// Reads `exempt` and `exempt_file`: addresses and networks, and clients' keys.
 fn exempt(section: &mut Section<'_>) -> Exempt {
+    let form = TextForm::new(Code::BadAddress, "a network or a client's key");
     let mut exempt = Exempt::default();
-    let texts = section.texts("exempt");
-    for text in texts.map(|texts| texts.value).unwrap_or_default() {
-        let kind = TextForm::new(Code::BadAddress, "a network or a client's key");
-        section.understood("exempt", text, kind, |text| add_exempt(&mut exempt, text));
-    }
+    section.parse_list("exempt", form, |text| add_exempt(&mut exempt, text));
     if let Some(path) = section.text("exempt_file")
         && let Some(text) = section.list_file("exempt_file", &path)
     {
         let mut wrong = 0;
         for (number, line) in list_lines(&text) {
-            if wrong == super::api_key::MAX_TOLD {
+            if wrong == super::api_key::MAX_REPORTED {
                 break;
             }
             if let Err(why) = add_exempt(&mut exempt, line) {
                 wrong += 1;
-                section.bad_line("exempt_file", &path.span, number, &why);
+                section.unusable_line("exempt_file", &path.span, number, &why);
             }
         }
     }
     exempt.keys.sort_unstable();
     exempt.keys.dedup();
     if exempt.nets.len() + exempt.keys.len() > MAX_EXEMPT {
-        let at = At {
-            value: (),
-            span: section.span.clone(),
-        };
-        section.out_of_range_at("exempt", &at, &format!("at most {MAX_EXEMPT}"));
+        let here = Located::new((), &section.span);
+        section.out_of_range("exempt", &here, &format!("at most {MAX_EXEMPT}"));
     }
     exempt
 }
 
-/// What cannot be read as an address and looks like one is a slip, not a key.
+/// Adds a network or a key. A text that looks like an address and is none is a mistake, not a key.
 fn add_exempt(exempt: &mut Exempt, text: &str) -> Result<(), String> {
     let text = text.trim();
     match address::network(text) {
         Ok(net) => exempt.nets.push(net),
         Err(_) if text.is_empty() => return Err("empty".to_owned()),
         Err(why) if looks_like_address(text) => {
-            // It may be a key all the same: nothing of it is repeated.
+            // It may be a key all the same: the message does not repeat it.
             let why = why.split("; ").next().unwrap_or_default();
             return Err(format!("{why}; write for example `10.0.0.0/8`"));
         }
@@ -417,69 +402,53 @@ fn looks_like_address(text: &str) -> bool {
     text.chars().all(digits) && text.contains(['.', ':', '/'])
 }
 
-/// `key`: one part, or a list of parts that are taken together.
-fn key(section: &mut Section<'_>, known: Known) -> Option<At<Key>> {
-    let texts = section.texts("key")?;
-    if texts.value.is_empty() || texts.value.len() > MAX_CHOICES {
-        section.out_of_range_at("key", &texts, &format!("1 to {MAX_CHOICES} parts"));
-    }
+/// Reads `key`: one part, or a list of parts that are taken together.
+fn key(section: &mut Section<'_>, present: SectionsPresent) -> Option<Located<Key>> {
+    let allowed = format!("1 to {MAX_CHOICES} parts");
+    let texts = section.counted_texts("key", 1..=MAX_CHOICES, &allowed)?;
+    let span = texts.span.clone();
+    let form = TextForm::new(Code::BadKey, "a key");
     let mut parts: Vec<Alternatives> = Vec::new();
-    for text in texts.value {
-        let kind = TextForm::new(Code::BadKey, "a key");
-        let Some(part) = section.understood("key", text, kind, Key::parse_part) else {
-            continue;
-        };
+    for part in section.parse_all("key", Some(texts), form, Key::parse_part) {
         if parts.contains(&part.value) {
-            let diagnostic = Diagnostic::new(Code::Duplicate, "the same part twice in one key")
-                .at(&part.span, "changes nothing");
-            section.reader.report(diagnostic);
+            Diagnostic::new(Code::Duplicate, "the same part twice in one key")
+                .at(&part.span, "changes nothing")
+                .report_to(section.reader);
         }
-        check_known(section, &part.value, &part.span, known);
+        check_sections(section, &part, present);
         parts.push(part.value);
     }
-    (!parts.is_empty()).then_some(At {
-        value: Key { parts },
-        span: texts.span,
-    })
+    (!parts.is_empty()).then(|| Located::new(Key { parts }, &span))
 }
 
-/// Parts that another section makes possible.
-pub(super) fn check_known(section: &Section<'_>, parts: &Alternatives, span: &Span, known: Known) {
-    for part in &parts.0 {
+/// Reports parts of a key that need another section.
+pub(super) fn check_sections(
+    section: &Section<'_>,
+    parts: &Located<Alternatives>,
+    present: SectionsPresent,
+) {
+    for part in &parts.value.0 {
         let (needed, why, example) = match part {
-            Part::Jwt(_) if !known.jwt => (
+            Part::Jwt(_) if !present.jwt => (
                 "[auth.jwt]",
                 "a token that nobody verifies says what its bearer likes",
                 "jwks_file = \"/etc/tidegate/jwks.json\"",
             ),
-            Part::Tier if !known.tier => (
+            Part::Tier if !present.tier => (
                 "[tier]",
                 "nothing says which tier a client has",
                 "from = \"jwt:plan\"",
             ),
-            Part::Tls(_) if !known.client_ca => (
+            Part::Tls(_) if !present.client_ca => (
                 "[tls]",
                 "clients show no certificates",
                 "client_ca = \"/etc/tidegate/clients.pem\"",
             ),
             _ => continue,
         };
-        let diagnostic = Diagnostic::new(Code::Contradiction, format!("`{part}` needs `{needed}`"))
-            .at(span, why)
-            .help(format!("write for example `{needed}` with `{example}`"));
-        section.reader.report(diagnostic);
-    }
-}
-
-/// Which sections the file has.
-pub(super) fn known(top: &Section<'_>) -> Known {
-    let table = |key| match top.peek(key).map(toml::Spanned::get_ref) {
-        Some(DeValue::Table(table)) => Some(table),
-        _ => None,
-    };
-    Known {
-        tier: top.peek("tier").is_some(),
-        jwt: table("auth").is_some_and(|auth| auth.get("jwt").is_some()),
-        client_ca: table("tls").is_some_and(|tls| tls.get("client_ca").is_some()),
+        Diagnostic::new(Code::Contradiction, format!("`{part}` needs `{needed}`"))
+            .at(&parts.span, why)
+            .help(format!("write for example `{needed}` with `{example}`"))
+            .report_to(section.reader);
     }
 }

@@ -1,66 +1,69 @@
-//! From a file, a text or flags to a [`Config`], or to everything that is wrong with it.
+//! Loads a [`Config`] from a file or a text, or returns everything that is wrong with it.
 //!
-//! The only file of the configuration that does IO: it reads the file, the environment and the
-//! secrets that the file names.
+//! The only file of the room that does IO: it reads the file, the environment, the clock and the
+//! files that the configuration names.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
-use super::compile::{RawFile, compile};
-use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, Source, Span};
+use super::compile::{compile, read_sections};
+use super::diagnostic::{Code, Diagnostic, Diagnostics, Severity, SourceText, TextSpan};
+use super::files::{NamedFile, SourceFiles};
 use super::interpolate::interpolate;
-use super::reader::{At, Reader, Surroundings};
-use super::section::Section;
-use super::values::TextForm;
-use super::written::{NamedFile, Value, Written, tree};
-use super::{
-    Config, Control, Limits, Listen, address, admin, api_key, auth, bypass, hints, limits, route,
-    settings, standalone, syntax, tier, tls_keys, traces, upstream, warnings,
-};
+use super::reader::{ConfigReader, DeclaredSettings, Surroundings};
+use super::reference::document_as_json;
+use super::{Config, Control, Listen, address, server, syntax, warnings};
 
 /// Bytes of a configuration file, at most.
 const MAX_FILE: u64 = 16 << 20;
 
-/// Reads a file. The second part of what it returns is the warnings; as an error, every mistake,
-/// those in syntax included. A file that cannot be read is [`Code::Unreadable`].
+/// Looks up `${NAME}` of a file.
+type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
+
+/// A configuration of some kind with its warnings, or every mistake.
+pub(super) type Loaded<T> = Result<(T, Diagnostics), Diagnostics>;
+
+/// A whole, valid configuration of a limiter alone: it listens nowhere and forwards nothing.
+#[derive(Debug)]
+pub struct Limits(pub(super) Config);
+
+impl Limits {
+    /// The configuration. The upstreams of its routes and its `server` mean nothing.
+    pub fn into_config(self) -> Config {
+        self.0
+    }
+}
+
+/// Loads a file, with warnings. Its error is every mistake, those in syntax included. A file that
+/// cannot be read is [`Code::Unreadable`].
 pub fn load(path: &Path) -> Result<(Config, Diagnostics), Diagnostics> {
     load_noting(path, &mut Vec::new())
 }
 
-/// The same; `files` gets every other file that was looked at, whatever came of it.
+/// The same. `files` gets every other file that was read, also after a failure.
 pub fn load_noting(
     path: &Path,
     files: &mut Vec<NamedFile>,
 ) -> Result<(Config, Diagnostics), Diagnostics> {
     let noted = RefCell::new(Vec::new());
-    let loaded = parse_file(path, |name, text, env| {
-        parse_noting(
-            &Origin {
-                name,
-                folder: folder_of(path),
-            },
-            text,
-            env,
-            &noted,
-        )
+    let loaded = parse_file(path, |name, text| {
+        parse_proxy(&Origin::of_file(name, path), text, &environment, &noted)
     });
     *files = noted.into_inner();
     loaded
 }
 
-/// Reads a file that limits what somebody else serves: it has no `listen` and no `upstream`.
-/// Returns as [`load()`] does.
+/// Loads a file that limits another service: it has no `listen` and no `upstream`. Returns as
+/// [`load()`] does.
 pub fn load_limits(path: &Path) -> Result<(Limits, Diagnostics), Diagnostics> {
-    let folder = folder_of(path);
-    parse_file(path, |name, text, env| {
-        limits_in(&Origin { name, folder }, text, env)
+    parse_file(path, |name, text| {
+        parse_limiter(&Origin::of_file(name, path), text, &environment)
     })
 }
 
@@ -70,64 +73,123 @@ pub fn parse_limits(
     text: &str,
     env: Environment<'_>,
 ) -> Result<(Limits, Diagnostics), Diagnostics> {
-    limits_in(&Origin::of_text(source_name), text, env)
+    parse_limiter(&Origin::of_text(source_name), text, env)
 }
 
-fn limits_in(origin: &Origin<'_>, text: &str, env: Environment<'_>) -> Parsed<Limits> {
-    let around = Surroundings {
-        base: origin.folder,
-        forwards: false,
-        env,
-        read: &read_bounded,
-        now_s: now_s(),
-    };
-    let (config, warnings) = read_text(origin.name, text, &around).0?;
-    Ok((Limits(config), warnings))
+/// Parses a text. It reads only the files that the text names, such as `password_file`.
+pub fn parse(
+    source_name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+) -> Result<(Config, Diagnostics), Diagnostics> {
+    let origin = Origin::of_text(source_name);
+    parse_proxy(&origin, text, env, &RefCell::default())
 }
 
-/// Where `${NAME}` in a file is looked up.
-type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
+/// The name of a text in messages, and the folder where its relative paths start.
+struct Origin<'o> {
+    name: &'o str,
+    folder: &'o Path,
+}
 
-/// A configuration of some kind and its warnings, or every mistake.
-type Parsed<T> = Result<(T, Diagnostics), Diagnostics>;
+impl<'o> Origin<'o> {
+    /// A text without a file: its paths start from the working directory.
+    fn of_text(name: &'o str) -> Origin<'o> {
+        let folder = Path::new("");
+        Origin { name, folder }
+    }
 
-fn parse_file<T>(
-    path: &Path,
-    parse: impl Fn(&str, &str, Environment<'_>) -> Parsed<T>,
-) -> Parsed<T> {
-    let name = path.display().to_string();
-    match read_bounded(path, MAX_FILE + 1).and_then(|bytes| {
-        if bytes.len() as u64 > MAX_FILE {
-            return Err(io::Error::other(format!("longer than {MAX_FILE} bytes")));
-        }
-        String::from_utf8(bytes).map_err(|error| not_utf8(&error))
-    }) {
-        Ok(text) => parse(&name, &text, &environment),
-        Err(error) => {
-            let missing = error.kind() == io::ErrorKind::NotFound;
-            let text = error.to_string();
-            let (why, help) = text.split_once("; ").unwrap_or((&text, ""));
-            let message = format!("cannot read `{name}`: {why}");
-            let mut found = Diagnostic::new(Code::Unreadable, message);
-            if missing {
-                found = found.help("name another by `-c FILE`; `tidegate init` makes one");
-            } else if !help.is_empty() {
-                found = found.help(help);
-            }
-            let list = vec![found];
-            Err(Diagnostics {
-                source: Source {
-                    name,
-                    text: String::new(),
-                },
-                list,
-                notes: Vec::new(),
-            })
+    fn of_file(name: &'o str, file: &'o Path) -> Origin<'o> {
+        let folder = folder_of(file);
+        Origin { name, folder }
+    }
+
+    fn surroundings<'s>(
+        &self,
+        env: Environment<'s>,
+        read: &'s dyn Fn(&Path, u64) -> io::Result<Vec<u8>>,
+    ) -> Surroundings<'s>
+    where
+        'o: 's,
+    {
+        Surroundings {
+            forwards: true,
+            env,
+            base: self.folder,
+            read,
+            now_s: now_s(),
         }
     }
 }
 
-/// Where a file is not UTF-8, and what it may be.
+/// The folder where a file's relative paths start.
+fn folder_of(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new(""))
+}
+
+fn parse_proxy(
+    origin: &Origin<'_>,
+    text: &str,
+    env: Environment<'_>,
+    files: &RefCell<Vec<NamedFile>>,
+) -> Loaded<Config> {
+    let read = |path: &Path, max_bytes| {
+        let content = read_bounded(path, max_bytes);
+        let noted = NamedFile::new(path, content.as_deref().ok());
+        files.borrow_mut().push(noted);
+        content
+    };
+    let surroundings = origin.surroundings(env, &read);
+    let (mut config, warnings) = read_text(origin.name, text, &surroundings).0?;
+    config.sources = Arc::new(SourceFiles {
+        text: text.to_owned(),
+        files: files.borrow().clone(),
+    });
+    Ok((config, warnings))
+}
+
+fn parse_limiter(origin: &Origin<'_>, text: &str, env: Environment<'_>) -> Loaded<Limits> {
+    let surroundings = Surroundings {
+        forwards: false,
+        ..origin.surroundings(env, &read_bounded)
+    };
+    let (config, warnings) = read_text(origin.name, text, &surroundings).0?;
+    Ok((Limits(config), warnings))
+}
+
+fn parse_file<T>(path: &Path, parse: impl Fn(&str, &str) -> Loaded<T>) -> Loaded<T> {
+    let name = path.display().to_string();
+    let error = match read_utf8(path) {
+        Ok(text) => return parse(&name, &text),
+        Err(error) => error,
+    };
+    let text = error.to_string();
+    let (reason, help) = text.split_once("; ").unwrap_or((&text, ""));
+    let help = match error.kind() {
+        io::ErrorKind::NotFound => "name another by `-c FILE`; `tidegate init` makes one",
+        _ => help,
+    };
+    let message = format!("cannot read `{name}`: {reason}");
+    let help = (!help.is_empty()).then(|| help.to_owned());
+    Err(Diagnostics {
+        source: SourceText {
+            name,
+            text: String::new(),
+        },
+        list: vec![Diagnostic::new(Code::Unreadable, message).maybe_help(help)],
+        notes: Vec::new(),
+    })
+}
+
+fn read_utf8(path: &Path) -> io::Result<String> {
+    let bytes = read_bounded(path, MAX_FILE + 1)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(io::Error::other(format!("longer than {MAX_FILE} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|error| not_utf8(&error))
+}
+
+/// Describes where a file is not UTF-8, or its other encoding.
 fn not_utf8(error: &std::string::FromUtf8Error) -> io::Error {
     let bytes = error.as_bytes();
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
@@ -138,104 +200,37 @@ fn not_utf8(error: &std::string::FromUtf8Error) -> io::Error {
     io::Error::other(format!("line {line} is not UTF-8; save the file as UTF-8"))
 }
 
-/// The same for a text. Its files (`password_file` and the like) are read, nothing else.
-pub fn parse(
-    source_name: &str,
-    text: &str,
-    env: &dyn Fn(&str) -> Option<String>,
-) -> Result<(Config, Diagnostics), Diagnostics> {
-    parse_noting(
-        &Origin::of_text(source_name),
-        text,
-        env,
-        &RefCell::default(),
-    )
-}
-
-/// Where a text is from: what messages call it, and the folder that its relative paths begin from.
-struct Origin<'o> {
-    name: &'o str,
-    folder: &'o Path,
-}
-
-impl Origin<'_> {
-    /// A text that is no file: its paths begin from the working directory.
-    fn of_text(name: &str) -> Origin<'_> {
-        let folder = Path::new("");
-        Origin { name, folder }
-    }
-}
-
-/// The folder that a file's relative paths begin from.
-fn folder_of(file: &Path) -> &Path {
-    file.parent().unwrap_or(Path::new(""))
-}
-
-fn parse_noting(
-    origin: &Origin<'_>,
-    text: &str,
-    env: Environment<'_>,
-    files: &RefCell<Vec<NamedFile>>,
-) -> Parsed<Config> {
-    let read = |path: &Path, most| {
-        let content = read_bounded(path, most);
-        let noted = NamedFile::new(path, content.as_deref().ok());
-        files.borrow_mut().push(noted);
-        content
-    };
-    let around = Surroundings {
-        forwards: true,
-        env,
-        base: origin.folder,
-        read: &read,
-        now_s: now_s(),
-    };
-    let (mut config, warnings) = read_text(origin.name, text, &around).0?;
-    config.written = Arc::new(Written {
-        text: text.to_owned(),
-        files: files.borrow().clone(),
-    });
-    Ok((config, warnings))
-}
-
-/// What a file says of the socket for commands, also where all else in it is wrong.
+/// The socket for commands that a file sets. Mistakes elsewhere in the file do not matter.
 pub fn control_of(path: &Path) -> Control {
     let text = read_bounded(path, MAX_FILE).unwrap_or_default();
-    let top = tree(&String::from_utf8_lossy(&text));
-    let Some(Value::Table(server)) = top.get("server") else {
-        return Control::Derived;
-    };
-    let Some(Value::Word(text)) = server.get("control") else {
-        return Control::Derived;
-    };
-    let filled = interpolate(text, &environment).ok();
-    let control = filled.and_then(|text| settings::control(&text).ok());
+    let top = document_as_json(&String::from_utf8_lossy(&text));
+    let control = top["server"]["control"].as_str().and_then(|text| {
+        let text = interpolate(text, &environment).ok()?;
+        server::parse_control(&text).ok()
+    });
     match control {
         Some(Control::At(socket)) => Control::At(folder_of(path).join(socket)),
         control => control.unwrap_or(Control::Derived),
     }
 }
 
-/// Where operators look in, as far as a file says it.
+/// The admin's address and token file, as far as a file sets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdminPlace {
-    /// Where it listens.
+    /// The address to connect to.
     pub address: Option<SocketAddr>,
     /// The file with the token.
     pub token_file: Option<PathBuf>,
 }
 
-/// What a file says of the admin, also where all else in it is wrong.
+/// The admin that a file sets. Mistakes elsewhere in the file do not matter.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub fn admin_of(path: &Path) -> io::Result<AdminPlace> {
     let text = read_bounded(path, MAX_FILE)?;
-    let top = tree(&String::from_utf8_lossy(&text));
-    let word = |key: &str| match top.get(key) {
-        Some(Value::Word(text)) => interpolate(text, &environment).ok(),
-        _ => None,
-    };
+    let top = document_as_json(&String::from_utf8_lossy(&text));
+    let word = |key: &str| interpolate(top[key].as_str()?, &environment).ok();
     let listen = word("admin").and_then(|text| address::listen(&text).ok());
     Ok(AdminPlace {
         address: listen.and_then(|listen| match listen {
@@ -257,190 +252,78 @@ pub fn environment(name: &str) -> Option<String> {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "the words get their time from here; the clock's room is below this one"
+    reason = "the pure code gets its time from here; the clock's room is below this one"
 )]
 fn now_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.unwrap_or_default().as_secs()
 }
 
-fn read_bounded(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+fn read_bounded(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     std::fs::File::open(path)?
-        .take(most)
+        .take(max_bytes)
         .read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Sections and their keys, as `(section, key)`.
-pub(super) type Asked = BTreeSet<(String, &'static str)>;
-
-/// A configuration and its warnings, or every mistake.
-pub(super) type Outcome = Result<(Config, Diagnostics), Diagnostics>;
-
-/// The whole way from text to configuration; also every key that was asked for.
-pub(super) fn read_text(name: &str, text: &str, around: &Surroundings<'_>) -> (Outcome, Asked) {
-    let source = Source {
+/// Reads a text and compiles it. Also returns the settings that the readers declared.
+pub(super) fn read_text(
+    name: &str,
+    text: &str,
+    surroundings: &Surroundings<'_>,
+) -> (Loaded<Config>, DeclaredSettings) {
+    let source = SourceText {
         name: name.to_owned(),
         text: text.to_owned(),
     };
-    // A byte order mark is no part of the document; as spaces it leaves all spans in place.
-    let owned = text
+    // A byte order mark is no part of the document. Spaces in its place leave all spans right.
+    let without_mark = text
         .strip_prefix('\u{feff}')
         .map(|rest| format!("   {rest}"));
-    let text = owned.as_deref().unwrap_or(text);
+    let text = without_mark.as_deref().unwrap_or(text);
     let (document, errors) = DeTable::parse_recoverable(text);
-    let broken_lines: Vec<Span> = errors
+    let broken: Vec<TextSpan> = errors
         .iter()
-        .map(|error| syntax::broken(text, error))
+        .map(|error| syntax::broken_part(text, error))
         .collect();
-    let reader = Reader::new(text, around);
-    let raw = read(&reader, document.get_ref());
-    let compiled = compile(&reader, raw);
+    let reader = ConfigReader::new(text, surroundings);
+    let compiled = compile(&reader, read_sections(&reader, document.get_ref()));
     let mut notes = Vec::new();
-    // A doubt may only follow from a mistake: mistakes come first.
+    // Warnings may only follow from a mistake: a text with mistakes has none.
     if let Some(compiled) = compiled
         .as_ref()
-        .filter(|_| errors.is_empty() && reader.is_clean())
+        .filter(|_| errors.is_empty() && reader.has_no_findings())
     {
         warnings::find(&reader, compiled);
-        if around.forwards {
-            notes = hints::find(compiled);
+        if surroundings.forwards {
+            notes = warnings::notes(compiled);
         }
     }
     let config = compiled.map(|compiled| compiled.config);
-    let (found, asked) = reader.into_parts();
+    let (findings, declared) = reader.into_parts();
     let mut list = syntax::errors(text, &errors);
-    // What stands on a line with a syntax error was read as well as could be guessed.
-    list.extend(found.into_iter().filter(|one| !follows(one, &broken_lines)));
+    list.extend(findings.into_iter().filter(|one| !follows(one, &broken)));
     list.sort_by_key(Diagnostic::start);
     list.dedup();
-    let findings = Diagnostics {
+    let diagnostics = Diagnostics {
         source,
         list,
         notes,
     };
-    let outcome = match config {
-        Some(config) if findings.count(Severity::Error) == 0 => Ok((config, findings)),
-        _ => Err(findings),
+    let loaded = match config {
+        Some(config) if diagnostics.count(Severity::Error) == 0 => Ok((config, diagnostics)),
+        _ => Err(diagnostics),
     };
-    (outcome, asked)
+    (loaded, declared)
 }
 
-/// Whether a finding may only follow from a line that was not understood.
-fn follows(finding: &Diagnostic, broken_lines: &[Span]) -> bool {
-    if broken_lines.is_empty() {
-        return false;
-    }
+/// Whether a finding may only follow from a part that is not TOML.
+fn follows(finding: &Diagnostic, broken: &[TextSpan]) -> bool {
     let absent = [Code::MissingKey, Code::UnknownLimit, Code::UnknownUpstream];
-    let on_broken_line = |at: usize| broken_lines.iter().any(|line| line.contains(&at));
-    absent.contains(&finding.code)
-        || finding
-            .labels
-            .iter()
-            .any(|label| on_broken_line(label.span.start))
-}
-
-/// Every section by itself.
-fn read<'r>(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> RawFile {
-    let mut top = Section::top(reader, table);
-    if !reader.surroundings.forwards {
-        standalone::refuse_serving(&top);
-    }
-    let mut keys = api_key::read(top.section("api_key"));
-    let mut known = limits::known(&top);
-    let tier_span = tier::span(&top);
-    let tier = tier::read(&mut top, known, keys.list());
-    known.tier |= tier.as_ref().is_some_and(|tier| tier.by_key);
-    let listen = listen(&mut top);
-    let admin = admin::read(&mut top);
-    let trusted_span = top.key_span("trusted_proxies");
-    let upstream = top_upstream(&mut top);
-    let (headers, request_id) = settings::headers(top.section("headers"));
-    let jwt = auth::read(top.section("auth"));
-    let raw = RawFile {
-        listen,
-        admin,
-        tls: tls_keys::read(&mut top),
-        trusted_span,
-        upstream,
-        case: top.word("case", route::CASES),
-        client_ip: settings::client_ip(&mut top),
-        store: settings::store(top.section("store")),
-        unknown_span: keys.unknown_span.clone(),
-        api_key: keys.finish(jwt.is_some()),
-        jwt,
-        tier_span,
-        tier,
-        limits: each(top.named("limit"), |name, section| {
-            limits::limit(name, section, known)
-        }),
-        routes: top.list("route").into_iter().map(route::route).collect(),
-        bypass: top
-            .list("bypass")
-            .into_iter()
-            .filter_map(bypass::read)
-            .collect(),
-        upstreams: each(top.named("upstream"), |name, section| {
-            upstream::read(name, section, known)
-        }),
-        headers,
-        request_id,
-        deny: settings::deny(top.section("deny")),
-        server: settings::server(&mut top),
-        log: settings::log(top.section("log")),
-        tracing: traces::read(top.section("tracing")),
-    };
-    top.finish();
-    raw
-}
-
-fn each<'r, T>(
-    sections: Vec<(At<String>, Section<'r>)>,
-    read: impl Fn(At<String>, Section<'r>) -> T,
-) -> Vec<T> {
-    sections
-        .into_iter()
-        .map(|(name, section)| read(name, section))
-        .collect()
-}
-
-fn listen(top: &mut Section<'_>) -> Vec<At<Listen>> {
-    let texts = top.texts("listen");
-    let none = texts.as_ref().filter(|texts| texts.value.is_empty());
-    // A proxy may listen with TLS only.
-    if let Some(texts) = none.filter(|_| top.peek("tls").is_none()) {
-        top.out_of_range_at("listen", texts, "one or more addresses");
-    }
-    let texts = texts.map_or_else(
-        || {
-            vec![At {
-                value: ":8080".to_owned(),
-                span: 0..0,
-            }]
-        },
-        |texts| texts.value,
-    );
-    let kind = TextForm::LISTEN;
-    let read = |text| top.understood("listen", text, kind, |text| top.listen_at(text));
-    texts.into_iter().filter_map(read).collect()
-}
-
-/// `upstream` at the top is a URL, or the tables `[upstream.NAME]`, which are read elsewhere.
-fn top_upstream(top: &mut Section<'_>) -> Option<At<Option<String>>> {
-    let value = top.peek("upstream")?;
-    let span = value.span();
-    let text = match value.get_ref() {
-        DeValue::Table(_) => return None,
-        DeValue::String(_) => top.text("upstream").map(|text| text.value),
-        _ => {
-            top.wrong_type(
-                "upstream",
-                value,
-                "a URL, or tables with names: `[upstream.NAME]`",
-            );
-            None
-        }
-    };
-    Some(At { value: text, span })
+    let is_broken = |at: usize| broken.iter().any(|part| part.contains(&at));
+    let mut labels = finding.labels.iter();
+    let may_follow =
+        absent.contains(&finding.code) || labels.any(|label| is_broken(label.span.start));
+    !broken.is_empty() && may_follow
 }

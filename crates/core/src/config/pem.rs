@@ -1,7 +1,10 @@
-//! Certificates and private keys as files have them: read once when the configuration is checked,
-//! and again whenever such a file changes.
+//! Certificates and private keys in PEM files. They are read when the configuration is checked, and
+//! again when such a file changes.
 //!
-//! Pure: bytes in, certificates out. An error is a label, and after a `;` what to do about it.
+//! Pure: bytes in, certificates out. An error is a label, with help after a `;`.
+
+use std::fmt;
+use std::path::PathBuf;
 
 use rustls::RootCertStore;
 use rustls::crypto::ring::default_provider;
@@ -9,16 +12,43 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 
-/// What is wrong with a file.
-pub type Wrong = &'static str;
+/// The reason why a file cannot be used.
+pub type PemError = &'static str;
 
-/// Which of a pair of files is wrong, by its key in the configuration.
-pub type WrongOf = (&'static str, Wrong);
+/// The key in the configuration, `cert` or `key`, of the file that cannot be used, and the reason.
+pub type IdentityError = (&'static str, PemError);
 
-const NONE: Wrong = "no certificate in it; PEM begins with `-----BEGIN CERTIFICATE-----`";
+/// A certificate with its chain, and its private key.
+#[derive(Clone, Debug)]
+pub struct IdentityFiles {
+    /// The chain, the certificate itself first.
+    pub cert: PemFile,
+    /// The private key of the certificate.
+    pub key: PemFile,
+}
 
-/// The authorities of a file, of which there is one at least.
-pub fn authorities(pem: &[u8]) -> Result<RootCertStore, Wrong> {
+/// A file and its content when it was read.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PemFile {
+    /// Its resolved path.
+    pub path: PathBuf,
+    /// PEM.
+    pub content: Vec<u8>,
+}
+
+impl fmt::Debug for PemFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PemFile")
+            .field(&self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+const NO_CERTIFICATE: PemError =
+    "no certificate in it; PEM begins with `-----BEGIN CERTIFICATE-----`";
+
+/// Reads the authorities of a file; a file without any is an error.
+pub fn authorities(pem: &[u8]) -> Result<RootCertStore, PemError> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
         let certificate = certificate.map_err(|_| "not PEM")?;
@@ -27,17 +57,17 @@ pub fn authorities(pem: &[u8]) -> Result<RootCertStore, Wrong> {
             .map_err(|_| "a certificate in it cannot be read")?;
     }
     if roots.is_empty() {
-        return Err(NONE);
+        return Err(NO_CERTIFICATE);
     }
     Ok(roots)
 }
 
-/// A certificate, with those that vouch for it, and its key: they belong together.
-pub fn identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, WrongOf> {
+/// Reads a certificate with its chain and its key, and checks that both belong together.
+pub fn identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, IdentityError> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(cert).collect();
     let chain = chain.map_err(|_| ("cert", "not PEM"))?;
     if chain.is_empty() {
-        return Err(("cert", NONE));
+        return Err(("cert", NO_CERTIFICATE));
     }
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
         (
@@ -47,7 +77,7 @@ pub fn identity(cert: &[u8], key: &[u8]) -> Result<CertifiedKey, WrongOf> {
     })?;
     CertifiedKey::from_der(chain, key, &default_provider()).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => ("key", "not the key of `cert`"),
-        // One without extensions, as `openssl x509 -req` makes it when nothing else is said.
+        // A certificate without extensions, as `openssl x509 -req` makes it by default.
         rustls::Error::InvalidCertificate(rustls::CertificateError::Other(_)) => (
             "cert",
             "its certificate cannot be used; make one of X.509 version 3, with `subjectAltName`",

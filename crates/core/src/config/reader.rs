@@ -1,109 +1,176 @@
-//! What readers of sections share: where findings gather, and what a file may refer to outside.
+//! The state that all readers of sections share: the findings so far, the settings that the
+//! readers declared, and the outside world that a file may refer to.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use toml::de::DeValue;
 
-use super::diagnostic::{Code, Diagnostic, Span};
-use super::meant;
+use super::diagnostic::{Code, Diagnostic, TextSpan};
+use super::habits;
 
-/// Something read, and where it stood.
-#[derive(Clone, Debug)]
-pub(super) struct At<T> {
+/// A value and its place in the file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Located<T> {
     pub(super) value: T,
-    pub(super) span: Span,
+    pub(super) span: TextSpan,
 }
 
-impl<T> At<T> {
-    pub(super) fn map<U>(self, change: impl FnOnce(T) -> U) -> At<U> {
-        At {
+impl<T> Located<T> {
+    pub(super) fn new(value: T, span: &TextSpan) -> Located<T> {
+        Located {
+            value,
+            span: span.clone(),
+        }
+    }
+
+    pub(super) fn map<U>(self, change: impl FnOnce(T) -> U) -> Located<U> {
+        Located {
             value: change(self.value),
             span: self.span,
         }
     }
 }
 
-/// What a file is for, and what it may refer to outside itself.
+/// The values without their places.
+pub(super) fn values<T>(found: Vec<Located<T>>) -> Vec<T> {
+    found.into_iter().map(|one| one.value).collect()
+}
+
+/// The purpose of a file, and the outside world that it may refer to.
 pub(super) struct Surroundings<'a> {
-    /// Whether it is a proxy's; else it only limits what somebody else serves.
+    /// Whether the file is a proxy's. Otherwise it only limits a service that listens by itself.
     pub(super) forwards: bool,
-    /// The environment.
+    /// Looks up a variable of the environment.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
-    /// The folder of the file: what its relative paths begin from. Empty for a text without one.
+    /// The folder of the file. Relative paths start here. Empty for a text without a file.
     pub(super) base: &'a Path,
-    /// The files that it names: at most so many bytes of each.
+    /// Reads a file that the configuration names, at most this many bytes of it.
     pub(super) read: &'a dyn Fn(&Path, u64) -> io::Result<Vec<u8>>,
-    /// The Unix second, for certificates that expire.
+    /// The Unix time in seconds, for certificates that expire.
     pub(super) now_s: u64,
 }
 
+impl Surroundings<'static> {
+    /// A proxy's file without an environment and without other files.
+    pub(super) fn none() -> Surroundings<'static> {
+        Surroundings {
+            forwards: true,
+            env: &|_| None,
+            base: Path::new(""),
+            read: &|_, _| Err(io::ErrorKind::NotFound.into()),
+            now_s: 0,
+        }
+    }
+}
+
 impl Surroundings<'_> {
-    /// Where a path leads that the file has: every setting that is a path passes through here.
+    /// Resolves a path of the file. Every setting that is a path passes through here.
     pub(super) fn path(&self, written: impl AsRef<Path>) -> PathBuf {
         self.base.join(written)
     }
 }
 
-/// Where findings gather, and what the readers of values need.
-pub(super) struct Reader<'a> {
+impl Diagnostic {
+    pub(super) fn report_to(self, reader: &ConfigReader<'_>) {
+        reader.report(self);
+    }
+}
+
+/// The forms that the value of a setting may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ValueKind {
+    Text,
+    /// A text, or a list of texts.
+    Texts,
+    Boolean,
+    Integer,
+    /// A number from 0 to 1.
+    Fraction,
+    IntegerOrText,
+    /// One of these words.
+    Word(Vec<&'static str>),
+    IntegerOrWord(Vec<&'static str>),
+    /// One of these words, or a list of them.
+    Words(Vec<&'static str>),
+    /// The same, with statuses such as `503` and `5xx` as well.
+    WordsOrStatuses(Vec<&'static str>),
+    FalseOrText,
+    BooleanOrText,
+    BooleanOrInteger,
+    /// A table whose keys the file chooses, each with a value of this kind.
+    Map(Box<ValueKind>),
+    Table,
+    TextOrTable,
+    FalseOrTable,
+    IntegerOrTable,
+    /// A text, a table, or a list of both.
+    TextsOrTables,
+    /// A list of tables.
+    Tables,
+    TableOrTables,
+}
+
+/// The kind of each setting by its section and its key. `NAME` stands for a chosen name.
+pub(super) type DeclaredSettings = BTreeMap<String, BTreeMap<&'static str, ValueKind>>;
+
+/// Collects findings, and holds what the readers of values need.
+pub(super) struct ConfigReader<'a> {
     pub(super) text: &'a str,
     pub(super) surroundings: &'a Surroundings<'a>,
-    found: RefCell<Vec<Diagnostic>>,
-    /// `(section, key)` of all that was asked for, names of limits and upstreams as `NAME`.
-    asked: RefCell<BTreeSet<(String, &'static str)>>,
-    /// Sections and the names in them that stand in a table whose own name has a slip.
+    findings: RefCell<Vec<Diagnostic>>,
+    declared: RefCell<DeclaredSettings>,
+    /// Sections and the names that tables with a misspelt name define in them.
     misnamed: RefCell<BTreeSet<(&'static str, String)>>,
 }
 
-impl<'a> Reader<'a> {
-    pub(super) fn new(text: &'a str, surroundings: &'a Surroundings<'a>) -> Reader<'a> {
-        Reader {
+impl<'a> ConfigReader<'a> {
+    pub(super) fn new(text: &'a str, surroundings: &'a Surroundings<'a>) -> ConfigReader<'a> {
+        ConfigReader {
             text,
             surroundings,
-            found: RefCell::default(),
-            asked: RefCell::default(),
+            findings: RefCell::default(),
+            declared: RefCell::default(),
             misnamed: RefCell::default(),
         }
     }
 
-    /// Keeps a finding.
     pub(super) fn report(&self, diagnostic: Diagnostic) {
-        self.found.borrow_mut().push(diagnostic);
+        self.findings.borrow_mut().push(diagnostic);
     }
 
-    /// Nothing has been found so far.
-    pub(super) fn is_clean(&self) -> bool {
-        self.found.borrow().is_empty()
+    pub(super) fn has_no_findings(&self) -> bool {
+        self.findings.borrow().is_empty()
     }
 
-    /// Whether something unknown was probably meant to be this setting of the top.
+    /// Whether an unknown key was probably meant to be this setting of the top.
     pub(super) fn has_misplaced(&self, key: &str) -> bool {
         let quoted = format!("`{key}`");
         let is_it = |one: &Diagnostic| {
             let help = one.help.as_deref().unwrap_or_default();
             one.code == Code::UnknownKey && help.contains(&quoted)
         };
-        self.found.borrow().iter().any(is_it)
+        self.findings.borrow().iter().any(is_it)
     }
 
-    /// Whether `[section.name]` is defined in a table whose own name has a slip: the slip has been
-    /// reported, and the name would only be reported for it again.
+    /// Whether a table with a misspelt name defines `[section.name]`. The misspelt name has been
+    /// reported already; reporting the name as unknown would repeat it.
     pub(super) fn is_misnamed(&self, section: &'static str, name: &str) -> bool {
         let misnamed = self.misnamed.borrow();
         misnamed.contains(&(section, name.to_owned()))
     }
 
-    /// Remembers what a table of an unknown name at the top defines.
+    /// Remembers the names that a table with a misspelt name at the top defines.
     pub(super) fn remember_misnamed(&self, key: &str, value: &DeValue<'_>) {
-        let (Some(section), Some(table)) = (meant::misnamed(key, value), value.as_table()) else {
+        let intended = habits::intended_section(key, value);
+        let (Some(section), Some(table)) = (intended, value.as_table()) else {
             return;
         };
         let mut misnamed = self.misnamed.borrow_mut();
         for (name, value) in table {
-            // A table without a name, `[limits]` with a rate, is read as the default one.
+            // A table without a name, such as `[limits]` with a rate, is read as the default one.
             let name = match value.get_ref().is_table() {
                 true => name.get_ref().as_ref(),
                 false => "default",
@@ -112,27 +179,44 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Adds help to the last finding, if it is about this place.
-    pub(super) fn amend(&self, span: &Span, help: String) {
-        let mut found = self.found.borrow_mut();
-        let here = |last: &&mut Diagnostic| last.labels.iter().any(|label| label.span == *span);
-        if let Some(last) = found.last_mut().filter(here) {
+    /// Sets the help of the last finding, if that finding is at this place.
+    pub(super) fn set_help(&self, span: &TextSpan, help: String) {
+        let mut findings = self.findings.borrow_mut();
+        let is_here = |last: &&mut Diagnostic| last.labels.iter().any(|label| label.span == *span);
+        if let Some(last) = findings.last_mut().filter(is_here) {
             last.help = Some(help);
         }
     }
 
-    /// Remembers that a reader looked for a key, whether or not the file has it.
-    pub(super) fn note_asked(&self, section: &str, key: &'static str) {
-        self.asked.borrow_mut().insert((section.to_owned(), key));
+    /// Remembers a setting that a reader understands, whether or not the file has it. The first
+    /// declaration of a setting holds.
+    pub(super) fn declare(
+        &self,
+        section: &str,
+        key: &'static str,
+        kind: impl FnOnce() -> ValueKind,
+    ) {
+        let mut declared = self.declared.borrow_mut();
+        match declared.get_mut(section) {
+            Some(keys) => {
+                keys.entry(key).or_insert_with(kind);
+            }
+            None => {
+                declared.insert(section.to_owned(), BTreeMap::from([(key, kind())]));
+            }
+        }
     }
 
-    /// Whether the top of the file was asked for this key.
-    pub(super) fn knows_at_top(&self, key: &'static str) -> bool {
-        self.asked.borrow().contains(&(String::new(), key))
+    /// Whether a reader of this section declared the setting.
+    pub(super) fn is_declared(&self, section: &str, key: &str) -> bool {
+        let declared = self.declared.borrow();
+        declared
+            .get(section)
+            .is_some_and(|keys| keys.contains_key(key))
     }
 
-    /// Every finding so far, and every key that was asked for.
-    pub(super) fn into_parts(self) -> (Vec<Diagnostic>, BTreeSet<(String, &'static str)>) {
-        (self.found.into_inner(), self.asked.into_inner())
+    /// All findings, and all settings that the readers declared.
+    pub(super) fn into_parts(self) -> (Vec<Diagnostic>, DeclaredSettings) {
+        (self.findings.into_inner(), self.declared.into_inner())
     }
 }

@@ -1,33 +1,35 @@
-//! How findings look: for people as rustc prints them, for scripts as JSON, for GitHub's checks as
-//! workflow commands. Pure text; nothing here decides what is wrong.
+//! Prints findings: for people in the form of rustc, for scripts as JSON, and for GitHub's checks
+//! as workflow commands. Pure.
+//!
+//! Lines of the file appear in the output with their secrets as stars.
 
 use std::fmt::{self, Write};
+use std::ops::Range;
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 
-use super::diagnostic::{Diagnostic, Diagnostics, Severity, Source};
-use super::mask::masked;
+use super::diagnostic::{Diagnostic, Diagnostics, Severity, SourceText};
 
-/// For people: file, line, column, the source line, what is wrong, what to write. `colour` adds
-/// terminal colours.
+/// The errors and warnings for people: file, line, column, the source line, the message, the help.
+/// `colour` adds terminal colours.
 pub fn human(found: &Diagnostics, colour: bool) -> String {
-    each(found, &found.list, colour)
+    render_all(found, &found.list, colour)
 }
 
 /// The notes, in the same form.
 pub fn notes(found: &Diagnostics, colour: bool) -> String {
-    each(found, &found.notes, colour)
+    render_all(found, &found.notes, colour)
 }
 
-fn each(found: &Diagnostics, list: &[Diagnostic], colour: bool) -> String {
+fn render_all(found: &Diagnostics, list: &[Diagnostic], colour: bool) -> String {
     let renderer = if colour {
         Renderer::styled()
     } else {
         Renderer::plain()
     };
     let mut out = String::new();
-    // Lines of the file are shown, and this may be read in a journal.
-    let source = Source {
+    // The output shows lines of the file, and may end up in a journal.
+    let source = SourceText {
         name: found.source.name.clone(),
         text: masked(&found.source.text),
     };
@@ -35,7 +37,7 @@ fn each(found: &Diagnostics, list: &[Diagnostic], colour: bool) -> String {
         if !out.is_empty() {
             out.push('\n');
         }
-        one(&mut out, &renderer, &source, diagnostic);
+        render_one(&mut out, &renderer, &source, diagnostic);
     }
     out
 }
@@ -49,7 +51,7 @@ impl fmt::Display for Diagnostics {
 impl std::error::Error for Diagnostics {}
 
 /// Help and note stand on lines of their own, so each is rendered as a report of its own.
-fn one(out: &mut String, renderer: &Renderer, source: &Source, diagnostic: &Diagnostic) {
+fn render_one(out: &mut String, renderer: &Renderer, source: &SourceText, diagnostic: &Diagnostic) {
     let level = match diagnostic.severity() {
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
@@ -89,17 +91,9 @@ fn one(out: &mut String, renderer: &Renderer, source: &Source, diagnostic: &Diag
 }
 
 /// A span within the text, on character boundaries.
-fn clipped(text: &str, span: &std::ops::Range<usize>) -> std::ops::Range<usize> {
-    let start = floor(text, span.start);
-    start..floor(text, span.end).max(start)
-}
-
-fn floor(text: &str, at: usize) -> usize {
-    let mut at = at.min(text.len());
-    while !text.is_char_boundary(at) {
-        at -= 1;
-    }
-    at
+fn clipped(text: &str, span: &Range<usize>) -> Range<usize> {
+    let start = text.floor_char_boundary(span.start);
+    start..text.floor_char_boundary(span.end).max(start)
 }
 
 /// One JSON object per finding and line: `code`, `severity`, `message`, `file`, `labels` (each with
@@ -157,17 +151,17 @@ pub fn github(found: &Diagnostics) -> String {
                 Severity::Note => "notice",
                 other => severity_word(other),
             },
-            escaped(&found.source.name)
+            escape_command(&found.source.name)
                 .replace(':', "%3A")
                 .replace(',', "%2C"),
             diagnostic.code.as_str(),
-            escaped(&text),
+            escape_command(&text),
         );
     }
     out
 }
 
-fn escaped(text: &str) -> String {
+fn escape_command(text: &str) -> String {
     text.replace('%', "%25")
         .replace('\r', "%0D")
         .replace('\n', "%0A")
@@ -183,7 +177,7 @@ fn severity_word(severity: Severity) -> &'static str {
 
 /// Line and column of a byte, both from 1, the column in characters.
 fn position(text: &str, at: usize) -> (usize, usize) {
-    let before = &text[..floor(text, at)];
+    let before = &text[..text.floor_char_boundary(at)];
     let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
     (
         before.matches('\n').count() + 1,
@@ -210,6 +204,124 @@ impl fmt::Display for Quoted<'_> {
     }
 }
 
+/// Words in the names of keys whose values are secrets.
+const SECRET: [&str; 6] = [
+    "password",
+    "passwd",
+    "secret",
+    "token",
+    "credential",
+    "authorization",
+];
+
+/// Replaces secrets by stars. The text keeps its length in bytes: spans stay valid.
+fn masked(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut section = "";
+    // Whether the line is inside a list of secrets.
+    let mut in_list = false;
+    for line in text.split_inclusive('\n') {
+        let trimmed = line.trim();
+        if trimmed.starts_with('[') && !in_list {
+            section = trimmed;
+        }
+        let hidden = match line.split_once('=') {
+            _ if in_list => hidden_strings(line, 0),
+            Some((key, value)) if is_secret(key, section) => {
+                in_list = value.trim_start().starts_with('[');
+                hidden_strings(line, line.len() - value.len())
+            }
+            Some(_) => [passwords(line), inline_secrets(line, section)].concat(),
+            None => passwords(line),
+        };
+        in_list &= !trimmed.trim_end_matches(',').ends_with(']');
+        push_masked(line, &hidden, &mut out);
+    }
+    out
+}
+
+/// Whether the value of a key is a secret. The name of a file or header with a secret is none.
+fn is_secret(key: &str, section: &str) -> bool {
+    let key = key.trim().trim_matches(['"', '\'']).to_ascii_lowercase();
+    let called = SECRET.iter().any(|word| key.contains(word)) && !key.ends_with("_file");
+    // API keys that are left out of limits, or let pass.
+    let listed = key == "exempt" || section.contains("bypass") && matches!(&*key, "key" | "value");
+    called || listed
+}
+
+/// The texts between quotes after a byte; without quotes, the whole rest.
+fn hidden_strings(line: &str, from: usize) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut open: Option<(char, usize)> = None;
+    for (at, c) in line[from..].char_indices() {
+        let at = from + at;
+        match (open, c) {
+            (None, '"' | '\'') => open = Some((c, at + 1)),
+            (None, '#') => break,
+            (Some((quote, begin)), c) if c == quote && !line[..at].ends_with('\\') => {
+                found.push(begin..at);
+                open = None;
+            }
+            _ => {}
+        }
+    }
+    // A quote that does not end, or a value without any.
+    match open {
+        Some((_, begin)) => found.push(begin..line.trim_end().len().max(begin)),
+        None if found.is_empty() && from > 0 && !line[from..].contains('[') => {
+            found.push(from..line.trim_end().len().max(from));
+        }
+        None => {}
+    }
+    found
+}
+
+/// Secrets in a table within a line: `{ header = "x", value = "y" }`.
+fn inline_secrets(line: &str, section: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    let mut from = 0;
+    for part in line.split_inclusive([',', '{']) {
+        let begin = from;
+        from += part.len();
+        if let Some((key, value)) = part.split_once('=') {
+            // The last word of the key is its own name.
+            let key = key.rsplit([' ', '{', '.']).find(|word| !word.is_empty());
+            if key.is_some_and(|key| is_secret(key, section)) {
+                let shift = begin + part.len() - value.len();
+                let inner = hidden_strings(value, 0);
+                found.extend(inner.iter().map(|one| one.start + shift..one.end + shift));
+            }
+        }
+    }
+    found
+}
+
+/// The passwords in URLs: `redis://user:PASSWORD@host`.
+fn passwords(line: &str) -> Vec<Range<usize>> {
+    let mut found = Vec::new();
+    for (at, _) in line.match_indices("://") {
+        let begin = at + "://".len();
+        let rest = &line[begin..];
+        let end = rest.find(['"', '\'', ' ', '\n']).unwrap_or(rest.len());
+        // Passwords may hold slashes and more that they should not.
+        let Some(sign) = rest[..end].rfind('@') else {
+            continue;
+        };
+        let user = rest[..sign].find(':').map_or(0, |colon| colon + 1);
+        found.push(begin + user..begin + sign);
+    }
+    found
+}
+
+fn push_masked(line: &str, hidden: &[Range<usize>], out: &mut String) {
+    for (at, c) in line.char_indices() {
+        match hidden.iter().any(|range| range.contains(&at)) && !c.is_control() {
+            true => out.extend(std::iter::repeat_n('*', c.len_utf8())),
+            false => out.push(c),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::diagnostic::Code;
@@ -222,7 +334,7 @@ mod tests {
             .at(&(at..at + 3), "not a setting here")
             .help("did you mean `key`?");
         Diagnostics {
-            source: Source {
+            source: SourceText {
                 name: "proxy.toml".into(),
                 text,
             },
@@ -276,5 +388,41 @@ help: did you mean `key`?
         found.list[0].labels[0].span = 1..99;
         assert!(human(&found, false).contains("T101"));
         assert!(json(&found).contains("\"line\":1"));
+    }
+
+    #[test]
+    fn secrets_are_stars_and_places_stay() {
+        for (text, expected) in [
+            ("url = \"redis://:hush@h\"", "url = \"redis://:****@h\""),
+            ("url = \"redis://u:a/b@h\"", "url = \"redis://u:***@h\""),
+            ("url = \"http://h/\" # a@b", "url = \"http://h/\" # a@b"),
+            ("password = \"hüsh\" # x", "password = \"*****\" # x"),
+            ("password = hush", "password =*****"),
+            ("password = \"hush", "password = \"****"),
+            ("password_file = \"/run/x\"", "password_file = \"/run/x\""),
+            ("admin_token = 'a'", "admin_token = '*'"),
+            ("[[bypass]]\nkey = \"m\"", "[[bypass]]\nkey = \"*\""),
+            ("[limit.a]\nkey = \"ip\"", "[limit.a]\nkey = \"ip\""),
+            (
+                "exempt = [\n \"a\",\n]\nx = \"b\"",
+                "exempt = [\n \"*\",\n]\nx = \"b\"",
+            ),
+            (
+                "exempt = [\"a\", 7]\nx = \"b\"",
+                "exempt = [\"*\", 7]\nx = \"b\"",
+            ),
+            (
+                "a = { password = \"h\", b = \"c\" }",
+                "a = { password = \"*\", b = \"c\" }",
+            ),
+            (
+                "headers = { x-token = \"h\" }",
+                "headers = { x-token = \"*\" }",
+            ),
+            ("", ""),
+        ] {
+            assert_eq!(masked(text), expected, "{text}");
+            assert_eq!(masked(text).len(), text.len(), "{text}");
+        }
     }
 }

@@ -1,11 +1,8 @@
-//! One `[[route]]` as it is written: which requests it takes, where they go and what they weigh.
+//! One `[[route]]`: the requests that it takes, their target, and their cost.
 //!
 //! Every value is read and checked by itself; names are still names. `routes.rs` joins them.
 
-mod answer;
-mod change;
-mod passing;
-mod weight;
+mod forwarding;
 
 use std::time::Duration;
 
@@ -13,125 +10,141 @@ use http::{HeaderName, Method};
 use toml::de::DeValue;
 
 use super::advice;
-use super::diagnostic::{Code, Diagnostic, Span};
-use super::reader::At;
+use super::diagnostic::{Code, Diagnostic, TextSpan};
+use super::habits::nearest;
+use super::reader::{Located, ValueKind};
 use super::section::Section;
-use super::slip::nearest;
-use super::values::{TextForm, header_name, some_time};
+use super::values::{TextForm, UP_TO_A_DAY, header_name};
 use crate::path::Case;
 use crate::route::{CostSource, HeaderMatch, HostPattern, PathPattern, StatusSet, ValueMatch};
-pub(super) use passing::RawPassing;
+pub(super) use forwarding::RawForwarding;
+
+/// A cost is below 2^32, as the units of a limit are.
+const MAX_COST: u64 = u32::MAX as u64;
 
 /// `[[route]]`
+#[derive(Default)]
 pub(super) struct RawRoute {
-    pub(super) span: Span,
-    pub(super) name: Option<At<String>>,
-    pub(super) host: At<HostPattern>,
-    /// As written, for the route's name.
-    pub(super) host_text: Option<String>,
-    /// Nothing if it could not be read.
-    pub(super) path: Option<At<PathPattern>>,
+    pub(super) span: TextSpan,
+    pub(super) name: Option<Located<String>>,
+    pub(super) host: Option<HostPattern>,
+    /// The text of `host`, for the route's name.
+    pub(super) host_text: String,
+    /// `None` if it could not be read.
+    pub(super) path: Option<Located<PathPattern>>,
     pub(super) path_text: String,
     pub(super) case: Option<Case>,
     pub(super) methods: Vec<Method>,
     pub(super) headers: Vec<HeaderMatch>,
-    pub(super) upstream: Option<At<String>>,
-    pub(super) limits: Option<At<Vec<At<String>>>>,
-    pub(super) cost: At<CostSource>,
-    pub(super) settle: Option<At<HeaderName>>,
-    pub(super) refund: Option<At<StatusSet>>,
-    pub(super) passing: RawPassing,
+    pub(super) upstream: Option<Located<String>>,
+    pub(super) limits: Option<Located<Vec<Located<String>>>>,
+    /// `None` is a cost of 1.
+    pub(super) cost: Option<Located<CostSource>>,
+    pub(super) settle: Option<Located<HeaderName>>,
+    pub(super) refund: Option<Located<StatusSet>>,
+    pub(super) forwarding: RawForwarding,
     pub(super) timeout: Option<Duration>,
 }
 
-/// Words of `case`, for a route and for a whole file.
+impl RawRoute {
+    /// The place of its path, or its own.
+    pub(super) fn path_span(&self) -> TextSpan {
+        let path = self.path.as_ref();
+        path.map_or_else(|| self.span.clone(), |path| path.span.clone())
+    }
+}
+
+/// The words of `case`, for a route and for a whole file.
 pub(super) const CASES: &[(&str, Case)] = &[
     ("sensitive", Case::Sensitive),
     ("insensitive", Case::Insensitive),
 ];
 
-/// `[[route]]`
-pub(super) fn route(mut section: Section<'_>) -> RawRoute {
-    let name = section.parsed(
-        "name",
-        TextForm::new(Code::BadName, "a route's name"),
-        |text| {
-            let fits =
-                (1..=128).contains(&text.chars().count()) && !text.chars().any(char::is_control);
-            if fits {
-                Ok(text.to_owned())
-            } else {
-                Err("1 to 128 characters, no control characters")
-            }
-        },
-    );
-    let host_text = section.text("host");
-    let host = host_text.clone().and_then(|text| {
-        section.understood(
-            "host",
-            text,
-            TextForm::new(Code::BadPattern, "a host"),
-            HostPattern::parse,
-        )
-    });
-    let path_text = section.text("path");
-    let path = path_text
-        .clone()
-        .and_then(|text| path_pattern(&section, text));
-    if section.peek("path").is_none() {
-        section.missing("path", "path = \"/*\"");
-    }
-    let case = section.word("case", CASES);
-    let methods = methods(&mut section);
-    let headers = headers(section.section("headers"));
-    let upstream = section.text("upstream");
-    let limits = section.texts("limits");
-    let cost = weight::cost(&mut section);
-    let settle = section.parsed(
-        "settle",
-        TextForm::new(Code::BadKey, "a cost"),
-        weight::settle,
-    );
-    let refund = weight::refund(&mut section);
-    let passing = passing::passing(&mut section);
-    let timeout = section.length("timeout", some_time());
-    let span = section.span.clone();
+pub(super) fn read(mut section: Section<'_>) -> RawRoute {
+    let name_form = TextForm::new(Code::BadName, "a route's name");
+    let host_form = TextForm::new(Code::BadPattern, "a host");
+    let cost_form = TextForm::new(Code::BadKey, "a cost");
+    let host = section.text("host");
+    let path = section.text("path");
+    section.require("path", "path = \"/*\"");
+    let text_of = |text: &Option<Located<String>>| {
+        let text = text.as_ref().map(|text| text.value.clone());
+        text.unwrap_or_default()
+    };
+    let route = RawRoute {
+        span: section.span.clone(),
+        name: section.parse("name", name_form, route_name),
+        host_text: text_of(&host),
+        host: host.and_then(|text| {
+            let host = section.parse_text("host", text, host_form, HostPattern::parse)?;
+            Some(host.value)
+        }),
+        path_text: text_of(&path),
+        path: path.and_then(|text| path_pattern(&section, text)),
+        case: section.optional_word("case", CASES).map(|case| case.value),
+        methods: methods(&mut section),
+        headers: headers(&mut section),
+        upstream: section.text("upstream"),
+        limits: section.texts("limits"),
+        cost: cost(&mut section),
+        settle: section.parse("settle", cost_form, settle_header),
+        refund: refund(&mut section),
+        forwarding: forwarding::read(&mut section),
+        timeout: (section.optional_duration("timeout", UP_TO_A_DAY)).map(|timeout| timeout.value),
+    };
     section.finish();
-    let host = host.unwrap_or(At {
-        value: HostPattern::Any,
-        span: span.clone(),
-    });
-    let host_text = host_text.map(|text| text.value);
-    let path_text = path_text.map(|text| text.value).unwrap_or_default();
-    RawRoute {
-        span,
-        name,
-        host,
-        host_text,
-        path,
-        path_text,
-        case,
-        methods,
-        headers,
-        upstream,
-        limits,
-        cost,
-        settle,
-        refund,
-        passing,
-        timeout: timeout.map(|timeout| timeout.value),
-    }
+    route
 }
 
-/// A path pattern, with what is wrong pointed at within it.
-pub(super) fn path_pattern(section: &Section<'_>, text: At<String>) -> Option<At<PathPattern>> {
+fn route_name(text: &str) -> Result<String, &'static str> {
+    let fits = (1..=128).contains(&text.chars().count()) && !text.chars().any(char::is_control);
+    fits.then(|| text.to_owned())
+        .ok_or("1 to 128 characters, no control characters")
+}
+
+/// Reads `cost`: a number, or `"header:x-cost"`.
+fn cost(section: &mut Section<'_>) -> Option<Located<CostSource>> {
+    section.declare("cost", || ValueKind::IntegerOrText);
+    let value = section.peek("cost");
+    if !value.is_some_and(|value| value.get_ref().is_str()) {
+        let number = section.optional_integer("cost", 0..=MAX_COST);
+        return number.map(|number| number.map(CostSource::Fixed));
+    }
+    let form = TextForm::new(Code::BadKey, "a cost");
+    let header = section.parse("cost", form, |text| {
+        let name = text.strip_prefix("header:");
+        header_name(name.ok_or("write a number, or `\"header:x-cost\"`")?)
+    });
+    header.map(|name| name.map(CostSource::Header))
+}
+
+/// Parses `response-header:x-cost`.
+fn settle_header(text: &str) -> Result<HeaderName, &'static str> {
+    let name = text.strip_prefix("response-header:");
+    header_name(name.ok_or("the upstream says it; write `\"response-header:x-cost\"`")?)
+}
+
+/// Reads `refund = ["5xx", "404"]`.
+fn refund(section: &mut Section<'_>) -> Option<Located<StatusSet>> {
+    let allowed = "one or more; leave `refund` out for none";
+    let texts = section.counted_texts("refund", 1..=usize::MAX, allowed)?;
+    let span = texts.span.clone();
+    let mut set = StatusSet::default();
+    section.parse_all("refund", Some(texts), TextForm::STATUS, |text| {
+        set.add(text)
+    });
+    Some(Located::new(set, &span))
+}
+
+/// Parses a path pattern. Its finding points to the wrong part of the pattern.
+pub(super) fn path_pattern(
+    section: &Section<'_>,
+    text: Located<String>,
+) -> Option<Located<PathPattern>> {
     match PathPattern::parse(&text.value) {
-        Ok(value) => Some(At {
-            value,
-            span: text.span,
-        }),
+        Ok(value) => Some(Located::new(value, &text.span)),
         Err(error) => {
-            // Only a text without escapes and variables lies in the file as it was parsed.
+            // A text with escapes or variables differs from its spelling in the file.
             let at = text.span.start + 1 + error.at;
             let literal = section
                 .reader
@@ -143,95 +156,75 @@ pub(super) fn path_pattern(section: &Section<'_>, text: At<String>) -> Option<At
             } else {
                 text.span.clone()
             };
-            let message = format!("`{}` is not a path pattern", section.full("path"));
-            let diagnostic = Diagnostic::new(Code::BadPattern, message)
-                .because(&span, &error)
-                .maybe_help(advice::of(Code::BadPattern, &text.value));
-            section.reader.report(diagnostic);
+            let message = format!("`{}` is not a path pattern", section.full_key("path"));
+            Diagnostic::new(Code::BadPattern, message)
+                .at_error(&span, &error)
+                .maybe_help(advice::for_text(Code::BadPattern, &text.value))
+                .report_to(section.reader);
             None
         }
     }
 }
 
 fn methods(section: &mut Section<'_>) -> Vec<Method> {
-    const COMMON: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    let allowed = "one or more; leave `methods` out for all";
+    let texts = section.counted_texts("methods", 1..=usize::MAX, allowed);
+    let form = TextForm::new(Code::BadHttp, "a method");
     let mut methods = Vec::new();
-    let Some(texts) = section.texts("methods") else {
-        return methods;
-    };
-    if texts.value.is_empty() {
-        section.out_of_range_at(
-            "methods",
-            &texts,
-            "one or more; leave `methods` out for all",
-        );
-    }
-    for text in texts.value {
-        // Methods are case-sensitive: `get` is another method, which nobody means.
-        let upper = text.value.to_ascii_uppercase();
-        let span = text.span.clone();
-        let kind = TextForm::new(Code::BadHttp, "a method");
-        let method = section.understood("methods", text, kind, |text| {
-            let fits = text == upper && text != "CONNECT";
-            let method = Method::from_bytes(text.as_bytes()).ok().filter(|_| fits);
-            method.ok_or_else(|| match nearest(&upper, COMMON) {
-                Some(near) if text != "CONNECT" => {
-                    format!("no such method; did you mean `{near}`?")
-                }
-                _ => "a method in upper case, and not `CONNECT`".to_owned(),
-            })
-        });
-        let Some(method) = method else { continue };
+    for method in section.parse_all("methods", texts, form, method) {
         if methods.contains(&method.value) {
-            let message = format!("`{}` is named twice", method.value);
-            section
-                .reader
-                .report(Diagnostic::new(Code::Duplicate, message).at(&span, ""));
+            section.report_duplicate(format!("`{}` is named twice", method.value), &method);
         }
         methods.push(method.value);
     }
     methods
 }
 
-/// `headers = { "x-version" = "2", authorization = true }`
-fn headers(section: Section<'_>) -> Vec<HeaderMatch> {
+/// Methods are case-sensitive: `get` is another method, and surely a mistake.
+fn method(text: &str) -> Result<Method, String> {
+    const COMMON: [&str; 7] = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"];
+    let upper = text.to_ascii_uppercase();
+    let fits = text == upper && text != "CONNECT";
+    let method = Method::from_bytes(text.as_bytes()).ok().filter(|_| fits);
+    method.ok_or_else(|| match nearest(&upper, COMMON) {
+        Some(near) if text != "CONNECT" => format!("no such method; did you mean `{near}`?"),
+        _ => "a method in upper case, and not `CONNECT`".to_owned(),
+    })
+}
+
+/// Reads `headers = { "x-version" = "2", authorization = true }`.
+fn headers(section: &mut Section<'_>) -> Vec<HeaderMatch> {
+    section.declare("headers", || {
+        ValueKind::Map(Box::new(ValueKind::BooleanOrText))
+    });
+    let section = section.section("headers");
     let mut matches: Vec<HeaderMatch> = Vec::new();
     for (key, value) in section.entries() {
-        let name = key.value.clone();
-        let kind = TextForm::HEADER_NAME;
-        let Some(name) = section.understood(&name, key, kind, header_name) else {
-            continue;
-        };
+        let written = key.value.clone();
+        let name = section.parse_text(&written, key, TextForm::HEADER_NAME, header_name);
+        let Some(name) = name else { continue };
         if matches.iter().any(|one| one.name == name.value) {
-            let message = format!("`{}` is named twice", name.value);
-            section
-                .reader
-                .report(Diagnostic::new(Code::Duplicate, message).at(&name.span, ""));
+            section.report_duplicate(format!("`{}` is named twice", name.value), &name);
         }
         let wanted = match value.get_ref() {
-            DeValue::Boolean(true) => ValueMatch::Any,
+            DeValue::Boolean(true) => Some(ValueMatch::Any),
             DeValue::String(_) => {
-                let kind = TextForm::new(Code::BadPattern, "a header's value");
-                let text = section.filled(value);
-                let wanted = text.and_then(|text| {
-                    section.understood(name.value.as_str(), text, kind, |text| {
-                        ValueMatch::parse(text.to_owned())
-                    })
-                });
-                match wanted {
-                    Some(wanted) => wanted.value,
-                    None => continue,
-                }
+                let form = TextForm::new(Code::BadPattern, "a header's value");
+                let parse = |text: &str| ValueMatch::parse(text.to_owned());
+                let text = section.interpolated(value);
+                let wanted = text
+                    .and_then(|text| section.parse_text(name.value.as_str(), text, form, parse));
+                wanted.map(|wanted| wanted.value)
             }
             _ => {
                 section.wrong_type(name.value.as_str(), value, "a value, or `true` for any");
-                continue;
+                None
             }
         };
-        matches.push(HeaderMatch {
+        matches.extend(wanted.map(|value| HeaderMatch {
             name: name.value,
-            value: wanted,
-        });
+            value,
+        }));
     }
     matches
 }

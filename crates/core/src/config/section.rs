@@ -1,7 +1,7 @@
-//! Walking a parsed file: a [`Section`] is one table, read key by key.
+//! One table of the file, read key by key.
 //!
-//! Every reader reports what it finds wrong to the [`Reader`] and goes on with nothing or a
-//! default, so that one run finds all mistakes. Keys that nobody asked for are mistakes: nothing is
+//! Every method reports its findings to the [`ConfigReader`] and goes on with nothing or a default,
+//! so that one run finds all mistakes. A key that no reader declares is a mistake: no setting is
 //! accepted and ignored. Values of keys are read in `values.rs`.
 
 use std::borrow::Cow;
@@ -9,106 +9,131 @@ use std::borrow::Cow;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::advice;
-use super::diagnostic::{Code, Diagnostic, Span};
-use super::known;
-use super::meant;
-use super::reader::{At, Reader};
-use super::slip::nearest;
+use super::diagnostic::{Code, Diagnostic, TextSpan};
+use super::habits::{self, nearest};
+use super::reader::{ConfigReader, Located, Surroundings, ValueKind};
+use super::reference;
 
-/// Settings of later versions, so that a file written for one says why it is refused.
+/// Settings of later versions, so that the error for such a file can say so.
 pub(super) const PLANNED: &[(&str, &str)] = &[("store", "connections")];
 
-/// One table of the file; one that the file does not have reads as empty.
+/// One table of the file. A table that the file does not have reads as empty.
 pub(super) struct Section<'r> {
-    pub(super) reader: &'r Reader<'r>,
-    /// Where its name stands, for what is missing in it.
-    pub(super) span: Span,
+    pub(super) reader: &'r ConfigReader<'r>,
+    /// The place of its name, for findings about missing keys.
+    pub(super) span: TextSpan,
     table: Option<&'r DeTable<'r>>,
-    /// As people call it: `limit.login`; empty for the top of the file.
+    /// Its name in messages: `limit.login`; empty for the top of the file.
     name: String,
-    /// The same with `NAME` for a chosen name.
+    /// Its name in the reference: `limit.NAME`.
     pattern: String,
-    asked: Vec<&'static str>,
+    /// The keys that its reader declared.
+    declared: Vec<&'static str>,
 }
 
 impl<'r> Section<'r> {
-    /// The whole file.
-    pub(super) fn top(reader: &'r Reader<'r>, table: &'r DeTable<'r>) -> Section<'r> {
+    pub(super) fn top(reader: &'r ConfigReader<'r>, table: &'r DeTable<'r>) -> Section<'r> {
         Section {
-            reader,
-            span: 0..0,
             table: Some(table),
-            name: String::new(),
-            pattern: String::new(),
-            asked: Vec::new(),
+            ..Section::absent(reader, "", 0..0)
         }
     }
 
-    /// The key's value, if the file has it. Remembers that somebody asked.
-    pub(super) fn take(&mut self, key: &'static str) -> Option<&'r Spanned<DeValue<'r>>> {
-        self.asked.push(key);
-        self.reader.note_asked(&self.pattern, key);
+    /// A section that the file does not have: every key has its default.
+    pub(super) fn absent(
+        reader: &'r ConfigReader<'r>,
+        pattern: &str,
+        span: TextSpan,
+    ) -> Section<'r> {
+        Section {
+            reader,
+            span,
+            table: None,
+            name: pattern.to_owned(),
+            pattern: pattern.to_owned(),
+            declared: Vec::new(),
+        }
+    }
+
+    /// The result of a reader for a section that no file has: all its defaults.
+    pub(super) fn read_defaults<T>(pattern: &str, read: impl FnOnce(&mut Section<'_>) -> T) -> T {
+        let surroundings = Surroundings::none();
+        let reader = ConfigReader::new("", &surroundings);
+        read(&mut Section::absent(&reader, pattern, 0..0))
+    }
+
+    /// Declares a key of the section. Readers of values do this themselves; other readers do it
+    /// first, if a key has several kinds of values.
+    pub(super) fn declare(&mut self, key: &'static str, kind: impl FnOnce() -> ValueKind) {
+        self.declared.push(key);
+        self.reader.declare(&self.pattern, key, kind);
+    }
+
+    /// Declares a key and returns its value, if the file has it.
+    pub(super) fn take(
+        &mut self,
+        key: &'static str,
+        kind: impl FnOnce() -> ValueKind,
+    ) -> Option<&'r Spanned<DeValue<'r>>> {
+        self.declare(key, kind);
         self.peek(key)
     }
 
-    /// The key's value without asking for it: for readers that choose by its kind.
+    /// The value of a key, without declaring the key.
     pub(super) fn peek(&self, key: &str) -> Option<&'r Spanned<DeValue<'r>>> {
         self.table.and_then(|table| table.get(key))
     }
 
-    /// Where a key's name stands; the section's own name if the key does not.
-    pub(super) fn key_span(&self, key: &str) -> Span {
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.peek(key).is_some()
+    }
+
+    /// The place of a key's name; the section's own name if the file does not have the key.
+    pub(super) fn key_span(&self, key: &str) -> TextSpan {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         entry.map_or_else(|| self.span.clone(), |(key, _)| key.span())
     }
 
-    /// Where the name of a key of a table within this one stands, if the file has it.
-    pub(super) fn span_within(&self, table: &str, key: &str) -> Option<Span> {
-        let DeValue::Table(table) = self.peek(table)?.get_ref() else {
-            return None;
-        };
+    /// The place of a key's name in a table within this one, if the file has it.
+    fn span_within(&self, table: &str, key: &str) -> Option<TextSpan> {
+        let table = self.peek(table)?.get_ref().as_table()?;
         Some(table.get_key_value(key)?.0.span())
     }
 
-    /// A key as people call it: `limit.login.rate`.
-    pub(super) fn full(&self, key: &str) -> String {
-        if self.name.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{}.{key}", self.name)
-        }
+    /// The full name of a key: `limit.login.rate`.
+    pub(super) fn full_key(&self, key: &str) -> String {
+        reference::joined_path(&self.name, key)
     }
 
-    /// The section as people call it.
     pub(super) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The section as `proxy.reference.toml` calls it.
     pub(super) fn pattern(&self) -> &str {
         &self.pattern
     }
 
-    /// A value of the wrong kind.
+    /// Reports a value of the wrong kind.
     pub(super) fn wrong_type(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) {
-        let found = kind_of(value.get_ref());
-        let message = format!("`{}` must be {wanted}", self.full(key));
+        let found = kind_name(value.get_ref());
+        let message = format!("`{}` must be {wanted}", self.full_key(key));
         let help = self.instead(key, value, wanted);
-        let diagnostic = Diagnostic::new(Code::WrongType, message).at(&value.span(), found);
-        self.reader.report(diagnostic.maybe_help(help));
+        Diagnostic::new(Code::WrongType, message)
+            .at(&value.span(), found)
+            .maybe_help(help)
+            .report_to(self.reader);
     }
 
-    /// What to write for a value of the wrong kind: the same without quotes, or an example.
+    /// The advice for a value of the wrong kind: the same without quotes, or an example.
     fn instead(&self, key: &str, value: &Spanned<DeValue<'_>>, wanted: &str) -> Option<String> {
         let bare = value.get_ref().as_str().filter(|text| match wanted {
             "a whole number" => text.parse::<u64>().is_ok(),
             _ => wanted.starts_with("true") && ["true", "false"].contains(text),
         });
-        if let Some(help) = meant::value(&self.pattern, key, value.get_ref()) {
+        if let Some(help) = habits::value_help(&self.pattern, key, value.get_ref()) {
             return Some(help);
         }
-        if let Some(word) = meant::boolean(value.get_ref())
+        if let Some(word) = habits::intended_boolean(value.get_ref())
             && wanted.starts_with("true")
             && bare.is_none()
         {
@@ -117,200 +142,176 @@ impl<'r> Section<'r> {
         if let Some(bare) = bare {
             return Some(format!("write it without quotes: `{key} = {bare}`"));
         }
-        let known = known::of(&self.pattern, key)?;
-        Some(format!("write for example `{key} = {}`", known.value))
+        let setting = reference::setting(&self.pattern, key)?;
+        Some(format!("write for example `{key} = {}`", setting.value))
     }
 
-    /// Something necessary that the section does not say; a slip in its name is told as that only.
+    /// Reports a necessary key that the section lacks, unless an unknown key of the section looks
+    /// like a misspelling of it: that key is reported already.
     pub(super) fn missing(&self, key: &str, example: &str) {
-        if self.has_slip_of(key) {
+        if self.has_misspelling_of(key) {
             return;
         }
-        let message = format!("`{}` has no `{key}`", self.name);
-        let diagnostic = Diagnostic::new(Code::MissingKey, message)
+        Diagnostic::new(Code::MissingKey, format!("`{}` has no `{key}`", self.name))
             .at(&self.span, "")
-            .help(format!("write for example `{example}`"));
-        self.reader.report(diagnostic);
+            .help(format!("write for example `{example}`"))
+            .report_to(self.reader);
     }
 
-    /// Whether a key of the section that is none of its settings was meant to be this one.
-    fn has_slip_of(&self, key: &str) -> bool {
-        let is_slip = |name: &str| {
-            let is_unknown = !name.starts_with("x-") && known::of(&self.pattern, name).is_none();
-            is_unknown && nearest(name, [key]).is_some()
+    /// Reports the key as missing, unless the section has it.
+    pub(super) fn require(&self, key: &str, example: &str) {
+        if !self.has(key) {
+            self.missing(key, example);
+        }
+    }
+
+    fn has_misspelling_of(&self, key: &str) -> bool {
+        let is_misspelling = |name: &str| {
+            let is_setting = reference::setting(&self.pattern, name).is_some();
+            !name.starts_with("x-") && !is_setting && nearest(name, [key]).is_some()
         };
         let mut names = self.table.iter().flat_map(|table| table.keys());
-        names.any(|name| is_slip(name.get_ref()))
+        names.any(|name| is_misspelling(name.get_ref()))
     }
 
-    /// Names are what clients, operators, metrics and the command line say.
-    pub(super) fn check_name(&self, name: &At<String>, what: &str) {
+    /// Reports a name that breaks the rules for names of limits, upstreams and tiers.
+    pub(super) fn check_name(&self, name: &Located<String>, what: &str) {
         if is_name(&name.value) {
             return;
         }
-        let plain = |c: char| {
-            if c.is_ascii_alphanumeric() || c == '-' {
-                c
-            } else {
-                '_'
-            }
+        let replaced = |c: char| match c.is_ascii_alphanumeric() || c == '-' {
+            true => c.to_ascii_lowercase(),
+            false => '_',
         };
-        let better: String = name
-            .value
-            .to_ascii_lowercase()
-            .chars()
-            .map(plain)
-            .take(64)
-            .collect();
-        let mut diagnostic = Diagnostic::new(Code::BadName, format!("not a name for {what}"))
-            .at(&name.span, NAME_FORM);
-        if !better.is_empty() {
-            diagnostic = diagnostic.help(format!("for example `{better}`"));
-        }
-        self.reader.report(diagnostic);
+        let better: String = name.value.chars().map(replaced).take(64).collect();
+        let help = (!better.is_empty()).then(|| format!("for example `{better}`"));
+        Diagnostic::new(Code::BadName, format!("not a name for {what}"))
+            .at(&name.span, NAME_FORM)
+            .maybe_help(help)
+            .report_to(self.reader);
     }
 
     /// A table within this one.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'r> {
-        let value = self.take(key);
+        let value = self.take(key, || ValueKind::Table);
         let table = value.and_then(|value| match value.get_ref() {
             DeValue::Table(table) => Some(table),
             _ => {
-                self.wrong_type(key, value, &format!("a table: `[{}]`", self.full(key)));
+                self.wrong_type(key, value, &format!("a table: `[{}]`", self.full_key(key)));
                 None
             }
         });
         self.inner(key, table, self.key_span(key))
     }
 
-    /// Tables with names that the file chooses, `[limit.NAME]`, in the file's order.
-    pub(super) fn named(&mut self, key: &'static str) -> Vec<(At<String>, Section<'r>)> {
-        let Some(value) = self.take(key) else {
+    /// The tables `[key.NAME]`, in the file's order.
+    pub(super) fn named(&mut self, key: &'static str) -> Vec<(Located<String>, Section<'r>)> {
+        let Some(value) = self.take(key, || ValueKind::Table) else {
             return Vec::new();
         };
         let DeValue::Table(tables) = value.get_ref() else {
-            // `upstream` is also a setting of its own: its reader has looked at it already.
+            // `upstream` may also be a URL. The reader of the top has reported other kinds.
             if key != "upstream" {
                 let wanted = format!("tables with names: `[{key}.NAME]`");
                 self.wrong_type(key, value, &wanted);
                 let help = format!("write `[{key}.login]`: the name stands in the brackets");
-                self.reader.amend(&value.span(), help);
+                self.reader.set_help(&value.span(), help);
             }
             return Vec::new();
         };
         let pattern = format!("{key}.NAME");
-        let nameless = |name: &str| name == "servers" || known::of(&pattern, name).is_some();
         let is_setting = |(name, value): (&Spanned<Cow<'_, str>>, &Spanned<DeValue<'_>>)| {
-            !value.get_ref().is_table() && nameless(name.get_ref())
+            let name = name.get_ref();
+            let is_known = name == "servers" || reference::setting(&pattern, name).is_some();
+            !value.get_ref().is_table() && is_known
         };
         let without_name = tables.iter().any(is_setting);
         if without_name {
             let name = if key == "limit" { "default" } else { "api" };
-            let diagnostic = Diagnostic::new(Code::WrongType, format!("`[{key}]` has no name"))
+            Diagnostic::new(Code::WrongType, format!("`[{key}]` has no name"))
                 .at(&self.key_span(key), "")
-                .help(format!("write `[{key}.{name}]`, or another name"));
-            self.reader.report(diagnostic);
+                .help(format!("write `[{key}.{name}]`, or another name"))
+                .report_to(self.reader);
         }
         let mut found = Vec::new();
         for (name, value) in tables {
             let text = name.get_ref().as_ref();
+            let full = format!("{key}.{text}");
             let DeValue::Table(table) = value.get_ref() else {
                 if !text.starts_with("x-") && !without_name {
-                    let full = format!("{key}.{text}");
                     self.wrong_type(&full, value, &format!("a table: `[{full}]`"));
-                    if let Some(help) = meant::value(&pattern, "", value.get_ref()) {
-                        self.reader.amend(&value.span(), help);
+                    if let Some(help) = habits::value_help(&pattern, "", value.get_ref()) {
+                        self.reader.set_help(&value.span(), help);
                     }
                 }
                 continue;
             };
             let section = Section {
-                reader: self.reader,
-                span: name.span(),
                 table: Some(table),
-                name: format!("{key}.{text}"),
-                pattern: format!("{key}.NAME"),
-                asked: Vec::new(),
+                name: full,
+                ..Section::absent(self.reader, &pattern, name.span())
             };
-            found.push((
-                At {
-                    value: text.to_owned(),
-                    span: name.span(),
-                },
-                section,
-            ));
+            found.push((Located::new(text.to_owned(), &name.span()), section));
         }
         found.sort_by_key(|(name, _)| name.span.start);
         found
     }
 
-    /// Tables in a list, `[[route]]`, in the file's order.
+    /// The tables `[[key]]`, in the file's order.
     pub(super) fn list(&mut self, key: &'static str) -> Vec<Section<'r>> {
-        let Some(value) = self.take(key) else {
+        let Some(value) = self.take(key, || ValueKind::Tables) else {
             return Vec::new();
         };
+        let wanted = format!("a list of tables: `[[{key}]]`");
         let DeValue::Array(values) = value.get_ref() else {
-            self.wrong_type(key, value, &format!("a list of tables: `[[{key}]]`"));
+            self.wrong_type(key, value, &wanted);
             let help = format!("write `[[{key}]]` with two brackets: there may be several");
-            self.reader.amend(&value.span(), help);
+            self.reader.set_help(&value.span(), help);
             return Vec::new();
         };
         let mut found = Vec::new();
         for value in values {
             match value.get_ref() {
                 DeValue::Table(table) => found.push(self.inner(key, Some(table), value.span())),
-                _ => self.wrong_type(key, value, &format!("a list of tables: `[[{key}]]`")),
+                _ => self.wrong_type(key, value, &wanted),
             }
         }
         found
     }
 
-    /// A table that is found in this one under `key`.
+    /// A table that stands in this one under `key`.
     pub(super) fn inner(
         &self,
         key: &str,
         table: Option<&'r DeTable<'r>>,
-        span: Span,
+        span: TextSpan,
     ) -> Section<'r> {
-        let join = |outer: &str| match outer {
-            "" => key.to_owned(),
-            outer => format!("{outer}.{key}"),
-        };
         Section {
             reader: self.reader,
             span,
             table,
-            name: join(&self.name),
-            pattern: join(&self.pattern),
-            asked: Vec::new(),
+            name: self.full_key(key),
+            pattern: reference::joined_path(&self.pattern, key),
+            declared: Vec::new(),
         }
     }
 
     /// Every key and value, for tables whose keys the file chooses.
-    pub(super) fn entries(&self) -> Vec<(At<String>, &'r Spanned<DeValue<'r>>)> {
-        let mut all: Vec<_> = self
-            .table
-            .into_iter()
-            .flatten()
-            .map(|(key, value)| {
-                (
-                    At {
-                        value: key.get_ref().clone().into_owned(),
-                        span: key.span(),
-                    },
-                    value,
-                )
-            })
-            .collect();
+    pub(super) fn entries(&self) -> Vec<(Located<String>, &'r Spanned<DeValue<'r>>)> {
+        let entries = self.table.into_iter().flatten().map(|(key, value)| {
+            let name = key.get_ref().clone().into_owned();
+            (Located::new(name, &key.span()), value)
+        });
+        let mut all: Vec<_> = entries.collect();
         all.sort_by_key(|(key, _)| key.span.start);
         all
     }
 
-    /// Ends the section: whatever nobody asked for is a mistake, except notes (`x-`).
+    /// Ends the section: reports every key that no reader declared, except notes (`x-`).
     pub(super) fn finish(self) {
         for (key, value) in self.entries() {
             let text = key.value.as_str();
-            if text.starts_with("x-") || self.asked.contains(&text) {
+            if text.starts_with("x-") || self.declared.contains(&text) {
                 continue;
             }
             let message = match self.name.as_str() {
@@ -322,56 +323,82 @@ impl<'r> Section<'r> {
             }
             let diagnostic =
                 Diagnostic::new(Code::UnknownKey, message).at(&key.span, "not a setting here");
-            self.reader
-                .report(match self.advice(text, value.get_ref()) {
-                    Advice::Planned => {
-                        diagnostic.note("planned; this version does not have it yet")
-                    }
-                    Advice::Help(help) => diagnostic.help(help),
-                    Advice::Top => diagnostic
-                        .help(format!(
-                            "`{text}` belongs at the top of the file, before the first `[..]`"
-                        ))
-                        .note(format!("TOML takes it for a key of `{}` here", self.name)),
-                    Advice::Nothing => diagnostic,
-                });
+            let diagnostic = self.advise(diagnostic, text, value.get_ref());
+            self.reader.report(diagnostic);
         }
     }
 
-    fn advice(&self, key: &str, value: &DeValue<'_>) -> Advice {
+    /// Adds advice for an unknown key.
+    fn advise(&self, finding: Diagnostic, key: &str, value: &DeValue<'_>) -> Diagnostic {
         if PLANNED.contains(&(self.pattern.as_str(), key)) {
-            return Advice::Planned;
+            return finding.note("planned; this version does not have it yet");
         }
-        if let Some(habit) = advice::habit(&self.pattern, key) {
-            return Advice::Help(habit.to_owned());
+        if let Some(help) = habits::key_help(&self.pattern, key, value) {
+            return finding.help(help);
         }
-        if let Some(help) = meant::key(&self.pattern, key, value) {
-            return Advice::Help(help);
-        }
-        let elsewhere = known::sections_with(key);
+        let of_top = |finding: Diagnostic| {
+            finding
+                .help(format!(
+                    "`{key}` belongs at the top of the file, before the first `[..]`"
+                ))
+                .note(format!("TOML takes it for a key of `{}` here", self.name))
+        };
+        let elsewhere = reference::sections_with(key);
         if !elsewhere.is_empty() && self.reader.surroundings.forwards {
             return match elsewhere.iter().any(|one| one == "[]") {
-                true => Advice::Top,
-                false => Advice::Help(format!(
+                true => of_top(finding),
+                false => finding.help(format!(
                     "`{key}` is a setting of `{}`",
                     elsewhere.join("`, `")
                 )),
             };
         }
-        if let Some(nearest) = nearest(key, self.asked.iter().copied()) {
-            return Advice::Help(format!("did you mean `{nearest}`?"));
+        if let Some(nearest) = nearest(key, self.declared.iter().copied()) {
+            return finding.help(format!("did you mean `{nearest}`?"));
         }
-        if ["listen", "trusted_proxies", "upstream"]
-            .into_iter()
-            .any(|top| top == key && self.reader.knows_at_top(top))
-        {
-            return Advice::Top;
+        let may_be_of_top = ["listen", "trusted_proxies", "upstream"].contains(&key);
+        match may_be_of_top && self.reader.is_declared("", key) {
+            true => of_top(finding),
+            false => finding,
         }
-        Advice::Nothing
     }
 }
 
-/// What a name of the file's choice looks like.
+/// Settings of the top of a file that only a proxy has.
+const PROXY_SECTIONS: [&str; 6] = ["listen", "tls", "admin", "upstream", "server", "tracing"];
+/// Settings of `[log]` for the access log and the admin. A service with limits has its own.
+const PROXY_LOG_KEYS: [&str; 5] = ["access", "format", "sample_allowed", "keys", "silence"];
+
+/// Files that only limit a service that listens, answers and logs by itself.
+impl Section<'_> {
+    /// Reports the settings of a proxy in such a file.
+    pub(super) fn refuse_proxy_settings(&self) {
+        for key in PROXY_SECTIONS.iter().filter(|key| self.has(key)) {
+            self.refuse_proxy_setting(key);
+        }
+        for key in PROXY_LOG_KEYS {
+            if let Some(span) = self.span_within("log", key) {
+                let finding = proxy_setting(&format!("log.{key}"), &span);
+                self.reader.report(finding);
+            }
+        }
+    }
+
+    /// Reports one setting that only a proxy has.
+    pub(super) fn refuse_proxy_setting(&self, key: &str) {
+        let finding = proxy_setting(&self.full_key(key), &self.key_span(key));
+        self.reader.report(finding);
+    }
+}
+
+/// The finding for a setting that only a proxy has.
+pub(super) fn proxy_setting(key: &str, span: &TextSpan) -> Diagnostic {
+    Diagnostic::new(Code::UnknownKey, format!("`{key}` is a proxy's setting"))
+        .at(span, "not a setting here")
+        .note("these limits stand before a service that listens, answers and logs by itself")
+}
+
+/// The rule for names that the file chooses.
 pub(super) const NAME_FORM: &str = "1 to 64 of `a-z`, `0-9`, `_` and `-`";
 
 pub(super) fn is_name(text: &str) -> bool {
@@ -380,17 +407,8 @@ pub(super) fn is_name(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(fits)
 }
 
-/// What to say about a key that nobody asked for.
-enum Advice {
-    Planned,
-    /// It is a setting of the top of the file.
-    Top,
-    Help(String),
-    Nothing,
-}
-
-/// What a value is, for people.
-fn kind_of(value: &DeValue<'_>) -> &'static str {
+/// The name of a value's kind, for labels.
+fn kind_name(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "this is a string",
         DeValue::Integer(_) => "this is a whole number",

@@ -1,14 +1,14 @@
-//! What is said of texts that are no TOML: for each line what to write instead, and for another
-//! language one word about that.
+//! Findings about texts that are not TOML: for each line a correction, and for another language one
+//! finding about that.
 
 use toml::de::Error;
 
-use super::diagnostic::{Code, Diagnostic, Span};
+use super::diagnostic::{Code, Diagnostic, TextSpan};
 
 /// Every syntax error, one for each line.
 pub(super) fn errors(text: &str, errors: &[Error]) -> Vec<Diagnostic> {
-    if let Some(foreign) = foreign(text).filter(|_| errors.len() > 1) {
-        return vec![foreign];
+    if let Some(finding) = other_language(text).filter(|_| errors.len() > 1) {
+        return vec![finding];
     }
     let mut list: Vec<Diagnostic> = Vec::new();
     let mut last_line = None;
@@ -16,8 +16,8 @@ pub(super) fn errors(text: &str, errors: &[Error]) -> Vec<Diagnostic> {
     let is_open = |error: &Error| error.message().starts_with("unclosed array");
     let open = errors.iter().position(is_open);
     for (index, error) in errors.iter().enumerate() {
-        let line = line_of(text, error);
-        // What follows from one slip is not told again.
+        let line = error_line(text, error);
+        // Errors that follow from another are not reported.
         let follows = last_line == Some(line.start) || in_open_list;
         last_line = Some(line.start);
         if follows {
@@ -29,13 +29,13 @@ pub(super) fn errors(text: &str, errors: &[Error]) -> Vec<Diagnostic> {
             in_open_list = true;
             continue;
         }
-        list.push(one(text, error, &line));
+        list.push(line_finding(text, error, &line));
     }
     list
 }
 
 /// The line of a syntax error, its newline included.
-pub(super) fn line_of(text: &str, error: &Error) -> Span {
+fn error_line(text: &str, error: &Error) -> TextSpan {
     let at = error.span().map_or(0, |span| span.start).min(text.len());
     let start = text[..at].rfind('\n').map_or(0, |newline| newline + 1);
     let end = text[at..]
@@ -44,10 +44,10 @@ pub(super) fn line_of(text: &str, error: &Error) -> Span {
     start..end + 1
 }
 
-/// What was not understood because of a syntax error: its line, and behind a broken header all that
-/// stands under it.
-pub(super) fn broken(text: &str, error: &Error) -> Span {
-    let line = line_of(text, error);
+/// The part of the text that a syntax error hides: its line. Behind a broken header it is the whole
+/// section.
+pub(super) fn broken_part(text: &str, error: &Error) -> TextSpan {
+    let line = error_line(text, error);
     if !text
         .get(line.start..)
         .is_some_and(|rest| rest.trim_start().starts_with('['))
@@ -68,7 +68,7 @@ fn open_list(text: &str, error: &Error) -> Diagnostic {
         .help("write `]` behind its last value")
 }
 
-fn one(text: &str, error: &Error, line: &Span) -> Diagnostic {
+fn line_finding(text: &str, error: &Error, line: &TextSpan) -> Diagnostic {
     let span = error.span().unwrap_or(0..0);
     let (what, expected) = match error.message().split_once(", expected ") {
         Some((what, expected)) if expected != "nothing" => (what, format!("expected {expected}")),
@@ -103,35 +103,35 @@ fn one(text: &str, error: &Error, line: &Span) -> Diagnostic {
             .help("write `\"` behind it");
     }
     let diagnostic = plain(what).at(&span, expected);
-    let help = of_line(whole.trim(), what);
+    let help = line_help(whole.trim(), what);
     diagnostic.maybe_help(help)
 }
 
-fn unquoted(written: &str, span: &Span) -> Diagnostic {
-    let said = |what: &str| Diagnostic::new(Code::Syntax, format!("not TOML: {what}")).at(span, "");
+fn unquoted(written: &str, span: &TextSpan) -> Diagnostic {
+    let finding =
+        |what: &str| Diagnostic::new(Code::Syntax, format!("not TOML: {what}")).at(span, "");
     let straight = written.trim_matches(['\u{201c}', '\u{201d}', '\u{2018}', '\u{2019}']);
     match written.to_lowercase().as_str() {
-        "" => said("a value is missing").help("write it behind the `=`, or leave the line out"),
-        "yes" | "on" => said("there are `true` and `false`").help("write `true`"),
+        "" => finding("a value is missing").help("write it behind the `=`, or leave the line out"),
+        "yes" | "on" => finding("there are `true` and `false`").help("write `true`"),
         "no" | "off" | "none" | "null" => {
-            said("there are `true` and `false`").help("write `false`, or leave the line out")
+            finding("there are `true` and `false`").help("write `false`, or leave the line out")
         }
-        _ if straight.len() < written.len() => said("these are typographic quotes")
+        _ if straight.len() < written.len() => finding("these are typographic quotes")
             .help(format!("write straight ones: `\"{straight}\"`")),
-        _ => said("string values must be quoted").help(format!("write `\"{written}\"`")),
+        _ => finding("string values must be quoted").help(format!("write `\"{written}\"`")),
     }
 }
 
-/// Where the parser stopped.
+/// The place where the parser stopped.
 struct TomlFault<'t> {
-    /// Its message.
+    /// The parser's message.
     what: &'t str,
-    span: Span,
-    /// The whole line.
-    line: &'t Span,
+    span: TextSpan,
+    line: &'t TextSpan,
 }
 
-/// A name that is there twice, with the first one.
+/// The finding about a name that stands twice.
 fn repeated(text: &str, fault: &TomlFault<'_>) -> Diagnostic {
     let TomlFault { what, span, line } = fault;
     let written = text.get(span.clone()).unwrap_or_default();
@@ -176,8 +176,8 @@ fn repeated(text: &str, fault: &TomlFault<'_>) -> Diagnostic {
     })
 }
 
-/// What a line probably means.
-fn of_line(line: &str, what: &str) -> Option<String> {
+/// The correction of a line.
+fn line_help(line: &str, what: &str) -> Option<String> {
     if line.starts_with("//") || line.starts_with(';') || line.starts_with("--") {
         return Some("comments begin with `#`".to_owned());
     }
@@ -221,7 +221,7 @@ fn of_line(line: &str, what: &str) -> Option<String> {
     None
 }
 
-/// A value as TOML would have it.
+/// A value in the form of TOML.
 fn quoted(value: &str) -> String {
     let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
     match value {
@@ -232,8 +232,8 @@ fn quoted(value: &str) -> String {
     }
 }
 
-/// A whole file of another kind.
-fn foreign(text: &str) -> Option<Diagnostic> {
+/// The finding about a file in another language.
+fn other_language(text: &str) -> Option<Diagnostic> {
     let lines = || {
         text.lines()
             .map(str::trim)

@@ -1,35 +1,34 @@
-//! `[tracing]`: which requests are recorded as traces, and where they are sent.
+//! `[tracing]`: the requests that are recorded as traces, and the collector of traces.
 
 use std::fmt;
 use std::time::Duration;
 
 use http::header::{HeaderName, HeaderValue};
 
+use super::address;
 use super::client_tls::{self, ClientTls};
-use super::diagnostic::{Code, Diagnostic, Span};
-use super::reader::At;
+use super::diagnostic::{Code, Diagnostic, TextSpan};
+use super::reader::Located;
 use super::section::Section;
-use super::values::{TextForm, some_time};
-use super::{Hidden, address};
-use crate::trace::{Continue, Rules};
+use super::values::{TextForm, UP_TO_A_DAY};
+use crate::trace::{Continue, SamplingRules};
 
 /// Header lines of a file, at most.
 const MAX_HEADERS: usize = 32;
-/// What a collector's path is where its URL has none.
+/// The default path of a collector.
 const USUAL_PATH: &str = "/v1/traces";
 
-/// `[tracing]`, where it names a collector.
-#[derive(Clone, PartialEq)]
+/// `[tracing]`
+#[derive(Clone, Debug, PartialEq)]
 pub struct TracingSettings {
-    /// Where spans are sent.
     pub endpoint: Endpoint,
-    /// How they are sent there.
+    /// The protocol of exports.
     pub protocol: OtlpProtocol,
-    /// Which are recorded.
-    pub rules: Rules,
-    /// What this proxy is called there.
+    /// The rules for requests that are recorded.
+    pub rules: SamplingRules,
+    /// The name of this proxy in traces.
     pub service: String,
-    /// What every export carries: names and values, which may be secrets.
+    /// Headers of every export; their values may be secrets.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// How long an export may take.
     pub timeout: Duration,
@@ -37,49 +36,29 @@ pub struct TracingSettings {
     pub every: Duration,
     /// Spans of one export at most.
     pub batch: usize,
-    /// Spans that may wait, of each worker.
+    /// Spans that may wait, for each worker.
     pub queue: usize,
-    /// Whom we trust over TLS, and what we show.
+    /// TLS to the collector.
     pub tls: ClientTls,
 }
 
-/// A collector's address.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Whether it is spoken to over TLS.
+    /// Whether the connection has TLS.
     pub secure: bool,
     /// A name or an address, without brackets.
     pub host: String,
-    /// Its port.
     pub port: u16,
-    /// Where on it, for HTTP.
+    /// The path of exports, for HTTP.
     pub path: String,
 }
 
-/// What is spoken with a collector.
+/// The protocol of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtlpProtocol {
     /// OTLP/HTTP with protobuf.
     Http,
-    /// OTLP/gRPC.
     Grpc,
-}
-
-impl fmt::Debug for TracingSettings {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self
-            .headers
-            .iter()
-            .map(|(name, _)| (name, Hidden))
-            .collect();
-        f.debug_struct("TracingSettings")
-            .field("endpoint", &self.endpoint)
-            .field("protocol", &self.protocol)
-            .field("rules", &self.rules)
-            .field("service", &self.service)
-            .field("headers", &names)
-            .finish_non_exhaustive()
-    }
 }
 
 impl fmt::Display for Endpoint {
@@ -99,81 +78,70 @@ impl Endpoint {
     }
 }
 
-/// `[tracing]`; nothing where it names no collector.
+/// Reads `[tracing]`. Returns `None` if it has no collector.
 pub(super) fn read(mut section: Section<'_>) -> Option<TracingSettings> {
-    let said = section.entries().into_iter().next();
+    let entries = section.entries();
+    if entries
+        .first()
+        .is_some_and(|(key, _)| !key.value.starts_with("x-"))
+    {
+        section.require("endpoint", "endpoint = \"http://127.0.0.1:4318\"");
+    }
     let protocols = [("http", OtlpProtocol::Http), ("grpc", OtlpProtocol::Grpc)];
     let protocol = section.word("protocol", &protocols);
-    let protocol = protocol.unwrap_or(OtlpProtocol::Http);
-    let kind = TextForm::new(Code::BadUrl, "a collector's URL");
-    let endpoint = section.parsed("endpoint", kind, |text| endpoint(text, protocol));
-    let rules = rules(&mut section);
-    let service = section.parsed(
-        "service",
-        TextForm::new(Code::BadName, "a service's name"),
-        |text| {
-            let fits = (1..=255).contains(&text.len()) && !text.contains(char::is_control);
-            fits.then(|| text.to_owned())
-                .ok_or("1 to 255 characters, none of them a control character")
-        },
-    );
-    let headers = headers(&mut section);
-    let second = Duration::from_secs(1);
-    let (timeout, every) = (
-        section.duration("timeout", some_time(), 10 * second),
-        section.duration("every", some_time(), second),
-    );
-    let batch = section.count("batch", 1..=10_000, 512);
-    let queue = section.count("queue", 16..=1_000_000, 4096);
+    let url = TextForm::new(Code::BadUrl, "a collector's URL");
+    let endpoint = section.parse("endpoint", url, |text| endpoint(text, protocol));
+    let name = TextForm::new(Code::BadName, "a service's name");
+    let service = section.parse("service", name, service_name);
     let (tls, tls_span) = client_tls::read(&mut section, "collector-client");
-    if let (None, Some((first, _))) = (section.peek("endpoint"), &said)
-        && !first.value.starts_with("x-")
-    {
-        section.missing("endpoint", "endpoint = \"http://127.0.0.1:4318\"");
-    }
-    if let Some(endpoint) = &endpoint {
-        check_tls(&section, endpoint, tls_span);
-    }
-    section.finish();
-    Some(TracingSettings {
-        endpoint: endpoint?.value,
-        protocol,
-        rules,
-        service: service.map_or_else(|| "tidegate".to_owned(), |name| name.value),
-        headers,
-        timeout,
-        every,
-        batch,
-        queue,
-        tls,
-    })
-}
-
-fn rules(section: &mut Section<'_>) -> Rules {
-    let whose = [
+    check_tls(&section, endpoint.as_ref(), tls_span);
+    let continues = [
         ("trusted", Continue::Trusted),
         ("all", Continue::All),
         ("never", Continue::Never),
     ];
-    Rules {
-        sample: section.share("sample", 0.01),
-        continues: section.word("continue", &whose).unwrap_or_default(),
-        obeys: section.boolean("parent_sampled", true),
-    }
+    let has_endpoint = endpoint.is_some();
+    let settings = TracingSettings {
+        endpoint: endpoint.map(|one| one.value).unwrap_or_default(),
+        protocol,
+        rules: SamplingRules {
+            sample: section.fraction("sample"),
+            continues: section.word("continue", &continues),
+            obeys: section.boolean("parent_sampled"),
+        },
+        service: service.map_or_else(|| "tidegate".to_owned(), |name| name.value),
+        headers: headers(&mut section),
+        timeout: section.duration("timeout", UP_TO_A_DAY),
+        every: section.duration("every", UP_TO_A_DAY),
+        batch: section.integer("batch", 1..=10_000),
+        queue: section.integer("queue", 16..=1_000_000),
+        tls,
+    };
+    section.finish();
+    has_endpoint.then_some(settings)
 }
 
-fn check_tls(section: &Section<'_>, endpoint: &At<Endpoint>, tls: Option<Span>) {
-    let Some(span) = tls.filter(|_| !endpoint.value.secure) else {
+fn service_name(text: &str) -> Result<String, &'static str> {
+    let fits = (1..=255).contains(&text.len()) && !text.contains(char::is_control);
+    fits.then(|| text.to_owned())
+        .ok_or("1 to 255 characters, none of them a control character")
+}
+
+fn check_tls(section: &Section<'_>, endpoint: Option<&Located<Endpoint>>, tls: Option<TextSpan>) {
+    let is_plain = endpoint.is_some_and(|endpoint| !endpoint.value.secure);
+    let Some(span) = tls.filter(|_| is_plain) else {
         return;
     };
-    let message = "`tracing.tls` is for a collector with TLS";
-    let diagnostic = Diagnostic::new(Code::Contradiction, message)
-        .at(&span, "the URL is one without")
-        .help("write `endpoint = \"https://...\"`");
-    section.reader.report(diagnostic);
+    Diagnostic::new(
+        Code::Contradiction,
+        "`tracing.tls` is for a collector with TLS",
+    )
+    .at(&span, "the URL is one without")
+    .help("write `endpoint = \"https://...\"`")
+    .report_to(section.reader);
 }
 
-/// `http://127.0.0.1:4318`, `https://otlp.example.com/v1/traces`
+/// Parses `http://127.0.0.1:4318` or `https://otlp.example.com/v1/traces`.
 fn endpoint(text: &str, protocol: OtlpProtocol) -> Result<Endpoint, &'static str> {
     let Some((scheme, rest)) = text.split_once("://") else {
         return Err("the scheme is missing; write for example `http://127.0.0.1:4318`");
@@ -218,7 +186,7 @@ fn endpoint(text: &str, protocol: OtlpProtocol) -> Result<Endpoint, &'static str
     })
 }
 
-/// Lines `name: value` of a file, which may be secrets.
+/// Reads `headers_file`: lines `name: value`. The values may be secrets.
 fn headers(section: &mut Section<'_>) -> Vec<(HeaderName, HeaderValue)> {
     let Some(content) = section.secret(None, "headers_file") else {
         return Vec::new();
@@ -233,17 +201,14 @@ fn headers(section: &mut Section<'_>) -> Vec<(HeaderName, HeaderValue)> {
     if let Some(read) = read.filter(fits) {
         return read;
     }
-    // What a line holds may be secret: it is not shown.
+    // A line may hold a secret: the message does not show it.
     let wrong = lines.iter().position(|line| header(line).is_none());
     let why = match wrong {
         Some(at) => format!("its header {} is not `name: value`", at + 1),
         None => format!("more than {MAX_HEADERS} headers"),
     };
-    let message = "the file of `tracing.headers_file` cannot be used";
-    let diagnostic = Diagnostic::new(Code::SecretFile, message)
-        .at(&content.span, why)
-        .help("write a header in each line: `authorization: Bearer ...`");
-    section.reader.report(diagnostic);
+    let help = "write a header in each line: `authorization: Bearer ...`";
+    section.unusable_file("headers_file", &content.span, &format!("{why}; {help}"));
     Vec::new()
 }
 

@@ -1,31 +1,32 @@
-//! Reading the values of a section's keys: strings, lists, numbers, times, sizes, words, secrets.
+//! Reads the values of a section's keys: strings, lists, numbers, times, sizes, words.
 //!
-//! Each reader takes a key's name and gives its value, or nothing after reporting why. Texts are
-//! filled in from the environment here, so nothing later sees a `${..}`.
+//! Each method takes a key's name. It declares the key, and returns the value or reports why there
+//! is none. Methods without `Option` fall back to the default that the reference shows. Variables
+//! of the environment are filled in here: no later code sees a `${..}`.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use http::HeaderName;
 use toml::Spanned;
 use toml::de::DeValue;
 
 use super::advice;
 use super::diagnostic::{Code, Diagnostic};
+use super::habits::nearest;
 use super::interpolate::interpolate;
-use super::known;
-use super::reader::At;
+use super::reader::{Located, ValueKind};
+use super::reference;
 use super::section::Section;
-use super::slip::nearest;
 use crate::limit::rate;
-use http::HeaderName;
 
-/// What a text must be.
+/// The form that a text must have.
 #[derive(Clone, Copy)]
 pub(super) struct TextForm {
-    /// The mistake, if it is not.
+    /// The kind of the finding for another text.
     code: Code,
-    /// Completes "`key` is not ...".
+    /// Completes the message "`key` is not ...".
     what: &'static str,
 }
 
@@ -33,6 +34,8 @@ impl TextForm {
     pub(super) const HEADER_NAME: TextForm = TextForm::new(Code::BadHttp, "a header's name");
     pub(super) const LISTEN: TextForm = TextForm::new(Code::BadAddress, "an address to listen on");
     pub(super) const NETWORK: TextForm = TextForm::new(Code::BadAddress, "an address or a network");
+    pub(super) const PATH: TextForm = TextForm::new(Code::BadAddress, "a file's path");
+    pub(super) const STATUS: TextForm = TextForm::new(Code::BadHttp, "a status");
 
     pub(super) const fn new(code: Code, what: &'static str) -> TextForm {
         TextForm { code, what }
@@ -41,115 +44,146 @@ impl TextForm {
 
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const SECOND: Duration = Duration::from_secs(1);
-/// No wait in a file may be longer.
+/// The longest wait that a file may set.
 pub(super) const DAY: Duration = Duration::from_secs(86_400);
+/// The range of most waits.
+pub(super) const UP_TO_A_DAY: RangeInclusive<Duration> = MS..=DAY;
 
 impl Section<'_> {
     /// A string.
-    pub(super) fn text(&mut self, key: &'static str) -> Option<At<String>> {
-        let value = self.take(key)?;
-        let read = self.filled(value);
-        if read.is_none() && !value.get_ref().is_str() {
+    pub(super) fn text(&mut self, key: &'static str) -> Option<Located<String>> {
+        let value = self.take(key, || ValueKind::Text)?;
+        let text = self.interpolated(value);
+        if text.is_none() && !value.get_ref().is_str() {
             self.wrong_type(key, value, "a string");
         }
-        read
+        text
     }
 
     /// A string, or a list of strings.
-    pub(super) fn texts(&mut self, key: &'static str) -> Option<At<Vec<At<String>>>> {
-        let value = self.take(key)?;
-        self.texts_of(key, value)
+    pub(super) fn texts(&mut self, key: &'static str) -> Option<Located<Vec<Located<String>>>> {
+        let value = self.take(key, || ValueKind::Texts)?;
+        self.texts_in(key, value)
     }
 
-    /// The same for a value already at hand.
-    pub(super) fn texts_of(
+    /// The same; reports a list that is too short or too long.
+    pub(super) fn counted_texts(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<usize>,
+        allowed: &str,
+    ) -> Option<Located<Vec<Located<String>>>> {
+        let texts = self.texts(key)?;
+        if !range.contains(&texts.value.len()) {
+            self.out_of_range(key, &texts, allowed);
+        }
+        Some(texts)
+    }
+
+    /// A string or a list of strings in a value at hand.
+    pub(super) fn texts_in(
         &self,
         key: &str,
         value: &Spanned<DeValue<'_>>,
-    ) -> Option<At<Vec<At<String>>>> {
-        let span = value.span();
-        match value.get_ref() {
-            DeValue::String(_) => self.filled(value).map(|one| At {
-                value: vec![one],
-                span,
-            }),
+    ) -> Option<Located<Vec<Located<String>>>> {
+        let texts = match value.get_ref() {
+            DeValue::String(_) => vec![self.interpolated(value)?],
             DeValue::Array(values) => {
                 let mut texts = Vec::new();
                 for value in values {
-                    texts.extend(self.filled(value));
+                    texts.extend(self.interpolated(value));
                     if !value.get_ref().is_str() {
                         self.wrong_type(key, value, "a string or a list of strings");
                     }
                 }
-                Some(At { value: texts, span })
+                texts
             }
             _ => {
                 self.wrong_type(key, value, "a string or a list of strings");
-                None
+                return None;
             }
-        }
-    }
-
-    /// The text of a string value with its variables filled in; `None` for any other kind of value.
-    pub(super) fn filled(&self, value: &Spanned<DeValue<'_>>) -> Option<At<String>> {
-        let DeValue::String(raw) = value.get_ref() else {
-            return None;
         };
-        let span = value.span();
-        match interpolate(raw, self.reader.surroundings.env) {
-            Ok(text) => Some(At {
-                value: text.into_owned(),
-                span,
-            }),
-            Err(unfilled) => {
-                for one in unfilled {
-                    // An escape in the string may hide it: then the whole value is shown.
-                    let literal = self.reader.text.get(span.clone()).unwrap_or_default();
-                    let place = literal.find(&one.written).map_or(span.clone(), |at| {
-                        span.start + at..span.start + at + one.written.len()
-                    });
-                    let message = format!("`{}` cannot be filled in", one.written);
-                    let diagnostic = Diagnostic::new(Code::Variable, message)
-                        .at(&place, one.why.words())
-                        .help("`${VAR:-default}` gives a default; `$$` is a dollar sign");
-                    self.reader.report(diagnostic);
-                }
-                None
-            }
-        }
+        Some(Located::new(texts, &value.span()))
     }
 
-    /// A string that `parse` understands. What an error says after a `;` becomes the help.
-    pub(super) fn parsed<T, E: Display>(
+    /// The text of a string with its variables filled in; `None` for any other kind of value.
+    pub(super) fn interpolated(&self, value: &Spanned<DeValue<'_>>) -> Option<Located<String>> {
+        let raw = value.get_ref().as_str()?;
+        let span = value.span();
+        let unfilled = match interpolate(raw, self.reader.surroundings.env) {
+            Ok(text) => return Some(Located::new(text.into_owned(), &span)),
+            Err(unfilled) => unfilled,
+        };
+        for one in unfilled {
+            // An escape in the string may hide the reference: then the label is the whole value.
+            let literal = self.reader.text.get(span.clone()).unwrap_or_default();
+            let place = literal.find(&one.written).map_or(span.clone(), |at| {
+                span.start + at..span.start + at + one.written.len()
+            });
+            Diagnostic::new(
+                Code::Variable,
+                format!("`{}` cannot be filled in", one.written),
+            )
+            .at(&place, one.error.text())
+            .help("`${VAR:-default}` gives a default; `$$` is a dollar sign")
+            .report_to(self.reader);
+        }
+        None
+    }
+
+    /// A string that `parse` accepts. The part of its error after a `;` becomes the help.
+    pub(super) fn parse<T, E: Display>(
         &mut self,
         key: &'static str,
         form: TextForm,
         parse: impl FnOnce(&str) -> Result<T, E>,
-    ) -> Option<At<T>> {
+    ) -> Option<Located<T>> {
         let text = self.text(key)?;
-        self.understood(key, text, form, parse)
+        self.parse_text(key, text, form, parse)
     }
 
-    /// The same for a text already at hand.
-    pub(super) fn understood<T, E: Display>(
+    /// A string or a list of strings that `parse` accepts. Others are reported and left out.
+    pub(super) fn parse_list<T, E: Display>(
+        &mut self,
+        key: &'static str,
+        form: TextForm,
+        parse: impl FnMut(&str) -> Result<T, E>,
+    ) -> Vec<Located<T>> {
+        let texts = self.texts(key);
+        self.parse_all(key, texts, form, parse)
+    }
+
+    /// The same for texts at hand.
+    pub(super) fn parse_all<T, E: Display>(
         &self,
         key: &str,
-        text: At<String>,
+        texts: Option<Located<Vec<Located<String>>>>,
+        form: TextForm,
+        mut parse: impl FnMut(&str) -> Result<T, E>,
+    ) -> Vec<Located<T>> {
+        let texts = texts.map(|texts| texts.value).unwrap_or_default();
+        let parsed = texts.into_iter();
+        let parsed = parsed.filter_map(|text| self.parse_text(key, text, form, &mut parse));
+        parsed.collect()
+    }
+
+    /// The same for one text at hand.
+    pub(super) fn parse_text<T, E: Display>(
+        &self,
+        key: &str,
+        text: Located<String>,
         TextForm { code, what }: TextForm,
         parse: impl FnOnce(&str) -> Result<T, E>,
-    ) -> Option<At<T>> {
+    ) -> Option<Located<T>> {
         match parse(&text.value) {
-            Ok(value) => Some(At {
-                value,
-                span: text.span,
-            }),
+            Ok(value) => Some(Located::new(value, &text.span)),
             Err(error) => {
-                let message = format!("`{}` is not {what}", self.full(key));
-                let mut diagnostic = Diagnostic::new(code, message).because(&text.span, &error);
-                let guessed =
+                let message = format!("`{}` is not {what}", self.full_key(key));
+                let mut diagnostic = Diagnostic::new(code, message).at_error(&text.span, &error);
+                let is_specific =
                     |help: &String| code != Code::BadRate || help.starts_with("did you mean");
-                if !diagnostic.help.as_ref().is_some_and(guessed) {
-                    diagnostic = diagnostic.maybe_help(advice::of(code, &text.value));
+                if !diagnostic.help.as_ref().is_some_and(is_specific) {
+                    diagnostic = diagnostic.maybe_help(advice::for_text(code, &text.value));
                 }
                 self.reader.report(diagnostic);
                 None
@@ -157,224 +191,234 @@ impl Section<'_> {
         }
     }
 
-    /// `true` or `false`.
-    pub(super) fn boolean(&mut self, key: &'static str, default: bool) -> bool {
-        let Some(value) = self.take(key) else {
-            return default;
-        };
-        value.get_ref().as_bool().unwrap_or_else(|| {
-            self.wrong_type(key, value, "true or false");
-            default
-        })
+    /// The default that the reference shows, without quotes.
+    pub(super) fn default_text(&self, key: &str) -> &'static str {
+        let setting = reference::setting(self.pattern(), key);
+        setting.map_or("", |setting| setting.value.trim_matches('"'))
     }
 
-    /// A whole number.
-    pub(super) fn integer(
+    /// The default that the reference shows. Tests read every setting of the reference, so that
+    /// `parse` accepts each of them.
+    fn default<T, E>(&self, key: &str, parse: impl FnOnce(&str) -> Result<T, E>) -> T {
+        let default = parse(self.default_text(key)).ok();
+        default.expect("the reference shows a default of the kind that its reader takes")
+    }
+
+    /// `true` or `false`; its default is the reference's.
+    pub(super) fn boolean(&mut self, key: &'static str) -> bool {
+        let given = self.optional_boolean(key);
+        given.unwrap_or_else(|| self.default(key, str::parse))
+    }
+
+    /// `true` or `false`.
+    pub(super) fn optional_boolean(&mut self, key: &'static str) -> Option<bool> {
+        let value = self.take(key, || ValueKind::Boolean)?;
+        let given = value.get_ref().as_bool();
+        if given.is_none() {
+            self.wrong_type(key, value, "true or false");
+        }
+        given
+    }
+
+    /// A whole number; its default is the reference's.
+    pub(super) fn integer<T: TryFrom<u64>>(
         &mut self,
         key: &'static str,
         range: RangeInclusive<u64>,
-    ) -> Option<At<u64>> {
-        let value = self.take(key)?;
+    ) -> T {
+        let given = self.optional_integer(key, range);
+        let parse = |text: &str| T::try_from(text.replace('_', "").parse().unwrap_or(u64::MAX));
+        given.map_or_else(|| self.default(key, parse), |given| given.value)
+    }
+
+    /// A whole number in a range that `T` can hold.
+    pub(super) fn optional_integer<T: TryFrom<u64>>(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Option<Located<T>> {
+        let value = self.take(key, || ValueKind::Integer)?;
         let Some(integer) = value.get_ref().as_integer() else {
             self.wrong_type(key, value, "a whole number");
             return None;
         };
-        let number = i128::from_str_radix(integer.as_str(), integer.radix()).unwrap_or(i128::MAX);
-        let fits = u64::try_from(number)
-            .ok()
-            .filter(|number| range.contains(number));
-        if fits.is_none() {
-            self.out_of_range(key, value, &format!("{} to {}", range.start(), range.end()));
+        let number = i128::from_str_radix(integer.as_str(), integer.radix()).ok();
+        let number = number.and_then(|number| u64::try_from(number).ok());
+        let number = number.filter(|number| range.contains(number));
+        let number = number.and_then(|number| T::try_from(number).ok());
+        let span = &value.span();
+        if number.is_none() {
+            let allowed = format!("{} to {}", range.start(), range.end());
+            self.out_of_range(key, &Located::new((), span), &allowed);
         }
-        fits.map(|number| At {
-            value: number,
-            span: value.span(),
-        })
-    }
-
-    /// A whole number that counts things in this process.
-    pub(super) fn count(
-        &mut self,
-        key: &'static str,
-        range: RangeInclusive<u64>,
-        default: usize,
-    ) -> usize {
-        let number = self.integer(key, range);
-        number
-            .and_then(|number| usize::try_from(number.value).ok())
-            .unwrap_or(default)
+        number.map(|number| Located::new(number, span))
     }
 
     /// A number from 0 to 1.
-    pub(super) fn share(&mut self, key: &'static str, default: f64) -> f64 {
-        let Some(value) = self.take(key) else {
-            return default;
-        };
-        let number = match value.get_ref() {
-            DeValue::Float(float) => float.as_str().parse::<f64>().ok(),
-            DeValue::Integer(integer) => integer.as_str().parse::<f64>().ok(),
-            _ => {
-                self.wrong_type(key, value, "a number from 0 to 1");
-                return default;
+    pub(super) fn fraction(&mut self, key: &'static str) -> f64 {
+        let given = self.take(key, || ValueKind::Fraction).and_then(|value| {
+            let text = match value.get_ref() {
+                DeValue::Float(float) => float.as_str(),
+                DeValue::Integer(integer) => integer.as_str(),
+                _ => {
+                    self.wrong_type(key, value, "a number from 0 to 1");
+                    return None;
+                }
+            };
+            let number = text.parse::<f64>().ok();
+            let number = number.filter(|number| (0.0..=1.0).contains(number));
+            if number.is_none() {
+                self.out_of_range(key, &Located::new((), &value.span()), "0 to 1");
             }
-        };
-        number
-            .filter(|number| (0.0..=1.0).contains(number))
-            .unwrap_or_else(|| {
-                self.out_of_range(key, value, "0 to 1");
-                default
-            })
+            number
+        });
+        given.unwrap_or_else(|| self.default(key, str::parse))
     }
 
-    /// A length of time such as `"25ms"`.
+    /// A length of time such as `"25ms"`; its default is the reference's.
     pub(super) fn duration(
         &mut self,
         key: &'static str,
         range: RangeInclusive<Duration>,
-        default: Duration,
     ) -> Duration {
-        self.length(key, range)
-            .map_or(default, |length| length.value)
+        let given = self.optional_duration(key, range);
+        given.map_or_else(|| self.default_duration(key), |given| given.value)
     }
 
-    /// The same without a default.
-    pub(super) fn length(
+    /// The length of time that the reference shows.
+    pub(super) fn default_duration(&self, key: &str) -> Duration {
+        self.default(key, rate::parse_duration)
+    }
+
+    /// A length of time.
+    pub(super) fn optional_duration(
         &mut self,
         key: &'static str,
         range: RangeInclusive<Duration>,
-    ) -> Option<At<Duration>> {
-        let kind = TextForm::new(Code::BadQuantity, "a length of time");
-        let Some(value) = self.parsed(key, kind, rate::parse_duration) else {
-            self.number_without_unit(key);
+    ) -> Option<Located<Duration>> {
+        const FORM: TextForm = TextForm::new(Code::BadQuantity, "a length of time");
+        let Some(value) = self.parse(key, FORM, rate::parse_duration) else {
+            self.explain_missing_unit(key);
             return None;
         };
         if !range.contains(&value.value) {
             let allowed = format!("{:?} to {:?}", range.start(), range.end());
-            self.out_of_range_at(key, &value, &allowed);
+            self.out_of_range(key, &value, &allowed);
             return None;
         }
         Some(value)
     }
 
-    /// A number where a text with a unit belongs has been called a wrong type: say what to write.
-    fn number_without_unit(&mut self, key: &'static str) {
-        let Some(value) = self.take(key) else { return };
+    /// Replaces the help for a number without a unit, which is reported as a wrong type.
+    fn explain_missing_unit(&self, key: &str) {
+        let Some(value) = self.peek(key) else { return };
         if let DeValue::Integer(number) = value.get_ref() {
-            // The default's own unit is the likelier one.
-            let default = known::of(self.pattern(), key).map_or("", |known| known.value);
-            let help = match default.trim_matches('"').ends_with("ms") {
+            // The unit of the default is the likelier one.
+            let help = match self.default_text(key).ends_with("ms") {
                 true => format!("write `\"{number}ms\"` for milliseconds, or `\"{number}s\"`"),
                 false => format!("write `\"{number}s\"` for seconds"),
             };
-            self.reader.amend(&value.span(), help);
+            self.reader.set_help(&value.span(), help);
         }
     }
 
-    /// Bytes: a number, or a text such as `"64KiB"`.
-    pub(super) fn size(
-        &mut self,
-        key: &'static str,
-        range: RangeInclusive<u64>,
-        default: u64,
-    ) -> u64 {
-        if self
-            .peek(key)
-            .is_some_and(|value| value.get_ref().is_integer())
-        {
-            return self
-                .integer(key, range)
-                .map_or(default, |number| number.value);
-        }
-        let Some(size) = self.parsed(
-            key,
-            TextForm::new(Code::BadQuantity, "a size"),
-            rate::parse_size,
-        ) else {
-            return default;
+    /// Bytes: a number, or a text such as `"64KiB"`; the default is the reference's.
+    pub(super) fn size(&mut self, key: &'static str, range: RangeInclusive<u64>) -> usize {
+        self.declare(key, || ValueKind::IntegerOrText);
+        let is_integer = self.has_integer(key);
+        let size = match is_integer {
+            true => self.optional_integer(key, range.clone()),
+            false => self.parse(key, SIZE, rate::parse_size),
         };
-        if !range.contains(&size.value) {
-            let allowed = format!("{} to {} bytes", range.start(), range.end());
-            self.out_of_range_at(key, &size, &allowed);
-            return default;
-        }
-        size.value
+        let size = size.filter(|size| {
+            let fits = range.contains(&size.value);
+            if !fits {
+                let allowed = format!("{} to {} bytes", range.start(), range.end());
+                self.out_of_range(key, size, &allowed);
+            }
+            fits
+        });
+        let size = size.map_or_else(|| self.default(key, rate::parse_size), |size| size.value);
+        usize::try_from(size).unwrap_or(usize::MAX)
     }
 
-    /// Bytes at most: a size, or the word `unlimited`, which is `Some(None)`.
-    pub(super) fn bound(&mut self, key: &'static str) -> Option<Option<u64>> {
-        let value = self.peek(key);
-        if value.is_some_and(|value| value.get_ref().is_integer()) {
-            let number = self.integer(key, 0..=u64::MAX)?;
+    /// The most bytes of something: a size, or the word `unlimited`, which is `Some(None)`.
+    pub(super) fn size_or_unlimited(&mut self, key: &'static str) -> Option<Option<u64>> {
+        self.declare(key, || ValueKind::IntegerOrText);
+        if self.has_integer(key) {
+            let number = self.optional_integer(key, 0..=u64::MAX)?;
             return Some(Some(number.value));
         }
-        let kind = TextForm::new(Code::BadQuantity, "a size");
-        let size = self.parsed(key, kind, |text| match text {
+        let size = self.parse(key, SIZE, |text| match text {
             "unlimited" => Ok(None),
             text => rate::parse_size(text).map(Some),
         });
         size.map(|size| size.value)
     }
 
-    /// One of a closed set of words.
-    pub(super) fn word<T: Clone>(
-        &mut self,
-        key: &'static str,
-        words: &[(&'static str, T)],
-    ) -> Option<T> {
-        self.word_at(key, words).map(|word| word.value)
+    pub(super) fn has_integer(&self, key: &str) -> bool {
+        let value = self.peek(key);
+        value.is_some_and(|value| value.get_ref().is_integer())
     }
 
-    /// The same, and where it stands.
-    pub(super) fn word_at<T: Clone>(
+    /// One of a closed set of words; its default is the reference's.
+    pub(super) fn word<T: Clone>(&mut self, key: &'static str, words: &[(&'static str, T)]) -> T {
+        if let Some(word) = self.optional_word(key, words) {
+            return word.value;
+        }
+        self.default(key, |default| {
+            let found = words.iter().find(|(word, _)| *word == default);
+            found.map(|(_, meaning)| meaning.clone()).ok_or(())
+        })
+    }
+
+    /// One of a closed set of words.
+    pub(super) fn optional_word<T: Clone>(
         &mut self,
         key: &'static str,
         words: &[(&'static str, T)],
-    ) -> Option<At<T>> {
+    ) -> Option<Located<T>> {
+        let all = || words.iter().map(|(word, _)| *word);
+        self.declare(key, || ValueKind::Word(all().collect()));
         let text = self.text(key)?;
         if let Some((_, meaning)) = words.iter().find(|(word, _)| *word == text.value) {
             return Some(text.map(|_| meaning.clone()));
         }
-        let all: Vec<_> = words
-            .iter()
-            .map(|(word, _)| format!("`\"{word}\"`"))
-            .collect();
-        let wanted = match all.split_last()? {
+        let quoted: Vec<String> = all().map(|word| format!("`\"{word}\"`")).collect();
+        let wanted = match quoted.split_last()? {
             (only, []) => only.clone(),
             (last, others) => format!("{} or {last}", others.join(", ")),
         };
-        let message = format!("`{}` must be {wanted}", self.full(key));
-        let close = nearest(&text.value, words.iter().map(|(word, _)| *word));
-        let diagnostic = Diagnostic::new(Code::UnknownWord, message)
+        let message = format!("`{}` must be {wanted}", self.full_key(key));
+        let close = nearest(&text.value, all());
+        Diagnostic::new(Code::UnknownWord, message)
             .at(&text.span, "not one of these")
-            .maybe_help(close.map(|word| format!("did you mean `{word}`?")));
-        self.reader.report(diagnostic);
+            .maybe_help(close.map(|word| format!("did you mean `{word}`?")))
+            .report_to(self.reader);
         None
     }
 
-    fn out_of_range(&self, key: &str, value: &Spanned<DeValue<'_>>, allowed: &str) {
-        self.out_of_range_at(
-            key,
-            &At {
-                value: (),
-                span: value.span(),
-            },
-            allowed,
-        );
-    }
-
-    /// A value that is readable and too small or too large.
-    pub(super) fn out_of_range_at<T>(&self, key: &str, value: &At<T>, allowed: &str) {
-        let message = format!("`{}` is out of range", self.full(key));
+    /// Reports a value that is readable and too small or too large.
+    pub(super) fn out_of_range<T>(&self, key: &str, value: &Located<T>, allowed: &str) {
+        let message = format!("`{}` is out of range", self.full_key(key));
         let label = format!("possible: {allowed}");
         self.reader
             .report(Diagnostic::new(Code::OutOfRange, message).at(&value.span, label));
     }
+
+    /// Reports a value that stands in a list twice.
+    pub(super) fn report_duplicate(
+        &self,
+        message: impl Into<String>,
+        second: &Located<impl Sized>,
+    ) {
+        Diagnostic::new(Code::Duplicate, message)
+            .at(&second.span, "")
+            .report_to(self.reader);
+    }
 }
 
-/// Any time from 1 ms to a day.
-pub(super) fn some_time() -> RangeInclusive<Duration> {
-    MS..=DAY
-}
+const SIZE: TextForm = TextForm::new(Code::BadQuantity, "a size");
 
 pub(super) fn header_name(text: &str) -> Result<HeaderName, &'static str> {
     HeaderName::from_bytes(text.as_bytes()).map_err(|_| "not a header's name")

@@ -1,201 +1,62 @@
-//! What a file may say and probably does not mean. Runs only on what compiled.
+//! Warnings about a file that compiled and probably does not do what its author meant, and notes
+//! about effects that the author may not expect.
 
-use std::collections::HashMap;
+mod limits;
+
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use super::budget::Budget;
+use http::{HeaderMap, HeaderValue, Method};
+
 use super::compile::Compiled;
-use super::diagnostic::{Code, Diagnostic, Span};
-use super::inventable;
-use super::reader::{At, Reader};
+use super::diagnostic::{Code, Diagnostic, TextSpan};
+use super::reader::ConfigReader;
 use super::{Listen, ServerAddress};
 use crate::certificate::Validity;
 use crate::limit::key::Part;
-use crate::limit::{Algorithm, Limit, OnError, Rate, Rule};
-use crate::route::Route;
+use crate::route::{HostPattern, Route, RouteQuery, ValueMatch};
 
-/// A log of so many units takes megabytes for each key: 8 bytes a unit.
-const LARGE_LOG: u64 = 1_000_000;
+/// Words in the paths of routes that are targets of guessed secrets.
+const SECRET_WORDS: [&str; 17] = [
+    "admin", "auth", "code", "login", "logon", "mfa", "otp", "password", "passwd", "register",
+    "reset", "session", "signin", "sign-in", "signup", "token", "verify",
+];
 
-/// Reports every doubt.
-pub(super) fn find(reader: &Reader<'_>, compiled: &Compiled<'_>) {
-    trusts_everyone(reader, compiled);
-    let uses = Uses::of(compiled);
-    for (index, budget) in compiled.names.budgets.iter().enumerate() {
-        client_chosen_key(reader, budget);
-        large_log(reader, budget);
-        idle_rates(reader, budget);
-        never_denies(reader, compiled, &uses, index);
-        open_login(reader, budget, &uses.by_budget[index]);
-        exempts_everyone(reader, budget);
-    }
-    nobody_believed(reader, compiled);
-    inventable::find(reader, compiled, &uses.index);
-    own_upstream(reader, compiled);
-    unused(reader, compiled);
-    untimely(reader, compiled);
+/// Routes that one note names, at most.
+const SHOWN: usize = 3;
+
+pub(super) fn find(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    check_trusted_proxies(reader, compiled);
+    limits::find(reader, compiled);
+    check_tier_header(reader, compiled);
+    check_own_upstream(reader, compiled);
+    check_unused(reader, compiled);
+    check_certificates(reader, compiled);
 }
 
-/// Which routes use which limits.
-struct Uses<'c> {
-    /// For each budget, by index.
-    by_budget: Vec<Vec<&'c Route>>,
-    /// The budget of a limit.
-    index: HashMap<*const Limit, usize>,
+/// All notes. They are no warnings: the author may mean these effects.
+pub(super) fn notes(compiled: &Compiled<'_>) -> Vec<Diagnostic> {
+    let notes = [nothing_limited(compiled), letter_case(compiled)];
+    notes.into_iter().flatten().collect()
 }
 
-impl<'c> Uses<'c> {
-    fn of(compiled: &'c Compiled<'_>) -> Uses<'c> {
-        let budgets = &compiled.names.budgets;
-        let with_limit = budgets.iter().enumerate().filter_map(|(index, budget)| {
-            budget
-                .limit
-                .as_ref()
-                .map(|limit| (Arc::as_ptr(limit), index))
-        });
-        let index: HashMap<_, _> = with_limit.collect();
-        let mut by_budget = vec![Vec::new(); budgets.len()];
-        for route in compiled.config.routes.iter() {
-            for limit in &route.limits {
-                if let Some(index) = index.get(&Arc::as_ptr(limit)) {
-                    by_budget[*index].push(route);
-                }
-            }
-        }
-        Uses { by_budget, index }
-    }
-}
-
-fn trusts_everyone(reader: &Reader<'_>, compiled: &Compiled<'_>) {
-    if compiled
-        .config
-        .client_ip
-        .trusted
-        .iter()
-        .any(|net| net.prefix_len() == 0)
-    {
-        let message = "`trusted_proxies` trusts the whole internet";
-        let diagnostic = Diagnostic::new(Code::TrustsEveryone, message)
-            .at(
-                &compiled.trusted_span,
-                "anybody may say which address a request comes from",
-            )
-            .help("name the proxies in front of this one, or leave it out");
-        reader.report(diagnostic);
-    }
-}
-
-fn client_chosen_key(reader: &Reader<'_>, budget: &Budget) {
-    let Some(part) = budget.key.all().find(|part| part.is_chosen_by_client()) else {
-        return;
-    };
-    // A rate in place takes the default limit's key: that limit has the warning.
-    if budget.name.span == budget.rate_span {
-        return;
-    }
-    let message = format!(
-        "clients choose what `limit.{}` counts them by",
-        budget.name.value
-    );
-    let diagnostic = Diagnostic::new(Code::ClientChosenKey, message)
-        .at(
-            &budget.key_span,
-            format!("`{part}` is whatever the client writes there"),
+fn check_trusted_proxies(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    let mut trusted = compiled.config.client_ip.trusted.iter();
+    if trusted.any(|net| net.prefix_len() == 0) {
+        Diagnostic::new(
+            Code::TrustsEveryone,
+            "`trusted_proxies` trusts the whole internet",
         )
-        .help("use `key = \"ip\"`, and name your proxies in `trusted_proxies`");
-    reader.report(diagnostic);
-}
-
-fn large_log(reader: &Reader<'_>, budget: &Budget) {
-    let Some(limit) = &budget.limit else { return };
-    let entries = |rule: &Rule| match rule.algorithm {
-        Algorithm::Log => rule.units.min(rule.window_us / rule.precision_us),
-        Algorithm::Counter | Algorithm::Slots => 0,
-    };
-    let largest = budget.rules.iter().max_by_key(|rule| entries(&rule.value));
-    let Some(rule) = largest.filter(|rule| entries(&rule.value) >= LARGE_LOG) else {
-        return;
-    };
-    let size = entries(&rule.value) * 8 / 1_000_000;
-    let message = format!(
-        "`limit.{}` remembers every request of its window",
-        limit.name
-    );
-    let diagnostic = Diagnostic::new(Code::LargeLog, message)
-        .at(&rule.span, format!("up to {size} MB for each key"))
-        .help("without `algorithm` and `precision` a key takes 8 KB, and units count 0.1 % longer");
-    reader.report(diagnostic);
-}
-
-/// Whether `tight` denies before `loose` ever can: as many of its windows as cover the other's hold
-/// fewer units. Only the log keeps its promise exactly enough to say so; a coarse one counts a unit
-/// for longer than its window.
-fn covers(tight: &Rule, loose: &Rule) -> bool {
-    let longest_us = loose.window_us + loose.precision_us - 1;
-    let windows = longest_us.div_ceil(tight.window_us);
-    let most = windows.checked_mul(tight.units);
-    let logs = [tight, loose].map(|rule| rule.algorithm) == [Algorithm::Log; 2];
-    logs && most.is_some_and(|most| most <= loose.units)
-}
-
-/// The same for limits.
-fn is_tighter(tight: &Limit, loose: &Limit) -> bool {
-    let plain = |limit: &Limit| limit.tiers.is_empty() && !limit.shadow;
-    plain(tight)
-        && plain(loose)
-        && tight.key == loose.key
-        && tight.missing == loose.missing
-        && tight.exempt == loose.exempt
-        && tight.cost >= loose.cost
-        && tight.each == loose.each
-        && (loose.windows.iter())
-            .all(|loose| (tight.windows.iter()).any(|tight| covers(&tight.rule, &loose.rule)))
-}
-
-/// Rates of a limit beside which another of them always denies first.
-fn idle_rates(reader: &Reader<'_>, budget: &Budget) {
-    let Some(limit) = &budget.limit else { return };
-    let tiers = limit.tiers.iter().map(|tier| tier.windows.len());
-    let mut rules = budget.rules.as_slice();
-    for count in std::iter::once(limit.windows.len()).chain(tiers) {
-        let (together, others) = rules.split_at(count);
-        rules = others;
-        for (at, loose) in together.iter().enumerate() {
-            let first = |(other, tight): &(usize, &At<Rule>)| {
-                *other != at && covers(&tight.value, &loose.value)
-            };
-            let Some((_, tight)) = together.iter().enumerate().find(first) else {
-                continue;
-            };
-            let rate = Rate {
-                units: loose.value.units,
-                window_us: loose.value.window_us,
-            };
-            let message = format!("`{rate}` of `limit.{}` can never deny", limit.name);
-            let diagnostic = Diagnostic::new(Code::NeverDenies, message)
-                .at(&loose.span, "")
-                .at(&tight.span, "this rate always denies first");
-            reader.report(diagnostic);
-        }
+        .at(
+            &compiled.places.trusted_proxies,
+            "anybody may say which address a request comes from",
+        )
+        .help("name the proxies in front of this one, or leave it out")
+        .report_to(reader);
     }
 }
 
-/// A network of everybody in `exempt`.
-fn exempts_everyone(reader: &Reader<'_>, budget: &Budget) {
-    let Some(limit) = &budget.limit else { return };
-    if limit.exempt.nets.iter().all(|net| net.prefix_len() > 0) {
-        return;
-    }
-    let message = format!("`limit.{}` exempts everybody", limit.name);
-    let diagnostic = Diagnostic::new(Code::SparesEveryone, message)
-        .at(&budget.name.span, "it limits nobody")
-        .help("name the networks that it should leave alone: `exempt = [\"10.0.0.0/8\"]`");
-    reader.report(diagnostic);
-}
-
-/// A header that says the tier is believed from trusted proxies only.
-fn nobody_believed(reader: &Reader<'_>, compiled: &Compiled<'_>) {
+/// Reports a tier in a header without trusted proxies: only they may set it.
+fn check_tier_header(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
     let Some(tiers) = &compiled.config.tier else {
         return;
     };
@@ -205,77 +66,17 @@ fn nobody_believed(reader: &Reader<'_>, compiled: &Compiled<'_>) {
     let header = parts.0.iter().find(|part| matches!(part, Part::Header(_)));
     if let Some(header) = header.filter(|_| compiled.config.client_ip.trusted.is_empty()) {
         let message = format!("nobody is believed who says a tier in `{header}`");
-        let diagnostic = Diagnostic::new(Code::NobodyBelieved, message)
-            .at(&compiled.tier_span, "believed from trusted proxies only")
-            .help("name them in `trusted_proxies`, or use `jwt:CLAIM` or `keys_file`");
-        reader.report(diagnostic);
+        Diagnostic::new(Code::NobodyBelieved, message)
+            .at(&compiled.places.tier, "believed from trusted proxies only")
+            .help("name them in `trusted_proxies`, or use `jwt:CLAIM` or `keys_file`")
+            .report_to(reader);
     }
 }
 
-/// A limit that, on every route that uses it, stands beside one and the same tighter limit.
-fn never_denies(reader: &Reader<'_>, compiled: &Compiled<'_>, uses: &Uses<'_>, index: usize) {
-    let budget = &compiled.names.budgets[index];
-    let (Some(limit), Some(first)) = (&budget.limit, uses.by_budget[index].first()) else {
-        return;
-    };
-    let beside = |other: &Arc<Limit>| {
-        let has = |route: &&Route| route.limits.iter().any(|one| Arc::ptr_eq(one, other));
-        uses.by_budget[index].iter().all(has)
-    };
-    let tighter = first.limits.iter().find_map(|other| {
-        let at = uses.index.get(&Arc::as_ptr(other)).copied()?;
-        // Of two equal limits only the later one is superfluous.
-        let is_reason = at != index && (at < index || !is_tighter(limit, other));
-        (is_reason && is_tighter(other, limit) && beside(other)).then_some(at)
-    });
-    if let Some(other) = tighter.map(|at| &compiled.names.budgets[at]) {
-        let message = format!("`limit.{}` can never deny", limit.name);
-        let label = format!("`limit.{}` always denies first", other.name.value);
-        let diagnostic = Diagnostic::new(Code::NeverDenies, message)
-            .at(&budget.rate_span, "")
-            .at(&other.rate_span, label)
-            .note("both count by the same key, on the same routes");
-        reader.report(diagnostic);
-    }
-}
-
-fn open_login(reader: &Reader<'_>, budget: &Budget, routes: &[&Route]) {
-    const WORDS: [&str; 8] = [
-        "login", "signin", "sign-in", "log-in", "password", "token", "otp", "auth",
-    ];
-    let Some(limit) = budget
-        .limit
-        .as_ref()
-        .filter(|limit| limit.on_error == OnError::Allow)
-    else {
-        return;
-    };
-    let like = |text: &str| {
-        let text = text.to_ascii_lowercase();
-        WORDS.iter().any(|word| text.contains(word))
-    };
-    let named_so = budget.used && like(&limit.name);
-    if !named_so && !routes.iter().any(|route| like(&route.name)) {
-        return;
-    }
-    let message = format!(
-        "`limit.{}` guards a login, and not while the store is away",
-        limit.name
-    );
-    let span = budget
-        .on_error
-        .as_ref()
-        .map_or(&budget.name.span, |word| &word.span);
-    let diagnostic = Diagnostic::new(Code::OpenLogin, message)
-        .at(span, "an outage lets every guess pass")
-        .help("use `on_error = \"local\"` or `\"deny\"`");
-    reader.report(diagnostic);
-}
-
-fn own_upstream(reader: &Reader<'_>, compiled: &Compiled<'_>) {
-    for target in &compiled.names.targets {
-        for (server, span) in target.settings.servers.iter().zip(&target.server_spans) {
-            let mut listens = compiled.config.listen.iter().zip(&compiled.listen_spans);
+fn check_own_upstream(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    for upstream in &compiled.definitions.upstreams {
+        for (server, span) in upstream.settings.servers.iter().zip(&upstream.server_spans) {
+            let mut listens = compiled.config.listen.iter().zip(&compiled.places.listen);
             if let Some((_, here)) = listens.find(|(listen, _)| is_same(listen, &server.address)) {
                 report_own(reader, span, here);
             }
@@ -283,7 +84,7 @@ fn own_upstream(reader: &Reader<'_>, compiled: &Compiled<'_>) {
     }
 }
 
-fn report_own(reader: &Reader<'_>, server: &Span, listen: &Span) {
+fn report_own(reader: &ConfigReader<'_>, server: &TextSpan, listen: &TextSpan) {
     let mut diagnostic = Diagnostic::new(Code::OwnUpstream, "an upstream is this proxy itself")
         .at(server, "requests would go round in a circle")
         .help("give the upstream another port");
@@ -317,9 +118,9 @@ fn is_same(listen: &Listen, server: &ServerAddress) -> bool {
     }
 }
 
-/// A certificate that clients will not accept today.
-fn untimely(reader: &Reader<'_>, compiled: &Compiled<'_>) {
-    for one in &compiled.untimely {
+/// Reports certificates that clients refuse today.
+fn check_certificates(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    for one in &compiled.places.untimely {
         let (state, help) = match one.value {
             Validity::Early => ("is not valid yet", "look at this machine's clock"),
             _ => (
@@ -327,32 +128,128 @@ fn untimely(reader: &Reader<'_>, compiled: &Compiled<'_>) {
                 "renew it: it is read again as soon as its file changes",
             ),
         };
-        let diagnostic = Diagnostic::new(Code::Untimely, format!("a certificate {state}"))
+        Diagnostic::new(Code::Untimely, format!("a certificate {state}"))
             .at(&one.span, "clients will refuse it")
-            .help(help);
-        reader.report(diagnostic);
+            .help(help)
+            .report_to(reader);
     }
 }
 
-fn unused(reader: &Reader<'_>, compiled: &Compiled<'_>) {
-    for budget in compiled.names.budgets.iter().filter(|budget| !budget.used) {
-        let message = format!("no route uses `limit.{}`", budget.name.value);
-        let diagnostic = Diagnostic::new(Code::UnusedLimit, message)
-            .at(&budget.name.span, "it limits nothing")
-            .help(format!(
-                "add it to a route: `limits = [\"{}\"]`",
-                budget.name.value
-            ));
-        reader.report(diagnostic);
+fn check_unused(reader: &ConfigReader<'_>, compiled: &Compiled<'_>) {
+    for defined in compiled
+        .definitions
+        .limits
+        .iter()
+        .filter(|limit| !limit.is_used)
+    {
+        Diagnostic::new(
+            Code::UnusedLimit,
+            format!("no route uses `limit.{}`", defined.name.value),
+        )
+        .at(&defined.name.span, "it limits nothing")
+        .help(format!(
+            "add it to a route: `limits = [\"{}\"]`",
+            defined.name.value
+        ))
+        .report_to(reader);
     }
-    for target in compiled.names.targets.iter().filter(|target| !target.used) {
-        let message = format!("no route uses `upstream.{}`", target.settings.name);
-        let diagnostic = Diagnostic::new(Code::UnusedUpstream, message)
-            .at(&target.span, "nothing is sent there")
+    for upstream in compiled
+        .definitions
+        .upstreams
+        .iter()
+        .filter(|one| !one.is_used)
+    {
+        let message = format!("no route uses `upstream.{}`", upstream.settings.name);
+        Diagnostic::new(Code::UnusedUpstream, message)
+            .at(&upstream.span, "nothing is sent there")
             .help(format!(
                 "add it to a route: `upstream = \"{}\"`",
-                target.settings.name
-            ));
-        reader.report(diagnostic);
+                upstream.settings.name
+            ))
+            .report_to(reader);
     }
+}
+
+/// The note about a file without any limit, unless all its routes have `limits = []`.
+fn nothing_limited(compiled: &Compiled<'_>) -> Option<Diagnostic> {
+    let definitions = &compiled.definitions;
+    if !definitions.limits.is_empty() || !definitions.has_unlimited_route {
+        return None;
+    }
+    let note = Diagnostic::new(Code::NothingLimited, "nothing is limited")
+        .help("write `[limit.default]` with `rate = \"100/min\"`: it holds for every route")
+        .note("without a limit tidegate passes every request on");
+    Some(note)
+}
+
+/// The note about routes of a login and the like, if another letter case in the path gets around
+/// their limits.
+fn letter_case(compiled: &Compiled<'_>) -> Option<Diagnostic> {
+    let mut note: Option<Diagnostic> = None;
+    for one in &compiled.definitions.without_case {
+        let routes = &compiled.config.routes;
+        let Some(route) = routes.iter().nth(one.value) else {
+            continue;
+        };
+        let Some((sample, other)) = escape(compiled, route) else {
+            continue;
+        };
+        let label = format!("`{sample}` goes to route `{}`", other.name);
+        note = Some(match note {
+            None => Diagnostic::new(
+                Code::LetterCase,
+                "another letter case in a path gets around its limits",
+            )
+            .at(&one.span, label)
+            .help(
+                "if an upstream ignores letter case (IIS, ASP.NET, Express), write `case = \
+                 \"insensitive\"` at the top; if none does, `case = \"sensitive\"`",
+            ),
+            Some(note) if note.labels.len() < SHOWN => note.at(&one.span, label),
+            Some(note) => note,
+        });
+    }
+    note
+}
+
+/// A path that differs from a route's by letter case, and the route with other limits that
+/// takes it.
+fn escape<'c>(compiled: &'c Compiled<'_>, route: &Route) -> Option<(String, &'c Route)> {
+    if route.limits.is_empty() {
+        return None;
+    }
+    let sample = route.path.sample(|literal| {
+        let lower = literal.to_ascii_lowercase();
+        let secret = SECRET_WORDS.iter().any(|word| lower.contains(word));
+        secret
+            .then(|| literal.to_ascii_uppercase())
+            .filter(|upper| *upper != literal)
+    })?;
+    let host = match &route.host {
+        HostPattern::Any => String::new(),
+        HostPattern::Exact(host) => host.to_string(),
+        HostPattern::Below(host) => format!("x.{host}"),
+    };
+    let mut headers = HeaderMap::new();
+    for wanted in &route.headers {
+        let value = match &wanted.value {
+            ValueMatch::Exactly(value) => value,
+            ValueMatch::Any | ValueMatch::Regex(_) => "x",
+        };
+        headers.append(&wanted.name, HeaderValue::from_str(value).ok()?);
+    }
+    let routes = &compiled.config.routes;
+    let path = routes.read_path(&sample).ok()?;
+    let found = routes.find(&RouteQuery {
+        host: &host,
+        path: &path,
+        method: route.methods.first().unwrap_or(&Method::GET),
+        headers: &headers,
+    });
+    let other = found?.route;
+    let same = route.limits.iter().all(|limit| {
+        let by_path = |part: &Part| matches!(part, Part::Path | Part::PathParam(_) | Part::Route);
+        other.limits.iter().any(|one| one.name == limit.name) && !limit.key.all().any(by_path)
+    });
+    (!same).then(|| (sample.clone(), other))
 }

@@ -12,10 +12,10 @@ use super::request_id::RequestId;
 use super::shadow::ShadowChecks;
 use super::traced::{RequestEnd, Trace};
 use crate::clock;
-use crate::limit::{Decided, KeyHash, Retry, Shown};
-use crate::telemetry::access::{Buffer, Entry, MissingBytes, Outcome, TRUNCATED};
-use crate::telemetry::denials::DeniedRequest;
+use crate::limit::{Decided, DeniedKey, KeyHash, Retry};
+use crate::telemetry::access::{AccessEntry, Buffer, MissingBytes, Outcome, TRUNCATED};
 use crate::telemetry::metrics::method_of;
+use crate::telemetry::watched::DeniedRequest;
 
 /// A line to be. It is cheap to carry: nothing is formatted before it is known to be wanted.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub struct AccessRecord {
     pub grpc: bool,
     /// The call, once a gRPC client has the head of its answer.
     pub call: Option<Box<Call>>,
-    denied_by: SmallVec<[(Arc<str>, Option<Shown>); 1]>,
+    denied_by: SmallVec<[(Arc<str>, Option<DeniedKey>); 1]>,
     /// Limits on trial, until their decisions are wanted.
     pub shadow: Option<Box<ShadowChecks>>,
     /// Where it belongs, while requests are traced.
@@ -167,8 +167,8 @@ impl AccessRecord {
     pub fn note_denier(&mut self, name: &Arc<str>, tag: KeyHash, plain: Option<&Arc<str>>) {
         if self.head.is_some() {
             let key = self.show_keys.then(|| match plain {
-                Some(plain) => Shown::Plain(Arc::clone(plain)),
-                None => Shown::Hash(tag),
+                Some(plain) => DeniedKey::Plain(Arc::clone(plain)),
+                None => DeniedKey::Hash(tag),
             });
             self.denied_by.push((Arc::clone(name), key));
         }
@@ -202,7 +202,7 @@ impl AccessRecord {
         let trace = self.trace.take();
         let mut trials = Vec::new();
         let would_deny = shadow.map(|mut shadow| {
-            let names = shadow.would_deny(self.log.trials());
+            let names = shadow.would_deny(self.log.shadow());
             if let Some(head) = self.head.as_ref().filter(|_| !names.is_empty()) {
                 shadow.note_denials(self.denied_request(&head.method, &head.uri));
             }
@@ -245,7 +245,7 @@ impl AccessRecord {
         would_deny: Option<&[Arc<str>]>,
         trace: Option<&Trace>,
     ) {
-        self.log.record(&Entry {
+        self.log.record(&AccessEntry {
             unix_us: head.unix_us,
             duration: Duration::from_micros(clock::unix_us().saturating_sub(head.unix_us)),
             client: self.client,

@@ -18,7 +18,9 @@ use super::request_id;
 use crate::path::CanonicalPath;
 use crate::request_head::HeadError;
 use crate::route::template::{TemplateFacts, TooLong};
-use crate::route::{Action, HeaderChange, NoWay, Redirect, Respond, Route, Target, Text};
+use crate::route::{
+    Action, HeaderChange, HeaderText, Redirect, RedirectFailure, Respond, Route, Target,
+};
 
 /// Changes, each with its value for this request; nothing where the header is to go.
 type Filled<'t> = SmallVec<[(&'t HeaderChange, Option<HeaderValue>); 4]>;
@@ -161,11 +163,11 @@ fn fill<'t>(
 }
 
 /// A header's value; nothing if it is empty.
-fn value(text: &Text, facts: &TemplateFacts<'_>) -> Result<Option<HeaderValue>, Rejection> {
+fn value(text: &HeaderText, facts: &TemplateFacts<'_>) -> Result<Option<HeaderValue>, Rejection> {
     let too_large = Rejection::HeadError(HeadError::TooLarge);
     let value = match text {
-        Text::Fixed(value) => value.clone(),
-        Text::Made(template) => match template.fill(facts).map(HeaderValue::try_from) {
+        HeaderText::Fixed(value) => value.clone(),
+        HeaderText::Made(template) => match template.fill(facts).map(HeaderValue::try_from) {
             Ok(Ok(value)) => value,
             // No part of a head is anything but a header's value: that would be our mistake.
             Ok(Err(_)) | Err(TooLong) => return Err(too_large),
@@ -176,8 +178,8 @@ fn value(text: &Text, facts: &TemplateFacts<'_>) -> Result<Option<HeaderValue>, 
 
 fn place(redirect: &Redirect, facts: &TemplateFacts<'_>) -> Result<HeaderValue, Rejection> {
     redirect.location(facts).map_err(|error| match error {
-        NoWay::TooLong => Rejection::HeadError(HeadError::TooLarge),
-        NoWay::NoHost => Rejection::Request(RequestFault::Host),
+        RedirectFailure::TooLong => Rejection::HeadError(HeadError::TooLarge),
+        RedirectFailure::NoHost => Rejection::Request(RequestFault::Host),
     })
 }
 

@@ -16,7 +16,7 @@ const MOST: usize = 4096;
 const KEPT_S: u64 = 60;
 
 /// One worker's tokens.
-pub struct Tokens {
+pub(super) struct Tokens {
     rules: JwtRules,
     /// By the BLAKE3 hash of the token.
     known: Mutex<HashMap<[u8; 32], VerifiedToken>>,

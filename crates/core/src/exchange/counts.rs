@@ -12,23 +12,23 @@ use crate::clock;
 use crate::limit::{Charge, CheckResult, Decided, Decision, Limit, OnError};
 use crate::store::StoreError;
 use crate::telemetry::decisions::Source;
-use crate::telemetry::denials::{Denial, DeniedRequest};
-use crate::telemetry::metrics::trail::Seen;
-use crate::telemetry::metrics::{Meter, Verdict};
+use crate::telemetry::metrics::{LimitVerdict, Meter};
+use crate::telemetry::watched::{DeniedRequest, ObservedDenial, TrailEntry};
 
 impl Limiter {
     /// Limits that a request is not counted by.
     pub(super) fn count_bypassed(&self, limits: &[Arc<Limit>]) {
         for limit in limits {
             let source = Source::Local as usize;
-            self.meter.decided(limit.number, Verdict::Bypassed, source);
+            self.meter
+                .count_decision(limit.number, LimitVerdict::Bypassed, source);
         }
     }
 
     /// The decision, where the counts are in this process. Of many one is timed: two looks at the
     /// clock are a good part of it.
     pub(super) fn decide_here(&self, charge: &Charge) -> Option<Decision> {
-        let since = self.meter.is_turn().then(clock::now);
+        let since = self.meter.is_next_timed().then(clock::now);
         let decision = self.store.charge_here(charge);
         if let Some(since) = since.filter(|_| decision.is_some()) {
             self.note_time(since);
@@ -39,7 +39,7 @@ impl Limiter {
     /// How long the store took.
     pub(super) fn note_time(&self, since: Instant) {
         let took = clock::now().saturating_duration_since(since);
-        self.meter.took(Source::Store as usize, took);
+        self.meter.observe_decision(Source::Store as usize, took);
     }
 
     /// A decision has been made.
@@ -53,12 +53,12 @@ impl Limiter {
         for result in decided.results() {
             let number = result.check.limit.number;
             let said = match allowed {
-                true => Verdict::Allowed,
-                false if result.verdict.retry.denies() => Verdict::Denied,
+                true => LimitVerdict::Allowed,
+                false if result.verdict.retry.denies() => LimitVerdict::Denied,
                 false => continue,
             };
             if number != last {
-                self.meter.decided(number, said, source as usize);
+                self.meter.count_decision(number, said, source as usize);
             }
             show(&self.meter, result, allowed, number == last);
             last = number;
@@ -74,7 +74,7 @@ impl Limiter {
         if let Some(denials) = self.meter.denials() {
             denials.note(|| {
                 let denying = decided.denying().next()?;
-                Denial::now(request(), &denying.check.limit.name, decided, false)
+                ObservedDenial::now(request(), &denying.check.limit.name, decided, false)
             });
         }
     }
@@ -90,13 +90,13 @@ impl Limiter {
         for item in charge {
             let number = item.limit.number;
             let said = match item.limit.on_error {
-                OnError::Deny => Verdict::Denied,
-                OnError::Allow if !denies => Verdict::Allowed,
+                OnError::Deny => LimitVerdict::Denied,
+                OnError::Allow if !denies => LimitVerdict::Allowed,
                 OnError::Allow | OnError::Local => continue,
             };
             if number != last {
                 let source = Source::Local as usize;
-                self.meter.decided(number, said, source);
+                self.meter.count_decision(number, said, source);
             }
             last = number;
         }
@@ -108,14 +108,12 @@ impl Limiter {
 pub(super) fn show(meter: &Meter, result: CheckResult<'_>, allowed: bool, is_repeated: bool) {
     let Some(trail) = meter.trail() else { return };
     let check = result.check;
-    trail.push(&Seen {
+    trail.push(&TrailEntry {
         tag: check.tag.0,
         limit: check.limit.number as u32,
         denied: !allowed,
         again: is_repeated,
-        left: (
-            result.verdict.remaining as u32,
-            check.window.rule.units as u32,
-        ),
+        remaining: result.verdict.remaining as u32,
+        units: check.window.rule.units as u32,
     });
 }

@@ -207,7 +207,7 @@ mod tests {
             let turned = to_upstream(&mut request, &peer, aside).unwrap();
             if let Some(beside) = turned.beside {
                 let before = request.headers().len();
-                beside.join(request.headers_mut());
+                beside.insert_into(request.headers_mut());
                 // Each of them only there.
                 assert_eq!(request.headers().len(), before + 6);
             }

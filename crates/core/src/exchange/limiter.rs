@@ -196,7 +196,7 @@ impl Limiter {
 
     /// Waits until the store knows what is held here.
     pub async fn told(&self) {
-        self.store.told().await;
+        self.store.flush_slots().await;
     }
 
     /// Drops some of what has expired in this process.

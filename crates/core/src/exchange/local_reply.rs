@@ -62,7 +62,7 @@ impl LocalReplies {
         };
         let map = response.headers_mut();
         let (reset, unix_us) = (self.headers.reset, admission.decided_us());
-        let status = RateLimitStatus::of(granted.decided, reset, unix_us);
+        let status = RateLimitStatus::new(granted.decided, reset, unix_us);
         headers::write(map, self.headers, granted.decided.charge, &status);
         if admission.cors {
             headers::expose_to_scripts(map);

@@ -13,7 +13,7 @@ use crate::trace::TraceId;
 
 /// See the file's head.
 #[derive(Clone, Copy, Debug)]
-pub struct Logged {
+pub(super) struct Logged {
     keys: bool,
     traces: bool,
 }

@@ -11,7 +11,7 @@ use crate::limit::tier::Tiers;
 use crate::limit::{KeyHash, Missing};
 use crate::path::Case;
 use crate::request_head::RequestHead;
-use crate::route::{Ask, Found, Route, RouteTable};
+use crate::route::{Route, RouteMatch, RouteQuery, RouteTable};
 
 /// Routes, and what identifies the clients of their requests.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ impl Router {
     pub(super) fn find_route<'t, 'p>(
         &'t self,
         head: &RequestHead<'p>,
-    ) -> Result<Found<'t, 'p>, Rejection> {
-        let ask = Ask {
+    ) -> Result<RouteMatch<'t, 'p>, Rejection> {
+        let ask = RouteQuery {
             host: head.host,
             path: head.path,
             method: head.method,
@@ -51,7 +51,7 @@ impl Router {
     pub(super) fn identify<R>(
         &self,
         head: &RequestHead<'_>,
-        found: &Found<'_, '_>,
+        found: &RouteMatch<'_, '_>,
         then: impl FnOnce(&Facts<'_>) -> R,
     ) -> R {
         let (claims, tier);

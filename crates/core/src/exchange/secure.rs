@@ -13,7 +13,7 @@ const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto
 
 /// `redirect` and `hsts` of `[tls]`, and `https_port` of `[server]`.
 #[derive(Debug, Default)]
-pub struct Secure {
+pub(super) struct Secure {
     /// The port that clients of plain connections are sent to.
     redirect: Option<u16>,
     /// How long browsers should remember to come over TLS.

@@ -13,9 +13,9 @@ use super::slots::{HeldSlots, Stores, slots_of};
 use super::traced::Trace;
 use crate::limit::{Charge, Decided, Decision, Role};
 use crate::store::Observed;
-use crate::telemetry::denials::{Denial, DeniedRequest};
-use crate::telemetry::spans::Span;
-use crate::telemetry::trials::Trials;
+use crate::telemetry::access::ShadowSummary;
+use crate::telemetry::spans::TraceSpan;
+use crate::telemetry::watched::{DeniedRequest, ObservedDenial};
 
 /// The shadow of one request. Dropped, they let go of what they hold.
 #[derive(Debug)]
@@ -93,8 +93,8 @@ impl ShadowChecks {
         (!held.is_empty()).then(|| HeldSlots::new(&self.stores, held))
     }
 
-    /// Which of them would have denied the request; noted in `trials`.
-    pub(super) fn would_deny(&mut self, trials: &Trials) -> Vec<Arc<str>> {
+    /// Which of them would have denied the request; noted in `summary`.
+    pub(super) fn would_deny(&mut self, summary: &ShadowSummary) -> Vec<Arc<str>> {
         let mut names = Vec::new();
         for check in &mut self.list {
             let (role, charge) = (check.role(), check.charge.clone());
@@ -104,9 +104,12 @@ impl ShadowChecks {
             let (allowed, charge) = (decision.allowed, &charge);
             if let Some(first) = (Decided { charge, decision }).results().next() {
                 let limit = &first.check.limit;
-                trials.note(&limit.name, role, !allowed);
-                let on_trial = (limit.number, role == Role::Candidate);
-                self.stores.meter.tried(on_trial, allowed);
+                summary.note(&limit.name, role, !allowed);
+                let meter = &self.stores.meter;
+                match role {
+                    Role::Candidate => meter.count_candidate_decision(limit.number, allowed),
+                    _ => meter.count_shadow_decision(limit.number, allowed),
+                }
                 if role == Role::Shadow {
                     show(&self.stores.meter, first, allowed, false);
                 }
@@ -118,7 +121,7 @@ impl ShadowChecks {
 
     /// What was decided of each, as parts of a trace.
     #[cold]
-    pub(super) fn spans(&mut self, trace: &Trace, show_keys: bool) -> Vec<Span> {
+    pub(super) fn spans(&mut self, trace: &Trace, show_keys: bool) -> Vec<TraceSpan> {
         let span = |check: &mut ShadowCheck| {
             check.decision()?;
             let decision = check.decision.as_ref()?;
@@ -143,7 +146,7 @@ impl ShadowChecks {
                     charge: &check.charge,
                     decision: &decision,
                 };
-                denials.note(|| Denial::now(request, &name, decided, true));
+                denials.note(|| ObservedDenial::now(request, &name, decided, true));
             }
         }
     }

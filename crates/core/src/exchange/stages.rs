@@ -36,7 +36,7 @@ use crate::config::{Config, LogKeys};
 use crate::limit::key::{Derived, Facts};
 use crate::request_head::HeadError;
 use crate::request_head::{RequestHead, Scheme};
-use crate::route::{Found, is_preflight};
+use crate::route::{RouteMatch, is_preflight};
 use crate::store::overrides::OverrideSnapshot;
 use crate::telemetry::access::Buffer;
 use crate::telemetry::metrics::Meter;
@@ -62,7 +62,7 @@ pub struct Stages {
 /// What limits are asked about: a request whose route and client are known.
 pub struct LimitQuery<'q, 't, 'p> {
     pub head: &'q RequestHead<'q>,
-    pub found: &'q Found<'t, 'p>,
+    pub found: &'q RouteMatch<'t, 'p>,
     pub facts: &'q Facts<'q>,
     pub overrides: Option<&'q OverrideSnapshot>,
     /// The trace that its decisions are logged with.

@@ -20,10 +20,10 @@ use crate::config::TracingSettings;
 use crate::limit::{Charge, Decision, KeyHash, Role};
 use crate::route::Route;
 use crate::telemetry::attempt_log::{AttemptLog, RecordedAttempt};
-use crate::telemetry::denials::short;
 use crate::telemetry::metrics::{GrpcStatus, METHODS};
-use crate::telemetry::spans::{Kind, Queue, Room, Span, Value};
-use crate::trace::{Begun, Rules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
+use crate::telemetry::spans::{QueueBounds, SpanKind, SpanQueue, SpanValue, TraceSpan};
+use crate::telemetry::watched::truncate_path;
+use crate::trace::{Begun, SamplingRules, SpanId, TRACEPARENT, TRACESTATE, TraceId, is_state_fit};
 
 /// As many characters of a key's hash as the log has.
 const KEY_CHARACTERS: usize = 8;
@@ -31,9 +31,9 @@ const KEY_CHARACTERS: usize = 8;
 /// What one worker traces by.
 #[derive(Debug)]
 pub struct Tracer {
-    rules: Rules,
-    room: Room,
-    queue: Arc<Queue>,
+    rules: SamplingRules,
+    room: QueueBounds,
+    queue: Arc<SpanQueue>,
 }
 
 /// See the file's head.
@@ -46,8 +46,8 @@ pub struct Trace {
 /// What is kept of a request that is recorded.
 #[derive(Debug)]
 struct Recorded {
-    room: Room,
-    queue: Arc<Queue>,
+    room: QueueBounds,
+    queue: Arc<SpanQueue>,
     began: Instant,
     began_us: u64,
     version: Version,
@@ -94,10 +94,10 @@ struct Judged {
 }
 
 impl Tracer {
-    pub fn new(settings: &TracingSettings, queue: Arc<Queue>) -> Tracer {
+    pub fn new(settings: &TracingSettings, queue: Arc<SpanQueue>) -> Tracer {
         Tracer {
             rules: settings.rules,
-            room: Room {
+            room: QueueBounds {
                 most: settings.queue,
                 batch: settings.batch,
             },
@@ -201,7 +201,7 @@ impl Trace {
     }
 
     /// The request has ended: spans are made of it and of the limits on trial.
-    pub(super) fn end(self: Box<Self>, request: &RequestEnd<'_>, trials: Vec<Span>) {
+    pub(super) fn end(self: Box<Self>, request: &RequestEnd<'_>, trials: Vec<TraceSpan>) {
         let begun = self.begun;
         let Some(recorded) = self.recorded else {
             return;
@@ -225,7 +225,7 @@ impl Trace {
         charge: &Charge,
         decision: &Decision,
         show: bool,
-    ) -> Option<Span> {
+    ) -> Option<TraceSpan> {
         let recorded = self.recorded.as_ref()?;
         let role = charge.first().map_or(Role::Shadow, |item| item.role());
         let verdict = if decision.allowed {
@@ -253,9 +253,9 @@ impl Trace {
 }
 
 impl Recorded {
-    fn server(&self, begun: &Begun, request: &RequestEnd<'_>, end_us: u64) -> Span {
+    fn server(&self, begun: &Begun, request: &RequestEnd<'_>, end_us: u64) -> TraceSpan {
         let method = method_of(request);
-        let mut attributes: Vec<(&'static str, Value)> = vec![
+        let mut attributes: Vec<(&'static str, SpanValue)> = vec![
             ("http.request.method", method.into()),
             ("url.scheme", self.scheme.into()),
             (
@@ -268,7 +268,7 @@ impl Recorded {
             ("tidegate.outcome", request.outcome.into()),
         ];
         if let Some(path) = request.path {
-            attributes.push(("url.path", short(path).into()));
+            attributes.push(("url.path", truncate_path(path).into()));
         }
         if let Some(route) = &self.route {
             attributes.push(("http.route", route.clone().into()));
@@ -292,14 +292,14 @@ impl Recorded {
                 Some(status) if request.status < 500 => status.to_string().into(),
                 _ => request.status.to_string().into(),
             };
-            let kind = request.reason.map_or_else(status, Value::from);
+            let kind = request.reason.map_or_else(status, SpanValue::from);
             attributes.push(("error.type", kind));
         }
-        Span {
+        TraceSpan {
             own: begun.own,
             parent: begun.parent,
             link: begun.left,
-            kind: Kind::Server,
+            kind: SpanKind::Server,
             name: match &self.route {
                 Some(route) => format!("{method} {route}"),
                 None => method.to_owned(),
@@ -311,7 +311,7 @@ impl Recorded {
         }
     }
 
-    fn decision(&self, begun: &Begun, request: &RequestEnd<'_>) -> Option<Span> {
+    fn decision(&self, begun: &Begun, request: &RequestEnd<'_>) -> Option<TraceSpan> {
         let (since, charge) = self.asked.as_ref()?;
         let (until, judged) = self.decided.as_ref()?;
         let verdict = if judged.allowed { "allowed" } else { "denied" };
@@ -340,9 +340,9 @@ impl Recorded {
         request: &RequestEnd<'_>,
         number: usize,
         one: RecordedAttempt,
-    ) -> Span {
+    ) -> TraceSpan {
         let method = method_of(request);
-        let mut attributes: Vec<(&'static str, Value)> = vec![
+        let mut attributes: Vec<(&'static str, SpanValue)> = vec![
             ("http.request.method", method.into()),
             ("server.address", one.address.into()),
         ];
@@ -361,12 +361,12 @@ impl Recorded {
             (None, None) => Some(request.reason.unwrap_or("cancelled").into()),
         };
         let failed = error.is_some();
-        attributes.extend(error.map(|error: Value| ("error.type", error)));
-        Span {
+        attributes.extend(error.map(|error: SpanValue| ("error.type", error)));
+        TraceSpan {
             own: begun.own.with(one.span),
             parent: Some(begun.own.span),
             link: None,
-            kind: Kind::Client,
+            kind: SpanKind::Client,
             name: method.to_owned(),
             start_us: self.time(one.began),
             end_us: self.time(one.ended.unwrap_or_else(clock::now)),
@@ -381,7 +381,7 @@ impl Recorded {
 }
 
 /// How a call of gRPC ended, as OpenTelemetry names it.
-fn grpc_attributes(status: Option<GrpcStatus>) -> Vec<(&'static str, Value)> {
+fn grpc_attributes(status: Option<GrpcStatus>) -> Vec<(&'static str, SpanValue)> {
     let Some(status) = status else {
         return Vec::new();
     };
@@ -393,35 +393,37 @@ fn grpc_attributes(status: Option<GrpcStatus>) -> Vec<(&'static str, Value)> {
 
 /// What a decision was about: lists of the same order, one entry for each window.
 fn describe(
-    attributes: &mut Vec<(&'static str, Value)>,
+    attributes: &mut Vec<(&'static str, SpanValue)>,
     charge: &Charge,
     decision: Option<&Decision>,
     show: bool,
 ) {
-    let names = charge.iter().map(|item| Value::from(&item.window.policy));
-    attributes.push(("tidegate.limits", Value::Many(names.collect())));
-    let costs = charge.iter().map(|item| Value::from(item.cost));
-    attributes.push(("tidegate.cost", Value::Many(costs.collect())));
+    let names = charge
+        .iter()
+        .map(|item| SpanValue::from(&item.window.policy));
+    attributes.push(("tidegate.limits", SpanValue::Many(names.collect())));
+    let costs = charge.iter().map(|item| SpanValue::from(item.cost));
+    attributes.push(("tidegate.cost", SpanValue::Many(costs.collect())));
     if show {
         let keys = charge.iter().map(|item| key(item.tag));
-        attributes.push(("tidegate.keys", Value::Many(keys.collect())));
+        attributes.push(("tidegate.keys", SpanValue::Many(keys.collect())));
     }
     let Some(decision) = decision else { return };
     attributes.push(("tidegate.decided_at_us", decision.at_us.into()));
     let verdicts = decision.verdicts.iter();
-    let left = verdicts.clone().map(|one| Value::from(one.remaining));
-    attributes.push(("tidegate.remaining", Value::Many(left.collect())));
+    let left = verdicts.clone().map(|one| SpanValue::from(one.remaining));
+    attributes.push(("tidegate.remaining", SpanValue::Many(left.collect())));
     if !decision.allowed {
         let denying = charge
             .iter()
             .zip(verdicts)
             .filter(|(_, one)| one.retry.denies());
-        let names = denying.map(|(item, _)| Value::from(&item.window.policy));
-        attributes.push(("tidegate.denied_by", Value::Many(names.collect())));
+        let names = denying.map(|(item, _)| SpanValue::from(&item.window.policy));
+        attributes.push(("tidegate.denied_by", SpanValue::Many(names.collect())));
     }
 }
 
-fn key(tag: KeyHash) -> Value {
+fn key(tag: KeyHash) -> SpanValue {
     let text = tag.text();
     String::from_utf8_lossy(&text[..KEY_CHARACTERS])
         .into_owned()
@@ -438,13 +440,13 @@ fn inner(
     begun: &Begun,
     name: &str,
     times: SpanTimes,
-    attributes: Vec<(&'static str, Value)>,
-) -> Span {
-    Span {
+    attributes: Vec<(&'static str, SpanValue)>,
+) -> TraceSpan {
+    TraceSpan {
         own: begun.own.with(SpanId::made()),
         parent: Some(begun.own.span),
         link: None,
-        kind: Kind::Internal,
+        kind: SpanKind::Internal,
         name: name.to_owned(),
         start_us: times.start_us,
         end_us: times.end_us,

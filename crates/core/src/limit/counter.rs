@@ -2,16 +2,17 @@
 //!
 //! Windows are aligned to multiples of `W`. With `x = now mod W` and `P`, `C` the counts of the
 //! previous and the current window, a cost `c` is allowed if and only if
-//! `P * (W - x) + (C + c) * W <= L * W`: integers, no division. Products stay below 2^53, as in
-//! Lua: the configuration sees to `L * W`, and counts left over from a higher limit are clamped.
+//! `P * (W - x) + (C + c) * W <= L * W`. This needs only integers and no division. Products stay
+//! below 2^53, as in Lua: the configuration bounds `L * W`, and counts left over from a higher
+//! limit are clamped.
 //!
-//! When the clock steps back into an earlier window, both counts become that window's current one:
-//! nothing is forgotten early. A [`Counter`] is 16 bytes. Time is an argument.
+//! When the clock steps back into an earlier window, both counts become the current count of that
+//! window, so that nothing is forgotten early. A [`Counter`] is 16 bytes. Time is an argument.
 
 use super::Rule;
 use super::log::STAMPS;
 
-/// The largest integer that Lua's numbers hold exactly, with all below it.
+/// Lua's numbers hold all integers up to this one exactly.
 const EXACT: u64 = (1 << 53) - 1;
 
 /// The counts of one key.
@@ -25,9 +26,9 @@ pub struct Counter {
 /// A counter as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
 pub struct AgedCounter {
-    /// Units that the estimate counts, rounded up.
+    /// The estimate of counted units, rounded up.
     pub used: u64,
-    /// Whether the clock stands in a window before the counter's.
+    /// Whether the clock is in a window before the counter's.
     pub stepped: bool,
     start_us: u64,
     past_us: u64,
@@ -66,7 +67,7 @@ impl Counter {
         aged
     }
 
-    /// Admits `cost` units at the instant of `aged`; the counter as it stands then.
+    /// Admits `cost` units at the instant of `aged`. Returns the counter's state after that.
     pub fn charge(&mut self, aged: &AgedCounter, cost: u64) -> AgedCounter {
         let after = AgedCounter {
             used: aged.used + cost,
@@ -77,16 +78,16 @@ impl Counter {
         after
     }
 
-    /// Stores the counts in the window of `aged`: all that a denial changes, and only after a
-    /// step back of the clock.
+    /// Stores the counts in the window of `aged`. A denial needs this only after a step back of the
+    /// clock.
     pub fn keep_ages(&mut self, aged: &AgedCounter) {
         self.start_us = aged.start_us;
         self.previous = u32::try_from(aged.previous).unwrap_or(u32::MAX);
         self.current = u32::try_from(aged.current).unwrap_or(u32::MAX);
     }
 
-    /// Takes back up to `cost` units admitted in the window numbered `stamp` (modulo 2^48), if that
-    /// still counts.
+    /// Refunds up to `cost` units admitted in the window numbered `stamp` (modulo 2^48), if that
+    /// window still counts.
     pub fn give_back(&mut self, aged: &AgedCounter, rule: &Rule, cost: u64, stamp: u64) {
         let mut left = *aged;
         match aged.stamp(rule).wrapping_sub(stamp) & (STAMPS - 1) {
@@ -97,7 +98,7 @@ impl Counter {
         self.keep_ages(&left);
     }
 
-    /// When nothing counts any more.
+    /// The time from which nothing is counted any more.
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
         self.start_us + 2 * rule.window_us
     }
@@ -117,7 +118,7 @@ impl AgedCounter {
         window - self.past_us + ((self.current - room) * window).div_ceil(self.current)
     }
 
-    /// What names an admission at this instant, so that it can be given back: its window's number.
+    /// Names an admission at this instant by the number of its window.
     pub fn stamp(&self, rule: &Rule) -> u64 {
         (self.start_us / rule.window_us) & (STAMPS - 1)
     }

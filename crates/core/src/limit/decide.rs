@@ -1,7 +1,7 @@
 //! One decision over several limits, all or nothing. Twin of `lua/decide.lua`.
 //!
-//! Two passes: [`Count::look`] asks every item, and [`Count::settle`] charges each of them if all
-//! allowed it. Nothing is charged by a denial, and a cost of 0 changes nothing. Pure: the counts
+//! Two passes: [`Count::look`] asks every limit, and [`Count::settle`] charges all of them if each
+//! allowed the request. A denial charges nothing, and a cost of 0 changes nothing. Pure: the counts
 //! and the time are arguments.
 
 use super::counter::{self, Counter};
@@ -9,37 +9,36 @@ use super::log::{self, Log};
 use super::slots::Slots;
 use super::{Algorithm, Retry, Rule, Verdict};
 
-/// What is counted for one key.
+/// The units that are counted for one key.
 #[derive(Clone, Debug)]
 pub enum Count {
-    /// Exact.
     Log(Log),
-    /// Constant memory.
     Counter(Counter),
-    /// Under way.
     Slots(Slots),
 }
 
-/// What one limit says by itself, before the others are known.
+/// The answer of one limit before the other limits are known.
 #[derive(Clone, Copy, Debug)]
-pub struct Look {
-    /// When it would let the request pass; the request is allowed if all say [`Retry::Now`].
+pub struct FirstPass {
+    /// When the limit would let the request pass. The request is allowed if all limits say
+    /// [`Retry::Now`].
     pub retry: Retry,
     aged: Aged,
 }
 
-impl Look {
-    /// Whether the clock stands before the last admission: then even a denial changes the count.
+impl FirstPass {
+    /// Whether the clock is before the last admission. Then even a denial changes the count.
     pub fn stepped(&self) -> bool {
         self.aged.stepped()
     }
 
-    /// Units that count already.
+    /// Units counted before this request.
     pub fn used(&self) -> u64 {
         self.aged.used()
     }
 }
 
+/// A count as it stands at one instant.
 #[derive(Clone, Copy, Debug)]
 enum Aged {
     Log(log::AgedLog),
@@ -66,7 +65,7 @@ impl Aged {
 }
 
 impl Count {
-    /// Nothing counted yet; takes no heap.
+    /// An empty count, without heap memory.
     pub fn new(algorithm: Algorithm) -> Count {
         match algorithm {
             Algorithm::Log => Count::Log(Log::default()),
@@ -75,7 +74,6 @@ impl Count {
         }
     }
 
-    /// How it counts.
     pub fn algorithm(&self) -> Algorithm {
         match self {
             Count::Log(_) => Algorithm::Log,
@@ -85,7 +83,7 @@ impl Count {
     }
 
     /// First pass: whether `cost` units would pass `rule` at `now_us`, microseconds.
-    pub fn look(&self, rule: &Rule, cost: u64, now_us: u64) -> Look {
+    pub fn look(&self, rule: &Rule, cost: u64, now_us: u64) -> FirstPass {
         let aged = self.age(rule, now_us);
         let retry = if cost > rule.units {
             Retry::Never
@@ -96,7 +94,7 @@ impl Count {
         } else {
             Retry::After(self.wait(&aged, rule, rule.units - cost))
         };
-        Look { retry, aged }
+        FirstPass { retry, aged }
     }
 
     /// Units counted at `now_us`.
@@ -112,37 +110,43 @@ impl Count {
         }
     }
 
-    /// Second pass: charges `cost` if the whole request is allowed, and says how the limit stands.
-    /// `look` is this count's own, at the same instant.
-    pub fn settle(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> Verdict {
-        let aged = self.commit(rule, cost, look, allowed);
+    /// Second pass: charges `cost` if the whole request is allowed. `first` is the first pass of
+    /// this count at the same instant.
+    pub fn settle(&mut self, rule: &Rule, cost: u64, first: &FirstPass, allowed: bool) -> Verdict {
+        let aged = self.commit(rule, cost, first, allowed);
         let used = aged.used();
         let reset_us = self.wait(&aged, rule, 0);
-        let next_us = match (used, look.retry) {
+        let next_us = match (used, first.retry) {
             (0, _) => 0,
             (1, _) => reset_us,
-            // What is full and asked for one more: nobody waits for anything else.
+            // A full limit that was asked for one more unit waits for just that unit.
             (used, Retry::After(us)) if used + cost == rule.units + 1 => us,
             (used, _) => self.wait(&aged, rule, used - 1),
         };
         Verdict {
-            used: look.aged.used(),
+            used: first.aged.used(),
             remaining: rule.units.saturating_sub(used),
-            retry: look.retry,
+            retry: first.retry,
             reset_us,
             next_us,
             stamp: self.stamp(rule, &aged),
         }
     }
 
-    /// The same where nobody asks how the limit stands; returns what names the charge.
-    pub fn settle_untold(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> u64 {
-        let aged = self.commit(rule, cost, look, allowed);
+    /// Second pass without a verdict. Returns the charge's stamp.
+    pub fn settle_quietly(
+        &mut self,
+        rule: &Rule,
+        cost: u64,
+        first: &FirstPass,
+        allowed: bool,
+    ) -> u64 {
+        let aged = self.commit(rule, cost, first, allowed);
         self.stamp(rule, &aged)
     }
 
-    fn commit(&mut self, rule: &Rule, cost: u64, look: &Look, allowed: bool) -> Aged {
-        let aged = look.aged;
+    fn commit(&mut self, rule: &Rule, cost: u64, first: &FirstPass, allowed: bool) -> Aged {
+        let aged = first.aged;
         if cost > 0 && allowed {
             return self.charge(rule, cost, &aged);
         }
@@ -168,18 +172,16 @@ impl Count {
         }
     }
 
-    /// Charges `cost` units whatever is counted already: what was granted turned out to cost more.
+    /// Charges `cost` units even above the limit: an admitted request turned out to cost more.
     pub fn charge_more(&mut self, rule: &Rule, cost: u64, now_us: u64) {
         let aged = self.age(rule, now_us);
-        let room = u64::from(u32::MAX) - aged.used();
-        let cost = cost.min(room);
+        let cost = cost.min(u64::from(u32::MAX) - aged.used());
         if cost > 0 && !matches!(aged, Aged::Slots(_)) {
             self.charge(rule, cost, &aged);
         }
     }
 
-    /// Takes back up to `cost` units of the charge that `stamp` names; nothing where it has
-    /// expired.
+    /// Refunds up to `cost` units of the charge that `stamp` names, unless the charge has expired.
     pub fn give_back(&mut self, rule: &Rule, cost: u64, stamp: u64, now_us: u64) {
         match (self.age(rule, now_us), &mut *self) {
             (Aged::Log(aged), Count::Log(log)) => log.give_back(&aged, rule, cost, stamp),
@@ -191,7 +193,7 @@ impl Count {
         }
     }
 
-    /// The clock's time from which on nothing counts, microseconds.
+    /// The clock's time from which nothing is counted any more, microseconds.
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
         match self {
             Count::Log(log) => log.empty_at_us(rule),
@@ -209,6 +211,7 @@ impl Count {
         }
     }
 
+    /// Names the last charge, so that it can be refunded.
     fn stamp(&self, rule: &Rule, aged: &Aged) -> u64 {
         match (self, aged) {
             (Count::Log(log), _) => log.stamp(),
@@ -217,6 +220,7 @@ impl Count {
         }
     }
 
+    /// Microseconds until at most `room` units are counted if nothing else is admitted.
     fn wait(&self, aged: &Aged, rule: &Rule, room: u64) -> u64 {
         match (self, aged) {
             (Count::Log(log), Aged::Log(aged)) => log.wait(aged, rule, room),

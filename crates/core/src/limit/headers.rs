@@ -1,36 +1,38 @@
-//! What a client reads of its limits: `X-RateLimit-*`, `RateLimit`, `RateLimit-Policy` and
-//! `Retry-After`, all from the one decision that was made.
+//! The rate-limit headers of an answer: `X-RateLimit-*`, `RateLimit`, `RateLimit-Policy` and
+//! `Retry-After`, all from one decision.
 //!
 //! Pure: numbers in, header values out. Every number is an integer and every wait is rounded up, so
-//! that a client that obeys is not denied again. The IETF pair follows
-//! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters: only this file
+//! that an obedient client is not denied again. The IETF pair follows
+//! draft-ietf-httpapi-ratelimit-headers-10, which may still rename its parameters. Only this file
 //! spells them.
-
-mod status;
 
 use bytes::Bytes;
 use http::header::{
-    ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+    ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, HeaderMap, HeaderName, HeaderValue,
+    RETRY_AFTER,
 };
+use smallvec::SmallVec;
 
 use super::{Charge, CheckResult, Decided, Decision, LimitCheck, Retry, Verdict};
-use status::LimitStatus;
-pub use status::{RateLimitStatus, seconds_up};
 
-/// `x-ratelimit-limit`: the tightest limit's units.
+/// The units of the tightest limit.
 pub const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-/// `x-ratelimit-remaining`: its units that are left.
+/// The units that are left of the tightest limit.
 pub const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-/// `x-ratelimit-reset`: when it is whole again.
+/// When the tightest limit is whole again.
 pub const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-/// `ratelimit`: what is left of every limit.
+/// What is left of every limit.
 pub const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
-/// `ratelimit-policy`: what every limit is.
+/// The rate of every limit.
 pub const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 
-/// What a browser's script may read on a CORS response.
+/// The headers that a browser's script may read on a CORS response.
 pub const EXPOSED: &str = "RateLimit, RateLimit-Policy, Retry-After, \
      X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset";
+
+const SECOND_US: u64 = 1_000_000;
+/// Bytes that the values of one limit need, with some to spare.
+const TEXT_BYTES: usize = 128;
 
 /// `[headers]`: which rate-limit headers a client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,6 @@ pub struct HeaderSettings {
     pub x_ratelimit: bool,
     /// Send `RateLimit` and `RateLimit-Policy`.
     pub ietf: bool,
-    /// What `X-RateLimit-Reset` counts.
     pub reset: ResetForm,
     /// Extend `Access-Control-Expose-Headers` on CORS responses.
     pub cors_expose: bool,
@@ -56,32 +57,158 @@ pub enum ResetForm {
     Delta,
 }
 
-/// Writes the rate-limit headers of a decision. What the upstream said under the same names is
-/// replaced, or merged where the settings keep it.
+/// The numbers of a decision that a client reads. Whole seconds, every wait rounded up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RateLimitStatus {
+    /// `Retry-After`, seconds; `None` where the request is allowed, or no wait would help.
+    pub wait: Option<u64>,
+    /// `X-RateLimit-Reset`, in the configured form.
+    pub reset: u64,
+    /// The index of the check that the `X-RateLimit-*` headers are about.
+    tightest: usize,
+    /// The index of the check with the longest wait.
+    longest: usize,
+    states: SmallVec<[LimitStatus; 2]>,
+}
+
+/// The state of one limit after a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitStatus {
+    /// Units left.
+    pub remaining: u64,
+    /// Seconds until there are more; 0 where none are counted.
+    pub next: u64,
+    pub denies: bool,
+    /// False where the store did not ask this limit.
+    pub known: bool,
+}
+
+impl RateLimitStatus {
+    /// The status of a decision at wall-clock time `unix_us`.
+    pub fn new(decided: Decided<'_>, reset: ResetForm, unix_us: u64) -> RateLimitStatus {
+        let decision = decided.decision;
+        let results = || decided.results().enumerate();
+        let Some((tightest, first)) = results().reduce(|best, next| {
+            if is_tighter(next.1, best.1) {
+                next
+            } else {
+                best
+            }
+        }) else {
+            return RateLimitStatus::default();
+        };
+        let longest = results().max_by_key(|(_, result)| match result.verdict.retry {
+            Retry::Now | Retry::Unasked => 0,
+            Retry::Released => 1,
+            Retry::After(us) => us.max(1),
+            Retry::Never => u64::MAX,
+        });
+        let state = |verdict: &Verdict| LimitStatus {
+            remaining: verdict.remaining,
+            next: seconds_up(verdict.next_us),
+            denies: verdict.retry.denies(),
+            known: verdict.retry != Retry::Unasked,
+        };
+        RateLimitStatus {
+            wait: (!decision.allowed).then(|| retry_after(decision)).flatten(),
+            reset: match reset {
+                ResetForm::Epoch => seconds_up(unix_us.saturating_add(first.verdict.reset_us)),
+                ResetForm::Delta => seconds_up(first.verdict.reset_us),
+            },
+            tightest,
+            longest: longest.map_or(0, |(place, _)| place),
+            states: decision.verdicts.iter().map(state).collect(),
+        }
+    }
+
+    /// The limit that matters most to the client: one that denies, else the one with the smallest
+    /// remaining share. The longest wait decides between equals.
+    pub fn tightest<'c>(&self, charge: &'c Charge) -> Option<(&'c LimitCheck, LimitStatus)> {
+        Some((charge.get(self.tightest)?, *self.states.get(self.tightest)?))
+    }
+
+    /// The limit with the longest wait.
+    pub fn longest<'c>(&self, charge: &'c Charge) -> Option<&'c LimitCheck> {
+        charge.get(self.longest)
+    }
+
+    pub fn states<'c>(
+        &self,
+        charge: &'c Charge,
+    ) -> impl Iterator<Item = (&'c LimitCheck, LimitStatus)> {
+        charge.iter().zip(self.states.iter().copied())
+    }
+}
+
+/// Microseconds as whole seconds, rounded up.
+pub fn seconds_up(us: u64) -> u64 {
+    us.div_ceil(SECOND_US)
+}
+
+/// `Retry-After` of a denial: the longest wait of the limits that deny, at least 1 second. `None`
+/// where the request's cost is above a limit, since no wait would help.
+fn retry_after(decision: &Decision) -> Option<u64> {
+    let mut longest = 0;
+    for verdict in &decision.verdicts {
+        match verdict.retry {
+            Retry::Now | Retry::Released | Retry::Unasked => {}
+            Retry::After(us) => longest = longest.max(us),
+            Retry::Never => return None,
+        }
+    }
+    Some(seconds_up(longest).max(1))
+}
+
+fn is_tighter(left: CheckResult<'_>, right: CheckResult<'_>) -> bool {
+    let denies = |result: CheckResult<'_>| result.verdict.retry.denies();
+    if denies(left) != denies(right) {
+        return denies(left);
+    }
+    // Compares remaining / units crosswise. Both stay below 2^32.
+    let share = |one: CheckResult<'_>, other: CheckResult<'_>| {
+        u128::from(one.verdict.remaining) * u128::from(other.check.window.rule.units)
+    };
+    let (left_share, right_share) = (share(left, right), share(right, left));
+    if left_share != right_share {
+        return left_share < right_share;
+    }
+    wait(left.verdict) > wait(right.verdict)
+}
+
+fn wait(verdict: &Verdict) -> u64 {
+    match verdict.retry {
+        Retry::Now | Retry::Released | Retry::Unasked => verdict.reset_us,
+        Retry::After(us) => us,
+        Retry::Never => u64::MAX,
+    }
+}
+
+/// Writes the rate-limit headers of a decision. They replace those of the upstream, or are merged
+/// with them where the settings keep these.
 pub fn write(
     headers: &mut HeaderMap,
     settings: HeaderSettings,
     charge: &Charge,
     status: &RateLimitStatus,
 ) {
-    let room = Vec::with_capacity(TEXT_BYTES);
-    write_behind(headers, settings, charge, status, room);
+    let buffer = Vec::with_capacity(TEXT_BYTES);
+    write_appending(headers, settings, charge, status, buffer);
 }
 
-/// The same behind `room`, which is returned with all that was written. So a body and these headers
-/// take one place on the heap.
-pub fn write_behind(
+/// Does the same, and appends the values to `buffer`, which it returns. So a body and these headers
+/// share one allocation.
+pub fn write_appending(
     headers: &mut HeaderMap,
     settings: HeaderSettings,
     charge: &Charge,
     status: &RateLimitStatus,
-    room: Vec<u8>,
+    buffer: Vec<u8>,
 ) -> Bytes {
     let Some((item, state)) = status.tightest(charge) else {
-        return room.into();
+        return buffer.into();
     };
     let keep = settings.pass_upstream;
-    let mut texts = ValueTexts(room);
+    let mut texts = ValueTexts(buffer);
     let wait = status.wait.map(|seconds| texts.number(seconds));
     let ours = settings.x_ratelimit && !upstream_is_tighter(headers, settings, state);
     let trio = ours.then(|| (texts.number(state.remaining), texts.number(status.reset)));
@@ -93,7 +220,7 @@ pub fn write_behind(
         headers.insert(RETRY_AFTER, wait.value(&texts));
     }
     if let Some((remaining, reset)) = trio {
-        headers.insert(X_LIMIT, item.window.wording.units.clone());
+        headers.insert(X_LIMIT, item.window.texts.units.clone());
         headers.insert(X_REMAINING, remaining.value(&texts));
         headers.insert(X_RESET, reset.value(&texts));
     } else if !settings.x_ratelimit && !keep {
@@ -102,8 +229,8 @@ pub fn write_behind(
         }
     }
     if let Some((policy, state)) = pair {
-        list(headers, RATELIMIT_POLICY, policy.value(&texts), keep);
-        list(headers, RATELIMIT, state.value(&texts), keep);
+        put_list(headers, RATELIMIT_POLICY, policy.value(&texts), keep);
+        put_list(headers, RATELIMIT, state.value(&texts), keep);
     } else if !keep {
         for name in [RATELIMIT_POLICY, RATELIMIT] {
             headers.remove(name);
@@ -117,7 +244,7 @@ pub fn seconds_value(seconds: u64) -> HeaderValue {
     small(seconds).unwrap_or_else(|| HeaderValue::from(seconds))
 }
 
-/// Numbers that are told most take no place on the heap.
+/// The text of a small number, which needs no allocation.
 fn small(number: u64) -> Option<HeaderValue> {
     const PAIRS: &str = "0001020304050607080910111213141516171819\
         2021222324252627282930313233343536373839\
@@ -129,49 +256,49 @@ fn small(number: u64) -> Option<HeaderValue> {
     Some(HeaderValue::from_static(digits))
 }
 
-/// Bytes that the values of one limit take, with some to spare.
-const TEXT_BYTES: usize = 128;
-
-/// The values that are made for one response: slices of one allocation, whatever their number.
+/// The header values of one response: slices of one allocation.
 struct ValueTexts(Vec<u8>);
 
-/// One of them.
 enum ValueText {
     Ready(HeaderValue),
-    /// From here to there in what was written.
+    /// Start and end in [`ValueTexts`].
     Written(usize, usize),
 }
 
 impl ValueTexts {
     fn number(&mut self, number: u64) -> ValueText {
-        small(number).map_or_else(
-            || {
-                let start = self.0.len();
-                write_number(&mut self.0, number);
-                ValueText::Written(start, self.0.len())
-            },
-            ValueText::Ready,
-        )
+        if let Some(value) = small(number) {
+            return ValueText::Ready(value);
+        }
+        let start = self.0.len();
+        write_number(&mut self.0, number);
+        ValueText::Written(start, self.0.len())
     }
 
     fn policies(&mut self, charge: &Charge) -> ValueText {
         if let [only] = charge.as_slice() {
-            return ValueText::Ready(only.window.wording.policy.clone());
+            return ValueText::Ready(only.window.texts.policy.clone());
         }
         let start = self.0.len();
         for item in charge {
-            write_policy(&mut self.0, item);
+            self.0
+                .extend_from_slice(item.window.texts.policy.as_bytes());
+            self.0.extend_from_slice(b", ");
         }
         self.list_from(start)
     }
 
     fn states(&mut self, charge: &Charge, status: &RateLimitStatus) -> ValueText {
         let start = self.0.len();
-        write_states(&mut self.0, charge, status);
+        for (item, state) in status.states(charge) {
+            if state.known {
+                write_state(&mut self.0, item, state);
+            }
+        }
         self.list_from(start)
     }
 
-    /// Of elements that each end with a separator; the last one's is left out.
+    /// The list that begins at `start`, without the separator behind its last element.
     fn list_from(&self, start: usize) -> ValueText {
         ValueText::Written(start, self.0.len().saturating_sub(2).max(start))
     }
@@ -189,8 +316,8 @@ impl ValueText {
     }
 }
 
-/// Our list behind the upstream's, or instead of it.
-fn list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue, keep: bool) {
+/// Adds our list to the upstream's, or replaces it.
+fn put_list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue, keep: bool) {
     if keep {
         headers.append(name, value);
     } else {
@@ -198,9 +325,9 @@ fn list(headers: &mut HeaderMap, name: HeaderName, value: HeaderValue, keep: boo
     }
 }
 
-/// Adds the rate-limit headers to what a browser's script may read, if this is a CORS response.
+/// Lets a browser's script read the rate-limit headers, if this is a CORS response.
 pub fn expose_to_scripts(headers: &mut HeaderMap) {
-    if headers.contains_key(http::header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+    if headers.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
         // A list header: a second line is the same as a longer first one.
         headers.append(
             ACCESS_CONTROL_EXPOSE_HEADERS,
@@ -209,7 +336,7 @@ pub fn expose_to_scripts(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether the upstream's own trio is kept because it leaves the client less.
+/// Whether the upstream's own `X-RateLimit-*` headers stay because they leave the client less.
 fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, state: LimitStatus) -> bool {
     if !settings.pass_upstream {
         return false;
@@ -220,207 +347,24 @@ fn upstream_is_tighter(headers: &HeaderMap, settings: HeaderSettings, state: Lim
     theirs.is_some_and(|remaining: u64| remaining < state.remaining)
 }
 
-/// `"login";q=5;w=60, `
-fn write_policy(room: &mut Vec<u8>, item: &LimitCheck) {
-    room.extend_from_slice(item.window.wording.policy.as_bytes());
-    room.extend_from_slice(b", ");
-}
-
-fn write_states(room: &mut Vec<u8>, charge: &Charge, status: &RateLimitStatus) {
-    for (item, state) in status.states(charge) {
-        if state.known {
-            write_state(room, item, state);
-        }
-    }
-}
-
-/// `"login";r=0;t=11, `; no `t` where nothing is counted, since no more can become free.
-fn write_state(room: &mut Vec<u8>, item: &LimitCheck, state: LimitStatus) {
-    // Of `[a-z0-9_/-]`: nothing in a policy's name needs an escape.
-    room.push(b'"');
-    room.extend_from_slice(item.window.policy.as_bytes());
-    room.extend_from_slice(b"\";r=");
-    write_number(room, state.remaining);
+/// Writes `"login";r=0;t=11, `. There is no `t` where nothing is counted, since no more units can
+/// become free.
+fn write_state(buffer: &mut Vec<u8>, item: &LimitCheck, state: LimitStatus) {
+    // A policy's name is of `[a-z0-9_/-]`: nothing in it needs an escape.
+    buffer.push(b'"');
+    buffer.extend_from_slice(item.window.policy.as_bytes());
+    buffer.extend_from_slice(b"\";r=");
+    write_number(buffer, state.remaining);
     if state.next > 0 {
-        room.extend_from_slice(b";t=");
-        write_number(room, state.next);
+        buffer.extend_from_slice(b";t=");
+        write_number(buffer, state.next);
     }
-    room.extend_from_slice(b", ");
+    buffer.extend_from_slice(b", ");
 }
 
-fn write_number(room: &mut Vec<u8>, number: u64) {
-    room.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+fn write_number(buffer: &mut Vec<u8>, number: u64) {
+    buffer.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use smallvec::smallvec;
-
-    use super::*;
-    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
-
-    #[test]
-    fn every_number_of_seconds_is_written_as_it_is() {
-        for seconds in (0..=200).chain([u64::MAX]) {
-            assert_eq!(seconds_value(seconds), seconds.to_string());
-        }
-    }
-
-    pub(super) const ALL: HeaderSettings = HeaderSettings {
-        x_ratelimit: true,
-        ietf: true,
-        reset: ResetForm::Epoch,
-        cors_expose: true,
-        pass_upstream: false,
-    };
-
-    pub(super) fn item(name: &str, units: u64, window_us: u64) -> LimitCheck {
-        let rule = Rule {
-            algorithm: Algorithm::Log,
-            units,
-            window_us,
-            precision_us: 1,
-        };
-        let limit = Limit::new(name, &[rule], Key::parse(["ip"]).unwrap());
-        LimitCheck {
-            window: Arc::clone(&limit.windows[0]),
-            limit: Arc::new(limit),
-            tag: KeyHash([0; 16]),
-            cost: 1,
-            asker: None,
-        }
-    }
-
-    pub(super) fn verdict(remaining: u64, retry: Retry, next_us: u64) -> Verdict {
-        Verdict {
-            used: 0,
-            remaining,
-            retry,
-            reset_us: 59_000_001,
-            next_us,
-            stamp: 0,
-        }
-    }
-
-    pub(super) fn denied() -> (Charge, Decision) {
-        let charge = smallvec![
-            item("login", 5, 60_000_000),
-            item("per_client", 600, 60_000_000)
-        ];
-        let verdicts = smallvec![
-            verdict(0, Retry::After(10_000_001), 10_000_001),
-            verdict(563, Retry::Now, 3_500_000)
-        ];
-        (
-            charge,
-            Decision {
-                allowed: false,
-                at_us: 0,
-                verdicts,
-            },
-        )
-    }
-
-    fn say(
-        headers: &mut HeaderMap,
-        settings: HeaderSettings,
-        (charge, decision): (&Charge, &Decision),
-        unix_us: u64,
-    ) {
-        let status = RateLimitStatus::of(Decided { charge, decision }, settings.reset, unix_us);
-        write(headers, settings, charge, &status);
-    }
-
-    fn get(headers: &HeaderMap, name: HeaderName) -> Vec<&str> {
-        headers
-            .get_all(name)
-            .iter()
-            .map(|value| value.to_str().unwrap())
-            .collect()
-    }
-
-    #[test]
-    fn the_denying_limit_is_shown_and_every_wait_is_rounded_up() {
-        let (charge, decision) = denied();
-        let mut headers = HeaderMap::new();
-        say(
-            &mut headers,
-            ALL,
-            (&charge, &decision),
-            1_000_000_000_000_000,
-        );
-        assert_eq!(get(&headers, X_LIMIT), ["5"]);
-        assert_eq!(get(&headers, X_REMAINING), ["0"]);
-        assert_eq!(get(&headers, X_RESET), ["1000000060"]);
-        assert_eq!(
-            get(&headers, RATELIMIT_POLICY),
-            [r#""login";q=5;w=60, "per_client";q=600;w=60"#]
-        );
-        assert_eq!(
-            get(&headers, RATELIMIT),
-            [r#""login";r=0;t=11, "per_client";r=563;t=4"#]
-        );
-    }
-
-    #[test]
-    fn among_limits_that_allow_the_smallest_share_is_shown() {
-        let charge: Charge = smallvec![item("wide", 1000, 1), item("narrow", 10, 1)];
-        let verdicts = smallvec![verdict(200, Retry::Now, 1), verdict(1, Retry::Now, 1)];
-        let mut headers = HeaderMap::new();
-        let decision = Decision {
-            allowed: true,
-            at_us: 0,
-            verdicts,
-        };
-        say(&mut headers, ALL, (&charge, &decision), 0);
-        assert_eq!(get(&headers, X_LIMIT), ["10"]);
-    }
-
-    #[test]
-    fn the_upstreams_headers_are_replaced_or_merged() {
-        let (charge, decision) = denied();
-        let theirs = || {
-            let mut headers = HeaderMap::new();
-            headers.insert(RATELIMIT, HeaderValue::from_static(r#""theirs";r=1"#));
-            headers.insert(X_LIMIT, HeaderValue::from_static("9"));
-            headers.insert(X_REMAINING, HeaderValue::from_static("7"));
-            headers
-        };
-        let mut replaced = theirs();
-        say(&mut replaced, ALL, (&charge, &decision), 0);
-        assert_eq!(get(&replaced, RATELIMIT).len(), 1);
-        let mut merged = theirs();
-        let keep = HeaderSettings {
-            pass_upstream: true,
-            ..ALL
-        };
-        say(&mut merged, keep, (&charge, &decision), 0);
-        assert_eq!(get(&merged, RATELIMIT).len(), 2);
-        assert_eq!(get(&merged, X_LIMIT), ["5"], "ours leaves the client less");
-
-        let allowed = Decision {
-            allowed: true,
-            at_us: 0,
-            verdicts: smallvec![verdict(8, Retry::Now, 1), verdict(600, Retry::Now, 1)],
-        };
-        let mut merged = theirs();
-        say(&mut merged, keep, (&charge, &allowed), 0);
-        assert_eq!(
-            get(&merged, X_LIMIT),
-            ["9"],
-            "theirs leaves the client less"
-        );
-    }
-
-    #[test]
-    fn only_cors_responses_expose_headers() {
-        let mut headers = HeaderMap::new();
-        expose_to_scripts(&mut headers);
-        assert!(headers.is_empty());
-        headers.insert("access-control-allow-origin", HeaderValue::from_static("*"));
-        expose_to_scripts(&mut headers);
-        assert!(headers.contains_key(ACCESS_CONTROL_EXPOSE_HEADERS));
-    }
-}
+mod tests;

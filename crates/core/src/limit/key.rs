@@ -1,21 +1,16 @@
 //! Keys: whose budget a request is counted against.
 //!
-//! A key's text is parsed once; each request makes it a [`KeyHash`], a keyed hash of its parts.
-//! What a client sent never leaves this room in the clear: not to Redis, not to a log. No two
-//! different sets of parts may share a hash, and no spelling of the same value may have two.
+//! A key's text is parsed once; each request makes it a [`KeyHash`], a keyed hash of its parts. A
+//! client's values never leave this room in the clear: not to Redis, not to a log. No two different
+//! sets of parts may share a hash, and no spelling of the same value may have two.
 
-mod claims;
-mod credential;
 mod custom;
-mod given;
-mod identity;
 pub mod jwt;
 mod key_hash;
 pub mod key_hash_prefix;
 mod known;
 mod parse;
-mod spelled;
-mod told;
+mod text;
 mod value;
 
 use std::net::IpAddr;
@@ -26,28 +21,27 @@ use super::Missing;
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
 
-pub use claims::Claims;
-pub use credential::Credential;
 pub use custom::{CustomKey, KeyRequest, custom_hash};
-pub use given::Given;
-use identity::Identity;
+pub use jwt::Claims;
+use key_hash::Identity;
 pub use key_hash::KeyHash;
 pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};
 pub use parse::{KeyError, MAX_CHOICES};
-pub use told::Told;
-use value::{Carried, Value};
+pub use text::address;
+pub use text::{Given, PartText};
+pub use value::Credential;
+use value::{Carried, PartValue};
 
 /// The secret that identities are hashed with, shared by all proxies of one store.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HashSecret([u8; 32]);
 
 impl HashSecret {
-    /// From 32 secret bytes.
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The secret itself, to be kept where proxies share it.
+    /// The secret itself, to be stored where proxies share it.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -59,36 +53,32 @@ pub fn same_secret(given: &[u8], secret: &[u8]) -> bool {
     blake3::hash(given) == blake3::hash(secret)
 }
 
-/// One thing that requests can be counted by.
+/// A source of key values in a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// The client's address, grouped (IPv6 by /64).
     Ip,
-    /// The API key, wherever `[api_key] from` says it is carried.
+    /// The API key, from the first source of `[api_key] from` that carries one.
     ApiKey,
-    /// A header's value.
     Header(HeaderName),
-    /// A query parameter's value.
+    /// A query parameter.
     Query(String),
-    /// A cookie's value.
     Cookie(String),
     /// The canonical path.
     Path,
-    /// The segment that a route's `{name}` stands for.
+    /// The value of a route's `{name}`.
     PathParam(String),
-    /// The method.
     Method,
-    /// The host asked for.
     Host,
     /// The route's name.
     Route,
-    /// Nothing: all requests together.
+    /// All requests together.
     Global,
-    /// The name of the client's tier, as `[tier]` finds it.
+    /// The name of the client's tier.
     Tier,
     /// A claim of the token that `[auth.jwt]` verified.
     Jwt(String),
-    /// What the client's certificate says of it.
+    /// A field of the client's certificate.
     Tls(Credential),
     /// What a program's closure makes of the request. No file names it.
     Custom(CustomKey),
@@ -98,14 +88,14 @@ pub enum Part {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Alternatives(pub Vec<Part>);
 
-/// What requests of one limit are counted by: all parts together.
+/// The key of a limit: all parts together.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
-    /// Its parts, in the order of the file.
+    /// In the order of the file.
     pub parts: Vec<Alternatives>,
 }
 
-/// Where an API key may be carried.
+/// A place in a request that may carry an API key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ApiKeySource {
     /// A header's whole value.
@@ -114,63 +104,57 @@ pub enum ApiKeySource {
     Bearer,
     /// A query parameter.
     Query(String),
-    /// A cookie.
     Cookie(String),
 }
 
-/// `[api_key] from`: the first source that carries one wins.
+/// `[api_key] from`: the first source that carries a key wins.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ApiKeySources(pub Vec<ApiKeySource>);
 
-/// What is known of a request when its keys are derived.
+/// The properties of a request that keys are derived from.
 #[derive(Clone, Copy, Debug)]
 pub struct Facts<'r> {
     /// The client's address, already grouped.
     pub ip: IpAddr,
-    /// Where API keys are carried, and which are known.
+    /// The sources of API keys, and the known keys.
     pub api_key: &'r ApiKeys,
-    /// How its API key stands, where that was looked up already; else each question looks it up.
+    /// The result of looking up the API key; `None` looks it up for each question.
     pub standing: Option<KeyStanding>,
-    /// The method.
     pub method: &'r Method,
     /// The host, as `route::host_of` returns it.
     pub host: &'r str,
-    /// The canonical path.
     pub path: &'r CanonicalPath<'r>,
     /// The query, without its `?`.
     pub query: Option<&'r str>,
-    /// The request's headers.
     pub headers: &'r HeaderMap,
     /// The route's name.
     pub route: &'r str,
-    /// What the route's `{param}`s stand for.
+    /// Names and values of the route's `{param}`s.
     pub params: &'r [(&'r str, &'r str)],
-    /// What its verified token claims.
+    /// The claims of its verified token.
     pub claims: Option<&'r Claims>,
-    /// Its client's tier.
     pub tier: Option<&'r str>,
-    /// The certificate that it showed.
+    /// The client's certificate.
     pub certificate: Option<&'r Certificate>,
     /// What a program has added to the request.
     pub extensions: Option<&'r Extensions>,
 }
 
-/// Whose budget one request is counted against.
+/// The result of deriving a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Derived {
-    /// This identity's.
     Hash(KeyHash),
-    /// Nobody's: it has no key, and the limit says `missing = "skip"`.
+    /// The limit does not apply: the key is missing, and the limit has `missing = "skip"`.
     Skip,
-    /// Refused, 400: it has no key, and the limit says `missing = "deny"`.
+    /// Answer 400: the key is missing, and the limit has `missing = "deny"`.
     Denied,
-    /// Refused, 400: it carries several different values where one key must be.
+    /// Answer 400: the request carries different values where one key must be.
     Ambiguous,
-    /// Refused, 401: its API key is not known, and `[api_key]` says `unknown = "deny"`.
+    /// Answer 401: the API key is unknown, and `[api_key]` has `unknown = "deny"`.
     Unknown,
 }
 
-/// Headers whose value is whatever the client says it is, and that look as if they were not.
+/// Headers that look trustworthy, and that clients can set to any value.
 const CLAIMS: [&str; 11] = [
     "cf-connecting-ip",
     "client-ip",
@@ -186,21 +170,22 @@ const CLAIMS: [&str; 11] = [
 ];
 
 impl Key {
-    /// Whose budget a request is counted against.
+    /// Derives the key that a request is counted against.
     ///
-    /// For each part the first alternative that the request carries is taken; what it is called is
-    /// part of the identity, so an API key `1.2.3.4` is not the address. A part of which it carries
-    /// none is what `missing` says; `Missing::Ip` counts it as the part `ip` would.
+    /// For each part the first alternative that the request carries is taken. The alternative's
+    /// kind is part of the identity: the API key `1.2.3.4` is not the address. `missing` says what
+    /// happens if the request carries no alternative; `Missing::Ip` counts it as the part `ip`.
     pub fn derive(&self, facts: &Facts<'_>, missing: Missing, hash_key: &HashSecret) -> Derived {
         let mut identity = Identity::new(hash_key);
-        match self.each_part(facts, missing, |part, value| identity.add_part(part, value)) {
-            Ok(()) => Derived::Hash(identity.tag()),
+        match self.each_part(facts, missing, |part, value| identity.add(part, value)) {
+            Ok(()) => Derived::Hash(identity.hash()),
             Err(without) => without,
         }
     }
 
-    /// The same before it is hashed: what each part is and its value, in the order of the file; no
-    /// part for one that such requests are counted together for. Or why there is no tag.
+    /// Calls `add` with each part and its value before they are hashed, in the order of the file.
+    /// The part is `None` where all requests without it are counted together. The error says why
+    /// there is no key.
     pub fn each_part(
         &self,
         facts: &Facts<'_>,
@@ -208,12 +193,13 @@ impl Key {
         mut add: impl FnMut(Option<&Part>, &[u8]),
     ) -> Result<(), Derived> {
         for part in &self.parts {
-            match part.take(facts) {
-                Taken::Value(part, value) => add(Some(part), value.as_bytes()),
-                Taken::Several => return Err(Derived::Ambiguous),
-                Taken::Unknown => return Err(Derived::Unknown),
-                Taken::Nothing => match missing {
-                    Missing::Ip => add(Some(&Part::Ip), Value::ip(facts.ip).as_bytes()),
+            let taken = part.take(facts);
+            match taken.carried {
+                Carried::One(value) => add(taken.part, value.as_bytes()),
+                Carried::Several => return Err(Derived::Ambiguous),
+                Carried::Unknown => return Err(Derived::Unknown),
+                Carried::Nothing => match missing {
+                    Missing::Ip => add(Some(&Part::Ip), PartValue::ip(facts.ip).as_bytes()),
                     Missing::Shared => add(None, b""),
                     Missing::Deny => return Err(Derived::Denied),
                     Missing::Skip => return Err(Derived::Skip),
@@ -253,32 +239,32 @@ impl Key {
     }
 }
 
-/// What a request has for one part of a key.
-enum Taken<'k, 'r> {
-    Nothing,
-    Value(&'k Part, Value<'r>),
-    Several,
-    /// An API key that is not known, where those are refused.
-    Unknown,
+/// The alternative that a request carries, and its value.
+struct TakenPart<'k, 'r> {
+    /// `None` where the request carries no alternative.
+    part: Option<&'k Part>,
+    carried: Carried<'r>,
 }
 
 impl Alternatives {
-    fn take<'k, 'r>(&'k self, facts: &Facts<'r>) -> Taken<'k, 'r> {
+    fn take<'k, 'r>(&'k self, facts: &Facts<'r>) -> TakenPart<'k, 'r> {
         for part in &self.0 {
-            match part.find(facts) {
-                Carried::Nothing => {}
-                Carried::One(value) => return Taken::Value(part, value),
-                Carried::Several => return Taken::Several,
-                Carried::Unknown => return Taken::Unknown,
+            let carried = part.find(facts);
+            if carried != Carried::Nothing {
+                let part = Some(part);
+                return TakenPart { part, carried };
             }
         }
-        Taken::Nothing
+        TakenPart {
+            part: None,
+            carried: Carried::Nothing,
+        }
     }
 }
 
 impl Part {
-    /// What stands for it in an identity. Counts in Redis outlive us: never renumber. 0 is a part
-    /// that is missing.
+    /// Its number in an identity. Counts in Redis outlive this process: never renumber. 0 is a
+    /// missing part.
     pub fn kind(&self) -> u8 {
         match self {
             Self::Ip => 1,
@@ -299,6 +285,7 @@ impl Part {
         }
     }
 
+    /// The name after the colon in the part's text; empty for parts without one.
     pub fn name(&self) -> &str {
         match self {
             Self::Header(name) => name.as_str(),
@@ -309,13 +296,13 @@ impl Part {
         }
     }
 
-    /// A header that says something about the client which the client itself writes there, so that
-    /// a limit by it is no limit. Unless trusted proxies set it: hence a warning, not an error.
+    /// Whether clients can set this header to any value, so that a limit by it is no limit. A
+    /// trusted proxy may overwrite the header: this is a reason to warn, not an error.
     pub fn is_chosen_by_client(&self) -> bool {
         matches!(self, Self::Header(name) if CLAIMS.contains(&name.as_str()))
     }
 
-    /// Whether every request has it (a path parameter: every request of a route that names it).
+    /// Whether every request carries it. Only routes that name a path parameter have it.
     pub fn is_always_present(&self) -> bool {
         match self {
             Self::Ip | Self::Path | Self::Method | Self::Host | Self::Route | Self::Global => true,

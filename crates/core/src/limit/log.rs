@@ -1,37 +1,37 @@
 //! The sliding-window log: exact. Twin of `lua/log.lua`.
 //!
 //! A unit admitted at `s` counts at `t` if and only if `t - W < s <= t`. Admissions are stamped up
-//! to a multiple of the precision `q` and `now` is rounded down before ageing, so no window ever
-//! holds more than the limit whatever `q` is; a unit may count up to `q` too long.
+//! to a multiple of the precision `q`, and `now` is rounded down before ageing. So no window ever
+//! holds more than the limit, whatever `q` is. A unit may count up to `q` too long.
 //!
-//! A log keeps the precision of its entries while some of them count, whatever its rule says by
-//! now: a finer one until the next charge, which then rewrites them in the rule's (no stamp gets
-//! earlier), a coarser one until it is empty. So a limit keeps its count where its precision
-//! changes.
+//! A log keeps the precision of its entries while some of them count, even if its rule changes. A
+//! finer log keeps its precision until the next charge, which rewrites the entries in the rule's
+//! precision; no stamp gets earlier. A coarser log keeps its precision until it is empty. So a
+//! limit keeps its count when its precision changes.
 //!
 //! A [`Log`] is 80 bytes and holds a ring of one entry for each stamp: 8 bytes where
-//! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside; the
-//! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is given back when it has
-//! emptied. Units that are given back leave an entry of none, unless it is the last: that one has
-//! units always. Time is an argument; nothing here reads a clock.
+//! `W / q < 1.8e9` (30 minutes at 1 us), 12 beyond. The first three (two) entries fit inside. The
+//! ring then grows by doubling up to `min(L, W / q + 2)` entries, and is freed when it is empty. A
+//! refund may leave an entry without units; the last entry always has units. Time is an argument;
+//! nothing here reads a clock.
 
 use super::Rule;
 
-/// Words of a ring inside the log: most keys ask seldom, and need no more.
+/// Words of a ring inside the log. Most keys send few requests and need no more.
 const INSIDE: usize = 6;
-/// Entries of the smallest ring outside. Smaller pieces would go to the allocator's bins for tiny
-/// ones, which glibc clears in one pass: 30 ms after a million keys have expired.
+/// Entries of the smallest ring outside. glibc puts smaller pieces into bins that it clears in one
+/// pass, which takes 30 ms after a million keys have expired.
 const OUTSIDE: usize = 16;
-/// An emptied ring above this many entries is given back.
+/// An empty ring above this many entries is freed.
 const SHRINK: usize = 32;
-/// Units are given back only where no more entries than this came since: bounds the time.
+/// A refund works only if at most this many entries came since. This bounds its time.
 const GIVE_BACK: u32 = 4096;
-/// Stamps are named modulo this.
+/// A stamp names a charge modulo this.
 pub const STAMPS: u64 = 1 << 48;
-/// Entries that one charge rewrites in a coarser precision, at most; a longer log stays as it is
-/// until fewer count.
+/// One charge rewrites at most this many entries in a coarser precision. A longer log waits until
+/// fewer entries count.
 const COARSEN: u32 = 65_536;
-/// From this many stamps in a window on, an entry's stamp needs more than 32 bits.
+/// With this many stamps in a window, the stamp of an entry needs more than 32 bits.
 const WIDE: u64 = 1_800_000_000;
 
 /// The admissions of one key that may still count.
@@ -48,9 +48,9 @@ pub struct Log {
     last_us: u64,
     /// The last entry's stamp, in units of the precision.
     newest: u64,
-    /// Own time is the clock plus this; it grows when the clock steps back.
+    /// Own time is the clock plus this. It grows when the clock steps back.
     shift_us: u64,
-    /// What the stamps of its entries are counted in, microseconds.
+    /// The unit of the entries' stamps, microseconds.
     precision_us: u64,
 }
 
@@ -83,12 +83,12 @@ impl Ring {
     }
 }
 
-/// A log as it stands at one instant. Only valid for the log it was taken from, unchanged.
+/// The state of a log at one instant. Valid until that log changes.
 #[derive(Clone, Copy, Debug)]
 pub struct AgedLog {
     /// Units that count.
     pub used: u64,
-    /// Whether the clock stands before the last admission.
+    /// Whether the clock is before the last admission.
     pub stepped: bool,
     own_us: u64,
     shift_us: u64,
@@ -107,7 +107,7 @@ impl Log {
         }
     }
 
-    /// The rule by which the entries are kept, where that is not `rule`.
+    /// The rule of the entries, if their precision is not that of `rule`.
     fn own_rule(&self, rule: &Rule) -> Option<Rule> {
         let is_other = self.count > 0 && self.precision_us != rule.precision_us;
         is_other.then_some(Rule {
@@ -125,7 +125,7 @@ impl Log {
             skip: 0,
             base: self.base,
         };
-        // Live if stamp > tick - span; in this form nothing can go below zero.
+        // An entry is live if stamp > tick - span. This form cannot go below zero.
         let tick = ticks(aged.own_us, rule);
         let span = ticks(rule.window_us, rule);
         if self.count == 0 || self.newest + span <= tick {
@@ -140,7 +140,7 @@ impl Log {
         aged
     }
 
-    /// Microseconds until no more than `room` units count if nothing else is admitted.
+    /// Microseconds until at most `room` units count if nothing else is admitted.
     pub fn wait(&self, aged: &AgedLog, rule: &Rule, room: u64) -> u64 {
         if aged.used <= room {
             return 0;
@@ -161,12 +161,13 @@ impl Log {
         self.wait_for(self.entry(rule, place).0, aged, rule)
     }
 
-    /// Microseconds until what was admitted at `stamp` expires.
+    /// Microseconds until the units admitted at `stamp` expire.
     fn wait_for(&self, stamp: u64, aged: &AgedLog, rule: &Rule) -> u64 {
         stamp * rule.precision_us + rule.window_us - aged.own_us
     }
 
-    /// Admits `cost` units (at least 1) at the instant of `aged`; the log as it stands then.
+    /// Admits `cost` units (at least 1) at the instant of `aged`. Returns the log's state after
+    /// that.
     pub fn charge(&mut self, aged: &AgedLog, rule: &Rule, cost: u64) -> AgedLog {
         match self.own_rule(rule) {
             None => self.charge_by(aged, rule, cost),
@@ -184,7 +185,7 @@ impl Log {
     ) -> AgedLog {
         let live = self.count - aged.skip;
         if live == 0 {
-            // Nothing of the old form is left to keep.
+            // No entry of the old precision is left.
             self.count = 0;
             self.ring = Ring::default();
             return self.charge_by(&AgedLog { skip: 0, ..*aged }, rule, cost);
@@ -196,7 +197,7 @@ impl Log {
         self.charge_by(&AgedLog { skip: 0, ..*aged }, rule, cost)
     }
 
-    /// Rewrites the live entries, kept by `old`, in the coarser precision of `new`.
+    /// Rewrites the live entries from the precision of `old` to the coarser one of `new`.
     fn coarsen(&mut self, aged: &AgedLog, old: &Rule, new: &Rule) {
         let up = |stamp: u64| (stamp * old.precision_us).div_ceil(new.precision_us);
         let mut entries: Vec<(u64, u32)> = Vec::new();
@@ -241,7 +242,7 @@ impl Log {
         };
         self.base = aged.base;
         if live == 0 {
-            // Whatever the base was, before this admission nothing counts.
+            // Nothing counts before this admission.
             self.base = self
                 .total
                 .wrapping_sub(u32::try_from(cost).unwrap_or(u32::MAX));
@@ -265,9 +266,9 @@ impl Log {
         }
     }
 
-    /// Takes back up to `cost` units of the entry stamped `stamp` (modulo 2^48): all totals from it
-    /// on sink. Nothing happens where it has expired, or where more than `GIVE_BACK` entries came
-    /// since.
+    /// Refunds up to `cost` units of the entry stamped `stamp` (modulo 2^48), by lowering all
+    /// totals from it on. Nothing happens if the entry has expired, or if more than `GIVE_BACK`
+    /// entries came since.
     pub fn give_back(&mut self, aged: &AgedLog, rule: &Rule, cost: u64, stamp: u64) {
         match self.own_rule(rule) {
             None => self.give_back_by(aged, rule, cost, stamp),
@@ -302,7 +303,7 @@ impl Log {
         }
         self.total = self.total.wrapping_sub(taken);
         self.forget_expired(aged, rule);
-        // The last entry must have units: what waits for it would wait for nothing.
+        // The last entry must have units: a wait for an empty one would be too long.
         while let Some(last) = self.count.checked_sub(1) {
             let before = last.checked_sub(1).map(|before| self.entry(rule, before));
             if before.map_or(self.base, |(_, total)| total) != self.total {
@@ -313,7 +314,7 @@ impl Log {
         }
     }
 
-    /// What has expired is given up: its entries, and its units in the running totals.
+    /// Drops expired entries, and their units in the running totals.
     fn forget_expired(&mut self, aged: &AgedLog, rule: &Rule) {
         self.head = wrapped(self.head, aged.skip, self.capacity(rule));
         self.count -= aged.skip;
@@ -321,18 +322,18 @@ impl Log {
         self.shift_us = aged.shift_us;
     }
 
-    /// Keeps the ages after a step back of the clock: all that a denial changes.
+    /// Keeps the ages after a step back of the clock. A denial changes nothing else.
     pub fn keep_ages(&mut self, aged: &AgedLog) {
         self.shift_us = aged.shift_us;
     }
 
-    /// When nothing counts any more, by the clock (not own time).
+    /// The clock's time (not own time) from which nothing is counted any more.
     pub fn empty_at_us(&self, rule: &Rule) -> u64 {
         let own = self.newest * self.precision_us + rule.window_us;
         own.saturating_sub(self.shift_us)
     }
 
-    /// What names the last admission, so that it can be given back.
+    /// Names the last admission, so that it can be refunded.
     pub fn stamp(&self) -> u64 {
         self.newest & (STAMPS - 1)
     }
@@ -347,7 +348,7 @@ impl Log {
 
     fn capacity(&self, rule: &Rule) -> u32 {
         let words_in_ring = self.ring.words().len();
-        // By a number that the compiler knows: a division by another takes many times as long.
+        // The compiler knows these divisors. A division by a variable takes many times as long.
         let entries = match words(rule) {
             2 => words_in_ring / 2,
             _ => words_in_ring / 3,
@@ -361,7 +362,7 @@ impl Log {
         let ring = self.ring.words();
         let low = ring[at];
         if words(rule) == 2 {
-            // All stamps lie within two windows of the last one: 32 bits of it suffice.
+            // All stamps lie within two windows of the last one, so 32 bits suffice.
             let age = (self.newest as u32).wrapping_sub(low);
             return (self.newest - u64::from(age), ring[at + 1]);
         }
@@ -384,8 +385,8 @@ impl Log {
         wrapped(self.head, i, self.capacity(rule)) as usize * words(rule)
     }
 
-    /// The first entry from `from` on for which `past` holds. It holds for the last one, and for
-    /// all after one for which it holds. Steps double, since seldom more than a few expire.
+    /// Finds the first entry from `from` on for which `past` holds. `past` must be monotonic and
+    /// hold for the last entry. Steps double, since usually only few entries expire.
     fn first_where(&self, from: u32, past: impl Fn(u32) -> bool) -> u32 {
         if past(from) {
             return from;
@@ -403,7 +404,7 @@ impl Log {
         high
     }
 
-    /// Makes the ring hold one entry more, oldest first from slot 0 if it had to be remade.
+    /// Makes room for one more entry. A new ring begins with the oldest entry in slot 0.
     fn make_room(&mut self, rule: &Rule) {
         let words = words(rule);
         let (live, capacity) = (self.count as usize, self.ring.words().len() / words);
@@ -429,7 +430,7 @@ pub fn modulus(rule: &Rule) -> u64 {
     if words(rule) == 2 { 1 << 32 } else { STAMPS }
 }
 
-/// The place `by` after `head` in a ring. Most do not go round, and a division is dear.
+/// The place `by` after `head` in a ring. Most places need no slow division.
 fn wrapped(head: u32, by: u32, capacity: u32) -> u32 {
     let (past, capacity) = (u64::from(head) + u64::from(by), u64::from(capacity));
     let place = if past < capacity {
@@ -440,7 +441,7 @@ fn wrapped(head: u32, by: u32, capacity: u32) -> u32 {
     place as u32
 }
 
-/// So many microseconds in units of the precision, which for most rules is 1.
+/// Microseconds in units of the precision, which is 1 for most rules.
 fn ticks(us: u64, rule: &Rule) -> u64 {
     match rule.precision_us {
         1 => us,
@@ -450,7 +451,7 @@ fn ticks(us: u64, rule: &Rule) -> u64 {
 
 /// Words in an entry.
 fn words(rule: &Rule) -> usize {
-    // That is, W / q < WIDE; and a window that is below any product too large is below it too.
+    // W / q < WIDE without a division. A saturated product is above every window.
     if rule.window_us < rule.precision_us.saturating_mul(WIDE) {
         2
     } else {

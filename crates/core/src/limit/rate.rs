@@ -1,14 +1,17 @@
-//! Rates as people write them: `100/min`, `30/10s`, `unlimited`.
+//! Rates, durations and sizes as people write them (`100/min`, `25ms`, `64KiB`), and how precisely
+//! a log counts.
 //!
-//! Text in, integers out. It must never guess: a unit that could mean two things is refused, and
-//! every refusal says what to write instead.
-
-mod quantity;
+//! It must never guess: it refuses a unit that could mean two things. Every refusal says what to
+//! write instead.
+//!
+//! A log of precision `q` holds at most `min(L, W / q + 2)` entries of 8 bytes for each key. It
+//! never admits more than its rate, whatever `q` is. A coarse log may count a unit up to `q` too
+//! long.
 
 use std::fmt;
+use std::time::Duration;
 
-pub use quantity::{DurationError, SizeError, parse_duration, parse_size};
-use quantity::{is_digits, microseconds, whole};
+use super::{Algorithm, Rule};
 
 /// The largest count a rate may have, units.
 pub const MAX_UNITS: u64 = u32::MAX as u64;
@@ -17,7 +20,6 @@ pub const MIN_WINDOW_US: u64 = 1_000;
 /// The longest window, microseconds: 366 days.
 pub const MAX_WINDOW_US: u64 = 366 * 86_400_000_000;
 
-/// So many units in any window of this length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     /// Units per window; 1 to [`MAX_UNITS`].
@@ -27,33 +29,36 @@ pub struct Rate {
     pub window_us: u64,
 }
 
-/// What a `rate` says.
+/// A setting that is a rate or the word `unlimited`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateText {
-    /// At most this.
     Limited(Rate),
-    /// The word `unlimited`.
     Unlimited,
 }
 
-/// Why a text is not a rate. The configuration's author is at fault.
+/// A text that is not a rate. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RateError {
-    /// Nothing stands there.
     Empty,
     /// There is no `/`, or more than one.
     NoSlash,
-    /// What stands before the `/` is not a whole number.
+    /// The text before the `/` is not a whole number.
     Count(String),
     /// The count is not between 1 and [`MAX_UNITS`].
     CountRange,
-    /// What stands after the `/` is not a length of time.
+    /// The text after the `/` is not a length of time.
     Window(DurationError),
     /// The window is not between [`MIN_WINDOW_US`] and [`MAX_WINDOW_US`].
     WindowRange,
 }
 
-/// The units that a rate is written with, longest first.
+/// Up to this many units a log remembers every admission to the microsecond: 8 KB for a key.
+const EXACT_UNITS: u64 = 1_000;
+/// A log of more units cuts its window into this many pieces: at most 8 KB for a key, and a unit
+/// counts at most a thousandth of the window too long.
+const PIECES: u64 = 1_000;
+
+/// The units that [`Rate`] is written with, longest first.
 const SHORT: [(&str, u64); 5] = [
     ("d", 86_400_000_000),
     ("h", 3_600_000_000),
@@ -74,7 +79,14 @@ impl RateText {
 }
 
 impl Rate {
-    /// Reads a rate: a count, `/`, and a window whose number may be left out when it is 1.
+    pub(super) fn of(rule: Rule) -> Rate {
+        Rate {
+            units: rule.units,
+            window_us: rule.window_us,
+        }
+    }
+
+    /// Reads a count, `/`, and a window. The window's number may be left out if it is 1.
     pub fn parse(text: &str) -> Result<Self, RateError> {
         let text = text.trim();
         if text.is_empty() {
@@ -99,6 +111,62 @@ impl Rate {
         }
         Ok(Self { units, window_us })
     }
+}
+
+impl Rule {
+    /// The rule of a rate without a configured algorithm: a log, exact up to 1,000 units.
+    pub fn by_size(rate: Rate) -> Rule {
+        // Windows are whole milliseconds, so a thousandth of one is whole microseconds.
+        let precision_us = if rate.units <= EXACT_UNITS {
+            1
+        } else {
+            rate.window_us / PIECES
+        };
+        Rule::log(rate, precision_us)
+    }
+
+    /// So many requests at once. A holder that does not renew its slots loses them after `hold_us`
+    /// microseconds.
+    pub const fn slots(units: u64, hold_us: u64) -> Rule {
+        Rule {
+            algorithm: Algorithm::Slots,
+            units,
+            window_us: hold_us,
+            precision_us: 1,
+        }
+    }
+
+    /// A log of this precision, which divides the rate's window.
+    pub const fn log(rate: Rate, precision_us: u64) -> Rule {
+        Rule {
+            algorithm: Algorithm::Log,
+            units: rate.units,
+            window_us: rate.window_us,
+            precision_us,
+        }
+    }
+}
+
+/// Finds the divisors of a window next below and next above a wanted length, microseconds. Both
+/// lengths are whole milliseconds.
+pub fn nearest_divisors(window_us: u64, wanted_us: u64) -> (u64, u64) {
+    let (window, wanted) = (window_us / 1_000, (wanted_us / 1_000).max(1));
+    let (mut below, mut above) = (1, window.max(1));
+    let mut small = 1;
+    while small * small <= window {
+        if window.is_multiple_of(small) {
+            for divisor in [small, window / small] {
+                if divisor <= wanted {
+                    below = below.max(divisor);
+                }
+                if divisor >= wanted {
+                    above = above.min(divisor);
+                }
+            }
+        }
+        small += 1;
+    }
+    (below * 1_000, above * 1_000)
 }
 
 impl fmt::Display for Rate {
@@ -139,120 +207,220 @@ impl std::error::Error for RateError {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
+/// A text that is not a length of time. The configuration's author is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DurationError {
+    Empty,
+    NoUnit,
+    /// Only a rate may leave the number out, after its `/`.
+    NoNumber,
+    /// The number is not whole, or too large.
+    Number(String),
+    Unit {
+        unit: String,
+        /// The known unit that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// `m` may be minutes or milliseconds.
+    Ambiguous,
+}
 
-    use super::*;
+/// A text that is not a size. The configuration's author is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SizeError {
+    Empty,
+    /// The number is missing, not whole, or too large for 64 bits of bytes.
+    Number(String),
+    Unit {
+        unit: String,
+        /// The known unit that looks most like it.
+        nearest: Option<&'static str>,
+    },
+}
 
-    fn rate(text: &str) -> (u64, u64) {
-        let Ok(RateText::Limited(rate)) = RateText::parse(text) else {
-            panic!("{text}: {:?}", RateText::parse(text));
-        };
-        (rate.units, rate.window_us)
+/// All names of units of time, microseconds.
+const UNITS: [(&str, u64); 22] = [
+    ("ms", 1_000),
+    ("msec", 1_000),
+    ("msecs", 1_000),
+    ("millisecond", 1_000),
+    ("milliseconds", 1_000),
+    ("s", 1_000_000),
+    ("sec", 1_000_000),
+    ("secs", 1_000_000),
+    ("second", 1_000_000),
+    ("seconds", 1_000_000),
+    ("min", 60_000_000),
+    ("mins", 60_000_000),
+    ("minute", 60_000_000),
+    ("minutes", 60_000_000),
+    ("h", 3_600_000_000),
+    ("hr", 3_600_000_000),
+    ("hrs", 3_600_000_000),
+    ("hour", 3_600_000_000),
+    ("hours", 3_600_000_000),
+    ("d", 86_400_000_000),
+    ("day", 86_400_000_000),
+    ("days", 86_400_000_000),
+];
+
+/// Units of size, bytes.
+const SIZES: [(&str, u64); 8] = [
+    ("B", 1),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+];
+
+/// Reads `25ms`, `5s`, `1min`, `24h`. A unit is required, whatever the number.
+pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
+    microseconds(text, None).map(Duration::from_micros)
+}
+
+/// Reads bytes: `1024`, `64KiB`, `10MB`. `K`, `M` and `G` alone are refused: some people mean 1000
+/// with them, others 1024.
+pub fn parse_size(text: &str) -> Result<u64, SizeError> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(SizeError::Empty);
     }
-
-    fn error(text: &str) -> RateError {
-        RateText::parse(text).unwrap_err()
+    let no_number = || SizeError::Number(text.to_owned());
+    let (number, unit) = split_number(text).ok_or_else(no_number)?;
+    let count = whole(number).ok_or_else(no_number)?;
+    if unit.is_empty() {
+        return Ok(count);
     }
+    let mut sizes = SIZES.iter();
+    let Some((_, bytes)) = sizes.find(|(name, _)| name.eq_ignore_ascii_case(unit)) else {
+        let is_initial =
+            |name: &&'static str| name.len() == 3 && name[..1].eq_ignore_ascii_case(unit);
+        let names = || SIZES.iter().map(|(name, _)| *name);
+        return Err(SizeError::Unit {
+            unit: unit.to_owned(),
+            nearest: names().find(is_initial).or_else(|| nearest(unit, names())),
+        });
+    };
+    count.checked_mul(*bytes).ok_or_else(no_number)
+}
 
-    #[test]
-    fn rates_are_a_count_and_a_window() {
-        assert_eq!(rate("100/min"), (100, 60_000_000));
-        assert_eq!(rate("30/10s"), (30, 10_000_000));
-        assert_eq!(rate("10_000/day"), (10_000, 86_400_000_000));
-        assert_eq!(rate(" 5 / 2 hours "), (5, 7_200_000_000));
-        assert_eq!(rate("1/ms"), (1, 1_000));
-        assert_eq!(rate("4294967295/366d"), (MAX_UNITS, MAX_WINDOW_US));
-        assert_eq!(RateText::parse("unlimited"), Ok(RateText::Unlimited));
-        for (unit, us) in quantity::UNITS {
-            assert_eq!(rate(&format!("1/{unit}")), (1, us));
-        }
+/// Reads a number and a unit as microseconds. `default` is the number where only a unit stands.
+fn microseconds(text: &str, default: Option<u64>) -> Result<u64, DurationError> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(DurationError::Empty);
     }
-
-    #[test]
-    fn mistakes_in_rates_are_told_apart() {
-        assert_eq!(error(""), RateError::Empty);
-        assert_eq!(error("100"), RateError::NoSlash);
-        assert_eq!(error("100/min/s"), RateError::NoSlash);
-        for count in [
-            "", "x", "-1", "1.5", "1__0", "_1", "1_", "100r", "+1", "\u{665}",
-        ] {
-            assert_eq!(error(&format!("{count}/s")), RateError::Count(count.into()));
-        }
-        for count in ["0", "4294967296", "99999999999999999999999"] {
-            assert_eq!(error(&format!("{count}/s")), RateError::CountRange);
-        }
-        assert_eq!(error("1/0s"), RateError::WindowRange);
-        assert_eq!(error("1/367d"), RateError::WindowRange);
-        assert_eq!(error("1/"), RateError::Window(DurationError::Empty));
-        assert_eq!(error("1/60"), RateError::Window(DurationError::NoUnit));
-        assert_eq!(error("1/m"), RateError::Window(DurationError::Ambiguous));
-        assert_eq!(error("1/5m"), RateError::Window(DurationError::Ambiguous));
-        assert_eq!(
-            error("1/1.5s"),
-            RateError::Window(DurationError::Number("1.5s".into()))
-        );
-        assert_eq!(
-            error("1/-5s"),
-            RateError::Window(DurationError::Number("-5s".into()))
-        );
+    let no_number = || DurationError::Number(text.to_owned());
+    let (number, unit) = split_number(text).ok_or_else(no_number)?;
+    let count = match number {
+        "" => default.ok_or(DurationError::NoNumber)?,
+        number => whole(number).ok_or_else(no_number)?,
+    };
+    match unit {
+        "" => return Err(DurationError::NoUnit),
+        "m" => return Err(DurationError::Ambiguous),
+        _ => {}
     }
+    let Some((_, us)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+        return Err(DurationError::Unit {
+            unit: unit.to_owned(),
+            nearest: nearest(unit, UNITS.iter().map(|(name, _)| *name)),
+        });
+    };
+    count.checked_mul(*us).ok_or_else(no_number)
+}
 
-    #[test]
-    fn unknown_units_come_with_the_nearest_known_one() {
-        for (unit, nearest) in [
-            ("minuts", Some("minutes")),
-            ("mn", Some("min")),
-            ("Min", Some("min")),
-            ("SEC", Some("sec")),
-            ("horu", Some("hour")),
-            ("us", Some("ms")),
-            ("week", None),
-            ("month", None),
-            ("fortnight", None),
-        ] {
-            let expected = DurationError::Unit {
-                unit: unit.into(),
-                nearest,
-            };
-            assert_eq!(
-                error(&format!("1/{unit}")),
-                RateError::Window(expected),
-                "{unit}"
-            );
-        }
-        let text = error("1/minuts").to_string();
-        assert_eq!(
-            text,
-            "in the window: `minuts` is not a unit of time; did you mean `minutes`?"
-        );
+/// Splits `10s` or `10 s` into `10` and `s`. `None` if something else than a unit follows.
+fn split_number(text: &str) -> Option<(&str, &str)> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '_');
+    let (number, rest) = text.split_at(end.unwrap_or(text.len()));
+    let unit = rest.trim_start();
+    (unit.is_empty() || unit.starts_with(char::is_alphabetic)).then_some((number, unit))
+}
+
+/// A whole number, with `_` between digits as in TOML.
+fn whole(text: &str) -> Option<u64> {
+    if !is_digits(text) {
+        return None;
     }
+    text.bytes()
+        .filter(|byte| *byte != b'_')
+        .try_fold(0_u64, |sum, digit| {
+            sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+        })
+}
 
-    #[test]
-    fn rates_are_shown_in_their_shortest_form() {
-        for (text, shown) in [
-            ("100/60s", "100/min"),
-            ("10_000/day", "10000/d"),
-            ("30/10s", "30/10s"),
-            ("1/90s", "1/90s"),
-            ("1/120min", "1/2h"),
-            ("1/1500ms", "1/1500ms"),
-        ] {
-            assert_eq!(Rate::parse(text).unwrap().to_string(), shown);
-        }
+fn is_digits(text: &str) -> bool {
+    text.split('_')
+        .all(|run| !run.is_empty() && run.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// The candidate that looks most like `word`, if one is close enough.
+fn nearest(word: &str, candidates: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+    let lower = word.to_ascii_lowercase();
+    let distance = |name: &str| strsim::osa_distance(&lower, &name.to_ascii_lowercase());
+    let (name, distance) = candidates
+        .map(|name| (name, distance(name)))
+        // Of two equally near names, prefer the one that only lost letters: `mn` is `min`.
+        .min_by_key(|&(name, distance)| (distance, !leaves_out(&lower, name)))?;
+    // At most one slip for every three letters: a wilder suggestion misleads.
+    (distance <= (lower.len() / 3).max(1) && distance < lower.len()).then_some(name)
+}
+
+/// Whether `word` is `name` without some of its letters.
+fn leaves_out(word: &str, name: &str) -> bool {
+    let mut letters = name.chars();
+    word.chars().all(|c| letters.any(|letter| letter == c))
+}
+
+/// The end of a message about an unknown unit: the nearest unit, or all units.
+fn unit_hint(nearest: Option<&str>, known: &str) -> String {
+    match nearest {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None => format!("there are `{known}`"),
     }
+}
 
-    proptest! {
-        #[test]
-        fn a_rate_reads_back_as_shown(units in 1..=MAX_UNITS, ms in 1..=MAX_WINDOW_US / 1_000) {
-            let rate = Rate { units, window_us: ms * 1_000 };
-            prop_assert_eq!(Rate::parse(&rate.to_string()), Ok(rate));
-        }
-
-        #[test]
-        fn nothing_panics(text in "\\PC{0,20}") {
-            let _ = RateText::parse(&text);
+impl fmt::Display for DurationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("a length of time is missing; write for example `10s`"),
+            Self::NoUnit => f.write_str("the unit is missing: one of `ms s min h d`"),
+            Self::NoNumber => f.write_str("the number is missing; write for example `10s`"),
+            Self::Number(text) => write!(
+                f,
+                "`{text}` is not a whole number and a unit, such as `10s`"
+            ),
+            Self::Unit { unit, nearest } => {
+                let hint = unit_hint(*nearest, "ms s min h d");
+                write!(f, "`{unit}` is not a unit of time; {hint}")
+            }
+            Self::Ambiguous => f.write_str("`m` may be minutes or milliseconds: `min` or `ms`?"),
         }
     }
 }
+
+impl std::error::Error for DurationError {}
+
+impl fmt::Display for SizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("a size is missing; write for example `64KiB`"),
+            Self::Number(text) => write!(f, "`{text}` is not a whole number of bytes that fits"),
+            Self::Unit { unit, nearest } => {
+                let hint = unit_hint(*nearest, "B KiB MiB GiB KB MB GB");
+                write!(f, "`{unit}` is not a unit of size; {hint}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SizeError {}
+
+#[cfg(test)]
+mod quantity_tests;
+#[cfg(test)]
+mod tests;

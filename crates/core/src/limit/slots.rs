@@ -1,8 +1,8 @@
-//! Slots: requests under way at once, as one process holds them. Twin of `lua/slots.lua`, which
-//! adds what other holders have, and leases.
+//! Slots: concurrent requests, as one process counts them. Twin of `lua/slots.lua`, which adds the
+//! counts of other processes, and leases.
 //!
-//! A unit is held, not spent: it counts until it is given back. Nothing here expires, since who
-//! holds it lives in the same process.
+//! A unit is held until it is given back. Nothing expires here, since the holder lives in the same
+//! process.
 
 /// Units held by one key.
 #[derive(Clone, Copy, Debug, Default)]
@@ -11,18 +11,15 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// Units held now.
     pub fn used(&self) -> u64 {
         u64::from(self.held)
     }
 
-    /// Takes units.
     pub fn charge(&mut self, cost: u64) {
         let cost = u32::try_from(cost).unwrap_or(u32::MAX);
         self.held = self.held.saturating_add(cost);
     }
 
-    /// Lets go of units.
     pub fn give_back(&mut self, cost: u64) {
         let cost = u32::try_from(cost).unwrap_or(u32::MAX);
         self.held = self.held.saturating_sub(cost);

@@ -1,46 +1,55 @@
-//! Windows: one rate of a limit, and where its counts are found.
-
-mod wording;
+//! Windows: one rate of a limit, the name of its counts in the store, and its texts for clients.
 
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::HeaderValue;
 
+use super::headers::seconds_up;
 use super::{Algorithm, KeyHash, Rate, Rule};
-pub use wording::Wording;
 
-/// The version of what is stored. Another version is another key: counts start anew.
+/// The version of the stored counts. Another version is another key: counts start anew.
 const LAYOUT: u8 = 2;
 
 /// One rate of a limit.
 #[derive(Clone, Debug)]
 pub struct Window {
-    /// What clients read: the limit's name, or `NAME/WINDOW` where a limit has several rates.
+    /// The name that clients read: `LIMIT`, or `LIMIT/WINDOW` where a limit has several rates.
     pub policy: Arc<str>,
-    /// What the store enforces.
     pub rule: Rule,
-    /// `NAME.FP`: what follows the tag in the store's key. FP is four characters over the layout
-    /// version, algorithm and window, so that changing those starts anew while changing the rate
-    /// or the precision keeps history.
+    /// `NAME.FP`: it follows the tag in the store's key. FP is four characters over the layout
+    /// version, algorithm and window. If one of these changes, counts start anew. If only the rate
+    /// or the precision changes, counts stay.
     pub store_suffix: String,
-    /// 16 bytes over `store_suffix`: mixed with a tag, the identity of one budget in memory.
+    /// 16 bytes over `store_suffix`. Mixed with a tag, they identify one budget in memory.
     pub identity: u128,
-    /// What clients are told of it.
-    pub wording: Wording,
+    pub texts: WindowTexts,
+}
+
+/// The texts that clients get of a window, made once and not for each request. Each worker has its
+/// own copy, since handing out a value counts a reference to it.
+#[derive(Clone, Debug)]
+pub struct WindowTexts {
+    /// The units: `5`.
+    pub units: HeaderValue,
+    /// The element of `RateLimit-Policy`: `"login";q=5;w=60`.
+    pub policy: HeaderValue,
+    /// For people: `"login" allows 5/min`.
+    pub allows: Box<str>,
+    /// `allows` as the inside of a JSON string.
+    pub allows_json: Box<str>,
 }
 
 /// The rates of a class of clients.
 #[derive(Clone, Debug)]
 pub struct Tier {
-    /// Its name.
     pub name: Arc<str>,
-    /// What is enforced for its clients.
     pub windows: Vec<Arc<Window>>,
 }
 
 impl Window {
-    /// The window of a limit with this one rule.
+    /// The only window of a limit.
     pub fn new(limit: &str, rule: Rule) -> Window {
         let store_suffix = store_suffix(limit, rule);
         Window {
@@ -48,29 +57,25 @@ impl Window {
             rule,
             identity: identity(&store_suffix),
             store_suffix,
-            wording: Wording::of(limit, rule),
+            texts: WindowTexts::new(limit, rule),
         }
     }
 
-    /// The rate as a file has it.
+    /// The rate as the configuration writes it.
     pub fn rate(&self) -> String {
-        let Rule {
-            units, window_us, ..
-        } = self.rule;
         match self.rule.algorithm {
-            Algorithm::Slots => format!("{units} at once"),
-            Algorithm::Log | Algorithm::Counter => Rate { units, window_us }.to_string(),
+            Algorithm::Slots => format!("{} at once", self.rule.units),
+            Algorithm::Log | Algorithm::Counter => Rate::of(self.rule).to_string(),
         }
     }
 
-    /// A copy that shares nothing with this one.
+    /// Copies the window for another worker, without shared memory.
     pub fn own(&self) -> Window {
         Window {
             policy: Arc::from(&*self.policy),
-            rule: self.rule,
             store_suffix: self.store_suffix.clone(),
-            identity: self.identity,
-            wording: Wording::of(&self.policy, self.rule),
+            texts: WindowTexts::new(&self.policy, self.rule),
+            ..*self
         }
     }
 
@@ -84,29 +89,48 @@ impl Window {
         let window = |rule: &Rule| {
             let mut window = Window::new(limit, *rule);
             if rules.len() > 1 {
-                let rate = Rate {
-                    units: rule.units,
-                    window_us: rule.window_us,
-                };
-                let text = rate.to_string();
-                let (_, length) = text.split_once('/').unwrap_or_default();
+                let rate = Rate::of(*rule).to_string();
+                let (_, length) = rate.split_once('/').unwrap_or_default();
                 window.policy = format!("{limit}/{length}").into();
-                window.wording = Wording::of(&window.policy, *rule);
+                window.texts = WindowTexts::new(&window.policy, *rule);
             }
             Arc::new(window)
         };
         rules.iter().map(window).collect()
     }
 
-    /// The window in which a candidate rule is counted beside what the limit enforces.
+    /// The window in which a candidate rule is counted beside the enforced rule.
     pub fn candidate(limit: &str, rule: Rule) -> Window {
         // No limit's name has a `~`.
         Window::new(&format!("{limit}~candidate"), rule)
     }
 }
 
-/// `NAME.FP`, where FP is four characters over all that makes old counts unusable. The rate's units
-/// and the precision are not among it: changing them keeps history.
+impl WindowTexts {
+    fn new(policy: &str, rule: Rule) -> WindowTexts {
+        let units = rule.units;
+        let (element, allows) = match rule.algorithm {
+            Algorithm::Slots => (
+                format!("\"{policy}\";q={units};qu=\"concurrent-requests\""),
+                format!("\"{policy}\" allows {units} requests at once"),
+            ),
+            Algorithm::Log | Algorithm::Counter => (
+                format!("\"{policy}\";q={units};w={}", seconds_up(rule.window_us)),
+                format!("\"{policy}\" allows {}", Rate::of(rule)),
+            ),
+        };
+        // A policy's name is of `[a-z0-9_/~-]`: nothing in it needs an escape.
+        let unnamed = HeaderValue::from_static("unnamed");
+        WindowTexts {
+            units: HeaderValue::from(units),
+            policy: HeaderValue::try_from(element).unwrap_or(unnamed),
+            allows_json: allows.replace('"', "\\\"").into(),
+            allows: allows.into(),
+        }
+    }
+}
+
+/// `NAME.FP`, where FP is a hash over everything that makes old counts unusable.
 fn store_suffix(name: &str, rule: Rule) -> String {
     let mut hasher = blake3::Hasher::new();
     let algorithm = match rule.algorithm {
@@ -116,7 +140,7 @@ fn store_suffix(name: &str, rule: Rule) -> String {
     };
     hasher.update(&[LAYOUT, algorithm]);
     hasher.update(&rule.window_us.to_le_bytes());
-    // Here stood the precision, which was 1 for all but coarse logs. Their names stay.
+    // Older versions hashed the precision here, which was 1 for all but coarse logs.
     hasher.update(&1_u64.to_le_bytes());
     let mut bytes = [0; 3];
     hasher.finalize_xof().fill(&mut bytes);

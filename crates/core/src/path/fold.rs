@@ -34,8 +34,7 @@ fn fold_escaped(text: &str) -> String {
                 }
                 Err(_) => bytes.push(byte),
             },
-            // These are no part of a name. A `/` or `\` that a name has escaped is one of them
-            // already.
+            // These separate names. An escaped `/` or `\` has become a `\` already.
             b'/' | b'\\' => {
                 push_folded(&mut folded, &bytes);
                 bytes.clear();
@@ -62,8 +61,8 @@ fn push_folded(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// What is one character to anybody: lower, upper and again lower case of it. The dotted capital
-/// I is the one letter whose lower case depends on the language.
+/// Folds a character by lower, upper and again lower case. Only the dotted capital I has a lower
+/// case that depends on the language.
 fn fold_char(c: char) -> impl Iterator<Item = char> {
     let c = if c == '\u{130}' { 'i' } else { c };
     let upper = c.to_lowercase().flat_map(char::to_uppercase);

@@ -1,9 +1,9 @@
-//! How upstreams read a decoded path: what some of them do to it and others do not.
+//! The readings of a decoded path: some upstreams change a path in ways that others do not.
 
 use super::{MAYBE_SEPARATOR, PathError};
 
-/// What an upstream does with a path beside splitting it at `/`, dropping empty segments and
-/// dropping what follows a `;`.
+/// What an upstream does with a path. Every upstream splits it at `/`, drops empty segments, and
+/// drops the text behind a `;`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Habits(u8);
 
@@ -11,18 +11,18 @@ pub(super) struct Habits(u8);
 const CLIMBS: u8 = 1;
 /// It splits at `\` and at an escaped `/` or `\`.
 const SPLITS: u8 = 2;
-/// It drops what follows an escaped `;` in a segment.
+/// It drops the text behind an escaped `;` in a segment.
 const CUTS: u8 = 4;
 /// It drops dots and spaces at the end of a segment, as Windows does.
 const TRIMS: u8 = 8;
 
-/// An escaped `;`, as decoded paths have it.
+/// An escaped `;` in decoded paths.
 const ESCAPED_SEMICOLON: &str = "%3B";
-/// A space, as decoded paths have it.
+/// A space in decoded paths.
 const SPACE: &str = "%20";
 
 impl Habits {
-    /// The habits that may make a difference to a path.
+    /// The habits that may change a path.
     pub(super) fn seen_in(decoded: &str) -> Result<Habits, PathError> {
         let mut seen = 0;
         for segment in decoded.split('/') {
@@ -104,7 +104,7 @@ fn push(text: &mut String, piece: &str, segment: &str, habits: Habits) -> Result
             if bare.is_empty() && name.contains('.') && name.contains(SPACE) {
                 return Err(PathError::HiddenDots);
             }
-            // Whether a `..` removes it or its parent depends on what is done first.
+            // The order of the steps decides whether a `..` removes it or its parent.
             if bare.is_empty() && habits.has(CLIMBS) {
                 return Err(PathError::TooManyReadings);
             }

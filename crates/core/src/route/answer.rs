@@ -1,4 +1,4 @@
-//! Where a route's requests go, or what they are answered instead.
+//! The target of a route: an upstream, a fixed answer, or a redirect.
 
 use std::fmt;
 
@@ -6,21 +6,18 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 
 use super::host_of;
-use super::template::{Piece, Template, TemplateError, TemplateFacts, TooLong, Variable};
+use super::template::{Template, TemplateError, TemplateFacts, TemplatePiece, TooLong, Variable};
 
-/// Where a route's requests go.
 #[derive(Clone, Debug)]
 pub enum Target {
-    /// To an upstream: an index into the configuration's.
+    /// An index into the configuration's upstreams.
     Upstream(usize),
-    /// Nowhere: this is the answer.
     Respond(Box<Respond>),
-    /// Elsewhere: the client is told.
     Redirect(Box<Redirect>),
 }
 
 impl Target {
-    /// A copy that shares nothing.
+    /// Copies the target for another worker, without shared memory.
     #[must_use]
     pub fn own(&self) -> Target {
         let Target::Respond(respond) = self else {
@@ -35,29 +32,26 @@ impl Target {
     }
 }
 
-/// An answer that is always the same.
+/// A fixed answer.
 #[derive(Clone, Debug)]
 pub struct Respond {
-    /// Its status, 200 or above.
+    /// 200 or above.
     pub status: StatusCode,
-    /// Its body, as it stands in the configuration.
     pub body: Bytes,
-    /// What the body is; nothing where there is none.
+    /// `None` for an empty body.
     pub content_type: Option<HeaderValue>,
 }
 
-/// An answer that sends the client elsewhere.
 #[derive(Clone, Debug)]
 pub struct Redirect {
-    /// Its status: 301, 302, 303, 307 or 308.
+    /// 301, 302, 303, 307 or 308.
     pub status: StatusCode,
     to: Template,
 }
 
-/// Why a text is no place to send clients to. The configuration's author is at fault.
+/// A text that is not a location. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RedirectError {
-    /// Its variables.
     Template(TemplateError),
     /// It is neither a path nor a URL.
     Form,
@@ -67,22 +61,22 @@ pub enum RedirectError {
     Character(char),
 }
 
-/// Why a request cannot be sent elsewhere. The client is at fault.
+/// A request cannot be redirected. The client is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NoWay {
-    /// The place would be longer than any header's value here.
+pub enum RedirectFailure {
+    /// The location would be longer than a header's value may be.
     TooLong,
-    /// It names no host, and the place is made of it.
+    /// The location needs the request's host, and the request names none.
     NoHost,
 }
 
 impl Redirect {
-    /// Reads a place: a path, or a URL whose host is not the client's to choose.
+    /// Reads a location: a path, or a URL whose host the client cannot choose.
     pub fn new(to: &str, status: StatusCode) -> Result<Redirect, RedirectError> {
         let to = Template::parse(to).map_err(RedirectError::Template)?;
         let texts = to.pieces().iter().filter_map(|piece| match piece {
-            Piece::Text(text) => Some(text),
-            Piece::Variable(_) => None,
+            TemplatePiece::Text(text) => Some(text),
+            TemplatePiece::Variable(_) => None,
         });
         let is_odd = |c: &char| !c.is_ascii_graphic() || "\"<>\\^`{|}".contains(*c);
         if let Some(odd) = texts.flat_map(|text| text.chars()).find(is_odd) {
@@ -92,27 +86,30 @@ impl Redirect {
         Ok(Redirect { status, to })
     }
 
-    /// Its template.
+    /// The template of the location.
     pub fn to(&self) -> &Template {
         &self.to
     }
 
-    /// Where a request is sent.
-    pub fn location(&self, facts: &TemplateFacts<'_>) -> Result<HeaderValue, NoWay> {
-        let place = self.to.fill_url(facts).map_err(|TooLong| NoWay::TooLong)?;
+    /// The value of `Location` for a request.
+    pub fn location(&self, facts: &TemplateFacts<'_>) -> Result<HeaderValue, RedirectFailure> {
+        let place = self
+            .to
+            .fill_url(facts)
+            .map_err(|TooLong| RedirectFailure::TooLong)?;
         if facts.host.is_empty() && place.contains("://") {
-            return Err(NoWay::NoHost);
+            return Err(RedirectFailure::NoHost);
         }
-        HeaderValue::try_from(place).map_err(|_| NoWay::TooLong)
+        HeaderValue::try_from(place).map_err(|_| RedirectFailure::TooLong)
     }
 }
 
-/// A place begins with a path, or with a scheme and a host of which nothing but the host that was
-/// asked for comes from the client.
-fn check_front(pieces: &[Piece]) -> Result<(), RedirectError> {
+/// Checks that a location begins with a path, or with a scheme and a host. The client may only
+/// choose the host that it sent in its own request.
+fn check_front(pieces: &[TemplatePiece]) -> Result<(), RedirectError> {
     let (authority, rest) = match pieces {
-        [Piece::Variable(Variable::Path | Variable::Uri), ..] => return Ok(()),
-        [Piece::Text(text), rest @ ..] => {
+        [TemplatePiece::Variable(Variable::Path | Variable::Uri), ..] => return Ok(()),
+        [TemplatePiece::Text(text), rest @ ..] => {
             let schemes = ["https://", "http://"];
             match schemes.iter().find_map(|scheme| text.strip_prefix(scheme)) {
                 Some(authority) => (authority, rest),
@@ -121,8 +118,8 @@ fn check_front(pieces: &[Piece]) -> Result<(), RedirectError> {
             }
         }
         [
-            Piece::Variable(Variable::Scheme),
-            Piece::Text(text),
+            TemplatePiece::Variable(Variable::Scheme),
+            TemplatePiece::Text(text),
             rest @ ..,
         ] => {
             let authority = text.strip_prefix("://").ok_or(RedirectError::Form)?;
@@ -133,22 +130,22 @@ fn check_front(pieces: &[Piece]) -> Result<(), RedirectError> {
     check_host(authority, rest)
 }
 
-fn check_host(first: &str, rest: &[Piece]) -> Result<(), RedirectError> {
+fn check_host(first: &str, rest: &[TemplatePiece]) -> Result<(), RedirectError> {
     let mut host = String::new();
-    let first = Piece::Text(first.into());
+    let first = TemplatePiece::Text(first.into());
     for piece in std::iter::once(&first).chain(rest) {
         match piece {
-            Piece::Text(text) => {
+            TemplatePiece::Text(text) => {
                 let end = text.find(['/', '?', '#']).unwrap_or(text.len());
                 host.push_str(&text[..end]);
                 if end < text.len() {
                     break;
                 }
             }
-            // A name as good as any other.
-            Piece::Variable(Variable::Host) => host.push('h'),
-            Piece::Variable(Variable::Path | Variable::Uri) => break,
-            Piece::Variable(_) => return Err(RedirectError::Host),
+            // Any valid name will do.
+            TemplatePiece::Variable(Variable::Host) => host.push('h'),
+            TemplatePiece::Variable(Variable::Path | Variable::Uri) => break,
+            TemplatePiece::Variable(_) => return Err(RedirectError::Host),
         }
     }
     host_of(&host).map_err(|_| RedirectError::Form)?;

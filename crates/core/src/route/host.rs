@@ -1,7 +1,7 @@
-//! Host names: what a request may say it asks for, and the patterns that routes match it with.
+//! Host names of requests, and the patterns of routes.
 //!
-//! A host has one spelling here: lower case, no port, no trailing dot. Anything that an upstream
-//! could read as another host is refused rather than repaired.
+//! A host has one spelling here: lower case, no port, no trailing dot. A host that an upstream
+//! could read in another way is refused, not repaired.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,23 +10,20 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 /// The longest host name, bytes (RFC 1035).
 pub const MAX_HOST_BYTES: usize = 253;
 
-/// Hosts that a route answers for.
+/// The hosts of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HostPattern {
-    /// Every host.
     Any,
-    /// This one.
     Exact(Box<str>),
-    /// `*.example.com`, kept as `example.com`: everything below it, at any depth, not itself.
+    /// `*.example.com`, stored as `example.com`: all names below it, at any depth, but not itself.
     Below(Box<str>),
 }
 
-/// Why a text is not a host. In a request, the client is at fault: 400.
+/// A text that is not a host. In a request, the client is at fault: 400.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HostError {
-    /// Nothing stands there.
     Empty,
-    /// It is longer than [`MAX_HOST_BYTES`].
+    /// Longer than [`MAX_HOST_BYTES`].
     TooLong,
     /// A character that no host name has: a space, a comma, `@`, `%`, anything not ASCII.
     Character,
@@ -34,7 +31,7 @@ pub enum HostError {
     EmptyLabel,
     /// The port is not a number up to 65535.
     Port,
-    /// What stands in brackets is not an IPv6 address.
+    /// The text in brackets is not an IPv6 address.
     Ipv6,
     /// In a pattern: `*` anywhere but in a leading `*.`.
     Star,
@@ -66,7 +63,7 @@ impl HostPattern {
         Ok(Self::Below(host.into()))
     }
 
-    /// Whether it takes this host, given as [`host_of`] returns it.
+    /// `host` is as [`host_of`] returns it.
     pub fn matches(&self, host: &str) -> bool {
         match self {
             Self::Any => true,
@@ -78,8 +75,8 @@ impl HostPattern {
     }
 }
 
-/// The one spelling of the host in a `Host` header or an authority: lower case, without port and
-/// trailing dot, IPv6 in brackets. Borrowed when it was written so.
+/// Returns the one spelling of the host in a `Host` header or an authority: lower case, without
+/// port and trailing dot, IPv6 in brackets. Borrows a host that has this spelling already.
 pub fn host_of(authority: &str) -> Result<Cow<'_, str>, HostError> {
     if let Some(host) = plain(authority) {
         return Ok(Cow::Borrowed(host));
@@ -87,7 +84,7 @@ pub fn host_of(authority: &str) -> Result<Cow<'_, str>, HostError> {
     spelled(authority)
 }
 
-/// The long way, which every host can take.
+/// Works for every host, and is slower than [`plain`].
 fn spelled(authority: &str) -> Result<Cow<'_, str>, HostError> {
     let (name, _) = split_port(authority)?;
     if let Some(inner) = name.strip_prefix('[') {
@@ -119,7 +116,7 @@ fn spelled(authority: &str) -> Result<Cow<'_, str>, HostError> {
     Ok(Cow::Borrowed(name))
 }
 
-/// One scan that finds nothing to do in nearly every host; the others take the long way.
+/// Accepts nearly every host in one scan. `None` does not mean that the host is wrong.
 fn plain(authority: &str) -> Option<&str> {
     let bytes = authority.as_bytes();
     let mut previous = b'.';
@@ -145,7 +142,7 @@ fn plain(authority: &str) -> Option<&str> {
     (previous != b'.' && end <= MAX_HOST_BYTES && usual).then(|| &authority[..end])
 }
 
-/// The name and what follows its last `:`, checked to be a port (which may be empty, RFC 3986).
+/// Splits a port off, and checks it. The port may be empty (RFC 3986).
 fn split_port(authority: &str) -> Result<(&str, Option<&str>), HostError> {
     let end = match authority.rfind(']') {
         Some(bracket) if authority.starts_with('[') => bracket + 1,
@@ -161,14 +158,14 @@ fn split_port(authority: &str) -> Result<(&str, Option<&str>), HostError> {
     };
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     if !digits || (!port.is_empty() && port.parse::<u16>().is_err()) {
-        // `user:password@host` reaches this too: what stands after its colon is no port.
+        // `user:password@host` also ends here: the text behind its colon is not a port.
         return Err(HostError::Port);
     }
     Ok((name, Some(port)))
 }
 
-/// Letters, digits and what names in use have besides. Percent escapes and the other characters
-/// that RFC 3986 allows are refused: an upstream might decode them into another name.
+/// Whether names in use have this byte. Percent escapes and other characters of RFC 3986 are
+/// refused, since an upstream might decode them into another name.
 fn is_host_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~')
 }

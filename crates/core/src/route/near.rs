@@ -1,64 +1,58 @@
-//! Why the other routes are not a request's: for people, and not on the path of a request.
+//! Routes that nearly match a request, and why they do not: for `explain`, not on the request path.
 //!
-//! It asks each route what the table's order rests on, so that what it says and what the table
-//! finds cannot differ. It looks at every route.
+//! This code visits every route, and uses the same comparisons as the table. So it cannot disagree
+//! with the table.
 
 use std::cmp::Reverse;
 
 use http::HeaderName;
 
-use super::pattern::Segment;
-use super::{Ask, HostPattern, PathPattern, Route, RouteTable};
+use super::pattern::{Segment, segments};
+use super::{HostPattern, PathPattern, Route, RouteQuery, RouteTable};
 
-/// A route that is near a request, and not its own.
+/// A route that nearly matches a request.
 #[derive(Clone, Debug)]
 pub struct Near<'t> {
-    /// The route.
     pub route: &'t Route,
-    /// Everything that does not fit; of a route that fits, by what the other one wins.
+    /// All mismatches. A route that does match has the one reason why another route wins.
     pub misses: Vec<Miss<'t>>,
 }
 
-/// Why a route is not a request's.
+/// The reason why a route is not the request's route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Miss<'t> {
-    /// It is another host's.
     Host,
-    /// Its path is another: from this segment on, counted from 0.
+    /// The path differs from this segment on, counted from 0.
     Path(usize),
-    /// It does not take the method.
     Method,
     /// The request does not have this header.
     NoHeader(&'t HeaderName),
     /// The request has this header with another value.
     HeaderValue(&'t HeaderName),
-    /// It fits, and the route that was found is more specific by this.
+    /// The route matches, and the found route is more specific by this.
     LessSpecific(Precedence),
 }
 
-/// What makes one of two fitting routes the more specific one, in the order in which it counts.
+/// The property that makes one of two matching routes more specific, in the order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precedence {
-    /// Its host.
     Host,
-    /// Its path.
     Path,
-    /// That it names the method.
+    /// The route names the method.
     Method,
-    /// Its headers.
     Headers,
 }
 
 impl RouteTable {
-    /// Routes that might have been meant instead of the one that the table finds, the nearest
-    /// first; so many at most.
-    pub fn near<'t>(&'t self, ask: &Ask<'_>, most: usize) -> Vec<Near<'t>> {
-        let found = self.find(ask).map(|found| found.route);
-        let others = self.iter().filter(|route| {
-            let found = found.map(std::ptr::from_ref);
-            found != Some(std::ptr::from_ref(*route))
-        });
-        let mut near: Vec<_> = others.filter_map(|route| route.near(ask, found)).collect();
+    /// Finds routes that the client may have meant instead of the found one: at most `most`, the
+    /// nearest first.
+    pub fn near<'t>(&'t self, query: &RouteQuery<'_>, most: usize) -> Vec<Near<'t>> {
+        let found = self.find(query).map(|found| found.route);
+        let is_other = |route: &&Route| !found.is_some_and(|found| std::ptr::eq(found, *route));
+        let others = self.iter().filter(is_other);
+        let mut near: Vec<_> = others
+            .filter_map(|route| route.near(query, found))
+            .collect();
         near.sort_by_key(|(distance, _)| *distance);
         near.truncate(most);
         near.into_iter().map(|(_, near)| near).collect()
@@ -69,21 +63,25 @@ impl RouteTable {
 type Distance = (usize, Reverse<usize>);
 
 impl Route {
-    fn near<'t>(&'t self, ask: &Ask<'_>, found: Option<&Route>) -> Option<(Distance, Near<'t>)> {
+    fn near<'t>(
+        &'t self,
+        query: &RouteQuery<'_>,
+        found: Option<&Route>,
+    ) -> Option<(Distance, Near<'t>)> {
         let mut misses = Vec::new();
-        if !self.host.matches(ask.host) {
+        if !self.host.matches(query.host) {
             misses.push(Miss::Host);
         }
-        let path = ask.path.in_case(self.case);
+        let path = query.path.in_case(self.case);
         let (common, path_fits) = self.path.common(path.as_str());
         if !path_fits || !self.path.matches(path) {
             misses.push(Miss::Path(common));
         }
-        if self.method_rank(ask.method).is_none() {
+        if self.method_rank(query.method).is_none() {
             misses.push(Miss::Method);
         }
-        for wanted in self.headers.iter().filter(|one| !one.is_in(ask.headers)) {
-            misses.push(match ask.headers.contains_key(&wanted.name) {
+        for wanted in self.headers.iter().filter(|one| !one.is_in(query.headers)) {
+            misses.push(match query.headers.contains_key(&wanted.name) {
                 true => Miss::HeaderValue(&wanted.name),
                 false => Miss::NoHeader(&wanted.name),
             });
@@ -93,13 +91,13 @@ impl Route {
         let is_near = match misses.len() {
             0 | 1 if !path_misses => true,
             2 if !path_misses => !self.takes_all_paths(),
-            count => count == 1 && (common > 0 || self.is_misspelt(ask)),
+            count => count == 1 && (common > 0 || self.is_misspelt(query)),
         };
         if !is_near {
             return None;
         }
         if misses.is_empty() {
-            misses.push(Miss::LessSpecific(found?.precedes(self, ask)));
+            misses.push(Miss::LessSpecific(found?.precedes(self, query)));
         }
         let distance = (misses.len() + usize::from(path_misses), Reverse(common));
         let near = Near {
@@ -113,8 +111,8 @@ impl Route {
         self.path.segments().is_empty() && self.path.takes_rest() && !self.path.is_regex()
     }
 
-    /// By what this route, which fits, comes before another one that fits.
-    fn precedes(&self, other: &Route, ask: &Ask<'_>) -> Precedence {
+    /// Why this route comes before another route, when both match.
+    fn precedes(&self, other: &Route, query: &RouteQuery<'_>) -> Precedence {
         let host = |route: &Route| match &route.host {
             HostPattern::Exact(_) => usize::MAX,
             HostPattern::Below(name) => name.len(),
@@ -124,40 +122,34 @@ impl Route {
             Precedence::Host
         } else if !self.path.is_as_specific_as(&other.path) {
             Precedence::Path
-        } else if self.method_rank(ask.method) != other.method_rank(ask.method) {
+        } else if self.method_rank(query.method) != other.method_rank(query.method) {
             Precedence::Method
         } else {
             Precedence::Headers
         }
     }
 
-    /// Whether the path has as many segments as this route's, and differs in one, by a slip.
-    fn is_misspelt(&self, ask: &Ask<'_>) -> bool {
-        let given: Vec<&str> = segments(ask.path.in_case(self.case).as_str()).collect();
+    /// Whether the path has as many segments as this route's, and only one of them has a typo.
+    fn is_misspelt(&self, query: &RouteQuery<'_>) -> bool {
+        let given: Vec<&str> = segments(query.path.in_case(self.case).as_str()).collect();
         let own = self.path.segments();
-        let slips = own
-            .iter()
-            .zip(given.iter().copied())
-            .filter_map(|pair| match pair {
-                (Segment::Literal(own), given) if **own != *given => Some((&**own, given)),
-                _ => None,
-            });
-        let slips: Vec<_> = slips.collect();
+        let pairs = own.iter().zip(given.iter().copied());
+        let typos = pairs.filter_map(|pair| match pair {
+            (Segment::Literal(own), given) if **own != *given => Some((&**own, given)),
+            _ => None,
+        });
+        let typos: Vec<_> = typos.collect();
         let close = |(own, given): &(&str, &str)| {
             let most = (own.len().max(given.len()) / 3).max(1);
             strsim::osa_distance(own, given) <= most
         };
         (own.len() == given.len() || (self.path.takes_rest() && own.len() < given.len()))
-            && matches!(&slips[..], [slip] if close(slip))
+            && matches!(&typos[..], [typo] if close(typo))
     }
 }
 
-fn segments(path: &str) -> impl Iterator<Item = &str> {
-    path.split('/').filter(|segment| !segment.is_empty())
-}
-
 impl PathPattern {
-    /// How many segments of a path fit from the left, and whether all do.
+    /// Counts the segments that match from the left, and says whether all match.
     fn common(&self, path: &str) -> (usize, bool) {
         if self.is_regex() {
             return (0, self.matches_text(path));
@@ -177,7 +169,7 @@ impl PathPattern {
         (own, self.takes_rest() || given.next().is_none())
     }
 
-    /// Whether neither of two patterns for the same path comes before the other.
+    /// Whether neither of two patterns for the same path has precedence.
     fn is_as_specific_as(&self, other: &PathPattern) -> bool {
         let literal = |segment: &Segment| matches!(segment, Segment::Literal(_));
         let shape = |pattern: &PathPattern| -> Vec<bool> {
@@ -223,7 +215,7 @@ mod tests {
             let name = HeaderName::from_static("x-version");
             (name, HeaderValue::from_static(text))
         }));
-        let ask = Ask {
+        let ask = RouteQuery {
             host: "api.example",
             path: &CanonicalPath::parse(path).unwrap(),
             method: &Method::from_bytes(method.as_bytes()).unwrap(),

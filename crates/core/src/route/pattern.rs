@@ -1,7 +1,7 @@
 //! Path patterns: `/login`, `/users/{id}/posts`, `/search/*`.
 //!
-//! Literal segments are kept in the canonical spelling of [`CanonicalPath`], so that a pattern
-//! and a request meet whatever way either was written.
+//! Literal segments have the canonical spelling of [`CanonicalPath`]. So a pattern matches a
+//! request whatever spelling either has.
 
 use std::fmt;
 
@@ -11,34 +11,32 @@ use crate::path::{CanonicalPath, Case, PathError, fold};
 /// Segments in one pattern, at most.
 pub const MAX_SEGMENTS: usize = 32;
 
-/// Paths that a route answers for.
+/// The paths of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PathPattern {
     segments: Vec<Segment>,
+    /// The pattern ends in `/*`.
     rest: bool,
-    /// `regex:..`: of all paths those in which it is found.
+    /// `regex:..`: all paths in which the expression is found.
     regex: Option<Regex>,
 }
 
-/// One segment of a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Segment {
-    /// Exactly this, in canonical spelling.
+    /// In canonical spelling.
     Literal(Box<str>),
     /// `{name}`: any one segment.
     Param(Box<str>),
 }
 
-/// Why a text is not a pattern. The configuration's author is at fault.
+/// A text that is not a pattern. The configuration's author is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PatternError {
-    /// Where, bytes from the beginning of the text.
+    /// Bytes from the beginning of the text.
     pub at: usize,
-    /// What is wrong there.
     pub fault: PatternFault,
 }
 
-/// What is wrong with a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PatternFault {
     /// It does not begin with `/`.
@@ -51,8 +49,8 @@ pub enum PatternFault {
     Star,
     /// `{` or `}` in a segment that is not one `{name}`.
     Brace,
-    /// `:name`, `<name>` or `[name]`: other programs write parameters so. To mean the text itself,
-    /// its first character is escaped.
+    /// `:name`, `<name>` or `[name]`, as other programs write parameters. As plain text, the first
+    /// character must be escaped.
     Foreign,
     /// The name between the braces is empty or has other characters than letters, digits, `_`
     /// and `-`.
@@ -61,20 +59,20 @@ pub enum PatternFault {
     ParamTwice,
     /// `?` or `#`: a pattern sees the path only.
     Query,
-    /// `;` or `%3B`: what follows it in a segment is left out when paths are matched.
+    /// `;` or `%3B`: matching ignores the rest of the segment behind it.
     Params,
-    /// A dot or a space at the end of a segment: they are left out when paths are matched.
+    /// A dot or a space at the end of a segment, which matching ignores.
     End,
     /// `.`, `..`, or an escaped `/` or `\`: paths are matched without them.
     NotCanonical,
-    /// No request's path may look like this.
+    /// No request may have such a path.
     Path(PathError),
-    /// What stands behind `regex:`.
+    /// The text behind `regex:`.
     Regex(RegexFault),
 }
 
 impl PathPattern {
-    /// Reads a pattern. A trailing slash means nothing, as in requests.
+    /// Reads a pattern. A trailing slash is ignored, as in requests.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
         if let Some(expression) = text.strip_prefix(MARK) {
             let regex = Regex::parse(expression)
@@ -122,12 +120,12 @@ impl PathPattern {
         })
     }
 
-    /// Whether a path is one that it stands for, in every reading that the path has.
+    /// Whether the pattern matches every reading of a path.
     pub fn matches(&self, path: &CanonicalPath<'_>) -> bool {
         path.readings().all(|path| self.matches_text(path))
     }
 
-    /// The same pattern for paths of this case.
+    /// Makes the pattern match paths of this case.
     #[must_use]
     pub fn in_case(mut self, case: Case) -> Self {
         if case == Case::Insensitive {
@@ -153,9 +151,9 @@ impl PathPattern {
         literals(self) == literals(other)
     }
 
-    /// What its `{param}`s stand for in a path that it matches, in order.
+    /// The values of its `{param}`s in a path that it matches, in order.
     pub(super) fn values_in<'p>(&self, path: &'p str) -> impl Iterator<Item = &'p str> {
-        let given = path.split('/').filter(|segment| !segment.is_empty());
+        let given = segments(path);
         let both = self.segments.iter().zip(given);
         both.filter_map(|(segment, given)| match segment {
             Segment::Param(_) => Some(given),
@@ -163,12 +161,12 @@ impl PathPattern {
         })
     }
 
-    /// Whether one reading of a path is one that it stands for.
+    /// Whether the pattern matches one reading of a path.
     pub(super) fn matches_text(&self, path: &str) -> bool {
         if let Some(regex) = &self.regex {
             return regex.is_in_path(path);
         }
-        let mut given = path.split('/').filter(|segment| !segment.is_empty());
+        let mut given = segments(path);
         for segment in &self.segments {
             match (segment, given.next()) {
                 (_, None) => return false,
@@ -179,18 +177,14 @@ impl PathPattern {
         self.rest || given.next().is_none()
     }
 
-    /// What its `{name}` stands for in a path that it matches.
+    /// The value of its `{name}` in a path that it matches.
     pub fn param_of<'p>(&self, name: &str, path: &'p str) -> &'p str {
-        let given = path.split('/').filter(|segment| !segment.is_empty());
-        let mut both = self.segments.iter().zip(given);
-        let found = both.find_map(|(segment, given)| match segment {
-            Segment::Param(own) => (**own == *name).then_some(given),
-            Segment::Literal(_) => None,
-        });
-        found.unwrap_or_default()
+        let mut both = self.params().zip(self.values_in(path));
+        both.find_map(|(own, value)| (own == name).then_some(value))
+            .unwrap_or_default()
     }
 
-    /// What its `/*` stands for in a path that it matches, without the slash before it.
+    /// The part of a matching path that `/*` stands for, without the slash before it.
     pub fn rest_of<'p>(&self, path: &'p str) -> &'p str {
         let mut rest = path.strip_prefix('/').unwrap_or(path);
         for _ in &self.segments {
@@ -199,8 +193,7 @@ impl PathPattern {
         rest
     }
 
-    /// A path that it stands for, with other spellings of some literals; nothing if `respell` has
-    /// none of them.
+    /// Makes a matching path in which `respell` has changed literals. `None` if it changed none.
     pub fn sample(&self, respell: impl Fn(&str) -> Option<String>) -> Option<String> {
         let mut path = String::new();
         let mut respelled = false;
@@ -223,20 +216,19 @@ impl PathPattern {
     /// Whether all its paths begin with these segments, given in canonical spelling.
     pub fn begins_with(&self, prefix: &str) -> bool {
         if let Some(regex) = &self.regex {
-            let head = regex.head();
+            let head = regex.literal_prefix();
             return head
                 .strip_prefix(prefix)
                 .is_some_and(|rest| rest.starts_with('/'));
         }
         let mut own = self.segments.iter();
-        let mut wanted = prefix.split('/').filter(|segment| !segment.is_empty());
+        let mut wanted = segments(prefix);
         wanted.all(|wanted| match own.next() {
             Some(Segment::Literal(literal)) => **literal == *wanted,
             _ => false,
         })
     }
 
-    /// Whether it is a regular expression.
     pub fn is_regex(&self) -> bool {
         self.regex.is_some()
     }
@@ -283,6 +275,11 @@ impl PathPattern {
         }
         Ok(name.into())
     }
+}
+
+/// The non-empty segments of a path.
+pub(super) fn segments(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|segment| !segment.is_empty())
 }
 
 fn literal(text: &str) -> Result<Box<str>, PatternFault> {

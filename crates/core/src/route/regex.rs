@@ -1,7 +1,7 @@
 //! Regular expressions: `regex:TEXT` as a route's path, and as a header's value.
 //!
-//! The engine takes time in proportion to the text, whatever the expression is. It has no
-//! look-around and no backreferences.
+//! The engine's time is proportional to the text, for every expression. It has no look-around and
+//! no backreferences.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,36 +9,33 @@ use std::hash::{Hash, Hasher};
 
 use regex::bytes;
 
-/// What a text begins with that is a regular expression.
+/// The prefix of a regular expression in the configuration.
 pub(super) const MARK: &str = "regex:";
 /// Bytes of an expression, at most.
 const MAX_BYTES: usize = 4096;
 /// Bytes of memory that a compiled expression may take.
 const MAX_COMPILED: usize = 1 << 20;
 
-/// An expression that is searched for; `^` and `$` anchor it. It knows bytes, not characters of
-/// several bytes.
+/// An expression that is searched for; `^` and `$` anchor it. It matches bytes, not Unicode.
 #[derive(Clone, Debug)]
 pub struct Regex {
     text: Box<str>,
     compiled: Box<bytes::Regex>,
 }
 
-/// Why a text is not an expression. The configuration's author is at fault.
+/// A text that is not an expression. The configuration's author is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegexFault {
-    /// It is longer than this program takes.
+    /// Longer than 4096 bytes.
     TooLong,
-    /// It takes more memory than this program gives.
+    /// Needs more than 1 MiB compiled.
     TooBig,
-    /// It looks ahead, looks behind or refers back.
     LookAround,
-    /// It is not in the syntax.
     Syntax,
 }
 
 impl Regex {
-    /// Reads an expression, without its mark.
+    /// Reads an expression, without its prefix.
     pub fn parse(text: &str) -> Result<Self, RegexFault> {
         if text.len() > MAX_BYTES {
             return Err(RegexFault::TooLong);
@@ -59,32 +56,32 @@ impl Regex {
         })
     }
 
-    /// The same for letters of either case.
+    /// Makes the expression ignore letter case.
     pub(super) fn in_any_case(self) -> Self {
         match compiled(&self.text, true) {
             Ok(folded) => Self {
                 compiled: Box::new(folded),
                 ..self
             },
-            // Both cases need more memory: the expression says so itself then, as `(?i)`.
+            // Ignoring case needs too much memory. The author can still write `(?i)`.
             Err(_) => self,
         }
     }
 
-    /// As it was written, without its mark.
+    /// The text without its prefix.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// What every path that it takes begins with: the literal characters behind `^`.
-    pub(super) fn head(&self) -> String {
-        let mut head = String::new();
+    /// The literal characters behind `^`: every matching path begins with them.
+    pub(super) fn literal_prefix(&self) -> String {
+        let mut prefix = String::new();
         let Some(rest) = self
             .text
             .strip_prefix('^')
             .filter(|rest| !rest.contains('|'))
         else {
-            return head;
+            return prefix;
         };
         let mut chars = rest.chars().peekable();
         while let Some(c) = chars.next() {
@@ -95,20 +92,20 @@ impl Regex {
             };
             let repeats = chars.peek().is_some_and(|c| "?*+{".contains(*c));
             match literal.filter(|_| !repeats) {
-                Some(c) => head.push(c),
+                Some(c) => prefix.push(c),
                 None => break,
             }
         }
-        head
+        prefix
     }
 
-    /// Whether it is found in a header's value.
+    /// Whether the expression is found in a header's value.
     pub fn is_in(&self, value: &[u8]) -> bool {
         self.compiled.is_match(value)
     }
 
-    /// Whether it is found in a canonical path, escapes resolved. A slash at the path's end makes
-    /// no difference to a route, so the path is tried without it and with it.
+    /// Whether the expression is found in a canonical path, with escapes decoded. Routes ignore a
+    /// trailing slash, so this tries the path without it and with it.
     pub(super) fn is_in_path(&self, path: &str) -> bool {
         let plain = decoded(path);
         if self.compiled.is_match(&plain) {
@@ -127,7 +124,7 @@ fn compiled(text: &str, any_case: bool) -> Result<bytes::Regex, regex::Error> {
     bytes::RegexBuilder::new(text)
         .unicode(false)
         .case_insensitive(any_case)
-        // Letters of both cases take more, and what was read once is never refused again.
+        // Ignoring case needs more memory, and an accepted expression must not be refused later.
         .size_limit(if any_case {
             4 * MAX_COMPILED
         } else {
@@ -136,7 +133,7 @@ fn compiled(text: &str, any_case: bool) -> Result<bytes::Regex, regex::Error> {
         .build()
 }
 
-/// A canonical path whose escapes stand for their bytes.
+/// Decodes the escapes of a canonical path.
 fn decoded(path: &str) -> Cow<'_, [u8]> {
     let bytes = path.as_bytes();
     if !bytes.contains(&b'%') {
@@ -231,7 +228,7 @@ mod tests {
             (r"^/a/\d", "/a/"),
             ("^/a/(b)", "/a/"),
         ] {
-            assert_eq!(Regex::parse(text).unwrap().head(), head, "{text}");
+            assert_eq!(Regex::parse(text).unwrap().literal_prefix(), head, "{text}");
         }
     }
 

@@ -1,39 +1,34 @@
-//! The table: all routes, ready to be found.
+//! The route table.
 //!
-//! Per host a trie of path segments, with a hash table where many follow: the work for a request
-//! grows with the segments of its path, not with the number of routes. Precedence is fixed when the
-//! table is built, so that the order of the file never matters.
-
-mod expressions;
+//! Each host pattern has a trie of path segments, with a hash table where many segments follow. The
+//! time to find a route grows with the segments of the path, not with the number of routes.
+//! Precedence is fixed when the table is built, so that the order of the file never matters.
 
 use smallvec::SmallVec;
 
-use super::trie::{Node, Texts, Trie};
-use super::{Ask, Found, HostPattern, Route};
+use super::trie::{Texts, Trie, TrieNode};
+use super::{HostPattern, Route, RouteMatch, RouteQuery};
 use crate::path::{CanonicalPath, Case, PathError};
 
-/// Two routes that the same request fits equally well, by their index in the given list.
+/// Two routes that match the same requests equally well, by their index in the given list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Conflict {
-    /// The earlier one.
     pub first: usize,
-    /// The later one.
     pub second: usize,
 }
 
-/// Every route.
 #[derive(Debug)]
 pub struct RouteTable {
     routes: Vec<Route>,
     exact: Texts<Trie>,
     below: Texts<Trie>,
     any: Trie,
-    /// How the tries have segments: folded, if some route ignores letter case.
+    /// The case of the tries' segments: folded, if some route ignores letter case.
     case: Case,
 }
 
 impl RouteTable {
-    /// A table of these routes, or their conflicts: for each route that has one, the first.
+    /// Builds the table. The error has the first conflict of each route that has one.
     pub fn new(mut routes: Vec<Route>) -> Result<Self, Vec<Conflict>> {
         for (number, route) in routes.iter_mut().enumerate() {
             route.number = number;
@@ -81,10 +76,8 @@ impl RouteTable {
         Ok(table)
     }
 
-    /// Reads a request's path, with all that [`RouteTable::find`] needs of it.
-    ///
-    /// # Errors
-    /// It is a path of no request.
+    /// Reads a request's path as [`RouteTable::find`] needs it. Fails for a path that no request
+    /// may have.
     pub fn read_path<'p>(&self, raw: &'p str) -> Result<CanonicalPath<'p>, PathError> {
         let path = CanonicalPath::parse(raw)?;
         Ok(match self.case {
@@ -93,49 +86,48 @@ impl RouteTable {
         })
     }
 
-    /// The most specific route that the request fits: first by host (this one, then below a longer
-    /// name, then below a shorter one, then any), then segment by segment from the left (literal,
-    /// `{param}`, `/*`), then with methods, then by headers. A route that does not fit gives way
-    /// to the next. Regular expressions come after paths that end and before `/*`, in the order
-    /// of the file.
+    /// Finds the most specific route that matches the request: first by host (exact, then below a
+    /// longer name, then below a shorter one, then any), then segment by segment from the left
+    /// (literal, `{param}`, `/*`), then by method, then by headers. Regular expressions come after
+    /// paths that end and before `/*`, in the order of the file.
     ///
-    /// `None` also if the path can be read in several ways that belong to different routes; see
+    /// Also `None` if readings of the path belong to different routes; see
     /// [`RouteTable::is_ambiguous`].
-    pub fn find<'t, 'p>(&'t self, ask: &Ask<'p>) -> Option<Found<'t, 'p>> {
-        let found = self.find_path(ask, self.first(ask))?;
-        if ask.path.is_plain() {
+    pub fn find<'t, 'p>(&'t self, query: &RouteQuery<'p>) -> Option<RouteMatch<'t, 'p>> {
+        let found = self.find_path(query, self.first(query))?;
+        if query.path.is_plain() {
             return Some(found);
         }
         let same = |other: Option<&Route>| other.is_some_and(|it| std::ptr::eq(it, found.route));
-        self.others(ask).all(same).then_some(found)
+        self.others(query).all(same).then_some(found)
     }
 
-    /// Whether the path can be read in several ways that belong to different routes, so that
-    /// upstreams may disagree about what is asked: 400 rather than 404.
-    pub fn is_ambiguous(&self, ask: &Ask<'_>) -> bool {
-        let found = self.find_path(ask, self.first(ask));
+    /// Whether readings of the path belong to different routes. Upstreams may then disagree about
+    /// the path, so the answer is 400, not 404.
+    pub fn is_ambiguous(&self, query: &RouteQuery<'_>) -> bool {
+        let found = self.find_path(query, self.first(query));
         let first = found.map(|found| std::ptr::from_ref(found.route));
-        self.others(ask)
+        self.others(query)
             .any(|other| other.map(std::ptr::from_ref) != first)
     }
 
-    /// The routes of the path's other readings.
-    fn others<'t>(&'t self, ask: &Ask<'_>) -> impl Iterator<Item = Option<&'t Route>> {
-        let folded = ask.path.in_case(self.case).others();
-        let readings = ask.path.others().zip(folded);
+    /// The routes of the other readings of the path.
+    fn others<'t>(&'t self, query: &RouteQuery<'_>) -> impl Iterator<Item = Option<&'t Route>> {
+        let folded = query.path.in_case(self.case).others();
+        let readings = query.path.others().zip(folded);
         readings.map(|(exact, walked)| {
-            let found = self.find_path(ask, PathReading { walked, exact });
+            let found = self.find_path(query, PathReading { walked, exact });
             found.map(|found| found.route)
         })
     }
 
     /// The first reading of a request's path.
     #[inline]
-    fn first<'p>(&self, ask: &Ask<'p>) -> PathReading<'p> {
-        let exact = ask.path.as_str();
+    fn first<'p>(&self, query: &RouteQuery<'p>) -> PathReading<'p> {
+        let exact = query.path.as_str();
         let walked = match self.case {
             Case::Sensitive => exact,
-            Case::Insensitive => ask.path.in_case(self.case).as_str(),
+            Case::Insensitive => query.path.in_case(self.case).as_str(),
         };
         PathReading { walked, exact }
     }
@@ -145,30 +137,34 @@ impl RouteTable {
         self.routes.iter()
     }
 
-    fn find_path<'t, 'p>(&'t self, ask: &Ask<'p>, path: PathReading<'p>) -> Option<Found<'t, 'p>> {
+    fn find_path<'t, 'p>(
+        &'t self,
+        query: &RouteQuery<'p>,
+        path: PathReading<'p>,
+    ) -> Option<RouteMatch<'t, 'p>> {
         let segments = path.walked.strip_prefix('/').unwrap_or(path.walked);
-        self.hosts(ask.host).find_map(|trie| {
-            let mut walk = Walk {
+        self.hosts(query.host).find_map(|trie| {
+            let mut walk = TrieWalk {
                 table: self,
                 trie,
-                ask,
+                query,
                 exact: path.exact,
                 values: SmallVec::new(),
             };
             let route = match trie.expressions().is_empty() {
-                true => walk.from(trie.root(), segments)?,
+                true => walk.descend::<true>(trie.root(), segments)?,
                 false => walk.with_expressions(segments)?,
             };
             let params = match walk.values.is_empty() {
                 true => SmallVec::new(),
-                // The walk saw no letter case, which this route sees.
+                // The walk ignored letter case, and this route does not.
                 false if route.case != self.case => {
                     let values = route.path.values_in(path.exact);
                     route.path.params().zip(values).collect()
                 }
                 false => route.path.params().zip(walk.values).collect(),
             };
-            Some(Found { route, params })
+            Some(RouteMatch { route, params })
         })
     }
 
@@ -179,7 +175,7 @@ impl RouteTable {
         } else {
             self.exact.get(host)
         };
-        // Without wildcards there is nothing to look for behind the host's dots.
+        // Without wildcards no pattern can match behind the host's dots.
         let tail = if self.below.is_empty() { "" } else { host };
         let below = tail
             .match_indices('.')
@@ -188,57 +184,83 @@ impl RouteTable {
     }
 }
 
-/// One way to read a request's path.
+/// One reading of a request's path.
 #[derive(Clone, Copy)]
 struct PathReading<'p> {
-    /// As the tries have it.
+    /// In the case of the tries.
     walked: &'p str,
     /// With its letter case.
     exact: &'p str,
 }
 
 /// One walk down one trie.
-struct Walk<'t, 'a, 'p> {
+struct TrieWalk<'t, 'a, 'p> {
     table: &'t RouteTable,
     trie: &'t Trie,
-    ask: &'a Ask<'p>,
+    query: &'a RouteQuery<'p>,
     /// The path with its letter case.
     exact: &'p str,
     values: SmallVec<[&'p str; 4]>,
 }
 
-impl<'t, 'p> Walk<'t, '_, 'p> {
-    /// The best route at or below a node for what is left of the path. No deeper than a pattern
-    /// can be, and at no node twice.
-    fn from(&mut self, node: &'t Node, left: &'p str) -> Option<&'t Route> {
+impl<'t, 'p> TrieWalk<'t, '_, 'p> {
+    /// The best route: a path that ends, then the first expression, then a path with `/*`.
+    fn with_expressions(&mut self, segments: &'p str) -> Option<&'t Route> {
         let trie = self.trie;
-        if left.is_empty() {
-            let here = self.best(trie.here(node));
-            return here.or_else(|| self.best(trie.rest(node)));
-        }
-        // Segments are short: a loop finds their end before a search has begun.
-        let end = left.bytes().position(|byte| byte == b'/');
-        let (segment, left) = end.map_or((left, ""), |end| (&left[..end], &left[end + 1..]));
-        if let Some(child) = trie.literal(node, segment)
-            && let Some(route) = self.from(trie.node(child), left)
-        {
+        if let Some(route) = self.descend::<false>(trie.root(), segments) {
             return Some(route);
         }
-        if let Some(child) = node.param {
-            self.values.push(segment);
-            if let Some(route) = self.from(trie.node(child), left) {
+        for index in trie.expressions() {
+            let route = &self.table.routes[*index as usize];
+            if route.path.matches_text(self.exact)
+                && let Some(route) = self.best(std::slice::from_ref(index))
+            {
                 return Some(route);
             }
-            self.values.pop();
         }
-        self.best(trie.rest(node))
+        self.descend::<true>(trie.root(), segments)
     }
 
-    /// Of routes with the same path, the best that the request fits; of equals the first.
+    /// The best route at or below a node for the rest of the path; with `REST` also one that ends
+    /// in `/*`. It goes no deeper than a pattern, and visits no node twice.
+    fn descend<const REST: bool>(
+        &mut self,
+        node: &'t TrieNode,
+        left: &'p str,
+    ) -> Option<&'t Route> {
+        let trie = self.trie;
+        if left.is_empty() {
+            if let Some(route) = self.best(trie.here(node)) {
+                return Some(route);
+            }
+        } else {
+            // Segments are short: a loop finds their end before a search has begun.
+            let end = left.bytes().position(|byte| byte == b'/');
+            let (segment, left) = end.map_or((left, ""), |end| (&left[..end], &left[end + 1..]));
+            if let Some(child) = trie.literal(node, segment)
+                && let Some(route) = self.descend::<REST>(trie.node(child), left)
+            {
+                return Some(route);
+            }
+            if let Some(child) = node.param {
+                self.values.push(segment);
+                if let Some(route) = self.descend::<REST>(trie.node(child), left) {
+                    return Some(route);
+                }
+                self.values.pop();
+            }
+        }
+        match REST {
+            true => self.best(trie.rest(node)),
+            false => None,
+        }
+    }
+
+    /// The best matching route of those with the same path; the first of equals.
     fn best(&self, routes: &[u32]) -> Option<&'t Route> {
-        let Ask {
+        let RouteQuery {
             method, headers, ..
-        } = *self.ask;
+        } = *self.query;
         let routes = routes
             .iter()
             .map(|index| &self.table.routes[*index as usize]);
@@ -250,5 +272,7 @@ impl<'t, 'p> Walk<'t, '_, 'p> {
     }
 }
 
+#[cfg(test)]
+mod expression_tests;
 #[cfg(test)]
 mod tests;

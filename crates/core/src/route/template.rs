@@ -1,21 +1,17 @@
 //! Texts with variables, `"{client_ip} of {host}"`: compiled when the configuration is loaded, and
-//! filled in for one request.
+//! filled in for each request.
 //!
-//! Pure. What a client sent must never become more than a part of the one value that it is put
-//! into: no line of a header ends within it, and in a URL it is no part of another kind.
+//! Pure. A value from a client must stay within the one value that it is put into. It must never
+//! end a header line, or become another part of a URL.
 
-mod fill;
-mod parse;
-
+use std::fmt::{self, Write as _};
 use std::net::IpAddr;
 
+use http::header::COOKIE;
 use http::{HeaderMap, HeaderName, Method, Uri};
 
 use super::{PathPattern, Route};
 use crate::path::CanonicalPath;
-
-pub use fill::TooLong;
-pub use parse::TemplateError;
 
 /// Bytes of a template's own text, at most.
 pub const MAX_TEXT: usize = 4096;
@@ -24,42 +20,39 @@ pub const MAX_VARIABLES: usize = 32;
 /// Bytes of a value that is filled in, at most.
 pub const MAX_VALUE: usize = 8192;
 
-/// See the file's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    pieces: Vec<Piece>,
+    pieces: Vec<TemplatePiece>,
 }
 
-/// A part of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum TemplatePiece {
     Text(Box<str>),
     Variable(Variable),
 }
 
-/// What can be filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Variable {
-    /// Whom the request counts for.
+    /// The client's address, which limits count by.
     ClientIp,
-    /// Who sent it to us.
+    /// The address of the connection.
     PeerIp,
-    /// The host asked for, without port.
+    /// The host without port.
     Host,
-    /// The canonical path, with the slash at its end if the client wrote one.
+    /// The canonical path, with the trailing slash of the request.
     Path,
-    /// What the route's `/*` stands for, without the slash before it.
+    /// The part of the path that the route's `/*` matches, without the slash before it.
     Rest,
     /// The path and the query.
     Uri,
-    /// The query without its `?`, as it was sent.
+    /// The query as it was sent, without its `?`.
     Query,
     Method,
     Route,
     RequestId,
     /// `http` or `https`.
     Scheme,
-    /// Of the client's certificate.
+    /// The subject of the client's certificate.
     TlsSubject,
     /// All lines of a header, joined.
     Header(HeaderName),
@@ -67,48 +60,176 @@ pub(super) enum Variable {
     QueryValue(Box<str>),
     /// The first value of a cookie, as it was sent.
     Cookie(Box<str>),
-    /// What a `{parameter}` of the route's path stands for.
+    /// The value of a `{parameter}` of the route's path.
     PathParam(Box<str>),
 }
 
-/// One request, as its variables see it.
+/// The values of one request's variables.
 #[derive(Clone, Copy, Debug)]
 pub struct TemplateFacts<'r> {
-    /// Whom it counts for.
+    /// The client's address, which limits count by.
     pub client: IpAddr,
-    /// Who sent it to us.
+    /// The address of the connection.
     pub peer: IpAddr,
-    /// The host asked for, without port; empty if HTTP/1.0 names none.
+    /// The host without port; empty if HTTP/1.0 names none.
     pub host: &'r str,
-    /// Its path.
     pub path: &'r CanonicalPath<'r>,
-    /// Its target.
     pub target: &'r Uri,
-    /// Its method.
     pub method: &'r Method,
-    /// Its headers as the client sent them.
+    /// The headers as the client sent them.
     pub headers: &'r HeaderMap,
-    /// Its route.
     pub route: &'r Route,
-    /// The id under which it is logged.
     pub request_id: &'r str,
     /// `http` or `https`.
     pub scheme: &'r str,
-    /// The subject of its client's certificate.
+    /// The subject of the client's certificate.
     pub tls_subject: Option<&'r str>,
 }
 
+/// A text that is not a template. The configuration's author is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TemplateError {
+    /// A `{` without its `}`.
+    Open,
+    /// A `}` without its `{`.
+    Close,
+    Unknown(String),
+    /// No header, parameter or cookie can have this name.
+    Name(String),
+    /// A header's value cannot hold control characters.
+    Control,
+    /// More text than [`MAX_TEXT`].
+    TooLong,
+    /// More variables than [`MAX_VARIABLES`].
+    TooMany,
+}
+
+/// The value would have more than [`MAX_VALUE`] bytes. The client is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLong;
+
+/// The part of a URL that a variable stands in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum UrlPart {
+    /// Everything before the query.
+    Path,
+    Query,
+}
+
+/// Variables without a `:NAME`.
+const WORDS: [(&str, Variable); 12] = [
+    ("client_ip", Variable::ClientIp),
+    ("peer_ip", Variable::PeerIp),
+    ("host", Variable::Host),
+    ("path", Variable::Path),
+    ("rest", Variable::Rest),
+    ("uri", Variable::Uri),
+    ("query", Variable::Query),
+    ("method", Variable::Method),
+    ("route", Variable::Route),
+    ("request_id", Variable::RequestId),
+    ("scheme", Variable::Scheme),
+    ("tls_subject", Variable::TlsSubject),
+];
+
 impl Template {
-    /// Its text, if it is always the same.
+    /// Reads `text {variable} text`; `{{` and `}}` are braces.
+    pub fn parse(text: &str) -> Result<Template, TemplateError> {
+        if text.len() > MAX_TEXT {
+            return Err(TemplateError::TooLong);
+        }
+        if text.chars().any(char::is_control) {
+            return Err(TemplateError::Control);
+        }
+        let mut pieces = Vec::new();
+        let mut plain = String::new();
+        let mut left = text;
+        while let Some(at) = left.find(['{', '}']) {
+            plain.push_str(&left[..at]);
+            let brace = &left[at..=at];
+            let rest = &left[at + 1..];
+            if let Some(rest) = rest.strip_prefix(brace) {
+                plain.push_str(brace);
+                left = rest;
+                continue;
+            }
+            if brace == "}" {
+                return Err(TemplateError::Close);
+            }
+            let (name, rest) = rest.split_once('}').ok_or(TemplateError::Open)?;
+            push_text(&mut pieces, &mut plain);
+            pieces.push(TemplatePiece::Variable(variable(name)?));
+            left = rest;
+        }
+        plain.push_str(left);
+        push_text(&mut pieces, &mut plain);
+        let template = Template { pieces };
+        if template.variables().count() > MAX_VARIABLES {
+            return Err(TemplateError::TooMany);
+        }
+        Ok(template)
+    }
+
+    /// Makes a header's value. Values from the client stay as they were sent.
+    pub fn fill(&self, facts: &TemplateFacts<'_>) -> Result<Vec<u8>, TooLong> {
+        let mut value = Vec::new();
+        for piece in &self.pieces {
+            match piece {
+                TemplatePiece::Text(text) => value.extend_from_slice(text.as_bytes()),
+                TemplatePiece::Variable(variable) => variable.write(&mut value, facts),
+            }
+            if value.len() > MAX_VALUE {
+                return Err(TooLong);
+            }
+        }
+        Ok(value)
+    }
+
+    /// Makes a URL or a path. Values from the client are escaped for the part that they stand in.
+    pub fn fill_url(&self, facts: &TemplateFacts<'_>) -> Result<String, TooLong> {
+        let mut url = String::new();
+        let mut part = UrlPart::Path;
+        let mut value = Vec::new();
+        for piece in &self.pieces {
+            match piece {
+                TemplatePiece::Text(text) => {
+                    url.push_str(text);
+                    if text.contains(['?', '#']) {
+                        part = UrlPart::Query;
+                    }
+                }
+                TemplatePiece::Variable(variable) => {
+                    value.clear();
+                    variable.write(&mut value, facts);
+                    variable.escape(&mut url, &value, part);
+                }
+            }
+            if url.len() > MAX_VALUE {
+                return Err(TooLong);
+            }
+        }
+        // The request had no query.
+        if url.ends_with('?') {
+            url.pop();
+        }
+        // Browsers read `//name` as another host.
+        let slashes = url.bytes().take_while(|byte| *byte == b'/').count();
+        if slashes > 1 {
+            url.drain(..slashes - 1);
+        }
+        Ok(url)
+    }
+
+    /// The text of a template without variables.
     pub fn fixed(&self) -> Option<&str> {
         match self.pieces.as_slice() {
             [] => Some(""),
-            [Piece::Text(text)] => Some(text),
+            [TemplatePiece::Text(text)] => Some(text),
             _ => None,
         }
     }
 
-    /// A variable of it that no path of this pattern has, as it is written.
+    /// A variable that paths of this pattern do not have, as the configuration writes it.
     pub fn unknown_to(&self, path: &PathPattern) -> Option<String> {
         self.variables().find_map(|variable| match variable {
             Variable::Rest if !path.takes_rest() => Some("rest".to_owned()),
@@ -119,14 +240,212 @@ impl Template {
         })
     }
 
-    pub(super) fn pieces(&self) -> &[Piece] {
+    pub(super) fn pieces(&self) -> &[TemplatePiece] {
         &self.pieces
     }
 
     fn variables(&self) -> impl Iterator<Item = &Variable> {
         self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Variable(variable) => Some(variable),
-            Piece::Text(_) => None,
+            TemplatePiece::Variable(variable) => Some(variable),
+            TemplatePiece::Text(_) => None,
         })
     }
 }
+
+impl Variable {
+    fn write(&self, out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
+        match self {
+            Self::ClientIp => push(out, &facts.client.to_canonical().to_string()),
+            Self::PeerIp => push(out, &facts.peer.to_canonical().to_string()),
+            Self::Host => push(out, facts.host),
+            Self::Path => push_path(out, facts),
+            Self::Rest => {
+                let rest = facts.route.path.rest_of(facts.path.as_str());
+                push(out, rest);
+                if !rest.is_empty() && facts.target.path().ends_with('/') {
+                    out.push(b'/');
+                }
+            }
+            Self::Uri => {
+                push_path(out, facts);
+                if let Some(query) = facts.target.query() {
+                    out.push(b'?');
+                    push(out, query);
+                }
+            }
+            Self::Query => push(out, facts.target.query().unwrap_or_default()),
+            Self::Method => push(out, facts.method.as_str()),
+            // The operator's name of a route may have characters of any script.
+            Self::Route => push(out, &facts.route.name),
+            Self::RequestId => push(out, facts.request_id),
+            Self::Scheme => push(out, facts.scheme),
+            Self::TlsSubject => push(out, facts.tls_subject.unwrap_or_default()),
+            Self::Header(name) => {
+                // HTTP/2 may send cookies in several lines.
+                let between = if *name == COOKIE { "; " } else { ", " };
+                for (index, line) in facts.headers.get_all(name).iter().enumerate() {
+                    push(out, if index == 0 { "" } else { between });
+                    out.extend_from_slice(line.as_bytes());
+                }
+            }
+            Self::QueryValue(name) => {
+                let query = facts.target.query().unwrap_or_default().as_bytes();
+                out.extend_from_slice(named(query.split(|byte| *byte == b'&'), name));
+            }
+            Self::Cookie(name) => out.extend_from_slice(cookie(facts.headers, name)),
+            Self::PathParam(name) => {
+                push(out, facts.route.path.param_of(name, facts.path.as_str()));
+            }
+        }
+    }
+
+    /// Writes a value into a URL, escaped so that it stays within its part.
+    fn escape(&self, url: &mut String, value: &[u8], part: UrlPart) {
+        // A value that is a part of a URL has its own escapes. In other values `%` is a character.
+        let (keep, escaped): (fn(u8) -> bool, bool) = match (self, part) {
+            (Self::Host, UrlPart::Path) => (is_host_byte, false),
+            (Self::Path | Self::Rest | Self::Uri | Self::PathParam(_), UrlPart::Path) => {
+                (is_url_byte, true)
+            }
+            (Self::Query, UrlPart::Query) => (is_url_byte, true),
+            (Self::Path | Self::Rest | Self::Uri, UrlPart::Query) => (is_argument_byte, false),
+            (Self::QueryValue(_) | Self::Query, _) => (is_unreserved, true),
+            _ => (is_unreserved, false),
+        };
+        let is_form = matches!(self, Self::QueryValue(_));
+        let mut left = value;
+        while let Some((&byte, rest)) = left.split_first() {
+            let is_escape = matches!(
+                rest,
+                [high, low, ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit()
+            );
+            match byte {
+                b'%' if escaped && is_escape => url.push('%'),
+                // A plus in a form is a space.
+                b'+' if is_form => url.push_str("%20"),
+                byte if keep(byte) => url.push(char::from(byte)),
+                byte => {
+                    let _ = write!(url, "%{byte:02X}");
+                }
+            }
+            left = rest;
+        }
+    }
+}
+
+fn push(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn push_path(out: &mut Vec<u8>, facts: &TemplateFacts<'_>) {
+    let path = facts.path.as_str();
+    push(out, path);
+    if path != "/" && facts.target.path().ends_with('/') {
+        out.push(b'/');
+    }
+}
+
+/// The first value of this name in `name=value` pairs.
+fn named<'r>(mut pairs: impl Iterator<Item = &'r [u8]>, name: &str) -> &'r [u8] {
+    let value = pairs.find_map(|pair| {
+        let rest = pair.trim_ascii().strip_prefix(name.as_bytes())?;
+        rest.strip_prefix(b"=")
+    });
+    value.unwrap_or_default()
+}
+
+fn cookie<'r>(headers: &'r HeaderMap, name: &str) -> &'r [u8] {
+    let lines = headers.get_all(COOKIE).iter();
+    let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+    named(pairs, name)
+}
+
+fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
+}
+
+fn is_host_byte(byte: u8) -> bool {
+    is_unreserved(byte) || b"[]:".contains(&byte)
+}
+
+fn is_argument_byte(byte: u8) -> bool {
+    is_unreserved(byte) || byte == b'/'
+}
+
+/// Whether a path or a query may hold this byte unescaped.
+fn is_url_byte(byte: u8) -> bool {
+    is_unreserved(byte) || b"/?:@!$&'()*+,;=[]".contains(&byte)
+}
+
+fn push_text(pieces: &mut Vec<TemplatePiece>, plain: &mut String) {
+    if !plain.is_empty() {
+        pieces.push(TemplatePiece::Text(std::mem::take(plain).into()));
+    }
+}
+
+fn variable(name: &str) -> Result<Variable, TemplateError> {
+    if let Some((_, variable)) = WORDS.iter().find(|(word, _)| *word == name) {
+        return Ok(variable.clone());
+    }
+    let Some((kind, inner)) = name.split_once(':') else {
+        return Err(TemplateError::Unknown(name.to_owned()));
+    };
+    let is_token = !inner.is_empty()
+        && inner
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte));
+    match kind {
+        "header" => match HeaderName::from_bytes(inner.as_bytes()) {
+            Ok(header) => Ok(Variable::Header(header)),
+            Err(_) => Err(TemplateError::Name(inner.to_owned())),
+        },
+        "query" | "cookie" | "path" if !is_token => Err(TemplateError::Name(inner.to_owned())),
+        "query" => Ok(Variable::QueryValue(inner.into())),
+        "cookie" => Ok(Variable::Cookie(inner.into())),
+        "path" => Ok(Variable::PathParam(inner.into())),
+        _ => Err(TemplateError::Unknown(name.to_owned())),
+    }
+}
+
+impl TemplateError {
+    /// The known variable that looks most like an unknown one.
+    fn near(unknown: &str) -> Option<&'static str> {
+        let plain = |text: &str| text.to_ascii_lowercase().replace(['-', ' ', '.', '$'], "_");
+        let distance = |word: &str| strsim::damerau_levenshtein(word, &plain(unknown));
+        let near = WORDS.iter().map(|(word, _)| (distance(word), *word));
+        near.min()
+            .filter(|(far, _)| *far <= 2)
+            .map(|(_, word)| word)
+    }
+}
+
+impl fmt::Display for TemplateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open => f.write_str("a `{` is not closed; write `{{` for a brace"),
+            Self::Close => f.write_str("a `}` closes nothing; write `}}` for a brace"),
+            Self::Unknown(name) => {
+                write!(f, "there is no `{{{name}}}`")?;
+                match Self::near(name) {
+                    Some(near) => write!(f, "; did you mean `{{{near}}}`?"),
+                    None => f.write_str(
+                        "; there are client_ip, peer_ip, host, path, rest, uri, query, method, \
+                         route, request_id, scheme, tls_subject, header:NAME, query:NAME, \
+                         cookie:NAME and path:PARAM",
+                    ),
+                }
+            }
+            Self::Name(name) => write!(f, "`{name}` is no name that a request can have"),
+            Self::Control => f.write_str("a header cannot hold control characters"),
+            Self::TooLong => write!(f, "longer than {MAX_TEXT} bytes"),
+            Self::TooMany => write!(f, "more than {MAX_VARIABLES} variables"),
+        }
+    }
+}
+
+impl std::error::Error for TemplateError {}
+
+#[cfg(test)]
+mod fill_tests;
+#[cfg(test)]
+mod parse_tests;

@@ -1,8 +1,7 @@
 //! A trie of path segments that holds the routes of one host pattern, by their index.
 //!
-//! A table of many routes is seldom in the caches, so what a walk costs is the lines of them that
-//! it touches: a node is one line with the text that leads to it, and the nodes of a route stand
-//! beside each other.
+//! A large table is seldom in the CPU caches, so a walk costs the cache lines that it touches. A
+//! node is one cache line with the text that leads to it. The nodes of a route are neighbours.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,11 +12,10 @@ use hashbrown::HashTable;
 use super::PathPattern;
 use super::pattern::Segment;
 
-/// What a text of the configuration leads to. Clients can put nothing into it, so its hash need not
-/// be a secret one.
+/// A map by texts of the configuration. Clients cannot add keys, so its hash needs no secret.
 pub(super) type Texts<T> = HashMap<Box<str>, T, BuildHasherDefault<Fnv>>;
 
-/// FNV-1a, for texts that are short.
+/// FNV-1a, which is fast for short texts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fnv(u64);
 
@@ -43,7 +41,7 @@ impl Hasher for Fnv {
 #[derive(Debug)]
 pub(super) struct Trie {
     /// The first is the root.
-    nodes: Vec<Node>,
+    nodes: Vec<TrieNode>,
     /// Nodes by their labels, where several are below one.
     tables: Vec<HashTable<NonZeroU32>>,
     /// Routes, where several have one slot.
@@ -52,15 +50,15 @@ pub(super) struct Trie {
     expressions: Vec<u32>,
 }
 
-/// One segment of patterns, and what may follow.
+/// One segment of patterns, and the segments that may follow.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-pub(super) struct Node {
-    /// The segment that leads here, if only one does.
-    label: Label,
-    /// Where a segment leads that is exactly some label.
-    literals: Below,
-    /// Where any segment leads.
+pub(super) struct TrieNode {
+    /// The literal segment that leads here; empty for the root and for parameters.
+    label: SegmentLabel,
+    /// Children by their labels.
+    literals: Children,
+    /// The child for any segment.
     pub(super) param: Option<NonZeroU32>,
     /// Routes whose pattern ends here, those with more specific headers first.
     here: Slot,
@@ -68,20 +66,20 @@ pub(super) struct Node {
     rest: Slot,
 }
 
-const _: () = assert!(size_of::<Node>() == 64);
+const _: () = assert!(size_of::<TrieNode>() == 64);
 
-/// Bytes of a label that is kept in its node.
+/// Labels up to this many bytes are stored in their node.
 const SHORT: usize = 30;
 
 #[derive(Debug)]
-enum Label {
+enum SegmentLabel {
     Short(u8, [u8; SHORT]),
     Long(Box<str>),
 }
 
-/// Nodes below a node; the root is below none.
+/// Child nodes. No node has the root as a child.
 #[derive(Clone, Copy, Debug, Default)]
-enum Below {
+enum Children {
     #[default]
     Nothing,
     One(NonZeroU32),
@@ -99,28 +97,28 @@ enum Slot {
     List(u32),
 }
 
-impl Default for Label {
+impl Default for SegmentLabel {
     fn default() -> Self {
-        Label::Short(0, [0; SHORT])
+        SegmentLabel::Short(0, [0; SHORT])
     }
 }
 
-impl Label {
-    fn new(text: &str) -> Label {
+impl SegmentLabel {
+    fn new(text: &str) -> SegmentLabel {
         let mut bytes = [0; SHORT];
         match bytes.get_mut(..text.len()) {
             Some(place) => {
                 place.copy_from_slice(text.as_bytes());
-                Label::Short(text.len() as u8, bytes)
+                SegmentLabel::Short(text.len() as u8, bytes)
             }
-            None => Label::Long(text.into()),
+            None => SegmentLabel::Long(text.into()),
         }
     }
 
     fn bytes(&self) -> &[u8] {
         match self {
-            Label::Short(length, bytes) => &bytes[..usize::from(*length)],
-            Label::Long(text) => text.as_bytes(),
+            SegmentLabel::Short(length, bytes) => &bytes[..usize::from(*length)],
+            SegmentLabel::Long(text) => text.as_bytes(),
         }
     }
 
@@ -132,7 +130,7 @@ impl Label {
 impl Default for Trie {
     fn default() -> Self {
         Self {
-            nodes: vec![Node::default()],
+            nodes: vec![TrieNode::default()],
             tables: Vec::new(),
             lists: Vec::new(),
             expressions: Vec::new(),
@@ -141,8 +139,8 @@ impl Default for Trie {
 }
 
 impl Trie {
-    /// Adds a route, and returns those of the same pattern that were there. Names of parameters
-    /// make no difference. Of an expression it returns all expressions that were there.
+    /// Adds a route, and returns the earlier routes of the same pattern. Names of parameters do not
+    /// matter. For an expression it returns all earlier expressions.
     pub(super) fn add(&mut self, pattern: &PathPattern, route: u32) -> &[u32] {
         if pattern.is_regex() {
             self.expressions.push(route);
@@ -181,12 +179,12 @@ impl Trie {
         if let Some(child) = self.literal(&self.nodes[at], text) {
             return place(child);
         }
-        let next = self.push(Label::new(text));
+        let next = self.push(SegmentLabel::new(text));
         let node = &mut self.nodes[at];
         match node.literals {
-            Below::Nothing => node.literals = Below::One(next),
-            Below::One(first) => {
-                node.literals = Below::Table(small(self.tables.len()));
+            Children::Nothing => node.literals = Children::One(next),
+            Children::One(first) => {
+                node.literals = Children::Table(small(self.tables.len()));
                 let mut table = HashTable::new();
                 let label = |node: &NonZeroU32| self.nodes[place(*node)].label.hash();
                 for child in [first, next] {
@@ -194,7 +192,7 @@ impl Trie {
                 }
                 self.tables.push(table);
             }
-            Below::Table(table) => {
+            Children::Table(table) => {
                 let label = |node: &NonZeroU32| self.nodes[place(*node)].label.hash();
                 self.tables[table as usize].insert_unique(label(&next), next, label);
             }
@@ -206,21 +204,21 @@ impl Trie {
         if let Some(child) = self.nodes[at].param {
             return place(child);
         }
-        let next = self.push(Label::default());
+        let next = self.push(SegmentLabel::default());
         self.nodes[at].param = Some(next);
         place(next)
     }
 
-    fn push(&mut self, label: Label) -> NonZeroU32 {
+    fn push(&mut self, label: SegmentLabel) -> NonZeroU32 {
         let number = NonZeroU32::new(small(self.nodes.len()));
-        self.nodes.push(Node {
+        self.nodes.push(TrieNode {
             label,
-            ..Node::default()
+            ..TrieNode::default()
         });
         number.expect("the root is there already")
     }
 
-    /// Orders every slot.
+    /// Sorts the routes of every slot.
     pub(super) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(usize) -> K) {
         for list in &mut self.lists {
             list.sort_by_cached_key(|index| key(*index as usize));
@@ -232,25 +230,23 @@ impl Trie {
         &self.expressions
     }
 
-    /// The node that a walk begins at.
-    pub(super) fn root(&self) -> &Node {
+    pub(super) fn root(&self) -> &TrieNode {
         &self.nodes[0]
     }
 
-    /// A node below another.
-    pub(super) fn node(&self, number: NonZeroU32) -> &Node {
+    pub(super) fn node(&self, number: NonZeroU32) -> &TrieNode {
         &self.nodes[place(number)]
     }
 
-    /// Where exactly this segment leads.
+    /// The child with exactly this label.
     #[inline]
-    pub(super) fn literal(&self, node: &Node, segment: &str) -> Option<NonZeroU32> {
+    pub(super) fn literal(&self, node: &TrieNode, segment: &str) -> Option<NonZeroU32> {
         let segment = segment.as_bytes();
         let is_it = |child: &NonZeroU32| self.nodes[place(*child)].label.bytes() == segment;
         match node.literals {
-            Below::Nothing => None,
-            Below::One(child) => is_it(&child).then_some(child),
-            Below::Table(table) => {
+            Children::Nothing => None,
+            Children::One(child) => is_it(&child).then_some(child),
+            Children::Table(table) => {
                 let table = &self.tables[table as usize];
                 table.find(hash(segment), is_it).copied()
             }
@@ -258,12 +254,12 @@ impl Trie {
     }
 
     /// Routes whose pattern ends at a node.
-    pub(super) fn here<'t>(&'t self, node: &'t Node) -> &'t [u32] {
+    pub(super) fn here<'t>(&'t self, node: &'t TrieNode) -> &'t [u32] {
         self.routes(&node.here)
     }
 
     /// Routes whose pattern ends at a node in `/*`.
-    pub(super) fn rest<'t>(&'t self, node: &'t Node) -> &'t [u32] {
+    pub(super) fn rest<'t>(&'t self, node: &'t TrieNode) -> &'t [u32] {
         self.routes(&node.rest)
     }
 
@@ -279,7 +275,7 @@ impl Trie {
 fn hash(bytes: &[u8]) -> u64 {
     let mut hasher = Fnv::default();
     hasher.write(bytes);
-    // The table goes by the upper bits as well, and FNV mixes them least in short texts.
+    // The table also uses the upper bits, which FNV mixes least in short texts.
     hasher.0 ^ hasher.0.rotate_left(32)
 }
 
@@ -287,7 +283,7 @@ fn place(node: NonZeroU32) -> usize {
     node.get() as usize
 }
 
-/// A file of four thousand million routes is not read to its end.
+/// No configuration has 2^32 routes.
 fn small(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }

@@ -1,6 +1,6 @@
-//! What goes to the script and what comes back: many groups of requests in one call, packed.
+//! The arguments and the reply of the script: many groups of requests in one call, packed.
 //!
-//! The form is that of `lua/decide.lua`. Pure: bytes in, bytes out.
+//! `lua/decide.lua` defines the form. Pure: bytes in, bytes out.
 
 use std::io::Write as _;
 
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::{ServerTrouble, StoreError};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, Retry, Rule, Verdict, log};
 
-/// The script, its five files joined.
+/// The script: five files, joined.
 pub const SCRIPT: &str = concat!(
     include_str!("../../lua/log.lua"),
     include_str!("../../lua/lane.lua"),
@@ -19,57 +19,67 @@ pub const SCRIPT: &str = concat!(
     include_str!("../../lua/decide.lua"),
 );
 
-/// The packed argument: of a usual call it lies on the stack.
+/// The packed argument; on the stack for a usual call.
 type Packed = SmallVec<[u8; 512]>;
-/// Bytes of one verdict in the reply, and of a log's head, which may stand for one.
+/// Bytes of one verdict in the reply.
 const VERDICT_BYTES: usize = 6 + 7 + 7 + 7 + 6;
+/// Bytes of a log's head, which may take the place of a verdict.
 const HEAD_BYTES: usize = 57;
-/// Bytes of the precision behind the head of a log that does not tell each microsecond apart.
+/// Bytes of the precision behind the head of a log whose precision is over a microsecond.
 const PRECISION_BYTES: usize = 6;
-/// What a group's answer begins with: the server refused to write; all granted, as heads.
+/// A group's answer begins so if the server refused to write.
 const REFUSED: u64 = 2;
+/// A group's answer begins so if all is granted, and heads follow.
 const HEADS: u64 = 3;
 /// -1 and -2 in seven bytes.
 const NEVER: u64 = 0x00ff_ffff_ffff_ffff;
 const RELEASED: u64 = 0x00ff_ffff_ffff_fffe;
 
-/// How to name the script.
+/// How a call names the script.
 #[derive(Clone, Copy, Debug)]
-pub enum Call<'s> {
+pub enum ScriptName<'s> {
     /// By the hash of its text, which the server should know.
-    Known(&'s str),
-    /// By its text: the server learns it.
-    Whole,
+    Hash(&'s str),
+    /// By its text; the server learns it.
+    Text,
 }
 
-/// What is to be done with a charge's items.
+/// One call of the script.
+#[derive(Clone, Copy, Debug)]
+pub struct ScriptCall<'s> {
+    pub script: ScriptName<'s>,
+    pub prefix: &'s str,
+    /// The name of the worker that holds slots.
+    pub holder: u64,
+    /// The time of the call; the server's clock if `None`.
+    pub now_us: Option<u64>,
+}
+
+/// An operation on a charge's items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// So many equal requests ask: as many as fit are granted, the first ones.
+    /// Decides so many equal requests: the first ones that fit are granted.
     Charge(u16),
-    /// Says how many slots are held, and asks for none.
-    Say,
-    /// The units were not used after all: what `extra` names is taken back.
+    /// Reports how many slots are held, and asks for none.
+    Report,
+    /// Takes back units that were not used; `extra` names them.
     GiveBack,
-    /// More was used than was charged: it counts, whatever is counted already.
+    /// Charges units that were used beyond the cost, even above the limit.
     Settle,
 }
 
 /// One operation over the items of one charge.
 #[derive(Clone, Copy, Debug)]
 pub struct Group<'c> {
-    /// What is done.
     pub operation: Operation,
-    /// To what.
     pub charge: &'c Charge,
-    /// For each item what the operation needs beside it: to charge a log, how far ahead to stamp,
-    /// microseconds; to charge slots, the units held now; to give back, the stamp. Missing ones
-    /// are 0.
+    /// One number for each item. Charging a log: how far ahead to stamp, microseconds. Charging or
+    /// reporting slots: the units held now. Giving back: the stamp. Missing numbers are 0.
     pub extra: &'c [u64],
 }
 
 impl<'c> Group<'c> {
-    /// One request.
+    /// A group of one request.
     pub fn one(charge: &'c Charge) -> Group<'c> {
         Group {
             operation: Operation::Charge(1),
@@ -79,30 +89,16 @@ impl<'c> Group<'c> {
     }
 }
 
-/// The command that does `groups`; see [`write()`].
-pub fn encode<'c>(
-    call: Call<'_>,
-    asker: (&str, u64),
-    groups: impl Iterator<Item = Group<'c>> + Clone,
-    now_us: Option<u64>,
-) -> Cmd {
-    let mut cmd = Cmd::new();
-    write(&mut cmd, call, asker, (groups, now_us));
-    cmd
-}
-
-/// Writes the command that does `groups`; the server's clock is used unless `now_us` is given.
-/// `holder` names who asks: the worker that holds slots.
+/// Writes the command that does `groups`, in place of what `cmd` holds.
 pub fn write<'c>(
     cmd: &mut Cmd,
-    call: Call<'_>,
-    (prefix, holder): (&str, u64),
-    (groups, now_us): (impl Iterator<Item = Group<'c>> + Clone, Option<u64>),
+    call: ScriptCall<'_>,
+    groups: impl Iterator<Item = Group<'c>> + Clone,
 ) {
     let items: usize = groups.clone().map(|group| group.charge.len()).sum();
-    let (verb, script) = match call {
-        Call::Known(hash) => ("EVALSHA", hash),
-        Call::Whole => ("EVAL", SCRIPT),
+    let (verb, script) = match call.script {
+        ScriptName::Hash(hash) => ("EVALSHA", hash),
+        ScriptName::Text => ("EVAL", SCRIPT),
     };
     cmd.clear();
     let fixed = [verb.len(), script.len(), 80];
@@ -118,7 +114,7 @@ pub fn write<'c>(
     for group in groups {
         let (operation, count) = match group.operation {
             Operation::Charge(count) => (0, count),
-            Operation::Say => (0, 1),
+            Operation::Report => (0, 1),
             Operation::GiveBack => (1, 0),
             Operation::Settle => (2, 0),
         };
@@ -126,7 +122,7 @@ pub fn write<'c>(
         let [low, high] = count.to_le_bytes();
         packed.extend_from_slice(&[operation, many, low, high]);
         for (index, item) in group.charge.iter().enumerate() {
-            write_pieces(cmd, key_of(prefix, item, &item.tag.text()));
+            write_pieces(cmd, key_of(call.prefix, item, &item.tag.text()));
             let rule = place_of(&item.window.rule, &rules).unwrap_or(u16::MAX);
             let [low, high] = rule.to_le_bytes();
             let extra = group.extra.get(index).copied().unwrap_or(0);
@@ -138,15 +134,15 @@ pub fn write<'c>(
             }
         }
     }
-    match now_us {
+    match call.now_us {
         Some(now_us) => cmd.write_arg(itoa::Buffer::new().format(now_us).as_bytes()),
         None => cmd.write_arg(b""),
     }
-    cmd.write_arg(&holder.to_le_bytes());
+    cmd.write_arg(&call.holder.to_le_bytes());
     cmd.write_arg(&packed);
 }
 
-/// One argument in pieces.
+/// Writes one argument from pieces.
 fn write_pieces<const N: usize>(cmd: &mut Cmd, pieces: [&[u8]; N]) {
     let mut argument = cmd.writer_for_next_arg();
     for piece in pieces {
@@ -160,8 +156,8 @@ pub fn store_key(prefix: &str, item: &LimitCheck) -> Vec<u8> {
     key_of(prefix, item, &item.tag.text()).concat()
 }
 
-/// `<prefix>{<tag>}<limit>.<fp>`: the braces keep one identity's limits in one slot of a cluster;
-/// or, where the limit names the slot, `<prefix>{<slot>}<limit>.<fp>.<tag>`. In pieces.
+/// A key in pieces: `<prefix>{<tag>}<limit>.<fp>`, or `<prefix>{<slot>}<limit>.<fp>.<tag>` if the
+/// limit names the slot. The braces keep one identity's limits in one slot of a cluster.
 fn key_of<'k>(prefix: &'k str, item: &'k LimitCheck, tag: &'k [u8]) -> [&'k [u8]; 7] {
     let suffix = item.window.store_suffix.as_bytes();
     let prefix = prefix.as_bytes();
@@ -171,11 +167,11 @@ fn key_of<'k>(prefix: &'k str, item: &'k LimitCheck, tag: &'k [u8]) -> [&'k [u8]
     }
 }
 
-type Rules<'r> = SmallVec<[&'r Rule; 8]>;
+type RuleTable<'r> = SmallVec<[&'r Rule; 8]>;
 
 /// The rules of a call, each once.
-fn rules_of<'c>(groups: impl Iterator<Item = Group<'c>>) -> Rules<'c> {
-    let mut rules = Rules::new();
+fn rules_of<'c>(groups: impl Iterator<Item = Group<'c>>) -> RuleTable<'c> {
+    let mut rules = RuleTable::new();
     for item in groups.flat_map(|group| group.charge) {
         if place_of(&item.window.rule, &rules).is_none() {
             rules.push(&item.window.rule);
@@ -184,7 +180,7 @@ fn rules_of<'c>(groups: impl Iterator<Item = Group<'c>>) -> Rules<'c> {
     rules
 }
 
-fn place_of(rule: &Rule, rules: &Rules<'_>) -> Option<u16> {
+fn place_of(rule: &Rule, rules: &RuleTable<'_>) -> Option<u16> {
     let place = rules.iter().position(|known| *known == rule)?;
     u16::try_from(place).ok()
 }
@@ -201,34 +197,33 @@ fn pack_rule(packed: &mut Packed, rule: &Rule) {
     pack_u48(packed, rule.precision_us);
 }
 
-/// 2^48 us are 8.9 years; a cost above any limit stays above it.
+/// 2^48 us are 8.9 years, and a cost of 2^48 is above any limit.
 fn pack_u48(packed: &mut Packed, number: u64) {
     let number = number.min((1 << 48) - 1);
     packed.extend_from_slice(&number.to_le_bytes()[..6]);
 }
 
-/// A reply being read: its head, then an outcome for each group, then the refusal.
+/// A reply that is being read: its head, then an outcome for each group, then the refusal.
 #[derive(Debug)]
 pub struct Reply<'r> {
     rest: &'r [u8],
     /// The store's time at the call, microseconds.
     pub at_us: u64,
-    /// Keys that held something not ours and were begun anew.
+    /// Keys that held foreign data and were begun anew.
     pub begun_anew: u16,
 }
 
-/// What became of a group of equal requests: the first `granted` of them may pass.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// How many are granted.
+/// The decisions on a group of equal requests: the first `granted` of them may pass.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupOutcome {
     pub granted: u16,
-    /// The first granted one's decision.
+    /// The decision on the first granted request.
     pub allowed: Option<Decision>,
-    /// That of each denied one: all stand the same.
+    /// The decision on each denied request: it is the same for all.
     pub denied: Option<Decision>,
 }
 
-impl Outcome {
+impl GroupOutcome {
     /// The decision on the group's first request, which is its only one.
     #[inline]
     pub fn take(&mut self) -> Option<Decision> {
@@ -238,8 +233,8 @@ impl Outcome {
         }
     }
 
-    /// The decision on the `index`th of the group's requests, from 0. Each granted one found what
-    /// those before it had left.
+    /// The decision on the `index`th request, from 0. Each granted request finds what those before
+    /// it have left.
     pub fn decision(&self, index: u16, charge: &Charge) -> Option<Decision> {
         if index >= self.granted {
             return self.denied.clone();
@@ -268,17 +263,21 @@ impl<'r> Reply<'r> {
     }
 
     /// The next group's outcome, of `count` requests; `None` if the server refused to write it.
-    pub fn outcome(&mut self, charge: &Charge, count: u16) -> Result<Option<Outcome>, StoreError> {
-        let how = self.number(1)?;
-        if how == HEADS {
-            return Ok(Some(Outcome {
+    pub fn outcome(
+        &mut self,
+        charge: &Charge,
+        count: u16,
+    ) -> Result<Option<GroupOutcome>, StoreError> {
+        let kind = self.number(1)?;
+        if kind == HEADS {
+            return Ok(Some(GroupOutcome {
                 granted: count,
-                allowed: Some(self.written(charge, count)?),
+                allowed: Some(self.read_heads(charge, count)?),
                 denied: None,
             }));
         }
         let granted = u16::try_from(self.number(2)?).unwrap_or(u16::MAX);
-        if how == REFUSED {
+        if kind == REFUSED {
             return Ok(None);
         }
         let allowed = (granted > 0)
@@ -287,14 +286,14 @@ impl<'r> Reply<'r> {
         let denied = (granted < count)
             .then(|| self.decision(charge, false))
             .transpose()?;
-        Ok(Some(Outcome {
+        Ok(Some(GroupOutcome {
             granted,
             allowed,
             denied,
         }))
     }
 
-    /// The next group's end, where it was to give back or to settle: whether it was done.
+    /// The end of the next group, which gives back or settles: whether it was done.
     pub fn done(&mut self) -> Result<bool, StoreError> {
         Ok(self.number(1)? == 1)
     }
@@ -328,9 +327,9 @@ impl<'r> Reply<'r> {
         })
     }
 
-    /// The first of `count` equal requests that were all granted, as the heads say that were
-    /// written for them.
-    fn written(&mut self, charge: &Charge, count: u16) -> Result<Decision, StoreError> {
+    /// The decision on the first of `count` equal requests, all granted, from the heads of their
+    /// logs.
+    fn read_heads(&mut self, charge: &Charge, count: u16) -> Result<Decision, StoreError> {
         let mut verdicts = SmallVec::with_capacity(charge.len());
         for item in charge {
             let rule = &item.window.rule;
@@ -370,7 +369,7 @@ impl<'r> Reply<'r> {
         })
     }
 
-    /// After the last group: why the server refused to write, if it did.
+    /// After the last group: why the server refused to write; `None` if it did not.
     pub fn refusal(&self) -> Option<ServerTrouble> {
         if self.rest.is_empty() {
             return None;

@@ -1,25 +1,28 @@
-//! What the store denied, remembered until the first instant at which it could be allowed.
+//! Denials of the store, remembered until the first instant at which they could end.
 //!
-//! Claim: if the store denied cost `c` of a key at `t` and named the wait `r`, then every request
-//! of a cost `>= c` is denied until `t + r`, whatever any other proxy does. For until then a count
-//! changes in two ways only: by admissions, which add units, and by expiries, all of which `r`
-//! already counts. Admissions can only push the instant later. So a denial told from here
-//! is the one the store would tell, for the log at any precision and for the counter alike; tests
-//! hold it against the model.
+//! Claim: the store denied cost `c` of a key at `t`, with the wait `r`. Then it denies every
+//! request of a cost `>= c` until `t + r`, whatever other proxies do. Until then a count changes in
+//! two ways only: admissions add units, and expiries, which `r` already includes, remove some.
+//! Admissions can only make the wait longer. So a cached denial is the one that the store would
+//! return, for the counter and for the log at any precision. Tests compare it with a model.
 //!
-//! It is told for the same cost only, and under the same limit: a higher cost is denied as surely,
-//! but for longer, and the wait that its client is told must be its own.
+//! A denial is used for the same cost and limit only. A higher cost is denied as well, but for
+//! longer, and its client must get its own wait.
 //!
-//! The deadline is local, counted from when the question was *sent*: the network's delay can only
-//! shorten it. Clocks may drift against each other, so it is `r * 0.999 - 1 ms`.
+//! The deadline counts from when the call was *sent*: the network's delay can only shorten it.
+//! Clocks may drift against each other, so it is `r * 0.999 - 1 ms`.
 //!
-//! It does not hold where a count sinks in a third way: units given back (such limits are kept for
-//! `GIVES_BACK_US` at most), a raised limit (an entry knows its units), a reset, an override, a
-//! flushed or restored store, a step forward of the store's clock (all of which
-//! [`DenyCache::clear`] it). Unknown causes end with `LONGEST_US`. What nobody can promise is not
-//! kept: slots, which are let go of at any time.
+//! The claim fails if a count sinks in a third way:
 //!
-//! Bounded: two generations of at most `GENERATION` keys; when the young one is full, the old one
+//! - Units are given back: denials of such limits are kept for `GIVES_BACK_US` at most.
+//! - The limit is raised: an entry knows its units.
+//! - A key is reset or overridden, the store is flushed or restored, or its clock steps forward:
+//!   the worker calls [`DenyCache::clear`].
+//! - Slots are freed at any time: their denials are not kept.
+//!
+//! No denial is kept longer than `LONGEST_US`, for causes that are not in this list.
+//!
+//! Bounded: two generations of at most `GENERATION` keys. When the young one is full, the old one
 //! is forgotten. Time is an argument, microseconds of one local monotonic clock.
 
 use std::collections::HashMap;
@@ -33,9 +36,9 @@ use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
 const GENERATION: usize = 16_384;
 /// No denial is kept longer, microseconds.
 pub const LONGEST_US: u64 = 60_000_000;
-/// Nor one of a limit whose units may be given back, microseconds.
+/// The same for a limit whose units may be given back, microseconds.
 pub const GIVES_BACK_US: u64 = 50_000;
-/// Costs told apart for one key.
+/// Denials of one key, each with another cost or limit.
 const COSTS: usize = 4;
 
 /// Denials by key, each with its cost.
@@ -43,7 +46,6 @@ const COSTS: usize = 4;
 pub struct DenyCache {
     young: Generation,
     old: Generation,
-    epoch: u64,
 }
 
 type Generation = HashMap<u128, SmallVec<[Denied; 1]>, BuildHasherDefault<Folded>>;
@@ -58,13 +60,13 @@ struct Denied {
     came_us: u64,
     at_us: u64,
     verdict: Verdict,
-    /// How the request's other limits stood, which allowed it.
+    /// The verdicts of the request's other limits, which allowed it.
     others: Box<[(u128, Verdict)]>,
 }
 
 /// When a call was made, and when its answer came.
 #[derive(Clone, Copy, Debug)]
-pub struct Span {
+pub struct CallSpan {
     /// Before the first byte was sent.
     pub sent_us: u64,
     /// After the last one was read.
@@ -73,17 +75,17 @@ pub struct Span {
 
 impl DenyCache {
     /// Keeps the denials of a decision.
-    pub fn note(&mut self, charge: &Charge, decision: &Decision, span: Span) {
+    pub fn note(&mut self, charge: &Charge, decision: &Decision, span: CallSpan) {
         self.note_within(LONGEST_US, charge, decision, span);
     }
 
-    /// The same, for no longer than `longest_us`.
+    /// Keeps the denials of a decision, for no longer than `longest_us`.
     pub fn note_within(
         &mut self,
         longest_us: u64,
         charge: &Charge,
         decision: &Decision,
-        span: Span,
+        span: CallSpan,
     ) {
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             let most = if item.limit.gives_back {
@@ -111,9 +113,9 @@ impl DenyCache {
         }
     }
 
-    /// The denial of a request, if one of its items is known to be denied now. The others stand as
-    /// they did when it was, or are [`Retry::Unasked`]; with `exact`, nothing is told unless every
-    /// number of it is what the store would say. See [`is_exact`].
+    /// The denial of a request, if one of its items is known to be denied now. The other items have
+    /// their verdicts of that time, or are [`Retry::Unasked`]. With `exact`, it is returned only if
+    /// every number is the one that the store would return. See [`is_exact`].
     pub fn find(&self, charge: &Charge, now_us: u64, exact: bool) -> Option<Decision> {
         if self.young.is_empty() && self.old.is_empty() || exact && !is_exact(charge) {
             return None;
@@ -137,21 +139,13 @@ impl DenyCache {
         })
     }
 
-    /// Grows whenever something that was told is not to be told any more.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     /// Forgets one key.
     pub fn forget(&mut self, id: u128) {
-        self.epoch += 1;
         self.young.remove(&id);
         self.old.remove(&id);
     }
 
-    /// Forgets everything.
     pub fn clear(&mut self) {
-        self.epoch += 1;
         self.young.clear();
         self.old.clear();
     }
@@ -173,8 +167,8 @@ impl DenyCache {
             self.old = std::mem::take(&mut self.young);
         }
         let known = self.young.entry(id).or_default();
-        let is_said = |old: &Denied| old.cost == denied.cost && old.units == denied.units;
-        known.retain(|old| !is_said(old) && old.until_us > denied.came_us);
+        let is_same = |old: &Denied| old.cost == denied.cost && old.units == denied.units;
+        known.retain(|old| !is_same(old) && old.until_us > denied.came_us);
         if known.len() == COSTS {
             known.remove(0);
         }
@@ -195,9 +189,9 @@ impl Denied {
 
 /// Whether a cached denial of this request can have the store's own numbers.
 ///
-/// Answers of several limits may come from several calls. Each is known at its own instant of the
-/// store's clock, and a network's delay lies between them, so no single instant fits all of them.
-/// A limit whose units other proxies give back or charge on top changes without a word to us.
+/// Denials of several limits may come from several calls. Each is known at its own instant of the
+/// store's clock, with a network's delay between them, so no single instant fits all of them. A
+/// limit whose units other proxies give back, or charge on top, changes without our knowledge.
 pub fn is_exact(charge: &Charge) -> bool {
     matches!(charge.as_slice(), [item] if !item.limit.gives_back)
 }
@@ -212,16 +206,22 @@ fn others(charge: &Charge, decision: &Decision) -> Box<[(u128, Verdict)]> {
 
 fn unasked(item: &LimitCheck) -> Verdict {
     Verdict {
-        used: 0,
         remaining: item.window.rule.units,
-        retry: Retry::Unasked,
-        reset_us: 0,
-        next_us: 0,
-        stamp: 0,
+        ..UNASKED
     }
 }
 
-/// A hash of an identity that is one already: its halves, folded.
+/// The verdict of an item that was not asked.
+pub(super) const UNASKED: Verdict = Verdict {
+    used: 0,
+    remaining: 0,
+    retry: Retry::Unasked,
+    reset_us: 0,
+    next_us: 0,
+    stamp: 0,
+};
+
+/// Hashes an identity, which is a hash already, by folding its halves.
 #[derive(Clone, Copy, Debug, Default)]
 struct Folded(u64);
 
@@ -297,8 +297,8 @@ pub(super) mod tests {
         *seed % below
     }
 
-    /// Whatever others do meanwhile, what the cache denies the model denies too, and where it says
-    /// that its numbers are exact, they are.
+    /// The model denies every request that the cache denies, whatever other proxies do. Numbers
+    /// that the cache calls exact are those of the model.
     #[test]
     fn what_it_denies_the_store_would_deny() {
         let (mut told, mut exact) = (0, 0);
@@ -342,7 +342,7 @@ pub(super) mod tests {
                     continue;
                 }
                 let decision = model.ask(&ask, now_us);
-                let span = Span {
+                let span = CallSpan {
                     sent_us: now_us,
                     came_us: now_us,
                 };
@@ -368,7 +368,7 @@ pub(super) mod tests {
         }
     }
 
-    const SPAN: Span = Span {
+    const SPAN: CallSpan = CallSpan {
         sent_us: 1_000,
         came_us: 3_000,
     };

@@ -1,9 +1,9 @@
-//! The fleet: how many proxies share the store, and so which part of every limit is this one's
+//! The fleet: how many proxies share the store, and so which part of every limit this proxy has
 //! while the store is away.
 //!
-//! Proxies count each other by heartbeats. A number in the configuration is a least number: the
-//! count wins where it is larger. Before the first count a proxy knows of no other, and assumes
-//! [`ASSUMED`] proxies unless the configuration says a number.
+//! Proxies count each other by heartbeats. A number in the configuration is a minimum: a larger
+//! count wins. Before the first count a proxy knows of no other. It assumes [`ASSUMED`] proxies
+//! unless the configuration has a number.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -13,22 +13,22 @@ use crate::limit::Rule;
 /// Proxies that are assumed before any were counted.
 pub const ASSUMED: u32 = 8;
 
-/// Proxies, as the configuration says and as the store has counted.
+/// The number of proxies, as configured and as counted by the store.
 #[derive(Debug)]
 pub struct Fleet {
-    /// What the configuration says; 0 where it leaves the count to the heartbeats.
-    said: u32,
-    /// What the heartbeats say; 0 before the first.
+    /// The configured number; 0 if the heartbeats alone count.
+    configured: u32,
+    /// The number that the heartbeats count; 0 before the first.
     counted: AtomicU32,
-    /// How many of the others come before this one.
+    /// The number of counted proxies with a smaller name.
     place: AtomicU32,
-    /// Some of those who were counted may be away: the number may grow, and not shrink.
+    /// Some counted proxies may be away: the number may grow, and not shrink.
     held: AtomicBool,
 }
 
 impl From<config::Fleet> for Fleet {
-    fn from(said: config::Fleet) -> Fleet {
-        match said {
+    fn from(configured: config::Fleet) -> Fleet {
+        match configured {
             config::Fleet::Fixed(size) => Fleet::of(size),
             config::Fleet::Auto => Fleet::counted(),
         }
@@ -36,38 +36,37 @@ impl From<config::Fleet> for Fleet {
 }
 
 impl Fleet {
-    /// At least so many proxies, as the configuration says.
+    /// At least so many proxies.
     pub fn of(size: u32) -> Fleet {
         Fleet {
-            said: size.max(1),
+            configured: size.max(1),
             ..Fleet::counted()
         }
     }
 
-    /// As many as are heard of.
+    /// As many proxies as are counted.
     pub fn counted() -> Fleet {
         Fleet {
-            said: 0,
+            configured: 0,
             counted: AtomicU32::new(0),
             place: AtomicU32::new(0),
             held: AtomicBool::new(false),
         }
     }
 
-    /// How many there are.
     pub fn size(&self) -> u32 {
-        match (self.counted.load(Ordering::Relaxed), self.said) {
+        match (self.counted.load(Ordering::Relaxed), self.configured) {
             (0, 0) => ASSUMED,
-            (counted, said) => counted.max(said),
+            (counted, configured) => counted.max(configured),
         }
     }
 
-    /// Whether the configuration says fewer proxies than are counted.
-    pub fn is_larger_than_said(&self) -> bool {
-        self.said > 0 && self.counted.load(Ordering::Relaxed) > self.said
+    /// Whether more proxies are counted than configured.
+    pub fn is_larger_than_configured(&self) -> bool {
+        self.configured > 0 && self.counted.load(Ordering::Relaxed) > self.configured
     }
 
-    /// Notes what the store has counted. While the number is held, a smaller one changes nothing.
+    /// Notes the store's count. While the number is held, a smaller one changes nothing.
     pub fn learn(&self, size: u32, place: u32) {
         let size = size.max(1);
         if self.held.load(Ordering::Relaxed) && size < self.counted.load(Ordering::Relaxed) {
@@ -82,10 +81,10 @@ impl Fleet {
         self.held.store(held, Ordering::Relaxed);
     }
 
-    /// This proxy's part of a shared budget: `floor(units / size)`, and one of the remainder where
-    /// its place is among the first; at least 1, so that every proxy serves somebody.
+    /// This proxy's part of a shared budget: `floor(units / size)`, and one unit of the remainder
+    /// if its place is among the first. It is at least 1, so that every proxy serves some requests.
     pub fn share(&self, rule: Rule) -> Rule {
-        if self.said == 1 && self.counted.load(Ordering::Relaxed) <= 1 || self.size() == 1 {
+        if self.configured == 1 && self.counted.load(Ordering::Relaxed) <= 1 || self.size() == 1 {
             return rule;
         }
         Rule {
@@ -94,13 +93,13 @@ impl Fleet {
         }
     }
 
-    /// The same of any number of units, without the least of 1. The parts of all proxies add up
-    /// to no more than `units`, and a proxy that counts on fewer units has no larger part.
+    /// The same for any number of units, without the minimum of 1. The parts of all proxies add up
+    /// to no more than `units`. The part of fewer units is no larger.
     pub fn part_of(&self, units: u64) -> u64 {
         let size = u64::from(self.size());
         let counted = u64::from(self.counted.load(Ordering::Relaxed));
         let place = u64::from(self.place.load(Ordering::Relaxed));
-        // Places are known of those only that are counted.
+        // Only counted proxies have places.
         let rest = u64::from(size == counted && place < units % size);
         units / size + rest
     }
@@ -154,7 +153,7 @@ mod tests {
         let fleet = Fleet::of(1);
         fleet.learn(4, 3);
         assert_eq!(units(&fleet, 400), 100);
-        assert!(fleet.is_larger_than_said());
+        assert!(fleet.is_larger_than_configured());
         let fleet = Fleet::of(4);
         fleet.learn(2, 0);
         assert_eq!(units(&fleet, 402), 100, "no place among four is known");

@@ -1,80 +1,297 @@
-//! What waits for the store, gathered into as few groups as possible: equal requests are one.
+//! Requests on their way to the store, gathered into as few groups as possible: equal requests are
+//! one.
 //!
-//! Sans-IO: what is sent where, and when, is up to the connection's task.
+//! A request has two ends. The connection's task holds a [`QueuedRequest`] and answers it. The
+//! asker holds a [`PendingAnswer`]. Sans-IO: the connection's task decides what is sent where, and
+//! when.
 
-use std::time::Instant;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::StoreError;
-use super::batch::{Group, Operation, Outcome};
-use super::known::Known;
-use super::waiting::Waiting;
+use super::batch::{Group, GroupOutcome, Operation};
+use super::lease::WorkerCache;
 use crate::limit::{Charge, Decision, LimitCheck};
 
-/// Bundles that a batch has room for before there are any, at most.
-const MOST_AT_FIRST: usize = 64;
+/// Items in one call: they block the server for about 0.3 ms at most.
+const MAX_ITEMS: usize = 64;
+/// Bundles that a new batch has room for, at most.
+const MAX_INITIAL_BUNDLES: usize = 64;
+
+pub(super) type StoreResult = Result<Decision, StoreError>;
+
+/// One operation for the store.
+#[derive(Debug)]
+pub(super) struct StoreRequest {
+    pub(super) charge: Charge,
+    pub(super) operation: Operation,
+    /// Numbers that the operation needs for each item; see [`super::batch::Group::extra`].
+    pub(super) extra: SmallVec<[u64; 2]>,
+    /// The generation of the hash key that its tags were made with.
+    pub(super) generation: u64,
+    pub(super) arrived: Instant,
+    /// The slot of a cluster that all its keys lie in; 0 where the store is no cluster.
+    pub(super) slot: u16,
+}
+
+#[derive(Debug)]
+struct SharedRequest {
+    request: StoreRequest,
+    answer: Mutex<AnswerState>,
+}
+
+#[derive(Debug)]
+enum AnswerState {
+    /// The asker has gone, has taken the answer, or never wanted one.
+    Closed,
+    /// The answer is to come, and to wake the asker.
+    Open(Option<Waker>),
+    Answered(StoreResult),
+}
+
+impl SharedRequest {
+    fn answer(&self) -> MutexGuard<'_, AnswerState> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns false if the asker has gone.
+    #[inline]
+    fn put(&self, answer: StoreResult) -> bool {
+        let mut state = self.answer();
+        let AnswerState::Open(waker) = &mut *state else {
+            return false;
+        };
+        let waker = waker.take();
+        *state = AnswerState::Answered(answer);
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        true
+    }
+}
+
+/// The task's end of a request. If it is dropped before it is answered, the asker gets
+/// [`StoreError::Lost`].
+#[derive(Debug)]
+pub(super) struct QueuedRequest {
+    shared: Arc<SharedRequest>,
+    wants_answer: bool,
+}
+
+/// The asker's end of a request.
+#[derive(Debug)]
+pub(super) struct PendingAnswer(Arc<SharedRequest>);
+
+impl StoreRequest {
+    /// Both ends of this request.
+    pub(super) fn with_answer(self) -> (QueuedRequest, PendingAnswer) {
+        let shared = Arc::new(SharedRequest {
+            request: self,
+            answer: Mutex::new(AnswerState::Open(None)),
+        });
+        let queued = QueuedRequest {
+            shared: Arc::clone(&shared),
+            wants_answer: true,
+        };
+        (queued, PendingAnswer(shared))
+    }
+
+    /// The task's end of this request, whose answer nothing waits for.
+    pub(super) fn without_answer(self) -> QueuedRequest {
+        let shared = Arc::new(SharedRequest {
+            request: self,
+            answer: Mutex::new(AnswerState::Closed),
+        });
+        QueuedRequest {
+            shared,
+            wants_answer: false,
+        }
+    }
+}
+
+impl QueuedRequest {
+    /// Whether the asker wanted an answer and has gone.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.wants_answer && Arc::strong_count(&self.shared) == 1
+    }
+
+    /// Returns false if the asker has gone, or never wanted an answer.
+    #[inline]
+    pub(super) fn answer(mut self, answer: StoreResult) -> bool {
+        self.wants_answer = false;
+        self.shared.put(answer)
+    }
+
+    pub(super) fn fail(self, kind: StoreError) {
+        // The asker has gone if its client has.
+        let _ = self.answer(Err(kind));
+    }
+}
+
+impl Deref for QueuedRequest {
+    type Target = StoreRequest;
+
+    fn deref(&self) -> &StoreRequest {
+        &self.shared.request
+    }
+}
+
+impl Drop for QueuedRequest {
+    fn drop(&mut self) {
+        if self.wants_answer {
+            self.shared.put(Err(StoreError::Lost));
+        }
+    }
+}
+
+impl PendingAnswer {
+    /// The answer, once.
+    pub(super) fn poll(&self, context: &mut Context<'_>) -> Poll<StoreResult> {
+        let mut state = self.0.answer();
+        if let AnswerState::Open(waker) = &mut *state {
+            match waker {
+                Some(waker) => waker.clone_from(context.waker()),
+                None => *waker = Some(context.waker().clone()),
+            }
+            return Poll::Pending;
+        }
+        match std::mem::replace(&mut *state, AnswerState::Closed) {
+            AnswerState::Answered(answer) => Poll::Ready(answer),
+            _ => Poll::Ready(Err(StoreError::Lost)),
+        }
+    }
+
+    /// The answer, once, if it has come.
+    pub(super) fn try_take(&self) -> Option<StoreResult> {
+        let has_come = matches!(*self.0.answer(), AnswerState::Answered(_));
+        has_come.then(|| self.close()).flatten()
+    }
+
+    /// Returns the answer if it has come. If not, the task learns that the asker has gone.
+    pub(super) fn close(&self) -> Option<StoreResult> {
+        match std::mem::replace(&mut *self.0.answer(), AnswerState::Closed) {
+            AnswerState::Answered(answer) => Some(answer),
+            AnswerState::Open(_) | AnswerState::Closed => None,
+        }
+    }
+
+    pub(super) fn charge(&self) -> &Charge {
+        &self.0.request.charge
+    }
+
+    /// Takes the charge back, or copies it if the task still has the request.
+    pub(super) fn take_charge(&mut self) -> Charge {
+        match Arc::get_mut(&mut self.0) {
+            Some(shared) => std::mem::take(&mut shared.request.charge),
+            None => self.charge().clone(),
+        }
+    }
+}
 
 /// Requests that ask exactly the same, or one operation of another kind.
 #[derive(Debug)]
-pub struct Bundle {
-    pub operation: Operation,
-    pub extra: SmallVec<[u64; 2]>,
-    /// In order of arrival: that is the order in which grants are given out.
-    first: Waiting,
-    more: Vec<Waiting>,
-    print: u64,
+pub(super) struct Bundle {
+    pub(super) operation: Operation,
+    pub(super) extra: SmallVec<[u64; 2]>,
+    first: QueuedRequest,
+    /// In order of arrival, which is the order in which grants are given.
+    more: Vec<QueuedRequest>,
+    fingerprint: u64,
 }
 
 /// Bundles to be sent in one call.
 #[derive(Debug, Default)]
-pub struct Batch {
-    pub bundles: Vec<Bundle>,
+pub(super) struct Batch {
+    pub(super) bundles: Vec<Bundle>,
     items: usize,
-    /// When the oldest of them arrived.
-    pub oldest: Option<Instant>,
+    /// When the oldest request that wants an answer arrived.
+    oldest: Option<Instant>,
+}
+
+/// Which requests are worth sending now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SendConditions {
+    pub(super) now: Instant,
+    pub(super) timeout: Duration,
+    /// The generation of the hash key in force.
+    pub(super) generation: u64,
 }
 
 impl Batch {
-    /// One that so many are likely to be put into.
-    pub fn for_about(many: usize) -> Batch {
+    /// An empty batch with room for about so many requests.
+    pub(super) fn for_about(requests: usize) -> Batch {
         Batch {
-            bundles: Vec::with_capacity(many.min(MOST_AT_FIRST)),
+            bundles: Vec::with_capacity(requests.min(MAX_INITIAL_BUNDLES)),
             ..Batch::default()
         }
     }
 
-    /// Adds one; it is returned where the batch would have more than `most_items` items by it.
-    pub fn add(&mut self, waiting: Waiting, most_items: usize) -> Option<Waiting> {
-        let print = print(&waiting.charge);
-        if let Operation::Charge(count) = waiting.operation {
-            let same = self
-                .bundles
-                .iter_mut()
-                .find(|bundle| bundle.print == print && bundle.takes(&waiting, count));
+    /// Adds a request, unless its asker has gone or it must fail. Returns the request if the batch
+    /// is full.
+    pub(super) fn add_if_due(
+        &mut self,
+        request: QueuedRequest,
+        conditions: SendConditions,
+    ) -> Option<QueuedRequest> {
+        if request.is_given_up() {
+            return None;
+        }
+        let is_late = conditions.now >= request.arrived + conditions.timeout;
+        if request.generation != conditions.generation {
+            request.fail(StoreError::Away);
+        } else if is_late && request.wants_answer {
+            request.fail(StoreError::Timeout);
+        } else {
+            return self.add(request, MAX_ITEMS);
+        }
+        None
+    }
+
+    /// Adds a request. Returns it if the batch would have more than `max_items` items with it.
+    pub(super) fn add(
+        &mut self,
+        request: QueuedRequest,
+        max_items: usize,
+    ) -> Option<QueuedRequest> {
+        let fingerprint = fingerprint(&request.charge);
+        if let Operation::Charge(count) = request.operation {
+            let same = self.bundles.iter_mut().find(|bundle| {
+                bundle.fingerprint == fingerprint && bundle.accepts(&request, count)
+            });
             if let Some(bundle) = same {
                 bundle.operation = Operation::Charge(bundle.count() + count);
-                bundle.more.push(waiting);
+                bundle.more.push(request);
                 return None;
             }
         }
-        if !self.bundles.is_empty() && self.items + waiting.charge.len() > most_items {
-            return Some(waiting);
+        if !self.bundles.is_empty() && self.items + request.charge.len() > max_items {
+            return Some(request);
         }
-        self.items += waiting.charge.len();
-        self.oldest = self.oldest.or(Some(waiting.arrived));
+        self.items += request.charge.len();
+        self.oldest = self.oldest.or(Some(request.arrived));
         self.bundles.push(Bundle {
-            operation: waiting.operation,
-            extra: waiting.extra.clone(),
-            first: waiting,
+            operation: request.operation,
+            extra: request.extra.clone(),
+            first: request,
             more: Vec::new(),
-            print,
+            fingerprint,
         });
         None
     }
 
-    /// Each bundle by itself.
-    pub fn apart(self) -> Vec<Batch> {
+    /// When its requests have waited long enough. Its oldest request decides, except that a call
+    /// has a quarter of the timeout at least: old requests may want no answer.
+    pub(super) fn deadline(&self, now: Instant, timeout: Duration) -> Instant {
+        (self.oldest.unwrap_or(now) + timeout).max(now + timeout / 4)
+    }
+
+    /// Each bundle in a batch of its own.
+    pub(super) fn split(self) -> Vec<Batch> {
         let alone = |bundle: Bundle| Batch {
             items: bundle.charge().len(),
             oldest: self.oldest,
@@ -83,15 +300,17 @@ impl Batch {
         self.bundles.into_iter().map(alone).collect()
     }
 
-    /// Asks for more of what is leased.
-    pub fn ask_ahead(&mut self, known: &Known, now_us: u64) {
+    /// Asks for more units of leased keys than the requests need.
+    pub(super) fn ask_ahead(&mut self, cache: &WorkerCache, now_us: u64) {
         for bundle in &mut self.bundles {
             let first = bundle.charge().first();
             let lease_us = first.map_or(0, |item| item.limit.lease_us);
             if lease_us > 0 && bundle.count() > 0 {
-                let more = known.lock().leases.ahead(bundle.charge(), now_us);
+                let more = cache.lock().leases.ahead(bundle.charge(), now_us);
                 if more > 0 {
-                    bundle.ask_ahead(more, lease_us);
+                    let count = bundle.count().saturating_add(more);
+                    bundle.operation = Operation::Charge(count);
+                    bundle.extra = smallvec![lease_us];
                 }
             }
         }
@@ -99,13 +318,12 @@ impl Batch {
 }
 
 impl Bundle {
-    /// What each of them asks.
-    pub fn charge(&self) -> &Charge {
+    /// The charge of each request.
+    pub(super) fn charge(&self) -> &Charge {
         &self.first.charge
     }
 
-    /// What is sent.
-    pub fn group(&self) -> Group<'_> {
+    pub(super) fn group(&self) -> Group<'_> {
         Group {
             operation: self.operation,
             charge: self.charge(),
@@ -113,77 +331,77 @@ impl Bundle {
         }
     }
 
-    /// How many requests the group stands for, with those that nobody has made yet.
-    pub fn count(&self) -> u16 {
+    /// How many requests the group stands for, with those that are asked for ahead.
+    pub(super) fn count(&self) -> u16 {
         match self.operation {
             Operation::Charge(count) => count,
-            Operation::Say | Operation::GiveBack | Operation::Settle => 0,
+            Operation::Report | Operation::GiveBack | Operation::Settle => 0,
         }
     }
 
-    /// How many were asked for.
-    pub fn asked(&self) -> u16 {
+    /// How many requests wait for this.
+    pub(super) fn waiting(&self) -> u16 {
         u16::try_from(1 + self.more.len()).unwrap_or(u16::MAX)
     }
 
-    /// Asks for more than was asked for: what is granted of it is kept for who comes next.
-    pub fn ask_ahead(&mut self, more: u16, lease_us: u64) {
-        self.operation = Operation::Charge(self.count().saturating_add(more));
-        self.extra = [lease_us].into_iter().collect();
+    fn into_requests(self) -> impl Iterator<Item = QueuedRequest> {
+        std::iter::once(self.first).chain(self.more)
     }
 
-    /// Gives everyone who asked their decision; `seen` is shown each one first. How many were
-    /// granted what they no longer want.
-    pub fn answer(self, outcome: &mut Outcome, mut seen: impl FnMut(&Charge, &Decision)) -> u16 {
-        let (mut unwanted, alone) = (0, self.more.is_empty());
-        for (index, waiting) in (0..).zip(std::iter::once(self.first).chain(self.more)) {
-            let decision = match alone {
+    /// Answers each request with its decision, after `observe` has seen it. Returns how many were
+    /// granted to askers that have gone.
+    pub(super) fn answer(
+        self,
+        outcome: &mut GroupOutcome,
+        mut observe: impl FnMut(&Charge, &Decision),
+    ) -> u16 {
+        let (mut unwanted, is_alone) = (0, self.more.is_empty());
+        for (index, request) in (0..).zip(self.into_requests()) {
+            let decision = match is_alone {
                 true => outcome.take(),
-                false => outcome.decision(index, &waiting.charge),
+                false => outcome.decision(index, &request.charge),
             };
             let Some(decision) = decision else {
-                waiting.fail(StoreError::Garbled);
+                request.fail(StoreError::Garbled);
                 continue;
             };
-            seen(&waiting.charge, &decision);
+            observe(&request.charge, &decision);
             let granted = decision.allowed;
-            let taken = waiting.answer(Ok(decision));
+            let taken = request.answer(Ok(decision));
             unwanted += u16::from(granted && !taken);
         }
         unwanted
     }
 
-    /// Tells all that wait for it that it was done: it was no question.
-    pub fn done(self) {
-        for waiting in std::iter::once(self.first).chain(self.more) {
-            waiting.answer(Ok(Decision::default()));
+    /// Answers an operation that asks for no decision: it was done.
+    pub(super) fn done(self) {
+        for request in self.into_requests() {
+            request.answer(Ok(Decision::default()));
         }
     }
 
-    pub fn fail(self, kind: StoreError) {
-        std::iter::once(self.first)
-            .chain(self.more)
-            .for_each(|waiting| waiting.fail(kind));
+    pub(super) fn fail(self, kind: StoreError) {
+        self.into_requests().for_each(|request| request.fail(kind));
     }
 
     /// Whether one more request asks the same.
-    fn takes(&self, waiting: &Waiting, count: u16) -> bool {
+    fn accepts(&self, request: &QueuedRequest, count: u16) -> bool {
         let same = |(mine, other): (&LimitCheck, &LimitCheck)| {
             mine.id() == other.id()
                 && mine.cost == other.cost
                 && mine.window.rule == other.window.rule
         };
         matches!(self.operation, Operation::Charge(_))
-            && self.charge().len() == waiting.charge.len()
-            && self.charge().iter().zip(&waiting.charge).all(same)
+            && self.charge().len() == request.charge.len()
+            && self.charge().iter().zip(&request.charge).all(same)
             && self.extra.is_empty()
-            && waiting.extra.is_empty()
+            && request.extra.is_empty()
             && self.count().checked_add(count).is_some()
     }
 }
 
 /// Equal for equal charges, and seldom for others.
-fn print(charge: &Charge) -> u64 {
+fn fingerprint(charge: &Charge) -> u64 {
     let folded = charge.iter().fold(0_u128, |print, item| {
         print.rotate_left(17) ^ item.id() ^ u128::from(item.cost)
     });
@@ -191,114 +409,4 @@ fn print(charge: &Charge) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::limit::{Algorithm, Asker, Key, KeyHash, Limit, Retry, Rule, Verdict};
-    use crate::store::waiting::{Asked, Question, ask};
-    use crate::trace::TraceId;
-
-    fn waiting(who: u8, cost: u64) -> (Waiting, Asked) {
-        waiting_for(who, cost, None)
-    }
-
-    fn waiting_for(who: u8, cost: u64, asker: Option<Arc<Asker>>) -> (Waiting, Asked) {
-        let rule = Rule {
-            algorithm: Algorithm::Log,
-            units: 10,
-            window_us: 1_000_000,
-            precision_us: 1,
-        };
-        let limit = Limit::new("l", &[rule], Key::parse(["global"]).unwrap());
-        let item = LimitCheck {
-            window: Arc::clone(&limit.windows[0]),
-            limit: Arc::new(limit),
-            tag: KeyHash([who; 16]),
-            cost,
-            asker,
-        };
-        ask(Question {
-            charge: [item].into_iter().collect(),
-            operation: Operation::Charge(1),
-            extra: SmallVec::new(),
-            generation: 1,
-            arrived: crate::clock::now(),
-        })
-    }
-
-    fn decision(allowed: bool, used: u64) -> Decision {
-        let verdict = Verdict {
-            used,
-            remaining: 10_u64.saturating_sub(used + u64::from(allowed)),
-            retry: if allowed { Retry::Now } else { Retry::After(7) },
-            reset_us: 9,
-            next_us: 7,
-            stamp: 0,
-        };
-        Decision {
-            allowed,
-            at_us: 1,
-            verdicts: [verdict].into_iter().collect(),
-        }
-    }
-
-    #[test]
-    fn equal_requests_are_one_group_and_grants_follow_arrival() {
-        let mut batch = Batch::default();
-        let mut answers = Vec::new();
-        for (who, cost) in [(1, 1), (2, 1), (1, 1), (1, 2), (1, 1)] {
-            let (waiting, answer) = waiting(who, cost);
-            assert!(batch.add(waiting, 64).is_none());
-            answers.push(answer);
-        }
-        let counts: Vec<u16> = batch.bundles.iter().map(Bundle::count).collect();
-        assert_eq!(counts, [3, 1, 1]);
-        let mut outcome = Outcome {
-            granted: 2,
-            allowed: Some(decision(true, 8)),
-            denied: Some(decision(false, 10)),
-        };
-        let mut seen = 0;
-        let bundle = batch.bundles.remove(0);
-        bundle.answer(&mut outcome, |_, _| seen += 1);
-        let of = |which: usize| answers[which].try_take().unwrap().unwrap();
-        let (first, second, third) = (of(0), of(2), of(4));
-        assert_eq!((first.allowed, first.verdicts[0].used), (true, 8));
-        assert_eq!((second.allowed, second.verdicts[0].used), (true, 9));
-        assert_eq!((second.verdicts[0].remaining, third.allowed), (0, false));
-        assert_eq!(seen, 3);
-    }
-
-    #[test]
-    fn each_of_several_that_ask_the_same_is_logged_with_its_own_trace() {
-        let mut batch = Batch::default();
-        for number in 1..4 {
-            let trace = Some(TraceId([number; 16]));
-            let (waiting, _) = waiting_for(1, 1, Some(Arc::new(Asker { key: None, trace })));
-            assert!(batch.add(waiting, 64).is_none());
-        }
-        let mut outcome = Outcome {
-            granted: 3,
-            allowed: Some(decision(true, 1)),
-            denied: None,
-        };
-        let mut seen = Vec::new();
-        let bundle = batch.bundles.remove(0);
-        bundle.answer(&mut outcome, |charge, _| {
-            let asker = charge[0].asker.as_ref().unwrap();
-            seen.push(asker.trace.unwrap().0[0]);
-        });
-        assert_eq!(seen, [1, 2, 3]);
-    }
-
-    #[test]
-    fn a_batch_is_bounded_by_its_items_and_equal_requests_cost_none() {
-        let mut batch = Batch::default();
-        for who in 0..4 {
-            assert!(batch.add(waiting(who, 1).0, 4).is_none());
-        }
-        assert!(batch.add(waiting(9, 1).0, 4).is_some());
-        assert!(batch.add(waiting(2, 1).0, 4).is_none());
-    }
-}
+mod tests;

@@ -1,10 +1,12 @@
-//! The breaker: when to ask the store, when to leave it alone, and what to say about it.
+//! The breaker: when to ask the store, and when not to.
 //!
-//! Pure: time is an argument, jitter comes from a seed. `Closed` asks; [`FAILURES`] failed calls in
-//! a row, or one failed connection, open it. While `Open` nobody asks; after a pause that grows
-//! from [`PAUSE_MIN`] to [`PAUSE_MAX`], each time shortened at random so that proxies do not
-//! return as a herd, the connection's task probes. A probe that passes makes it `HalfOpen`: calls
-//! go through, the first that succeeds closes it and the first that fails opens it again.
+//! While it is `Closed`, calls go through. [`FAILURES`] failed calls in a row, or one failed
+//! connection, open it. While it is `Open`, no call goes through. After a pause the connection's
+//! task probes. The pause grows from [`PAUSE_MIN`] to [`PAUSE_MAX`], and is shortened at random so
+//! that proxies do not return all at once. A probe that passes makes it `HalfOpen`: calls go
+//! through. The first that succeeds closes it, and the first that fails opens it again.
+//!
+//! Pure: time is an argument, and randomness comes from a seed.
 
 use std::time::{Duration, Instant};
 
@@ -16,86 +18,92 @@ pub const PAUSE_MIN: Duration = Duration::from_millis(50);
 pub const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum BreakerState {
     Closed { failures: u32 },
     Open { until: Instant, pause: Duration },
     HalfOpen { pause: Duration },
 }
 
-/// The breaker of one connection.
 #[derive(Clone, Debug)]
-pub struct Guard {
-    state: State,
-    chance: u64,
+pub struct Breaker {
+    state: BreakerState,
+    random: u64,
 }
 
-impl Guard {
-    /// Closed; `seed` makes its pauses differ from those of others.
-    pub fn new(seed: u64) -> Guard {
-        Guard {
-            state: State::Closed { failures: 0 },
-            chance: seed | 1,
+impl Breaker {
+    /// A closed breaker; `seed` makes its pauses differ from those of others.
+    pub fn new(seed: u64) -> Breaker {
+        Breaker {
+            state: BreakerState::Closed { failures: 0 },
+            random: seed | 1,
         }
     }
 
-    /// Whether nobody may ask now.
+    /// Whether no call may go through now.
     pub fn is_open(&self) -> bool {
-        matches!(self.state, State::Open { .. })
+        matches!(self.state, BreakerState::Open { .. })
     }
 
     /// While open: when to probe.
     pub fn probe_at(&self) -> Option<Instant> {
         match self.state {
-            State::Open { until, .. } => Some(until),
-            State::Closed { .. } | State::HalfOpen { .. } => None,
+            BreakerState::Open { until, .. } => Some(until),
+            BreakerState::Closed { .. } | BreakerState::HalfOpen { .. } => None,
         }
     }
 
-    /// A call failed, or was answered with an error that concerns the whole server.
+    /// A call failed, or its answer was an error of the whole server.
     pub fn call_failed(&mut self, now: Instant) {
         match self.state {
-            State::Closed { failures } if failures + 1 < FAILURES => {
-                self.state = State::Closed {
+            BreakerState::Closed { failures } if failures + 1 < FAILURES => {
+                self.state = BreakerState::Closed {
                     failures: failures + 1,
                 };
             }
-            State::Closed { .. } => self.open(now, PAUSE_MIN),
-            State::HalfOpen { pause } | State::Open { pause, .. } => self.open(now, pause * 2),
+            _ => self.connect_failed(now),
         }
     }
 
-    /// The connection could not be made, or its probe failed: there is nobody to ask.
+    /// The connection could not be made, or its probe failed.
     pub fn connect_failed(&mut self, now: Instant) {
         match self.state {
-            State::Closed { .. } => self.open(now, PAUSE_MIN),
-            State::HalfOpen { pause } | State::Open { pause, .. } => self.open(now, pause * 2),
+            BreakerState::Closed { .. } => self.open(now, PAUSE_MIN),
+            BreakerState::HalfOpen { pause } | BreakerState::Open { pause, .. } => {
+                self.open(now, pause * 2)
+            }
         }
     }
 
-    /// A connection stands and its probe passed.
+    /// A connection was made and its probe passed.
     pub fn connected(&mut self) {
-        if let State::Open { pause, .. } = self.state {
-            self.state = State::HalfOpen { pause };
+        if let BreakerState::Open { pause, .. } = self.state {
+            self.state = BreakerState::HalfOpen { pause };
         }
     }
 
-    /// A call was answered as it should be.
+    /// A call was answered without an error.
     pub fn call_succeeded(&mut self) {
-        self.state = State::Closed { failures: 0 };
+        self.state = BreakerState::Closed { failures: 0 };
     }
 
     fn open(&mut self, now: Instant, pause: Duration) {
         let pause = pause.min(PAUSE_MAX);
-        self.chance ^= self.chance << 13;
-        self.chance ^= self.chance >> 7;
-        self.chance ^= self.chance << 17;
         // Between half of the pause and all of it.
-        let cut = (pause / 2).mul_f64((self.chance >> 11) as f64 / (1u64 << 53) as f64);
-        self.state = State::Open {
+        let random = xorshift(&mut self.random) >> 11;
+        let cut = (pause / 2).mul_f64(random as f64 / (1u64 << 53) as f64);
+        self.state = BreakerState::Open {
             until: now + pause - cut,
             pause,
         };
     }
+}
+
+/// The next of a sequence of random numbers; `state` must not be 0.
+pub(super) fn xorshift(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
 }
 
 #[cfg(test)]
@@ -108,34 +116,34 @@ mod tests {
 
     #[test]
     fn a_few_failed_calls_in_a_row_open_it() {
-        let mut guard = Guard::new(7);
+        let mut breaker = Breaker::new(7);
         for _ in 1..FAILURES {
-            guard.call_failed(start());
+            breaker.call_failed(start());
         }
-        guard.call_succeeded();
+        breaker.call_succeeded();
         for _ in 1..FAILURES {
-            guard.call_failed(start());
-            assert!(!guard.is_open());
+            breaker.call_failed(start());
+            assert!(!breaker.is_open());
         }
-        guard.call_failed(start());
-        assert!(guard.is_open());
+        breaker.call_failed(start());
+        assert!(breaker.is_open());
     }
 
     #[test]
     fn a_failed_connection_opens_it_at_once() {
-        let mut guard = Guard::new(7);
-        guard.connect_failed(start());
-        assert!(guard.is_open());
+        let mut breaker = Breaker::new(7);
+        breaker.connect_failed(start());
+        assert!(breaker.is_open());
     }
 
     #[test]
     fn pauses_grow_to_their_bound_and_are_jittered() {
-        let mut guard = Guard::new(7);
+        let mut breaker = Breaker::new(7);
         let now = start();
         let mut pauses = Vec::new();
         for _ in 0..20 {
-            guard.connect_failed(now);
-            pauses.push(guard.probe_at().unwrap() - now);
+            breaker.connect_failed(now);
+            pauses.push(breaker.probe_at().unwrap() - now);
         }
         assert!(pauses[0] >= PAUSE_MIN / 2 && pauses[0] <= PAUSE_MIN);
         assert!(
@@ -149,15 +157,15 @@ mod tests {
     #[test]
     fn after_a_probe_one_call_decides() {
         let now = start();
-        let mut guard = Guard::new(7);
-        guard.connect_failed(now);
-        guard.connected();
-        assert!(!guard.is_open());
-        guard.call_failed(now);
-        assert!(guard.is_open());
-        guard.connected();
-        guard.call_succeeded();
-        guard.call_failed(now);
-        assert!(!guard.is_open());
+        let mut breaker = Breaker::new(7);
+        breaker.connect_failed(now);
+        breaker.connected();
+        assert!(!breaker.is_open());
+        breaker.call_failed(now);
+        assert!(breaker.is_open());
+        breaker.connected();
+        breaker.call_succeeded();
+        breaker.call_failed(now);
+        assert!(!breaker.is_open());
     }
 }

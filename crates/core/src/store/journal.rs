@@ -1,46 +1,47 @@
-//! What was admitted here while the store was away, to be charged to it when it is back: so that
-//! the end of an outage is no second helping. And what the store has lost, to be charged again.
+//! The units that this process owes the store. They were admitted here while the store was away, or
+//! the store has lost them. They are charged when it is back, so that they are not admitted twice.
 //!
-//! For each key the same count that the limit would keep: what has left its window meanwhile is not
-//! owed. Bounded in keys; what does not fit is forgotten. Time is an argument.
+//! Each key has the same count that the limit would keep: units that have left their window are not
+//! owed. Bounded in keys; units that do not fit are forgotten. Time is an argument.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::is_slots;
 use crate::limit::decide::Count;
-use crate::limit::{Algorithm, Charge, LimitCheck};
+use crate::limit::{Charge, LimitCheck};
 
-/// Keys remembered, at most; more are forgotten.
+/// Keys remembered, at most.
 const KEYS: usize = 65_536;
 
 /// How long units that the store seems to have lost wait before they are charged again,
-/// microseconds. By then this process has heard if an operator has reset their key.
+/// microseconds. By then this process knows if an operator has reset their key.
 const SUSPECT_FOR_US: u64 = 1_500_000;
 
-/// One process's debts.
+/// See the file's head.
 #[derive(Debug, Default)]
-pub struct Journal(Mutex<Books>);
+pub(super) struct Journal(Mutex<JournalState>);
 
 #[derive(Debug, Default)]
-struct Books {
+struct JournalState {
     owed: HashMap<u128, (LimitCheck, Count)>,
     /// Units that the store seems to have lost, and when they are owed.
     suspected: HashMap<u128, (LimitCheck, u64)>,
 }
 
-/// Debts on their way to the store; owed still unless they are [`Debts::paid`]. Where the answer is
-/// lost they are charged again: too little is admitted for a while, and never too much.
+/// Debts on their way to the store. Unless they are [`Debts::paid`], they are still owed. If the
+/// answer is lost, they are charged again: too little is admitted for a while, and never too much.
 #[derive(Debug)]
-pub struct Debts<'j> {
-    /// One item each: the cost is what is owed, all of it, also beyond the limit.
-    pub owed: Vec<Charge>,
+pub(super) struct Debts<'j> {
+    /// One item each: its cost is all that is owed, even beyond the limit.
+    pub(super) owed: Vec<Charge>,
     journal: &'j Journal,
     now_us: u64,
 }
 
 impl Debts<'_> {
     /// The store has charged them.
-    pub fn paid(mut self) {
+    pub(super) fn paid(mut self) {
         self.owed.clear();
     }
 }
@@ -54,32 +55,32 @@ impl Drop for Debts<'_> {
 }
 
 impl Journal {
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn state(&self) -> MutexGuard<'_, JournalState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Remembers what was admitted at `now_us`. Returns false where there was no room for it.
-    pub fn add(&self, charge: &Charge, now_us: u64) -> bool {
-        let mut books = self.books();
+    pub(super) fn add(&self, charge: &Charge, now_us: u64) -> bool {
+        let mut state = self.state();
         let mut fits = true;
         for item in charge {
-            fits &= books.add(item, now_us);
+            fits &= state.add(item, now_us);
         }
         fits
     }
 
-    /// The store has lost all that it counted: this is what this process has admitted of `item`,
-    /// and all that is owed of it.
-    pub fn put(&self, item: LimitCheck, now_us: u64) -> bool {
-        let mut books = self.books();
-        books.owed.remove(&item.id());
-        books.suspected.remove(&item.id());
-        books.add(&item, now_us)
+    /// The store has lost all that it counted. The cost of `item` is what this process has
+    /// admitted, and replaces what was owed.
+    pub(super) fn put(&self, item: LimitCheck, now_us: u64) -> bool {
+        let mut state = self.state();
+        state.owed.remove(&item.id());
+        state.suspected.remove(&item.id());
+        state.add(&item, now_us)
     }
 
-    /// The store seems to have lost so many units of this key as the item costs.
-    pub fn suspect(&self, item: LimitCheck, now_us: u64) {
-        let suspected = &mut self.books().suspected;
+    /// The store seems to have lost the cost of `item`.
+    pub(super) fn suspect(&self, item: LimitCheck, now_us: u64) {
+        let suspected = &mut self.state().suspected;
         if suspected.len() < KEYS {
             suspected
                 .entry(item.id())
@@ -87,58 +88,62 @@ impl Journal {
         }
     }
 
-    /// Whether the store lacks anything, or seems to: owed units, and suspected ones.
-    pub fn is_empty(&self) -> bool {
-        let books = self.books();
-        books.owed.is_empty() && books.suspected.is_empty()
+    /// Whether nothing is owed, and no units seem to be lost.
+    pub(super) fn is_empty(&self) -> bool {
+        let state = self.state();
+        state.owed.is_empty() && state.suspected.is_empty()
     }
 
-    /// Owes what was suspected for long enough.
-    pub fn ripen(&self, now_us: u64) {
-        let mut books = self.books();
-        if books.suspected.is_empty() {
+    /// Owes the units that have seemed to be lost for long enough.
+    pub(super) fn ripen(&self, now_us: u64) {
+        let mut state = self.state();
+        if state.suspected.is_empty() {
             return;
         }
-        let ripe = (books.suspected).extract_if(|_, (_, at_us)| *at_us <= now_us);
+        let ripe = (state.suspected).extract_if(|_, (_, at_us)| *at_us <= now_us);
         let ripe: Vec<LimitCheck> = ripe.map(|(_, (item, _))| item).collect();
         for item in &ripe {
-            books.add(item, now_us);
+            state.add(item, now_us);
         }
     }
 
-    /// Whether anything is owed.
-    pub fn owes(&self) -> bool {
-        !self.books().owed.is_empty()
+    pub(super) fn owes(&self) -> bool {
+        !self.state().owed.is_empty()
     }
 
-    /// Takes out up to `keys` of those that are `due`. What has left its window by `now_us` is not
-    /// owed.
-    pub fn take(&self, keys: usize, now_us: u64, due: impl Fn(&LimitCheck) -> bool) -> Debts<'_> {
+    /// Takes out up to `keys` debts that are `due`. Units that have left their window by `now_us`
+    /// are not owed.
+    pub(super) fn take(
+        &self,
+        keys: usize,
+        now_us: u64,
+        due: impl Fn(&LimitCheck) -> bool,
+    ) -> Debts<'_> {
         Debts {
-            owed: self.books().take_out(keys, now_us, due),
+            owed: self.state().take_out(keys, now_us, due),
             journal: self,
             now_us,
         }
     }
 
     /// Forgets what is owed for one budget ([`LimitCheck::id`]).
-    pub fn forget(&self, budget: u128) {
-        let mut books = self.books();
-        books.owed.remove(&budget);
-        books.suspected.remove(&budget);
+    pub(super) fn forget(&self, budget: u128) {
+        let mut state = self.state();
+        state.owed.remove(&budget);
+        state.suspected.remove(&budget);
     }
 
-    /// Forgets everything: the tags are those of another key.
-    pub fn clear(&self) {
-        *self.books() = Books::default();
+    /// Forgets everything: the tags were made with another hash key.
+    pub(super) fn clear(&self) {
+        *self.state() = JournalState::default();
     }
 }
 
-impl Books {
+impl JournalState {
     fn add(&mut self, item: &LimitCheck, now_us: u64) -> bool {
         let rule = item.window.rule;
-        if rule.algorithm == Algorithm::Slots || item.cost == 0 {
-            // Holders of slots say so with every call.
+        if is_slots(item) || item.cost == 0 {
+            // Holders report their slots by themselves.
             return true;
         }
         if self.owed.len() >= KEYS && !self.owed.contains_key(&item.id()) {
@@ -177,7 +182,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Key, KeyHash, Limit, Rule};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
 
     fn charge(who: u64, cost: u64) -> Charge {
         let rule = Rule {
@@ -210,7 +215,7 @@ mod tests {
         assert_eq!(debts.owed[0][0].cost, 3);
         drop(debts);
         let again = journal.take(64, 2_100_000, |_| true);
-        assert_eq!(again.owed.len(), 1, "nobody knows that it was paid");
+        assert_eq!(again.owed.len(), 1, "it may not have been paid");
         again.paid();
         assert!(journal.take(64, 2_100_000, |_| true).owed.is_empty());
     }

@@ -1,53 +1,153 @@
-//! Leases: units of a busy key taken ahead, and spent here without asking the store.
+//! Decisions that a worker makes without asking the store: cached denials, and leased units.
 //!
-//! What is taken ahead is stamped at the lease's *end*, so that no window of any length `W` ever
-//! holds more than the limit: in a window that ends at `t`, whatever was spent was recorded with a
-//! stamp in it or later, and was granted when no more than the limit stood in `(t - W, t]` and
-//! after. What it costs is that a unit counts up to the lease's length too long, and that units not
-//! spent in time are lost until they expire: half of what is expected to be spent is taken, which
-//! keeps that below a few in a thousand.
+//! A lease is units of a busy key that a worker takes ahead, and spends without asking the store.
+//! The units are stamped at the lease's *end*, so no window of any length `W` ever holds more than
+//! the limit. Take a window that ends at `t`. Every unit spent in it has a stamp in it or later.
+//! When it was granted, no more than the limit stood in `(t - W, t]` and after.
 //!
-//! Adaptive: a key is leased from [`BUSY`] requests a second of one worker on, and no longer below
-//! half of that. Only requests of one item are. Pure: time is an argument, microseconds.
+//! The cost: a unit counts up to the lease's length too long, and units not spent in time are lost
+//! until they expire. A worker takes half of the units that it expects to spend. That keeps the
+//! loss below a few in a thousand.
+//!
+//! A key is leased from [`BUSY`] requests a second of one worker on, and no longer below half of
+//! that. Only requests of one item are leased. Pure: time is an argument, microseconds.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::batch::GroupOutcome;
+use super::deny_cache::{CallSpan, DenyCache};
 use crate::limit::{Charge, Decision};
-
-use super::batch::Outcome;
+use crate::telemetry::decisions::Source;
 
 /// Requests a second from which a key is worth a lease.
 const BUSY: f64 = 500.0;
-/// Over how long demand is measured, microseconds.
+/// How long demand is measured, microseconds.
 const SPAN_US: u64 = 100_000;
-/// Keys watched; the rest ask the store as ever.
+/// Keys watched; requests of other keys ask the store.
 const KEYS: usize = 1024;
+
+/// One worker's. Its handles and its connection's task run on one thread, and lock it for a moment.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerCache {
+    state: Arc<Mutex<CacheState>>,
+    /// The source of the last decision that was answered without asking; 0 for none.
+    source: Arc<AtomicU8>,
+}
+
+#[derive(Debug, Default)]
+pub struct CacheState {
+    pub denied: DenyCache,
+    pub leases: Leases,
+    epoch: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct CacheLookup {
+    pub now_us: u64,
+    /// The overrides' epoch. Entries of an earlier one are forgotten: an operator has changed
+    /// something since.
+    pub epoch: u64,
+    /// Whether every number of the decision must be the one that the store would return.
+    pub exact: bool,
+}
+
+impl WorkerCache {
+    /// The decision on a request, if it is known, and its source.
+    pub fn find(&self, charge: &Charge, lookup: CacheLookup) -> Option<(Source, Decision)> {
+        let CacheLookup {
+            now_us,
+            epoch,
+            exact,
+        } = lookup;
+        let mut state = self.lock();
+        if state.epoch != epoch {
+            state.clear();
+            state.epoch = epoch;
+        }
+        if let Some(decision) = state.denied.find(charge, now_us, exact) {
+            return Some((Source::Cache, decision));
+        }
+        // Leased units count from the lease's end: no log of single requests shows that.
+        let is_leased = !exact && charge.iter().any(|item| item.limit.lease_us > 0);
+        let decision = is_leased.then(|| state.leases.spend(charge, now_us))??;
+        Some((Source::Lease, decision))
+    }
+
+    /// Notes the source of a decision that is answered without asking.
+    pub fn note_source(&self, source: Source) {
+        self.source.store(source as u8, Ordering::Relaxed);
+    }
+
+    /// The noted source, once, or else the store. Call it as soon as the decision is there: nothing
+    /// else runs on this worker in between.
+    pub fn take_source(&self) -> Source {
+        let noted = self.source.load(Ordering::Relaxed);
+        if noted == 0 {
+            return Source::Store;
+        }
+        self.source.store(0, Ordering::Relaxed);
+        match noted == Source::Lease as u8 {
+            true => Source::Lease,
+            false => Source::Cache,
+        }
+    }
+
+    /// Forgets denials and leases: the store is not the one it was.
+    pub fn clear(&self) {
+        self.lock().clear();
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, CacheState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CacheState {
+    fn clear(&mut self) {
+        self.denied.clear();
+        self.leases.clear();
+    }
+}
 
 /// The leases of one worker.
 #[derive(Debug, Default)]
-pub struct Leases(HashMap<u128, Lease>);
+pub struct Leases(HashMap<u128, KeyLease>);
+
+/// The store's grants to a call that asked for units ahead.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseGrant<'o> {
+    /// Requests that waited for the call; the rest of the grants is leased.
+    pub waiting: u16,
+    /// Requests that the call asked for.
+    pub asked: u16,
+    pub outcome: &'o GroupOutcome,
+    pub span: CallSpan,
+}
 
 #[derive(Debug)]
-struct Lease {
+struct KeyLease {
     cost: u64,
     units: u64,
-    /// Requests since `since_us`, and a second's worth of them as last measured.
+    /// Requests since `since_us`.
     demand: u32,
     since_us: u64,
+    /// Requests a second, as last measured.
     rate: f64,
-    /// Share of what was asked for that was granted lately.
+    /// The share of requests that was granted lately.
     admitted: f64,
     active: bool,
-    /// Grants left, out of those from `next` to `end` of the outcome.
+    /// Grants left: those from `next` to `end` of the outcome.
     next: u16,
     end: u16,
     until_us: u64,
     came_us: u64,
-    outcome: Option<Outcome>,
+    outcome: Option<GroupOutcome>,
 }
 
 impl Leases {
-    /// The decision on one request from units taken ahead, if there are any; counts the demand.
+    /// The decision on one request from leased units, if there are any. Counts the demand.
     pub fn spend(&mut self, charge: &Charge, now_us: u64) -> Option<Decision> {
         let [item] = charge.as_slice() else {
             return None;
@@ -61,19 +161,18 @@ impl Leases {
             if self.0.len() >= KEYS {
                 return None;
             }
-            self.0.insert(id, Lease::new(item.cost, units, now_us));
+            self.0.insert(id, KeyLease::new(item.cost, units, now_us));
         }
         let lease = self.0.get_mut(&id)?;
-        let is_left = lease.next < lease.end && now_us < lease.until_us;
-        if lease.units != units && !is_left {
-            // The limit is another since, or that of another tier.
-            *lease = Lease::new(item.cost, units, now_us);
+        if lease.units != units && !lease.has_units(now_us) {
+            // The limit has changed, or is that of another tier.
+            *lease = KeyLease::new(item.cost, units, now_us);
         }
         if (lease.cost, lease.units) != (item.cost, units) {
             return None;
         }
         lease.count(now_us);
-        if lease.next >= lease.end || now_us >= lease.until_us {
+        if !lease.has_units(now_us) {
             return None;
         }
         let index = lease.next;
@@ -88,54 +187,48 @@ impl Leases {
         Some(decision)
     }
 
-    /// How many requests more than those that wait should be asked for now; 0 for none.
+    /// How many requests to ask for now, beside those that wait.
     pub fn ahead(&mut self, charge: &Charge, now_us: u64) -> u16 {
         let [item] = charge.as_slice() else { return 0 };
         let Some(lease) = self.0.get_mut(&item.id()) else {
             return 0;
         };
-        let is_left = lease.next < lease.end && now_us < lease.until_us;
-        if !lease.active || is_left || lease.cost != item.cost {
+        if !lease.active || lease.has_units(now_us) || lease.cost != item.cost {
             return 0;
         }
         let expected = lease.rate * lease.admitted * item.limit.lease_us as f64 / 1e6;
         (expected / 2.0).clamp(0.0, 10_000.0) as u16
     }
 
-    /// What came of a call that asked for more than `asked` requests' worth.
-    pub fn note(
-        &mut self,
-        charge: &Charge,
-        asked: u16,
-        (outcome, count): (&Outcome, u16),
-        (sent_us, came_us): (u64, u64),
-    ) {
+    /// Notes what a call was granted, and keeps what it was granted ahead.
+    pub fn note(&mut self, charge: &Charge, grant: LeaseGrant<'_>) {
         let [item] = charge.as_slice() else { return };
         let Some(lease) = self.0.get_mut(&item.id()) else {
             return;
         };
-        let share = f64::from(outcome.granted) / f64::from(count.max(1));
+        let outcome = grant.outcome;
+        let share = f64::from(outcome.granted) / f64::from(grant.asked.max(1));
         lease.admitted += (share - lease.admitted) * 0.2;
-        if outcome.granted > asked {
-            (lease.next, lease.end) = (asked, outcome.granted);
-            // From when it was sent, since the store's stamp is not before that; and a little less,
-            // since clocks may drift against each other.
+        if outcome.granted > grant.waiting {
+            (lease.next, lease.end) = (grant.waiting, outcome.granted);
+            // It starts when the call was sent, since the store's stamp is not before that. It ends
+            // a little earlier, since clocks may drift against each other.
             let lease_us = item.limit.lease_us;
-            lease.until_us = sent_us + lease_us - lease_us.div_ceil(1000);
-            lease.came_us = came_us;
+            lease.until_us = grant.span.sent_us + lease_us - lease_us.div_ceil(1000);
+            lease.came_us = grant.span.came_us;
             lease.outcome = Some(outcome.clone());
         }
     }
 
-    /// Gives up everything taken ahead: it counts in the store until it expires.
+    /// Gives up all leased units: they count in the store until they expire.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 }
 
-impl Lease {
-    fn new(cost: u64, units: u64, now_us: u64) -> Lease {
-        Lease {
+impl KeyLease {
+    fn new(cost: u64, units: u64, now_us: u64) -> KeyLease {
+        KeyLease {
             cost,
             units,
             demand: 0,
@@ -149,6 +242,10 @@ impl Lease {
             came_us: 0,
             outcome: None,
         }
+    }
+
+    fn has_units(&self, now_us: u64) -> bool {
+        self.next < self.end && now_us < self.until_us
     }
 
     fn count(&mut self, now_us: u64) {
@@ -192,7 +289,7 @@ mod tests {
         [item].into_iter().collect()
     }
 
-    fn outcome(granted: u16) -> Outcome {
+    fn outcome(granted: u16) -> GroupOutcome {
         let verdict = Verdict {
             used: 50,
             remaining: 99_949,
@@ -206,10 +303,20 @@ mod tests {
             at_us: 0,
             verdicts: [verdict].into_iter().collect(),
         };
-        Outcome {
+        GroupOutcome {
             granted,
             allowed: Some(allowed),
             denied: None,
+        }
+    }
+
+    /// Three requests waited for the call.
+    fn grant(outcome: &GroupOutcome, asked: u16, span: CallSpan) -> LeaseGrant<'_> {
+        LeaseGrant {
+            waiting: 3,
+            asked,
+            outcome,
+            span,
         }
     }
 
@@ -237,12 +344,11 @@ mod tests {
         let ahead = demand(&mut leases, 0, 5_000);
         let count = 3 + ahead;
         let now_us = 1_000_000;
-        leases.note(
-            &charge(),
-            3,
-            (&outcome(count), count),
-            (now_us, now_us + 400),
-        );
+        let span = CallSpan {
+            sent_us: now_us,
+            came_us: now_us + 400,
+        };
+        leases.note(&charge(), grant(&outcome(count), count, span));
         let first = leases.spend(&charge(), now_us + 500).unwrap();
         let second = leases.spend(&charge(), now_us + 900).unwrap();
         assert_eq!(
@@ -258,7 +364,11 @@ mod tests {
     fn no_more_is_spent_than_was_granted() {
         let mut leases = Leases::default();
         demand(&mut leases, 0, 5_000);
-        leases.note(&charge(), 3, (&outcome(5), 20), (1_000_000, 1_000_000));
+        let span = CallSpan {
+            sent_us: 1_000_000,
+            came_us: 1_000_000,
+        };
+        leases.note(&charge(), grant(&outcome(5), 20, span));
         let spent = (0..10).filter(|_| leases.spend(&charge(), 1_000_100).is_some());
         assert_eq!(spent.count(), 2);
     }

@@ -1,9 +1,9 @@
-//! What this process knows of each key in a shared store: how many units all proxies had used when
-//! the store last answered, and how many of them this process had admitted.
+//! The last answer of a shared store for each key: the units that all proxies had used then, and
+//! the units of these that this process had admitted.
 //!
-//! Three things follow. While the store is away, a proxy admits no more than its part of what was
-//! left. A store that answers with fewer units than it must have has lost some. And what a store
-//! has lost can be charged again. Bounded in keys; time is an argument.
+//! While the store is away, a proxy admits no more than its part of what was left. A store that
+//! answers with fewer units than it must have has lost some, and what it has lost is charged again.
+//! Bounded in keys; time is an argument.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,13 +11,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::fleet::Fleet;
 use crate::limit::{LimitCheck, Verdict};
 
-/// Maps, so that workers seldom wait for each other.
+/// Several maps, so that workers seldom wait for each other.
 const MAPS: usize = 64;
 /// Keys in each map, at most; more are not remembered.
 const KEYS: usize = 4_096;
 /// How often a full map looks for keys that have expired, microseconds.
 const SWEEP_EVERY_US: u64 = 1_000_000;
-/// Of how much less than a window answers may be out of step with this process's clock.
+/// By how much an answer may be out of step with this process's clock, at most, microseconds.
 const SLACK_US: u64 = 100_000;
 
 /// See the file's head.
@@ -36,39 +36,37 @@ impl Default for Ledger {
 
 #[derive(Debug, Default)]
 struct Map {
-    keys: HashMap<u128, Seen>,
+    keys: HashMap<u128, LedgerEntry>,
     swept_us: u64,
 }
 
 /// One key as the store last answered.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    /// Whose, and which limit.
-    pub item: LimitCheck,
+pub(super) struct LedgerEntry {
+    item: LimitCheck,
     /// Units that all proxies had used after the answer.
     used: u64,
-    /// Those of them that this process had admitted.
+    /// Units of these that this process had admitted.
     own: u64,
-    /// Units that others used between two answers, at most, as lately seen.
+    /// The most units that others lately used between two answers.
     gap: u64,
-    /// Until when nothing of that expires, and from when on all of it has, by this process's clock.
+    /// When the first of the units expires, and when the last one does, by this process's clock.
     next_at_us: u64,
     reset_at_us: u64,
     /// The store's clock at the answer, and this process's.
     store_us: u64,
     now_us: u64,
-    /// Until when the store may say less, since its clock has stepped forward.
+    /// Until when the store may report fewer units, since its clock has stepped forward.
     aged_until_us: u64,
 }
 
-/// One answer of the store, as this process took it.
 #[derive(Clone, Copy, Debug)]
-pub struct Answered<'a> {
+pub struct StoreAnswer<'a> {
     pub item: &'a LimitCheck,
     pub verdict: &'a Verdict,
     /// Units that the answer has charged.
     pub charged: u64,
-    /// Units that this process has admitted within the window, with those.
+    /// Units that this process has admitted within the window, including `charged`.
     pub own: u64,
     /// The store's clock and this process's, microseconds.
     pub store_us: u64,
@@ -76,7 +74,7 @@ pub struct Answered<'a> {
 }
 
 /// How long before the end of a window a unit may be missing from an answer.
-pub fn slack_us(window_us: u64) -> u64 {
+pub(super) fn slack_us(window_us: u64) -> u64 {
     SLACK_US.min(window_us / 4)
 }
 
@@ -91,17 +89,16 @@ impl Ledger {
         self.maps.iter().map(lock)
     }
 
-    /// Remembers an answer.
-    pub fn note(&self, answered: &Answered<'_>) {
-        let Answered {
+    pub fn note(&self, answer: &StoreAnswer<'_>) {
+        let StoreAnswer {
             item,
             verdict,
             now_us,
             ..
-        } = *answered;
+        } = *answer;
         let id = item.id();
         let mut map = self.map(id);
-        // Where costs are settled later, this process's own would look like those of others.
+        // If costs are settled later, this process's own units would look like those of others.
         let known = map.keys.get(&id).filter(|_| !item.limit.gives_back);
         let gap = known.map_or(0, |seen| {
             let grown = verdict.used.saturating_sub(seen.used);
@@ -110,60 +107,59 @@ impl Ledger {
         if !map.keys.contains_key(&id) && !map.has_room(now_us) {
             return;
         }
-        let seen = Seen {
+        let seen = LedgerEntry {
             item: LimitCheck {
                 asker: None,
                 cost: 1,
                 ..item.clone()
             },
-            used: verdict.used + answered.charged,
-            own: answered.own,
+            used: verdict.used + answer.charged,
+            own: answer.own,
             gap,
             next_at_us: now_us + verdict.next_us,
             reset_at_us: now_us + verdict.reset_us.max(verdict.next_us),
-            store_us: answered.store_us,
+            store_us: answer.store_us,
             now_us,
             aged_until_us: map.keys.get(&id).map_or(0, |seen| seen.aged_until_us),
         };
         map.keys.insert(id, seen);
     }
 
-    /// Whether anything is remembered of this budget.
     pub fn knows(&self, item: &LimitCheck) -> bool {
         self.map(item.id()).keys.contains_key(&item.id())
     }
 
-    /// How many units fewer the answer says than the store must have: 0 where it may be right.
-    /// `own` are the units that this process has admitted, but those that are about to expire.
-    /// With `others`, what other proxies had used is known not to have been given back.
-    pub fn missing(&self, answered: &Answered<'_>, others: bool) -> u64 {
-        let (item, now_us) = (answered.item, answered.now_us);
+    /// Units that the store must have and its answer lacks: 0 if the answer may be right. `own` of
+    /// the answer leaves out units that are about to expire. `others` means that other proxies give
+    /// no units back.
+    pub fn missing_units(&self, answer: &StoreAnswer<'_>, others: bool) -> u64 {
+        let (item, now_us) = (answer.item, answer.now_us);
         let window_us = item.window.rule.window_us;
         let mut map = self.map(item.id());
         let Some(seen) = map.keys.get_mut(&item.id()) else {
             return 0;
         };
         let passed_us = now_us.saturating_sub(seen.now_us);
-        let by_store_us = answered.store_us.saturating_sub(seen.store_us);
+        let by_store_us = answer.store_us.saturating_sub(seen.store_us);
         if seen.store_us > 0 && by_store_us > passed_us + slack_us(window_us) {
             seen.aged_until_us = now_us + window_us;
         }
-        // Answers of other workers, and others of one call, may have been taken before this one.
-        if answered.store_us <= seen.store_us || now_us < seen.aged_until_us {
+        // Answers to other workers, or of the same call, may be newer than this one.
+        if answer.store_us <= seen.store_us || now_us < seen.aged_until_us {
             return 0;
         }
         let stands = now_us + slack_us(window_us) < seen.next_at_us;
         let known = match others && stands {
-            true => seen.used.max(answered.own),
-            false => answered.own,
+            true => seen.used.max(answer.own),
+            false => answer.own,
         };
-        known.saturating_sub(answered.verdict.used)
+        known.saturating_sub(answer.verdict.used)
     }
 
-    /// The most units that this process may have admitted within the window while the store is
-    /// away since `away_us`: those it had admitted, and its part of what was left. `None` where
-    /// nothing is known that still counts.
-    pub fn most(&self, item: &LimitCheck, fleet: &Fleet, at: Away) -> Option<u64> {
+    /// The most units that this process may admit within the window while the store is away. These
+    /// are the units that it had admitted, and its part of what was left. `None` if nothing that
+    /// still counts is known.
+    pub fn max_units(&self, item: &LimitCheck, fleet: &Fleet, at: Away) -> Option<u64> {
         if fleet.size() == 1 {
             return None;
         }
@@ -176,14 +172,14 @@ impl Ledger {
         counts.then(|| seen.own + fleet.part_of(left))
     }
 
-    /// Every key of which something may still count.
+    /// Every key that may still count something.
     pub fn items(&self, now_us: u64) -> Vec<LimitCheck> {
-        let live = |seen: &&Seen| seen.reset_at_us > now_us;
-        let of = |map: MutexGuard<'_, Map>| -> Vec<LimitCheck> {
+        let live = |seen: &&LedgerEntry| seen.reset_at_us > now_us;
+        let items_of = |map: MutexGuard<'_, Map>| -> Vec<LimitCheck> {
             let live = map.keys.values().filter(live);
             live.map(|seen| seen.item.clone()).collect()
         };
-        self.all().flat_map(of).collect()
+        self.all().flat_map(items_of).collect()
     }
 
     /// Forgets one budget ([`LimitCheck::id`]).
@@ -191,12 +187,11 @@ impl Ledger {
         self.map(budget).keys.remove(&budget);
     }
 
-    /// Forgets everything.
     pub fn clear(&self) {
         self.all().for_each(|mut map| map.keys.clear());
     }
 
-    /// Forgets what the store's clock showed: another server may answer from now on.
+    /// Forgets the store's clock: another server may answer from now on.
     pub fn forget_clock(&self) {
         for mut map in self.all() {
             map.keys.values_mut().for_each(|seen| seen.store_us = 0);
@@ -217,7 +212,7 @@ impl Map {
     }
 }
 
-/// The time of a decision without the store, and since when it is away, microseconds.
+/// The time of a decision without the store, and since when the store is away, microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Away {
     pub since_us: u64,
@@ -261,8 +256,8 @@ mod tests {
         }
     }
 
-    fn answered<'a>(item: &'a LimitCheck, verdict: &'a Verdict, own: u64) -> Answered<'a> {
-        Answered {
+    fn answered<'a>(item: &'a LimitCheck, verdict: &'a Verdict, own: u64) -> StoreAnswer<'a> {
+        StoreAnswer {
             item,
             verdict,
             charged: 1,
@@ -277,14 +272,20 @@ mod tests {
         let (ledger, fleet, item) = (Ledger::default(), Fleet::of(4), item(1));
         let at = |since_us, now_us| Away { since_us, now_us };
         let soon = at(51_000_000, 52_000_000);
-        assert_eq!(ledger.most(&item, &fleet, soon), None);
+        assert_eq!(ledger.max_units(&item, &fleet, soon), None);
         ledger.note(&answered(&item, &verdict(199), 50));
-        assert_eq!(ledger.most(&item, &fleet, soon), Some(50 + 50));
+        assert_eq!(ledger.max_units(&item, &fleet, soon), Some(50 + 50));
         ledger.note(&answered(&item, &verdict(399), 100));
-        assert_eq!(ledger.most(&item, &fleet, soon), Some(100));
+        assert_eq!(ledger.max_units(&item, &fleet, soon), Some(100));
         // All that the store had admitted has left the window.
-        assert_eq!(ledger.most(&item, &fleet, at(51_000_000, 61_000_000)), None);
-        assert_eq!(ledger.most(&item, &fleet, at(60_000_001, 60_000_002)), None);
+        assert_eq!(
+            ledger.max_units(&item, &fleet, at(51_000_000, 61_000_000)),
+            None
+        );
+        assert_eq!(
+            ledger.max_units(&item, &fleet, at(60_000_001, 60_000_002)),
+            None
+        );
     }
 
     #[test]
@@ -296,7 +297,10 @@ mod tests {
             since_us: 51_000_000,
             now_us: 52_000_000,
         };
-        assert_eq!(ledger.most(&item, &fleet, at), Some(51 + (280 - 20) / 4));
+        assert_eq!(
+            ledger.max_units(&item, &fleet, at),
+            Some(51 + (280 - 20) / 4)
+        );
     }
 
     #[test]
@@ -304,11 +308,11 @@ mod tests {
         let (ledger, item) = (Ledger::default(), item(1));
         let missing = |used, own, others| {
             let verdict = verdict(used);
-            let later = Answered {
+            let later = StoreAnswer {
                 store_us: 50_000_001,
                 ..answered(&item, &verdict, own)
             };
-            ledger.missing(&later, others)
+            ledger.missing_units(&later, others)
         };
         assert_eq!(missing(0, 40, true), 0, "the key is new");
         ledger.note(&answered(&item, &verdict(99), 40));
@@ -317,18 +321,18 @@ mod tests {
         assert_eq!(missing(60, 40, false), 0, "others may have given it back");
         assert_eq!(missing(10, 40, false), 30);
         let verdict = verdict(0);
-        let older = Answered {
+        let older = StoreAnswer {
             store_us: 50_000_000,
             ..answered(&item, &verdict, 40)
         };
-        assert_eq!(ledger.missing(&older, true), 0);
-        let later = Answered {
+        assert_eq!(ledger.missing_units(&older, true), 0);
+        let later = StoreAnswer {
             store_us: 53_950_000,
             now_us: 53_950_000,
             ..answered(&item, &verdict, 7)
         };
         assert_eq!(
-            ledger.missing(&later, true),
+            ledger.missing_units(&later, true),
             7,
             "what others used may expire"
         );
@@ -339,15 +343,15 @@ mod tests {
         let (ledger, item) = (Ledger::default(), item(1));
         ledger.note(&answered(&item, &verdict(99), 40));
         let verdict = verdict(0);
-        let stepped = |now_us| Answered {
+        let stepped = |now_us| StoreAnswer {
             store_us: now_us + 8_000_000,
             now_us,
             ..answered(&item, &verdict, 40)
         };
-        assert_eq!(ledger.missing(&stepped(51_000_000), true), 0);
+        assert_eq!(ledger.missing_units(&stepped(51_000_000), true), 0);
         ledger.note(&stepped(51_000_000));
-        assert_eq!(ledger.missing(&stepped(52_000_000), true), 0);
-        assert_eq!(ledger.missing(&stepped(61_000_000), true), 40);
+        assert_eq!(ledger.missing_units(&stepped(52_000_000), true), 0);
+        assert_eq!(ledger.missing_units(&stepped(61_000_000), true), 40);
     }
 
     #[test]

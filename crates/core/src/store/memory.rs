@@ -1,91 +1,98 @@
 //! The embedded store: counts in this process, shared by all workers.
 //!
-//! The same decisions as `lua/decide.lua`, in the same words (`limit::decide`). Keys are spread
-//! over shards with a lock each; one charge takes the locks of its items in ascending order, so
-//! that it is atomic and cannot deadlock, and reads the clock while it holds them. A denial that
-//! charges nothing may go by an instant just before.
+//! It makes the same decisions as `lua/decide.lua`, with the same words (`limit::decide`). Keys are
+//! spread over shards with a lock each. A charge locks the shards of its items in ascending order,
+//! so it is atomic and cannot deadlock. It reads the clock while it holds the locks. A denial that
+//! charges nothing may use a time just before.
 //!
-//! Bounded in keys and bytes. What has expired goes first: every charge looks at `SWEEP` keys of
-//! its shards and drops those in which nothing counts any more, so nothing ever stops to clean up;
-//! where no charges come, [`Memory::tidy`] does it by and by.
-//! Above a bound each charge evicts up to `EVICT` keys. Limits share the store (`shares`): a
-//! charge takes from its own limit where that holds more than its fair share, else from the limit
-//! that holds most. Within a limit, keys below their limit go before keys at it, then those with
-//! the fewest units that count. A shard has a part of each limit's keys; where the charge's own
-//! shards have no such key, a few others are looked at. The keys of the charge itself are never
-//! its victims: the newcomer always gets in. Slots that are held are neither swept nor evicted:
-//! they are as many as requests are under way.
+//! Keys and bytes are bounded. Expired keys go first: every charge looks at `SWEEP` keys of its
+//! shards and drops those that count nothing any more. So no charge pauses for a long cleanup.
+//! [`Memory::tidy`] drops expired keys where no charges come.
+//!
+//! Above a bound, each charge evicts up to `MAX_VICTIMS` keys. Limits share the store. A charge
+//! takes keys of its own limit if that limit holds more than its fair share, else of the limit that
+//! holds most. Within a limit, keys below their limit go before keys at it, then those with the
+//! fewest units that count. A shard has a part of each limit's keys. Where the charge's own shards
+//! have no such key, a few others are searched. A charge never evicts its own keys, so a new key
+//! always gets in. Keys that hold slots are neither swept nor evicted: there are as many as
+//! requests under way.
 
-mod adjust;
 mod bounds;
-mod find;
-mod known;
-mod rows;
 mod shard;
-mod shares;
+mod stand_in;
 #[cfg(test)]
 mod tests;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::fleet::Fleet;
 use super::hash_key::{CurrentKey, KeyRing};
+use super::is_slots;
 use super::overrides::memory::MemoryOverrides;
-use super::overrides::{ChangeOutcome, OverrideChange, OverrideList, OverrideSnapshot, Record};
 use super::recovery::Recovery;
 use crate::clock::Micros;
 use crate::config::StoreSettings;
-use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
+use crate::limit::decide::Count;
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::{Charge, Decision, KeyHash, LimitCheck, Retry, Rule, Window};
 use crate::telemetry::decisions::{DecisionLog, Source};
-use bounds::Bounds;
-use known::How;
-use shard::{Asked, KEY_BYTES, SWEEP, Shard};
-pub use shares::Evictions;
-use shares::MemoryShares;
+pub use bounds::Evictions;
+use bounds::{EvictionClass, EvictionList, LimitNumber, MemoryBounds};
+use shard::{KEY_BYTES, PendingCheck, SWEEP, Shard};
+use stand_in::DecisionMode;
 
 /// Keys in a shard when the store is full: its index grows at once, and no charge pauses for it.
 const SHARD_KEYS: usize = 1024;
-/// Shards, at least and at most.
-const SHARDS: (usize, usize) = (64, 1 << 18);
-/// Shards that are tidied at a time, and the keys looked at in each.
-const TIDY: (usize, usize) = (4, 256);
+const MIN_SHARDS: usize = 64;
+const MAX_SHARDS: usize = 1 << 18;
+/// Shards that one call of [`Memory::tidy`] looks at, and keys in each of them.
+const TIDY_SHARDS: usize = 4;
+const TIDY_KEYS: usize = 256;
+/// Keys that one charge evicts at most: it bounds its time. A charge adds fewer keys.
+const MAX_VICTIMS: usize = 16;
+/// Shards beside the charge's own in which a victim is looked for, at most.
+const OTHER_SHARDS: usize = 8;
+/// The same for a store so small that most shards are empty.
+const OTHER_SHARDS_IF_SMALL: usize = 64;
+/// Clients that [`Memory::find_key_hashes`] returns, about.
+const MAX_FOUND: usize = 100;
 
-/// The embedded store.
 #[derive(Debug)]
 pub struct Memory {
     shards: Box<[Mutex<Shard>]>,
-    /// The shard that is tidied next.
-    next: AtomicUsize,
+    next_to_tidy: AtomicUsize,
     /// The shard in which a victim is looked for next.
     next_victim: AtomicUsize,
     keys: KeyRing,
     clock: Micros,
     fleet: Arc<Fleet>,
-    log: Option<(Source, Arc<DecisionLog>)>,
-    bounds: Bounds,
-    /// What operators say of single keys.
+    log: Option<Arc<DecisionLog>>,
+    /// This store, as the log names it.
+    source: Source,
+    bounds: MemoryBounds,
     overrides: MemoryOverrides,
-    /// What is known of the store that this one stands in for.
+    /// The outages of the store that this one stands in for.
     recovery: Option<Arc<Recovery>>,
 }
 
-/// How full the store is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
-    /// Keys held.
+pub struct MemoryUsage {
     pub keys: usize,
     /// Bytes their counts take.
     pub bytes: usize,
     /// Keys forgotten before they had expired, to stay within the bounds.
     pub evicted: u64,
-    /// Those of them that were at their limit.
+    /// Evicted keys that were at their limit.
     pub forgiven: u64,
 }
 
-type Guards<'s> = SmallVec<[(usize, MutexGuard<'s, Shard>); 4]>;
+/// A budget ([`LimitCheck::id`]) in two halves, low one first: unlike a `u128` it needs no 16-byte
+/// alignment.
+type BudgetId = [u64; 2];
+type LockedShards<'s> = SmallVec<[(usize, MutexGuard<'s, Shard>); 4]>;
 
 impl Memory {
     /// The store of a proxy that needs no other: every rule as configured.
@@ -95,118 +102,76 @@ impl Memory {
         clock: Micros,
         log: Option<Arc<DecisionLog>>,
     ) -> Memory {
-        let log = log.map(|log| (Source::Store, log));
-        Memory::build(settings, keys, clock, log)
-    }
-
-    /// What stands in for a store that is away: every rule cut to this proxy's share of the fleet.
-    /// The tags are the away store's, so its own key is never asked for.
-    pub fn local(
-        settings: &StoreSettings,
-        keys: KeyRing,
-        clock: Micros,
-        (log, fleet): (Option<Arc<DecisionLog>>, Arc<Fleet>),
-    ) -> Memory {
-        let log = log.map(|log| (Source::Local, log));
-        Memory {
-            fleet,
-            ..Memory::build(settings, keys, clock, log)
-        }
-    }
-
-    fn build(
-        settings: &StoreSettings,
-        keys: KeyRing,
-        clock: Micros,
-        log: Option<(Source, Arc<DecisionLog>)>,
-    ) -> Memory {
-        // As many as both bounds let in.
+        // As many shards as both bounds let in.
         let fits = settings.max_keys.min(settings.max_memory / KEY_BYTES);
         let shards = (fits / SHARD_KEYS)
             .next_power_of_two()
-            .clamp(SHARDS.0, SHARDS.1);
+            .clamp(MIN_SHARDS, MAX_SHARDS);
         let shard = |seed| Mutex::new(Shard::new(seed));
         Memory {
             shards: (1..=shards as u64).map(shard).collect(),
-            next: AtomicUsize::new(0),
+            next_to_tidy: AtomicUsize::new(0),
             next_victim: AtomicUsize::new(0),
             keys,
             clock,
             fleet: Arc::new(Fleet::of(1)),
             log,
+            source: Source::Store,
+            bounds: MemoryBounds::new(settings),
             overrides: MemoryOverrides::default(),
             recovery: None,
-            bounds: Bounds {
-                epoch: AtomicU64::new(0),
-                keys: AtomicUsize::new(0),
-                bytes: AtomicUsize::new(0),
-                shares: MemoryShares::default(),
-                max_keys: AtomicUsize::new(settings.max_keys.max(1)),
-                max_bytes: AtomicUsize::new(settings.max_memory),
-            },
+        }
+    }
+
+    /// The same store as the substitute of a shared one that is away. It cuts every rule to this
+    /// proxy's share of the fleet, and uses what is known of the shared store. Tags are those of
+    /// the shared store, so this store's own hash key is never used.
+    pub fn stand_in(self, recovery: &Arc<Recovery>) -> Memory {
+        Memory {
+            fleet: Arc::clone(recovery.fleet()),
+            source: Source::Local,
+            recovery: Some(Arc::clone(recovery)),
+            ..self
         }
     }
 
     /// Decides and charges one request.
     pub fn charge(&self, charge: &Charge) -> Decision {
-        self.decide(charge, How::Decide)
+        self.decide(charge, DecisionMode::Alone)
     }
 
-    /// `None`, at the cost of one load, if there are no overrides.
-    pub fn overrides(&self) -> Option<OverrideSnapshot> {
-        self.overrides.snapshot()
-    }
-
-    pub fn override_list(&self) -> OverrideList {
-        self.overrides.list()
-    }
-
-    /// The last changes of overrides, newest first.
-    pub fn override_changes(&self) -> Vec<Record> {
-        self.overrides.changes()
-    }
-
-    /// Makes a change, which holds from the next request on. A reset is only noted.
-    pub fn change_override(&self, change: OverrideChange) -> ChangeOutcome {
-        self.overrides.change(change)
+    pub fn overrides(&self) -> &MemoryOverrides {
+        &self.overrides
     }
 
     /// Forgets what is counted for one budget ([`LimitCheck::id`]).
     pub fn forget(&self, budget: u128) {
         let id = halves(budget);
-        for (_, shard) in &mut self.lock(&[id]) {
-            if let Some(place) = shard.find(id) {
-                self.bounds.epoch.fetch_add(1, Ordering::Release);
-                shard.remove(place, &self.bounds);
-            }
+        let mut shard = self.lock(self.shard_of(id));
+        if let Some(place) = shard.find(id) {
+            shard.remove(place, &self.bounds);
         }
+        drop(shard);
         if let Some(recovery) = &self.recovery {
             recovery.ledger.forget(budget);
         }
     }
 
-    /// Holds to other bounds from now on; what is over them goes as charges come.
+    /// Changes the bounds; keys above them go as charges come.
     pub fn rebound(&self, settings: &StoreSettings) {
-        let Bounds {
-            max_keys,
-            max_bytes,
-            ..
-        } = &self.bounds;
-        max_keys.store(settings.max_keys.max(1), Ordering::Relaxed);
-        max_bytes.store(settings.max_memory, Ordering::Relaxed);
+        self.bounds.set(settings);
     }
 
-    /// Drops some of what has expired where no charge comes by to do it; called a few times a
-    /// second, does little, and waits for nobody.
+    /// Drops some expired keys. It is called a few times a second, does little, and never waits for
+    /// a lock.
     pub fn tidy(&self) {
-        if self.bounds.keys.load(Ordering::Relaxed) == 0 {
+        if self.bounds.keys() == 0 {
             return;
         }
-        let (shards, looks) = TIDY;
-        for _ in 0..shards {
-            let next = self.next.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
+        for _ in 0..TIDY_SHARDS {
+            let next = self.next_to_tidy.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
             if let Ok(mut shard) = self.shards[next].try_lock() {
-                shard.sweep(looks, self.clock.now_us(), &self.bounds);
+                shard.sweep(TIDY_KEYS, self.clock.now_us(), &self.bounds);
             }
         }
     }
@@ -216,145 +181,267 @@ impl Memory {
         self.keys.current()
     }
 
-    /// How full the store is.
-    pub fn figures(&self) -> Figures {
+    pub fn figures(&self) -> MemoryUsage {
         let lost = self.evictions();
-        Figures {
-            keys: self.bounds.keys.load(Ordering::Relaxed),
-            bytes: self.bounds.bytes.load(Ordering::Relaxed),
+        MemoryUsage {
+            keys: self.bounds.keys(),
+            bytes: self.bounds.bytes(),
             evicted: lost.iter().map(|lost| lost.keys).sum(),
             forgiven: lost.iter().map(|lost| lost.at_limit).sum(),
         }
     }
 
-    /// What each limit has lost because the store was full, most keys first.
+    /// The losses of each limit because the store was full, most keys first.
     pub fn evictions(&self) -> Vec<Evictions> {
-        self.bounds.shares.evictions()
+        self.bounds.evictions()
     }
 
-    fn decide(&self, charge: &Charge, how: How) -> Decision {
+    /// Clients with a count in one of the windows and a hash that begins with `prefix`. It locks
+    /// one shard at a time, for its thousand keys. For operators, not on the path of a request.
+    pub fn find_key_hashes<'w>(
+        &self,
+        windows: impl Iterator<Item = &'w Window>,
+        prefix: &KeyHashPrefix,
+    ) -> Vec<KeyHash> {
+        let identities: Vec<u128> = windows.map(|window| window.identity).collect();
+        let mut found = Vec::new();
+        for number in 0..self.shards.len() {
+            for [low, high] in self.lock(number).ids() {
+                let budget = u128::from(high) << 64 | u128::from(low);
+                // The budget of another window gives a hash that no client has.
+                let hashes = identities
+                    .iter()
+                    .map(|identity| KeyHash((budget ^ identity).to_le_bytes()));
+                found.extend(hashes.filter(|hash| prefix.matches(*hash)));
+            }
+            if found.len() >= MAX_FOUND {
+                break;
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    fn decide(&self, charge: &Charge, mode: DecisionMode) -> Decision {
         match charge.as_slice() {
-            [item] => self.decide_one(charge, item, how),
-            _ => self.decide_all(charge, how),
+            [item] => self.decide_one(charge, item, mode),
+            _ => self.decide_all(charge, mode),
         }
     }
 
-    /// What [`Memory::decide_all`] does for one item, which is what most requests have: no shards
-    /// to put in order, and no other item to ask between the passes.
-    fn decide_one(&self, charge: &Charge, item: &LimitCheck, how: How) -> Decision {
-        let id = id(item);
-        let shard = self.shards[self.shard_of(id)].lock();
-        let mut shard = shard.unwrap_or_else(PoisonError::into_inner);
+    /// Does what [`Memory::decide_all`] does, for a request of one item. Most requests have one:
+    /// there are no shards to sort, and no second pass over them.
+    fn decide_one(&self, charge: &Charge, item: &LimitCheck, mode: DecisionMode) -> Decision {
+        let mut shard = self.lock(self.shard_of(id(item)));
         let now_us = self.clock.now_us();
         shard.sweep(SWEEP, now_us, &self.bounds);
-        let asked = self.look_at(&shard, (item, id), how, now_us);
-        let allowed = asked.look.retry == Retry::Now;
-        let verdict = shard.settle(&asked, allowed, &self.bounds);
+        let check = self.check(&shard, item, mode, now_us);
+        let allowed = check.look.retry == Retry::Now;
+        let verdict = shard.settle(&check, allowed, &self.bounds);
         if self.bounds.passed().is_some() {
-            self.enforce(&mut [&mut *shard], charge, &[id], now_us);
+            self.enforce_bounds(&mut [&mut *shard], charge, now_us);
         }
-        let mut decision = Decision {
+        let decision = Decision {
             allowed,
             at_us: now_us,
-            verdicts: SmallVec::new(),
+            verdicts: smallvec![verdict],
         };
-        decision.verdicts.push(verdict);
-        self.record(charge, &decision, how);
+        self.record(charge, &decision, mode);
         decision
     }
 
-    fn decide_all(&self, charge: &Charge, how: How) -> Decision {
-        let ids: SmallVec<[[u64; 2]; 4]> = charge.iter().map(id).collect();
-        let mut guards = self.lock(&ids);
+    fn decide_all(&self, charge: &Charge, mode: DecisionMode) -> Decision {
+        let mut shards = self.lock_shards(charge);
         let now_us = self.clock.now_us();
-        for (_, shard) in &mut guards {
+        for (_, shard) in &mut shards {
             shard.sweep(SWEEP, now_us, &self.bounds);
         }
-
-        let asked = self.look(&guards, (charge, &ids), how, now_us);
-        let allowed = asked.iter().all(|asked| asked.look.retry == Retry::Now);
-        let verdicts = self.settle(&mut guards, &asked, allowed);
+        let check = |item| {
+            let at = self.position_of(&shards, id(item));
+            self.check(&shards[at].1, item, mode, now_us)
+        };
+        let checks: SmallVec<[PendingCheck<'_>; 4]> = charge.iter().map(check).collect();
+        let allowed = checks.iter().all(|check| check.look.retry == Retry::Now);
+        let settle = |check: &PendingCheck<'_>| {
+            let at = self.position_of(&shards, check.id);
+            shards[at].1.settle(check, allowed, &self.bounds)
+        };
+        let verdicts = checks.iter().map(settle).collect();
         if self.bounds.passed().is_some() {
             let mut shards: SmallVec<[&mut Shard; 4]> =
-                guards.iter_mut().map(|(_, shard)| &mut **shard).collect();
-            self.enforce(&mut shards, charge, &ids, now_us);
+                shards.iter_mut().map(|(_, shard)| &mut **shard).collect();
+            self.enforce_bounds(&mut shards, charge, now_us);
         }
         let decision = Decision {
             allowed,
             at_us: now_us,
             verdicts,
         };
-        self.record(charge, &decision, how);
+        self.record(charge, &decision, mode);
         decision
     }
 
-    /// First pass: how each item stands.
-    fn look<'i>(
-        &self,
-        guards: &Guards<'_>,
-        (charge, ids): (&'i Charge, &[[u64; 2]]),
-        how: How,
-        now_us: u64,
-    ) -> SmallVec<[Asked<'i>; 4]> {
-        let look = |(item, id): (&'i LimitCheck, &[u64; 2])| {
-            let guard = self.guard_of(guards, *id);
-            self.look_at(&guards[guard].1, (item, *id), how, now_us)
-        };
-        charge.iter().zip(ids).map(look).collect()
-    }
-
-    /// Second pass: what becomes of each.
-    fn settle(
-        &self,
-        guards: &mut Guards<'_>,
-        asked: &[Asked<'_>],
-        allowed: bool,
-    ) -> SmallVec<[Verdict; 2]> {
-        let settle = |asked: &Asked<'_>| {
-            let guard = self.guard_of(guards, asked.id);
-            guards[guard].1.settle(asked, allowed, &self.bounds)
-        };
-        asked.iter().map(settle).collect()
-    }
-
-    /// Under the locks: the log's order is the store's.
-    fn record(&self, charge: &Charge, decision: &Decision, how: How) {
-        if let Some((source, log)) = self.log.as_ref().filter(|_| how.is_decision(decision)) {
-            log.record(*source, charge, decision);
+    /// Evicts keys until the bounds hold, or nothing is left to evict; `shards` are locked.
+    fn enforce_bounds(&self, shards: &mut [&mut Shard], charge: &Charge, now_us: u64) {
+        let keep: SmallVec<[BudgetId; 4]> = charge.iter().map(id).collect();
+        for _ in 0..MAX_VICTIMS {
+            let Some(bound) = self.bounds.passed() else {
+                return;
+            };
+            let limit = self.bounds.limit_to_evict(charge, bound);
+            if limit.is_some_and(|limit| self.evict(shards, limit, &keep, now_us)) {
+                continue;
+            }
+            let is_far = self
+                .bounds
+                .is_far_passed(MAX_VICTIMS, MAX_VICTIMS * KEY_BYTES);
+            let mut all = shards.iter_mut();
+            if !is_far || !all.any(|shard| shard.evict_any(&keep, now_us, &self.bounds)) {
+                return;
+            }
         }
     }
 
-    /// Locks the shards of all items, each once, in ascending order.
-    fn lock(&self, ids: &[[u64; 2]]) -> Guards<'_> {
-        let mut shards: SmallVec<[usize; 4]> = ids.iter().map(|id| self.shard_of(*id)).collect();
-        shards.sort_unstable();
-        shards.dedup();
-        let lock = |shard: usize| {
-            let guard = self.shards[shard].lock();
-            (shard, guard.unwrap_or_else(PoisonError::into_inner))
+    /// Evicts one key of `limit`, from the locked shards or from a few others that are not in use.
+    fn evict(
+        &self,
+        shards: &mut [&mut Shard],
+        limit: LimitNumber,
+        keep: &[BudgetId],
+        now_us: u64,
+    ) -> bool {
+        let others = match self.bounds.keys() < 4 * self.shards.len() {
+            true => OTHER_SHARDS_IF_SMALL,
+            false => OTHER_SHARDS,
         };
-        shards.into_iter().map(lock).collect()
+        for class in [EvictionClass::Open, EvictionClass::AtLimit] {
+            let list = EvictionList { limit, class };
+            let evict = |shard: &mut Shard| shard.evict(list, keep, now_us, &self.bounds);
+            if shards.iter_mut().any(|shard| evict(shard)) {
+                return true;
+            }
+            for _ in 0..others {
+                let next = self.next_victim.fetch_add(1, Ordering::Relaxed);
+                // Skips the locked shards, and those that other threads use.
+                let other = self.shards[next & (self.shards.len() - 1)].try_lock();
+                if other.is_ok_and(|mut shard| evict(&mut shard)) {
+                    return true;
+                }
+            }
+        }
+        false
     }
 
-    fn shard_of(&self, id: [u64; 2]) -> usize {
+    /// Writes a decision to the log while the shards are locked: the log's order is the store's.
+    fn record(&self, charge: &Charge, decision: &Decision, mode: DecisionMode) {
+        if let Some(log) = self.log.as_ref().filter(|_| mode.is_logged(decision)) {
+            log.record(self.source, charge, decision);
+        }
+    }
+
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
+        let shard = self.shards[shard].lock();
+        shard.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the shards of all items, each once, in ascending order.
+    fn lock_shards(&self, charge: &Charge) -> LockedShards<'_> {
+        let shards = charge.iter().map(|item| self.shard_of(id(item)));
+        let mut shards: SmallVec<[usize; 4]> = shards.collect();
+        shards.sort_unstable();
+        shards.dedup();
+        let locked = shards.into_iter().map(|shard| (shard, self.lock(shard)));
+        locked.collect()
+    }
+
+    fn shard_of(&self, id: BudgetId) -> usize {
         // The tag is a keyed hash: any of its bits will do, but not those of the index's hash.
         id[1] as usize & (self.shards.len() - 1)
     }
 
-    fn guard_of(&self, guards: &Guards<'_>, id: [u64; 2]) -> usize {
+    fn position_of(&self, shards: &LockedShards<'_>, id: BudgetId) -> usize {
         let shard = self.shard_of(id);
-        guards
-            .iter()
-            .position(|(held, _)| *held == shard)
-            .unwrap_or_default()
+        let position = shards.iter().position(|(number, _)| *number == shard);
+        position.unwrap_or_default()
     }
 }
 
-/// The identity of one item's budget: whose, and which.
-fn id(item: &LimitCheck) -> [u64; 2] {
+/// Changes of counts after a decision. Each item is changed by itself.
+impl Memory {
+    /// Frees the slots that an admitted `charge` holds; its other items do not change.
+    pub fn release(&self, charge: &Charge) {
+        for item in charge.iter().filter(|item| is_slots(item)) {
+            self.change(item, false, |count, rule, now_us| {
+                count.give_back(rule, item.cost, 0, now_us);
+            });
+        }
+    }
+
+    /// Counts the slots that another store granted to `charge`, even above the limit.
+    pub fn hold(&self, charge: &Charge) {
+        for item in charge.iter().filter(|item| is_slots(item) && item.cost > 0) {
+            self.change(item, true, |count, rule, now_us| {
+                let look = count.look(rule, item.cost, now_us);
+                count.settle(rule, item.cost, &look, true);
+            });
+        }
+    }
+
+    /// Takes back what `decision` has charged: the cost of each item, which may be less by now.
+    /// Slots are freed by [`Memory::release`] instead.
+    pub fn give_back(&self, charge: &Charge, decision: &Decision) {
+        let charged = charge.iter().zip(&decision.verdicts);
+        for (item, verdict) in charged.filter(|(item, _)| !is_slots(item) && item.cost > 0) {
+            self.change(item, false, |count, rule, now_us| {
+                count.give_back(rule, item.cost, verdict.stamp, now_us);
+            });
+        }
+    }
+
+    /// Charges the cost of each item, even above the limit: the request cost more than was charged.
+    pub fn charge_more(&self, charge: &Charge) {
+        for item in charge
+            .iter()
+            .filter(|item| !is_slots(item) && item.cost > 0)
+        {
+            self.change(item, true, |count, rule, now_us| {
+                count.charge_more(rule, item.cost, now_us);
+            });
+        }
+    }
+
+    /// Changes an item's count. Where nothing is counted yet, `inserts` makes a count first; else
+    /// nothing changes.
+    fn change(
+        &self,
+        item: &LimitCheck,
+        inserts: bool,
+        change: impl FnOnce(&mut Count, &Rule, u64),
+    ) {
+        let id = id(item);
+        let mut shard = self.lock(self.shard_of(id));
+        let rule = self.fleet.share(item.window.rule);
+        let place = match shard.find(id) {
+            Some(place) => place,
+            None if inserts => shard.insert(item, &rule, &self.bounds),
+            None => return,
+        };
+        let now_us = self.clock.now_us();
+        shard.change(place, &self.bounds, |entry| {
+            change(&mut entry.count, &rule, now_us);
+            entry.empty_at_us = entry.count.empty_at_us(&rule);
+            let is_full = entry.count.used(&rule, now_us) >= rule.units;
+            ((), is_full)
+        });
+    }
+}
+
+/// The identity of an item's budget.
+fn id(item: &LimitCheck) -> BudgetId {
     halves(item.id())
 }
 
-fn halves(id: u128) -> [u64; 2] {
+fn halves(id: u128) -> BudgetId {
     [id as u64, (id >> 64) as u64]
 }

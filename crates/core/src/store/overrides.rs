@@ -1,34 +1,254 @@
-//! Overrides: what operators set for single keys. Another rate than the limit's, no limit, or a
-//! block, each until a certain time.
+//! Overrides: what operators set for single keys. An override is another rate than the limit's, no
+//! limit, or a block, each until a certain time.
 //!
 //! [`Overrides`] is the table that requests are checked against. [`Record`] is one override as it
-//! is stored. The embedded store keeps its records in `memory`; Redis keeps them in a hash, which
-//! `store/redis/overrides.rs` reads and `lua/overrides.lua` alone writes.
+//! is stored. The embedded store keeps its records in `memory`. Redis keeps them in a hash that
+//! `store/redis/overrides.rs` reads, and only `lua/overrides.lua` writes it.
 
-pub(super) mod memory;
-mod rates;
+pub mod memory;
 mod record;
-mod table;
+#[cfg(test)]
+mod tests;
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use arc_swap::Guard;
+use arc_swap::{ArcSwap, Guard};
+use smallvec::SmallVec;
 
-pub use rates::{RulesError, rules};
 pub use record::{
-    ChangeKind, MAX_CHANGES, MAX_RECORDS, Record, RecordTerms, SCRIPT, Subject, clean, rate_text,
+    ChangeKind, MAX_CHANGES, MAX_RECORDS, Record, RecordTerms, RulesError, SCRIPT, Subject, clean,
+    rate_text, rules,
 };
-pub(super) use table::ClockPair;
-pub use table::{Overrides, Until};
 
-use crate::limit::{KeyHash, Window};
+use crate::clock::MonotonicClock;
+use crate::limit::{KeyHash, Rule, Window};
+
+/// Until when an override holds, microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Until {
+    /// Until this time, exclusive.
+    Time(u64),
+    /// Until an operator removes it.
+    Removed,
+}
+
+impl Until {
+    pub fn is_over(self, now_us: u64) -> bool {
+        matches!(self, Until::Time(end) if end <= now_us)
+    }
+
+    /// How long it still holds, microseconds; `None` until it is removed.
+    pub fn left_us(self, now_us: u64) -> Option<u64> {
+        match self {
+            Until::Time(end) => Some(end.saturating_sub(now_us)),
+            Until::Removed => None,
+        }
+    }
+}
+
+/// Another rate for one key of one limit.
+#[derive(Clone, Debug)]
+struct Override {
+    limit: Arc<str>,
+    windows: Arc<[Arc<Window>]>,
+    until: Until,
+}
+
+/// Every override and every block in force. It is pure: all times are of one clock. An override
+/// that has ended does not apply, even if it is still in the table. Each change makes a new table.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    overrides: HashMap<KeyHash, SmallVec<[Override; 1]>>,
+    blocks: HashMap<KeyHash, Until>,
+    next_end_us: Option<u64>,
+}
+
+/// One moment on the store's clock and on this process's own, which does not step; microseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct ClockPair {
+    pub(super) store_us: u64,
+    pub(super) local_us: u64,
+}
+
+impl ClockPair {
+    /// For records whose times are of this process's clock.
+    pub(super) fn same(now_us: u64) -> ClockPair {
+        ClockPair {
+            store_us: now_us,
+            local_us: now_us,
+        }
+    }
+}
+
+/// The parts of an override that many keys share.
+struct SharedWindows {
+    limit: Arc<str>,
+    windows: Arc<[Arc<Window>]>,
+}
+
+impl Overrides {
+    /// The table of the records in force, with ends by this process's clock.
+    pub(super) fn from_records(records: &[Record], now: ClockPair) -> Overrides {
+        let mut table = Overrides::default();
+        // There are many overrides and few rates: overrides with the same rates share windows.
+        let mut known: HashMap<(&str, &[Rule]), SharedWindows> = HashMap::new();
+        let in_force = records.iter().filter(|one| !one.is_over(now.store_us));
+        for record in in_force.take(MAX_RECORDS) {
+            let until = match record.terms.until_us {
+                0 => Until::Removed,
+                end => Until::Time(
+                    now.local_us
+                        .saturating_add(end.saturating_sub(now.store_us)),
+                ),
+            };
+            match &record.subject {
+                Subject::Override(limit, tag) => {
+                    let rules = &record.terms.rules;
+                    let shared = known.entry((limit, rules));
+                    let shared = shared.or_insert_with(|| SharedWindows {
+                        limit: limit.as_str().into(),
+                        windows: Window::all(limit, rules).into(),
+                    });
+                    table.set_override(&shared.limit, *tag, &shared.windows, until);
+                }
+                Subject::Block(tag) => table.block(*tag, until),
+                Subject::Reset(..) => {}
+            }
+        }
+        table
+    }
+
+    /// Gives one key of `limit` these windows instead of the limit's; none means no limit.
+    fn set_override(
+        &mut self,
+        limit: &Arc<str>,
+        tag: KeyHash,
+        windows: &Arc<[Arc<Window>]>,
+        until: Until,
+    ) {
+        self.note_end(until);
+        let of_tag = self.overrides.entry(tag).or_default();
+        of_tag.retain(|one| one.limit != *limit);
+        of_tag.push(Override {
+            limit: Arc::clone(limit),
+            windows: Arc::clone(windows),
+            until,
+        });
+    }
+
+    fn block(&mut self, tag: KeyHash, until: Until) {
+        self.note_end(until);
+        self.blocks.insert(tag, until);
+    }
+
+    fn note_end(&mut self, until: Until) {
+        if let Until::Time(end) = until {
+            self.next_end_us = Some(self.next_end_us.map_or(end, |next| next.min(end)));
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.overrides.is_empty() && self.blocks.is_empty()
+    }
+
+    pub fn has_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
+    /// The windows that one key of `limit` has instead of the limit's own.
+    pub fn windows(&self, limit: &str, tag: KeyHash, now_us: u64) -> Option<&[Arc<Window>]> {
+        let mut of_tag = self.overrides.get(&tag)?.iter();
+        let found = of_tag.find(|one| *one.limit == *limit && !one.until.is_over(now_us))?;
+        Some(&found.windows)
+    }
+
+    /// Until when the key is blocked; `None` if it is not.
+    pub fn blocked(&self, tag: KeyHash, now_us: u64) -> Option<Until> {
+        let until = *self.blocks.get(&tag)?;
+        (!until.is_over(now_us)).then_some(until)
+    }
+
+    /// Whether the table still has something that has ended by `now_us`.
+    pub fn has_ended(&self, now_us: u64) -> bool {
+        self.next_end_us.is_some_and(|end| end <= now_us)
+    }
+
+    /// The keys of ended overrides and blocks; an override has its limit.
+    pub fn ended(&self, now_us: u64) -> impl Iterator<Item = (Option<&str>, KeyHash)> {
+        let overrides = self.overrides.iter().flat_map(move |(tag, of_tag)| {
+            let ended = of_tag.iter().filter(move |one| one.until.is_over(now_us));
+            ended.map(|one| (Some(&*one.limit), *tag))
+        });
+        let blocks = self.blocks.iter();
+        let blocks = blocks.filter(move |(_, until)| until.is_over(now_us));
+        overrides.chain(blocks.map(|(tag, _)| (None, *tag)))
+    }
+
+    /// The same table without what has ended by `now_us`.
+    pub fn without_ended(&self, now_us: u64) -> Overrides {
+        let mut left = Overrides::default();
+        for (tag, of_tag) in &self.overrides {
+            for one in of_tag.iter().filter(|one| !one.until.is_over(now_us)) {
+                left.set_override(&one.limit, *tag, &one.windows, one.until);
+            }
+        }
+        for (tag, until) in self.blocks.iter().filter(|(_, end)| !end.is_over(now_us)) {
+            left.block(*tag, *until);
+        }
+        left
+    }
+}
+
+/// The table in force, which all workers read, and its clock.
+#[derive(Debug)]
+pub(super) struct OverrideTable {
+    table: ArcSwap<Overrides>,
+    /// Whether the table has anything: a request without overrides reads no more than this.
+    has_any: AtomicBool,
+    pub(super) clock: MonotonicClock,
+}
+
+impl Default for OverrideTable {
+    fn default() -> OverrideTable {
+        OverrideTable {
+            table: ArcSwap::default(),
+            has_any: AtomicBool::new(false),
+            clock: MonotonicClock::start(),
+        }
+    }
+}
+
+impl OverrideTable {
+    /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
+    pub(super) fn snapshot(&self) -> Option<OverrideSnapshot> {
+        if !self.has_any.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(OverrideSnapshot {
+            table: self.table.load(),
+            now_us: self.clock.now_us(),
+        })
+    }
+
+    pub(super) fn load(&self) -> Guard<Arc<Overrides>> {
+        self.table.load()
+    }
+
+    pub(super) fn store(&self, table: Overrides) {
+        let has_any = !table.is_empty();
+        self.table.store(Arc::new(table));
+        self.has_any.store(has_any, Ordering::Relaxed);
+    }
+}
 
 /// The table in force at a time; not to be kept across an await.
 #[derive(Debug)]
 pub struct OverrideSnapshot {
-    pub(super) table: Guard<Arc<Overrides>>,
-    /// The time of the clock that the table's ends are given in, microseconds.
-    pub(super) now_us: u64,
+    table: Guard<Arc<Overrides>>,
+    /// The time on the clock of the table's ends, microseconds.
+    now_us: u64,
 }
 
 impl Clone for OverrideSnapshot {
@@ -41,16 +261,14 @@ impl Clone for OverrideSnapshot {
 }
 
 impl OverrideSnapshot {
-    /// Whether any key is blocked.
     pub fn has_blocks(&self) -> bool {
         self.table.has_blocks()
     }
 
-    pub fn block_of(&self, tag: KeyHash) -> Option<Block> {
+    pub fn block_of(&self, tag: KeyHash) -> Option<KeyBlock> {
         let until = self.table.blocked(tag, self.now_us)?;
-        Some(Block {
-            left_us: until.left_us(self.now_us),
-        })
+        let left_us = until.left_us(self.now_us);
+        Some(KeyBlock { left_us })
     }
 
     /// The windows that a key has instead of the limit's own.
@@ -59,41 +277,32 @@ impl OverrideSnapshot {
     }
 }
 
-/// A block of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// How long it still holds, microseconds; `None` until it is removed.
+pub struct KeyBlock {
+    /// How long the block still holds, microseconds; `None` until it is removed.
     pub left_us: Option<u64>,
 }
 
 /// Every override and block in force.
 #[derive(Clone, Debug, Default)]
 pub struct OverrideList {
-    /// The store's time, microseconds since the Unix epoch; 0 where nothing was ever changed.
+    /// The store's time, microseconds since the Unix epoch; 0 if nothing was ever changed.
     pub now_us: u64,
     /// By subject.
     pub records: Vec<Record>,
 }
 
 impl OverrideList {
-    /// The same as requests are checked against it; `None` if it is empty.
+    /// The same as a table for requests; `None` if it is empty.
     pub fn snapshot(&self) -> Option<OverrideSnapshot> {
-        let now_us = self.now_us;
-        let table = Overrides::from_records(
-            &self.records,
-            ClockPair {
-                store_us: now_us,
-                local_us: now_us,
-            },
-        );
+        let table = Overrides::from_records(&self.records, ClockPair::same(self.now_us));
         (!table.is_empty()).then(|| OverrideSnapshot {
             table: Guard::from_inner(Arc::new(table)),
-            now_us,
+            now_us: self.now_us,
         })
     }
 }
 
-/// A change to make.
 #[derive(Debug)]
 pub struct OverrideChange {
     pub subject: Subject,
@@ -102,10 +311,9 @@ pub struct OverrideChange {
     pub terms: RecordTerms,
 }
 
-/// What became of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChangeOutcome {
-    /// It is made; it ends then, by the store's clock (0: when it is removed).
+    /// It is made, and ends at this time by the store's clock (0: when it is removed).
     Made(u64),
     /// There was nothing to remove.
     Nothing,

@@ -1,12 +1,12 @@
-//! One proxy's way into an outage of the store and out of it.
+//! How one proxy goes through an outage of the store.
 //!
-//! While the store is away every proxy admits its share. When the store is back it does not know
-//! what the proxies admitted meanwhile, until each has charged it. So a proxy that is back keeps
-//! to its share beside what the store says, until it has heard that no proxy owes the store
-//! anything. A proxy that is not heard of may have admitted its share before it was killed or
-//! stopped: the others wait until that has left the window. `docs/store.md` has the argument.
+//! While the store is away, every proxy admits its share. When the store is back, it does not know
+//! what the proxies admitted meanwhile, until each has charged it. So a proxy that is back keeps to
+//! its share beside the store's decisions, until no proxy owes the store anything. A proxy that
+//! sends no heartbeat may have admitted its share before it was killed or stopped. The others wait
+//! until that share has left the window. `docs/store.md` has the argument.
 //!
-//! Time is an argument. "Store time" is the store's clock, all else this process's.
+//! Time is an argument. "Store time" is the store's clock; all other times are this process's.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,40 +17,39 @@ use super::ledger::{Away, Ledger};
 /// The name of a process among those that share the store.
 pub type ProcessName = [u8; 16];
 
-/// How long after the store is back another proxy may still be without it, microseconds: the
-/// longest pause before a probe, and the time of that probe.
+/// How long another proxy may still be without the store after it is back, microseconds: the
+/// longest pause before a probe, and the probe.
 const GRACE_US: u64 = 2_000_000;
-/// A process that did nothing for so long was stopped, microseconds. Others may have gone on.
+/// A process that did nothing for so long was stopped, microseconds.
 const STOPPED_US: u64 = 3_000_000;
-/// How often a process says that it is there: always, and while it waits for others.
+/// The time between two heartbeats, microseconds.
 const BEAT_EVERY_US: u64 = 500_000;
+/// The same while a process waits for others.
 const BEAT_OFTEN_US: u64 = 200_000;
 
-/// What the store says to a process that tells it that it is there.
+/// The store's answer to a process's greeting.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heartbeat {
-    /// How many proxies are there, and how many of them have a smaller name.
     pub size: u32,
-    /// See `size`.
+    /// The number of proxies with a smaller name.
     pub place: u32,
     /// Store time.
     pub now_us: u64,
     /// When the store's memory began, store time.
     pub began_us: u64,
-    /// The proxies that are there.
     pub names: Vec<ProcessName>,
-    /// Those of them that said, since the asked time, that they owe the store nothing.
+    /// The proxies that have said, since [`Greeting::since_us`], that they owe the store nothing.
     pub clear: Vec<ProcessName>,
 }
 
-/// What a process tells the store with its name.
+/// The fields that a process sends to the store with its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Greeting {
     /// When the store's memory began, as this process knows it, store time.
     pub began_us: Option<u64>,
     /// This process owes the store nothing.
     pub is_clear: bool,
-    /// From when on it wants to hear of others that owe nothing, store time.
+    /// It asks for proxies that owed nothing at this time or later, store time.
     pub since_us: u64,
 }
 
@@ -64,29 +63,29 @@ pub struct Recovery {
     on: AtomicBool,
     /// Since when the store is away, or was until the process began to return; 0 for never.
     since_us: AtomicU64,
-    /// When the store was back; 0 while it is not.
+    /// When the store came back; 0 while it is away.
     back_us: AtomicU64,
-    /// The longest window that was asked about.
+    /// The longest window of a decision meanwhile.
     longest_us: AtomicU64,
-    /// When this process last did something.
+    /// When this process was last active.
     alive_us: AtomicU64,
     stopped: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<RecoveryState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// The other proxies, as last heard.
+struct RecoveryState {
+    /// The other proxies, as of the last heartbeat.
     others: Vec<ProcessName>,
     began_us: Option<u64>,
     /// Others that may owe the store something.
     awaited: Vec<ProcessName>,
-    /// Store time at which this process was back: only what others say later counts.
+    /// When this process was back, store time. Only later heartbeats of others count.
     since_us: Option<u64>,
 }
 
 impl Recovery {
-    /// Of the process of that name, started at `now_us`.
+    /// For the process of that name, started at `now_us`.
     pub fn new(fleet: Arc<Fleet>, name: ProcessName, now_us: u64) -> Recovery {
         Recovery {
             fleet,
@@ -102,12 +101,11 @@ impl Recovery {
         }
     }
 
-    /// How many proxies share the store.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RecoveryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,7 +117,7 @@ impl Recovery {
         self.back_us.store(0, Ordering::Release);
     }
 
-    fn begin(&self, state: &mut State, now_us: u64) {
+    fn begin(&self, state: &mut RecoveryState, now_us: u64) {
         for name in &state.others {
             if !state.awaited.contains(name) {
                 state.awaited.push(*name);
@@ -139,7 +137,7 @@ impl Recovery {
         }
     }
 
-    /// What the next heartbeat says, of a process that owes nothing if `is_clear`.
+    /// The next greeting. `is_clear` means that this process owes nothing.
     pub fn greeting(&self, is_clear: bool) -> Greeting {
         let state = self.state();
         Greeting {
@@ -150,7 +148,7 @@ impl Recovery {
     }
 
     /// Takes the store's answer to `greeting`. Returns whether the store has lost its memory since
-    /// the last one: then all that this process knows is to be charged again.
+    /// the last answer: then all that this process knows is charged again.
     pub fn heard(&self, greeting: Greeting, beat: Heartbeat, now_us: u64) -> bool {
         let mut state = self.state();
         let is_new = (state.began_us).is_some_and(|began_us| began_us != beat.began_us);
@@ -171,7 +169,13 @@ impl Recovery {
         is_new
     }
 
-    fn hear_of_others(&self, state: &mut State, greeting: Greeting, beat: &Heartbeat, now_us: u64) {
+    fn hear_of_others(
+        &self,
+        state: &mut RecoveryState,
+        greeting: Greeting,
+        beat: &Heartbeat,
+        now_us: u64,
+    ) {
         let is_known = greeting.began_us == Some(beat.began_us);
         if state.since_us.is_none() || beat.now_us < greeting.since_us && is_known {
             // The first since the outage, or the store's clock has stepped back.
@@ -199,7 +203,7 @@ impl Recovery {
         self.on.load(Ordering::Acquire)
     }
 
-    /// The same for limits of a window.
+    /// Whether this process keeps to its shares of limits with this window.
     pub fn holds_for(&self, window_us: u64, now_us: u64) -> bool {
         if !self.is_on() {
             return false;
@@ -209,13 +213,13 @@ impl Recovery {
         back_us == 0 || now_us < back_us + GRACE_US + window_us
     }
 
-    /// Since when the store is away, for a decision at `now_us`; `None` if it is not.
-    pub fn at(&self, now_us: u64) -> Option<Away> {
+    /// Since when the store is away, for a decision at `now_us`; `None` if it is there.
+    pub fn away_at(&self, now_us: u64) -> Option<Away> {
         let since_us = self.since_us.load(Ordering::Acquire);
         (since_us > 0).then_some(Away { since_us, now_us })
     }
 
-    /// This process has done something.
+    /// This process is active.
     pub fn alive(&self, now_us: u64) {
         let before_us = self.alive_us.swap(now_us, Ordering::Relaxed);
         if before_us + STOPPED_US < now_us {
@@ -223,8 +227,8 @@ impl Recovery {
         }
     }
 
-    /// Whether this process may decide by itself. One that was stopped may not, before it has heard
-    /// of the store again: others may have divided its share.
+    /// Whether this process may decide by itself. A process that was stopped may not, until the
+    /// store answers again: others may have divided its share.
     pub fn may_decide(&self, now_us: u64) -> bool {
         let alive_us = self.alive_us.load(Ordering::Relaxed);
         let stopped = self.stopped.load(Ordering::Acquire) || alive_us + STOPPED_US < now_us;

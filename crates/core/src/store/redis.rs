@@ -1,54 +1,52 @@
-//! Redis as the store: one connection per worker, one call in flight, everything that waits in it.
+//! Redis as the store: one connection per worker and server, one call in flight, and everything
+//! that waits goes into it.
 //!
-//! A [`Redis`] handle puts a charge into a bounded queue; the worker's `task::Task` gathers all
-//! that wait into one EVALSHA. Nobody waits longer than the store's timeout, and while the breaker
-//! is open nobody waits at all. A charge is never sent twice: after a timeout it may have run.
+//! A [`Redis`] handle puts a charge into a bounded queue. The worker's task gathers all that wait
+//! into one EVALSHA. No request waits longer than the store's timeout, and none waits while the
+//! breaker is open. A charge is never sent twice: after a timeout it may have run.
 
 mod cluster;
+mod health;
 mod link;
 mod maintenance;
 mod outage;
-mod outage_log;
 mod override_client;
 mod overrides;
 #[cfg(test)]
 mod panics;
-mod reply;
 mod sentinel;
 mod server_info;
 mod slot_lease;
 mod slot_ledger;
 mod task;
-mod tls;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 
-use cluster::ClusterQueue;
+use cluster::{ClusterView, slot_of};
+pub use outage::OUTAGE_AFTER;
 use outage::Outages;
-pub use outage_log::OUTAGE_AFTER;
 pub use override_client::{OverrideClient, OverrideClientError};
 use overrides::SharedOverrides;
 pub use server_info::{ServerInfo, fetch_server_info, server_info};
-pub(super) use slot_lease::Awaited;
+pub use slot_lease::GuardedAnswer;
 use slot_lease::SlotLease;
 
-use smallvec::SmallVec;
-
-use super::batch::Operation;
+use super::batch::{Operation, SCRIPT};
 use super::fleet::Fleet;
+use super::gather::{QueuedRequest, StoreRequest};
 use super::hash_key::{CurrentKey, KeyRing, PROVISIONAL};
 use super::journal::Journal;
-use super::known::Known;
+use super::lease::{CacheLookup, WorkerCache};
 use super::memory::Memory;
 use super::overrides::OverrideSnapshot;
 use super::recovery::{ProcessName, Recovery};
-use super::waiting::{Asked, Question, Waiting, ask};
-use super::{Observed, StoreError};
+use super::{Observed, StoreError, is_slots};
 use crate::clock::{self, MonotonicClock};
 use crate::config::{RedisSettings, StoreSettings};
 use crate::limit::{Charge, Decision};
@@ -57,8 +55,8 @@ use crate::telemetry::decisions::{DecisionLog, Source};
 /// Charges that may wait in one worker; more are refused as [`StoreError::Overloaded`].
 const QUEUE: usize = 4096;
 
-/// What all workers' connections to one Redis have in common.
-pub struct Shared {
+/// The common state of all workers' connections to one Redis.
+pub struct RedisShared {
     access: Arc<link::Access>,
     prefix: String,
     script_hash: String,
@@ -67,62 +65,59 @@ pub struct Shared {
     keys: KeyRing,
     log: Option<Arc<DecisionLog>>,
     outages: Outages,
-    /// Keys in Redis that held something not ours and were begun anew.
+    /// Keys in Redis that held foreign data and were begun anew.
     begun_anew: AtomicU64,
-    spawned: AtomicU32,
+    workers: AtomicU32,
     /// How many proxies share the store, and what they owe it after an outage.
     recovery: Arc<Recovery>,
-    /// This process among them.
+    /// The name of this process among the proxies.
     name: ProcessName,
     /// Workers, or connections to nodes, that are without the store.
     troubled: AtomicU32,
-    /// It was told that there are more proxies than the configuration says.
-    told_of_more: AtomicBool,
-    /// What counts beside this store, and in place of it while it is away.
+    /// The log already says that there are more proxies than the configuration says.
+    warned_of_more: AtomicBool,
+    /// The store that counts beside this one, and in place of it while it is away.
     local: OnceLock<Arc<Memory>>,
-    /// When it should next say that it is there, microseconds.
+    /// When the next heartbeat is due, microseconds.
     beat_at_us: AtomicU64,
-    /// What was admitted here while the store was away.
     journal: Journal,
     overrides: SharedOverrides,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for RedisShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The ways in hold a password.
+        // `access` holds a password.
         f.debug_struct("Shared")
             .field("prefix", &self.prefix)
             .finish_non_exhaustive()
     }
 }
 
-impl Shared {
+impl RedisShared {
     /// Checks the address; connects to nothing.
     pub fn new(
         settings: &StoreSettings,
         server: &RedisSettings,
         keys: KeyRing,
         log: Option<Arc<DecisionLog>>,
-    ) -> Result<Shared, StoreError> {
+    ) -> Result<RedisShared, StoreError> {
         let (clock, name) = (MonotonicClock::start(), super::hash_key::random()?);
-        let fleet = Arc::new(settings.fleet.into());
-        Ok(Shared {
+        let fleet = Arc::new(Fleet::from(settings.fleet));
+        Ok(RedisShared {
             access: Arc::new(link::Access::new(server)?),
             prefix: settings.prefix.clone(),
-            script_hash: redis::Script::new(super::batch::SCRIPT)
-                .get_hash()
-                .to_owned(),
+            script_hash: redis::Script::new(SCRIPT).get_hash().to_owned(),
             timeout: settings.timeout,
             clock,
             keys,
             log,
             outages: Outages::default(),
             begun_anew: AtomicU64::new(0),
-            spawned: AtomicU32::new(0),
+            workers: AtomicU32::new(0),
             recovery: Arc::new(Recovery::new(fleet, name, clock.now_us())),
             name,
             troubled: AtomicU32::new(0),
-            told_of_more: AtomicBool::new(false),
+            warned_of_more: AtomicBool::new(false),
             local: OnceLock::new(),
             beat_at_us: AtomicU64::new(0),
             journal: Journal::default(),
@@ -130,34 +125,35 @@ impl Shared {
         })
     }
 
-    /// Keys in Redis that held something not ours and were begun anew, since the start.
     pub fn begun_anew(&self) -> u64 {
         self.begun_anew.load(Ordering::Relaxed)
     }
 
-    /// How many proxies share the store.
     pub fn fleet(&self) -> &Arc<Fleet> {
         self.recovery.fleet()
     }
 
-    /// What this process knows of the store's outages.
     pub fn recovery(&self) -> &Arc<Recovery> {
         &self.recovery
     }
 
-    /// Since when decisions are made without it, if any worker has to.
+    /// Since when some worker makes decisions without the store.
     pub fn away_since(&self) -> Option<Instant> {
         self.outages.away_since()
     }
 
     /// `None`, at the cost of one load, if there are no overrides.
     pub fn overrides(&self) -> Option<OverrideSnapshot> {
-        self.overrides.snapshot()
+        self.overrides.table.snapshot()
     }
 
-    /// Where counts of a key must be forgotten too when an operator resets it.
-    pub fn forgets_in(&self, local: &Arc<Memory>) {
-        self.overrides.forgets_in(local);
+    /// The secret that identities are hashed with.
+    pub(super) fn hash_key(&self) -> CurrentKey {
+        self.keys.current()
+    }
+
+    /// Sets the store that stands in for this one, once.
+    pub(super) fn set_local(&self, local: &Arc<Memory>) {
         let _ = self.local.set(Arc::clone(local));
     }
 
@@ -165,24 +161,19 @@ impl Shared {
         self.access.is_cluster()
     }
 
-    fn count_begun_anew(&self, keys: u16) {
-        self.begun_anew
-            .fetch_add(u64::from(keys), Ordering::Relaxed);
-        tracing::warn!(
-            keys,
-            "redis: keys of ours held something else and were begun anew"
-        );
-    }
-
-    /// The decision on a request, where a worker knows it without asking.
-    fn find_known(
+    /// The decision on a request, if a worker knows it without asking.
+    fn find_cached(
         &self,
-        known: &Known,
+        cache: &WorkerCache,
         charge: &Charge,
         arrived: Instant,
     ) -> Option<(Source, Decision)> {
-        let times = (self.clock.at_us(arrived), self.overrides.epoch());
-        let (source, decision) = known.find(charge, times, self.log.is_some())?;
+        let lookup = CacheLookup {
+            now_us: self.clock.at_us(arrived),
+            epoch: self.overrides.epoch(),
+            exact: self.log.is_some(),
+        };
+        let (source, decision) = cache.find(charge, lookup)?;
         if let Some(log) = &self.log {
             log.record(source, charge, &decision);
         }
@@ -193,75 +184,43 @@ impl Shared {
     fn is_current(&self, generation: u64) -> bool {
         generation != PROVISIONAL && generation == self.keys.generation()
     }
+
+    /// A seed for the pauses of one more worker. Pauses must differ between proxies too, which all
+    /// count their workers from 0.
+    fn next_seed(&self) -> u64 {
+        let number = u64::from(self.workers.fetch_add(1, Ordering::Relaxed));
+        clock::unix_us().rotate_left(20) ^ u64::from(std::process::id()) << 8 ^ number
+    }
 }
 
 /// One worker's handle; clones share its connections.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    shared: Arc<Shared>,
-    queue: Queue,
-    known: Known,
-    slots: SlotLease,
+    shared: Arc<RedisShared>,
+    queue: mpsc::Sender<QueuedRequest>,
+    servers: ServersView,
+    pub(super) cache: WorkerCache,
+    pub(super) slots: SlotLease,
     ready: watch::Receiver<bool>,
 }
 
-/// A handle's way to its worker's task.
+/// The state of the servers, which a handle checks before it asks.
 #[derive(Clone, Debug)]
-enum Queue {
-    /// To one server: a single one, or the master that sentinels name.
-    Server(ServerQueue),
-    /// To the nodes of a cluster.
-    Cluster(ClusterQueue),
+enum ServersView {
+    /// Whether the breaker is open: of one server, or of the master that sentinels name.
+    Server(Arc<AtomicBool>),
+    /// The nodes of a cluster.
+    Cluster(ClusterView),
 }
 
-#[derive(Clone, Debug)]
-struct ServerQueue {
-    queue: mpsc::Sender<Waiting>,
-    /// The breaker: while it is open, nothing is asked.
-    open: Arc<AtomicBool>,
-}
-
-impl ServerQueue {
-    fn spawn(
-        shared: &Arc<Shared>,
-        known: &Known,
-        slots: &SlotLease,
-        settle: watch::Sender<bool>,
-    ) -> ServerQueue {
-        let (queue, waiting) = mpsc::channel(QUEUE);
-        let open = Arc::new(AtomicBool::new(false));
-        let handle = (Arc::clone(&open), known.clone(), slots.clone());
-        tokio::spawn(task::Task::new(Arc::clone(shared), waiting, handle, settle).run());
-        ServerQueue { queue, open }
-    }
-
-    fn enqueue(&self, waiting: Waiting) -> Result<(), StoreError> {
-        if self.open.load(Ordering::Relaxed) {
-            return Err(StoreError::Away);
-        }
-        Ok(self.queue.try_send(waiting)?)
-    }
-
-    /// Sends a charge on its way; until it is back, nothing is left in its place.
-    fn begin(
-        &self,
-        charge: &mut Charge,
-        generation: u64,
-        arrived: Instant,
-    ) -> Result<Asked, StoreError> {
-        let (waiting, mut asked) = ask(Question {
-            charge: std::mem::take(charge),
-            operation: Operation::Charge(1),
-            extra: SmallVec::new(),
-            generation,
-            arrived,
-        });
-        if let Err(kind) = self.enqueue(waiting) {
-            *charge = asked.take_charge();
-            return Err(kind);
-        }
-        Ok(asked)
-    }
+/// The parts that a worker's task shares with its handles.
+struct TaskSetup {
+    shared: Arc<RedisShared>,
+    queue: mpsc::Receiver<QueuedRequest>,
+    cache: WorkerCache,
+    slots: SlotLease,
+    /// Becomes true when the first attempt to connect has ended.
+    ready: watch::Sender<bool>,
 }
 
 impl<T> From<mpsc::error::TrySendError<T>> for StoreError {
@@ -275,19 +234,33 @@ impl<T> From<mpsc::error::TrySendError<T>> for StoreError {
 
 impl Redis {
     /// Starts the worker's task on the current runtime; it ends with the last handle.
-    pub fn spawn(shared: Arc<Shared>) -> Redis {
-        let (settle, ready) = watch::channel(false);
-        let (known, slots) = (Known::default(), SlotLease::new());
-        let queue = match shared.is_cluster() {
-            true => Queue::Cluster(ClusterQueue::spawn(&shared, &known, &slots, settle)),
-            false => Queue::Server(ServerQueue::spawn(&shared, &known, &slots, settle)),
+    pub fn spawn(shared: Arc<RedisShared>) -> Redis {
+        let (ready, is_ready) = watch::channel(false);
+        let (queue, requests) = mpsc::channel(QUEUE);
+        let (cache, slots) = (WorkerCache::default(), SlotLease::new());
+        let setup = TaskSetup {
+            shared: Arc::clone(&shared),
+            queue: requests,
+            cache: cache.clone(),
+            slots: slots.clone(),
+            ready,
+        };
+        let servers = if shared.is_cluster() {
+            let view = ClusterView::default();
+            tokio::spawn(cluster::ClusterTask::new(setup, view.clone()).run());
+            ServersView::Cluster(view)
+        } else {
+            let is_open = Arc::new(AtomicBool::new(false));
+            tokio::spawn(task::ServerTask::new(setup, Arc::clone(&is_open)).run());
+            ServersView::Server(is_open)
         };
         Redis {
             shared,
             queue,
-            known,
+            servers,
+            cache,
             slots,
-            ready,
+            ready: is_ready,
         }
     }
 
@@ -298,14 +271,14 @@ impl Redis {
         generation: u64,
         arrived: Instant,
     ) -> Result<Decision, StoreError> {
-        let result = self.ask(charge, generation, arrived).await;
+        let result = self.decide(charge, generation, arrived).await;
         if result.is_err() {
             self.shared.outages.count_unmade();
         }
         result
     }
 
-    async fn ask(
+    async fn decide(
         &self,
         charge: &mut Charge,
         generation: u64,
@@ -314,65 +287,86 @@ impl Redis {
         if !self.shared.is_current(generation) {
             return Err(StoreError::Away);
         }
-        if let Some((source, decision)) = self.shared.find_known(&self.known, charge, arrived) {
-            self.known.note(source);
+        if let Some((source, decision)) = self.shared.find_cached(&self.cache, charge, arrived) {
+            self.cache.note_source(source);
             return Ok(decision);
         }
-        match &self.queue {
-            Queue::Server(queue) => {
-                let asked = queue.begin(charge, generation, arrived)?;
-                self.slots.wait(asked).take(charge).await
+        match &self.servers {
+            ServersView::Server(_) => {
+                let answer = self.send_charge(charge, generation, arrived)?;
+                answer.take(charge).await
             }
-            // In a box, or each connection of a client had room for it, whatever the store is.
-            Queue::Cluster(queue) => {
-                Box::pin(cluster::charge(self, queue, charge, generation, arrived)).await
+            // In a box: else each connection of a client had room for it, whatever the store is.
+            ServersView::Cluster(view) => {
+                Box::pin(cluster::charge(self, view, charge, generation, arrived)).await
             }
         }
     }
 
-    /// See [`super::Store::decided_by`].
-    pub fn decided_by(&self) -> Source {
-        self.known.noted()
+    /// Puts a charge into the queue; all its keys lie in one slot of a cluster. `charge` is empty
+    /// until its answer is taken.
+    fn send_charge(
+        &self,
+        charge: &mut Charge,
+        generation: u64,
+        arrived: Instant,
+    ) -> Result<GuardedAnswer, StoreError> {
+        let slot = match &self.servers {
+            ServersView::Server(is_open) if is_open.load(Ordering::Relaxed) => {
+                return Err(StoreError::Away);
+            }
+            ServersView::Server(_) => 0,
+            ServersView::Cluster(_) => charge.first().map(slot_of).ok_or(StoreError::Garbled)?,
+        };
+        let request = StoreRequest {
+            charge: std::mem::take(charge),
+            operation: Operation::Charge(1),
+            extra: SmallVec::new(),
+            generation,
+            arrived,
+            slot,
+        };
+        let (request, mut answer) = request.with_answer();
+        if let Err(refused) = self.queue.try_send(request) {
+            let error = StoreError::from(refused);
+            *charge = answer.take_charge();
+            return Err(error);
+        }
+        Ok(self.slots.guard(answer))
     }
 
-    /// Asks, and leaves the answer where it can be looked for; see [`super::Store::observe`]. The
-    /// checks of a `charge` are one limit's, so they share a slot of a cluster.
+    /// Asks for a decision that nothing waits for; see [`super::Store::observe`]. The checks of
+    /// `charge` are those of one limit, so they share a slot of a cluster.
     pub fn observe(&self, charge: &Charge, generation: u64) -> Observed {
         let arrived = clock::now();
-        let is_there = match &self.queue {
-            Queue::Server(_) => true,
-            Queue::Cluster(queue) => queue.is_there(charge, arrived),
+        let is_away = match &self.servers {
+            ServersView::Server(_) => false,
+            ServersView::Cluster(view) => view.reserve(charge, arrived).is_err(),
         };
-        if !is_there || !self.shared.is_current(generation) {
-            return Observed::nothing();
+        if is_away || !self.shared.is_current(generation) {
+            return Observed::Decided(None);
         }
-        if let Some((_, decision)) = self.shared.find_known(&self.known, charge, arrived) {
-            return Observed::decided(decision);
+        if let Some((_, decision)) = self.shared.find_cached(&self.cache, charge, arrived) {
+            return Observed::Decided(Some(decision));
         }
-        let mut charge = charge.clone();
-        let asked = match &self.queue {
-            Queue::Server(queue) => queue.begin(&mut charge, generation, arrived),
-            Queue::Cluster(queue) => queue.begin(&mut charge, generation, arrived),
-        };
-        asked.map_or_else(
-            |_| Observed::nothing(),
-            |asked| Observed::awaited(self.slots.wait(asked)),
-        )
+        let answer = self.send_charge(&mut charge.clone(), generation, arrived);
+        answer.map_or(Observed::Decided(None), Observed::Pending)
     }
 
     /// See [`super::Store::give_back`].
     pub fn give_back(&self, charge: &Charge, decision: &Decision, generation: u64) {
         let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
-        self.tell(Operation::GiveBack, charge, stamps.collect(), generation);
+        self.notify(Operation::GiveBack, charge, stamps.collect(), generation);
     }
 
     /// See [`super::Store::settle`].
     pub fn settle(&self, charge: &Charge, generation: u64) {
-        self.tell(Operation::Settle, charge, SmallVec::new(), generation);
+        self.notify(Operation::Settle, charge, SmallVec::new(), generation);
     }
 
-    /// Tells the store something, once, and waits for nothing.
-    fn tell(
+    /// Sends an operation once, and waits for nothing. If the store is away, the units expire by
+    /// themselves.
+    fn notify(
         &self,
         operation: Operation,
         charge: &Charge,
@@ -382,36 +376,34 @@ impl Redis {
         if !self.shared.is_current(generation) {
             return;
         }
-        let told = Question {
-            charge: charge.clone(),
-            operation,
-            extra,
-            generation,
-            arrived: clock::now(),
+        if operation == Operation::GiveBack {
+            let mut cache = self.cache.lock();
+            charge
+                .iter()
+                .for_each(|item| cache.denied.forget(item.id()));
+        }
+        let send = |charge, extra, slot| {
+            let request = StoreRequest {
+                charge,
+                operation,
+                extra,
+                generation,
+                arrived: clock::now(),
+                slot,
+            };
+            let _ = self.queue.try_send(request.without_answer());
         };
-        match &self.queue {
-            Queue::Cluster(queue) => queue.tell(&self.known, &told),
-            Queue::Server(queue) => {
-                if operation == Operation::GiveBack {
-                    let mut known = self.known.lock();
-                    charge
-                        .iter()
-                        .for_each(|item| known.denied.forget(item.id()));
+        match &self.servers {
+            ServersView::Server(is_open) if is_open.load(Ordering::Relaxed) => {}
+            ServersView::Server(_) => send(charge.clone(), extra, 0),
+            // The items may lie in several slots: each is sent by itself.
+            ServersView::Cluster(_) => {
+                for (index, item) in charge.iter().enumerate().filter(|(_, one)| !is_slots(one)) {
+                    let extra = extra.get(index).copied().into_iter().collect();
+                    send([item.clone()].into_iter().collect(), extra, slot_of(item));
                 }
-                // Where the store is away, the units expire by themselves.
-                let _ = queue.enqueue(Waiting::told(told));
             }
         }
-    }
-
-    /// Remembers what was admitted without the store; see [`super::Store::owe`].
-    pub fn owe(&self, charge: &Charge, generation: u64) {
-        self.shared.owe(charge, generation);
-    }
-
-    /// See [`super::Store::release`].
-    pub fn release(&self, charge: &Charge) {
-        self.slots.let_go(charge);
     }
 
     /// See [`super::Store::hold`].
@@ -421,29 +413,13 @@ impl Redis {
         }
     }
 
-    /// See [`super::Store::limits_changed`].
-    pub fn limits_changed(&self) {
-        self.known.forget_denials();
-    }
-
-    /// See [`super::Store::told`].
-    pub async fn told(&self) {
-        self.slots.part().await;
-    }
-
-    /// The secret that identities are hashed with.
-    pub fn hash_key(&self) -> CurrentKey {
-        self.shared.keys.current()
-    }
-
     /// Waits until the first attempt to connect has ended.
     pub async fn ready(&self) {
-        // An error means that the task is gone: ready as well.
+        // An error means that the task is gone: then nothing is worth waiting for.
         let _ = self.ready.clone().wait_for(|ready| *ready).await;
     }
 
-    /// What the workers have in common.
-    pub fn shared(&self) -> &Shared {
+    pub fn shared(&self) -> &RedisShared {
         &self.shared
     }
 }

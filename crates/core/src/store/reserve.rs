@@ -1,52 +1,50 @@
-//! One request whose limits lie in several places, none of which can be asked together: reserve
-//! and refund.
+//! One request whose limits lie in several places, which cannot be asked together: reserve and
+//! refund.
 //!
 //! Each place is asked for its items, all or nothing, and charges at once. If all grant, the
-//! request passes and nothing more is said. If one denies or does not answer, those that charged
-//! are asked to give back, once, by the stamp they returned. A place that does not answer is
-//! neither asked again nor told to give back: what it may have charged expires.
+//! request passes. If one denies or does not answer, those that charged give the units back, once,
+//! by the stamp they returned. A place that does not answer is not asked again, and gives nothing
+//! back: what it may have charged expires.
 //!
-//! So no window is ever overfull: each request that passes has, in every place, an entry that was
-//! made before it passed and that nobody takes away, for only refused requests give back, only
-//! what is their own, and once. What it costs is that units of a request that is about to be
-//! refused are missing to others for a round trip, or for a window where the refund is lost.
+//! So no window is ever overfull. Each request that passes has an entry in every place, made before
+//! it passed. Nothing takes that entry away: only refused requests give back, only their own units,
+//! and once. The cost: units of a request that is about to be refused are missing to others for a
+//! round trip, or for a window if the refund is lost.
 //!
-//! Pure: what is to be sent and what came back are values, so that the simulation in
-//! `tests/it/cluster_sim.rs` runs this very code.
+//! Pure: requests and replies are values, so `tests/it/cluster_sim.rs` simulates this code.
 
 use std::cmp::Ordering;
 
 use smallvec::SmallVec;
 
 use super::StoreError;
-use crate::limit::{Charge, Decision, LimitCheck, Retry, Verdict};
+use super::deny_cache::UNASKED;
+use crate::limit::{Charge, Decision, LimitCheck};
 
-/// What must happen next, in this order.
+/// What must happen next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Ask the place of this part for the part's items.
     Ask(usize),
     /// Tell the place of this part to take back what it charged; one stamp for each item.
     GiveBack(usize, SmallVec<[u64; 2]>),
-    /// The request's end; said once.
+    /// The request's end, once.
     Answer(Result<Decision, StoreError>),
 }
 
-/// Steps to take.
 pub type Steps = SmallVec<[Step; 3]>;
 
 /// Items of a request that one place decides together.
 #[derive(Clone, Debug)]
-pub struct Part {
-    /// Where they are decided.
+pub struct ReservePart {
     pub place: u16,
     /// Which items of the charge, ascending.
     pub items: SmallVec<[usize; 2]>,
-    state: State,
+    state: PartState,
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum PartState {
     Unasked,
     Asked,
     Replied(Decision),
@@ -56,36 +54,36 @@ enum State {
 /// A request on its way.
 #[derive(Clone, Debug)]
 pub struct Reserve {
-    parts: SmallVec<[Part; 1]>,
+    parts: SmallVec<[ReservePart; 1]>,
     one_by_one: bool,
     refused: bool,
     answered: bool,
 }
 
 impl Reserve {
-    /// A request whose items lie where `place` says. `apart` asks for each item by itself, also
-    /// where several lie in one place; `one_by_one` asks one place after the other, the one with
-    /// the narrowest limit first.
+    /// A request whose items lie where `place` says. `apart` asks for each item by itself, even if
+    /// several lie in one place. `one_by_one` asks one place after the other, the one with the
+    /// narrowest limit first.
     pub fn new(
         charge: &Charge,
         place: impl Fn(&LimitCheck) -> u16,
         apart: bool,
         one_by_one: bool,
     ) -> Reserve {
-        let mut parts: SmallVec<[Part; 1]> = SmallVec::new();
+        let mut parts: SmallVec<[ReservePart; 1]> = SmallVec::new();
         for (index, item) in charge.iter().enumerate() {
             let place = place(item);
             match parts.iter_mut().find(|part| part.place == place && !apart) {
                 Some(part) => part.items.push(index),
-                None => parts.push(Part {
+                None => parts.push(ReservePart {
                     place,
                     items: SmallVec::from_iter([index]),
-                    state: State::Unasked,
+                    state: PartState::Unasked,
                 }),
             }
         }
         if one_by_one {
-            let narrowest = |part: &Part| {
+            let narrowest = |part: &ReservePart| {
                 let items = part.items.iter().map(|index| &charge[*index]);
                 items.min_by(|one, other| narrower(one, other))
             };
@@ -103,34 +101,32 @@ impl Reserve {
     }
 
     /// The parts, by their numbers.
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[ReservePart] {
         &self.parts
     }
 
-    /// The items of a part.
     pub fn charge_of(&self, part: usize, charge: &Charge) -> Charge {
         let items = self.parts[part].items.iter();
         items.map(|index| charge[*index].clone()).collect()
     }
 
-    /// Whether no reply is waited for any more.
+    /// Whether the request has its answer.
     pub fn is_over(&self) -> bool {
         self.answered
     }
 
-    /// The first steps.
     pub fn begin(&mut self) -> Steps {
         let first = if self.one_by_one { 1 } else { self.parts.len() };
         (0..first).map(|part| self.ask(part)).collect()
     }
 
     fn ask(&mut self, part: usize) -> Step {
-        self.parts[part].state = State::Asked;
+        self.parts[part].state = PartState::Asked;
         Step::Ask(part)
     }
 
-    /// What came of asking a part: a decision on its items, or none. A reply that is not waited
-    /// for changes nothing.
+    /// Takes the reply to a part: a decision on its items, or an error. A reply that is not
+    /// expected changes nothing.
     pub fn replied(
         &mut self,
         part: usize,
@@ -138,28 +134,29 @@ impl Reserve {
         charge: &Charge,
     ) -> Steps {
         let mut steps = Steps::new();
-        if !matches!(self.parts[part].state, State::Asked) {
+        if !matches!(self.parts[part].state, PartState::Asked) {
             return steps;
         }
         let denied = reply.as_ref().map_or(true, |decision| !decision.allowed);
         self.parts[part].state = match reply {
-            Ok(decision) => State::Replied(decision),
-            Err(kind) => State::Failed(kind),
+            Ok(decision) => PartState::Replied(decision),
+            Err(kind) => PartState::Failed(kind),
         };
         if denied && !self.refused {
             self.refused = true;
-            steps.extend(self.parts.iter().enumerate().filter_map(give_back));
+            let parts = self.parts.iter().enumerate();
+            steps.extend(parts.filter_map(|(number, part)| give_back(number, part)));
         } else if self.refused {
-            steps.extend(give_back((part, &self.parts[part])));
+            steps.extend(give_back(part, &self.parts[part]));
         }
         if self
             .parts
             .iter()
-            .any(|part| matches!(part.state, State::Asked))
+            .any(|part| matches!(part.state, PartState::Asked))
         {
             return steps;
         }
-        let next = (self.parts.iter()).position(|part| matches!(part.state, State::Unasked));
+        let next = (self.parts.iter()).position(|part| matches!(part.state, PartState::Unasked));
         match next {
             Some(next) if !self.refused => steps.push(self.ask(next)),
             _ => {
@@ -170,7 +167,7 @@ impl Reserve {
         steps
     }
 
-    /// The place cannot decide the part's items together just now, and has done nothing: each is
+    /// The place cannot decide the part's items together now, and has done nothing. Each item is
     /// asked for by itself.
     pub fn split(&mut self, part: usize) -> Steps {
         let items = std::mem::take(&mut self.parts[part].items);
@@ -181,10 +178,10 @@ impl Reserve {
                 steps.push(Step::Ask(part));
             } else {
                 let place = self.parts[part].place;
-                self.parts.push(Part {
+                self.parts.push(ReservePart {
                     place,
                     items: SmallVec::from_iter([index]),
-                    state: State::Asked,
+                    state: PartState::Asked,
                 });
                 steps.push(Step::Ask(self.parts.len() - 1));
             }
@@ -192,7 +189,7 @@ impl Reserve {
         steps
     }
 
-    /// Whoever has not replied will not: nobody waits any longer.
+    /// Ends the request: parts without a reply count as timed out.
     pub fn give_up(&mut self, charge: &Charge) -> Steps {
         let mut steps = Steps::new();
         for part in 0..self.parts.len() {
@@ -201,39 +198,31 @@ impl Reserve {
         steps
     }
 
-    /// A denial is known even where another place is silent; silence alone is an error.
+    /// A denial counts even if another place is silent. Silence alone is an error.
     fn outcome(&self, charge: &Charge) -> Result<Decision, StoreError> {
         let states = || self.parts.iter().map(|part| &part.state);
-        let denies = |state: &State| matches!(state, State::Replied(one) if !one.allowed);
+        let denies = |state: &PartState| matches!(state, PartState::Replied(one) if !one.allowed);
         let failure = states().find_map(|state| match state {
-            State::Failed(kind) => Some(*kind),
+            PartState::Failed(kind) => Some(*kind),
             _ => None,
         });
         if let Some(kind) = failure.filter(|_| !states().any(denies)) {
             return Err(kind);
         }
-        let unknown = Verdict {
-            used: 0,
-            remaining: 0,
-            retry: Retry::Unasked,
-            reset_us: 0,
-            next_us: 0,
-            stamp: 0,
-        };
         let mut whole = Decision {
             allowed: !self.refused,
             at_us: 0,
-            verdicts: SmallVec::from_elem(unknown, charge.len()),
+            verdicts: SmallVec::from_elem(UNASKED, charge.len()),
         };
         for part in &self.parts {
-            let State::Replied(decision) = &part.state else {
+            let PartState::Replied(decision) = &part.state else {
                 continue;
             };
             whole.at_us = whole.at_us.max(decision.at_us);
             for (index, verdict) in part.items.iter().zip(&decision.verdicts) {
                 whole.verdicts[*index] = *verdict;
                 if decision.allowed && self.refused {
-                    // Given back: it reports itself as it stays.
+                    // Given back: the verdict is that of the limit without the charge.
                     let item = &charge[*index];
                     let left = item.window.rule.units.saturating_sub(verdict.used);
                     whole.verdicts[*index].remaining = left;
@@ -244,9 +233,10 @@ impl Reserve {
     }
 }
 
-fn give_back((number, part): (usize, &Part)) -> Option<Step> {
+/// The step that takes back what a part has charged.
+fn give_back(number: usize, part: &ReservePart) -> Option<Step> {
     match &part.state {
-        State::Replied(decision) if decision.allowed => {
+        PartState::Replied(decision) if decision.allowed => {
             let stamps = decision.verdicts.iter().map(|verdict| verdict.stamp);
             Some(Step::GiveBack(number, stamps.collect()))
         }
@@ -254,16 +244,16 @@ fn give_back((number, part): (usize, &Part)) -> Option<Step> {
     }
 }
 
-/// The narrower of two limits is the one with the lower rate: where limits ride together, the one
-/// that more requests share has the higher rate, or the other would never bind.
+/// The narrower of two limits is the one with the lower rate. Of limits on one request, the one
+/// that more requests share has the higher rate, or the other would never deny.
 fn narrower(one: &LimitCheck, other: &LimitCheck) -> Ordering {
     let (one, other) = (&one.window.rule, &other.window.rule);
     let rate = |units: u64, other_us: u64| u128::from(units) * u128::from(other_us);
     rate(one.units, other.window_us).cmp(&rate(other.units, one.window_us))
 }
 
-/// How often the requests of one set of limits are refused by some place, and so whether it is
-/// better to ask one place after the other: a refused request then seldom charges anything.
+/// How often requests of one set of limits are refused by some place. If they often are, it is
+/// better to ask one place after the other: then a refused request seldom charges anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Habit {
     refused: f32,
@@ -271,11 +261,11 @@ pub struct Habit {
 }
 
 impl Habit {
-    /// A request's weight: the last hundred or so count.
+    /// The weight of one request: about the last hundred count.
     const WEIGHT: f32 = 1.0 / 64.0;
-    /// From this share of refusals on, one place after the other.
+    /// From this share of refusals on, places are asked one after the other.
     const ENTER: f32 = 0.3;
-    /// Below this one, all at once again.
+    /// Below this share, all places are asked at once again.
     const LEAVE: f32 = 0.1;
 
     /// Whether to ask one place after the other.
@@ -300,7 +290,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Retry, Rule, Verdict};
 
     fn item(name: &str, units: u64, cost: u64) -> LimitCheck {
         let rule = Rule {

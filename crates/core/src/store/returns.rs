@@ -185,10 +185,10 @@ impl World {
             name[0] = number as u8;
             name[1] = chance(&mut random, 250) as u8;
             let fleet = Arc::new(Fleet::counted());
-            let recovery = Arc::new(Recovery::new(Arc::clone(&fleet), name, START_US));
+            let recovery = Arc::new(Recovery::new(fleet, name, START_US));
             let keys = KeyRing::new(&settings()).unwrap();
             let micros = Micros::Manual(Arc::clone(&clock));
-            let local = Memory::local(&settings(), keys, micros, (None, fleet));
+            let local = Memory::new(&settings(), keys, micros, None);
             let slower = if is_even {
                 1
             } else {
@@ -196,7 +196,7 @@ impl World {
             };
             proxies.push(Proxy {
                 name,
-                local: local.knowing(&recovery),
+                local: local.stand_in(&recovery),
                 recovery,
                 journal: Journal::default(),
                 is_away: false,

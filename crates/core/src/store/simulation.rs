@@ -7,9 +7,9 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use super::batch::Outcome;
-use super::deny_cache::{DenyCache, Span};
-use super::lease::Leases;
+use super::batch::GroupOutcome;
+use super::deny_cache::{CallSpan, DenyCache};
+use super::lease::{LeaseGrant, Leases};
 use crate::limit::{
     Algorithm, Charge, Decision, Key, KeyHash, Limit, LimitCheck, Retry, Rule, Verdict,
 };
@@ -27,7 +27,7 @@ struct Store {
 }
 
 impl Store {
-    fn charge(&mut self, count: u16, ahead_us: u64, units: u64, now_us: u64) -> Outcome {
+    fn charge(&mut self, count: u16, ahead_us: u64, units: u64, now_us: u64) -> GroupOutcome {
         self.calls += 1;
         while let Some((stamp, cost)) = self.entries.front().copied()
             && stamp + WINDOW_US <= now_us
@@ -58,7 +58,7 @@ impl Store {
             verdicts: [verdict].into_iter().collect(),
         };
         let wait = Retry::After(oldest + WINDOW_US - now_us);
-        Outcome {
+        GroupOutcome {
             granted: u16::try_from(granted).unwrap(),
             allowed: (granted > 0).then(|| decision(true, verdict(before, Retry::Now))),
             denied: (granted < u64::from(count)).then(|| decision(false, verdict(self.used, wait))),
@@ -73,7 +73,7 @@ struct Proxy {
     waiting: u16,
     /// How many asked, and how many more were asked for, in the call under way.
     asked: Option<(u16, u16, u64)>,
-    outcome: Option<(Outcome, u64)>,
+    outcome: Option<(GroupOutcome, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -171,15 +171,20 @@ impl Proxy {
     fn answered(&mut self, charge: &Charge, now_us: u64) {
         let (asked, ahead, sent_us) = self.asked.take().unwrap();
         let (outcome, _) = self.outcome.take().unwrap();
-        let span = Span {
+        let span = CallSpan {
             sent_us,
             came_us: now_us,
         };
         if let Some(denied) = &outcome.denied {
             self.denied.note(charge, denied, span);
         }
-        let told = (&outcome, asked + ahead);
-        self.leases.note(charge, asked, told, (sent_us, now_us));
+        let grant = LeaseGrant {
+            waiting: asked,
+            asked: asked + ahead,
+            outcome: &outcome,
+            span,
+        };
+        self.leases.note(charge, grant);
     }
 }
 

@@ -1,169 +1,80 @@
-//! The access log: one line for each request that is worth one, in its own encoder.
+//! The access log: one line for each request that is worth one.
 //!
-//! Denials and answers that the proxy makes itself are always logged; what was let through is
-//! sampled. No query string, no client key and no header value of a client is ever written: of a
-//! key there is at most a prefix of its keyed hash. A line is encoded into its worker's buffer;
-//! buffers go to one writer thread through a bounded queue that drops, counts and says so.
+//! Denials and answers that the proxy makes itself are always logged, other requests are sampled. A
+//! line contains no query string, no client's key, and no header value of a client. Of a key it has
+//! at most a prefix of its keyed hash. A line is encoded into the buffer of its worker. Buffers go
+//! to one writer thread through a bounded queue, which counts and reports what it drops.
 
-mod formats;
+mod entry;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::lines::Lines;
-use super::metrics::GrpcStatus;
-use super::trials::Trials;
-use super::{FileId, lines};
+use super::FileId;
+use super::log_writer::{LineWriter, WriterThread, count};
 use crate::clock;
 use crate::config::{LogFormat, LogTarget};
-use crate::limit::Shown;
-use crate::trace::TraceId;
-use formats::{combined, json_line, text};
+use crate::limit::Role;
+pub use entry::{AccessEntry, MissingBytes, Outcome, TRUNCATED};
+use entry::{combined, json_line, text};
 
 /// Buffers that may wait for the writer.
 const QUEUE_BUFFERS: usize = 1024;
-/// A worker hands its buffer over at this size, bytes, or at the next flush.
+/// A worker sends its buffer at this size, bytes, or at the next flush.
 const BUFFER_BYTES: usize = 16 << 10;
+/// How often the decisions of limits in shadow mode are logged.
+const SHADOW_PERIOD: Duration = Duration::from_secs(60);
 
-/// What became of a request, as the log calls it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Every limit allowed it.
-    Allowed,
-    /// No limit was asked.
-    Unlimited,
-    /// A limit refused it.
-    Denied,
-    /// The proxy answered it for another reason.
-    Rejected,
-}
-
-impl Outcome {
-    /// As the log calls it.
-    pub fn word(self) -> &'static str {
-        match self {
-            Outcome::Allowed => "allowed",
-            Outcome::Unlimited => "unlimited",
-            Outcome::Denied => "denied",
-            Outcome::Rejected => "rejected",
-        }
-    }
-}
-
-/// The outcome in the line of a request whose upstream's answer ended before its end, whatever the
-/// limits said.
-pub const TRUNCATED: &str = "truncated";
-
-/// An upstream's answer that ended before its end.
-#[derive(Clone, Copy, Debug)]
-pub struct MissingBytes {
-    /// Bytes that its body should have had, where its head said so.
-    pub expected: Option<u64>,
-}
-
-/// One request, as far as it is known when its response ends.
-#[derive(Clone, Copy, Debug)]
-pub struct Entry<'a> {
-    /// When it came, microseconds since the Unix epoch.
-    pub unix_us: u64,
-    /// From its head to the end of the response.
-    pub duration: Duration,
-    /// The client's address, through trusted proxies.
-    pub client: IpAddr,
-    /// Its method.
-    pub method: &'a http::Method,
-    /// Its path as it was sent, without the query.
-    pub path: &'a str,
-    /// The answer's status.
-    pub status: u16,
-    /// Bytes of the answer's body.
-    pub bytes: u64,
-    /// Whether that is less than the answer should have had.
-    pub truncated: Option<MissingBytes>,
-    /// The route's name.
-    pub route: Option<&'a str>,
-    /// What became of it.
-    pub outcome: Outcome,
-    /// The limits that denied it, each with its key where that is shown.
-    pub denied_by: &'a [(Arc<str>, Option<Shown>)],
-    /// The limits on trial that would have denied it.
-    pub would_deny: &'a [Arc<str>],
-    /// Why the proxy answered itself.
-    pub reason: Option<&'static str>,
-    /// How a gRPC call ended.
-    pub grpc_status: Option<GrpcStatus>,
-    /// The id given to the client.
-    pub request_id: Option<&'a str>,
-    /// The trace that it belongs to.
-    pub trace_id: Option<TraceId>,
-}
-
-impl Entry<'_> {
-    fn outcome_word(&self) -> &'static str {
-        match self.truncated {
-            Some(_) => TRUNCATED,
-            None => self.outcome.word(),
-        }
-    }
-}
-
-/// The log of the whole process; dropping the last handle writes what is left.
+/// The log of the process. Dropping the last handle writes the lines that wait.
 #[derive(Debug)]
 pub struct AccessLog {
     target: LogTarget,
-    /// Which file was opened, where it is one.
+    /// The file that was opened, if the target is one.
     file: Option<FileId>,
     format: LogFormat,
     sample_allowed: f64,
-    queue: Option<SyncSender<Vec<u8>>>,
+    /// `None` if the log is off.
+    writer: Option<WriterThread<Vec<u8>>>,
     dropped: Arc<AtomicU64>,
-    trials: Trials,
-    writer: Mutex<Option<JoinHandle<()>>>,
+    shadow: ShadowSummary,
 }
 
 impl AccessLog {
-    /// Opens `target` and starts its writer; a log that is off takes lines and forgets them.
+    /// Opens `target` and starts its writer. A log that is off ignores its lines.
     pub fn open(target: &LogTarget, format: LogFormat, sample_allowed: f64) -> io::Result<Self> {
         let mut log = AccessLog {
             target: target.clone(),
             file: None,
             format,
             sample_allowed,
-            queue: None,
+            writer: None,
             dropped: Arc::default(),
-            trials: Trials::default(),
-            writer: Mutex::new(None),
+            shadow: ShadowSummary::default(),
         };
         if let Some(out) = super::open(target)? {
-            log.file = FileId::of(target);
+            log.file = FileId::find(target);
             log.write_to(out)?;
         }
         Ok(log)
     }
 
-    /// Starts its writer.
     fn write_to(&mut self, out: Box<dyn Write + Send>) -> io::Result<()> {
-        let (queue, buffers) = sync_channel::<Vec<u8>>(QUEUE_BUFFERS);
-        let mut lines = Lines::new(out, "access log", &self.dropped);
-        let writing = move || lines::endure(|| buffers.iter().for_each(|text| lines.write(&text)));
-        let writer = std::thread::Builder::new()
-            .name("access-log".to_owned())
-            .spawn(writing)?;
-        self.queue = Some(queue);
-        self.writer = Mutex::new(Some(writer));
+        let mut lines = LineWriter::new(out, "access log", &self.dropped);
+        let write = move |buffers: &Receiver<Vec<u8>>| {
+            buffers.iter().for_each(|text| lines.write(&text));
+        };
+        self.writer = Some(WriterThread::spawn("access-log", QUEUE_BUFFERS, write)?);
         Ok(())
     }
 
-    /// Whether opening it anew with these settings would change anything: false also where its file
-    /// has been moved away.
+    /// Whether a log with these settings would be the same. It is not if its file was moved away.
     pub fn is_still(&self, target: &LogTarget, format: LogFormat, sample_allowed: f64) -> bool {
         let same = (&self.target, self.format, self.sample_allowed);
-        same == (target, format, sample_allowed) && self.file == FileId::of(target)
+        same == (target, format, sample_allowed) && self.file == FileId::find(target)
     }
 
     /// Lines that were dropped.
@@ -171,20 +82,19 @@ impl AccessLog {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// A worker's own end of the log.
+    /// A buffer for one worker.
     pub fn buffer(self: &Arc<Self>) -> Buffer {
-        Buffer(Arc::new(Local {
+        Buffer(Arc::new(WorkerBuffer {
             log: Arc::clone(self),
-            seen: AtomicU64::new(0),
+            sampled: AtomicU64::new(0),
             bytes: Mutex::new(Vec::new()),
         }))
     }
 
     fn send(&self, bytes: Vec<u8>) {
-        let Some(queue) = &self.queue else { return };
-        let refused = queue.try_send(bytes);
-        if let Err(TrySendError::Full(bytes) | TrySendError::Disconnected(bytes)) = refused {
-            let lines = lines::count(&bytes);
+        let Some(writer) = &self.writer else { return };
+        if let Err(bytes) = writer.try_send(bytes) {
+            let lines = count(&bytes);
             let before = self.dropped.fetch_add(lines, Ordering::Relaxed);
             if before / 100_000 != (before + lines) / 100_000 || before == 0 {
                 tracing::warn!(dropped = before + lines, "the access log drops lines");
@@ -193,51 +103,36 @@ impl AccessLog {
     }
 }
 
-impl Drop for AccessLog {
-    fn drop(&mut self) {
-        drop(self.queue.take());
-        let writer = self
-            .writer
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(writer) = writer {
-            // Its panic was already printed; there is nothing left to save.
-            let _ = writer.join();
-        }
-    }
-}
-
-/// One worker's end of the log: cheap to clone, not shared between workers.
+/// One worker's end of the log. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Buffer(Arc<Local>);
+pub struct Buffer(Arc<WorkerBuffer>);
 
 #[derive(Debug)]
-struct Local {
+struct WorkerBuffer {
     log: Arc<AccessLog>,
-    /// Requests that were let through, while a share of them is logged.
-    seen: AtomicU64,
+    /// Requests that were allowed while a share of them is logged.
+    sampled: AtomicU64,
     bytes: Mutex<Vec<u8>>,
 }
 
 impl Buffer {
-    /// Whether both are handles of one end.
+    /// Whether `other` is a clone of this.
     pub fn is_same(&self, other: &Buffer) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether this is the last handle of this end: no more lines will come.
+    /// Whether there is no other clone, so that no more lines can come.
     pub fn is_last(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 
     /// Whether no line is ever written.
     pub fn is_off(&self) -> bool {
-        self.0.log.queue.is_none()
+        self.0.log.writer.is_none()
     }
 
-    /// Whether a request with this outcome gets a line: everything but what was let through, of
-    /// which every n-th of a worker, so that the share is exact.
+    /// Whether a request with this outcome gets a line. Of the allowed requests of a worker every
+    /// n-th one does, so that the share is exact.
     pub fn wants(&self, outcome: Outcome) -> bool {
         if self.is_off() {
             return false;
@@ -248,14 +143,14 @@ impl Buffer {
             Outcome::Allowed | Outcome::Unlimited if share <= 0.0 => false,
             Outcome::Allowed | Outcome::Unlimited if share >= 1.0 => true,
             Outcome::Allowed | Outcome::Unlimited => {
-                let seen = self.0.seen.fetch_add(1, Ordering::Relaxed) as f64;
-                ((seen + 1.0) * share).floor() > (seen * share).floor()
+                let before = self.0.sampled.fetch_add(1, Ordering::Relaxed) as f64;
+                ((before + 1.0) * share).floor() > (before * share).floor()
             }
         }
     }
 
     /// Adds one line.
-    pub fn record(&self, entry: &Entry<'_>) {
+    pub fn record(&self, entry: &AccessEntry<'_>) {
         let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         match self.0.log.format {
             LogFormat::Text => text(&mut bytes, entry),
@@ -263,21 +158,20 @@ impl Buffer {
             LogFormat::Combined => combined(&mut bytes, entry),
         }
         if bytes.len() >= BUFFER_BYTES {
-            // The next one gets its room at once, not by growing line by line.
+            // One allocation, instead of one each time that the next buffer grows.
             let next = Vec::with_capacity(BUFFER_BYTES + (BUFFER_BYTES >> 2));
             self.0.log.send(std::mem::replace(&mut *bytes, next));
         }
     }
 
-    /// What limits on trial would have denied; told once a minute, whether lines are written or
-    /// not.
-    pub fn trials(&self) -> &Trials {
-        &self.0.log.trials
+    /// The decisions of limits in shadow mode. They are logged also if the access log is off.
+    pub fn shadow(&self) -> &ShadowSummary {
+        &self.0.log.shadow
     }
 
-    /// Hands over what is waiting; called by the worker from time to time, and at its end.
+    /// Sends the lines that wait. The worker calls this from time to time, and at its end.
     pub fn flush(&self) {
-        self.trials().tell(clock::now());
+        self.shadow().log_if_due(clock::now());
         let mut bytes = self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         if !bytes.is_empty() {
             self.0.log.send(std::mem::take(&mut *bytes));
@@ -285,12 +179,85 @@ impl Buffer {
     }
 }
 
-impl Drop for Local {
+impl Drop for WorkerBuffer {
     fn drop(&mut self) {
         let bytes = self.bytes.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !bytes.is_empty() {
             self.log.send(std::mem::take(bytes));
         }
+    }
+}
+
+/// Denials that limits in shadow mode and candidates would have made, logged once a minute:
+/// `limit search (shadow): would have denied 12 of 345`.
+///
+/// Limits that would have denied nothing are left out. The configuration bounds the size.
+#[derive(Debug)]
+pub struct ShadowSummary(Mutex<ShadowPeriod>);
+
+#[derive(Debug)]
+struct ShadowPeriod {
+    began: Instant,
+    limits: BTreeMap<(Arc<str>, Role), ShadowCounts>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ShadowCounts {
+    denied: u64,
+    decided: u64,
+}
+
+impl Default for ShadowSummary {
+    fn default() -> Self {
+        ShadowSummary(Mutex::new(ShadowPeriod {
+            began: clock::now(),
+            limits: BTreeMap::new(),
+        }))
+    }
+}
+
+impl ShadowSummary {
+    /// Notes one decision.
+    pub fn note(&self, limit: &Arc<str>, role: Role, denied: bool) {
+        let mut period = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let counts = period.limits.entry((Arc::clone(limit), role)).or_default();
+        counts.decided += 1;
+        counts.denied += u64::from(denied);
+    }
+
+    fn log_if_due(&self, now: Instant) {
+        let mut period = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = period.take_due(now, SHADOW_PERIOD);
+        drop(period);
+        lines.iter().for_each(|line| tracing::info!("{line}"));
+    }
+}
+
+impl Drop for ShadowSummary {
+    fn drop(&mut self) {
+        let period = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let lines = period.take_due(clock::now(), Duration::ZERO);
+        lines.iter().for_each(|line| tracing::info!("{line}"));
+    }
+}
+
+impl ShadowPeriod {
+    /// Ends the period if it has lasted for `length`, and returns its lines.
+    fn take_due(&mut self, now: Instant, length: Duration) -> Vec<String> {
+        if now.saturating_duration_since(self.began) < length {
+            return Vec::new();
+        }
+        self.began = now;
+        let mut lines = Vec::new();
+        for ((limit, role), counts) in std::mem::take(&mut self.limits) {
+            let (role, ShadowCounts { denied, decided }) = (role.word(), counts);
+            if denied > 0 {
+                let line =
+                    format!("limit {limit} ({role}): would have denied {denied} of {decided}");
+                lines.push(line);
+            }
+        }
+        lines
     }
 }
 

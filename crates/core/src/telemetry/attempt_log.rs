@@ -1,59 +1,58 @@
-//! What becomes of each attempt to send one request, for whoever traces it.
-//!
-//! Each attempt is a span of its own, by whose name the server knows where the request comes from.
+//! The attempts to send one traced request.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::clock;
 use crate::config::ServerAddress;
-use crate::trace::{Context, SpanId};
+use crate::trace::{SpanId, TraceContext};
 
-/// See the file's head.
+/// The attempts to send one traced request. Each attempt is a span, and `traceparent` tells the
+/// server its id.
 #[derive(Debug)]
 pub struct AttemptLog {
-    parent: Context,
-    list: Mutex<Vec<RecordedAttempt>>,
+    parent: TraceContext,
+    attempts: Mutex<Vec<RecordedAttempt>>,
 }
 
 /// One attempt.
 #[derive(Clone, Debug)]
 pub struct RecordedAttempt {
-    /// Its own.
+    /// The attempt's own span.
     pub span: SpanId,
     /// The server's name or address, or the path of its socket.
     pub address: String,
-    /// The server's port, where it has one.
+    /// The server's port, if it has one.
     pub port: Option<u16>,
     /// When it began.
     pub began: Instant,
-    /// When it was over; nothing while it is not.
+    /// When it ended; `None` while it runs.
     pub ended: Option<Instant>,
-    /// The answer's status.
+    /// The status of the response.
     pub status: Option<u16>,
-    /// What was wrong if there was none.
+    /// The label of the error, if there was no response.
     pub error: Option<&'static str>,
 }
 
 impl AttemptLog {
-    /// Attempts for what is done as `parent`.
-    pub fn new(parent: Context) -> Arc<AttemptLog> {
+    /// `parent` is the span of the request.
+    pub fn new(parent: TraceContext) -> Arc<AttemptLog> {
         Arc::new(AttemptLog {
             parent,
-            list: Mutex::default(),
+            attempts: Mutex::default(),
         })
     }
 
-    /// Takes what there was.
+    /// Takes the recorded attempts.
     pub fn take(&self) -> Vec<RecordedAttempt> {
-        std::mem::take(&mut *self.list())
+        std::mem::take(&mut *self.lock())
     }
 
-    /// One begins, unless it is still the one that has begun: an idle connection that turns out to
-    /// be closed is no attempt. Returns what it is called.
-    pub fn begin(&self, server: &ServerAddress) -> Context {
-        let mut list = self.list();
-        if let Some(last) = list.last().filter(|last| last.ended.is_none()) {
+    /// Records the start of an attempt and returns its trace context. An attempt that is still open
+    /// goes on: an idle connection that turned out to be closed does not count.
+    pub fn begin(&self, server: &ServerAddress) -> TraceContext {
+        let mut attempts = self.lock();
+        if let Some(last) = attempts.last().filter(|last| last.ended.is_none()) {
             return self.parent.with(last.span);
         }
         let (address, port) = match server {
@@ -63,7 +62,7 @@ impl AttemptLog {
             | ServerAddress::H2c(host, port) => (host.clone(), Some(*port)),
         };
         let span = SpanId::made();
-        list.push(RecordedAttempt {
+        attempts.push(RecordedAttempt {
             span,
             address,
             port,
@@ -75,18 +74,16 @@ impl AttemptLog {
         self.parent.with(span)
     }
 
-    /// The last one has ended: with a status, or with what was wrong.
-    pub fn end(&self, how: Result<u16, &'static str>) {
-        if let Some(last) = self.list().last_mut() {
+    /// Records the end of the last attempt: a status or the label of an error.
+    pub fn end(&self, outcome: Result<u16, &'static str>) {
+        if let Some(last) = self.lock().last_mut() {
             last.ended = Some(clock::now());
-            match how {
-                Ok(status) => last.status = Some(status),
-                Err(error) => last.error = Some(error),
-            }
+            last.status = outcome.ok();
+            last.error = outcome.err();
         }
     }
 
-    fn list(&self) -> MutexGuard<'_, Vec<RecordedAttempt>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Vec<RecordedAttempt>> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

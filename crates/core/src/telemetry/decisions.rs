@@ -1,15 +1,16 @@
-//! The decision log: one JSON line for each decision, in the order the store made them, so that an
-//! auditor can replay them through a model of the limits.
+//! The decision log: one JSON line for each decision, in the order of the store. An auditor can
+//! replay it through a model of the limits.
 //!
 //! `{"t":<store's µs>,"items":[["limit","<key hash>",cost]],"allowed":true,
 //!   "limits":{"limit":{"used":0,"remaining":9,"retry_after_us":0,"reset_us":60000000}}}`
 //!
-//! `retry_after_us` is -1 where the cost is above the limit, or where nobody can say. Decisions
-//! made here while the store was away carry `"source":"local"`, and those by units that were taken
-//! ahead `"lease"`; limits on trial have a `"role"`. Several workers ask the store at once and
-//! their answers arrive in any order: lines wait [`HOLD`] and are sorted by the store's time. Only
-//! lines that overtake each other across a backward step of the store's clock can come out of
-//! order.
+//! `retry_after_us` is -1 if no wait helps or it is unknown. Decisions of
+//! this process during an outage of the store have `"source":"local"`. Decisions by units that were
+//! taken in advance have `"lease"`. Decisions of limits in shadow mode have a `"role"`.
+//!
+//! Several workers ask the store at once, and the answers arrive in any order. So lines wait
+//! [`HOLD`] and are sorted by the time of the store. Only a backward step of the store's clock can
+//! put lines out of order.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,65 +18,64 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::lines::Lines;
-use super::{FileId, json, lines};
+use super::log_writer::{LineWriter, WriterThread};
+use super::{FileId, json};
 use crate::clock;
 use crate::config::LogTarget;
 use crate::limit::{Charge, Decision, LimitCheck, Retry, Role};
-use crate::trace::TraceId;
 
 /// How long a line waits for an earlier decision to arrive.
 pub const HOLD: Duration = Duration::from_millis(200);
 
-/// How long the writer gathers lines before it writes.
+/// How long the writer gathers lines before it sorts them.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// Lines that may wait to be written; more are dropped and counted.
+/// Lines that may wait to be written. Further ones are dropped and counted.
 const QUEUE_LINES: usize = 65_536;
 
-/// Written at once.
-const PIECE_BYTES: usize = 64 << 10;
+/// Bytes that are written at once.
+const WRITE_BYTES: usize = 64 << 10;
 
-/// Who decided.
+/// The source of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The store that all proxies share, or the embedded one where that is the store.
+    /// The store: Redis, or the embedded one.
     Store,
-    /// This process alone, while the store was away.
+    /// This process alone, during an outage of the store.
     Local,
-    /// The store, earlier: the denial still holds.
+    /// An earlier denial of the store, which still holds.
     Cache,
-    /// The store, earlier: the units were taken ahead.
+    /// Units that the store gave in advance.
     Lease,
 }
 
-/// A file that was opened in place of the one that is written to.
+/// A file that replaces the one that is written to.
 type NextFile = Arc<Mutex<Option<Box<dyn Write + Send>>>>;
 
-/// A line with its place: the store's time, then the order of arrival.
-type Placed = Reverse<(u64, u64, Line)>;
-
+/// A line of the log. The order of the fields is the order of lines.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Line {
+struct DecisionLine {
+    /// The time of the store, microseconds.
+    at_us: u64,
+    /// The order of arrival.
+    number: u64,
     arrived: Instant,
     text: Vec<u8>,
 }
 
-/// The log; dropping it writes what is left.
+/// The log. Dropping it writes the lines that wait.
 pub struct DecisionLog {
     path: Option<PathBuf>,
-    /// The file that is written to, and the one that the writer turns to.
+    /// The file that was opened last.
     file: Mutex<Option<FileId>>,
     next: NextFile,
-    queue: Option<SyncSender<Placed>>,
     arrivals: AtomicU64,
     dropped: Arc<AtomicU64>,
-    writer: Option<JoinHandle<()>>,
+    writer: WriterThread<DecisionLine>,
 }
 
 impl DecisionLog {
@@ -83,53 +83,48 @@ impl DecisionLog {
     pub fn open(path: &Path) -> io::Result<DecisionLog> {
         let target = LogTarget::File(path.to_owned());
         let file = super::open(&target)?;
-        let mut log = DecisionLog::over(file.unwrap_or(Box::new(io::sink())))?;
+        let mut log = DecisionLog::start(file.unwrap_or(Box::new(io::sink())))?;
         log.path = Some(path.to_owned());
-        log.file = Mutex::new(FileId::of(&target));
+        log.file = Mutex::new(FileId::find(&target));
         Ok(log)
     }
 
-    /// Goes on in the file at its path, where the one that is open was moved away. Lines that come
-    /// from now on are written there, and no line is lost.
+    /// Opens the file at the path again if the open one was moved away. Later lines go to the new
+    /// file, and no line is lost.
     ///
     /// # Errors
-    /// It cannot be opened: the one that is open is written to.
+    /// The file cannot be opened. The open one is kept.
     pub fn reopen(&self) -> io::Result<()> {
         let Some(path) = &self.path else {
             return Ok(());
         };
         let target = LogTarget::File(path.clone());
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if file.is_some() && FileId::of(&target) == *file {
+        if file.is_some() && FileId::find(&target) == *file {
             return Ok(());
         }
         let opened = super::open(&target)?;
-        *file = FileId::of(&target);
+        *file = FileId::find(&target);
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = opened;
         Ok(())
     }
 
-    fn over(file: Box<dyn Write + Send>) -> io::Result<DecisionLog> {
-        let (queue, placed) = sync_channel(QUEUE_LINES);
+    fn start(file: Box<dyn Write + Send>) -> io::Result<DecisionLog> {
         let dropped = Arc::default();
-        let mut file = Lines::new(file, "decision log", &dropped);
-        let mut waiting = BinaryHeap::new();
         let next = NextFile::default();
-        let opened = Arc::clone(&next);
-        let writing = move || {
-            lines::endure(|| write_lines(&placed, &mut waiting, &mut file, &opened));
+        let mut sorter = LineSorter {
+            waiting: BinaryHeap::new(),
+            out: LineWriter::new(file, "decision log", &dropped),
+            next: Arc::clone(&next),
         };
-        let writer = std::thread::Builder::new()
-            .name("decision-log".to_owned())
-            .spawn(writing)?;
+        let write = move |lines: &Receiver<DecisionLine>| sorter.run(lines);
         Ok(DecisionLog {
             path: None,
             file: Mutex::default(),
             next,
-            queue: Some(queue),
             arrivals: AtomicU64::new(0),
             dropped,
-            writer: Some(writer),
+            writer: WriterThread::spawn("decision-log", QUEUE_LINES, write)?,
         })
     }
 
@@ -138,25 +133,20 @@ impl DecisionLog {
         self.dropped.load(Ordering::Relaxed)
     }
 
-    /// Adds one decision. Called where the order is known: under the embedded store's locks, or as
-    /// an answer of Redis is read. Never waits.
+    /// Adds one decision without waiting. Callers know the order: they hold the locks of the
+    /// embedded store, or read the replies of Redis.
     pub fn record(&self, source: Source, charge: &Charge, decision: &Decision) {
-        let line = Line {
+        let line = DecisionLine {
+            at_us: decision.at_us,
+            number: self.arrivals.fetch_add(1, Ordering::Relaxed),
             arrived: clock::now(),
             text: encode(source, charge, decision),
         };
-        let arrival = self.arrivals.fetch_add(1, Ordering::Relaxed);
-        let placed = Reverse((decision.at_us, arrival, line));
-        if self
-            .queue
-            .as_ref()
-            .is_some_and(|queue| queue.try_send(placed).is_err())
-            && self
-                .dropped
-                .fetch_add(1, Ordering::Relaxed)
-                .is_multiple_of(10_000)
-        {
-            tracing::warn!("the decision log cannot keep up: lines are dropped");
+        if self.writer.try_send(line).is_err() {
+            let before = self.dropped.fetch_add(1, Ordering::Relaxed);
+            if before.is_multiple_of(10_000) {
+                tracing::warn!("the decision log cannot keep up: lines are dropped");
+            }
         }
     }
 }
@@ -171,12 +161,8 @@ impl fmt::Debug for DecisionLog {
 
 impl Drop for DecisionLog {
     fn drop(&mut self) {
-        drop(self.queue.take());
-        if let Some(writer) = self.writer.take() {
-            // Its panic was already printed by the runtime; there is nothing left to save.
-            let _ = writer.join();
-        }
-        let dropped = self.dropped.load(Ordering::Relaxed);
+        self.writer.finish();
+        let dropped = self.dropped();
         if dropped > 0 {
             tracing::warn!(dropped, "lines missing from the decision log");
         }
@@ -188,7 +174,7 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     out.extend_from_slice(b"{\"t\":");
     json::number(&mut out, decision.at_us);
     out.extend_from_slice(match source {
-        // A denial that still holds is told to the microsecond as the store would tell it.
+        // A cached denial has the exact content that the store would return.
         Source::Store | Source::Cache => b"",
         Source::Local => b",\"source\":\"local\"",
         Source::Lease => b",\"source\":\"lease\"",
@@ -198,31 +184,33 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
         out.extend_from_slice(b",\"role\":");
         json::string(&mut out, role.word());
     }
-    if let Some(trace) = trace_of(charge) {
+    // All checks of a charge belong to one trace.
+    let asker = charge.first().and_then(|check| check.asker.as_ref());
+    if let Some(trace) = asker.and_then(|asker| asker.trace) {
         // Writing into a Vec cannot fail.
         let _ = write!(out, ",\"trace_id\":\"{trace}\"");
     }
     out.extend_from_slice(b",\"items\":[");
-    for (index, item) in charge.iter().enumerate() {
+    for (index, check) in charge.iter().enumerate() {
         out.extend_from_slice(if index == 0 { b"[" } else { b",[" });
-        json::string(&mut out, &item.window.policy);
+        json::string(&mut out, &check.window.policy);
         out.push(b',');
-        match item.asker.as_ref().and_then(|asker| asker.key.as_ref()) {
+        match check.asker.as_ref().and_then(|asker| asker.key.as_ref()) {
             Some(plain) => json::string(&mut out, plain),
-            None => json::string(&mut out, &item.tag.to_string()),
+            None => json::string(&mut out, &check.tag.to_string()),
         }
         out.push(b',');
-        json::number(&mut out, item.cost);
+        json::number(&mut out, check.cost);
         out.push(b']');
     }
     out.extend_from_slice(b"],\"allowed\":");
     out.extend_from_slice(if decision.allowed { b"true" } else { b"false" });
     out.extend_from_slice(b",\"limits\":{");
-    for (index, (item, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
+    for (index, (check, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
         if index > 0 {
             out.push(b',');
         }
-        json::name(&mut out, &item.window.policy);
+        json::name(&mut out, &check.window.policy);
         let retry = match verdict.retry {
             Retry::Now | Retry::Unasked => 0,
             Retry::After(us) => i64::try_from(us).unwrap_or(i64::MAX),
@@ -242,54 +230,60 @@ fn encode(source: Source, charge: &Charge, decision: &Decision) -> Vec<u8> {
     out
 }
 
-/// The trace of whoever asks: that of all items is one.
-fn trace_of(charge: &Charge) -> Option<TraceId> {
-    charge.first()?.asker.as_ref()?.trace
+/// Sorts the lines that wait, and writes them.
+struct LineSorter {
+    waiting: BinaryHeap<Reverse<DecisionLine>>,
+    out: LineWriter,
+    next: NextFile,
 }
 
-/// Writes lines in order until the log is dropped; then what is left, at once.
-fn write_lines(
-    lines: &Receiver<Placed>,
-    waiting: &mut BinaryHeap<Placed>,
-    file: &mut Lines,
-    next: &NextFile,
-) {
-    let mut open = true;
-    while open || !waiting.is_empty() {
-        if let Some(next) = next.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            file.go_on_in(next);
-        }
-        match lines.recv_timeout(HOLD / 10) {
-            Ok(line) => {
-                waiting.push(line);
-                // Gathers, so that a busy log costs a write for many lines, not for each.
-                std::thread::sleep(GATHER);
-                waiting.extend(lines.try_iter().take(QUEUE_LINES));
+impl LineSorter {
+    /// Writes lines in order until the log is dropped, and then all lines that wait.
+    fn run(&mut self, lines: &Receiver<DecisionLine>) {
+        let mut open = true;
+        while open || !self.waiting.is_empty() {
+            let next = self
+                .next
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            if let Some(next) = next {
+                self.out.reopen(next);
             }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => open = false,
+            match lines.recv_timeout(HOLD / 10) {
+                Ok(line) => {
+                    self.waiting.push(Reverse(line));
+                    // A busy log costs one write for many lines.
+                    std::thread::sleep(GATHER);
+                    let more = lines.try_iter().take(QUEUE_LINES);
+                    self.waiting.extend(more.map(Reverse));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => open = false,
+            }
+            self.write_due(open);
         }
-        write_due(waiting, file, open);
     }
-}
 
-/// Those that have waited for long enough leave, also where nothing can be written.
-fn write_due(waiting: &mut BinaryHeap<Placed>, file: &mut Lines, open: bool) {
-    let (now, mut text) = (clock::now(), Vec::new());
-    while let Some(Reverse((_, _, line))) = waiting.peek() {
-        if open && now.duration_since(line.arrived) < HOLD {
-            break;
+    /// Writes the lines that have waited for [`HOLD`], or all lines of a log that is not `open`.
+    /// Lines that cannot be written are lost.
+    fn write_due(&mut self, open: bool) {
+        let (now, mut text) = (clock::now(), Vec::new());
+        while let Some(Reverse(line)) = self.waiting.peek() {
+            if open && now.duration_since(line.arrived) < HOLD {
+                break;
+            }
+            if let Some(Reverse(line)) = self.waiting.pop() {
+                text.extend(line.text);
+            }
+            if text.len() >= WRITE_BYTES {
+                self.out.write(&text);
+                text.clear();
+            }
         }
-        if let Some(Reverse((_, _, line))) = waiting.pop() {
-            text.extend(line.text);
+        if !text.is_empty() {
+            self.out.write(&text);
         }
-        if text.len() >= PIECE_BYTES {
-            file.write(&text);
-            text.clear();
-        }
-    }
-    if !text.is_empty() {
-        file.write(&text);
     }
 }
 
@@ -299,7 +293,7 @@ mod tests {
 
     use super::*;
     use crate::limit::{Algorithm, Key, KeyHash, Limit, LimitCheck, Rule, Verdict};
-    use crate::telemetry::lines::tests::Faulty;
+    use crate::telemetry::log_writer::tests::Faulty;
 
     fn charge() -> Charge {
         let rule = Rule {
@@ -354,10 +348,11 @@ mod tests {
         assert!(lines[1].starts_with("{\"t\":20,"));
         assert!(lines[2].starts_with("{\"t\":30,\"source\":\"local\","));
     }
+
     #[test]
     fn lines_that_cannot_be_written_wait_for_nothing_and_are_counted() {
         let file = Faulty::with_room(0);
-        let log = DecisionLog::over(Box::new(file.clone())).unwrap();
+        let log = DecisionLog::start(Box::new(file.clone())).unwrap();
         for at_us in 0..2000 {
             log.record(Source::Store, &charge(), &decision(at_us));
         }

@@ -1,6 +1,6 @@
-//! JSON by hand, for lines and bodies that are written on the path of a request.
+//! JSON without serde, for lines and bodies that are written on the path of a request.
 //!
-//! Pure: it only appends to a buffer. Structure is the caller's; this file owns the escapes.
+//! Pure: it appends to a buffer. It owns the escapes; callers write the structure.
 
 /// Appends `text` as a JSON string, quotes included (RFC 8259 section 7).
 pub fn string(out: &mut Vec<u8>, text: &str) {
@@ -9,7 +9,7 @@ pub fn string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
 }
 
-/// Appends what stands between the quotes of `text` as a JSON string.
+/// Appends `text` as a JSON string without its quotes.
 pub fn escaped(out: &mut Vec<u8>, text: &str) {
     let mut plain = 0;
     let bytes = text.as_bytes();

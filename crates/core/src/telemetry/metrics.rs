@@ -1,152 +1,165 @@
-//! What is counted of requests and decisions.
+//! Counters of requests and decisions.
 //!
-//! Each worker has a [`Meter`] of its own, which it alone writes: no lock, no locked instruction,
-//! no line of cache that another worker writes to, and nothing taken of the heap but with the
-//! first request of its kind. Whoever wants to know adds up what the workers have. Labels are
-//! words: names of the configuration and closed sets ([`codes`]), never a client's key.
+//! Each worker has a [`Meter`] that only it writes, without a lock or a locked instruction, on
+//! cache lines that no other worker writes. The heap is used only by the first request of a kind.
+//! Readers add up the meters. Labels are names of the configuration and closed sets ([`CODES`]),
+//! never a client's key.
 //!
-//! A reload makes another meter, which goes on with the cells of whatever has the same name. What
-//! has no name any more is no longer shown, and begins at 0 should it return.
+//! A reload makes a new meter, which keeps the cells of names that still exist. A name that returns
+//! later begins at 0.
 
 pub mod cells;
-pub mod codes;
 pub mod grpc;
 pub mod text;
-pub mod trail;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 pub use cells::{
-    Codes, Count, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, Histogram, LimitCells, LimitSum,
-    REQUEST_BOUNDS, RETRIES, RouteCells, RouteSum, SOURCES, ServerCells, UpstreamCells,
-    UpstreamSum, Verdict,
+    CODES, Codes, CountedAnswer, DECISION_BOUNDS, Durations, GrpcCells, GrpcSum, Histogram,
+    LimitCells, LimitSum, LimitVerdict, METHODS, REQUEST_BOUNDS, RETRIES, RouteCells, RouteSum,
+    SOURCES, ServerCells, UpstreamCells, UpstreamSum, WorkerCounter, method_of,
 };
-pub use codes::{CODES, METHODS, method_of};
 pub use grpc::{GRPC_STATUSES, GrpcStatus};
 
 use super::access::Outcome;
-use super::denials::Denials;
-use trail::Trail;
+use super::watched::{DenialBuffer, Trail};
+use cells::add_counters;
 
-/// What requests that belong to no route are counted as. No route has such a name.
+/// The name of the cells for requests without a route. No route can have this name.
 pub const NO_ROUTE: &str = "(none)";
 
 /// Of decisions that are made without waiting, one in so many is timed.
 const TIMED_ONE_IN: u64 = 64;
 
-/// One worker's cells.
+/// The cells of one worker. Routes and limits are in the order of their numbers.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// By the numbers of the configuration's routes; the last is for what belongs to none.
-    routes: Vec<(Arc<str>, Arc<RouteCells>)>,
-    /// By the numbers of its limits.
-    limits: Vec<(Arc<str>, Arc<LimitCells>)>,
-    /// By the same numbers: what they would say by the rates that they try.
-    candidates: Vec<(Arc<str>, Arc<LimitCells>)>,
-    kept: Arc<Kept>,
-    /// Where somebody watches.
-    watched: Option<Box<Watched>>,
+    /// The last one is [`NO_ROUTE`].
+    routes: NamedCells<RouteCells>,
+    limits: NamedCells<LimitCells>,
+    /// The decisions that the candidate rates of the limits would make.
+    candidates: NamedCells<LimitCells>,
+    totals: Arc<MeterTotals>,
+    /// `None` if no operator can watch, because there is no admin.
+    watched: Option<Box<WatchedEvents>>,
 }
+
+type NamedCells<T> = Vec<(Arc<str>, Arc<T>)>;
 
 /// Why a request got no answer of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unanswered {
     /// Its head could not be read.
     Unreadable,
-    /// Its client left before the answer was there.
+    /// The client left before the answer.
     ClientLeft,
-    /// Something of ours broke.
+    /// The program panicked.
     Panic,
 }
 
 impl Unanswered {
-    /// What labels call them.
+    /// The labels, in the order of the variants.
     pub const WORDS: [&str; 3] = ["unreadable", "client_left", "panic"];
 }
 
-/// What somebody who watches takes out many times a second.
+/// Events of single clients, which the admin takes many times a second.
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchedEvents {
     trail: Trail,
-    denials: Denials,
+    denials: DenialBuffer,
 }
 
 /// Cells without a name of the configuration.
 #[derive(Debug, Default)]
-struct Kept {
-    outcomes: [Count; 4],
-    errors: Count,
-    /// Requests of peers that spoke for others and may not.
-    forwarded: Count,
-    /// Requests that got no answer, by why.
-    unanswered: [Count; Unanswered::WORDS.len()],
+struct MeterTotals {
+    outcomes: [WorkerCounter; 4],
+    errors: WorkerCounter,
+    /// Requests with forwarding headers from peers that are not trusted.
+    forwarded: WorkerCounter,
+    unanswered: [WorkerCounter; Unanswered::WORDS.len()],
     decisions: [Histogram; SOURCES.len()],
     /// Decisions that might have been timed.
-    turns: Count,
-    /// Rare.
+    turns: WorkerCounter,
+    /// Failures of the store by kind. They are rare.
     store_errors: Mutex<BTreeMap<&'static str, u64>>,
 }
 
-/// Where one call is counted when its answer has ended.
+/// Counts the end of one gRPC call.
 #[derive(Clone, Debug)]
 pub struct GrpcCounter {
     route: Arc<RouteCells>,
-    kept: Arc<Kept>,
+    totals: Arc<MeterTotals>,
 }
 
 impl GrpcCounter {
-    /// The call whose answer had the HTTP status `http` ended.
+    /// Counts a call that ended with `status`, whose answer had the HTTP status `http`.
     pub fn ended(&self, status: GrpcStatus, http: u16) {
         self.route.grpc.count(status);
         // An answer of 5xx is among the errors already.
         if status.is_failure() && http < 500 {
-            self.kept.errors.add(1);
+            self.totals.errors.add(1);
         }
     }
 }
 
-/// What all workers have counted.
+/// The counters of all workers.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {
-    /// By route.
     pub routes: BTreeMap<Arc<str>, RouteSum>,
-    /// By limit.
     pub limits: BTreeMap<Arc<str>, LimitSum>,
-    /// The same of their candidates.
+    /// The decisions that the candidate rates of the limits would make.
     pub candidates: BTreeMap<Arc<str>, LimitSum>,
     /// Allowed, unlimited, denied, rejected.
     pub outcomes: [u64; 4],
-    /// Requests that a server's error answered.
+    /// Requests that were answered with 5xx, and calls of gRPC that failed in the same way.
     pub errors: u64,
-    /// How long decisions took, by source.
+    /// The durations of decisions, by source.
     pub decisions: [Durations; SOURCES.len()],
-    /// Decisions that the store did not make, by what was wrong.
+    /// Decisions that the store failed to make, by kind of error.
     pub store_errors: BTreeMap<&'static str, u64>,
 }
 
+impl Sum {
+    pub fn new<'m>(meters: impl Iterator<Item = &'m Meter>) -> Sum {
+        let mut routes: BTreeMap<Arc<str>, RouteSum> = BTreeMap::new();
+        let meters = meters.inspect(|meter| {
+            for (name, cells) in &meter.routes {
+                cells.add_to(routes.entry(Arc::clone(name)).or_default());
+            }
+        });
+        let sum = Sum::without_routes(meters);
+        Sum { routes, ..sum }
+    }
+
+    /// Leaves `routes` empty, which is much cheaper.
+    pub fn without_routes<'m>(meters: impl Iterator<Item = &'m Meter>) -> Sum {
+        let mut sum = Sum::default();
+        meters.for_each(|meter| meter.add_to(&mut sum));
+        sum
+    }
+}
+
 impl Meter {
-    /// The cells of these routes and limits, in the order of their numbers; those that `old` had
-    /// under the same name.
+    /// Cells for these routes and limits. Cells of `old` with the same names are kept.
     pub fn new<'n>(
         routes: impl Iterator<Item = &'n str>,
         limits: impl Iterator<Item = &'n str> + Clone,
         old: Option<&Meter>,
     ) -> Meter {
-        let old_routes = old.map_or(&[][..], |old| &old.routes);
-        let old_limits = old.map_or(&[][..], |old| &old.limits);
-        let old_candidates = old.map_or(&[][..], |old| &old.candidates);
+        let none = Meter::default();
+        let old = old.unwrap_or(&none);
         Meter {
-            routes: again(routes.chain([NO_ROUTE]), old_routes),
-            limits: again(limits.clone(), old_limits),
-            candidates: again(limits, old_candidates),
-            kept: old.map(|old| Arc::clone(&old.kept)).unwrap_or_default(),
+            routes: keep_cells(routes.chain([NO_ROUTE]), &old.routes),
+            limits: keep_cells(limits.clone(), &old.limits),
+            candidates: keep_cells(limits, &old.candidates),
+            totals: Arc::clone(&old.totals),
             watched: None,
         }
     }
 
-    /// The same for whoever watches what single clients do.
+    /// Also notes what single clients do.
     pub fn watched(self) -> Meter {
         Meter {
             watched: Some(Box::default()),
@@ -154,127 +167,110 @@ impl Meter {
         }
     }
 
-    /// Where decisions are told, if anybody watches.
+    /// The trail of decisions, if an operator can watch.
     pub fn trail(&self) -> Option<&Trail> {
         self.watched.as_ref().map(|watched| &watched.trail)
     }
 
-    /// Where denials are told, if anybody watches.
-    pub fn denials(&self) -> Option<&Denials> {
+    /// The last denials, if an operator can watch.
+    pub fn denials(&self) -> Option<&DenialBuffer> {
         self.watched.as_ref().map(|watched| &watched.denials)
     }
 
-    /// One more request has its answer. `route` is a route's number, or any other for none.
-    pub fn answered(&self, route: usize, (method, status): (u8, u16), took: Duration) {
-        let route = self.routes.get(route).or(self.routes.last());
-        if let Some((_, cells)) = route {
-            cells.count(method, status, took);
+    fn route(&self, number: usize) -> Option<&Arc<RouteCells>> {
+        let route = self.routes.get(number).or(self.routes.last());
+        route.map(|(_, cells)| cells)
+    }
+
+    /// Counts an answer. A number that no route has stands for no route.
+    pub fn count_answer(&self, route: usize, answer: CountedAnswer) {
+        if let Some(cells) = self.route(route) {
+            cells.count(answer);
         }
-        if status >= 500 {
-            self.kept.errors.add(1);
+        if answer.status >= 500 {
+            self.totals.errors.add(1);
         }
     }
 
-    /// Where a gRPC call of this route is counted when it ends. `route` is as for `answered`.
+    /// Where a gRPC call of this route is counted when it ends. `route` is as for `count_answer`.
     pub fn grpc_counter(&self, route: usize) -> Option<GrpcCounter> {
-        let (_, cells) = self.routes.get(route).or(self.routes.last())?;
         Some(GrpcCounter {
-            route: Arc::clone(cells),
-            kept: Arc::clone(&self.kept),
+            route: Arc::clone(self.route(route)?),
+            totals: Arc::clone(&self.totals),
         })
     }
 
-    /// What has become of one more request.
-    pub fn ended(&self, outcome: Outcome) {
-        self.kept.outcomes[outcome as usize].add(1);
+    pub fn count_outcome(&self, outcome: Outcome) {
+        self.totals.outcomes[outcome as usize].add(1);
     }
 
-    /// One more request whose peer spoke for others and may not.
-    pub fn forwarded_by_nobody(&self) {
-        self.kept.forwarded.add(1);
+    /// Counts a request with forwarding headers from a peer that is not trusted.
+    pub fn count_untrusted_forwarding(&self) {
+        self.totals.forwarded.add(1);
     }
 
-    /// One more request that got no answer of a route.
+    /// Requests with forwarding headers from peers that are not trusted.
+    pub fn untrusted_forwarding(&self) -> u64 {
+        self.totals.forwarded.get()
+    }
+
     pub fn unanswered(&self, why: Unanswered) {
-        self.kept.unanswered[why as usize].add(1);
+        self.totals.unanswered[why as usize].add(1);
     }
 
-    /// How many of those there were, in the order of [`Unanswered::WORDS`].
+    /// Requests without an answer, in the order of [`Unanswered::WORDS`].
     pub fn all_unanswered(&self) -> [u64; Unanswered::WORDS.len()] {
-        self.kept.unanswered.each_ref().map(Count::get)
+        self.totals.unanswered.each_ref().map(WorkerCounter::get)
     }
 
-    /// How many of those there were.
-    pub fn forwarded(&self) -> u64 {
-        self.kept.forwarded.get()
+    /// Counts a decision of the limit with this number.
+    pub fn count_decision(&self, limit: usize, verdict: LimitVerdict, source: usize) {
+        count(&self.limits, limit, verdict, source);
     }
 
-    /// One more decision of the limit of this number.
-    pub fn decided(&self, limit: usize, verdict: Verdict, source: usize) {
-        if let Some((_, cells)) = self.limits.get(limit) {
-            cells.count(verdict, source);
-        }
+    /// Counts what a limit in shadow mode would have decided.
+    pub fn count_shadow_decision(&self, limit: usize, allowed: bool) {
+        count(&self.limits, limit, LimitVerdict::of_trial(allowed), 0);
     }
 
-    /// What a limit on trial, or its candidate, would have said of a request.
-    pub fn tried(&self, (limit, is_candidate): (usize, bool), allowed: bool) {
-        let verdict = match allowed {
-            true => Verdict::Allowed,
-            false => Verdict::ShadowDenied,
-        };
-        let cells = match is_candidate {
-            true => self.candidates.get(limit),
-            false => self.limits.get(limit),
-        };
-        if let Some((_, cells)) = cells {
-            cells.count(verdict, 0);
-        }
+    /// Counts what the candidate of a limit would have decided.
+    pub fn count_candidate_decision(&self, limit: usize, allowed: bool) {
+        count(&self.candidates, limit, LimitVerdict::of_trial(allowed), 0);
     }
 
-    /// Whether the next decision is one that is timed, of those that are made in no time.
-    pub fn is_turn(&self) -> bool {
-        let turn = self.kept.turns.get();
-        self.kept.turns.add(1);
+    /// Whether to time the next decision that is made without waiting.
+    pub fn is_next_timed(&self) -> bool {
+        let turn = self.totals.turns.get();
+        self.totals.turns.add(1);
         turn.is_multiple_of(TIMED_ONE_IN)
     }
 
-    /// How long a decision by this source took.
-    pub fn took(&self, source: usize, took: Duration) {
-        self.kept.decisions[source % SOURCES.len()].observe(took, &DECISION_BOUNDS);
+    /// Notes how long a decision by this source took.
+    pub fn observe_decision(&self, source: usize, took: Duration) {
+        self.totals.decisions[source % SOURCES.len()].observe(took, &DECISION_BOUNDS);
     }
 
-    /// One more decision that the store did not make.
+    /// Counts a decision that the store failed to make.
     #[cold]
     pub fn store_failed(&self, kind: &'static str) {
-        let errors = &self.kept.store_errors;
+        let errors = &self.totals.store_errors;
         let mut errors = errors.lock().unwrap_or_else(PoisonError::into_inner);
         *errors.entry(kind).or_default() += 1;
     }
 
-    /// Adds what is here to `sum`.
-    pub fn add_to(&self, sum: &mut Sum) {
-        for (name, cells) in &self.routes {
-            cells.add_to(sum.routes.entry(Arc::clone(name)).or_default());
-        }
-        self.add_brief_to(sum);
-    }
-
-    /// The same without what each route had.
-    pub fn add_brief_to(&self, sum: &mut Sum) {
-        sum.errors += self.kept.errors.get();
+    fn add_to(&self, sum: &mut Sum) {
+        sum.errors += self.totals.errors.get();
         for (name, cells) in &self.limits {
             cells.add_to(sum.limits.entry(Arc::clone(name)).or_default());
         }
         for (name, cells) in &self.candidates {
             cells.add_to(sum.candidates.entry(Arc::clone(name)).or_default());
         }
-        for (sum, count) in sum.outcomes.iter_mut().zip(&self.kept.outcomes) {
-            *sum += count.get();
-        }
-        for (sum, histogram) in sum.decisions.iter_mut().zip(&self.kept.decisions) {
+        add_counters(&mut sum.outcomes, &self.totals.outcomes);
+        for (sum, histogram) in sum.decisions.iter_mut().zip(&self.totals.decisions) {
             histogram.add_to(sum);
         }
-        let errors = &self.kept.store_errors;
+        let errors = &self.totals.store_errors;
         let errors = errors.lock().unwrap_or_else(PoisonError::into_inner);
         for (kind, count) in errors.iter() {
             *sum.store_errors.entry(kind).or_default() += count;
@@ -282,11 +278,22 @@ impl Meter {
     }
 }
 
-/// Cells for these names: those that are there, and new ones.
-fn again<'n, T: Default>(
+fn count(
+    cells: &[(Arc<str>, Arc<LimitCells>)],
+    limit: usize,
+    verdict: LimitVerdict,
+    source: usize,
+) {
+    if let Some((_, cells)) = cells.get(limit) {
+        cells.count(verdict, source);
+    }
+}
+
+/// Cells for these names: the old ones where they exist, and new ones.
+fn keep_cells<'n, T: Default>(
     names: impl Iterator<Item = &'n str>,
     old: &[(Arc<str>, Arc<T>)],
-) -> Vec<(Arc<str>, Arc<T>)> {
+) -> NamedCells<T> {
     let old: HashMap<&str, &Arc<T>> = old.iter().map(|(name, cells)| (&**name, cells)).collect();
     let named = |name: &'n str| {
         let cells = old.get(name).map(|cells| Arc::clone(cells));
@@ -303,9 +310,16 @@ mod tests {
         Meter::new(routes.iter().copied(), ["login"].into_iter(), old)
     }
 
+    fn answer(status: u16) -> CountedAnswer {
+        CountedAnswer {
+            method: 0,
+            status,
+            took: Duration::ZERO,
+        }
+    }
+
     fn requests(meters: &[&Meter]) -> BTreeMap<String, u64> {
-        let mut sum = Sum::default();
-        meters.iter().for_each(|meter| meter.add_to(&mut sum));
+        let sum = Sum::new(meters.iter().copied());
         let routes = sum.routes.iter();
         routes
             .map(|(name, one)| (name.to_string(), one.requests()))
@@ -315,16 +329,16 @@ mod tests {
     #[test]
     fn workers_are_added_up_and_a_reload_goes_on_by_name() {
         let (one, other) = (meter(&["a", "b"], None), meter(&["a", "b"], None));
-        one.answered(0, (0, 200), Duration::ZERO);
-        other.answered(0, (0, 200), Duration::ZERO);
-        other.answered(1, (0, 200), Duration::ZERO);
-        other.answered(usize::MAX, (0, 404), Duration::ZERO);
+        one.count_answer(0, answer(200));
+        other.count_answer(0, answer(200));
+        other.count_answer(1, answer(200));
+        other.count_answer(usize::MAX, answer(404));
         let counts = requests(&[&one, &other]);
         assert_eq!((counts["a"], counts["b"], counts[NO_ROUTE]), (2, 1, 1));
         let next = meter(&["c", "a"], Some(&other));
-        next.answered(1, (0, 200), Duration::ZERO);
+        next.count_answer(1, answer(200));
         // A request that began before the reload ends by the old numbers.
-        other.answered(0, (0, 200), Duration::ZERO);
+        other.count_answer(0, answer(200));
         let counts = requests(&[&next]);
         assert_eq!((counts["a"], counts["c"]), (3, 0));
         assert!(!counts.contains_key("b"));
@@ -333,12 +347,11 @@ mod tests {
     #[test]
     fn decisions_are_counted_by_limit_verdict_and_source() {
         let meter = meter(&[], None);
-        meter.decided(0, Verdict::Denied, 1);
-        meter.decided(7, Verdict::Denied, 1);
+        meter.count_decision(0, LimitVerdict::Denied, 1);
+        meter.count_decision(7, LimitVerdict::Denied, 1);
         meter.store_failed("timeout");
-        let mut sum = Sum::default();
-        meter.add_to(&mut sum);
-        assert_eq!(sum.limits["login"][Verdict::Denied as usize][1], 1);
+        let sum = Sum::new([&meter].into_iter());
+        assert_eq!(sum.limits["login"][LimitVerdict::Denied as usize][1], 1);
         assert_eq!(sum.limits["login"].iter().flatten().sum::<u64>(), 1);
         assert_eq!(sum.store_errors["timeout"], 1);
     }

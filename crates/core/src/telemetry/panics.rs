@@ -1,8 +1,7 @@
-//! What is told of a panic: each is a mistake of ours. It never ends more than what it happened in;
-//! that is held by whoever runs it, who begins anew what has to go on (`contained`).
+//! Panics: each is a mistake of ours, is logged and counted, and ends only the part of the program
+//! in which it happens (`contained`). Parts that must go on are started again (`endure`).
 //!
-//! Of its message only what we wrote ourselves is told: what follows is the value that something
-//! was wrong with, which may be a client's key.
+//! A message is logged up to the first value in it, because a value may be a client's key.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -14,33 +13,32 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use tokio::task::JoinHandle;
 
-/// What is rested after a panic: one that comes again and again must not take a processor.
+/// The pause after a panic, so that repeated panics do not use a whole processor.
 pub const REST: Duration = Duration::from_millis(50);
 
-/// Since the process was started.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// How many there were in this process.
+/// The number of panics since the process started.
 pub fn panics() -> u64 {
     PANICS.load(Ordering::Relaxed)
 }
 
-/// What comes of a part of the program. Nothing where it panics, after a rest: whoever runs it may
-/// then begin it anew, as often as it takes.
+/// Runs a part of the program. `None` if it panics; returns after a pause then, so that the caller
+/// can start the part again at once.
 pub async fn contained<T>(part: impl Future<Output = T>) -> Option<T> {
-    let came = AssertUnwindSafe(part).catch_unwind().await.ok();
-    if came.is_none() {
+    let result = AssertUnwindSafe(part).catch_unwind().await.ok();
+    if result.is_none() {
         tokio::time::sleep(REST).await;
     }
-    came
+    result
 }
 
-/// Runs a part of the program until it ends by itself, anew after each panic.
+/// Runs a part of the program until it returns, again after each panic.
 pub async fn endure<F: Future<Output = ()>>(part: impl Fn() -> F) {
     while contained(part()).await.is_none() {}
 }
 
-/// The same as a task.
+/// Like [`endure`], in a task.
 pub fn spawn_enduring<F>(part: impl Fn() -> F + Send + 'static) -> JoinHandle<()>
 where
     F: Future<Output = ()> + Send + 'static,
@@ -48,9 +46,8 @@ where
     tokio::spawn(endure(part))
 }
 
-/// From now on tells each in the diagnostics, and counts it. What had the stack written does so in
-/// the same line (`RUST_BACKTRACE`).
-pub fn tell() {
+/// Logs and counts panics from now on, with the stack if `RUST_BACKTRACE` asks for it.
+pub fn log_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         panic::set_hook(Box::new(|info| {
@@ -59,7 +56,7 @@ pub fn tell() {
             let thread = thread.name().unwrap_or("(none)");
             let place = info.location().map(ToString::to_string);
             let place = place.unwrap_or_default();
-            let message = harmless(text(info.payload()));
+            let message = without_values(text(info.payload()));
             let backtrace = Backtrace::capture();
             let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
             let backtrace = backtrace.as_ref().map(tracing::field::display);
@@ -75,8 +72,8 @@ fn text(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or_default()
 }
 
-/// Values stand behind a colon or between quotation marks.
-fn harmless(message: &str) -> &str {
+/// The part of a message before its first value. Values follow a colon or a quotation mark.
+fn without_values(message: &str) -> &str {
     let end = message.find([':', '\'', '"', '`', '\n']);
     message[..end.unwrap_or(message.len())].trim_end()
 }
@@ -87,25 +84,25 @@ mod tests {
     use crate::clock;
 
     #[tokio::test]
-    async fn what_panics_again_and_again_takes_its_time() {
+    async fn repeated_panics_take_their_time() {
         let (began, mut times) = (clock::now(), 0);
         let mut part = async || {
             times += 1;
             assert!(times > 4, "a trap");
             times
         };
-        let came = loop {
+        let result = loop {
             if let Some(came) = contained(part()).await {
                 break came;
             }
         };
-        assert_eq!(came, 5);
+        assert_eq!(result, 5);
         assert!(began.elapsed() >= 4 * REST);
     }
 
     #[test]
-    fn values_are_not_told() {
-        for (message, told) in [
+    fn values_are_not_logged() {
+        for (message, logged) in [
             ("the table has it", "the table has it"),
             (
                 "range end index 9 out of range for slice of length 5",
@@ -118,7 +115,7 @@ mod tests {
             ),
             ("`secret` is odd", ""),
         ] {
-            assert_eq!(harmless(message), told);
+            assert_eq!(without_values(message), logged);
         }
     }
 }

@@ -1,9 +1,8 @@
 //! Spans that have ended and wait to be exported.
 //!
-//! Each worker has a [`Queue`] of its own, bounded: what does not fit is dropped and counted, and
-//! no request ever waits. Whoever exports takes them out from time to time, or when a batch has
-//! come together. A span holds words: names of the configuration, hashes, and what the access log
-//! says of a request too.
+//! Each worker has a bounded [`SpanQueue`]. Spans that do not fit are dropped and counted, so no
+//! request waits. The exporter takes them out from time to time, and when a batch is complete.
+//! Spans contain names of the configuration, hashes, and fields of the access log.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,123 +10,110 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use crate::trace::{Context, SpanId};
+use crate::trace::{SpanId, TraceContext};
 
-/// One part of what was done about a request.
+/// One part of the work on a request.
 #[derive(Clone, Debug)]
-pub struct Span {
-    /// Itself.
-    pub own: Context,
-    /// What it is a part of.
+pub struct TraceSpan {
+    pub own: TraceContext,
     pub parent: Option<SpanId>,
-    /// What else it has to do with.
-    pub link: Option<Context>,
-    /// Whose view it is.
-    pub kind: Kind,
-    /// What is done.
+    /// A related span of another trace.
+    pub link: Option<TraceContext>,
+    pub kind: SpanKind,
     pub name: String,
     /// Microseconds since the Unix epoch.
     pub start_us: u64,
-    /// The same.
+    /// Microseconds since the Unix epoch.
     pub end_us: u64,
-    /// What is known of it.
-    pub attributes: Vec<(&'static str, Value)>,
-    /// Whether it failed.
+    pub attributes: Vec<(&'static str, SpanValue)>,
     pub failed: bool,
 }
 
-/// Whose view a span is.
+/// The kind of a span, as OpenTelemetry defines it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Of something within.
+pub enum SpanKind {
     Internal,
-    /// Of the one who is asked.
     Server,
-    /// Of the one who asks.
     Client,
 }
 
-/// What is known of a span, in one respect.
+/// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// A text.
+pub enum SpanValue {
     Text(Cow<'static, str>),
     /// A name of the configuration.
     Name(Arc<str>),
-    /// A number.
     Number(i64),
-    /// Several.
-    Many(Vec<Value>),
+    Many(Vec<SpanValue>),
 }
 
-impl From<&'static str> for Value {
-    fn from(text: &'static str) -> Value {
-        Value::Text(Cow::Borrowed(text))
+impl From<&'static str> for SpanValue {
+    fn from(text: &'static str) -> SpanValue {
+        SpanValue::Text(Cow::Borrowed(text))
     }
 }
 
-impl From<String> for Value {
-    fn from(text: String) -> Value {
-        Value::Text(Cow::Owned(text))
+impl From<String> for SpanValue {
+    fn from(text: String) -> SpanValue {
+        SpanValue::Text(Cow::Owned(text))
     }
 }
 
-impl From<&Arc<str>> for Value {
-    fn from(name: &Arc<str>) -> Value {
-        Value::Name(Arc::clone(name))
+impl From<&Arc<str>> for SpanValue {
+    fn from(name: &Arc<str>) -> SpanValue {
+        SpanValue::Name(Arc::clone(name))
     }
 }
 
-impl From<u64> for Value {
-    fn from(number: u64) -> Value {
-        Value::Number(i64::try_from(number).unwrap_or(i64::MAX))
+impl From<u64> for SpanValue {
+    fn from(number: u64) -> SpanValue {
+        SpanValue::Number(i64::try_from(number).unwrap_or(i64::MAX))
     }
 }
 
-/// All workers' queues, and what became of what was in them.
+/// The queues of all workers, and the counts of exported spans.
 #[derive(Debug, Default)]
-pub struct Depot {
-    queues: Mutex<Vec<Arc<Queue>>>,
+pub struct SpanQueues {
+    queues: Mutex<Vec<Arc<SpanQueue>>>,
     filled: Arc<Notify>,
     exported: AtomicU64,
     failed: AtomicU64,
     refused: AtomicU64,
 }
 
-/// What has become of spans.
+/// Spans by what became of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fates {
+pub struct SpanCounts {
     /// The collector took them.
     pub exported: u64,
-    /// There was no room for them.
+    /// Their queue was full.
     pub dropped: u64,
-    /// The collector could not be reached, or did not answer as it should; or we panicked.
+    /// The collector could not be reached, its answer was wrong, or the exporter panicked.
     pub failed: u64,
-    /// The collector said that it does not want them.
+    /// The collector refused them.
     pub refused: u64,
 }
 
-/// One worker's end.
+/// The queue of one worker.
 #[derive(Debug)]
-pub struct Queue {
+pub struct SpanQueue {
     filled: Arc<Notify>,
-    spans: Mutex<Vec<Span>>,
+    spans: Mutex<Vec<TraceSpan>>,
     dropped: AtomicU64,
 }
 
-/// How much a queue takes.
+/// The bounds of a queue, in spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Spans at most.
+pub struct QueueBounds {
     pub most: usize,
-    /// So many are worth an export.
+    /// So many spans wake the exporter.
     pub batch: usize,
 }
 
-impl Depot {
-    /// A worker's queue, which is there from now on.
-    pub fn queue(&self) -> Arc<Queue> {
-        let queue = Arc::new(Queue {
+impl SpanQueues {
+    /// Adds a queue for a worker.
+    pub fn queue(&self) -> Arc<SpanQueue> {
+        let queue = Arc::new(SpanQueue {
             filled: Arc::clone(&self.filled),
             spans: Mutex::default(),
             dropped: AtomicU64::new(0),
@@ -136,13 +122,13 @@ impl Depot {
         queue
     }
 
-    /// Waits until one of them has a batch.
+    /// Waits until a queue has a batch.
     pub async fn filled(&self) {
         self.filled.notified().await;
     }
 
-    /// Takes out what waits, of all workers.
-    pub fn take(&self) -> Vec<Span> {
+    /// Takes the spans out of all queues.
+    pub fn take(&self) -> Vec<TraceSpan> {
         let mut all = Vec::new();
         for queue in self.queues().iter() {
             all.append(&mut queue.spans());
@@ -150,22 +136,19 @@ impl Depot {
         all
     }
 
-    /// The collector took so many, and did not want the others.
     pub fn note_exported(&self, taken: u64, refused: u64) {
         self.exported.fetch_add(taken, Ordering::Relaxed);
         self.refused.fetch_add(refused, Ordering::Relaxed);
     }
 
-    /// So many were not taken by anybody.
     pub fn note_failed(&self, spans: u64) {
         self.failed.fetch_add(spans, Ordering::Relaxed);
     }
 
-    /// What has become of all spans so far.
-    pub fn fates(&self) -> Fates {
+    pub fn counts(&self) -> SpanCounts {
         let queues = self.queues();
         let dropped = queues.iter().map(|one| one.dropped.load(Ordering::Relaxed));
-        Fates {
+        SpanCounts {
             exported: self.exported.load(Ordering::Relaxed),
             dropped: dropped.sum(),
             failed: self.failed.load(Ordering::Relaxed),
@@ -173,28 +156,27 @@ impl Depot {
         }
     }
 
-    fn queues(&self) -> MutexGuard<'_, Vec<Arc<Queue>>> {
+    fn queues(&self) -> MutexGuard<'_, Vec<Arc<SpanQueue>>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Queue {
-    /// Adds the spans of one request: all of them or, where there is no room, none.
-    pub fn push(&self, new: Vec<Span>, room: Room) {
+impl SpanQueue {
+    /// Adds all spans of a request, or none if they do not fit.
+    pub fn push(&self, new: Vec<TraceSpan>, bounds: QueueBounds) {
         let mut spans = self.spans();
         let before = spans.len();
-        if before + new.len() > room.most {
-            let dropped = new.len() as u64;
-            self.dropped.fetch_add(dropped, Ordering::Relaxed);
+        if before + new.len() > bounds.most {
+            self.dropped.fetch_add(new.len() as u64, Ordering::Relaxed);
             return;
         }
         spans.extend(new);
-        if before < room.batch && spans.len() >= room.batch {
+        if before < bounds.batch && spans.len() >= bounds.batch {
             self.filled.notify_one();
         }
     }
 
-    fn spans(&self) -> MutexGuard<'_, Vec<Span>> {
+    fn spans(&self) -> MutexGuard<'_, Vec<TraceSpan>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -204,16 +186,16 @@ mod tests {
     use super::*;
     use crate::trace::TraceId;
 
-    fn spans(count: usize) -> Vec<Span> {
-        let span = Span {
-            own: Context {
+    fn spans(count: usize) -> Vec<TraceSpan> {
+        let span = TraceSpan {
+            own: TraceContext {
                 trace: TraceId::made(),
                 span: SpanId::made(),
                 sampled: true,
             },
             parent: None,
             link: None,
-            kind: Kind::Server,
+            kind: SpanKind::Server,
             name: "GET".to_owned(),
             start_us: 1,
             end_us: 2,
@@ -224,36 +206,36 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_counted() {
-        let depot = Depot::default();
-        let (one, other) = (depot.queue(), depot.queue());
-        let room = Room { most: 5, batch: 4 };
-        one.push(spans(3), room);
-        one.push(spans(3), room);
-        one.push(spans(2), room);
-        other.push(spans(1), room);
-        assert_eq!(depot.fates().dropped, 3);
-        assert_eq!(depot.take().len(), 6);
-        one.push(spans(5), room);
-        assert_eq!(depot.take().len(), 5);
-        assert!(depot.take().is_empty());
-        depot.note_exported(9, 1);
-        depot.note_failed(1);
-        let fates = Fates {
+    fn spans_that_do_not_fit_are_dropped_and_counted() {
+        let queues = SpanQueues::default();
+        let (one, other) = (queues.queue(), queues.queue());
+        let bounds = QueueBounds { most: 5, batch: 4 };
+        one.push(spans(3), bounds);
+        one.push(spans(3), bounds);
+        one.push(spans(2), bounds);
+        other.push(spans(1), bounds);
+        assert_eq!(queues.counts().dropped, 3);
+        assert_eq!(queues.take().len(), 6);
+        one.push(spans(5), bounds);
+        assert_eq!(queues.take().len(), 5);
+        assert!(queues.take().is_empty());
+        queues.note_exported(9, 1);
+        queues.note_failed(1);
+        let counts = SpanCounts {
             exported: 9,
             dropped: 3,
             failed: 1,
             refused: 1,
         };
-        assert_eq!(depot.fates(), fates);
+        assert_eq!(queues.counts(), counts);
     }
 
     #[tokio::test]
-    async fn a_batch_wakes_whoever_exports() {
-        let depot = Depot::default();
-        let queue = depot.queue();
-        let room = Room { most: 9, batch: 2 };
-        queue.push(spans(2), room);
-        depot.filled().await;
+    async fn a_batch_wakes_the_exporter() {
+        let queues = SpanQueues::default();
+        let queue = queues.queue();
+        let bounds = QueueBounds { most: 9, batch: 2 };
+        queue.push(spans(2), bounds);
+        queues.filled().await;
     }
 }

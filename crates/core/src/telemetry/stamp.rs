@@ -1,4 +1,4 @@
-//! Dates as logs write them, in UTC, from microseconds since the Unix epoch.
+//! Dates of log lines, in UTC, from microseconds since the Unix epoch.
 //!
 //! Pure. The civil calendar is computed as in Howard Hinnant's `civil_from_days`
 //! (chrono-Compatible Low-Level Date Algorithms), exact for every date after 1970.
@@ -46,7 +46,7 @@ pub fn rfc3339(unix_us: u64) -> String {
     rfc3339_bytes(unix_us).map(char::from).iter().collect()
 }
 
-/// The same as ASCII, without a place on the heap.
+/// The same as ASCII, without an allocation.
 pub fn rfc3339_bytes(unix_us: u64) -> [u8; 24] {
     let civil = civil(unix_us);
     let mut text = *b"0000-00-00T00:00:00.000Z";
@@ -74,9 +74,9 @@ pub fn common(unix_us: u64) -> [u8; 26] {
     text
 }
 
-/// Writes the last digits of `number`, as many as there is room for.
-fn put(room: &mut [u8], mut number: u64) {
-    for digit in room.iter_mut().rev() {
+/// Fills `digits` with the last digits of `number`.
+fn put(digits: &mut [u8], mut number: u64) {
+    for digit in digits.iter_mut().rev() {
         *digit = b'0' + (number % 10) as u8;
         number /= 10;
     }

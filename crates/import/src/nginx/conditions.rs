@@ -1,81 +1,85 @@
-//! `if (..)`: what a condition asks of a request, in words that routes have.
+//! `if (..)`: what a condition requires of a request, in terms that routes have.
 
-use super::expressions;
-use super::maps::Made;
-use super::passing::At;
+use super::scope::{BlockScope, LocationPath, VariableMap};
 use super::syntax::Directive;
-use super::{Http, values};
+use super::variables;
+use crate::draft::HeaderDraft;
+use crate::patterns;
 use crate::route::Regex;
 
-/// A header's name and what its value must be, as `headers` of a route says it; `None` for any.
-pub(super) type HeaderWanted = (String, Option<String>);
-
-/// What must hold for a request.
+/// The property of a request that a condition tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Asks {
+pub(super) enum Condition {
     Always,
     Never,
-    /// Its method is among these, or is not.
+    /// Its method is one of these, or none of them if it is negated.
     Methods {
         list: Vec<String>,
-        among: bool,
+        negated: bool,
     },
-    /// It has such a header.
-    Header(HeaderWanted),
-    /// It has no such header.
-    NoHeader(HeaderWanted),
-    /// It has a header that is empty, or none.
-    Empty(String),
-    /// It has such a header, or none.
-    HeaderOrNone(HeaderWanted),
-    /// Its host is (or is not) found by this expression, which may stand for one name.
+    /// One of these tests holds.
+    Headers(Vec<HeaderTest>),
+    /// The expression matches its host, or does not if it is negated.
     Host {
         regex: Regex,
+        /// The only host that the expression matches.
         name: Option<String>,
-        is: bool,
+        negated: bool,
     },
-    /// The expression is found in its path.
+    /// The expression matches its path.
     Path(String),
-    /// Any of these holds.
-    Any(Vec<Asks>),
-    /// A file is there, or is not.
+    /// One of these holds.
+    Any(Vec<Condition>),
+    /// A file exists, or does not.
     File,
-    /// No route can ask it.
-    Unsaid(String),
+    /// No route can test it, for this reason.
+    Untranslatable(String),
 }
 
-/// What is known where a condition stands.
+/// Tests that a request has such a header, or that it has not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct HeaderTest {
+    pub(super) header: HeaderDraft,
+    pub(super) is_present: bool,
+}
+
+/// The block around a condition.
 #[derive(Clone, Copy)]
-pub(super) struct Around<'a> {
-    pub(super) http: &'a Http<'a>,
-    /// Directives of the block that the condition stands in.
-    pub(super) block: &'a [Directive],
-    pub(super) at: At<'a>,
-    /// Whether all requests come over TLS; nothing where only some do.
+pub(super) struct ConditionScope<'a> {
+    pub(super) scope: &'a BlockScope<'a>,
+    pub(super) path: &'a LocationPath<'a>,
+    pub(super) tls: ServerTls,
+}
+
+/// Facts about the TLS connections of a server.
+#[derive(Clone, Copy)]
+pub(super) struct ServerTls {
+    /// Whether all requests use TLS; `None` if only some do.
     pub(super) secure: Option<bool>,
-    /// Whether clients without a certificate are turned away.
+    /// Whether clients without a certificate are refused.
     pub(super) verified: bool,
 }
 
-/// How a variable is compared.
+/// How a condition compares its variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Test<'t> {
-    /// It is neither empty nor 0.
-    Truth,
-    Is(&'t str),
-    IsNot(&'t str),
-    Found {
-        regex: &'t str,
-        any_case: bool,
-    },
-    NotFound {
+struct Comparison<'t> {
+    operand: Operand<'t>,
+    negated: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operand<'t> {
+    /// The variable is neither empty nor 0.
+    True,
+    Text(&'t str),
+    Regex {
         regex: &'t str,
         any_case: bool,
     },
 }
 
 /// Reads the condition of an `if`.
-pub(super) fn asks(one: &Directive, around: Around<'_>) -> Asks {
+pub(super) fn parse_condition(one: &Directive, around: ConditionScope<'_>) -> Condition {
     let mut words: Vec<&str> = one.args.iter().map(String::as_str).collect();
     if let Some(first) = words.first_mut() {
         *first = first.strip_prefix('(').unwrap_or(first);
@@ -89,301 +93,309 @@ pub(super) fn asks(one: &Directive, around: Around<'_>) -> Asks {
     if words.first() == Some(&"") {
         words.remove(0);
     }
-    let (name, test) = match words[..] {
-        [name] => (name, Test::Truth),
-        [name, "="] => (name, Test::Is("")),
-        [name, "!="] => (name, Test::IsNot("")),
-        [test, _] if test.trim_start_matches('!').starts_with('-') => return Asks::File,
-        [name, op, value] => {
-            let any_case = op.ends_with('*');
-            let test = match op {
-                "=" => Test::Is(value),
-                "!=" => Test::IsNot(value),
-                "~" | "~*" => Test::Found {
-                    regex: value,
-                    any_case,
-                },
-                "!~" | "!~*" => Test::NotFound {
-                    regex: value,
-                    any_case,
-                },
-                _ => return unsaid("no such condition is known"),
+    let (name, negated, operand) = match words[..] {
+        [name] => (name, false, Operand::True),
+        [name, "="] => (name, false, Operand::Text("")),
+        [name, "!="] => (name, true, Operand::Text("")),
+        [test, _] if test.trim_start_matches('!').starts_with('-') => return Condition::File,
+        [name, operator, value] => {
+            let any_case = operator.ends_with('*');
+            let regex = value;
+            let operand = match operator {
+                "=" | "!=" => Operand::Text(value),
+                "~" | "~*" | "!~" | "!~*" => Operand::Regex { regex, any_case },
+                _ => return untranslatable("no such condition is known"),
             };
-            (name, test)
+            (name, operator.starts_with('!'), operand)
         }
-        _ => return unsaid("no such condition is known"),
+        _ => return untranslatable("no such condition is known"),
     };
     match name.strip_prefix('$') {
-        Some(name) => variable(name, test, around),
-        None => unsaid("only a single variable can be looked at"),
+        Some(name) => variable_condition(name, Comparison { operand, negated }, around),
+        None => untranslatable("only a single variable can be looked at"),
     }
 }
 
-fn unsaid(why: &str) -> Asks {
-    Asks::Unsaid(why.to_owned())
+fn untranslatable(why: impl Into<String>) -> Condition {
+    Condition::Untranslatable(why.into())
 }
 
-fn variable(name: &str, test: Test<'_>, around: Around<'_>) -> Asks {
-    if matches!(test, Test::Is(text) | Test::IsNot(text) if text.contains('$')) {
-        return unsaid("a route compares with fixed values only");
+fn variable_condition(
+    name: &str,
+    comparison: Comparison<'_>,
+    around: ConditionScope<'_>,
+) -> Condition {
+    if matches!(comparison.operand, Operand::Text(text) if text.contains('$')) {
+        return untranslatable("a route compares with fixed values only");
     }
+    let secure = |yes, no| around.tls.secure.map(|is| if is { yes } else { no });
     match name {
-        "request_method" => methods(test),
-        "host" | "http_host" | "server_name" => host(test),
-        "scheme" => known(
-            around.secure.map(|is| if is { "https" } else { "http" }),
-            test,
-        ),
-        "https" => known(around.secure.map(|is| if is { "on" } else { "" }), test),
-        "ssl_client_verify" => known(around.verified.then_some("SUCCESS"), test),
-        "uri" | "document_uri" => path(test),
-        "invalid_referer" => unsaid("`valid_referers` has nothing like it here"),
+        "request_method" => method_condition(comparison),
+        "host" | "http_host" | "server_name" => host_condition(comparison),
+        "scheme" => known_condition(secure("https", "http"), comparison),
+        "https" => known_condition(secure("on", ""), comparison),
+        "ssl_client_verify" => {
+            known_condition(around.tls.verified.then_some("SUCCESS"), comparison)
+        }
+        "uri" | "document_uri" => path_condition(comparison),
+        "invalid_referer" => untranslatable("`valid_referers` has nothing like it here"),
         _ => {
-            if let Some(asks) = assigned(name, test, around) {
-                return asks;
+            if let Some(condition) = assigned_condition(name, comparison, around) {
+                return condition;
             }
-            if let Some(Made::Map(map)) = around.http.maps.get(name) {
-                return mapped(map, test, around);
+            if let Some(map @ VariableMap::Map(_)) = around.scope.http.map(name) {
+                return mapped_condition(map, comparison, around);
             }
             match (name.strip_prefix("http_"), name.strip_prefix("cookie_")) {
-                (Some(header), _) => self::header(&header.replace('_', "-"), test),
-                (_, Some(cookie)) => self::cookie(cookie, test),
-                _ => Asks::Unsaid(format!("no route can ask for ${name}")),
+                (Some(header), _) => header_condition(&header.replace('_', "-"), comparison),
+                (_, Some(cookie)) => cookie_condition(cookie, comparison),
+                _ => untranslatable(format!("no route can ask for ${name}")),
             }
         }
     }
 }
 
-/// Of what is known here the answer is known too.
-fn known(value: Option<&str>, test: Test<'_>) -> Asks {
+/// Evaluates a comparison with a value that is the same for all requests; `None` is a value that is
+/// not.
+fn known_condition(value: Option<&str>, comparison: Comparison<'_>) -> Condition {
     let Some(value) = value else {
-        return unsaid("it is different from request to request, and routes do not know it");
+        return untranslatable(
+            "it is different from request to request, and routes do not know it",
+        );
     };
-    let found = |regex: &str, any_case| {
-        expressions::read(regex, any_case).map(|one| one.is_in(value.as_bytes()))
+    let equal = match comparison.operand {
+        Operand::True => !matches!(value, "" | "0"),
+        Operand::Text(text) => value == text,
+        Operand::Regex { regex, any_case } => match patterns::translate_regex(regex, any_case) {
+            Ok(regex) => regex.is_in(value.as_bytes()),
+            Err(why) => return untranslatable(why),
+        },
     };
-    let holds = match test {
-        Test::Truth => Ok(!matches!(value, "" | "0")),
-        Test::Is(text) => Ok(value == text),
-        Test::IsNot(text) => Ok(value != text),
-        Test::Found { regex, any_case } => found(regex, any_case),
-        Test::NotFound { regex, any_case } => found(regex, any_case).map(|found| !found),
-    };
-    match holds {
-        Ok(true) => Asks::Always,
-        Ok(false) => Asks::Never,
-        Err(why) => Asks::Unsaid(why),
+    match equal != comparison.negated {
+        true => Condition::Always,
+        false => Condition::Never,
     }
 }
 
-fn methods(test: Test<'_>) -> Asks {
-    let (text, among) = match test {
-        Test::Truth => return Asks::Always,
-        Test::Is(text) => (text, true),
-        Test::IsNot(text) => (text, false),
-        Test::Found { regex, .. } => (regex, true),
-        Test::NotFound { regex, .. } => (regex, false),
+fn method_condition(comparison: Comparison<'_>) -> Condition {
+    let text = match comparison.operand {
+        Operand::True => return Condition::Always,
+        Operand::Text(text) => text.to_owned(),
+        Operand::Regex { regex, .. } => regex.replace(['^', '$', '(', ')'], "").replace("?:", ""),
     };
-    let is_regex = matches!(test, Test::Found { .. } | Test::NotFound { .. });
     let plain = |c: char| c.is_ascii_uppercase() || c == '-';
-    let text = match is_regex {
-        true => text.replace(['^', '$', '(', ')'], "").replace("?:", ""),
-        false => text.to_owned(),
-    };
-    let list: Vec<String> = text.split('|').map(str::to_owned).collect();
+    let mut list: Vec<String> = text.split('|').map(str::to_owned).collect();
     if !list
         .iter()
         .all(|one| !one.is_empty() && one.chars().all(plain))
     {
-        return unsaid("not a list of methods");
+        return untranslatable("not a list of methods");
     }
     // The proxy refuses CONNECT by itself, and no route may name it.
-    let list: Vec<String> = list.into_iter().filter(|one| one != "CONNECT").collect();
-    match (list.is_empty(), among) {
-        (true, true) => Asks::Never,
-        (true, false) => Asks::Always,
-        _ => Asks::Methods { list, among },
+    list.retain(|one| one != "CONNECT");
+    match (list.is_empty(), comparison.negated) {
+        (true, false) => Condition::Never,
+        (true, true) => Condition::Always,
+        (false, negated) => Condition::Methods { list, negated },
     }
 }
 
-fn host(test: Test<'_>) -> Asks {
-    let exactly = |text: &str| {
-        Ok(format!(
-            "^{}$",
-            expressions::escape(&text.to_ascii_lowercase())
-        ))
+fn host_condition(comparison: Comparison<'_>) -> Condition {
+    let (regex, name) = match comparison.operand {
+        Operand::True => return Condition::Always,
+        Operand::Regex { regex, .. } => (regex.to_owned(), None),
+        Operand::Text(text) => {
+            let name = text.to_ascii_lowercase();
+            (format!("^{}$", patterns::escape_regex(&name)), Some(name))
+        }
     };
-    let (text, is, any_case): (Result<String, String>, _, _) = match test {
-        Test::Truth => return Asks::Always,
-        Test::Is(text) => (exactly(text), true, true),
-        Test::IsNot(text) => (exactly(text), false, true),
-        Test::Found { regex, .. } => (Ok(regex.to_owned()), true, true),
-        Test::NotFound { regex, .. } => (Ok(regex.to_owned()), false, true),
-    };
-    let name = match test {
-        Test::Is(text) | Test::IsNot(text) => Some(text.to_ascii_lowercase()),
-        _ => None,
-    };
-    match text.and_then(|text| expressions::read(&text, any_case)) {
-        Ok(regex) => Asks::Host { regex, name, is },
-        Err(why) => Asks::Unsaid(why),
-    }
-}
-
-fn path(test: Test<'_>) -> Asks {
-    match test {
-        Test::Is(text) => Asks::Path(format!("^{}$", expressions::escape(text))),
-        Test::Found { regex, any_case } => match expressions::widened(regex, any_case) {
-            Ok(text) => Asks::Path(text),
-            Err(why) => Asks::Unsaid(why),
+    match patterns::translate_regex(&regex, true) {
+        Ok(regex) => Condition::Host {
+            regex,
+            name,
+            negated: comparison.negated,
         },
-        _ => unsaid("a route's path cannot be one that is not found"),
+        Err(why) => untranslatable(why),
     }
 }
 
-fn header(name: &str, test: Test<'_>) -> Asks {
-    if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
-        return unsaid("not a header's name");
+fn path_condition(comparison: Comparison<'_>) -> Condition {
+    match comparison.operand {
+        Operand::Text(text) if !comparison.negated => {
+            Condition::Path(format!("^{}$", patterns::escape_regex(text)))
+        }
+        Operand::Regex { regex, any_case } if !comparison.negated => {
+            patterns::widen_regex(regex, any_case).map_or_else(untranslatable, Condition::Path)
+        }
+        _ => untranslatable("a route's path cannot be one that is not found"),
     }
-    let regex = |text: &str| format!("regex:{text}");
-    let wanted = |value: String| (name.to_owned(), Some(value));
+}
+
+/// The name of a header that conditions are about.
+struct TestedHeader<'h>(&'h str);
+
+impl TestedHeader<'_> {
+    fn test(&self, value: Option<String>, is_present: bool) -> HeaderTest {
+        let name = self.0.to_owned();
+        let header = HeaderDraft { name, value };
+        HeaderTest { header, is_present }
+    }
+
+    fn has(&self, value: String) -> Condition {
+        Condition::Headers(vec![self.test(Some(value), true)])
+    }
+
+    fn has_not(&self, value: String) -> Condition {
+        Condition::Headers(vec![self.test(Some(value), false)])
+    }
+
+    /// The header has such a value, or is missing.
+    fn has_or_is_missing(&self, value: String) -> Condition {
+        Condition::Headers(vec![self.test(Some(value), true), self.test(None, false)])
+    }
+}
+
+fn header_condition(name: &str, comparison: Comparison<'_>) -> Condition {
+    if http::HeaderName::from_bytes(name.as_bytes()).is_err() {
+        return untranslatable("not a header's name");
+    }
+    let header = TestedHeader(name);
     let exactly = |text: &str| match text.starts_with("regex:") {
-        true => wanted(regex(&format!("^{}$", expressions::escape(text)))),
-        false => wanted(text.to_owned()),
+        true => format!("regex:^{}$", patterns::escape_regex(text)),
+        false => text.to_owned(),
     };
-    match test {
-        Test::Truth => Asks::Header(wanted(regex("[^0]|0."))),
-        Test::Is("") => Asks::Empty(name.to_owned()),
-        Test::IsNot("") => Asks::Header(wanted(regex("."))),
-        Test::Is(text) => Asks::Header(exactly(text)),
-        Test::IsNot(text) => Asks::NoHeader(exactly(text)),
-        Test::Found {
-            regex: text,
-            any_case,
-        } => {
-            let read = expressions::widened(text, any_case);
-            match read.and_then(|text| Ok((expressions::read(&text, false)?, text))) {
-                Ok((_, text)) if matches!(text.as_str(), "^$" | "(?i)^$") => {
-                    Asks::Empty(name.to_owned())
-                }
-                Ok((read, text)) if read.is_in(b"") => Asks::HeaderOrNone(wanted(regex(&text))),
-                Ok((_, text)) => Asks::Header(wanted(regex(&text))),
-                Err(why) => Asks::Unsaid(why),
+    match (comparison.operand, comparison.negated) {
+        (Operand::True, _) => header.has("regex:[^0]|0.".to_owned()),
+        (Operand::Text(""), false) => header.has_or_is_missing(String::new()),
+        (Operand::Text(""), true) => header.has("regex:.".to_owned()),
+        (Operand::Text(text), false) => header.has(exactly(text)),
+        (Operand::Text(text), true) => header.has_not(exactly(text)),
+        (Operand::Regex { regex, any_case }, false) => {
+            let wider = match patterns::widen_regex(regex, any_case) {
+                Ok(wider) => wider,
+                Err(why) => return untranslatable(why),
+            };
+            let parsed = patterns::translate_regex(&wider, false);
+            let value = format!("regex:{wider}");
+            match wider.as_str() {
+                "^$" | "(?i)^$" => header.has_or_is_missing(String::new()),
+                _ if parsed.is_ok_and(|regex| regex.is_in(b"")) => header.has_or_is_missing(value),
+                _ => header.has(value),
             }
         }
-        Test::NotFound {
-            regex: text,
-            any_case,
-        } => match expressions::read(text, any_case) {
-            Ok(read) if read.is_in(b"") => unsaid("a route cannot ask that a header is missing"),
-            Ok(read) => Asks::NoHeader(wanted(regex(read.as_str()))),
-            Err(why) => Asks::Unsaid(why),
-        },
+        (Operand::Regex { regex, any_case }, true) => {
+            match patterns::translate_regex(regex, any_case) {
+                Ok(regex) if regex.is_in(b"") => {
+                    untranslatable("a route cannot ask that a header is missing")
+                }
+                Ok(regex) => header.has_not(format!("regex:{}", regex.as_str())),
+                Err(why) => untranslatable(why),
+            }
+        }
     }
 }
 
-fn cookie(name: &str, test: Test<'_>) -> Asks {
-    let begin = format!("(?:^|;\\s*){}=", expressions::escape(name));
-    let wanted = |rest: &str| ("cookie".to_owned(), Some(format!("regex:{begin}{rest}")));
-    let exactly = |text: &str| wanted(&format!("{}(?:;|$)", expressions::escape(text)));
-    match test {
-        Test::Truth => Asks::Header(wanted("(?:[^;0]|0[^;])")),
-        Test::Is("") => Asks::NoHeader(wanted("[^;]")),
-        Test::IsNot("") => Asks::Header(wanted("[^;]")),
-        Test::Is(text) => Asks::Header(exactly(text)),
-        Test::IsNot(text) => Asks::NoHeader(exactly(text)),
-        _ => unsaid("a route does not search in a cookie's value"),
+fn cookie_condition(name: &str, comparison: Comparison<'_>) -> Condition {
+    let header = TestedHeader("cookie");
+    let begin = format!("(?:^|;\\s*){}=", patterns::escape_regex(name));
+    let value = |rest: &str| format!("regex:{begin}{rest}");
+    let exactly = |text: &str| value(&format!("{}(?:;|$)", patterns::escape_regex(text)));
+    match (comparison.operand, comparison.negated) {
+        (Operand::True, _) => header.has(value("(?:[^;0]|0[^;])")),
+        (Operand::Text(""), false) => header.has_not(value("[^;]")),
+        (Operand::Text(""), true) => header.has(value("[^;]")),
+        (Operand::Text(text), false) => header.has(exactly(text)),
+        (Operand::Text(text), true) => header.has_not(exactly(text)),
+        (Operand::Regex { .. }, _) => untranslatable("a route does not search in a cookie's value"),
     }
 }
 
-/// A variable of `set`: where an `if` of the same block sets it so that the test holds.
-fn assigned(name: &str, test: Test<'_>, around: Around<'_>) -> Option<Asks> {
+/// Returns the condition of a variable that `set` assigns: the condition of the `if` in the same
+/// block that assigns a matching value. `None` if the block does not assign the variable.
+fn assigned_condition(
+    name: &str,
+    comparison: Comparison<'_>,
+    around: ConditionScope<'_>,
+) -> Option<Condition> {
     let sets = |one: &&Directive| one.name == "set" && one.arg(0).strip_prefix('$') == Some(name);
-    let own: Vec<&Directive> = around.block.iter().filter(sets).collect();
-    let within = around.block.iter().filter(|one| one.name == "if");
-    let within: Vec<(&Directive, &Directive)> = within
+    let own: Vec<&Directive> = around.scope.own().iter().filter(sets).collect();
+    let ifs = around.scope.own().iter().filter(|one| one.name == "if");
+    let in_ifs: Vec<(&Directive, &Directive)> = ifs
         .flat_map(|one| one.inner().iter().filter(sets).map(move |set| (one, set)))
         .collect();
-    if own.is_empty() && within.is_empty() {
+    if own.is_empty() && in_ifs.is_empty() {
         return None;
     }
-    let several = unsaid("it is set in several steps");
-    let all = own
+    let several = untranslatable("it is set in several steps");
+    let mut all = own
         .iter()
         .copied()
-        .chain(within.iter().map(|(_, set)| *set));
-    if all.into_iter().any(|set| set.arg(1).contains('$')) || own.len() > 1 {
+        .chain(in_ifs.iter().map(|(_, set)| *set));
+    if all.any(|set| set.arg(1).contains('$')) || own.len() > 1 {
         return Some(several);
     }
-    let holds = |value: &str| known(Some(value), test);
-    let usual = holds(own.first().map_or("", |set| set.arg(1)));
-    if usual != Asks::Never {
+    let matches = |value: &str| known_condition(Some(value), comparison);
+    let default = matches(own.first().map_or("", |set| set.arg(1)));
+    if default != Condition::Never {
         return Some(several);
     }
     let mut any = Vec::new();
-    for (one, set) in within {
-        match holds(set.arg(1)) {
-            Asks::Always => any.push(asks(one, around)),
-            // It may be set back to what it was.
-            _ => return Some(several),
+    for (one, set) in in_ifs {
+        // Another value may undo an earlier assignment.
+        if matches(set.arg(1)) != Condition::Always {
+            return Some(several);
         }
+        any.push(parse_condition(one, around));
     }
-    Some(Asks::Any(any))
+    Some(Condition::Any(any))
 }
 
-/// `map $http_user_agent $bad { default 0; ~*wget 1; }`: the lines under which the test holds.
-fn mapped(map: &Directive, test: Test<'_>, around: Around<'_>) -> Asks {
-    let made = Made::Map(map);
-    let source = made.source().strip_prefix('$').unwrap_or_default();
-    let is_plain = map.inner().iter().all(|line| {
+/// Returns the condition of a variable of `map`, as one expression for its source:
+/// `map $http_user_agent $bad { default 0; ~*wget 1; }`.
+fn mapped_condition(
+    map: VariableMap<'_>,
+    comparison: Comparison<'_>,
+    around: ConditionScope<'_>,
+) -> Condition {
+    let (source, directive) = (map.source(), map.directive());
+    let is_plain = directive.inner().iter().all(|line| {
         !matches!(line.name.as_str(), "include" | "hostnames" | "volatile") && line.args.len() == 1
     });
-    let values: Vec<(&str, &str)> = made.lines().collect();
-    let fixed = values
+    let lines: Vec<_> = map.lines().collect();
+    let is_fixed = lines
         .iter()
-        .all(|(_, value)| values::pieces(value).len() <= 1 && !value.contains('$'));
-    if !is_plain || !fixed || source.is_empty() || around.http.maps.get(source).is_some() {
-        return Asks::Unsaid(format!("{} is made of what routes cannot ask", map.line()));
+        .all(|line| variables::split_variables(line.value).len() <= 1 && !line.value.contains('$'));
+    if !is_plain || !is_fixed || source.is_empty() || around.scope.http.map(source).is_some() {
+        let line = directive.line();
+        return untranslatable(format!("{line} is made of what routes cannot ask"));
     }
-    let holds = |value: &str| known(Some(value), test) == Asks::Always;
-    let mut found = Vec::new();
-    for (fits, value) in &values {
-        if holds(value) == holds(made.default()) {
-            // A line that says the same as all others may be an exception of those below it.
-            if values
-                .iter()
-                .any(|(_, other)| holds(other) != holds(made.default()))
-            {
-                return Asks::Unsaid(format!("{} has exceptions", map.line()));
-            }
-            continue;
-        }
-        found.push(match (fits.strip_prefix("~*"), fits.strip_prefix('~')) {
-            (Some(regex), _) => format!("(?i:{regex})"),
-            (_, Some(regex)) => format!("(?:{regex})"),
-            _ => format!(
-                "(?i:^{}$)",
-                expressions::escape(fits.trim_start_matches('\\'))
-            ),
-        });
+    let matches = |value: &str| known_condition(Some(value), comparison) == Condition::Always;
+    let default = matches(map.default());
+    let differs = |value: &str| matches(value) != default;
+    let differing: Vec<_> = lines.iter().filter(|line| differs(line.value)).collect();
+    if differing.is_empty() {
+        return match default {
+            true => Condition::Always,
+            false => Condition::Never,
+        };
     }
-    let regex = found.join("|");
-    match (found.is_empty(), holds(made.default())) {
-        (true, true) => Asks::Always,
-        (true, false) => Asks::Never,
-        (false, false) => {
-            let test = Test::Found {
-                regex: &regex,
-                any_case: false,
-            };
-            variable(source, test, around)
-        }
-        (false, true) => {
-            let test = Test::NotFound {
-                regex: &regex,
-                any_case: false,
-            };
-            variable(source, test, around)
-        }
+    // A line with the default's result may be an exception of the lines below it.
+    if differing.len() < lines.len() {
+        return untranslatable(format!("{} has exceptions", directive.line()));
     }
+    let regex_of = |pattern: &str| match (pattern.strip_prefix("~*"), pattern.strip_prefix('~')) {
+        (Some(regex), _) => format!("(?i:{regex})"),
+        (_, Some(regex)) => format!("(?:{regex})"),
+        _ => {
+            let text = pattern.trim_start_matches('\\');
+            format!("(?i:^{}$)", patterns::escape_regex(text))
+        }
+    };
+    let regexes: Vec<String> = lines.iter().map(|line| regex_of(line.pattern)).collect();
+    let operand = Operand::Regex {
+        regex: &regexes.join("|"),
+        any_case: false,
+    };
+    let negated = default;
+    variable_condition(source, Comparison { operand, negated }, around)
 }

@@ -1,189 +1,292 @@
-//! Locations as routes.
+//! Translates the locations of a server to routes.
 
-use super::Http;
-use super::conditions::Around;
-use super::headers;
+use super::actions;
+use super::conditions::{ConditionScope, ServerTls};
+use super::early_answers::{self, EarlyAnswer, RequestClass};
 use super::limits;
-use super::passing::{self, At, Outcome};
-use super::places::{self, Kind, Location};
-use super::rewrites;
-use super::rules::{self, AskedAt, EarlyAnswer};
-use super::scope::Scope;
+use super::precedence::{self, Location, LocationKind, Nesting};
+use super::scope::{BlockScope, LocationPath};
 use super::settings;
 use super::syntax::Directive;
-use crate::draft::{Draft, Goal, RouteDraft};
-use crate::patterns::Paths;
+use crate::draft::{Draft, RouteAction, RouteDraft, TargetDraft};
+use crate::patterns::ImportedPath;
+use crate::route::HostPattern;
 
-/// A server whose locations are read.
+/// A server whose locations are translated.
 pub(super) struct Site<'a> {
     pub(super) one: &'a Directive,
-    pub(super) scope: &'a Scope<'a>,
-    pub(super) hosts: &'a [Option<String>],
-    pub(super) around: Around<'a>,
-    /// Why all of it is closed.
+    pub(super) scope: &'a BlockScope<'a>,
+    /// `None` is every host.
+    pub(super) hosts: Vec<Option<String>>,
+    pub(super) tls: ServerTls,
+    /// Why all routes of the server are closed.
     pub(super) closed: Option<String>,
 }
 
-/// A directive with its scope.
-struct Block<'a> {
+/// A directive that routes come from, and the scope of its block.
+#[derive(Clone, Copy)]
+struct RouteSource<'a> {
     one: &'a Directive,
-    scope: &'a Scope<'a>,
+    scope: &'a BlockScope<'a>,
 }
 
-/// Where a location stands: how deep, and below which prefix.
-#[derive(Clone, Copy, Default)]
-struct Nesting<'d> {
-    depth: usize,
-    parent: Option<&'d str>,
-}
-
-/// The routes of a server, for each of its hosts.
-pub(super) fn routes(site: &Site<'_>, draft: &mut Draft) {
-    let whole = At {
-        path: Some("/"),
-        is_exact: false,
-        is_stripped: false,
-    };
-    let own = rules::of(site.scope, site.around, &whole, draft);
-    let hosts = hosts(site, &own);
-    let site = &Site {
-        hosts: &hosts,
-        closed: site.closed.clone(),
-        ..*site
-    };
-    let own_block = Block {
-        one: site.one,
-        scope: site.scope,
-    };
-    for (path, outcome) in rules::by_path(&own, None) {
-        put(site, &own_block, &path, outcome, draft);
-    }
-    let rewrites = rewrites::server_rewrites(site.scope, draft);
-    for (path, why) in &rewrites.closed {
-        let outcome = Goal::Closed(why.clone()).into();
-        put(site, &own_block, path, &outcome, draft);
-    }
-    let mut found = Vec::new();
-    if !rewrites.answers_all {
-        collect(site, site.scope, Nesting::default(), &mut found, draft);
-    }
-    shut_twins(&mut found, draft);
-    let (all, left_out) = places::order(&found);
-    for (number, why) in left_out {
-        let one = found[number].one;
-        let why = format!("{why}; its requests go where its path leads without it");
-        draft.notes.lost(&one.place, &one.line(), why);
-    }
-    for mut place in all {
-        let location = &mut found[place.number];
-        if let Some(why) = place.paths.differs.take_if(|_| place.is_wider) {
-            draft
-                .notes
-                .lost(&location.one.place, &location.one.line(), why);
-        }
-        if place.is_wider && !location.outcome.goal.refuses() {
-            let why = format!("`{}` cannot be said", location.one.line());
-            location.outcome = Goal::Closed(why).into();
-        }
-        let location = &found[place.number];
-        add(site, location, &own, place.paths, draft);
-    }
-    let takes_all =
-        |one: &Location<'_>| one.path == "/" && matches!(one.kind, Kind::Prefix | Kind::Firm);
-    if !found.iter().any(takes_all) {
-        let outcome = passing::outcome(site.around.http, site.scope, &whole, draft);
-        let rest = Location {
-            kind: Kind::Prefix,
-            path: "/",
-            one: site.one,
-            scope: site.scope.clone(),
-            depth: 0,
-            parent: None,
-            outcome,
-            is_plain: true,
+impl Site<'_> {
+    /// Adds the routes of the server, for each of its hosts.
+    pub(super) fn add_routes(&mut self, draft: &mut Draft) {
+        let whole = LocationPath::prefix("/");
+        let answers = self.read_answers(self.scope, &whole, draft);
+        self.add_tested_hosts(&answers);
+        let source = RouteSource {
+            one: self.one,
+            scope: self.scope,
         };
-        add(site, &rest, &own, Paths::plain("/*"), draft);
-    }
-}
-
-/// The server's hosts, and those that its conditions tell apart.
-fn hosts(site: &Site<'_>, rules: &[EarlyAnswer]) -> Vec<Option<String>> {
-    let mut hosts = site.hosts.to_vec();
-    for name in rules::hosts(rules) {
-        let covers = |host: &Option<String>| match host {
-            None => true,
-            Some(host) => host
-                .strip_prefix('*')
-                .is_some_and(|below| name.ends_with(below)),
-        };
-        let host = Some(name.to_owned());
-        let fits = crate::route::HostPattern::parse(name).is_ok() && !name.starts_with('*');
-        if fits && !hosts.contains(&host) && hosts.iter().any(covers) {
-            hosts.push(host);
+        for (path, action) in early_answers::answers_by_path(&answers, None) {
+            self.add_for_hosts(source, &path, action, draft);
+        }
+        let rewrites = actions::read_server_rewrites(self.scope, &mut draft.notes);
+        for closed in rewrites.closed {
+            self.add_for_hosts(source, &closed.path, &closed.target.into(), draft);
+        }
+        let mut found = Vec::new();
+        if !rewrites.answers_all {
+            self.collect(self.scope, Nesting::default(), &mut found, draft);
+        }
+        close_shadowed_twins(&mut found, draft);
+        for placed in precedence::order(&found) {
+            let location = &mut found[placed.index];
+            let one = location.one;
+            let mut path = match placed.path {
+                Ok(path) => path,
+                Err(why) => {
+                    let why = format!("{why}; its requests go where its path leads without it");
+                    one.note_lost(&mut draft.notes, why);
+                    continue;
+                }
+            };
+            if let Some(why) = path.differs.take_if(|_| path.is_wider) {
+                one.note_lost(&mut draft.notes, why);
+            }
+            if path.is_wider && !location.action.target.denies() {
+                let why = format!("`{}` cannot be said", one.line());
+                location.action = TargetDraft::Closed(why).into();
+            }
+            self.add_location(location, &answers, path, draft);
+        }
+        if !found
+            .iter()
+            .any(|one| one.path == "/" && one.kind.is_prefix())
+        {
+            let rest = Location {
+                kind: LocationKind::Prefix,
+                path: "/",
+                one: self.one,
+                scope: self.scope.clone(),
+                nesting: Nesting::default(),
+                action: actions::find_action(self.scope, &whole, draft),
+                is_plain: true,
+            };
+            self.add_location(&rest, &answers, ImportedPath::same("/*"), draft);
         }
     }
-    hosts
-}
 
-/// Locations within locations are found like all others.
-fn collect<'d>(
-    site: &Site<'_>,
-    scope: &Scope<'d>,
-    nesting: Nesting<'d>,
-    found: &mut Vec<Location<'d>>,
-    draft: &mut Draft,
-) {
-    for one in scope.own().iter().filter(|one| one.name == "location") {
-        let (kind, path) = match (one.arg(0), one.args.len()) {
-            ("=", 2) => (Kind::Exact, one.arg(1)),
-            ("^~", 2) => (Kind::Firm, one.arg(1)),
-            ("~", 2) => (Kind::Regex, one.arg(1)),
-            ("~*", 2) => (Kind::AnyCase, one.arg(1)),
-            (named, 1) if named.starts_with('@') => {
+    fn read_answers(
+        &self,
+        scope: &BlockScope<'_>,
+        path: &LocationPath<'_>,
+        draft: &mut Draft,
+    ) -> Vec<EarlyAnswer> {
+        let tls = self.tls;
+        early_answers::read_answers(ConditionScope { scope, path, tls }, draft)
+    }
+
+    /// Adds hosts that conditions name, so that each has routes of its own.
+    fn add_tested_hosts(&mut self, answers: &[EarlyAnswer]) {
+        for name in early_answers::tested_hosts(answers) {
+            let covers = |host: &Option<String>| match host {
+                None => true,
+                Some(host) => host
+                    .strip_prefix('*')
+                    .is_some_and(|below| name.ends_with(below)),
+            };
+            let host = Some(name.to_owned());
+            let is_valid = HostPattern::parse(name).is_ok() && !name.starts_with('*');
+            if is_valid && !self.hosts.contains(&host) && self.hosts.iter().any(covers) {
+                self.hosts.push(host);
+            }
+        }
+    }
+
+    /// Finds all locations of a block, also those in other locations.
+    fn collect<'d>(
+        &self,
+        scope: &BlockScope<'d>,
+        nesting: Nesting<'d>,
+        found: &mut Vec<Location<'d>>,
+        draft: &mut Draft,
+    ) {
+        for one in scope.own_named("location") {
+            if let (named, 1) = (one.arg(0), one.args.len())
+                && named.starts_with('@')
+            {
                 if !is_fallback(scope.own(), named) {
                     let why = "locations with a name are reached from within nginx only";
-                    draft.notes.lost(&one.place, &one.line(), why);
+                    one.note_lost(&mut draft.notes, why);
                 }
                 continue;
             }
-            // `location ~\.php$` is one word to nginx too.
-            (text, 1) if text.starts_with("~*") => (Kind::AnyCase, &text[2..]),
-            (text, 1) if text.starts_with('~') => (Kind::Regex, &text[1..]),
-            (text, 1) if text.starts_with("^~") => (Kind::Firm, &text[2..]),
-            (text, 1) if text.starts_with('=') => (Kind::Exact, &text[1..]),
-            (path, 1) => (Kind::Prefix, path),
-            _ => {
-                draft.notes.lost(&one.place, &one.line(), "not a location");
+            let Some((kind, path)) = parse_location(one) else {
+                one.note_lost(&mut draft.notes, "not a location");
                 continue;
+            };
+            let inner = scope.enter(one);
+            let below = Nesting {
+                depth: nesting.depth + 1,
+                parent: kind.is_prefix().then_some(path),
+            };
+            self.collect(&inner, below, found, draft);
+            let answers = ["if", "limit_except"];
+            let answers = |one: &Directive| answers.contains(&one.name.as_str());
+            let mut location = Location {
+                kind,
+                path,
+                one,
+                is_plain: !inner.own().iter().any(answers),
+                scope: inner,
+                nesting,
+                action: TargetDraft::respond(404).into(),
+            };
+            let path = location.request_path();
+            location.action = actions::find_action(&location.scope, &path, draft);
+            found.push(location);
+        }
+    }
+
+    /// Adds the routes of a location.
+    fn add_location(
+        &self,
+        location: &Location<'_>,
+        server_answers: &[EarlyAnswer],
+        route_path: ImportedPath,
+        draft: &mut Draft,
+    ) {
+        let (one, scope, path) = (location.one, &location.scope, location.request_path());
+        let source = RouteSource { one, scope };
+        if let Some(why) = route_path.differs {
+            one.note_differs(&mut draft.notes, why);
+        }
+        settings::read_real_ip(scope, draft);
+        let mut own_answers = Vec::new();
+        if one.name == "location" {
+            own_answers = self.read_answers(scope, &path, draft);
+        }
+        if let Some(fallback) = actions::find_fallback(scope) {
+            let more = self.read_answers(&fallback.scope, &path, draft);
+            own_answers.extend(more);
+        }
+        let mut answers = [server_answers, &own_answers].concat();
+        if scope.own_first("internal").is_some() {
+            answers.clear();
+            own_answers.clear();
+        }
+        let mut action = location.action.clone();
+        if let Some(why) = self.closed.as_ref().filter(|_| !action.target.denies()) {
+            action = TargetDraft::Closed(why.clone()).into();
+        }
+        let prefix = path.path.filter(|_| !path.is_exact);
+        for (path, action) in early_answers::answers_by_path(&own_answers, prefix) {
+            self.add_for_hosts(source, &path, action, draft);
+        }
+        for host in &self.hosts {
+            let class = RequestClass {
+                method: None,
+                host: host.as_deref(),
+                path: path.path.filter(|_| path.is_exact),
+            };
+            for variant in early_answers::variants(&answers, &action, class) {
+                let mut route = source.make_route(&variant.action, draft);
+                route.host.clone_from(host);
+                route.path.clone_from(&route_path.pattern);
+                route.methods = variant.methods;
+                route.headers = variant.headers;
+                add_route(route, one, draft);
             }
-        };
-        let inner = scope.within(one);
-        let below = Nesting {
-            depth: nesting.depth + 1,
-            parent: matches!(kind, Kind::Prefix | Kind::Firm).then_some(path),
-        };
-        collect(site, &inner, below, found, draft);
-        let at = At {
-            path: (!matches!(kind, Kind::Regex | Kind::AnyCase)).then_some(path),
-            is_exact: kind == Kind::Exact,
-            is_stripped: false,
-        };
-        let outcome = passing::outcome(site.around.http, &inner, &at, draft);
-        let answers = ["if", "limit_except"];
-        let is_plain = !inner
-            .own()
-            .iter()
-            .any(|one| answers.contains(&one.name.as_str()));
-        found.push(Location {
-            kind,
-            path,
-            one,
-            scope: inner,
-            depth: nesting.depth,
-            parent: nesting.parent,
-            outcome,
-            is_plain,
-        });
+        }
+    }
+
+    /// Adds a route for each host, with the same path and action.
+    fn add_for_hosts(
+        &self,
+        source: RouteSource<'_>,
+        path: &str,
+        action: &RouteAction,
+        draft: &mut Draft,
+    ) {
+        for host in &self.hosts {
+            let mut route = source.make_route(action, draft);
+            route.host.clone_from(host);
+            path.clone_into(&mut route.path);
+            add_route(route, source.one, draft);
+        }
+    }
+}
+
+impl RouteSource<'_> {
+    /// Makes a route for every request.
+    fn make_route(self, action: &RouteAction, draft: &mut Draft) -> RouteDraft {
+        let RouteSource { one, scope } = self;
+        let target = action.target.clone();
+        let passes = matches!(target, TargetDraft::Upstream(_));
+        let mut entries = action.entries.clone();
+        let fallback = actions::find_fallback(scope);
+        let last_scope = fallback.as_ref().map_or(scope, |fallback| &fallback.scope);
+        for change in settings::header_changes(last_scope, draft).list {
+            if passes || change.key == "headers_down" && !target.denies() {
+                entries.add_new(&change.key, change.value);
+            }
+        }
+        let sizes = scope.inherited("client_max_body_size");
+        let is_of_route = sizes.first().is_some_and(|one| !scope.http.is_own(one));
+        let bytes = settings::max_body(scope, &mut draft.notes);
+        if let Some(bytes) = bytes.filter(|_| is_of_route && passes) {
+            entries.add("body_limit", settings::body_text(bytes));
+        }
+        // nginx does not limit what it answers by itself.
+        let mut limits = Vec::new();
+        if passes {
+            limits = limits::add_limits(scope, draft);
+            if let Some(fallback) = fallback.filter(|_| limits.is_empty()) {
+                limits = limits::add_limits(&fallback.scope, draft);
+            }
+        }
+        RouteDraft {
+            limits,
+            entries,
+            ..RouteDraft::new(one.source(), target)
+        }
+    }
+}
+
+/// Returns the kind and the path of a location. The sign and the path may be one word, as in
+/// `location ~\.php$`.
+fn parse_location(one: &Directive) -> Option<(LocationKind, &str)> {
+    let signs = [
+        ("=", LocationKind::Exact),
+        ("^~", LocationKind::FirmPrefix),
+        ("~*", LocationKind::AnyCaseRegex),
+        ("~", LocationKind::Regex),
+    ];
+    let first = one.arg(0);
+    match one.args.len() {
+        1 => {
+            let signed = |(sign, kind)| Some((kind, first.strip_prefix(sign)?));
+            let signed = signs.into_iter().find_map(signed);
+            Some(signed.unwrap_or((LocationKind::Prefix, first)))
+        }
+        2 => {
+            let (_, kind) = signs.into_iter().find(|(sign, _)| *sign == first)?;
+            Some((kind, one.arg(1)))
+        }
+        _ => None,
     }
 }
 
@@ -195,143 +298,35 @@ fn is_fallback(list: &[Directive], name: &str) -> bool {
     })
 }
 
-/// A route for `/x` takes `/x/` as well: where another location guards that, it is closed.
-fn shut_twins(found: &mut [Location<'_>], draft: &mut Draft) {
-    for number in 0..found.len() {
-        let one = &found[number];
+/// Closes exact locations whose route would match a path that another location guards: a route for
+/// `/x` also matches `/x/`.
+fn close_shadowed_twins(found: &mut [Location<'_>], draft: &mut Draft) {
+    for index in 0..found.len() {
+        let location = &found[index];
         let guards = |other: &Location<'_>| {
-            other.kind != Kind::Exact
-                && other.path.strip_suffix('/') == Some(one.path)
-                && (other.outcome.goal.refuses() || !other.is_plain)
+            other.kind != LocationKind::Exact
+                && other.path.strip_suffix('/') == Some(location.path)
+                && (other.action.target.denies() || !other.is_plain)
         };
-        let passes = matches!(one.outcome.goal, Goal::Upstream(_));
-        if one.kind == Kind::Exact && passes && found.iter().any(guards) {
+        let passes = matches!(location.action.target, TargetDraft::Upstream(_));
+        if location.kind == LocationKind::Exact && passes && found.iter().any(guards) {
             let why = "a route takes the path with a slash at its end as well, which another \
                        location guards; it is closed";
-            draft.notes.lost(&one.one.place, &one.one.line(), why);
-            let why = format!("`{}`: {why}", one.one.line());
-            found[number].outcome = Goal::Closed(why).into();
+            found[index].action = location.one.close(&mut draft.notes, why).into();
         }
     }
 }
 
-/// The routes of a location.
-fn add(
-    site: &Site<'_>,
-    location: &Location<'_>,
-    own: &[EarlyAnswer],
-    paths: Paths,
-    draft: &mut Draft,
-) {
-    let (one, scope) = (location.one, &location.scope);
-    let block = Block { one, scope };
-    let at = At {
-        path: (!matches!(location.kind, Kind::Regex | Kind::AnyCase)).then_some(location.path),
-        is_exact: location.kind == Kind::Exact,
-        is_stripped: false,
-    };
-    if let Some(why) = paths.differs {
-        draft.notes.differs(&one.place, &one.line(), why);
-    }
-    settings::real_ip(scope, draft);
-    let mut all = own.to_vec();
-    if one.name == "location" {
-        all.extend(rules::of(scope, site.around, &at, draft));
-    }
-    if let Some(fallback) = passing::fallback(scope) {
-        all.extend(rules::of(&fallback.scope, site.around, &at, draft));
-    }
-    let mut outcome = location.outcome.clone();
-    if scope.here("internal").is_some() {
-        all.clear();
-    }
-    if let Some(why) = site.closed.as_ref().filter(|_| !outcome.goal.refuses()) {
-        outcome = Goal::Closed(why.clone()).into();
-    }
-    let later = all.get(own.len()..).unwrap_or_default();
-    for (path, outcome) in rules::by_path(later, at.path.filter(|_| !at.is_exact)) {
-        put(site, &block, &path, outcome, draft);
-    }
-    for host in site.hosts {
-        let seat = AskedAt {
-            method: None,
-            host: host.as_deref(),
-            path: at.path.filter(|_| at.is_exact),
-        };
-        for variant in rules::variants(&all, &outcome, seat) {
-            let mut route = written(site, &block, &variant.outcome, draft);
-            route.host.clone_from(host);
-            route.path.clone_from(&paths.pattern);
-            route.methods = variant.methods;
-            route.headers = variant.headers;
-            enter(route, one, draft);
-        }
-    }
-}
-
-/// A route for each host with one path and one outcome.
-fn put(site: &Site<'_>, block: &Block<'_>, path: &str, outcome: &Outcome, draft: &mut Draft) {
-    for host in site.hosts {
-        let mut route = written(site, block, outcome, draft);
-        route.host.clone_from(host);
-        path.clone_into(&mut route.path);
-        enter(route, block.one, draft);
-    }
-}
-
-/// A route with all but what it takes.
-fn written(site: &Site<'_>, block: &Block<'_>, outcome: &Outcome, draft: &mut Draft) -> RouteDraft {
-    let (one, scope) = (block.one, block.scope);
-    let http = site.around.http;
-    let passes = matches!(outcome.goal, Goal::Upstream(_));
-    let mut settings = outcome.settings.clone();
-    let fallback = passing::fallback(scope);
-    let target = fallback.as_ref().map_or(scope, |fallback| &fallback.scope);
-    for change in headers::changes(target, draft) {
-        let is_new = !settings.iter().any(|(key, _)| *key == change.0);
-        if is_new && (passes || change.0 == "headers_down" && !outcome.goal.refuses()) {
-            settings.push(change);
-        }
-    }
-    let sizes = scope.all("client_max_body_size");
-    let is_own = sizes.first().is_some_and(|one| !is_of_http(one, http));
-    if let Some(bytes) = settings::body_bytes(scope, draft).filter(|_| is_own && passes) {
-        settings.push(("body_limit".to_owned(), settings::body_text(bytes)));
-    }
-    // What nginx answers by itself is not limited there either.
-    let mut limits = Vec::new();
-    if passes {
-        limits = limits::of(http, scope, draft);
-        if let Some(fallback) = fallback.filter(|_| limits.is_empty()) {
-            limits = limits::of(http, &fallback.scope, draft);
-        }
-    }
-    RouteDraft {
-        place: one.place.clone(),
-        was: one.line(),
-        host: None,
-        path: String::new(),
-        methods: Vec::new(),
-        headers: Vec::new(),
-        goal: outcome.goal.clone(),
-        limits,
-        settings,
-    }
-}
-
-fn enter(route: RouteDraft, one: &Directive, draft: &mut Draft) {
+/// Adds a route, and notes a location whose requests an earlier route matches.
+fn add_route(route: RouteDraft, one: &Directive, draft: &mut Draft) {
     let Some(first) = draft.add_route(route) else {
         return;
     };
-    let (place, was) = (first.place.clone(), first.was.clone());
-    // Of a server without a location for all there is one by itself.
-    if place != one.place && one.name == "location" {
-        let why = format!("`{was}` of line {} takes these requests", place.line);
-        draft.notes.lost(&one.place, &one.line(), why);
+    let first = first.source.clone();
+    // A server without a location for all requests has a route for them by itself.
+    if first.place != one.place && one.name == "location" {
+        let (text, line) = (first.text, first.place.line);
+        let why = format!("`{text}` of line {line} takes these requests");
+        one.note_lost(&mut draft.notes, why);
     }
-}
-
-/// Whether a directive stands in `http` itself, where `[server]` says it.
-fn is_of_http(one: &Directive, http: &Http<'_>) -> bool {
-    http.top.iter().any(|top| std::ptr::eq(top, one))
 }

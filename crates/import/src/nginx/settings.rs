@@ -1,98 +1,90 @@
-//! What holds for all of `http`: bounds and times of clients, trusted proxies, the status of
-//! denials.
+//! Settings of the server and of routes: timeouts, sizes, trusted proxies and headers.
 
-use super::scope::Scope;
+use super::scope::BlockScope;
 use super::syntax::Directive;
-use super::values;
-use crate::draft::Draft;
-use crate::print::text;
+use super::variables;
+use crate::draft::{Draft, Notes};
+use crate::patterns;
+use crate::route::Direction;
+use crate::values::{self, TomlEntries, inline_table, quote, quote_one_or_list};
 
-/// nginx's own bound of a request's body.
-const USUAL_BODY: u64 = 1 << 20;
+/// nginx's own limit of a request's body.
+const DEFAULT_BODY: u64 = 1 << 20;
 
-/// Reads what stands in `http` itself.
-pub(super) fn http(scope: &Scope<'_>, draft: &mut Draft) {
-    for (theirs, ours, least, most) in [
-        ("client_header_timeout", "header_timeout", 1, 86_400_000),
-        ("keepalive_timeout", "idle_timeout", 1, 86_400_000),
-        ("client_body_timeout", "body_timeout", 1, 86_400_000),
+/// The longest time that `proxy.toml` takes.
+const DAY_MS: u64 = 86_400_000;
+
+/// Reads a time of at least 1 ms and at most a day.
+pub(super) fn parse_timeout(text: &str) -> Option<u64> {
+    values::parse_nginx_ms(text).filter(|ms| (1..=DAY_MS).contains(ms))
+}
+
+/// Reads the settings of the `http` block itself.
+pub(super) fn read_http(scope: &BlockScope<'_>, draft: &mut Draft) {
+    type Translate = fn(&Directive) -> Option<String>;
+    let time: Translate = |one| Some(values::time_text(parse_timeout(one.arg(0))?));
+    let buffers: Translate = |one| {
+        let count = one.arg(0).parse::<u64>().ok()?;
+        let bytes = count.checked_mul(values::parse_nginx_size(one.arg(1))?)?;
+        let fits = (4096..=1 << 20).contains(&bytes);
+        fits.then(|| values::size_text(bytes))
+    };
+    let count: Translate = |one| {
+        let count = one.arg(0).parse::<u64>().ok();
+        Some(count.filter(|most| (1..=1000).contains(most))?.to_string())
+    };
+    let no_time = "not such a time here";
+    for (theirs, ours, translate, why) in [
+        ("client_header_timeout", "header_timeout", time, no_time),
+        ("keepalive_timeout", "idle_timeout", time, no_time),
+        ("client_body_timeout", "body_timeout", time, no_time),
+        (
+            "large_client_header_buffers",
+            "max_header_bytes",
+            buffers,
+            "4 KiB to 1 MiB are possible",
+        ),
+        (
+            "max_headers",
+            "max_headers",
+            count,
+            "1 to 1000 are possible",
+        ),
+        ("worker_shutdown_timeout", "drain_timeout", time, no_time),
     ] {
         let Some(one) = scope.last(theirs) else {
             continue;
         };
-        match values::time_ms(one.arg(0)).filter(|ms| (least..=most).contains(ms)) {
-            Some(ms) => draft.server.push((ours.to_owned(), values::time_text(ms))),
-            None => draft
-                .notes
-                .lost(&one.place, &one.line(), "not such a time here"),
+        match translate(one) {
+            Some(value) => draft.server.add(ours, value),
+            None => one.note_lost(&mut draft.notes, why),
         }
     }
-    if let Some(one) = scope.last("large_client_header_buffers") {
-        let count = one.arg(0).parse::<u64>().ok();
-        let all = count
-            .zip(values::size(one.arg(1)))
-            .map(|(count, size)| count * size);
-        match all.filter(|size| (4096..=1 << 20).contains(size)) {
-            Some(size) => {
-                let setting = ("max_header_bytes".to_owned(), values::size_text(size));
-                draft.server.push(setting);
-            }
-            None => draft
-                .notes
-                .lost(&one.place, &one.line(), "4 KiB to 1 MiB are possible"),
-        }
-    }
-    if let Some(one) = scope.last("max_headers") {
-        match one
-            .arg(0)
-            .parse::<u64>()
-            .ok()
-            .filter(|most| (1..=1000).contains(most))
-        {
-            Some(most) => draft
-                .server
-                .push(("max_headers".to_owned(), most.to_string())),
-            None => draft
-                .notes
-                .lost(&one.place, &one.line(), "1 to 1000 are possible"),
-        }
-    }
-    if let Some(one) = scope.last("worker_shutdown_timeout") {
-        match values::time_ms(one.arg(0)).filter(|ms| (1..=86_400_000).contains(ms)) {
-            Some(ms) => {
-                let setting = ("drain_timeout".to_owned(), values::time_text(ms));
-                draft.server.push(setting);
-            }
-            None => draft
-                .notes
-                .lost(&one.place, &one.line(), "not such a time here"),
-        }
-    }
-    let body = body_bytes(scope, draft).unwrap_or(USUAL_BODY);
-    draft.server.push(("max_body".to_owned(), body_text(body)));
-    real_ip(scope, draft);
+    let bytes = max_body(scope, &mut draft.notes).unwrap_or(DEFAULT_BODY);
+    draft.server.add("max_body", body_text(bytes));
+    read_real_ip(scope, draft);
 }
 
-/// `client_max_body_size` where one holds.
-pub(super) fn body_bytes(scope: &Scope<'_>, draft: &mut Draft) -> Option<u64> {
+/// Returns the bytes of `client_max_body_size`.
+pub(super) fn max_body(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<u64> {
     let one = scope.last("client_max_body_size")?;
-    let size = values::size(one.arg(0));
+    let size = values::parse_nginx_size(one.arg(0));
     if size.is_none() {
-        draft.notes.lost(&one.place, &one.line(), "not a size");
+        one.note_lost(notes, "not a size");
     }
     size
 }
 
-/// Nothing is no bound.
+/// Writes the limit of a body. For nginx, 0 is no limit.
 pub(super) fn body_text(bytes: u64) -> String {
     match bytes {
-        0 => text("unlimited"),
+        0 => quote("unlimited"),
         bytes => values::size_text(bytes),
     }
 }
 
-/// nginx's own header with the client's address, where none is named.
-pub(super) fn usual_real_ip(main: &[Directive], draft: &mut Draft) {
+/// Uses nginx's default header for the client's address if the files name none.
+pub(super) fn add_default_real_ip(main: &[Directive], draft: &mut Draft) {
     if !draft.trusted.is_empty() && !names_header(main) && draft.client_ip_header.is_none() {
         draft.client_ip_header = Some("x-real-ip".to_owned());
     }
@@ -103,41 +95,137 @@ fn names_header(list: &[Directive]) -> bool {
         .any(|one| one.name == "real_ip_header" || names_header(one.inner()))
 }
 
-/// Whom to believe of whom a request comes from.
-pub(super) fn real_ip(scope: &Scope<'_>, draft: &mut Draft) {
-    for one in scope
-        .own()
-        .iter()
-        .filter(|one| one.name == "set_real_ip_from")
-    {
+/// Reads which proxies are trusted, and in which header they send the client's address.
+pub(super) fn read_real_ip(scope: &BlockScope<'_>, draft: &mut Draft) {
+    for one in scope.own_named("set_real_ip_from") {
         let net = one.arg(0);
-        let reads = net.parse::<ipnet::IpNet>().is_ok() || net.parse::<std::net::IpAddr>().is_ok();
-        match reads {
+        match net.parse::<ipnet::IpNet>().is_ok() || net.parse::<std::net::IpAddr>().is_ok() {
             true => draft.trusted.push(net.to_owned()),
-            false => {
-                let why = "only addresses and networks can be trusted";
-                draft.notes.lost(&one.place, &one.line(), why);
-            }
+            false => one.note_lost(
+                &mut draft.notes,
+                "only addresses and networks can be trusted",
+            ),
         }
     }
-    let Some(one) = scope.here("real_ip_header") else {
+    let Some(one) = scope.own_first("real_ip_header") else {
         return;
     };
     match one.arg(0).to_ascii_lowercase().as_str() {
+        "x-forwarded-for" if scope.is_on("real_ip_recursive") => {}
         "x-forwarded-for" => {
-            if !scope.is_on("real_ip_recursive") {
-                let why = "tidegate passes over trusted addresses from the right, as with \
-                           `real_ip_recursive on`";
-                draft.notes.differs(&one.place, &one.line(), why);
-            }
+            let why = "tidegate passes over trusted addresses from the right, as with \
+                       `real_ip_recursive on`";
+            one.note_differs(&mut draft.notes, why);
         }
         "proxy_protocol" => {}
         other => match &draft.client_ip_header {
             Some(known) if known != other => {
                 let why = format!("there is one header for all, `{known}`");
-                draft.notes.lost(&one.place, &one.line(), why);
+                one.note_lost(&mut draft.notes, why);
             }
             _ => draft.client_ip_header = Some(other.to_owned()),
         },
     }
+}
+
+/// Headers of requests that tidegate sets by itself, or does not need.
+const AUTOMATIC: [&str; 8] = [
+    "host",
+    "x-real-ip",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-forwarded-host",
+    "forwarded",
+    "upgrade",
+    "connection",
+];
+
+/// Returns `headers_up` and `headers_down` of a route.
+pub(super) fn header_changes(scope: &BlockScope<'_>, draft: &mut Draft) -> TomlEntries {
+    let mut up = Vec::new();
+    for name in ["proxy_set_header", "grpc_set_header"] {
+        for one in scope.inherited(name) {
+            up.extend(request_header(one, draft));
+        }
+    }
+    let notes = &mut draft.notes;
+    let mut down = Vec::new();
+    for one in scope.inherited("proxy_hide_header") {
+        let name = changed_header(one, Direction::Down, notes);
+        let change = name.map(|name| format!("{} = false", toml_key(&name)));
+        down.extend(change.filter(|change| !down.contains(change)));
+    }
+    let mut added: Vec<(String, Vec<String>)> = Vec::new();
+    for one in scope.inherited("add_header") {
+        // `[tls]` has a setting for this one.
+        if one.arg(0).eq_ignore_ascii_case("strict-transport-security") {
+            continue;
+        }
+        let Some(name) = changed_header(one, Direction::Down, notes) else {
+            continue;
+        };
+        let value = header_value(one, notes).unwrap_or_default();
+        match added.iter_mut().find(|(known, _)| *known == name) {
+            _ if value.is_empty() => {}
+            Some((_, values)) => values.push(value),
+            None => added.push((name, vec![value])),
+        }
+    }
+    down.extend(added.into_iter().map(|(name, values)| {
+        let name = quote(&format!("+{name}"));
+        format!("{name} = {}", quote_one_or_list(&values))
+    }));
+    let mut entries = TomlEntries::default();
+    for (name, list) in [("headers_up", up), ("headers_down", down)] {
+        if !list.is_empty() {
+            entries.add(name, inline_table(&list));
+        }
+    }
+    entries
+}
+
+fn toml_key(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    match name.bytes().all(plain) {
+        true => name.to_owned(),
+        false => quote(name),
+    }
+}
+
+/// Returns the name of the directive's header if a route may change it.
+fn changed_header(one: &Directive, direction: Direction, notes: &mut Notes) -> Option<String> {
+    patterns::parse_changed_header(one.arg(0), direction)
+        .map_err(|why| one.note_lost(notes, why))
+        .ok()
+}
+
+/// Returns the value of the directive's header as a template.
+fn header_value(one: &Directive, notes: &mut Notes) -> Option<String> {
+    variables::translate_template(one.arg(1))
+        .map_err(|why| one.note_lost(notes, why))
+        .ok()
+}
+
+/// Translates `proxy_set_header X-User $http_x_user;`.
+fn request_header(one: &Directive, draft: &mut Draft) -> Option<String> {
+    let lower = one.arg(0).to_ascii_lowercase();
+    if AUTOMATIC.contains(&lower.as_str()) {
+        return None;
+    }
+    if matches!(lower.as_str(), "x-forwarded-port" | "x-forwarded-server") {
+        let why = "tidegate tells X-Forwarded-For, -Proto and -Host, and Forwarded";
+        one.note_lost(&mut draft.notes, why);
+        return None;
+    }
+    if one.arg(1) == "$request_id" {
+        draft.request_id = Some(lower);
+        return None;
+    }
+    let name = changed_header(one, Direction::Up, &mut draft.notes)?;
+    let value = header_value(one, &mut draft.notes)?;
+    let value = match value.is_empty() {
+        true => "false".to_owned(),
+        false => quote(&value),
+    };
+    Some(format!("{} = {value}", toml_key(&name)))
 }

@@ -1,120 +1,371 @@
-//! `upstream` blocks, and the settings with which a location goes to one.
+//! `proxy_pass` and `grpc_pass`: the upstream that a location sends requests to, and its settings.
 
-use std::collections::BTreeMap;
-
-use super::keys;
-use super::maps::Maps;
-use super::scope::Scope;
+use super::scope::{BlockScope, HttpBlock, LocationPath};
+use super::settings::parse_timeout;
 use super::syntax::Directive;
-use super::values;
-use crate::draft::{Draft, ServerDraft, Setting};
+use super::variables;
+use crate::draft::{Draft, Notes, RouteAction, ServerDraft, TargetDraft, UpstreamDraft};
 use crate::files;
-use crate::notes::Notes;
-use crate::print::{text, texts};
+use crate::route::{Prefix, host_of};
+use crate::values::{self, TomlEntries, inline_table, quote, quote_list};
 
-/// The `upstream` blocks, by name.
-#[derive(Debug, Default)]
-pub(super) struct Groups<'d> {
-    by_name: BTreeMap<&'d str, &'d Directive>,
+/// A `proxy_pass` or `grpc_pass`, and the scope that it is in.
+pub(super) struct ProxyPass<'p> {
+    scope: &'p BlockScope<'p>,
+    one: &'p Directive,
+    /// The prefix of the directives that belong to it.
+    prefix: &'static str,
+    /// The scheme without TLS.
+    plain_scheme: &'static str,
 }
 
-impl<'d> Groups<'d> {
-    pub(super) fn of(http: &'d [Directive]) -> Groups<'d> {
-        let groups = http.iter().filter(|one| one.name == "upstream");
-        Groups {
-            by_name: groups.map(|one| (one.arg(0), one)).collect(),
+/// `http://backend/path`
+#[derive(Debug)]
+struct PassUrl<'p> {
+    scheme: &'p str,
+    host: &'p str,
+    path: Option<&'p str>,
+}
+
+impl<'p> ProxyPass<'p> {
+    /// Returns the directive of the block itself.
+    pub(super) fn find(scope: &'p BlockScope<'p>) -> Option<ProxyPass<'p>> {
+        let speaks_http2 = matches!(scope.last_arg("proxy_http_version"), Some("2" | "2.0"));
+        let proxy_scheme = if speaks_http2 { "h2c" } else { "http" };
+        let pass = |name, prefix, plain_scheme| {
+            Some(ProxyPass {
+                scope,
+                one: scope.own_first(name)?,
+                prefix,
+                plain_scheme,
+            })
+        };
+        pass("proxy_pass", "proxy", proxy_scheme).or_else(|| pass("grpc_pass", "grpc", "h2c"))
+    }
+
+    pub(super) fn translate(&self, path: &LocationPath<'_>, draft: &mut Draft) -> RouteAction {
+        self.try_translate(path, draft)
+            .unwrap_or_else(|why| self.one.close(&mut draft.notes, &why).into())
+    }
+
+    fn try_translate(
+        &self,
+        path: &LocationPath<'_>,
+        draft: &mut Draft,
+    ) -> Result<RouteAction, String> {
+        let url = self.parse_url()?;
+        let entries = self.replace_path(url.path, path, &mut draft.notes)?;
+        let target = TargetDraft::Upstream(self.add_upstream(&url, draft));
+        Ok(RouteAction { target, entries })
+    }
+
+    fn parse_url(&self) -> Result<PassUrl<'p>, String> {
+        let whole = self.one.arg(0);
+        let (scheme, rest) = match whole.split_once("://") {
+            Some(("http" | "grpc", rest)) => (self.plain_scheme, rest),
+            Some(("https" | "grpcs", rest)) => ("https", rest),
+            None if self.prefix == "grpc" => (self.plain_scheme, whole),
+            _ => return Err("not a URL that can be used".to_owned()),
+        };
+        let (host, path) = match rest.strip_prefix("unix:") {
+            Some(socket) => {
+                let end = socket.find(':').map_or(rest.len(), |at| at + "unix:".len());
+                (&rest[..end], rest.get(end + 1..).unwrap_or_default())
+            }
+            None => rest.split_at(rest.find(['/', '$', '?']).unwrap_or(rest.len())),
+        };
+        if host.is_empty() || host.contains('$') {
+            return Err("where requests go depends on a variable".to_owned());
+        }
+        let path = match path {
+            "" | "$request_uri" | "$uri$is_args$args" => None,
+            path if path.contains('$') => {
+                return Err("the path that is asked for depends on a variable".to_owned());
+            }
+            path => Some(path),
+        };
+        Ok(PassUrl { scheme, host, path })
+    }
+
+    /// Returns the settings that replace the location's path by the path of the URL, as nginx does.
+    fn replace_path(
+        &self,
+        new_path: Option<&str>,
+        location: &LocationPath<'_>,
+        notes: &mut Notes,
+    ) -> Result<TomlEntries, String> {
+        let mut entries = TomlEntries::default();
+        let mut add = |name: &str, path: &str| {
+            let path = path.trim_end_matches('/');
+            if !path.is_empty() {
+                entries.add(name, quote(path));
+            }
+        };
+        let Some(new_path) = new_path else {
+            if let Some(path) = location.path.filter(|_| location.is_stripped) {
+                add("strip_prefix", path);
+            }
+            return Ok(entries);
+        };
+        let path = location
+            .path
+            .ok_or("the path of a regular expression cannot be replaced")?;
+        if new_path == path && !location.is_stripped {
+            return Ok(entries);
+        }
+        let (has_slash, gets_slash) = (path.ends_with('/'), new_path.ends_with('/'));
+        if has_slash && !gets_slash && !location.is_exact
+            || location.is_stripped
+            || new_path.contains(['?', '#'])
+            || Prefix::parse(new_path).is_err() && new_path != "/"
+        {
+            return Err(format!(
+                "`{path}` cannot be replaced by `{new_path}`: routes replace whole segments of a \
+                 path"
+            ));
+        }
+        if !has_slash && gets_slash && !(location.is_exact && new_path == "/") {
+            let why = match location.is_exact {
+                true => "the path that is asked for has no slash at its end",
+                false => "the rest of the path begins with one slash, not with two",
+            };
+            self.one.note_differs(notes, why);
+        }
+        add("strip_prefix", path);
+        add("add_prefix", new_path);
+        Ok(entries)
+    }
+
+    fn add_upstream(&self, url: &PassUrl<'p>, draft: &mut Draft) -> String {
+        let (http, notes) = (self.scope.http, &mut draft.notes);
+        let group = http.upstream(url.host);
+        let socket = url.host.strip_prefix("unix:").unwrap_or(url.host);
+        let mut upstream = UpstreamDraft {
+            name: socket.trim_start_matches('/').to_owned(),
+            servers: Vec::new(),
+            entries: TomlEntries::default(),
+            place: self.one.place.clone(),
+        };
+        match group {
+            Some(block) => read_group(block, url.scheme, http, &mut upstream, notes),
+            None => upstream.servers.push(ServerDraft {
+                url: server_url(url.host, url.scheme),
+                ..ServerDraft::default()
+            }),
+        }
+        let entries = &mut upstream.entries;
+        if upstream.servers.len() == 1 {
+            entries.list.retain(|entry| entry.key != "balance");
+        }
+        if let Some(host) = self.sent_host(url, group.is_some()) {
+            entries.add("host", quote(host));
+        }
+        self.add_timeouts(entries, notes);
+        self.add_retries(entries, notes);
+        if url.scheme == "https" {
+            let name = group.is_some().then_some(url.host);
+            self.add_tls(name, entries, notes);
+            if self.last_arg("ssl_verify") != Some("on") {
+                let why = "tidegate verifies certificates, nginx did not: `tls = { ca = .. }` of \
+                           the upstream says whom to trust";
+                self.one.note_differs(notes, why);
+            }
+        }
+        draft.add_upstream(upstream)
+    }
+
+    /// Returns the host that the upstream gets; `None` for the client's. nginx sends the host of
+    /// `proxy_pass` unless a header sets another.
+    fn sent_host(&self, url: &PassUrl<'p>, is_group: bool) -> Option<&'p str> {
+        let sets = self.scope.inherited(&format!("{}_set_header", self.prefix));
+        let set = sets
+            .iter()
+            .find(|one| one.arg(0).eq_ignore_ascii_case("host"));
+        let value = match set.map(|one| one.arg(1)) {
+            Some("$host" | "$http_host" | "$host:$server_port") => return None,
+            Some("$proxy_host" | "") | None => match url.host {
+                unix if unix.starts_with("unix:") => "localhost",
+                name if is_group => name,
+                _ => "rewrite",
+            },
+            Some("$server_name") => self.scope.last_arg("server_name").unwrap_or("rewrite"),
+            Some(value) if value.contains('$') => "rewrite",
+            Some(value) => value,
+        };
+        // The name of a group need not be a valid host.
+        Some(if host_of(value).is_ok() {
+            value
+        } else {
+            "rewrite"
+        })
+    }
+
+    /// Returns the directive that applies: `connect_timeout` is `proxy_connect_timeout`.
+    fn last(&self, name: &str) -> Option<&'p Directive> {
+        self.scope.last(&format!("{}_{name}", self.prefix))
+    }
+
+    fn last_arg(&self, name: &str) -> Option<&'p str> {
+        self.last(name).map(|one| one.arg(0))
+    }
+
+    fn add_timeouts(&self, entries: &mut TomlEntries, notes: &mut Notes) {
+        for (theirs, ours) in [
+            ("connect_timeout", &["connect_timeout"][..]),
+            ("read_timeout", &["timeout", "body_timeout"]),
+        ] {
+            let Some(one) = self.last(theirs) else {
+                continue;
+            };
+            match parse_timeout(one.arg(0)) {
+                Some(ms) => ours
+                    .iter()
+                    .for_each(|key| entries.add(key, values::time_text(ms))),
+                None => one.note_lost(notes, "a day is the longest time"),
+            }
         }
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&'d Directive> {
-        self.by_name.get(name).copied()
+    /// Translates `proxy_next_upstream error timeout http_502;`.
+    fn add_retries(&self, entries: &mut TomlEntries, notes: &mut Notes) {
+        let Some(one) = self.last("next_upstream") else {
+            return;
+        };
+        if one.arg(0) == "off" {
+            entries.add("retries", "0");
+            return;
+        }
+        let mut causes = Vec::new();
+        for word in &one.args {
+            match word.as_str() {
+                "error" | "invalid_header" => causes.push("closed".to_owned()),
+                "timeout" => causes.push("timeout".to_owned()),
+                status if status.starts_with("http_5") => causes.push(status[5..].to_owned()),
+                _ => notes.lost(&one.place, word, "no reason to send a request again"),
+            }
+        }
+        causes.dedup();
+        let tries = self.last_arg("next_upstream_tries");
+        let tries = tries.and_then(|tries| tries.parse::<u64>().ok());
+        let tries = tries.filter(|tries| (1..=11).contains(tries));
+        let attempts = tries.map(|tries| format!("attempts = {}", tries - 1));
+        let mut fields: Vec<String> = attempts.into_iter().collect();
+        fields.push(format!("on = {}", quote_list(&causes)));
+        entries.add("retries", inline_table(&fields));
+    }
+
+    /// Adds the name, the authority and the client certificate for TLS to the upstream.
+    fn add_tls(&self, group: Option<&str>, entries: &mut TomlEntries, notes: &mut Notes) {
+        let mut fields = Vec::new();
+        let mut add = |key: &str, value: &str| fields.push(format!("{key} = {}", quote(value)));
+        let name = self.last_arg("ssl_name");
+        if let Some(name) = name.filter(|name| !name.contains('$')).or(group) {
+            add("name", name);
+        }
+        if let Some(one) = self.last("ssl_trusted_certificate") {
+            match files::is_readable(one.arg(0)) {
+                true => add("ca", one.arg(0)),
+                false => {
+                    let why = "no such file here; `tls = { ca = .. }` of the upstream names it";
+                    one.note_lost(notes, why);
+                }
+            }
+        }
+        let cert = self.last("ssl_certificate");
+        let key = self.last("ssl_certificate_key");
+        let is_readable =
+            |one: Option<&Directive>| one.is_some_and(|one| files::is_readable(one.arg(0)));
+        let are_usable = is_readable(cert) && is_readable(key);
+        for (name, one) in [("cert", cert), ("key", key)] {
+            match one {
+                Some(one) if are_usable => add(name, one.arg(0)),
+                Some(one) if !one.arg(0).is_empty() => {
+                    let why = "no such pair of files here; `tls = { cert = .., key = .. }` of the \
+                               upstream names it";
+                    one.note_lost(notes, why);
+                }
+                _ => {}
+            }
+        }
+        if !fields.is_empty() {
+            entries.add("tls", inline_table(&fields));
+        }
     }
 }
 
-/// The servers of a block, and how requests are spread over them.
-pub(super) fn group(
+/// Reads an `upstream` block.
+fn read_group(
     block: &Directive,
     scheme: &str,
-    maps: &Maps<'_>,
+    http: &HttpBlock<'_>,
+    upstream: &mut UpstreamDraft,
     notes: &mut Notes,
-) -> (Vec<ServerDraft>, Vec<Setting>) {
-    let mut servers = Vec::new();
-    let mut settings = vec![("balance".to_owned(), text("round-robin"))];
-    let mut set = |key: &str, value: String| {
-        settings.retain(|(known, _): &Setting| known != key);
-        settings.push((key.to_owned(), value));
-    };
+) {
+    let UpstreamDraft {
+        servers, entries, ..
+    } = upstream;
+    entries.add("balance", quote("round-robin"));
     for one in block.inner() {
         match one.name.as_str() {
             "server" => {
-                let Some(found) = server(one, scheme, notes) else {
+                let Some(server) = read_server(one, scheme, notes) else {
                     continue;
                 };
-                match servers
-                    .iter()
-                    .any(|known: &ServerDraft| known.url == found.url)
-                {
-                    true => notes.lost(&one.place, &one.line(), "the same server twice"),
-                    false => servers.push(found),
+                match servers.iter().any(|known| known.url == server.url) {
+                    true => one.note_lost(notes, "the same server twice"),
+                    false => servers.push(server),
                 }
                 if let Some(eject) = ejection(one) {
-                    set("eject", eject);
+                    entries.replace("eject", eject);
                 }
             }
-            "least_conn" | "least_time" | "random" => set("balance", text("p2c")),
-            "ip_hash" => set("balance", text("hash:ip")),
-            "hash" => match keys::key(one.arg(0), maps) {
-                Ok((key, _)) if key.parts.len() == 1 => {
-                    set("balance", text(&format!("hash:{}", key.parts[0])));
+            "least_conn" | "least_time" | "random" => entries.replace("balance", quote("p2c")),
+            "ip_hash" => entries.replace("balance", quote("hash:ip")),
+            "hash" => {
+                let key = variables::translate_key(one.arg(0), http).map(|found| found.key.parts);
+                match key.as_deref() {
+                    Ok([part]) => entries.replace("balance", quote(&format!("hash:{part}"))),
+                    _ => one.note_lost(notes, "no such key to balance by"),
                 }
-                _ => notes.lost(&one.place, &one.line(), "no such key to balance by"),
-            },
+            }
             "keepalive" => match one.arg(0).parse::<u64>().ok().filter(|count| *count > 0) {
-                Some(count) => set("max_idle", count.to_string()),
-                None => notes.lost(&one.place, &one.line(), "no such number"),
+                Some(count) => entries.replace("max_idle", count.to_string()),
+                None => one.note_lost(notes, "no such number"),
             },
             "keepalive_timeout" => {
-                if let Some(ms) = values::time_ms(one.arg(0)).filter(|ms| *ms > 0) {
-                    set("idle_timeout", values::time_text(ms));
+                if let Some(ms) = values::parse_nginx_ms(one.arg(0)).filter(|ms| *ms > 0) {
+                    entries.replace("idle_timeout", values::time_text(ms));
                 }
             }
             "zone" | "keepalive_requests" | "keepalive_time" => {
-                notes.needless(
-                    &one.place,
-                    &one.line(),
-                    "connections are kept by themselves",
-                );
+                one.note_needless(notes, "connections are kept by themselves");
             }
-            _ => notes.lost(&one.place, &one.line(), "tidegate has nothing like it"),
+            _ => one.note_lost(notes, "tidegate has nothing like it"),
         }
     }
-    (servers, settings)
 }
 
-/// `server 10.0.0.1:8080 weight=3;`
-fn server(one: &Directive, scheme: &str, notes: &mut Notes) -> Option<ServerDraft> {
+/// Reads `server 10.0.0.1:8080 weight=3;`.
+fn read_server(one: &Directive, scheme: &str, notes: &mut Notes) -> Option<ServerDraft> {
     let mut server = ServerDraft {
-        url: url(one.arg(0), scheme),
+        url: server_url(one.arg(0), scheme),
         ..ServerDraft::default()
     };
     for word in one.args.iter().skip(1) {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         match key {
             "weight" => {
-                server.weight = value
-                    .parse()
-                    .ok()
-                    .filter(|weight| (2..=1000).contains(weight));
+                let weight = value.parse().ok();
+                server.weight = weight.filter(|weight| (2..=1000).contains(weight));
             }
             "max_conns" => server.max_connections = value.parse().ok().filter(|most| *most > 0),
             "max_fails" | "fail_timeout" | "resolve" => {}
             "down" => {
-                notes.needless(&one.place, &one.line(), "it is down");
+                one.note_needless(notes, "it is down");
                 return None;
             }
             "backup" => {
-                let why = "there are no servers in reserve; it is left out";
-                notes.lost(&one.place, &one.line(), why);
+                one.note_lost(notes, "there are no servers in reserve; it is left out");
                 return None;
             }
             "slow_start" => notes.lost(&one.place, word, "`slow_start` of the upstream says it"),
@@ -124,131 +375,30 @@ fn server(one: &Directive, scheme: &str, notes: &mut Notes) -> Option<ServerDraf
     Some(server)
 }
 
-/// `max_fails=3 fail_timeout=30s` of the first server that says it.
-fn ejection(one: &Directive) -> Option<String> {
-    let said = |name: &str| one.args.iter().find_map(|arg| arg.strip_prefix(name));
-    let (fails, time) = (said("max_fails="), said("fail_timeout="));
+/// Translates `max_fails=3 fail_timeout=30s` to `eject`.
+fn ejection(server: &Directive) -> Option<String> {
+    let fails = server.option("max_fails=");
     if fails == Some("0") {
         return Some("false".to_owned());
     }
     let fails = fails.and_then(|fails| fails.parse::<u64>().ok());
-    let time = time.and_then(values::time_ms).filter(|ms| *ms > 0);
-    let mut said = Vec::new();
-    said.extend(fails.map(|fails| format!("failures = {fails}")));
-    if let Some(ms) = time {
-        said.push(format!("for = {}", values::time_text(ms)));
-        said.push(format!("max_for = {}", values::time_text(ms.max(60_000))));
+    let time = server
+        .option("fail_timeout=")
+        .and_then(values::parse_nginx_ms);
+    let mut fields = Vec::new();
+    fields.extend(fails.map(|fails| format!("failures = {fails}")));
+    if let Some(ms) = time.filter(|ms| *ms > 0) {
+        fields.push(format!("for = {}", values::time_text(ms)));
+        let longest = values::time_text(ms.max(60_000));
+        fields.push(format!("max_for = {longest}"));
     }
-    (!said.is_empty()).then(|| format!("{{ {} }}", said.join(", ")))
+    (!fields.is_empty()).then(|| inline_table(&fields))
 }
 
-/// An address of nginx as a URL.
-pub(super) fn url(address: &str, scheme: &str) -> String {
+/// Writes an address of nginx as a URL.
+fn server_url(address: &str, scheme: &str) -> String {
     match address.strip_prefix("unix:") {
         Some(path) => format!("unix:{}", path.trim_end_matches(':')),
         None => format!("{scheme}://{address}"),
     }
-}
-
-/// What `proxy_...` says of times, retries and TLS.
-pub(super) fn settings(scope: &Scope<'_>, prefix: &str, draft: &mut Draft) -> Vec<Setting> {
-    let mut found: Vec<Setting> = Vec::new();
-    let name = |rest: &str| format!("{prefix}_{rest}");
-    for (theirs, ours) in [
-        ("connect_timeout", &["connect_timeout"][..]),
-        ("read_timeout", &["timeout", "body_timeout"]),
-    ] {
-        let Some(one) = scope.last(&name(theirs)) else {
-            continue;
-        };
-        let time = values::time_ms(one.arg(0)).filter(|ms| (1..=86_400_000).contains(ms));
-        match time {
-            Some(ms) => {
-                let setting = |key: &&str| ((*key).to_owned(), values::time_text(ms));
-                found.extend(ours.iter().map(setting));
-            }
-            None => draft
-                .notes
-                .lost(&one.place, &one.line(), "a day is the longest time"),
-        }
-    }
-    found.extend(retries(scope, prefix, draft));
-    found
-}
-
-/// `proxy_next_upstream error timeout http_502;`
-fn retries(scope: &Scope<'_>, prefix: &str, draft: &mut Draft) -> Option<Setting> {
-    let one = scope.last(&format!("{prefix}_next_upstream"))?;
-    if one.arg(0) == "off" {
-        return Some(("retries".to_owned(), "0".to_owned()));
-    }
-    let mut on = Vec::new();
-    for word in &one.args {
-        match word.as_str() {
-            "error" | "invalid_header" => on.push("closed".to_owned()),
-            "timeout" => on.push("timeout".to_owned()),
-            status if status.starts_with("http_5") => on.push(status[5..].to_owned()),
-            _ => draft
-                .notes
-                .lost(&one.place, word, "no reason to send a request again"),
-        }
-    }
-    on.dedup();
-    let tries = scope.last(&format!("{prefix}_next_upstream_tries"));
-    let tries = tries.and_then(|one| one.arg(0).parse::<u64>().ok());
-    let mut said = Vec::new();
-    if let Some(tries) = tries.filter(|tries| (1..=11).contains(tries)) {
-        said.push(format!("attempts = {}", tries - 1));
-    }
-    said.push(format!("on = {}", texts(&on)));
-    Some(("retries".to_owned(), format!("{{ {} }}", said.join(", "))))
-}
-
-/// What is verified of a server that is spoken to over TLS.
-pub(super) fn tls(
-    scope: &Scope<'_>,
-    prefix: &str,
-    named: Option<&str>,
-    draft: &mut Draft,
-) -> Option<Setting> {
-    let mut said = Vec::new();
-    let name = |rest: &str| format!("{prefix}_ssl_{rest}");
-    let sni = scope
-        .last(&name("name"))
-        .map(|one| one.arg(0))
-        .filter(|one| !one.contains('$'));
-    if let Some(sni) = sni.or(named) {
-        said.push(format!("name = {}", text(sni)));
-    }
-    if let Some(one) = scope.last(&name("trusted_certificate")) {
-        match files::is_there(one.arg(0)) {
-            true => said.push(format!("ca = {}", text(one.arg(0)))),
-            false => {
-                let why = "no such file here; `tls = { ca = .. }` of the upstream names it";
-                draft.notes.lost(&one.place, &one.line(), why);
-            }
-        }
-    }
-    let pair = (
-        scope.last(&name("certificate")),
-        scope.last(&name("certificate_key")),
-    );
-    match pair {
-        (Some(cert), Some(key)) if files::is_there(cert.arg(0)) && files::is_there(key.arg(0)) => {
-            said.push(format!("cert = {}", text(cert.arg(0))));
-            said.push(format!("key = {}", text(key.arg(0))));
-        }
-        (cert, key) => {
-            for one in cert
-                .into_iter()
-                .chain(key)
-                .filter(|one| !one.arg(0).is_empty())
-            {
-                let why = "no such pair of files here; `tls = { cert = .., key = .. }` of the \
-                           upstream names it";
-                draft.notes.lost(&one.place, &one.line(), why);
-            }
-        }
-    }
-    (!said.is_empty()).then(|| ("tls".to_owned(), format!("{{ {} }}", said.join(", "))))
 }

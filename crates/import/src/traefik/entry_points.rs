@@ -1,79 +1,62 @@
-//! Entry points: where clients come, of a static configuration or by their usual names.
+//! Where clients connect: entry points of a static configuration, and certificates.
 
-use super::tree::Item;
-use super::{File, times};
-use crate::draft::ProxyProtocol;
+use super::tree::{TraefikFile, TreeItem};
+use crate::draft::{CertificateDraft, ProxyProtocolDraft};
+use crate::files;
+use crate::values::{self, quote};
 
-/// An entry point.
+/// The longest time that `proxy.toml` takes.
+const DAY_US: u64 = 86_400_000_000;
+
 #[derive(Clone, Debug)]
-pub(super) struct Point {
+pub(super) struct EntryPoint {
     pub(super) name: String,
     pub(super) address: String,
     pub(super) tls: bool,
-    /// Everybody is sent to another one, over TLS.
+    /// It redirects all requests to another one with TLS.
     pub(super) redirects: bool,
-    /// Middlewares of all of its routers.
+    /// The middlewares of all of its routers.
     pub(super) middlewares: Vec<String>,
 }
 
-/// Every one that the file names.
-pub(super) fn read(root: &Item, file: &mut File<'_>) -> Vec<Point> {
+/// Reads the entry points that the file names.
+pub(super) fn read_entry_points(root: &TreeItem, file: &mut TraefikFile<'_>) -> Vec<EntryPoint> {
     let mut points = Vec::new();
-    for (name, item) in root
-        .get("entryPoints")
-        .map(Item::entries)
-        .unwrap_or_default()
-    {
-        let address = item.text_at("address").unwrap_or(":80").to_owned();
+    for (name, item) in root.entries_at("entryPoints") {
+        let what = format!("entryPoints.{name}");
+        let address = item.text_at("address").unwrap_or(":80");
         if address.ends_with("/udp") {
-            file.lost(
-                item,
-                &format!("entryPoints.{name}"),
-                "tidegate speaks HTTP only",
-            );
+            file.lost(item, &what, "tidegate speaks HTTP only");
             continue;
         }
         let address = address.trim_end_matches("/tcp").replace("0.0.0.0:", ":");
-        file.others(
-            item,
-            &format!("entryPoints.{name}."),
-            &[
-                "address",
-                "http",
-                "forwardedHeaders",
-                "proxyProtocol",
-                "transport",
-                "asDefault",
-                "http2",
-            ],
-        );
-        forwarded(item, file);
-        timeouts(item, file);
+        let known = "address http forwardedHeaders proxyProtocol transport asDefault http2";
+        file.note_unknown(item, &format!("{what}."), known);
+        read_trusted(item, file);
+        read_timeouts(item, file);
         let target = item.at("http.redirections.entryPoint");
-        let redirects = target.is_some_and(|to| to.text_at("scheme") != Some("http"));
-        points.push(Point {
+        points.push(EntryPoint {
             name: name.clone(),
             address,
             tls: item.at("http.tls").is_some(),
-            redirects,
+            redirects: target.is_some_and(|to| to.text_at("scheme") != Some("http")),
             middlewares: item.texts_at("http.middlewares"),
         });
     }
     points
 }
 
-/// Whom to believe.
-fn forwarded(item: &Item, file: &mut File<'_>) {
+/// Reads which proxies are trusted.
+fn read_trusted(item: &TreeItem, file: &mut TraefikFile<'_>) {
     for key in ["forwardedHeaders", "proxyProtocol"] {
         let Some(section) = item.get(key) else {
             continue;
         };
         file.draft.trusted.extend(section.texts_at("trustedIPs"));
         if key == "proxyProtocol" {
-            file.draft.proxy_protocol = Some(ProxyProtocol {
+            file.draft.proxy_protocol = Some(ProxyProtocolDraft {
                 mode: "optional",
-                place: file.place(section),
-                was: key.to_owned(),
+                source: file.entry(section, key.to_owned()),
             });
         }
         if section.is_true("insecure") {
@@ -84,31 +67,30 @@ fn forwarded(item: &Item, file: &mut File<'_>) {
     }
 }
 
-fn timeouts(item: &Item, file: &mut File<'_>) {
-    let Some(transport) = item.get("transport") else {
-        return;
-    };
+fn read_timeouts(item: &TreeItem, file: &mut TraefikFile<'_>) {
     for (theirs, ours) in [
         ("respondingTimeouts.readTimeout", "body_timeout"),
         ("respondingTimeouts.idleTimeout", "idle_timeout"),
         ("lifeCycle.graceTimeOut", "drain_timeout"),
     ] {
-        let Some(one) = transport.at(theirs) else {
+        let Some(one) = item.at(&format!("transport.{theirs}")) else {
             continue;
         };
-        let time = one.text().and_then(times::us);
-        match time.filter(|us| (1_000..=86_400_000_000).contains(us)) {
-            Some(us) if !file.draft.server.iter().any(|(known, _)| known == ours) => {
-                file.draft.server.push((ours.to_owned(), times::text(us)));
-            }
-            Some(_) => {}
+        match one.text().and_then(parse_timeout) {
+            Some(value) => file.draft.server.add_new(ours, value),
             None => file.lost(one, theirs, "a bound of a day at most is needed"),
         }
     }
 }
 
-/// Says where the proxy listens, when it is known which points have TLS.
-pub(super) fn listen(points: &[Point], file: &mut File<'_>) {
+/// Translates a time of at least 1 ms and at most a day.
+pub(super) fn parse_timeout(text: &str) -> Option<String> {
+    let us = values::parse_go_us(text).filter(|us| (1000..=DAY_US).contains(us))?;
+    Some(values::time_text(us / 1000))
+}
+
+/// Adds the addresses of the entry points.
+pub(super) fn add_listens(points: &[EntryPoint], file: &mut TraefikFile<'_>) {
     for point in points {
         match point.tls {
             true => file.draft.tls.listen.push(point.address.clone()),
@@ -117,14 +99,76 @@ pub(super) fn listen(points: &[Point], file: &mut File<'_>) {
     }
     let redirects = points.iter().any(|point| point.redirects);
     if redirects && !file.draft.tls.listen.is_empty() {
-        redirect(file);
+        file.draft.redirect_to_https();
     }
 }
 
-/// Plain requests are sent to https.
-pub(super) fn redirect(file: &mut File<'_>) {
-    let settings = &mut file.draft.tls.settings;
-    if !settings.iter().any(|(key, _)| key == "redirect") {
-        settings.push(("redirect".to_owned(), "true".to_owned()));
+/// Reads `tls` and `certificatesResolvers`.
+pub(super) fn read_tls(root: &TreeItem, file: &mut TraefikFile<'_>) {
+    let empty = TreeItem::default();
+    let tls = root.get("tls").unwrap_or(&empty);
+    file.note_unknown(tls, "tls.", "certificates stores options");
+    // Traefik uses the default certificate for unknown names. tidegate uses the first one.
+    let default = tls.at("stores.default.defaultCertificate");
+    for one in default.into_iter().chain(tls.list_at("certificates")) {
+        read_certificate(one, file);
+    }
+    for (name, options) in tls.entries_at("options") {
+        if name != "default" {
+            let why = "there is one set of options for all";
+            file.lost(options, &format!("tls.options.{name}"), why);
+            continue;
+        }
+        let known = "minVersion clientAuth cipherSuites sniStrict curvePreferences";
+        file.note_unknown(options, "tls.options.default.", known);
+        if options.text_at("minVersion") == Some("VersionTLS13") {
+            file.draft.tls.entries.add_new("min_version", quote("1.3"));
+        }
+        if let Some(auth) = options.get("clientAuth") {
+            read_client_auth(auth, file);
+        }
+    }
+    for (name, item) in root.entries_at("certificatesResolvers") {
+        note_acme(item, &format!("certificatesResolvers.{name}"), file);
+    }
+}
+
+/// Notes that the operator has to agree to ACME.
+pub(super) fn note_acme(item: &TreeItem, what: &str, file: &mut TraefikFile<'_>) {
+    let why = "[tls.acme] gets certificates, once you agree to the authority's terms there";
+    file.lost(item, what, why);
+}
+
+fn read_certificate(one: &TreeItem, file: &mut TraefikFile<'_>) {
+    let (Some(cert), Some(key)) = (one.text_at("certFile"), one.text_at("keyFile")) else {
+        return file.lost(one, "certificate", "certFile and keyFile are needed");
+    };
+    let place = file.place(one);
+    file.draft.tls.certificates.push(CertificateDraft {
+        cert: cert.to_owned(),
+        key: key.to_owned(),
+        place,
+    });
+}
+
+fn read_client_auth(auth: &TreeItem, file: &mut TraefikFile<'_>) {
+    let word = match auth.text_at("clientAuthType") {
+        Some("RequireAndVerifyClientCert") => "required",
+        Some("VerifyClientCertIfGiven") => "optional",
+        _ => {
+            let why = "certificates of clients are verified, or not asked for";
+            return file.lost(auth, "clientAuth", why);
+        }
+    };
+    match &auth.texts_at("caFiles")[..] {
+        [ca] if files::is_readable(ca) => {
+            let entries = &mut file.draft.tls.entries;
+            entries.add_new("client_ca", quote(ca));
+            entries.add_new("client_auth", quote(word));
+        }
+        _ => {
+            let why = "`client_ca` of [tls] is one file that can be read here";
+            file.lost(auth, "clientAuth", why);
+        }
     }
 }

@@ -1,35 +1,34 @@
-//! Middlewares: what they do to a router's requests, as limits and settings of its routes.
+//! The effect of middlewares on a router's requests, as limits and settings of its routes.
 
-use super::tree::Item;
-use super::{File, times, tls};
-use crate::bucket::{self, Refill};
-use crate::draft::{Budget, Goal, KeyDraft, LimitDraft, Setting};
-use crate::print::text;
-use crate::route::{Direction, HeaderChange};
-use http::HeaderName;
+use super::services::local_name;
+use super::tree::{TraefikFile, TreeItem};
+use crate::draft::{KeyDraft, LimitBudget, LimitDraft, TargetDraft};
+use crate::files::SourceEntry;
+use crate::patterns;
+use crate::route::{Direction, Prefix};
+use crate::values::{self, Refill, TomlEntries, inline_table, quote};
 
 /// Chains of chains, at most.
 const MAX_DEPTH: usize = 8;
 
-/// What all middlewares of a router come to.
+/// The effect of all middlewares of a router.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Effect {
+pub(super) struct MiddlewareEffect {
     pub(super) limits: Vec<String>,
-    pub(super) settings: Vec<Setting>,
+    pub(super) entries: TomlEntries,
+    /// Prefixes of paths that are removed.
     pub(super) strip: Vec<String>,
-    /// Put before the path.
+    /// The prefix that is put before the path.
     pub(super) prefix: Option<String>,
-    /// Of the upstream.
     pub(super) retries: Option<u64>,
-    /// What happens in place of the service.
-    pub(super) goal: Option<Goal>,
-    /// Sends plain requests to https.
-    pub(super) to_https: bool,
-    up: Vec<String>,
-    down: Vec<String>,
+    /// The target in place of the service.
+    pub(super) target: Option<TargetDraft>,
+    pub(super) redirects_to_https: bool,
+    headers_up: Vec<String>,
+    headers_down: Vec<String>,
 }
 
-/// What guards access or chooses another path, and cannot be kept.
+/// Middlewares that guard access or choose another path, and that tidegate has not.
 const CLOSING: [(&str, &str); 9] = [
     ("ipAllowList", "tidegate keeps no addresses out"),
     ("ipWhiteList", "tidegate keeps no addresses out"),
@@ -42,302 +41,272 @@ const CLOSING: [(&str, &str); 9] = [
     ("redirectRegex", "no route can say this redirect"),
 ];
 
-/// The effect of the middlewares of these names, in their order.
-pub(super) fn effect(names: &[String], all: &Item, at: &Item, file: &mut File<'_>) -> Effect {
-    let mut effect = Effect::default();
-    let chain = Chain { all, at, depth: 0 };
-    chain.add(names, &mut effect, file);
-    for (key, list) in [("headers_up", &effect.up), ("headers_down", &effect.down)] {
+/// Reads the middlewares of these names in their order.
+pub(super) fn read_middlewares(
+    names: &[String],
+    http: &TreeItem,
+    router: &TreeItem,
+    file: &mut TraefikFile<'_>,
+) -> MiddlewareEffect {
+    let effect = MiddlewareEffect::default();
+    let mut reader = MiddlewareReader { http, file, effect };
+    reader.read_list(names, router, 0);
+    let mut effect = reader.effect;
+    for (key, list) in [
+        ("headers_up", &effect.headers_up),
+        ("headers_down", &effect.headers_down),
+    ] {
         if !list.is_empty() {
-            let value = format!("{{ {} }}", list.join(", "));
-            effect.settings.push((key.to_owned(), value));
+            effect.entries.add(key, inline_table(list));
         }
     }
     effect
 }
 
-/// A list of middlewares by their names.
-struct Chain<'f> {
-    /// All that the file has.
-    all: &'f Item,
-    /// Where the list stands.
-    at: &'f Item,
-    /// Chains around it.
-    depth: usize,
+struct MiddlewareReader<'r, 'd> {
+    /// Has all middlewares of the file.
+    http: &'r TreeItem,
+    file: &'r mut TraefikFile<'d>,
+    effect: MiddlewareEffect,
 }
 
-impl Chain<'_> {
-    fn add(&self, names: &[String], effect: &mut Effect, file: &mut File<'_>) {
+impl MiddlewareReader<'_, '_> {
+    /// Reads the middlewares of a router or a chain, which is `item`.
+    fn read_list(&mut self, names: &[String], item: &TreeItem, depth: usize) {
         for name in names {
-            let plain = name.split('@').next().unwrap_or(name);
-            let found = self.all.get(plain).filter(|_| self.depth < MAX_DEPTH);
-            let Some(item) = found else {
+            let plain = local_name(name);
+            let found = self.http.get("middlewares").and_then(|all| all.get(plain));
+            let Some(found) = found.filter(|_| depth < MAX_DEPTH) else {
                 let why = "there is no such middleware in this file; the router is closed";
-                file.lost(self.at, &format!("middleware {name}"), why);
-                effect.goal = Some(Goal::Closed(format!("the middleware {name} is not here")));
+                self.file.lost(item, &format!("middleware {name}"), why);
+                let why = format!("the middleware {name} is not here");
+                self.effect.target = Some(TargetDraft::Closed(why));
                 continue;
             };
-            for (kind, options) in item.entries() {
-                if kind.eq_ignore_ascii_case("chain") {
-                    let inner = Chain {
-                        all: self.all,
-                        at: options,
-                        depth: self.depth + 1,
-                    };
-                    inner.add(&options.texts_at("middlewares"), effect, file);
-                } else {
-                    one(plain, kind, options, effect, file);
+            for (kind, options) in found.entries() {
+                match kind.eq_ignore_ascii_case("chain") {
+                    true => {
+                        let names = options.texts_at("middlewares");
+                        self.read_list(&names, options, depth + 1);
+                    }
+                    false => self.read_one(plain, kind, options),
                 }
             }
         }
     }
-}
 
-fn one(name: &str, kind: &str, options: &Item, effect: &mut Effect, file: &mut File<'_>) {
-    let what = format!("{name}.{kind}");
-    let closing = CLOSING
-        .iter()
-        .find(|(known, _)| known.eq_ignore_ascii_case(kind));
-    if let Some((_, why)) = closing {
-        file.lost(options, &what, format!("{why}; its routers are closed"));
-        effect.goal = Some(Goal::Closed(format!("`{what}`: {why}")));
-        return;
-    }
-    match kind.to_ascii_lowercase().as_str() {
-        "ratelimit" => effect.limits.extend(rate_limit(name, options, file)),
-        "inflightreq" => effect.limits.extend(in_flight(name, options, file)),
-        "stripprefix" => effect.strip.extend(options.texts_at("prefixes")),
-        "addprefix" => {
-            let prefix = options.text_at("prefix").unwrap_or_default();
-            match (crate::route::Prefix::parse(prefix), &effect.prefix) {
-                (Ok(_), None) => effect.prefix = Some(prefix.to_owned()),
-                _ => {
-                    let why = "no route can say this path";
-                    file.lost(options, &what, format!("{why}; its routers are closed"));
-                    effect.goal = Some(Goal::Closed(format!("`{what}`: {why}")));
+    fn read_one(&mut self, name: &str, kind: &str, options: &TreeItem) {
+        let what = format!("{name}.{kind}");
+        let mut closing = CLOSING.iter();
+        if let Some((_, why)) = closing.find(|(known, _)| known.eq_ignore_ascii_case(kind)) {
+            return self.close(&what, options, why);
+        }
+        match kind.to_ascii_lowercase().as_str() {
+            "ratelimit" => self.add_rate_limit(name, options),
+            "inflightreq" => self.add_in_flight_limit(name, options),
+            "stripprefix" => self.effect.strip.extend(options.texts_at("prefixes")),
+            "addprefix" => {
+                let prefix = options.text_at("prefix").unwrap_or_default();
+                match (Prefix::parse(prefix), &self.effect.prefix) {
+                    (Ok(_), None) => self.effect.prefix = Some(prefix.to_owned()),
+                    _ => self.close(&what, options, "no route can say this path"),
                 }
             }
-        }
-        "redirectscheme" => redirect_scheme(options, &what, effect, file),
-        "headers" => headers(options, &what, effect, file),
-        "retry" => {
-            let attempts = options
-                .text_at("attempts")
-                .and_then(|text| text.parse::<u64>().ok());
-            effect.retries = attempts.map(|attempts| attempts.saturating_sub(1).min(10));
-        }
-        "buffering" => {
-            let most = options.text_at("maxRequestBodyBytes");
-            let most = most
-                .and_then(|text| text.parse::<u64>().ok())
-                .filter(|most| *most > 0);
-            if let Some(most) = most {
-                let setting = ("body_limit".to_owned(), text(&format!("{most}B")));
-                effect.settings.push(setting);
+            "redirectscheme" => self.read_redirect_scheme(&what, options),
+            "headers" => self.read_headers(&what, options),
+            "retry" => {
+                let attempts = options.number_at("attempts");
+                let retries = attempts.map(|attempts| attempts.saturating_sub(1).min(10));
+                self.effect.retries = retries;
             }
-            let others = [
-                "maxRequestBodyBytes",
-                "memRequestBodyBytes",
-                "memResponseBodyBytes",
-            ];
-            file.others(options, &format!("{what}."), &others);
-        }
-        "contenttype" => file.needless(options, &what, "what upstreams say is passed on"),
-        "circuitbreaker" => file.lost(options, &what, "`eject` of the upstream is like it"),
-        "errors" | "passtlsclientcert" | "grpcweb" => {
-            file.lost(options, &what, "tidegate has nothing like it");
-        }
-        "compress" => file.lost(options, &what, "tidegate does not compress"),
-        _ => {
-            let why = "it is not known what it does";
-            file.lost(options, &what, format!("{why}; its routers are closed"));
-            effect.goal = Some(Goal::Closed(format!("`{what}`: {why}")));
-        }
-    }
-}
-
-/// `average` in each `period`, and `burst` at once.
-fn rate_limit(name: &str, options: &Item, file: &mut File<'_>) -> Option<String> {
-    let what = format!("{name}.rateLimit");
-    let known = ["average", "period", "burst", "sourceCriterion"];
-    file.others(options, &format!("{what}."), &known);
-    let number = |key: &str| {
-        options
-            .text_at(key)
-            .and_then(|text| text.parse::<u64>().ok())
-    };
-    let average = number("average").unwrap_or(0);
-    if average == 0 {
-        file.needless(options, &what, "an average of 0 is no limit");
-        return None;
-    }
-    let period = options.text_at("period").map_or(Some(1_000_000), times::us);
-    let burst = number("burst").unwrap_or(1).max(1);
-    let refill = period.map(|per_us| Refill {
-        units: average,
-        per_us,
-    });
-    let Some(rate) = refill.and_then(|refill| bucket::window(refill, burst)) else {
-        file.lost(options, &what, "no window is that long");
-        return None;
-    };
-    if burst > 1 {
-        let why = format!(
-            "{rate}: as many at once and as many in the long run; but units come back when the \
-             window has passed, where Traefik gave one back at a time"
-        );
-        file.differs(options, &what, why);
-    }
-    let key = criterion(options, &what, "ip", file);
-    let period = options.text_at("period").unwrap_or("1s");
-    let place = file.place(options);
-    Some(file.draft.limit(LimitDraft {
-        name: name.to_owned(),
-        was: format!("{what}: average {average}, period {period}, burst {burst}"),
-        budget: Budget::Rate(rate),
-        key,
-        shadow: false,
-        place,
-    }))
-}
-
-fn in_flight(name: &str, options: &Item, file: &mut File<'_>) -> Option<String> {
-    let what = format!("{name}.inFlightReq");
-    file.others(options, &format!("{what}."), &["amount", "sourceCriterion"]);
-    let amount = options
-        .text_at("amount")
-        .and_then(|text| text.parse::<u64>().ok());
-    let Some(amount) = amount.filter(|amount| *amount > 0) else {
-        file.lost(options, &what, "amount is no number of requests");
-        return None;
-    };
-    let key = criterion(options, &what, "host", file);
-    let place = file.place(options);
-    Some(file.draft.limit(LimitDraft {
-        name: name.to_owned(),
-        was: format!("{what}: amount {amount}"),
-        budget: Budget::Concurrent(amount),
-        key,
-        shadow: false,
-        place,
-    }))
-}
-
-/// Who is counted.
-fn criterion(options: &Item, what: &str, usual: &str, file: &mut File<'_>) -> KeyDraft {
-    let empty = Item::default();
-    let source = options.get("sourceCriterion").unwrap_or(&empty);
-    let known = ["ipStrategy", "requestHeaderName", "requestHost"];
-    file.others(source, &format!("{what}.sourceCriterion."), &known);
-    let key = |part: &str, missing| KeyDraft {
-        parts: vec![part.to_owned()],
-        missing,
-        exempt: Vec::new(),
-    };
-    if let Some(name) = source.text_at("requestHeaderName") {
-        // Who sends no such header is one client for Traefik.
-        return key(
-            &format!("header:{}", name.to_ascii_lowercase()),
-            Some("shared"),
-        );
-    }
-    if source.is_true("requestHost") {
-        return key("host", None);
-    }
-    let Some(strategy) = source.get("ipStrategy") else {
-        return key(usual, None);
-    };
-    let depth = strategy
-        .text_at("depth")
-        .and_then(|text| text.parse::<u64>().ok());
-    if let Some(depth) = depth.filter(|depth| *depth > 0) {
-        let why = format!(
-            "`trusted_proxies` names the {depth} before this one, where Traefik counts them; until \
-             then all their clients are one"
-        );
-        file.differs(strategy, &format!("{what}.ipStrategy.depth"), why);
-    }
-    file.draft.trusted.extend(strategy.texts_at("excludedIPs"));
-    let known = ["depth", "excludedIPs", "ipv6Subnet"];
-    file.others(strategy, &format!("{what}.ipStrategy."), &known);
-    key("ip", None)
-}
-
-fn redirect_scheme(options: &Item, what: &str, effect: &mut Effect, file: &mut File<'_>) {
-    if options.text_at("scheme") != Some("https") {
-        file.lost(options, what, "only https is redirected to");
-        effect.goal = Some(Goal::Closed(format!(
-            "`{what}`: only https is redirected to"
-        )));
-        return;
-    }
-    effect.to_https = true;
-    let port = options.text_at("port").filter(|port| *port != "443");
-    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
-    let status = if options.is_true("permanent") {
-        301
-    } else {
-        302
-    };
-    effect.goal = effect.goal.take().or(Some(Goal::Redirect {
-        to: format!("https://{{host}}{port}{{uri}}"),
-        status,
-    }));
-}
-
-fn headers(options: &Item, what: &str, effect: &mut Effect, file: &mut File<'_>) {
-    for (key, direction) in [
-        ("customRequestHeaders", Direction::Up),
-        ("customResponseHeaders", Direction::Down),
-    ] {
-        for (name, value) in options.get(key).map(Item::entries).unwrap_or_default() {
-            let header = HeaderName::from_bytes(name.as_bytes());
-            let why = match &header {
-                Ok(header) => HeaderChange::may_touch(header, direction).err(),
-                Err(_) => Some("not a header's name"),
-            };
-            if let Some(why) = why {
-                file.lost(value, &format!("{what}.{key}.{name}"), why);
-                continue;
-            }
-            let name = name.to_ascii_lowercase();
-            let change = match value.text().unwrap_or_default() {
-                "" => format!("{} = false", text(&name)),
-                value => {
-                    let braced = value.replace('{', "{{").replace('}', "}}");
-                    format!("{} = {}", text(&name), text(&braced))
+            "buffering" => {
+                let most = options.number_at("maxRequestBodyBytes");
+                if let Some(most) = most.filter(|most| *most > 0) {
+                    let size = quote(&format!("{most}B"));
+                    self.effect.entries.add("body_limit", size);
                 }
-            };
-            match direction {
-                Direction::Up => effect.up.push(change),
-                Direction::Down => effect.down.push(change),
+                let known = "maxRequestBodyBytes memRequestBodyBytes memResponseBodyBytes";
+                self.file.note_unknown(options, &format!("{what}."), known);
+            }
+            "contenttype" => {
+                self.file
+                    .needless(options, &what, "what upstreams say is passed on");
+            }
+            "circuitbreaker" => {
+                self.file
+                    .lost(options, &what, "`eject` of the upstream is like it");
+            }
+            "errors" | "passtlsclientcert" | "grpcweb" => {
+                self.file
+                    .lost(options, &what, "tidegate has nothing like it");
+            }
+            "compress" => self.file.lost(options, &what, "tidegate does not compress"),
+            _ => self.close(&what, options, "it is not known what it does"),
+        }
+    }
+
+    /// Closes the routers of a middleware.
+    fn close(&mut self, what: &str, options: &TreeItem, why: &str) {
+        let note = format!("{why}; its routers are closed");
+        self.file.lost(options, what, note);
+        self.effect.target = Some(TargetDraft::Closed(format!("`{what}`: {why}")));
+    }
+
+    /// Translates `average` in each `period`, and `burst` at once.
+    fn add_rate_limit(&mut self, name: &str, options: &TreeItem) {
+        let what = format!("{name}.rateLimit");
+        let known = "average period burst sourceCriterion";
+        self.file.note_unknown(options, &format!("{what}."), known);
+        let units = options.number_at("average").unwrap_or(0);
+        if units == 0 {
+            return self
+                .file
+                .needless(options, &what, "an average of 0 is no limit");
+        }
+        let period = options.text_at("period").unwrap_or("1s");
+        let burst = options.number_at("burst").unwrap_or(1).max(1);
+        let refill = values::parse_go_us(period).map(|per_us| Refill { units, per_us });
+        let Some(rate) = refill.and_then(|refill| refill.window(burst)) else {
+            return self.file.lost(options, &what, "no window is that long");
+        };
+        if burst > 1 {
+            let why = format!(
+                "{rate}: as many at once and as many in the long run; but units come back when the \
+                 window has passed, where Traefik gave one back at a time"
+            );
+            self.file.differs(options, &what, why);
+        }
+        let text = format!("{what}: average {units}, period {period}, burst {burst}");
+        let key = self.read_key(&what, options, "ip");
+        self.add_limit(
+            name,
+            self.file.entry(options, text),
+            LimitBudget::Rate(rate),
+            key,
+        );
+    }
+
+    fn add_in_flight_limit(&mut self, name: &str, options: &TreeItem) {
+        let what = format!("{name}.inFlightReq");
+        let known = "amount sourceCriterion";
+        self.file.note_unknown(options, &format!("{what}."), known);
+        let amount = options.number_at("amount").filter(|amount| *amount > 0);
+        let Some(amount) = amount else {
+            return self
+                .file
+                .lost(options, &what, "amount is no number of requests");
+        };
+        let source = self.file.entry(options, format!("{what}: amount {amount}"));
+        let key = self.read_key(&what, options, "host");
+        self.add_limit(name, source, LimitBudget::Concurrent(amount), key);
+    }
+
+    fn add_limit(&mut self, name: &str, source: SourceEntry, budget: LimitBudget, key: KeyDraft) {
+        let name = self.file.draft.add_limit(LimitDraft {
+            name: name.to_owned(),
+            source,
+            budget,
+            key,
+            shadow: false,
+        });
+        self.effect.limits.push(name);
+    }
+
+    /// Reads `sourceCriterion`, the key of a limit.
+    fn read_key(&mut self, what: &str, options: &TreeItem, default: &str) -> KeyDraft {
+        let Some(source) = options.get("sourceCriterion") else {
+            return KeyDraft::of_part(default);
+        };
+        let known = "ipStrategy requestHeaderName requestHost";
+        let path = format!("{what}.sourceCriterion.");
+        self.file.note_unknown(source, &path, known);
+        if let Some(name) = source.text_at("requestHeaderName") {
+            // For Traefik, all requests without the header are one client.
+            let mut key = KeyDraft::of_part(&format!("header:{}", name.to_ascii_lowercase()));
+            key.missing = Some("shared");
+            return key;
+        }
+        if source.is_true("requestHost") {
+            return KeyDraft::of_part("host");
+        }
+        let Some(strategy) = source.get("ipStrategy") else {
+            return KeyDraft::of_part(default);
+        };
+        let depth = strategy.number_at("depth");
+        if let Some(depth) = depth.filter(|depth| *depth > 0) {
+            let why = format!(
+                "`trusted_proxies` names the {depth} before this one, where Traefik counts them; \
+                 until then all their clients are one"
+            );
+            let path = format!("{what}.ipStrategy.depth");
+            self.file.differs(strategy, &path, why);
+        }
+        let excluded = strategy.texts_at("excludedIPs");
+        self.file.draft.trusted.extend(excluded);
+        let known = "depth excludedIPs ipv6Subnet";
+        let path = format!("{what}.ipStrategy.");
+        self.file.note_unknown(strategy, &path, known);
+        KeyDraft::of_part("ip")
+    }
+
+    fn read_redirect_scheme(&mut self, what: &str, options: &TreeItem) {
+        if options.text_at("scheme") != Some("https") {
+            let why = "only https is redirected to";
+            self.file.lost(options, what, why);
+            self.effect.target = Some(TargetDraft::Closed(format!("`{what}`: {why}")));
+            return;
+        }
+        self.effect.redirects_to_https = true;
+        let port = options.text_at("port").filter(|port| *port != "443");
+        let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+        let is_permanent = options.is_true("permanent");
+        self.effect.target.get_or_insert(TargetDraft::Redirect {
+            to: format!("https://{{host}}{port}{{uri}}"),
+            status: if is_permanent { 301 } else { 302 },
+        });
+    }
+
+    fn read_headers(&mut self, what: &str, options: &TreeItem) {
+        let MiddlewareEffect {
+            headers_up,
+            headers_down,
+            ..
+        } = &mut self.effect;
+        for (key, direction, changes) in [
+            ("customRequestHeaders", Direction::Up, headers_up),
+            ("customResponseHeaders", Direction::Down, headers_down),
+        ] {
+            for (name, value) in options.entries_at(key) {
+                let name = match patterns::parse_changed_header(name, direction) {
+                    Ok(name) => quote(&name),
+                    Err(why) => {
+                        let what = format!("{what}.{key}.{name}");
+                        self.file.lost(value, &what, why);
+                        continue;
+                    }
+                };
+                changes.push(match value.text().unwrap_or_default() {
+                    "" => format!("{name} = false"),
+                    value => {
+                        let braced = value.replace('{', "{{").replace('}', "}}");
+                        format!("{name} = {}", quote(&braced))
+                    }
+                });
             }
         }
-    }
-    for (key, header) in [
-        ("frameDeny", "x-frame-options = \"DENY\""),
-        ("contentTypeNosniff", "x-content-type-options = \"nosniff\""),
-        ("browserXssFilter", "x-xss-protection = \"1; mode=block\""),
-    ] {
-        if options.is_true(key) {
-            effect.down.push(header.to_owned());
+        for (key, header) in [
+            ("frameDeny", "x-frame-options = \"DENY\""),
+            ("contentTypeNosniff", "x-content-type-options = \"nosniff\""),
+            ("browserXssFilter", "x-xss-protection = \"1; mode=block\""),
+        ] {
+            if options.is_true(key) {
+                self.effect.headers_down.push(header.to_owned());
+            }
         }
+        let seconds = options.number_at("stsSeconds");
+        self.file.draft.tls.set_hsts(seconds);
+        let known = "customRequestHeaders customResponseHeaders frameDeny contentTypeNosniff \
+                     browserXssFilter stsSeconds";
+        self.file.note_unknown(options, &format!("{what}."), known);
     }
-    let sts = options
-        .text_at("stsSeconds")
-        .and_then(|text| text.parse::<u64>().ok());
-    match sts.map(|seconds| seconds / 86_400) {
-        Some(365) => tls::set(file, "hsts", "true".to_owned()),
-        Some(days) if days > 0 => tls::set(file, "hsts", text(&format!("{days}d"))),
-        _ => {}
-    }
-    let known = [
-        "customRequestHeaders",
-        "customResponseHeaders",
-        "frameDeny",
-        "contentTypeNosniff",
-        "browserXssFilter",
-        "stsSeconds",
-    ];
-    file.others(options, &format!("{what}."), &known);
 }

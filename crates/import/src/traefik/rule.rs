@@ -1,140 +1,118 @@
-//! Rules of routers: ``Host(`a`) && (PathPrefix(`/x`) || Path(`/y`))`` as alternatives of matchers.
+//! Parses the rules of routers: ``Host(`a`) && (PathPrefix(`/x`) || Path(`/y`))``.
 
 /// Alternatives of one rule, at most.
 const MAX_ALTERNATIVES: usize = 64;
 /// Parentheses within parentheses, at most.
 const MAX_DEPTH: usize = 16;
 
-/// One matcher: its name and its arguments.
+/// A matcher and its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Matcher {
     pub(super) name: String,
     pub(super) args: Vec<String>,
 }
 
-/// All of them must fit.
-pub(super) type All = Vec<Matcher>;
+/// Matchers that must all match.
+pub(super) type Alternative = Vec<Matcher>;
 
-/// Reads a rule as alternatives, one of which must fit.
-pub(super) fn read(text: &str) -> Result<Vec<All>, String> {
-    let mut reader = Reader { text, at: 0 };
-    let all = reader.any(0)?;
-    reader.blanks();
-    match reader.rest().is_empty() {
-        true => Ok(all),
-        false => Err(format!("`{}` is left over", reader.rest())),
+/// Parses a rule as alternatives, one of which must match.
+pub(super) fn parse_rule(text: &str) -> Result<Vec<Alternative>, String> {
+    let mut parser = RuleParser { rest: text };
+    let all = parser.parse_or(0)?;
+    match parser.rest.trim_start() {
+        "" => Ok(all),
+        rest => Err(format!("`{rest}` is left over")),
     }
 }
 
-struct Reader<'t> {
-    text: &'t str,
-    at: usize,
+struct RuleParser<'t> {
+    rest: &'t str,
 }
 
-impl Reader<'_> {
-    fn rest(&self) -> &str {
-        &self.text[self.at..]
-    }
-
-    fn blanks(&mut self) {
-        let rest = self.rest();
-        self.at += rest.len() - rest.trim_start().len();
-    }
-
+impl RuleParser<'_> {
+    /// Skips blanks and a word, if the word is there.
     fn take(&mut self, word: &str) -> bool {
-        self.blanks();
-        let is_there = self.rest().starts_with(word);
-        self.at += if is_there { word.len() } else { 0 };
-        is_there
+        self.rest = self.rest.trim_start();
+        let behind = self.rest.strip_prefix(word);
+        self.rest = behind.unwrap_or(self.rest);
+        behind.is_some()
     }
 
-    /// `a || b`
-    fn any(&mut self, depth: usize) -> Result<Vec<All>, String> {
+    fn parse_or(&mut self, depth: usize) -> Result<Vec<Alternative>, String> {
         if depth > MAX_DEPTH {
             return Err("it is nested too deep".to_owned());
         }
-        let mut found = self.all(depth)?;
+        let mut found = self.parse_and(depth)?;
         while self.take("||") {
-            found.extend(self.all(depth)?);
-            bounded(&found)?;
+            found.extend(self.parse_and(depth)?);
+            check_count(&found)?;
         }
         Ok(found)
     }
 
-    /// `a && b`, multiplied out.
-    fn all(&mut self, depth: usize) -> Result<Vec<All>, String> {
-        let mut found = self.one(depth)?;
+    /// Parses `a && b` and multiplies it out.
+    fn parse_and(&mut self, depth: usize) -> Result<Vec<Alternative>, String> {
+        let mut found = self.parse_one(depth)?;
         while self.take("&&") {
-            let more = self.one(depth)?;
+            let more = self.parse_one(depth)?;
             let mut product = Vec::new();
             for left in &found {
                 for right in &more {
                     product.push(left.iter().chain(right).cloned().collect());
                 }
             }
-            bounded(&product)?;
+            check_count(&product)?;
             found = product;
         }
         Ok(found)
     }
 
-    fn one(&mut self, depth: usize) -> Result<Vec<All>, String> {
+    /// Parses a matcher, or a rule in parentheses.
+    fn parse_one(&mut self, depth: usize) -> Result<Vec<Alternative>, String> {
         if self.take("!") {
             return Err("`!`: a route cannot say what does not fit".to_owned());
         }
         if self.take("(") {
-            let inner = self.any(depth + 1)?;
+            let inner = self.parse_or(depth + 1)?;
             return match self.take(")") {
                 true => Ok(inner),
                 false => Err("a `)` is missing".to_owned()),
             };
         }
-        self.blanks();
-        let rest = self.rest();
-        let end = rest.find(|c: char| !c.is_ascii_alphanumeric());
-        let name = rest[..end.unwrap_or(rest.len())].to_owned();
-        self.at += name.len();
+        let end = self.rest.find(|c: char| !c.is_ascii_alphanumeric());
+        let (name, rest) = self.rest.split_at(end.unwrap_or(self.rest.len()));
+        self.rest = rest;
         if name.is_empty() || !self.take("(") {
             return Err("a matcher is missing".to_owned());
         }
+        let name = name.to_owned();
         let mut args = Vec::new();
         while !self.take(")") {
-            args.push(self.arg()?);
+            args.push(self.parse_argument()?);
             self.take(",");
         }
-        // Of version 2: several hosts or paths in one.
-        let several = matches!(name.as_str(), "Host" | "Path" | "PathPrefix" | "Method");
-        Ok(match several && args.len() > 1 {
-            true => args
-                .into_iter()
-                .map(|arg| {
-                    vec![Matcher {
-                        name: name.clone(),
-                        args: vec![arg],
-                    }]
-                })
-                .collect(),
-            false => vec![vec![Matcher { name, args }]],
-        })
+        // In version 2 of the syntax, each argument of these is an alternative.
+        let takes_several = ["Host", "Path", "PathPrefix", "Method"].contains(&name.as_str());
+        if !takes_several || args.len() < 2 {
+            return Ok(vec![vec![Matcher { name, args }]]);
+        }
+        let alternatives = args.into_iter().map(|arg| {
+            let (name, args) = (name.clone(), vec![arg]);
+            vec![Matcher { name, args }]
+        });
+        Ok(alternatives.collect())
     }
 
-    fn arg(&mut self) -> Result<String, String> {
-        self.blanks();
-        let quote = self
-            .rest()
-            .chars()
-            .next()
-            .filter(|c| matches!(c, '`' | '"' | '\''));
+    fn parse_argument(&mut self) -> Result<String, String> {
+        let quote = ["`", "\"", "'"].into_iter().find(|quote| self.take(quote));
         let quote = quote.ok_or("an argument has no quotes")?;
-        let inner = &self.rest()[1..];
-        let end = inner.find(quote).ok_or("a quote does not end")?;
-        let arg = inner[..end].to_owned();
-        self.at += end + 2;
-        Ok(arg)
+        let (argument, rest) = self.rest.split_once(quote).ok_or("a quote does not end")?;
+        self.rest = rest;
+        Ok(argument.to_owned())
     }
 }
 
-fn bounded(found: &[All]) -> Result<(), String> {
+fn check_count(found: &[Alternative]) -> Result<(), String> {
     match found.len() > MAX_ALTERNATIVES {
         true => Err("it has too many alternatives".to_owned()),
         false => Ok(()),
@@ -147,8 +125,8 @@ mod tests {
 
     fn shown(text: &str) -> Result<Vec<String>, String> {
         let one = |one: &Matcher| format!("{}:{}", one.name, one.args.join("="));
-        let all = |all: &All| all.iter().map(one).collect::<Vec<_>>().join("&");
-        read(text).map(|found| found.iter().map(all).collect())
+        let all = |all: &Alternative| all.iter().map(one).collect::<Vec<_>>().join("&");
+        parse_rule(text).map(|found| found.iter().map(all).collect())
     }
 
     #[test]

@@ -1,240 +1,230 @@
 //! Services as upstreams.
 
-use super::tree::Item;
-use super::{File, times};
-use crate::draft::{ServerDraft, Setting, UpstreamDraft};
+use super::entry_points::parse_timeout;
+use super::tree::{TraefikFile, TreeItem};
+use crate::draft::{ServerDraft, UpstreamDraft};
 use crate::files;
-use crate::print::text;
+use crate::values::{self, TomlEntries, inline_table, quote};
 
 /// Services of services, at most.
 const MAX_DEPTH: usize = 4;
 
-/// The upstream of a service, or why there is none. `http` has the services.
-pub(super) fn upstream(
+/// The servers of a service, and the settings of their upstream.
+struct ServiceParts {
+    servers: Vec<ServerDraft>,
+    entries: TomlEntries,
+}
+
+/// Returns a name without its provider: `auth` of `auth@file`.
+pub(super) fn local_name(name: &str) -> &str {
+    name.split('@').next().unwrap_or(name)
+}
+
+/// Adds the upstream of a service and returns its name. `http` has the services.
+pub(super) fn add_upstream(
     name: &str,
     retries: Option<u64>,
-    http: &Item,
-    file: &mut File<'_>,
+    http: &TreeItem,
+    file: &mut TraefikFile<'_>,
 ) -> Result<String, String> {
-    let (servers, mut settings) = service(name, http, file, 0)?;
+    let mut parts = ServiceReader { http, file }.read_service(name, 0)?;
     if let Some(retries) = retries {
-        settings.push(("retries".to_owned(), retries.to_string()));
+        parts.entries.add("retries", retries.to_string());
     }
-    let plain = name.split('@').next().unwrap_or(name);
-    let item = http
-        .get("services")
-        .and_then(|services| services.get(plain));
+    let name = local_name(name);
+    let item = http.get("services").and_then(|all| all.get(name));
     let place = file.place(item.unwrap_or(http));
-    Ok(file.draft.upstream(UpstreamDraft {
-        name: plain.to_owned(),
-        servers,
-        settings,
+    Ok(file.draft.add_upstream(UpstreamDraft {
+        name: name.to_owned(),
+        servers: parts.servers,
+        entries: parts.entries,
         place,
     }))
 }
 
-type Found = (Vec<ServerDraft>, Vec<Setting>);
-
-fn service(name: &str, http: &Item, file: &mut File<'_>, depth: usize) -> Result<Found, String> {
-    let plain = name.split('@').next().unwrap_or(name);
-    let item = http
-        .get("services")
-        .and_then(|services| services.get(plain));
-    // A service of Traefik itself is never one of the file's by the same name.
-    let item = item.filter(|_| depth < MAX_DEPTH && !name.ends_with("@internal"));
-    let Some(item) = item else {
-        return Err(match name.ends_with("@internal") {
-            true => "a service of Traefik itself; `admin` is for operators".to_owned(),
-            false => "there is no such service in this file".to_owned(),
-        });
-    };
-    for (kind, options) in item.entries() {
-        let what = format!("services.{plain}.{kind}");
-        match kind.to_ascii_lowercase().as_str() {
-            "loadbalancer" => return balanced(&what, options, http, file),
-            "weighted" => return weighted(&what, options, http, file, depth),
-            "mirroring" | "failover" => {
-                let why = "requests go to its first service only";
-                file.lost(options, &what, why);
-                let first = options.text_at("service").unwrap_or_default().to_owned();
-                return service(&first, http, file, depth + 1);
-            }
-            _ => {}
-        }
-    }
-    Err(format!("{plain} is no service that is known"))
+struct ServiceReader<'r, 'd> {
+    http: &'r TreeItem,
+    file: &'r mut TraefikFile<'d>,
 }
 
-fn balanced(what: &str, options: &Item, http: &Item, file: &mut File<'_>) -> Result<Found, String> {
-    let known = [
-        "servers",
-        "passHostHeader",
-        "healthCheck",
-        "sticky",
-        "serversTransport",
-        "strategy",
-        "responseForwarding",
-    ];
-    file.others(options, &format!("{what}."), &known);
-    let mut servers: Vec<ServerDraft> = Vec::new();
-    for one in options.get("servers").map(Item::list).unwrap_or_default() {
-        let Some(url) = one.text_at("url") else {
-            file.lost(one, &format!("{what}.servers"), "a server has a `url`");
-            continue;
+impl ServiceReader<'_, '_> {
+    fn read_service(&mut self, name: &str, depth: usize) -> Result<ServiceParts, String> {
+        // A service of Traefik itself is never one of the file with the same name.
+        if name.ends_with("@internal") {
+            return Err("a service of Traefik itself; `admin` is for operators".to_owned());
+        }
+        let name = local_name(name);
+        let item = self.http.get("services").and_then(|all| all.get(name));
+        let Some(item) = item.filter(|_| depth < MAX_DEPTH) else {
+            return Err("there is no such service in this file".to_owned());
         };
-        let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
-        let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        if !matches!(path, "" | "/") {
-            file.lost(one, url, "an upstream has no path; requests keep theirs");
+        for (kind, options) in item.entries() {
+            let what = format!("services.{name}.{kind}");
+            match kind.to_ascii_lowercase().as_str() {
+                "loadbalancer" => return self.read_load_balancer(&what, options),
+                "weighted" => return self.read_weighted(&what, options, depth),
+                "mirroring" | "failover" => {
+                    let why = "requests go to its first service only";
+                    self.file.lost(options, &what, why);
+                    let first = options.text_at("service").unwrap_or_default();
+                    return self.read_service(first, depth + 1);
+                }
+                _ => {}
+            }
         }
-        let weight = one.text_at("weight").and_then(|text| text.parse().ok());
-        let url = format!("{scheme}://{host}");
-        if !servers.iter().any(|known| known.url == url) {
-            servers.push(ServerDraft {
-                url,
-                weight: weight.filter(|weight| (2..=1000).contains(weight)),
-                max_connections: None,
-            });
+        Err(format!("{name} is no service that is known"))
+    }
+
+    fn read_load_balancer(
+        &mut self,
+        what: &str,
+        options: &TreeItem,
+    ) -> Result<ServiceParts, String> {
+        let known = "servers passHostHeader healthCheck sticky serversTransport strategy \
+                     responseForwarding";
+        self.file.note_unknown(options, &format!("{what}."), known);
+        let servers = self.read_servers(what, options);
+        if servers.is_empty() {
+            return Err(format!("{what} has no servers"));
+        }
+        let mut entries = TomlEntries::default();
+        if servers.len() > 1 && options.text_at("strategy") != Some("p2c") {
+            entries.add("balance", quote("round-robin"));
+        }
+        if options.text_at("passHostHeader") == Some("false") {
+            entries.add("host", quote("rewrite"));
+        }
+        if let Some(sticky) = options.get("sticky") {
+            let why = "cookies are not set; `balance = \"hash:cookie:NAME\"` keeps to one that \
+                       your servers set";
+            self.file.lost(sticky, &format!("{what}.sticky"), why);
+        }
+        if let Some(check) = options.get("healthCheck") {
+            self.read_health_check(&format!("{what}.healthCheck."), check, &mut entries);
+        }
+        if let Some(name) = options.text_at("serversTransport") {
+            let plain = local_name(name);
+            let all = self.http.get("serversTransports");
+            match all.and_then(|all| all.get(plain)) {
+                Some(transport) => self.read_transport(plain, transport, &mut entries),
+                None => {
+                    let why = "there is no such serversTransport in this file";
+                    self.file.lost(options, name, why);
+                }
+            }
+        }
+        Ok(ServiceParts { servers, entries })
+    }
+
+    fn read_servers(&mut self, what: &str, options: &TreeItem) -> Vec<ServerDraft> {
+        let mut servers: Vec<ServerDraft> = Vec::new();
+        for one in options.list_at("servers") {
+            let Some(url) = one.text_at("url") else {
+                let what = format!("{what}.servers");
+                self.file.lost(one, &what, "a server has a `url`");
+                continue;
+            };
+            let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
+            let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            if !matches!(path, "" | "/") {
+                let why = "an upstream has no path; requests keep theirs";
+                self.file.lost(one, url, why);
+            }
+            let url = format!("{scheme}://{host}");
+            if !servers.iter().any(|known| known.url == url) {
+                servers.push(ServerDraft {
+                    url,
+                    weight: valid_weight(one.number_at("weight")),
+                    max_connections: None,
+                });
+            }
+        }
+        servers
+    }
+
+    fn read_health_check(&mut self, what: &str, check: &TreeItem, entries: &mut TomlEntries) {
+        let known = "path interval timeout hostname unhealthyInterval followRedirects";
+        self.file.note_unknown(check, what, known);
+        let Some(path) = check.text_at("path") else {
+            return;
+        };
+        let mut fields = vec![format!("path = {}", quote(path))];
+        for (theirs, ours) in [("interval", "every"), ("timeout", "timeout")] {
+            let time = check.text_at(theirs).and_then(values::parse_go_us);
+            if let Some(us) = time.filter(|us| *us >= 1000) {
+                fields.push(format!("{ours} = {}", values::time_text(us / 1000)));
+            }
+        }
+        let host = check.text_at("hostname");
+        fields.extend(host.map(|host| format!("host = {}", quote(host))));
+        entries.add("health", inline_table(&fields));
+    }
+
+    fn read_transport(&mut self, name: &str, transport: &TreeItem, entries: &mut TomlEntries) {
+        let what = format!("serversTransports.{name}.");
+        let known = "insecureSkipVerify serverName rootCAs forwardingTimeouts";
+        self.file.note_unknown(transport, &what, known);
+        let mut fields = Vec::new();
+        if transport.is_true("insecureSkipVerify") {
+            fields.push("verify = false".to_owned());
+        }
+        let name = transport.text_at("serverName");
+        fields.extend(name.map(|name| format!("name = {}", quote(name))));
+        match &transport.texts_at("rootCAs")[..] {
+            [] => {}
+            [ca] if files::is_readable(ca) => fields.push(format!("ca = {}", quote(ca))),
+            _ => {
+                let why = "`tls = { ca = .. }` of the upstream is one file that can be read here";
+                self.file.lost(transport, &format!("{what}rootCAs"), why);
+            }
+        }
+        if !fields.is_empty() {
+            entries.add("tls", inline_table(&fields));
+        }
+        for (theirs, ours) in [
+            ("dialTimeout", "connect_timeout"),
+            ("responseHeaderTimeout", "timeout"),
+            ("idleConnTimeout", "idle_timeout"),
+        ] {
+            let time = transport.text_at(&format!("forwardingTimeouts.{theirs}"));
+            if let Some(value) = time.and_then(parse_timeout) {
+                entries.add(ours, value);
+            }
         }
     }
-    if servers.is_empty() {
-        return Err(format!("{what} has no servers"));
-    }
-    let mut settings = Vec::new();
-    let is_p2c = options
-        .text_at("strategy")
-        .is_some_and(|word| word == "p2c");
-    if servers.len() > 1 && !is_p2c {
-        settings.push(("balance".to_owned(), text("round-robin")));
-    }
-    if options.text_at("passHostHeader") == Some("false") {
-        settings.push(("host".to_owned(), text("rewrite")));
-    }
-    if let Some(sticky) = options.get("sticky") {
-        let why = "cookies are not set; `balance = \"hash:cookie:NAME\"` keeps to one that your \
-                   servers set";
-        file.lost(sticky, &format!("{what}.sticky"), why);
-    }
-    if let Some(check) = options.get("healthCheck") {
-        settings.extend(health(&format!("{what}.healthCheck"), check, file));
-    }
-    if let Some(name) = options.text_at("serversTransport") {
-        let plain = name.split('@').next().unwrap_or(name);
-        let transport = http.get("serversTransports").and_then(|all| all.get(plain));
-        match transport {
-            Some(transport) => settings.extend(transported(plain, transport, file)),
-            None => file.lost(
-                options,
-                name,
-                "there is no such serversTransport in this file",
-            ),
+
+    /// Joins several services, if each has one server.
+    fn read_weighted(
+        &mut self,
+        what: &str,
+        options: &TreeItem,
+        depth: usize,
+    ) -> Result<ServiceParts, String> {
+        let mut all: Option<ServiceParts> = None;
+        for one in options.list_at("services") {
+            let name = one.text_at("name").unwrap_or_default();
+            let weight = one.number_at("weight");
+            if weight == Some(0) {
+                continue;
+            }
+            let mut parts = self.read_service(name, depth + 1)?;
+            let same = all.as_ref().is_none_or(|all| all.entries == parts.entries);
+            let ([server], true) = (&mut parts.servers[..], same) else {
+                return Err(format!(
+                    "{what}: only services of one server each can be weighted"
+                ));
+            };
+            server.weight = valid_weight(weight);
+            match &mut all {
+                Some(all) => all.servers.append(&mut parts.servers),
+                None => all = Some(parts),
+            }
         }
+        all.ok_or_else(|| format!("{what} has no services"))
     }
-    Ok((servers, settings))
 }
 
-fn health(what: &str, check: &Item, file: &mut File<'_>) -> Option<Setting> {
-    let known = [
-        "path",
-        "interval",
-        "timeout",
-        "hostname",
-        "unhealthyInterval",
-        "followRedirects",
-    ];
-    file.others(check, &format!("{what}."), &known);
-    let path = check.text_at("path")?;
-    let mut said = vec![format!("path = {}", text(path))];
-    for (theirs, ours) in [("interval", "every"), ("timeout", "timeout")] {
-        if let Some(us) = check
-            .text_at(theirs)
-            .and_then(times::us)
-            .filter(|us| *us >= 1000)
-        {
-            said.push(format!("{ours} = {}", times::text(us)));
-        }
-    }
-    if let Some(host) = check.text_at("hostname") {
-        said.push(format!("host = {}", text(host)));
-    }
-    Some(("health".to_owned(), format!("{{ {} }}", said.join(", "))))
-}
-
-fn transported(name: &str, transport: &Item, file: &mut File<'_>) -> Vec<Setting> {
-    let what = format!("serversTransports.{name}.");
-    let known = [
-        "insecureSkipVerify",
-        "serverName",
-        "rootCAs",
-        "forwardingTimeouts",
-    ];
-    file.others(transport, &what, &known);
-    let mut settings = Vec::new();
-    let mut said = Vec::new();
-    if transport.is_true("insecureSkipVerify") {
-        said.push("verify = false".to_owned());
-    }
-    if let Some(name) = transport.text_at("serverName") {
-        said.push(format!("name = {}", text(name)));
-    }
-    match &transport.texts_at("rootCAs")[..] {
-        [] => {}
-        [ca] if files::is_there(ca) => said.push(format!("ca = {}", text(ca))),
-        _ => {
-            let why = "`tls = { ca = .. }` of the upstream is one file that can be read here";
-            file.lost(transport, &format!("{what}rootCAs"), why);
-        }
-    }
-    if !said.is_empty() {
-        settings.push(("tls".to_owned(), format!("{{ {} }}", said.join(", "))));
-    }
-    for (theirs, ours) in [
-        ("dialTimeout", "connect_timeout"),
-        ("responseHeaderTimeout", "timeout"),
-        ("idleConnTimeout", "idle_timeout"),
-    ] {
-        let time = transport.text_at(&format!("forwardingTimeouts.{theirs}"));
-        let time = time.and_then(times::us);
-        if let Some(us) = time.filter(|us| (1_000..=86_400_000_000).contains(us)) {
-            settings.push((ours.to_owned(), times::text(us)));
-        }
-    }
-    settings
-}
-
-/// Several services as one, where each has one server.
-fn weighted(
-    what: &str,
-    options: &Item,
-    http: &Item,
-    file: &mut File<'_>,
-    depth: usize,
-) -> Result<Found, String> {
-    let mut all: Vec<ServerDraft> = Vec::new();
-    let mut settings: Option<Vec<Setting>> = None;
-    for one in options.get("services").map(Item::list).unwrap_or_default() {
-        let name = one.text_at("name").unwrap_or_default().to_owned();
-        let weight = one
-            .text_at("weight")
-            .and_then(|text| text.parse::<u64>().ok());
-        if weight == Some(0) {
-            continue;
-        }
-        let (mut servers, own) = service(&name, http, file, depth + 1)?;
-        let same = settings.as_ref().is_none_or(|known| *known == own);
-        if servers.len() != 1 || !same {
-            return Err(format!(
-                "{what}: only services of one server each can be weighted"
-            ));
-        }
-        settings = Some(own);
-        for server in &mut servers {
-            server.weight = weight.filter(|weight| (2..=1000).contains(weight));
-        }
-        all.extend(servers);
-    }
-    match all.is_empty() {
-        true => Err(format!("{what} has no services")),
-        false => Ok((all, settings.unwrap_or_default())),
-    }
+/// Returns a weight that `proxy.toml` takes. 1 is the default.
+fn valid_weight(weight: Option<u64>) -> Option<u64> {
+    weight.filter(|weight| (2..=1000).contains(weight))
 }

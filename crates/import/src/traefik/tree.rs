@@ -1,77 +1,362 @@
-//! A configuration as a tree that knows its lines, whatever it was written in.
+//! A file of Traefik as a tree with line numbers, read from YAML or TOML.
+//!
+//! An alias of YAML is copied where it is used, so the number of values is bounded.
 
-/// A value and where it stands.
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use granit_parser::{Event, Parser, ScalarStyle, Span, StrInput};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::draft::{Draft, Grade};
+use crate::files::{SourceEntry, SourceLine};
+
+/// Values in a YAML file with the copies of its aliases, at most.
+const MAX_ITEMS: usize = 100_000;
+
+/// A value and its line, from 1.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Item {
-    /// From 1.
+pub(super) struct TreeItem {
     pub(super) line: usize,
-    pub(super) node: Node,
+    pub(super) node: TreeNode,
 }
 
-/// A value.
 #[derive(Clone, Debug, Default)]
-pub(super) enum Node {
+pub(super) enum TreeNode {
     #[default]
-    Nothing,
+    Null,
+    /// A text, a number or a boolean.
     Text(String),
-    List(Vec<Item>),
-    Table(Vec<(String, Item)>),
+    List(Vec<TreeItem>),
+    Table(Vec<(String, TreeItem)>),
 }
 
-impl Item {
-    /// What stands under a key, whatever the case of its letters, as in Traefik.
-    pub(super) fn get(&self, key: &str) -> Option<&Item> {
+impl TreeItem {
+    pub(super) fn text_on(line: usize, text: &str) -> TreeItem {
+        let node = TreeNode::Text(text.to_owned());
+        TreeItem { line, node }
+    }
+
+    /// Returns the value of a key. Like Traefik, it ignores the case of letters.
+    pub(super) fn get(&self, key: &str) -> Option<&TreeItem> {
         let mut entries = self.entries().iter();
         entries
             .find(|(known, _)| known.eq_ignore_ascii_case(key))
             .map(|(_, item)| item)
     }
 
-    /// The same along several keys: `loadBalancer.servers`.
-    pub(super) fn at(&self, path: &str) -> Option<&Item> {
+    /// Follows several keys: `loadBalancer.servers`.
+    pub(super) fn at(&self, path: &str) -> Option<&TreeItem> {
         path.split('.').try_fold(self, |item, key| item.get(key))
     }
 
-    /// Keys and values of a table.
-    pub(super) fn entries(&self) -> &[(String, Item)] {
+    pub(super) fn entries(&self) -> &[(String, TreeItem)] {
         match &self.node {
-            Node::Table(entries) => entries,
+            TreeNode::Table(entries) => entries,
             _ => &[],
         }
     }
 
-    /// A text, a number or a word.
+    pub(super) fn entries_at(&self, path: &str) -> &[(String, TreeItem)] {
+        self.at(path).map(TreeItem::entries).unwrap_or_default()
+    }
+
+    pub(super) fn list(&self) -> &[TreeItem] {
+        match &self.node {
+            TreeNode::List(items) => items,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn list_at(&self, path: &str) -> &[TreeItem] {
+        self.at(path).map(TreeItem::list).unwrap_or_default()
+    }
+
     pub(super) fn text(&self) -> Option<&str> {
         match &self.node {
-            Node::Text(text) => Some(text),
+            TreeNode::Text(text) => Some(text),
             _ => None,
         }
     }
 
-    /// The text under a path.
     pub(super) fn text_at(&self, path: &str) -> Option<&str> {
-        self.at(path).and_then(Item::text)
+        self.at(path).and_then(TreeItem::text)
     }
 
-    /// Whether the word under a path is `true`.
+    /// Returns the texts of a list.
+    pub(super) fn texts_at(&self, path: &str) -> Vec<String> {
+        let texts = self.list_at(path).iter().filter_map(TreeItem::text);
+        texts.map(str::to_owned).collect()
+    }
+
+    pub(super) fn number_at(&self, path: &str) -> Option<u64> {
+        self.text_at(path)?.parse().ok()
+    }
+
     pub(super) fn is_true(&self, path: &str) -> bool {
         self.text_at(path) == Some("true")
     }
+}
 
-    /// What is in a list.
-    pub(super) fn list(&self) -> &[Item] {
-        match &self.node {
-            Node::List(items) => items,
-            _ => &[],
+/// The file that is read, and the draft that is made of it.
+pub(super) struct TraefikFile<'d> {
+    pub(super) name: Rc<str>,
+    pub(super) draft: &'d mut Draft,
+}
+
+impl TraefikFile<'_> {
+    pub(super) fn place(&self, item: &TreeItem) -> SourceLine {
+        SourceLine {
+            file: self.name.clone(),
+            line: item.line,
         }
     }
 
-    /// The texts of the list under a path.
-    pub(super) fn texts_at(&self, path: &str) -> Vec<String> {
-        let list = self.at(path).map(Item::list).unwrap_or_default();
-        list.iter()
-            .filter_map(Item::text)
-            .map(str::to_owned)
-            .collect()
+    pub(super) fn entry(&self, item: &TreeItem, text: String) -> SourceEntry {
+        SourceEntry {
+            place: self.place(item),
+            text,
+        }
+    }
+
+    pub(super) fn lost(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
+        let place = self.place(item);
+        self.draft.notes.lost(&place, what, why);
+    }
+
+    pub(super) fn differs(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
+        let place = self.place(item);
+        self.draft.notes.differs(&place, what, why);
+    }
+
+    pub(super) fn needless(&mut self, item: &TreeItem, what: &str, why: impl Into<String>) {
+        let place = self.place(item);
+        self.draft.notes.add(Grade::Needless, &place, what, why);
+    }
+
+    /// Notes the keys of a table that are not in `known`, a list of words. `path` is the path of
+    /// the table, with its last dot.
+    pub(super) fn note_unknown(&mut self, table: &TreeItem, path: &str, known: &str) {
+        for (key, item) in table.entries() {
+            let mut known = known.split_whitespace();
+            if !known.any(|known| known.eq_ignore_ascii_case(key)) {
+                let what = format!("{path}{key}");
+                self.lost(item, &what, "tidegate has nothing like it");
+            }
+        }
+    }
+}
+
+/// Where a text is not valid YAML or TOML.
+#[derive(Debug)]
+pub(super) struct TreeError {
+    pub(super) line: usize,
+    pub(super) message: String,
+}
+
+fn error<T>(line: usize, message: &str) -> Result<T, TreeError> {
+    let message = message.to_owned();
+    Err(TreeError { line, message })
+}
+
+pub(super) fn read_toml(text: &str) -> Result<TreeItem, TreeError> {
+    let reader = TomlReader { text };
+    match DeTable::parse(text) {
+        Ok(table) => Ok(TreeItem {
+            line: 1,
+            node: reader.table(table.get_ref()),
+        }),
+        Err(why) => {
+            let start = why.span().map_or(0, |span| span.start);
+            error(reader.line_of(start), why.message())
+        }
+    }
+}
+
+struct TomlReader<'t> {
+    text: &'t str,
+}
+
+impl TomlReader<'_> {
+    fn line_of(&self, byte: usize) -> usize {
+        let before = self.text.as_bytes().get(..byte).unwrap_or_default();
+        1 + before.iter().filter(|byte| **byte == b'\n').count()
+    }
+
+    fn table(&self, table: &DeTable<'_>) -> TreeNode {
+        let entries = table.iter();
+        let entries = entries.map(|(key, value)| (key.get_ref().to_string(), self.item(value)));
+        TreeNode::Table(entries.collect())
+    }
+
+    fn item(&self, value: &Spanned<DeValue<'_>>) -> TreeItem {
+        let node = match value.get_ref() {
+            DeValue::Table(table) => self.table(table),
+            DeValue::Array(items) => {
+                TreeNode::List(items.iter().map(|one| self.item(one)).collect())
+            }
+            DeValue::String(text) => TreeNode::Text(text.to_string()),
+            DeValue::Integer(number) => TreeNode::Text(number.to_string()),
+            DeValue::Float(number) => TreeNode::Text(number.to_string()),
+            DeValue::Boolean(word) => TreeNode::Text(word.to_string()),
+            DeValue::Datetime(time) => TreeNode::Text(time.to_string()),
+        };
+        let line = self.line_of(value.span().start);
+        TreeItem { line, node }
+    }
+}
+
+/// Reads the first document of a YAML text.
+pub(super) fn read_yaml(text: &str) -> Result<TreeItem, TreeError> {
+    let mut reader = YamlReader {
+        parser: Parser::new_from_str(text),
+        anchors: BTreeMap::new(),
+        items_left: MAX_ITEMS,
+    };
+    loop {
+        let (event, span) = reader.next()?;
+        match event {
+            Event::StreamStart | Event::DocumentStart(..) => {}
+            Event::StreamEnd | Event::DocumentEnd => return Ok(TreeItem::default()),
+            event => return reader.item(event, span),
+        }
+    }
+}
+
+struct YamlReader<'t> {
+    parser: Parser<'t, StrInput<'t>>,
+    anchors: BTreeMap<usize, AnchoredItem>,
+    items_left: usize,
+}
+
+#[derive(Clone, Default)]
+struct AnchoredItem {
+    item: TreeItem,
+    /// The number of values in the item.
+    size: usize,
+}
+
+impl<'t> YamlReader<'t> {
+    fn next(&mut self) -> Result<(Event<'t>, Span), TreeError> {
+        match self.parser.next() {
+            Some(Ok(next)) => Ok(next),
+            Some(Err(why)) => error(why.marker().line(), &why.info()),
+            None => Ok((Event::StreamEnd, Span::default())),
+        }
+    }
+
+    fn count_items(&mut self, line: usize, count: usize) -> Result<(), TreeError> {
+        let Some(left) = self.items_left.checked_sub(count) else {
+            return error(line, "too many values");
+        };
+        self.items_left = left;
+        Ok(())
+    }
+
+    /// Reads the value that begins with this event. The parser bounds the depth of values.
+    fn item(&mut self, event: Event<'t>, span: Span) -> Result<TreeItem, TreeError> {
+        let line = span.start.line();
+        self.count_items(line, 1)?;
+        let before = self.items_left;
+        let (node, anchor) = match event {
+            Event::Scalar(text, style, anchor, _) => match &*text {
+                "" | "~" | "null" if style == ScalarStyle::Plain => (TreeNode::Null, anchor),
+                text => (TreeNode::Text(text.to_owned()), anchor),
+            },
+            Event::SequenceStart(_, anchor, _) => (self.list()?, anchor),
+            Event::MappingStart(_, anchor, _) => (self.table()?, anchor),
+            Event::Alias(anchor) => {
+                let anchored = self.anchors.get(&anchor).cloned().unwrap_or_default();
+                self.count_items(line, anchored.size)?;
+                return Ok(anchored.item);
+            }
+            _ => return error(line, "a value is missing"),
+        };
+        let item = TreeItem { line, node };
+        if anchor > 0 {
+            let anchored = AnchoredItem {
+                item: item.clone(),
+                size: before - self.items_left,
+            };
+            self.anchors.insert(anchor, anchored);
+        }
+        Ok(item)
+    }
+
+    fn list(&mut self) -> Result<TreeNode, TreeError> {
+        let mut items = Vec::new();
+        loop {
+            match self.next()? {
+                (Event::SequenceEnd | Event::StreamEnd, _) => return Ok(TreeNode::List(items)),
+                (event, span) => items.push(self.item(event, span)?),
+            }
+        }
+    }
+
+    fn table(&mut self) -> Result<TreeNode, TreeError> {
+        let mut entries: Vec<(String, TreeItem)> = Vec::new();
+        loop {
+            let (event, span) = self.next()?;
+            if matches!(event, Event::MappingEnd | Event::StreamEnd) {
+                return Ok(TreeNode::Table(entries));
+            }
+            let line = span.start.line();
+            let key = self.item(event, span)?;
+            let (event, span) = self.next()?;
+            let mut value = self.item(event, span)?;
+            // The line of a table or list is the line of its key.
+            if !matches!(value.node, TreeNode::Text(_)) {
+                value.line = line;
+            }
+            let Some(key) = key.text() else {
+                return error(line, "a key is no text");
+            };
+            let has = |key: &str| entries.iter().any(|(known, _)| known == key);
+            if let ("<<", TreeNode::Table(merged)) = (key, &value.node) {
+                // A merged key does not replace one that is already there.
+                let new: Vec<_> = merged
+                    .iter()
+                    .filter(|(key, _)| !has(key))
+                    .cloned()
+                    .collect();
+                entries.extend(new);
+            } else if has(key) {
+                return error(line, &format!("`{key}` stands there twice"));
+            } else {
+                entries.push((key.to_owned(), value));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_knows_its_lines() {
+        let text = "# c\na:\n  b: [1, \"2\"]\n  c: &x {d: true}\ne: *x\nf: ~\n";
+        let root = read_yaml(text).unwrap();
+        assert_eq!(root.texts_at("a.b"), ["1", "2"]);
+        assert_eq!(root.at("a.b").map(|item| item.line), Some(3));
+        assert!(root.is_true("e.d") && root.is_true("A.C.d"));
+        assert!(root.text_at("f").is_none());
+        assert_eq!(read_yaml("a: 1\na: 2\n").unwrap_err().line, 2);
+        assert!(read_yaml("a: [1\n").is_err());
+        assert!(read_yaml("").unwrap().entries().is_empty());
+    }
+
+    #[test]
+    fn aliases_of_aliases_are_bounded() {
+        let mut text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..12 {
+            let before = level - 1;
+            let ten = vec![format!("*a{before}"); 10].join(", ");
+            text.push_str(&format!("a{level}: &a{level} [{ten}]\n"));
+        }
+        assert_eq!(read_yaml(&text).unwrap_err().message, "too many values");
+        let deep = "[".repeat(100_000);
+        assert!(read_yaml(&deep).is_err());
     }
 }

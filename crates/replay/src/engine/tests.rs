@@ -7,12 +7,15 @@ use http::Method;
 use proptest::prelude::*;
 
 use super::*;
-use crate::clock::Micros;
 use crate::config;
 use crate::limit::{Charge, Limit, LimitCheck as Asked};
+use crate::meter::{Rates, SCALES};
 use crate::path::CanonicalPath;
-use crate::store::hash_key::KeyRing;
-use crate::store::memory::Memory;
+use crate::route::RouteQuery;
+use std::net::IpAddr;
+use tidegate_core::clock::Micros;
+use tidegate_core::store::hash_key::KeyRing;
+use tidegate_core::store::memory::Memory;
 
 /// All that limits can say, with rates in fours of `k`.
 fn text(k: u64) -> String {
@@ -68,17 +71,17 @@ fn request() -> impl Strategy<Value = Request> {
 
 const PATHS: [&str; 5] = ["/a", "/b/1", "/b/x/../2", "/c?q", "/d"];
 
-fn entry(at_us: u64, request: Request) -> Entry<'static> {
+fn entry(at_us: u64, request: Request) -> LogEntry<'static> {
     let (_, client, path, user, pro, fails) = request;
-    let mut headers = super::super::entry::Headers::new();
+    let mut headers = crate::entry::Headers::new();
     headers.push(("X-Forwarded-For".into(), format!("192.0.2.{client}").into()));
     if user > 0 {
         headers.push(("x-user".into(), format!("u{user}").into()));
     }
     if pro {
-        headers.push(("X-Plan".into(), "pro".into()));
+        headers.push(("X-ReplayPlan".into(), "pro".into()));
     }
-    Entry {
+    LogEntry {
         at_us,
         peer: "10.0.0.1".parse().unwrap(),
         client: None,
@@ -118,17 +121,17 @@ impl Model {
     }
 
     #[expect(clippy::too_many_lines, reason = "it is the proxy's way written out")]
-    fn take(&mut self, entry: &Entry<'_>) {
+    fn take(&mut self, entry: &LogEntry<'_>) {
         self.time.store(entry.at_us, Ordering::Relaxed);
         let mut headers = HeaderMap::new();
         for (name, value) in &entry.headers {
             let name: http::HeaderName = name.parse().unwrap();
             headers.append(name, value.parse().unwrap());
         }
-        let (_, path, query) = split(&entry.target);
-        let path = CanonicalPath::parse(path).unwrap();
+        let target = TargetParts::split(&entry.target);
+        let path = CanonicalPath::parse(target.path).unwrap();
         let client = self.config.client_ip.find(entry.peer, &headers);
-        let ask = RouteAsk {
+        let ask = RouteQuery {
             host: "",
             path: &path,
             method: &Method::GET,
@@ -142,7 +145,7 @@ impl Model {
             method: &Method::GET,
             host: "",
             path: &path,
-            query,
+            query: target.query,
             headers: &headers,
             route: &found.route.name,
             params: &found.params,
@@ -235,13 +238,13 @@ proptest! {
             at_us += request.0 * 1000;
             let entry = entry(at_us, request);
             engine.take(&entry);
-            for (rate, model) in RATES.into_iter().zip(&mut models) {
+            for (rate, model) in SCALES.into_iter().zip(&mut models) {
                 model.take(&entry);
-                prop_assert_eq!(engine.totals.denied[rate], model.denied, "{:?}", request);
+                prop_assert_eq!(engine.counts.totals.denied[rate], model.denied, "{:?}", request);
             }
         }
-        for (rate, model) in RATES.into_iter().zip(&models) {
-            for (row, seen) in engine.plan.rows.iter().zip(&engine.seen) {
+        for (rate, model) in SCALES.into_iter().zip(&models) {
+            for (row, seen) in engine.plan.rows.iter().zip(&engine.counts.rows) {
                 let is_candidate = row.role == crate::limit::Role::Candidate;
                 let name = (row.window.policy.to_string(), row.units[rate], is_candidate);
                 let expected = model.by_row.get(&name).copied().unwrap_or(0);
@@ -271,7 +274,7 @@ proptest! {
             engine.take(&one);
             entries.push(one);
         }
-        for known in engine.plan.meters[0].entries() {
+        for known in engine.counts.meters[0].keys() {
             let octet = *known.name.last().unwrap();
             let denied = |units: u64| {
                 let mut model = Plain::new(&text(units));
@@ -315,8 +318,7 @@ proptest! {
         }
         let new = || Engine::new(config_of(&text), "", 1_000_000);
         let (mut quick, mut slow) = (new(), new());
-        slow.ways = None;
-        slow.spaces.take_the_long_way();
+        slow.route_cache = None;
         let mut at_us = 1_700_000_000_000_000;
         for (request, target, has_headers, host) in trace {
             at_us += request.0 * 1000;
@@ -331,20 +333,20 @@ proptest! {
             quick.take(&one);
             slow.take(&one);
         }
-        let (one, other) = (&quick.totals, &slow.totals);
+        let (one, other) = (&quick.counts.totals, &slow.counts.totals);
         prop_assert_eq!((one.requests, one.denied), (other.requests, other.denied));
         prop_assert_eq!(&one.outside, &other.outside);
-        for (one, other) in quick.seen.iter().zip(&slow.seen) {
+        for (one, other) in quick.counts.rows.iter().zip(&slow.counts.rows) {
             prop_assert_eq!((one.asked, one.denied), (other.asked, other.denied));
         }
         let names = |engine: &Engine| {
-            let meters = engine.plan.meters.iter();
-            let all = meters.flat_map(|meter| meter.entries());
+            let meters = engine.counts.meters.iter();
+            let all = meters.flat_map(|meter| meter.keys());
             all.map(|one| (one.name.clone(), one.asked, one.need)).collect::<Vec<_>>()
         };
         prop_assert_eq!(names(&quick), names(&slow));
-        for space in 0..quick.plan.spaces.len() {
-            let carried = |engine: &Engine| format!("{:?}", engine.spaces.carried(space));
+        for space in 0..quick.plan.key_spaces.len() {
+            let carried = |engine: &Engine| format!("{:?}", engine.key_spaces.carried(space));
             prop_assert_eq!(carried(&quick), carried(&slow));
         }
     }
@@ -367,7 +369,7 @@ impl Plain {
         }
     }
 
-    fn allows(&mut self, entry: &Entry<'_>) -> bool {
+    fn allows(&mut self, entry: &LogEntry<'_>) -> bool {
         self.time.store(entry.at_us, Ordering::Relaxed);
         let item = Asked {
             limit: Arc::clone(&self.limit),
@@ -411,16 +413,19 @@ fn slots_are_held_for_as_long_as_requests_took() {
     ];
     let engine = replayed(SLOTS, &lines, 1000);
     assert_eq!(
-        engine.seen[0].denied,
+        engine.counts.rows[0].denied,
         Rates {
             half: 4,
             own: 1,
             twice: 0
         }
     );
-    assert_eq!(engine.plan.meters[0].entries()[0].need, 3);
+    assert_eq!(engine.counts.meters[0].keys()[0].need, 3);
     let engine = replayed(SLOTS, &[(0, 1, "/", None)], 1000);
-    assert_eq!((engine.totals.untimed, engine.seen[0].asked), (1, 0));
+    assert_eq!(
+        (engine.counts.totals.untimed, engine.counts.rows[0].asked),
+        (1, 0)
+    );
 }
 
 #[test]
@@ -442,7 +447,15 @@ fn what_reaches_no_limit_is_told_apart() {
     ];
     let lines: Vec<_> = lines.iter().map(|path| (0, 1, *path, None)).collect();
     let engine = replayed(text, &lines, 1000);
-    let count = |kind| engine.totals.outside.get(&kind).copied().unwrap_or(0);
+    let count = |kind| {
+        engine
+            .counts
+            .totals
+            .outside
+            .get(&kind)
+            .copied()
+            .unwrap_or(0)
+    };
     let kinds = [
         Outside::Unlimited,
         Outside::NoRoute,
@@ -451,7 +464,10 @@ fn what_reaches_no_limit_is_told_apart() {
     ];
     assert_eq!(kinds.map(count), [1, 1, 2, 1]);
     // A request that is refused for want of a key is charged nowhere.
-    assert_eq!((engine.seen[0].asked, engine.totals.denied.own), (3, 2));
+    assert_eq!(
+        (engine.counts.rows[0].asked, engine.counts.totals.denied.own),
+        (3, 2)
+    );
 }
 
 #[test]
@@ -461,9 +477,9 @@ fn keys_are_bounded_and_what_is_forgotten_still_counts() {
         .map(|n| (n / 10, u8::try_from(n % 200).unwrap(), "/", None))
         .collect();
     let engine = replayed(text, &lines, 50);
-    assert!(engine.plan.meters[0].entries().len() <= 50);
-    let gone: u64 = engine.seen[0].forgotten.values().sum();
+    assert!(engine.counts.meters[0].keys().len() <= 50);
+    let gone: u64 = engine.counts.rows[0].forgotten.values().sum();
     assert!(gone >= 200, "{gone}");
-    assert_eq!(engine.seen[0].asked, 2000);
-    assert_eq!(engine.forgotten().len(), 1);
+    assert_eq!(engine.counts.rows[0].asked, 2000);
+    assert_eq!(crate::report::notes(&engine, &[]).len(), 1);
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// What a line says, in one line of its own.
-fn said(entry: &Entry<'_>, format: Format) -> String {
+fn said(entry: &LogEntry<'_>, format: LineFormat) -> String {
     let mut text = format!("{} {} {}", format.word(), entry.at_us, entry.peer);
     if let Some(client) = entry.client {
         text.push_str(&format!(" for {client}"));
@@ -26,7 +26,7 @@ fn said(entry: &Entry<'_>, format: Format) -> String {
     text
 }
 
-fn read_with(reader: &mut Reader, line: &[u8]) -> String {
+fn read_with(reader: &mut LineReader, line: &[u8]) -> String {
     match reader.read(line) {
         Ok((entry, format)) => said(&entry, format),
         Err(fault) => format!("{fault:?}"),
@@ -35,7 +35,7 @@ fn read_with(reader: &mut Reader, line: &[u8]) -> String {
 
 #[track_caller]
 fn check(line: &str, expected: &str) {
-    let found = read_with(&mut Reader::new(None, &[]), line.as_bytes());
+    let found = read_with(&mut LineReader::new(None, &[]), line.as_bytes());
     assert_eq!(found, expected, "{line}");
 }
 
@@ -184,7 +184,7 @@ fn a_member_may_be_named_as_a_header() {
             member: member.to_owned(),
         }
     });
-    let mut reader = Reader::new(None, &from);
+    let mut reader = LineReader::new(None, &from);
     let line = r#"{"ts":1795214226,"consumer":"c1","request":{"remote_ip":"192.0.2.7",
         "method":"GET","uri":"/","user":"u1"}}"#;
     let found = read_with(&mut reader, line.as_bytes());
@@ -194,7 +194,7 @@ fn a_member_may_be_named_as_a_header() {
 
 #[test]
 fn our_own_lines_for_people_count_their_days() {
-    let mut reader = Reader::new(None, &[]);
+    let mut reader = LineReader::new(None, &[]);
     let day = 86_400_000_000_u64;
     let mut check = |line: &str, at_us: u64, rest: &str| {
         let found = read_with(&mut reader, line.as_bytes());
@@ -266,9 +266,9 @@ fn what_is_no_request_says_why() {
         check(&line.replace("DATE", date), fault);
     }
     let long = vec![b'x'; MAX_LINE];
-    assert_eq!(read_with(&mut Reader::new(None, &[]), &long), "Long");
+    assert_eq!(read_with(&mut LineReader::new(None, &[]), &long), "Long");
     let bytes = b"192.0.2.7 - - [20/Nov/2026:22:37:06 +0000] \"GET /\xff HTTP/1.1\" 200 1";
-    assert_eq!(read_with(&mut Reader::new(None, &[]), bytes), "Text");
+    assert_eq!(read_with(&mut LineReader::new(None, &[]), bytes), "Text");
 }
 
 #[test]
@@ -283,8 +283,8 @@ fn a_second_line_of_one_second_says_what_it_says_alone() {
         r#"192.0.2.007 - - [20/Nov/2026:22:37:06 +0000] "HEAD HTTP/1.0" 200"#,
         r#"192.0.2.7 - - [20/Nov/2026:22:37:07 +0000] "HEAD /a HTTP/1.0" 99"#,
     ] {
-        let alone = read_with(&mut Reader::new(None, &[]), line.as_bytes());
-        let mut reader = Reader::new(None, &[]);
+        let alone = read_with(&mut LineReader::new(None, &[]), line.as_bytes());
+        let mut reader = LineReader::new(None, &[]);
         read_with(&mut reader, first);
         assert_eq!(read_with(&mut reader, line.as_bytes()), alone, "{line}");
     }
@@ -293,7 +293,7 @@ fn a_second_line_of_one_second_says_what_it_says_alone() {
 #[test]
 fn a_format_can_be_forced() {
     let line = r#"{"ts":1795214226,"remote_addr":"192.0.2.7","request":"GET / HTTP/1.1"}"#;
-    let mut reader = Reader::new(Some(Format::Common), &[]);
+    let mut reader = LineReader::new(Some(LineFormat::Common), &[]);
     assert_eq!(read_with(&mut reader, line.as_bytes()), "Form");
 }
 
@@ -302,8 +302,14 @@ proptest! {
 
     #[test]
     fn no_bytes_panic(line in prop::collection::vec(any::<u8>(), 0..200)) {
-        for forced in [None, Some(Format::Common), Some(Format::Json), Some(Format::OwnText)] {
-            let _ = Reader::new(forced, &[]).read(&line);
+        let forced = [
+            None,
+            Some(LineFormat::Common),
+            Some(LineFormat::Json),
+            Some(LineFormat::OwnText),
+        ];
+        for forced in forced {
+            let _ = LineReader::new(forced, &[]).read(&line);
         }
     }
 
@@ -324,6 +330,6 @@ proptest! {
             line[at] = byte;
         }
         line.truncate(end.index(whole.len()) + 1);
-        let _ = Reader::new(None, &[]).read(&line);
+        let _ = LineReader::new(None, &[]).read(&line);
     }
 }

@@ -1,68 +1,95 @@
-//! The limits of a route: named or written in place, and whether they fit it.
+//! The limits of a route, named or written in place, and their agreement with the route.
 
 use std::sync::Arc;
 
-use super::super::advice;
-use super::super::budget::Budget;
-use super::super::diagnostic::{Code, Diagnostic, Span};
-use super::super::limits::RawLimit;
-use super::super::names::{DEFAULT, Names};
-use super::super::reader::At;
-use super::super::route::RawRoute;
-use super::super::slip::nearest;
+use crate::config::advice;
+use crate::config::definitions::{DEFAULT, DefinedLimit, Definitions};
+use crate::config::diagnostic::{Code, Diagnostic, TextSpan};
+use crate::config::habits::nearest;
+use crate::config::limits::{self, RawLimit, SectionsPresent};
+use crate::config::reader::Located;
+use crate::config::route::RawRoute;
+use crate::config::section::Section;
+use crate::limit::key::Part;
 use crate::limit::rate::RateText;
-use crate::limit::{Algorithm, Missing};
+use crate::limit::{Algorithm, Limit, Missing};
 use crate::path::Case;
 use crate::route::CostSource;
 
-/// The limits of a route, by index and where they are named.
-pub(super) fn choose(names: &mut Names<'_>, raw: &RawRoute, route: &str) -> Vec<(usize, Span)> {
+/// The index of a limit, and the place where a route names it.
+pub(super) type ChosenLimit = Located<usize>;
+
+/// Finds the limits of each route.
+pub(super) fn choose_all(
+    definitions: &mut Definitions<'_>,
+    raw: &[RawRoute],
+    names: &[String],
+) -> Vec<Vec<ChosenLimit>> {
+    let mut all = Vec::new();
+    for (raw, name) in raw.iter().zip(names) {
+        let chosen = choose(definitions, raw, name);
+        definitions.has_unlimited_route |= raw.limits.is_none() && chosen.is_empty();
+        mark_refunded(definitions, raw, &chosen);
+        all.push(chosen);
+    }
+    set_path_case(definitions, raw, &all);
+    all
+}
+
+/// Checks the limits of a route and returns them.
+pub(super) fn check_all(
+    definitions: &mut Definitions<'_>,
+    raw: &RawRoute,
+    chosen: &[ChosenLimit],
+) -> Vec<Arc<Limit>> {
+    let mut limits = Vec::new();
+    for chosen in chosen {
+        definitions.limits[chosen.value].is_used = true;
+        let defined = &definitions.limits[chosen.value];
+        check_params(definitions, defined, raw, &chosen.span);
+        check_cost(definitions, defined, raw);
+        limits.extend(defined.limit.clone());
+    }
+    limits
+}
+
+fn choose(definitions: &mut Definitions<'_>, raw: &RawRoute, route: &str) -> Vec<ChosenLimit> {
     let Some(texts) = &raw.limits else {
-        let span = raw
-            .path
-            .as_ref()
-            .map_or(raw.span.clone(), |path| path.span.clone());
-        return names
-            .limit_named(DEFAULT)
-            .map(|index| (index, span))
-            .into_iter()
-            .collect();
+        let default = definitions.limit_named(DEFAULT);
+        let default = default.map(|index| Located::new(index, &raw.path_span()));
+        return Vec::from_iter(default);
     };
-    let mut chosen: Vec<(usize, Span)> = Vec::new();
+    let mut chosen: Vec<ChosenLimit> = Vec::new();
     for text in &texts.value {
-        let index = match names.limit_named(&text.value) {
-            Some(index) => index,
-            None if text.value.contains('/') => match in_place(names, text, route) {
-                Some(index) => index,
-                None => continue,
-            },
-            None if text.value == "unlimited" => continue,
+        let index = match definitions.limit_named(&text.value) {
+            Some(index) => Some(index),
+            None if text.value.contains('/') => rate_in_place(definitions, text, route),
+            None if text.value == "unlimited" => None,
             None => {
-                unknown_limit(names, text);
-                continue;
+                report_unknown_limit(definitions, text);
+                None
             }
         };
-        if let Some((_, first)) = chosen.iter().find(|(earlier, _)| *earlier == index) {
+        let Some(index) = index else { continue };
+        if let Some(first) = chosen.iter().find(|earlier| earlier.value == index) {
             let message = format!("`{}` is named twice in one route", text.value);
-            let diagnostic = Diagnostic::new(Code::Duplicate, message)
+            Diagnostic::new(Code::Duplicate, message)
                 .at(&text.span, "")
-                .at(first, "first here");
-            names.reader.report(diagnostic);
+                .at(&first.span, "first here")
+                .report_to(definitions.reader);
             continue;
         }
-        chosen.push((index, text.span.clone()));
+        chosen.push(Located::new(index, &text.span));
     }
     chosen
 }
 
-fn unknown_limit(names: &Names<'_>, text: &At<String>) {
-    if names.reader.is_misnamed("limit", &text.value) {
+fn report_unknown_limit(definitions: &Definitions<'_>, text: &Located<String>) {
+    if definitions.reader.is_misnamed("limit", &text.value) {
         return;
     }
-    let known = names
-        .limits()
-        .iter()
-        .map(|budget| budget.name.value.as_str());
+    let limits = definitions.limits_with_sections().iter();
+    let known = limits.map(|limit| limit.name.value.as_str());
     let help = match nearest(&text.value, known) {
         Some(near) => format!("did you mean `{near}`?"),
         None => format!(
@@ -70,63 +97,66 @@ fn unknown_limit(names: &Names<'_>, text: &At<String>) {
             text.value
         ),
     };
-    let message = format!("no limit is called `{}`", text.value);
-    let diagnostic = Diagnostic::new(Code::UnknownLimit, message)
-        .at(&text.span, "")
-        .help(help);
-    names.reader.report(diagnostic);
+    Diagnostic::new(
+        Code::UnknownLimit,
+        format!("no limit is called `{}`", text.value),
+    )
+    .at(&text.span, "")
+    .help(help)
+    .report_to(definitions.reader);
 }
 
-/// A rate in place: a limit of the route's name, by the default limit's key or the address.
-fn in_place(names: &mut Names<'_>, text: &At<String>, route: &str) -> Option<usize> {
+/// Defines a rate in place: a limit with the name of the route. Its key is that of the default
+/// limit, or the address.
+fn rate_in_place(
+    definitions: &mut Definitions<'_>,
+    text: &Located<String>,
+    route: &str,
+) -> Option<usize> {
     let rate = match RateText::parse(&text.value) {
         Ok(rate) => rate,
         Err(error) => {
             let message = format!("`{}` is neither a limit's name nor a rate", text.value);
-            let diagnostic = Diagnostic::new(Code::BadRate, message);
-            let diagnostic = diagnostic.because(&text.span, &error);
-            let advice = advice::of(Code::BadRate, &text.value);
-            names.reader.report(diagnostic.maybe_help(advice));
+            Diagnostic::new(Code::BadRate, message)
+                .at_error(&text.span, &error)
+                .maybe_help(advice::for_text(Code::BadRate, &text.value))
+                .report_to(definitions.reader);
             return None;
         }
     };
-    let default = names
-        .limit_named(DEFAULT)
-        .map(|index| &names.budgets[index]);
-    let key = default.map(|budget| At {
-        value: budget.key.clone(),
-        span: budget.key_span.clone(),
-    });
-    let missing = default.map_or(Missing::Ip, |budget| budget.missing);
-    let base = slug(route);
+    let default = definitions.limit_named(DEFAULT);
+    let default = default.map(|index| &definitions.limits[index]);
+    let base = limit_name(route);
     let mut name = base.clone();
     let mut count = 1;
-    // `default` would become the limit of routes that name none, as soon as it had a section.
-    while name == DEFAULT || names.is_limit(&name) {
+    // The name `default` would apply the limit to routes that name none, once it had a section.
+    while name == DEFAULT || definitions.is_limit(&name) {
         count += 1;
         name = format!("{base}-{count}");
     }
-    let name = At {
-        value: name,
-        span: text.span.clone(),
-    };
     let rate = match rate {
-        RateText::Limited(rate) => Some(rate),
-        RateText::Unlimited => None,
+        RateText::Limited(rate) => vec![Located::new(rate, &text.span)],
+        RateText::Unlimited => Vec::new(),
     };
-    Some(names.add_limit(RawLimit {
-        key,
-        missing,
-        ..RawLimit::of_rate(name, rate)
-    }))
+    let raw = Section::read_defaults("limit.NAME", |section| {
+        let name = Located::new(name, &text.span);
+        limits::settings(name, section, SectionsPresent::default())
+    });
+    let raw = RawLimit {
+        rates: Located::new(rate, &text.span),
+        key: default.map(|limit| limit.key.clone()),
+        missing: default.map_or(Missing::Ip, |limit| limit.missing),
+        ..raw
+    };
+    Some(definitions.add_limit(raw))
 }
 
-/// A route's name as a limit's name: `POST /login` is `post-login`.
-fn slug(route: &str) -> String {
+/// The name of a limit for a route: `POST /login` becomes `post-login`.
+fn limit_name(route: &str) -> String {
     let route = route.to_ascii_lowercase().replace('*', "all");
     let words = route.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
-    // Room for a number behind it.
+    // The rest of the 64 characters is for a number.
     let name: String = words.join("-").chars().take(58).collect();
     if name.is_empty() {
         "root".to_owned()
@@ -135,73 +165,74 @@ fn slug(route: &str) -> String {
     }
 }
 
-/// Limits of a route that gives units back may allow sooner than they said when they denied: they
-/// know of it. Must come before anybody shares them.
-pub(super) fn check_giving_back(names: &mut Names<'_>, raw: &RawRoute, chosen: &[(usize, Span)]) {
+/// Marks the limits of a route that gives units back: a client that such a limit denied may be
+/// allowed earlier than the denial said. Must come before the limits are shared.
+fn mark_refunded(definitions: &mut Definitions<'_>, raw: &RawRoute, chosen: &[ChosenLimit]) {
     let settle = raw.settle.as_ref().map(|header| ("settle", &header.span));
     let refund = raw.refund.as_ref().map(|set| ("refund", &set.span));
     let Some((key, span)) = settle.or(refund) else {
         return;
     };
-    let holds = |budget: &Budget| {
-        let first = budget.rules.first();
+    let is_concurrent = |defined: &DefinedLimit| {
+        let first = defined.rules.first();
         first.is_some_and(|rule| rule.value.algorithm == Algorithm::Slots)
     };
-    for (index, _) in chosen {
-        let budget = &mut names.budgets[*index];
-        let spends = !holds(budget);
-        if let Some(limit) = budget.limit.as_mut().and_then(Arc::get_mut) {
-            limit.gives_back = spends;
+    for chosen in chosen {
+        let defined = &mut definitions.limits[chosen.value];
+        let gives_back = !is_concurrent(defined);
+        if let Some(limit) = defined.limit.as_mut().and_then(Arc::get_mut) {
+            limit.gives_back = gives_back;
         }
     }
-    let all = chosen
-        .iter()
-        .all(|(index, _)| holds(&names.budgets[*index]));
-    if let Some((index, _)) = chosen.first().filter(|_| all) {
-        let message = format!("nothing to give back by `{key}`");
-        let diagnostic = Diagnostic::new(Code::Contradiction, message)
-            .at(span, "")
-            .at(&names.budgets[*index].rate_span, "ends with its request")
-            .help("name a limit with a `rate`, or leave it out");
-        names.reader.report(diagnostic);
+    let mut limits = chosen.iter().map(|one| &definitions.limits[one.value]);
+    if let Some(first) = limits.clone().next().filter(|_| limits.all(is_concurrent)) {
+        Diagnostic::new(
+            Code::Contradiction,
+            format!("nothing to give back by `{key}`"),
+        )
+        .at(span, "")
+        .at(&first.rate_span, "ends with its request")
+        .help("name a limit with a `rate`, or leave it out")
+        .report_to(definitions.reader);
     }
 }
 
-/// Tells each limit how its routes spell the paths that it may count by.
-pub(super) fn spell_paths(names: &mut Names<'_>, raw: &[RawRoute], chosen: &[Vec<(usize, Span)>]) {
-    let file = names.case;
-    for (index, budget) in names.budgets.iter_mut().enumerate() {
-        let uses = |of: &[(usize, Span)]| of.iter().any(|(one, _)| *one == index);
-        let routes = raw.iter().zip(chosen).filter(|(_, of)| uses(of));
-        let mut cases = routes.map(|(route, _)| route.case.or(file).unwrap_or_default());
+/// Sets the letter case of keys by path: it is that of the limit's routes, if all have the same.
+fn set_path_case(definitions: &mut Definitions<'_>, raw: &[RawRoute], chosen: &[Vec<ChosenLimit>]) {
+    let of_file = definitions.inherited.case;
+    for (index, defined) in definitions.limits.iter_mut().enumerate() {
+        let uses = |chosen: &[ChosenLimit]| chosen.iter().any(|one| one.value == index);
+        let routes = raw.iter().zip(chosen).filter(|(_, chosen)| uses(chosen));
+        let mut cases = routes.map(|(route, _)| route.case.or(of_file).unwrap_or_default());
         let first = cases.next().unwrap_or_default();
-        let same = cases.all(|case| case == first);
-        if let Some(limit) = budget.limit.as_mut().and_then(Arc::get_mut) {
-            limit.case = if same { first } else { Case::Sensitive };
+        let is_same = cases.all(|case| case == first);
+        if let Some(limit) = defined.limit.as_mut().and_then(Arc::get_mut) {
+            limit.case = if is_same { first } else { Case::Sensitive };
         }
     }
 }
 
-/// A key by a path parameter needs a path that has it.
-pub(super) fn check_params(names: &Names<'_>, budget: &Budget, raw: &RawRoute, span: &Span) {
+/// Reports a key by a path parameter that the path does not have.
+fn check_params(
+    definitions: &Definitions<'_>,
+    limit: &DefinedLimit,
+    raw: &RawRoute,
+    span: &TextSpan,
+) {
     let Some(path) = &raw.path else { return };
-    for part in &budget.key.parts {
-        let [crate::limit::key::Part::PathParam(wanted)] = part.0.as_slice() else {
+    for part in &limit.key.value.parts {
+        let [Part::PathParam(wanted)] = part.0.as_slice() else {
             continue;
         };
         if path.value.params().any(|name| name == wanted) {
             continue;
         }
         let message = format!("the path has no `{{{wanted}}}` to count by");
-        let mut diagnostic = Diagnostic::new(Code::NoSuchParameter, message).at(
-            span,
-            format!(
-                "`limit.{}` is for paths with `{{{wanted}}}`",
-                budget.name.value
-            ),
-        );
-        if budget.key_span != *span {
-            diagnostic = diagnostic.at(&budget.key_span, "asked for here");
+        let name = &limit.name.value;
+        let label = format!("`limit.{name}` is for paths with `{{{wanted}}}`");
+        let mut diagnostic = Diagnostic::new(Code::NoSuchParameter, message).at(span, label);
+        if limit.key.span != *span {
+            diagnostic = diagnostic.at(&limit.key.span, "asked for here");
         }
         let close = nearest(wanted, path.value.params());
         let colon = format!(":{wanted}");
@@ -212,30 +243,31 @@ pub(super) fn check_params(names: &Names<'_>, budget: &Budget, raw: &RawRoute, s
             }
             close => close.map(|name| format!("did you mean `path:{name}`?")),
         };
-        names.reader.report(diagnostic.maybe_help(help));
+        definitions.reader.report(diagnostic.maybe_help(help));
     }
 }
 
-/// A cost above the limit is never granted, for whatever tier. A limit's own cost alone is checked
-/// with the limit.
-pub(super) fn check_cost(names: &Names<'_>, budget: &Budget, raw: &RawRoute) {
-    let (Some(limit), CostSource::Fixed(cost)) = (&budget.limit, &raw.cost.value) else {
+/// Reports a cost above the units of a limit or of one of its tiers. The limit's own cost is
+/// checked with the limit.
+fn check_cost(definitions: &Definitions<'_>, defined: &DefinedLimit, raw: &RawRoute) {
+    let (Some(limit), Some(cost)) = (&defined.limit, &raw.cost) else {
         return;
     };
-    let smallest = budget.rules.iter().min_by_key(|rule| rule.value.units);
-    let total = limit.units(*cost);
-    let Some(rule) = smallest.filter(|rule| *cost > 1 && total > rule.value.units) else {
+    let CostSource::Fixed(units) = cost.value else {
+        return;
+    };
+    let smallest = defined.rules.iter().min_by_key(|rule| rule.value.units);
+    let total = limit.units(units);
+    let Some(rule) = smallest.filter(|rule| units > 1 && total > rule.value.units) else {
         return;
     };
     let message = "the route's requests can never be allowed";
-    let diagnostic = Diagnostic::new(Code::CostAboveLimit, message)
+    let label = format!("each costs {total} of `limit.{}`", limit.name);
+    Diagnostic::new(Code::CostAboveLimit, message)
         .help("lower the cost, or raise the rate")
-        .at(
-            &raw.cost.span,
-            format!("each costs {total} of `limit.{}`", limit.name),
-        )
-        .at(&rule.span, "which never holds so many");
-    names.reader.report(diagnostic);
+        .at(&cost.span, label)
+        .at(&rule.span, "which never holds so many")
+        .report_to(definitions.reader);
 }
 
 #[cfg(test)]
@@ -244,14 +276,14 @@ mod tests {
 
     #[test]
     fn a_route_names_its_limits() {
-        assert_eq!(slug("POST /login"), "post-login");
+        assert_eq!(limit_name("POST /login"), "post-login");
         assert_eq!(
-            slug("GET,HEAD example.com/users/{id}"),
+            limit_name("GET,HEAD example.com/users/{id}"),
             "get-head-example-com-users-id"
         );
-        assert_eq!(slug("/search/*"), "search-all");
-        assert_eq!(slug("/"), "root");
-        assert_eq!(slug("Ä"), "root");
-        assert!(slug(&"/long".repeat(50)).len() <= 58);
+        assert_eq!(limit_name("/search/*"), "search-all");
+        assert_eq!(limit_name("/"), "root");
+        assert_eq!(limit_name("Ä"), "root");
+        assert!(limit_name(&"/long".repeat(50)).len() <= 58);
     }
 }

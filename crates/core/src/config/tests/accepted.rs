@@ -7,7 +7,7 @@ use http::Method;
 use super::super::*;
 use super::{accept, codes, fine};
 use crate::limit::key::{Key, Part};
-use crate::limit::{Algorithm, Missing};
+use crate::limit::{Algorithm, Missing, OnError};
 use crate::route::{CostSource, Route, Target, ValueMatch};
 
 const SMALLEST: &str = r#"
@@ -370,7 +370,8 @@ fn secrets_come_from_files_and_are_never_shown() {
     assert_eq!(redis.username.as_deref(), Some("proxy"));
     assert_eq!(redis.password.as_deref(), Some("hush-hush"));
     assert!(config.store.hash_key.is_some());
-    assert_eq!(config.bypass[0].header.as_ref().unwrap().1, b"let me in");
+    let header = config.bypass[0].header.as_ref().unwrap();
+    assert_eq!(*header.1, *b"let me in");
     let shown = format!("{config:?}");
     for secret in ["hush-hush", "let me in", "monitor"] {
         assert!(!shown.contains(secret), "{shown}");

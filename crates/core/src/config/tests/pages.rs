@@ -11,8 +11,8 @@ use toml::de::{DeTable, DeValue};
 
 use super::super::load::read_text;
 use super::super::reader::Surroundings;
+use super::super::reference::as_json;
 use super::super::render;
-use super::super::schema::as_json;
 use super::reference;
 
 /// Shows mistakes on purpose; `explained.rs` reads it.

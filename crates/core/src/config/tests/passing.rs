@@ -2,7 +2,7 @@
 
 use super::super::*;
 use super::{check, codes, fine};
-use crate::route::{Action, HeaderChange, Route, Target, Text};
+use crate::route::{Action, HeaderChange, HeaderText, Route, Target};
 
 /// One route at `path`, with these settings.
 fn with(path: &str, settings: &str) -> String {
@@ -85,9 +85,9 @@ fn limits_alone_pass_nothing_on() {
 
 /// What the headers of these changes become, as they are written.
 fn changed(changes: &[HeaderChange]) -> Vec<String> {
-    let text = |text: &Text| match text {
-        Text::Fixed(value) => value.to_str().unwrap().to_owned(),
-        Text::Made(_) => "made".to_owned(),
+    let text = |text: &HeaderText| match text {
+        HeaderText::Fixed(value) => value.to_str().unwrap().to_owned(),
+        HeaderText::Made(_) => "made".to_owned(),
     };
     let line = |change: &HeaderChange| match &change.action {
         Action::Set(value) => format!("{}={}", change.name, text(value)),

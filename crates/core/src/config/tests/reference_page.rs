@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::super::known::{self, Known};
-use super::super::schema::{read, schema};
+use super::super::reference::{self, Setting, value_as_json};
+use super::super::schema::schema;
 use crate::limit::rate::{parse_duration, parse_size};
 
 /// Settings that came after the first version, and with which.
@@ -82,7 +82,7 @@ fn table(schema: &Value) -> Option<&Value> {
 }
 
 /// What a value may be, in words.
-fn kind(schema: &Value, known: &Known) -> String {
+fn kind(schema: &Value, known: &Setting) -> String {
     if let Some(words) = schema["enum"].as_array() {
         return words.iter().map(shown).collect::<Vec<_>>().join(", ");
     }
@@ -121,8 +121,8 @@ fn is_status(pattern: &Value) -> bool {
 }
 
 /// What its text is, by the example.
-fn text(known: &Known) -> &'static str {
-    let example = read(known.value);
+fn text(known: &Setting) -> &'static str {
+    let example = value_as_json(known.value);
     let Some(example) = example.as_str() else {
         return "a text";
     };
@@ -154,7 +154,7 @@ fn shown(value: &Value) -> String {
     format!("`{value}`")
 }
 
-fn entry(page: &mut String, known: &Known, schema: &Value) {
+fn entry(page: &mut String, known: &Setting, schema: &Value) {
     let section = match known.section.as_str() {
         "" => String::new(),
         section => format!("{section}."),
@@ -197,11 +197,11 @@ fn page() -> String {
     let schema = schema();
     let mut page = format!("{HEAD}\n## At the top\n");
     let mut section = "";
-    for known in known::all() {
+    for known in reference::settings() {
         if known.section != section {
             section = &known.section;
-            let _ = writeln!(page, "\n## `{}`", known::header(section));
-            let part = known::parts().iter().find(|part| part.section == section);
+            let _ = writeln!(page, "\n## `{}`", reference::header(section));
+            let part = reference::section(section);
             let about = part.map_or("", |part| part.about.as_str());
             let more = PAGES.iter().find(|(of, _)| *of == section);
             let more = more.map_or_else(String::new, |(_, link)| format!(" More in {link}."));
@@ -228,10 +228,10 @@ fn the_page_of_settings_is_as_the_schema_is() {
 
 #[test]
 fn every_setting_and_section_is_described() {
-    for known in known::all() {
+    for known in reference::settings() {
         assert!(known.about.len() > 5, "{}.{}", known.section, known.key);
     }
-    for part in known::parts() {
-        assert!(!part.about.is_empty(), "[{}]", part.section);
+    for part in reference::sections() {
+        assert!(!part.about.is_empty(), "[{}]", part.name);
     }
 }

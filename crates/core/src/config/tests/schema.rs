@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use toml::de::DeTable;
 
 use super::super::diagnostic::{Code, Diagnostic};
-use super::super::known::{self, Known};
-use super::super::schema::{as_json, schema};
+use super::super::reference::{self, Setting, as_json};
+use super::super::schema::schema;
 use super::super::{load, reader::Surroundings};
 
 const FILES: [&str; 2] = [
@@ -124,7 +124,7 @@ fn said(text: &str) -> Vec<Diagnostic> {
 }
 
 /// The setting alone, in a section of its kind.
-fn alone(known: &Known, value: &str) -> String {
+fn alone(known: &Setting, value: &str) -> String {
     let header = match known.section.as_str() {
         "" => String::new(),
         list @ ("route" | "bypass" | "tls.certificates") => format!("[[{list}]]"),
@@ -148,7 +148,7 @@ fn refused(text: &str) -> Option<Code> {
 fn the_schema_allows_what_the_readers_take() {
     let mut wrong = String::new();
     let schema = without_required(schema());
-    for known in known::all() {
+    for known in reference::settings() {
         let samples = ["\"zz-none-such\"", "\"${NOT_SET}\"", "1", "0.5", "true"];
         let samples = samples
             .into_iter()
@@ -168,7 +168,7 @@ fn the_schema_allows_what_the_readers_take() {
 fn the_schema_has_all_words_of_a_setting() {
     let schema = without_required(schema());
     let mut words = 0;
-    for known in known::all() {
+    for known in reference::settings() {
         let text = alone(known, "\"zz-none-such\"");
         let found = said(&text)
             .into_iter()

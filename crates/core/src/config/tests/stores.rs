@@ -68,7 +68,7 @@ impl Files {
     }
 }
 
-fn sentinels(redis: &RedisSettings) -> &Sentinels {
+fn sentinels(redis: &RedisSettings) -> &SentinelSettings {
     match &redis.topology {
         RedisTopology::Sentinel(sentinels) => sentinels,
         other => panic!("{other}"),

@@ -1,33 +1,34 @@
-//! `health` and `eject` of an upstream: how its servers are watched.
+//! `health`, `eject` and `retries` of an upstream: what happens to servers and requests that fail.
 
 use std::time::Duration;
 
 use http::HeaderValue;
 use http::uri::{Authority, PathAndQuery};
 
-use super::super::diagnostic::Code;
-use super::super::reader::At;
-use super::super::section::Section;
-use super::super::values::TextForm;
+use crate::config::diagnostic::Code;
+use crate::config::reader::ValueKind;
+use crate::config::section::Section;
+use crate::config::values::TextForm;
 use crate::route::StatusSet;
 
-const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);
-/// The shortest time between two checks, and the shortest rest.
+/// The shortest time between two checks, and the shortest ejection.
 const SHORTEST: Duration = Duration::from_millis(50);
 /// Checks or failures in a row, at most.
 const MAX_IN_A_ROW: u64 = 1000;
+/// The most attempts after the first that a file may allow.
+const MAX_ATTEMPTS: u64 = 10;
 
-/// `health`: what each server is asked, and when its answers count.
+/// `health`: the request that checks a server, and the answers that pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HealthCheck {
-    /// What is asked for by `GET`.
+    /// The path of the `GET`.
     pub path: PathAndQuery,
-    /// The `Host` of it; `None` is the server's own.
+    /// The `Host` of the request; `None` is the server's own.
     pub host: Option<HeaderValue>,
     /// Between two checks of a server.
     pub every: Duration,
-    /// From connecting until the head of the answer.
+    /// From connecting to the head of the answer.
     pub timeout: Duration,
     /// Passed checks in a row that bring a server back; at least 1.
     pub healthy: u32,
@@ -37,31 +38,15 @@ pub struct HealthCheck {
     pub status: StatusSet,
 }
 
-impl HealthCheck {
-    /// A check of this path, with all defaults.
-    pub fn new(path: PathAndQuery) -> HealthCheck {
-        HealthCheck {
-            path,
-            host: None,
-            every: 5 * SECOND,
-            timeout: 2 * SECOND,
-            healthy: 2,
-            unhealthy: 3,
-            status: well(),
-        }
-    }
-}
-
-/// `eject`: when a server is left alone for what requests met there.
+/// `eject`: when failed requests take a server out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ejection {
-    /// Failures in a row, at least 1. A server that cannot be reached needs only one.
+    /// Failures in a row, at least 1. For a server that cannot be reached one is enough.
     pub failures: u32,
-    /// The first time; each further time twice as long.
+    /// The length of the first ejection. Each further one is twice as long.
     pub rest: Duration,
-    /// Never longer than this.
     pub longest_rest: Duration,
-    /// Percent of the servers that may be left alone at once while they can be reached.
+    /// Percent of the reachable servers that may be out at once.
     pub max_share: u32,
     /// Answers that count as failures.
     pub status: StatusSet,
@@ -69,116 +54,124 @@ pub struct Ejection {
 
 impl Default for Ejection {
     fn default() -> Ejection {
-        Ejection {
-            failures: 5,
-            rest: 10 * SECOND,
-            longest_rest: 60 * SECOND,
-            max_share: 50,
-            status: StatusSet::default(),
-        }
+        Section::read_defaults("upstream.NAME.eject", ejection)
     }
 }
 
-/// `health`: a path, or a table. Nothing if servers are not checked.
+/// `retries`: when a request is sent again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retries {
+    /// How often a request is sent again, at most.
+    pub attempts: u32,
+    /// Percent of the requests that may be sent again.
+    pub budget: u32,
+    /// The failures after which a request is sent again, if it is idempotent. A request that was
+    /// not sent at all may always be sent again.
+    pub on: RetryOn,
+}
+
+impl Default for Retries {
+    fn default() -> Retries {
+        Section::read_defaults("upstream.NAME", retries)
+    }
+}
+
+/// Failures after which a request is sent again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RetryOn {
+    /// The connection ended before the head of an answer.
+    pub closed: bool,
+    /// No head came within the upstream's `timeout`.
+    pub timeout: bool,
+    /// An answer with one of these statuses.
+    pub status: StatusSet,
+}
+
+/// Reads `health`: a path, or a table. Without it servers are not checked.
 pub(super) fn health(outer: &mut Section<'_>) -> Option<HealthCheck> {
-    let value = outer.peek("health");
-    let kind = TextForm::new(Code::BadHttp, "a path");
-    if value.is_some_and(|value| value.get_ref().is_str()) {
-        return Some(HealthCheck::new(outer.parsed("health", kind, path)?.value));
+    const PATH: TextForm = TextForm::new(Code::BadHttp, "a path");
+    outer.declare("health", || ValueKind::TextOrTable);
+    let value = outer.peek("health").map(|value| value.get_ref());
+    let is_path = value.is_some_and(|value| value.is_str());
+    let short = match is_path {
+        true => Some(outer.parse("health", PATH, path)?.value),
+        false => None,
+    };
+    let mut section = match is_path {
+        true => outer.inner("health", None, outer.key_span("health")),
+        false => outer.section("health"),
+    };
+    if value.is_some_and(|value| value.is_table()) {
+        section.require("path", "path = \"/healthz\"");
     }
-    let mut section = outer.section("health");
-    let path = section.parsed("path", kind, path);
-    if value.is_some_and(|value| value.get_ref().is_table()) && section.peek("path").is_none() {
-        section.missing("path", "path = \"/healthz\"");
-    }
-    let unread = || PathAndQuery::from_static("/");
-    let usual = HealthCheck::new(path.map_or_else(unread, |path| path.value));
-    let host = section.parsed("host", TextForm::new(Code::BadHttp, "a host"), host);
+    let long = section.parse("path", PATH, path).map(|path| path.value);
+    let host = section.parse("host", TextForm::new(Code::BadHttp, "a host"), host);
+    let status = statuses(&mut section);
     let check = HealthCheck {
+        path: short
+            .or(long)
+            .unwrap_or_else(|| PathAndQuery::from_static("/")),
         host: host.map(|host| host.value),
-        every: section.duration("every", SHORTEST..=HOUR, usual.every),
-        timeout: section.duration("timeout", SHORTEST..=HOUR, usual.timeout),
-        healthy: in_a_row(&mut section, "healthy", usual.healthy),
-        unhealthy: in_a_row(&mut section, "unhealthy", usual.unhealthy),
-        status: statuses(&mut section, "status").unwrap_or(usual.status),
-        path: usual.path,
+        every: section.duration("every", SHORTEST..=HOUR),
+        timeout: section.duration("timeout", SHORTEST..=HOUR),
+        healthy: section.integer("healthy", 1..=MAX_IN_A_ROW),
+        unhealthy: section.integer("unhealthy", 1..=MAX_IN_A_ROW),
+        status: status.unwrap_or_else(|| {
+            let mut passing = StatusSet::default();
+            let _ = ["2xx", "3xx"].map(|class| passing.add(class));
+            passing
+        }),
     };
     section.finish();
     value.map(|_| check)
 }
 
-/// The statuses of an answer that says "well".
-fn well() -> StatusSet {
-    let mut well = StatusSet::default();
-    for class in ["2xx", "3xx"] {
-        let _ = well.add(class);
-    }
-    well
-}
-
-/// `eject`: `false`, or a table. Nothing if servers are never left alone.
+/// Reads `eject`: `false`, or a table. Without it servers have the default.
 pub(super) fn eject(outer: &mut Section<'_>) -> Option<Ejection> {
-    let switch = outer
-        .peek("eject")
-        .and_then(|value| value.get_ref().as_bool());
-    if switch.is_some() {
-        let wanted = outer.boolean("eject", true);
+    outer.declare("eject", || ValueKind::FalseOrTable);
+    let value = outer.peek("eject").map(|value| value.get_ref());
+    if let Some(wanted) = value.and_then(|value| value.as_bool()) {
         return wanted.then(Ejection::default);
     }
     let mut section = outer.section("eject");
-    let usual = Ejection::default();
-    let rest = section.length("for", SHORTEST..=HOUR);
-    let longest = section.length("max_for", SHORTEST..=24 * HOUR);
-    let ejection = Ejection {
-        failures: in_a_row(&mut section, "failures", usual.failures),
-        rest: rest.as_ref().map_or(usual.rest, |rest| rest.value),
-        longest_rest: match (&rest, &longest) {
-            (_, Some(longest)) => longest.value,
-            // A longer `for` says that as well.
-            (Some(rest), None) => rest.value.max(usual.longest_rest),
-            (None, None) => usual.longest_rest,
-        },
-        max_share: section
-            .integer("max_share", 1..=100)
-            .map_or(usual.max_share, small),
-        status: statuses(&mut section, "status").unwrap_or_default(),
-    };
-    if let Some(longest) = longest.filter(|longest| longest.value < ejection.rest) {
-        let allowed = format!("{:?} (`for`) or more", ejection.rest);
-        section.out_of_range_at("max_for", &longest, &allowed);
-    }
+    let ejection = ejection(&mut section);
     section.finish();
     Some(ejection)
 }
 
-fn in_a_row(section: &mut Section<'_>, key: &'static str, default: u32) -> u32 {
-    let number = section.integer(key, 1..=MAX_IN_A_ROW);
-    number.map_or(default, small)
-}
-
-/// A number whose range is small.
-pub(super) fn small(number: At<u64>) -> u32 {
-    u32::try_from(number.value).unwrap_or(u32::MAX)
-}
-
-/// A list of statuses and classes of them.
-fn statuses(section: &mut Section<'_>, key: &'static str) -> Option<StatusSet> {
-    let texts = section.texts(key)?;
-    let mut set = StatusSet::default();
-    for text in texts.value {
-        section.understood(
-            key,
-            text,
-            TextForm::new(Code::BadHttp, "a status"),
-            |text| set.add(text),
-        );
+fn ejection(section: &mut Section<'_>) -> Ejection {
+    let rest = section.duration("for", SHORTEST..=HOUR);
+    let longest = section.optional_duration("max_for", SHORTEST..=24 * HOUR);
+    if let Some(longest) = longest.as_ref().filter(|longest| longest.value < rest) {
+        let allowed = format!("{rest:?} (`for`) or more");
+        section.out_of_range("max_for", longest, &allowed);
     }
+    Ejection {
+        failures: section.integer("failures", 1..=MAX_IN_A_ROW),
+        rest,
+        longest_rest: match longest {
+            Some(longest) => longest.value,
+            // A `for` above the default raises it.
+            None => rest.max(section.default_duration("max_for")),
+        },
+        max_share: section.integer("max_share", 1..=100),
+        status: statuses(section).unwrap_or_default(),
+    }
+}
+
+/// Reads `status`: a list of statuses and classes of statuses.
+fn statuses(section: &mut Section<'_>) -> Option<StatusSet> {
+    let texts = section.texts("status")?;
+    let mut set = StatusSet::default();
+    section.parse_all("status", Some(texts), TextForm::STATUS, |text| {
+        set.add(text)
+    });
     Some(set)
 }
 
 fn path(text: &str) -> Result<PathAndQuery, &'static str> {
-    let plain = text.starts_with('/') && !text.contains('#');
-    let path = text.parse().ok().filter(|_| plain);
+    let is_plain = text.starts_with('/') && !text.contains('#');
+    let path = text.parse().ok().filter(|_| is_plain);
     path.ok_or("it begins with `/`; for example `/healthz`")
 }
 
@@ -189,4 +182,52 @@ fn host(text: &str) -> Result<HeaderValue, &'static str> {
         return Err(WRITE);
     }
     HeaderValue::try_from(authority.as_str()).map_err(|_| WRITE)
+}
+
+/// Reads `retries`: a number of attempts, or a table.
+pub(super) fn retries(outer: &mut Section<'_>) -> Retries {
+    outer.declare("retries", || ValueKind::IntegerOrTable);
+    let is_number = outer.has_integer("retries");
+    let mut section = match is_number {
+        true => outer.inner("retries", None, outer.key_span("retries")),
+        false => outer.section("retries"),
+    };
+    let attempts = section.integer("attempts", 0..=MAX_ATTEMPTS);
+    let short = match is_number {
+        true => outer.optional_integer("retries", 0..=MAX_ATTEMPTS),
+        false => None,
+    };
+    let retries = Retries {
+        attempts: short.map_or(attempts, |short| short.value),
+        budget: section.integer("budget", 0..=100),
+        on: retry_on(&mut section).unwrap_or(RetryOn {
+            closed: true,
+            ..RetryOn::default()
+        }),
+    };
+    section.finish();
+    retries
+}
+
+/// Reads `on = ["closed", "timeout", "503"]`.
+fn retry_on(section: &mut Section<'_>) -> Option<RetryOn> {
+    section.declare("on", || {
+        ValueKind::WordsOrStatuses(vec!["closed", "timeout"])
+    });
+    let texts = section.texts("on")?;
+    let form = TextForm::new(Code::UnknownWord, "a reason to try again");
+    let mut on = RetryOn::default();
+    section.parse_all("on", Some(texts), form, |text| {
+        match text {
+            "closed" => on.closed = true,
+            "timeout" => on.timeout = true,
+            status => {
+                let added = on.status.add(status);
+                let help = "write `closed`, `timeout`, or a status such as `503` or `5xx`";
+                return added.map_err(|_| help);
+            }
+        }
+        Ok(())
+    });
+    Some(on)
 }

@@ -17,7 +17,7 @@ const MAX_CONNECTION_OPTIONS: usize = 32;
 
 /// What one look over a head finds: what is to be removed, and what is there.
 #[derive(Default)]
-pub struct HopFields {
+pub(super) struct HopFields {
     connection: bool,
     pub(super) host: bool,
     pub(super) upgrade: bool,

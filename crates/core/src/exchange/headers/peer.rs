@@ -69,7 +69,7 @@ impl Peer {
         self.at(host, |last| match &last.lines {
             Some((known, lines)) if *known == version => lines.clone(),
             _ => {
-                let lines = PrerenderedHeaders::of(&make(&last.element));
+                let lines = PrerenderedHeaders::new(&make(&last.element));
                 last.lines = Some((version, lines.clone()));
                 lines
             }

@@ -1,16 +1,16 @@
-//! Lines of a request's head beside those of its map: what is the same in every request of one
-//! client is worded once and written as it is.
+//! Header lines that are rendered once and sent with many requests.
 
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// See the file's head. No field of the map it stands beside has one of its names.
+/// Header lines that are equal in every request of one client, rendered once as HTTP/1.1. The map
+/// of a request that has them contains none of their names.
 #[derive(Clone, Debug)]
 pub struct PrerenderedHeaders(Bytes);
 
 impl PrerenderedHeaders {
-    /// The lines of `headers`.
-    pub fn of(headers: &HeaderMap) -> PrerenderedHeaders {
+    /// Renders `headers`.
+    pub fn new(headers: &HeaderMap) -> PrerenderedHeaders {
         let mut lines = Vec::new();
         for (name, value) in headers {
             put_line(&mut lines, name, value.as_bytes());
@@ -18,13 +18,12 @@ impl PrerenderedHeaders {
         PrerenderedHeaders(lines.into_boxed_slice().into())
     }
 
-    /// As HTTP/1.1 writes them.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Puts them into the map, where they are wanted as fields.
-    pub fn join(&self, headers: &mut HeaderMap) {
+    /// Inserts the lines into a map.
+    pub fn insert_into(&self, headers: &mut HeaderMap) {
         for line in self.0.split(|&byte| byte == b'\n') {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             let Some(colon) = line.iter().position(|&byte| byte == b':') else {
@@ -39,7 +38,8 @@ impl PrerenderedHeaders {
     }
 }
 
-/// Writes one line of a head.
+/// Writes one line of a head or of trailers.
+#[inline]
 pub fn put_line(out: &mut Vec<u8>, name: &HeaderName, value: &[u8]) {
     out.extend_from_slice(name.as_str().as_bytes());
     out.extend_from_slice(b": ");
@@ -58,13 +58,13 @@ mod tests {
         for (name, value) in lines {
             headers.insert(name, HeaderValue::from_static(value));
         }
-        let beside = PrerenderedHeaders::of(&headers);
+        let prerendered = PrerenderedHeaders::new(&headers);
         let worded: &[u8] = b"x-real-ip: 2001:db8::1\r\nvia: 1.1 a: b\r\n";
-        assert_eq!(beside.as_bytes(), worded);
+        assert_eq!(prerendered.as_bytes(), worded);
         let mut joined = HeaderMap::new();
         joined.insert("host", HeaderValue::from_static("a"));
-        beside.join(&mut joined);
-        beside.join(&mut joined);
+        prerendered.insert_into(&mut joined);
+        prerendered.insert_into(&mut joined);
         headers.insert("host", HeaderValue::from_static("a"));
         assert_eq!(joined, headers);
     }

@@ -16,13 +16,13 @@ use super::{LocalReplies, insert_static};
 use crate::clock;
 use crate::config::BodyKind;
 use crate::limit::headers::{
-    RateLimitStatus, expose_to_scripts, seconds_up, seconds_value, write_behind,
+    RateLimitStatus, expose_to_scripts, seconds_up, seconds_value, write_appending,
 };
 use crate::limit::{Charge, Decision, LimitCheck, Rate, Retry};
 
 /// How a client wants to read a denial; taken from its request only when it is denied.
 #[derive(Debug)]
-pub struct DenialForm {
+pub(crate) struct DenialForm {
     kind: BodyKind,
     head: bool,
     grpc: Option<HeaderValue>,
@@ -31,7 +31,7 @@ pub struct DenialForm {
 
 impl DenialForm {
     /// What the request's head says.
-    pub fn of(method: &Method, headers: &HeaderMap) -> DenialForm {
+    pub(crate) fn of(method: &Method, headers: &HeaderMap) -> DenialForm {
         DenialForm {
             kind: problem::preferred(headers),
             head: method == Method::HEAD,
@@ -57,14 +57,14 @@ impl LocalReplies {
         let Denial {
             charge, decision, ..
         } = denial;
-        let status = RateLimitStatus::of(denial.decided(), self.headers.reset, clock::unix_us());
+        let status = RateLimitStatus::new(denial.decided(), self.headers.reset, clock::unix_us());
         self.with_problem(charge, &status, id, |problem| {
             let retry_us = problem.retry_after.map(|_| longest_retry_us(decision));
             let (mut response, body) = self.refusal(problem, form, retry_us, room);
             let headers = response.headers_mut();
             // One buffer has the body and the values of the headers.
             let length = body.len();
-            let written = write_behind(headers, self.headers, charge, &status, body);
+            let written = write_appending(headers, self.headers, charge, &status, body);
             self.open_to_scripts(headers, form);
             *response.body_mut() = written.slice(..length);
             response
@@ -126,8 +126,8 @@ impl LocalReplies {
         };
         let detail = match (wait, worst) {
             (Some(seconds), Some(item)) => Detail::Wait {
-                allows: &item.window.wording.allows,
-                allows_json: &item.window.wording.allows_json,
+                allows: &item.window.texts.allows,
+                allows_json: &item.window.texts.allows_json,
                 seconds,
             },
             _ => Detail::Text(&never),

@@ -8,7 +8,7 @@ use crate::request_head::HeadError;
 use crate::telemetry::access::Outcome;
 
 /// Status, title and sentence of an answer, and whether the connection may serve another request.
-pub struct RejectionMessage {
+pub(crate) struct RejectionMessage {
     pub(in crate::exchange) status: StatusCode,
     pub(in crate::exchange) title: &'static str,
     pub(in crate::exchange) detail: &'static str,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use http::{Extensions, HeaderMap, Method};
 
-use super::value::{Carried, Value};
+use super::value::{Carried, PartValue};
 use super::{Facts, HashSecret, Identity, KeyHash};
 
 /// What stands for it in an identity. Counts in Redis outlive us: never renumber.
@@ -56,7 +56,9 @@ impl CustomKey {
             extensions: facts.extensions,
         };
         match (self.0)(&request) {
-            Some(text) if !text.is_empty() => Carried::One(Value::Made(text.into_bytes().into())),
+            Some(text) if !text.is_empty() => {
+                Carried::One(PartValue::Made(text.into_bytes().into()))
+            }
             _ => Carried::Nothing,
         }
     }
@@ -94,5 +96,5 @@ impl Hash for CustomKey {
 pub fn custom_hash(text: &str, secret: &HashSecret) -> KeyHash {
     let mut identity = Identity::new(secret);
     identity.add_text(KIND, text.as_bytes());
-    identity.tag()
+    identity.hash()
 }

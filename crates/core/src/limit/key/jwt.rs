@@ -1,54 +1,50 @@
-//! JSON Web Tokens (RFC 7519) in their compact form, verified with the keys that the file names.
+//! JSON Web Tokens (RFC 7519) in their compact form, verified with the configured keys.
 //!
-//! Whatever is wrong with a token makes it none: there is one answer, so nobody learns why. A key
-//! is used only with the algorithms of its own kind, so that a public key is never taken for a
-//! shared secret, and `none` is no algorithm at all. Time is an argument.
+//! A wrong token counts as no token. All errors have one answer, so that a client learns nothing
+//! from it. A key works only with the algorithms of its own kind, so that a public key is never
+//! used as a shared secret. `none` is not an algorithm. Time is an argument.
 
-mod keys;
+use std::borrow::Cow;
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Map, Value};
 
+use super::Facts;
 use super::value::{Carried, bearer};
-use super::{Claims, Facts};
-
-pub use keys::{JwksError, JwtKey};
 
 /// Bytes of a token, at most.
 const MAX_TOKEN: usize = 16 << 10;
+/// Keys of one set, at most: a token may have to be tried with each.
+const MAX_KEYS: usize = 64;
+/// Bytes of an RSA modulus: 2048 to 8192 bits.
+const RSA_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
 /// How a token may be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JwtAlgorithm {
-    /// HMAC with SHA-256.
     Hs256,
-    /// HMAC with SHA-384.
     Hs384,
-    /// HMAC with SHA-512.
     Hs512,
-    /// RSA, PKCS #1 v1.5, with SHA-256.
+    /// RS*: RSA, PKCS #1 v1.5.
     Rs256,
-    /// RSA, PKCS #1 v1.5, with SHA-384.
     Rs384,
-    /// RSA, PKCS #1 v1.5, with SHA-512.
     Rs512,
-    /// RSA-PSS with SHA-256.
+    /// PS*: RSA-PSS.
     Ps256,
-    /// RSA-PSS with SHA-384.
     Ps384,
-    /// RSA-PSS with SHA-512.
     Ps512,
-    /// ECDSA on P-256 with SHA-256.
     Es256,
-    /// ECDSA on P-384 with SHA-384.
     Es384,
-    /// Ed25519.
+    /// Ed25519 only.
     EdDsa,
 }
 
 impl JwtAlgorithm {
-    /// All of them, as headers name them.
+    /// All algorithms by their names in a token's header.
     pub const ALL: [(&'static str, JwtAlgorithm); 12] = [
         ("HS256", Self::Hs256),
         ("HS384", Self::Hs384),
@@ -69,39 +65,68 @@ impl JwtAlgorithm {
         found.map(|(_, algorithm)| *algorithm)
     }
 
-    /// Whether whoever can verify can also sign.
+    /// Whether a key that verifies can also sign.
     pub fn is_symmetric(self) -> bool {
         matches!(self, Self::Hs256 | Self::Hs384 | Self::Hs512)
     }
 }
 
-/// `[auth.jwt]`: which tokens are believed.
+/// `[auth.jwt]`: which tokens are accepted.
 #[derive(Clone, Debug)]
 pub struct JwtRules {
-    /// Whose signatures; at least one.
+    /// At least one.
     pub keys: Vec<JwtKey>,
-    /// Made how; at least one.
+    /// At least one.
     pub algorithms: Vec<JwtAlgorithm>,
-    /// Who may have issued them; empty for anybody who can sign.
+    /// Accepted values of `iss`; empty accepts all.
     pub issuers: Vec<String>,
-    /// Whom they must be meant for, one of these; empty for anybody.
+    /// Accepted values of `aud`; empty accepts all.
     pub audiences: Vec<String>,
-    /// By how much clocks may differ, seconds.
+    /// The accepted difference between clocks, seconds.
     pub leeway_s: u64,
 }
 
-/// What a token says, and how long that holds.
+/// A token whose signature, times, issuer and audience are right.
 #[derive(Debug)]
 pub struct Verified {
-    /// What it says.
     pub claims: Claims,
-    /// Unix time from which on it has expired, leeway included, seconds.
+    /// The Unix time at which it expires, leeway included, seconds.
     pub until_s: u64,
 }
 
+/// The claims of a verified token.
+#[derive(Debug)]
+pub struct Claims {
+    all: Map<String, Value>,
+}
+
+impl Claims {
+    /// The text of a claim: a string as it is, a number or a boolean as JSON writes it. Dots lead
+    /// into objects, unless the claim's own name has them (`https://example.com/plan`).
+    pub fn text(&self, name: &str) -> Option<Cow<'_, str>> {
+        match find_claim(&self.all, name)? {
+            Value::String(text) => Some(Cow::Borrowed(text)),
+            Value::Number(number) => Some(Cow::Owned(number.to_string())),
+            Value::Bool(truth) => Some(Cow::Borrowed(if *truth { "true" } else { "false" })),
+            Value::Null | Value::Array(_) | Value::Object(_) => None,
+        }
+    }
+}
+
+/// Tries the whole name first, then each shorter beginning that names an object.
+fn find_claim<'c>(object: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
+    if let Some(value) = object.get(name) {
+        return Some(value);
+    }
+    name.match_indices('.').find_map(|(dot, _)| {
+        let inner = object.get(&name[..dot])?.as_object()?;
+        find_claim(inner, &name[dot + 1..])
+    })
+}
+
 impl Facts<'_> {
-    /// What `read` makes of the bearer token that the request carries; nothing if it carries none,
-    /// or several that differ.
+    /// Calls `read` with the request's bearer token. `None` if it carries no token, or several that
+    /// differ.
     pub fn with_bearer<T>(&self, read: impl FnOnce(&[u8]) -> Option<T>) -> Option<T> {
         match bearer(self.headers) {
             Carried::One(token) => read(token.as_bytes()),
@@ -111,9 +136,7 @@ impl Facts<'_> {
 }
 
 impl JwtRules {
-    /// What a token says, if it is to be believed at this Unix time in seconds.
-    ///
-    /// The signature comes last: it alone costs something.
+    /// Verifies a token at this Unix time in seconds. The expensive signature comes last.
     pub fn verify(&self, token: &[u8], now_s: u64) -> Option<Verified> {
         let token = std::str::from_utf8(token).ok()?;
         if token.len() > MAX_TOKEN {
@@ -124,7 +147,7 @@ impl JwtRules {
             .split_once('.')
             .filter(|(_, body)| !body.contains('.'))?;
         let head = object(head)?;
-        // What it names as critical must be understood, and we know no extensions.
+        // The token requires an extension (RFC 7515, section 4.1.11). We know none.
         if head.contains_key("crit") {
             return None;
         }
@@ -145,14 +168,14 @@ impl JwtRules {
         let mut keys = self.keys.iter().filter(|key| key.may_have_id(id));
         let signed = signed.as_bytes();
         keys.any(|key| key.has_signed(algorithm, signed, &signature))
-            .then(|| Verified {
-                claims: Claims::new(claims),
+            .then_some(Verified {
+                claims: Claims { all: claims },
                 until_s,
             })
     }
 
-    /// When it expires, if it is valid now. Without an `exp` it does not (RFC 7519, section 4.1.4:
-    /// the claim is optional).
+    /// When a token expires, if it is valid now. A token without `exp` never expires (RFC 7519,
+    /// section 4.1.4: the claim is optional).
     fn until(&self, claims: &Map<String, Value>, now_s: u64) -> Option<u64> {
         let until_s = match claims.get("exp") {
             Some(end) => seconds(end)?.saturating_add(self.leeway_s),
@@ -169,7 +192,7 @@ impl JwtRules {
         Some(until_s)
     }
 
-    /// Whether it comes from and is for those whom the rules name.
+    /// Whether the issuer and the audience are accepted.
     fn is_meant(&self, claims: &Map<String, Value>) -> bool {
         let is_one_of = |allowed: &[String], value: &Value| {
             value
@@ -189,157 +212,216 @@ impl JwtRules {
     }
 }
 
-/// A part of a token that is an object.
+/// Decodes a part of a token that is a JSON object.
 fn object(part: &str) -> Option<Map<String, Value>> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).ok()?).ok()
 }
 
-/// A NumericDate: seconds, whole or not. Anything else is wrong, never as good as absent.
+/// Reads a NumericDate: seconds, whole or not. Any other value makes the token invalid.
 fn seconds(value: &Value) -> Option<u64> {
     let seconds = value.as_f64().filter(|seconds| *seconds >= 0.0)?;
     Some(seconds as u64)
 }
 
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use ring::hmac;
+/// A key that verifies tokens: a shared secret, or a member of a JSON Web Key Set (RFC 7517).
+#[derive(Clone)]
+pub struct JwtKey {
+    id: Option<String>,
+    /// The only algorithm that the key set allows for this key.
+    algorithm: Option<JwtAlgorithm>,
+    material: Material,
+}
 
-    use super::*;
+#[derive(Clone)]
+enum Material {
+    Secret(Vec<u8>),
+    Rsa {
+        n: Vec<u8>,
+        e: Vec<u8>,
+    },
+    /// A public point of the curve that this algorithm signs with.
+    Point(JwtAlgorithm, Vec<u8>),
+}
 
-    const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
-    const NOW: u64 = 1_700_000_000;
+/// How `ring` verifies signatures of one algorithm.
+enum Verification {
+    Hmac(hmac::Algorithm),
+    Rsa(&'static RsaParameters),
+    Curve(&'static dyn signature::VerificationAlgorithm),
+}
 
-    fn rules() -> JwtRules {
-        JwtRules {
-            keys: vec![JwtKey::secret(SECRET)],
-            algorithms: vec![JwtAlgorithm::Hs256],
-            issuers: Vec::new(),
-            audiences: Vec::new(),
-            leeway_s: 30,
-        }
-    }
-
-    fn token_of(head: &str, body: &str) -> String {
-        let signed = format!(
-            "{}.{}",
-            URL_SAFE_NO_PAD.encode(head),
-            URL_SAFE_NO_PAD.encode(body)
-        );
-        let key = hmac::Key::new(hmac::HMAC_SHA256, SECRET);
-        let signature = hmac::sign(&key, signed.as_bytes());
-        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
-    }
-
-    fn token(body: &str) -> String {
-        token_of(r#"{"alg":"HS256","typ":"JWT"}"#, body)
-    }
-
-    fn is_believed(rules: &JwtRules, token: &str) -> bool {
-        rules.verify(token.as_bytes(), NOW).is_some()
-    }
-
-    #[test]
-    fn a_token_is_believed_until_it_expires() {
-        let token = token(&format!(r#"{{"sub":"jo","exp":{NOW}}}"#));
-        let at = |now_s| rules().verify(token.as_bytes(), now_s);
-        let verified = at(NOW).unwrap();
-        assert_eq!(verified.claims.text("sub").as_deref(), Some("jo"));
-        assert_eq!(verified.until_s, NOW + 30);
-        assert!(at(NOW + 29).is_some() && at(NOW + 30).is_none());
-    }
-
-    #[test]
-    fn times_that_are_no_numbers_are_wrong() {
-        let body = |claims: &str| token(&format!("{{{claims}}}"));
-        for (claims, believed) in [
-            ("\"exp\":9999999999", true),
-            ("\"exp\":9999999999.5", true),
-            ("\"sub\":\"jo\"", true),
-            ("\"exp\":\"9999999999\"", false),
-            ("\"exp\":null", false),
-            ("\"exp\":-1", false),
-            ("\"exp\":9999999999,\"nbf\":1700000030", true),
-            ("\"exp\":9999999999,\"nbf\":1700000031", false),
-            ("\"exp\":9999999999,\"nbf\":\"0\"", false),
-        ] {
-            assert_eq!(is_believed(&rules(), &body(claims)), believed, "{claims}");
-        }
-    }
-
-    #[test]
-    fn issuer_and_audience_must_be_among_those_named() {
-        let rules = JwtRules {
-            issuers: vec!["us".into()],
-            audiences: vec!["api".into(), "web".into()],
-            ..rules()
-        };
-        for (claims, believed) in [
-            (r#""iss":"us","aud":"api""#, true),
-            (r#""iss":"us","aud":["other","web"]"#, true),
-            (r#""iss":"us","aud":[]"#, false),
-            (r#""iss":"us""#, false),
-            (r#""iss":"them","aud":"api""#, false),
-            (r#""iss":["us"],"aud":"api""#, false),
-            (r#""aud":"api""#, false),
-        ] {
-            let token = token(&format!(r#"{{"exp":9999999999,{claims}}}"#));
-            assert_eq!(is_believed(&rules, &token), believed, "{claims}");
-        }
-    }
-
-    #[test]
-    fn only_the_named_algorithms_count() {
-        let body = r#"{"exp":9999999999}"#;
-        for (head, believed) in [
-            (r#"{"alg":"HS256"}"#, true),
-            (r#"{"alg":"none"}"#, false),
-            (r#"{"alg":"None"}"#, false),
-            (r#"{"alg":"hs256"}"#, false),
-            (r#"{"alg":"HS512"}"#, false),
-            (r#"{"alg":["HS256"]}"#, false),
-            (r#"{}"#, false),
-            (r#"{"alg":"HS256","crit":["b64"],"b64":false}"#, false),
-            (r#"{"alg":"HS256","kid":"any"}"#, true),
-            (r#"{"alg":"HS256","kid":7}"#, false),
-        ] {
-            assert_eq!(
-                is_believed(&rules(), &token_of(head, body)),
-                believed,
-                "{head}"
-            );
-        }
-        let unsigned = token_of(r#"{"alg":"none"}"#, body);
-        let unsigned = format!("{}.", unsigned.rsplit_once('.').unwrap().0);
-        assert!(!is_believed(&rules(), &unsigned));
-    }
-
-    #[test]
-    fn a_public_key_is_no_secret() {
-        // The classic: the public key's text as the secret of an HMAC.
-        let jwks = r#"{"keys":[{"kty":"OKP","crv":"Ed25519",
-            "x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
-        let rules = JwtRules {
-            keys: JwtKey::set(jwks.as_bytes()).unwrap(),
-            algorithms: JwtAlgorithm::ALL.map(|(_, algorithm)| algorithm).to_vec(),
-            ..rules()
-        };
-        assert!(!is_believed(&rules, &token(r#"{"exp":9999999999}"#)));
-    }
-
-    proptest! {
-        #[test]
-        fn any_change_makes_it_wrong(at in 0_usize..1000, byte in "[A-Za-z0-9_.-]") {
-            let good = token(r#"{"sub":"jo","exp":9999999999}"#);
-            let mut bad = good.clone();
-            let at = at % good.len();
-            bad.replace_range(at..=at, &byte);
-            prop_assert_eq!(is_believed(&rules(), &bad), bad == good, "{}", bad);
-        }
-
-        #[test]
-        fn nothing_panics(text in "[A-Za-z0-9_.-]{0,80}", any in "\\PC{0,40}") {
-            prop_assert!(!is_believed(&rules(), &text) && !is_believed(&rules(), &any));
+impl JwtAlgorithm {
+    fn verification(self) -> Verification {
+        match self {
+            Self::Hs256 => Verification::Hmac(hmac::HMAC_SHA256),
+            Self::Hs384 => Verification::Hmac(hmac::HMAC_SHA384),
+            Self::Hs512 => Verification::Hmac(hmac::HMAC_SHA512),
+            Self::Rs256 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA256),
+            Self::Rs384 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA384),
+            Self::Rs512 => Verification::Rsa(&signature::RSA_PKCS1_2048_8192_SHA512),
+            Self::Ps256 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA256),
+            Self::Ps384 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA384),
+            Self::Ps512 => Verification::Rsa(&signature::RSA_PSS_2048_8192_SHA512),
+            Self::Es256 => Verification::Curve(&signature::ECDSA_P256_SHA256_FIXED),
+            Self::Es384 => Verification::Curve(&signature::ECDSA_P384_SHA384_FIXED),
+            Self::EdDsa => Verification::Curve(&signature::ED25519),
         }
     }
 }
+
+impl fmt::Debug for JwtKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("JwtKey").field(&self.id).finish()
+    }
+}
+
+/// A text that is not a set of keys. The configuration's author is at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JwksError {
+    /// Not JSON, or without `keys`.
+    NotASet,
+    /// More than [`MAX_KEYS`].
+    TooMany,
+    /// The key with this number, from 1, lacks something or is too weak.
+    Key(usize, &'static str),
+    /// No key in it can verify anything.
+    Empty,
+}
+
+impl fmt::Display for JwksError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotASet => f.write_str("not a JSON Web Key Set: an object with `keys`"),
+            Self::TooMany => write!(f, "more than {MAX_KEYS} keys"),
+            Self::Key(number, why) => write!(f, "key {number}: {why}"),
+            Self::Empty => {
+                f.write_str("no key for signatures; RSA, P-256, P-384 and Ed25519 are possible")
+            }
+        }
+    }
+}
+
+impl std::error::Error for JwksError {}
+
+impl JwtKey {
+    /// A secret that the issuer shares with the verifier.
+    pub fn secret(bytes: &[u8]) -> JwtKey {
+        JwtKey {
+            id: None,
+            algorithm: None,
+            material: Material::Secret(bytes.to_vec()),
+        }
+    }
+
+    /// Reads the keys of a set that verify signatures. Unknown kinds are left out, as the standard
+    /// demands; a broken key is an error.
+    pub fn set(text: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
+        let set: Map<String, Value> =
+            serde_json::from_slice(text).map_err(|_| JwksError::NotASet)?;
+        let all = set.get("keys").and_then(Value::as_array);
+        let all = all.ok_or(JwksError::NotASet)?;
+        if all.len() > MAX_KEYS {
+            return Err(JwksError::TooMany);
+        }
+        let mut keys = Vec::new();
+        for (index, key) in all.iter().enumerate() {
+            let wrong = |why| JwksError::Key(index + 1, why);
+            let key = key.as_object().ok_or(wrong("not an object"))?;
+            keys.extend(read_key(key).map_err(wrong)?);
+        }
+        if keys.is_empty() {
+            return Err(JwksError::Empty);
+        }
+        Ok(keys)
+    }
+
+    /// Whether a token with this `kid` may be signed by this key.
+    fn may_have_id(&self, wanted: Option<&str>) -> bool {
+        match (&self.id, wanted) {
+            (Some(own), Some(wanted)) => own == wanted,
+            _ => true,
+        }
+    }
+
+    /// Whether this key made the signature, by an algorithm of its kind.
+    fn has_signed(&self, algorithm: JwtAlgorithm, message: &[u8], signature: &[u8]) -> bool {
+        if self.algorithm.is_some_and(|only| only != algorithm) {
+            return false;
+        }
+        let verified = match (&self.material, algorithm.verification()) {
+            (Material::Secret(secret), Verification::Hmac(hash)) => {
+                hmac::verify(&hmac::Key::new(hash, secret), message, signature)
+            }
+            (Material::Rsa { n, e }, Verification::Rsa(parameters)) => {
+                RsaPublicKeyComponents { n, e }.verify(parameters, message, signature)
+            }
+            (Material::Point(own, point), Verification::Curve(curve)) if *own == algorithm => {
+                UnparsedPublicKey::new(curve, point).verify(message, signature)
+            }
+            _ => return false,
+        };
+        verified.is_ok()
+    }
+}
+
+/// Reads one key of a set. `None` if the key is for another purpose, or of an unknown kind.
+fn read_key(key: &Map<String, Value>) -> Result<Option<JwtKey>, &'static str> {
+    let text = |name: &str| key.get(name).and_then(Value::as_str);
+    let bytes = |name: &'static str, missing: &'static str| {
+        let value = text(name).ok_or(missing)?;
+        URL_SAFE_NO_PAD.decode(value).map_err(|_| missing)
+    };
+    if text("use").is_some_and(|used| used != "sig") {
+        return Ok(None);
+    }
+    let material = match (text("kty").ok_or("no `kty`")?, text("crv")) {
+        ("RSA", _) => {
+            let mut n = bytes("n", "no `n` in base64url")?;
+            let zeros = n.iter().take_while(|byte| **byte == 0).count();
+            n.drain(..zeros);
+            if !RSA_BYTES.contains(&n.len()) {
+                return Err("RSA keys have 2048 to 8192 bits");
+            }
+            let e = bytes("e", "no `e` in base64url")?;
+            Material::Rsa { n, e }
+        }
+        ("EC", Some(curve @ ("P-256" | "P-384"))) => {
+            let (algorithm, length) = match curve {
+                "P-256" => (JwtAlgorithm::Es256, 32),
+                _ => (JwtAlgorithm::Es384, 48),
+            };
+            let x = bytes("x", "no `x` in base64url")?;
+            let y = bytes("y", "no `y` in base64url")?;
+            if x.len() != length || y.len() != length {
+                return Err("`x` and `y` are not of the curve's length");
+            }
+            // Uncompressed (SEC 1, section 2.3.3).
+            Material::Point(algorithm, [&[4], &x[..], &y[..]].concat())
+        }
+        ("OKP", Some("Ed25519")) => {
+            let point = bytes("x", "no `x` in base64url")?;
+            if point.len() != 32 {
+                return Err("`x` is not of the curve's length");
+            }
+            Material::Point(JwtAlgorithm::EdDsa, point)
+        }
+        ("oct", _) => return Err("a secret among public keys; use `secret_file`"),
+        _ => return Ok(None),
+    };
+    let algorithm = match text("alg").map(JwtAlgorithm::named) {
+        // The key is only for an algorithm that we do not know.
+        Some(None) => return Ok(None),
+        Some(named) => named,
+        None => None,
+    };
+    Ok(Some(JwtKey {
+        id: text("kid").map(str::to_owned),
+        algorithm,
+        material,
+    }))
+}
+
+#[cfg(test)]
+mod key_tests;
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,10 @@
-//! API keys: where they are carried, which of them are known, and what becomes of the others.
+//! API keys: their sources in a request, and which keys are known.
 //!
-//! A client can invent a key for each request. So a key that is not known is no identity: it is
-//! as if the request had none, unless the configuration says otherwise.
+//! A client can invent a key for each request. So an unknown key is no identity: the request counts
+//! as having no key, unless the configuration says otherwise.
 //!
-//! Keys are compared by a keyed hash of their SHA-256. Its secret belongs to this process: how long
-//! a comparison takes tells nothing of the keys.
+//! Keys are compared by a keyed hash of their SHA-256. Its secret belongs to this process, so the
+//! time of a comparison tells nothing about the keys.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,45 +16,41 @@ use ring::digest::{SHA256, digest};
 use super::value::Carried;
 use super::{ApiKeySource, ApiKeySources, Facts, HashSecret};
 
-/// What a key that is not known is.
+/// `[api_key] unknown`: the meaning of an unknown key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownKey {
-    /// As if there were none: `or ip`, and `missing`, take over.
+    /// The request has no key: `or ip` and `missing` decide.
     #[default]
     Missing,
-    /// Refused, 401.
+    /// Answer 401.
     Deny,
-    /// An identity like any other.
+    /// Count by it.
     Trust,
 }
 
 /// `[api_key]`: the first source that carries a known key wins.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys {
-    /// Where they are carried.
     pub from: ApiKeySources,
-    /// Those that files name.
+    /// The keys of the configured files.
     pub known: Option<Arc<KnownKeys>>,
     /// Whether a bearer token that `[auth.jwt]` verified is a known key.
     pub tokens: bool,
-    /// What others are.
     pub unknown: UnknownKey,
 }
 
-/// SHA-256 of an API key, as `sha256:HEX` of a file names it.
+/// SHA-256 of an API key, as files write it: `sha256:HEX`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyDigest([u8; 32]);
 
-/// What is said of a known key beside the key.
+/// The client of a known key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownKey<'k> {
-    /// What people call its client.
+    /// The client's name for people.
     pub name: Option<&'k str>,
-    /// Its client's tier.
     pub tier: Option<&'k str>,
 }
 
-/// API keys that the proxy knows.
 pub struct KnownKeys {
     secret: HashSecret,
     table: HashTable<KnownEntry>,
@@ -65,36 +61,34 @@ pub struct KnownKeys {
 struct KnownEntry {
     /// The keyed hash of the key's SHA-256.
     hash: blake3::Hash,
-    said: KeyNote,
+    note: KeyNote,
 }
 
-/// What is said of one key, by places in `KnownKeys::words`.
+/// The client of a known key, as indexes into `KnownKeys::words`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyNote {
     name: Option<u32>,
     tier: Option<u32>,
 }
 
-/// How a request's API key stands: looked up once, however many limits count by it.
+/// The state of a request's API key, looked up once for all limits that count by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyStanding {
-    /// It carries none.
     Absent,
-    /// It carries several that differ.
+    /// The request carries several different keys.
     Several,
-    /// It carries one that is not known.
     Unknown,
-    /// Its key is an identity.
+    /// Limits count by the key.
     Counted {
-        /// Which source carries it, by its place.
+        /// The index of the source that carries it.
         source: usize,
-        /// What is said of it, if a file or a verified token vouches for it.
+        /// Set if a file or a verified token makes the key known.
         known: Option<KeyNote>,
     },
 }
 
 impl ApiKeys {
-    /// Carried there, and each an identity: `unknown = "trust"`.
+    /// Counts by every key: `unknown = "trust"`.
     pub fn trusting(from: ApiKeySources) -> ApiKeys {
         ApiKeys {
             from,
@@ -113,12 +107,12 @@ impl ApiKeys {
         self.unknown == UnknownKey::Trust
     }
 
-    /// How a key stands that somebody names without a request: whether a file has it.
+    /// Whether a file lists this key.
     pub fn is_listed(&self, key: &[u8]) -> bool {
         self.listed(key).is_some()
     }
 
-    /// Whether requests with this key may be counted by it. A token may: it takes a request to tell
+    /// Whether requests with this key may be counted by it. A token may be: only a request shows
     /// whether it is verified.
     pub fn may_count(&self, key: &[u8]) -> bool {
         let is_token = self.tokens && key.iter().filter(|byte| **byte == b'.').count() == 2;
@@ -129,7 +123,7 @@ impl ApiKeys {
         self.known.as_ref()?.find(key)
     }
 
-    /// How the key of a request stands, and the key where it is counted by.
+    /// Looks the key of a request up. Returns the key itself if limits count by it.
     fn find<'r>(&self, facts: &Facts<'r>) -> (KeyStanding, Carried<'r>) {
         let mut standing = KeyStanding::Absent;
         for (source, place) in self.from.0.iter().enumerate() {
@@ -148,7 +142,7 @@ impl ApiKeys {
             if known.is_some() || self.unknown == UnknownKey::Trust {
                 return (KeyStanding::Counted { source, known }, Carried::One(value));
             }
-            // A known key may stand behind it: nobody hides one behind an invented one.
+            // A later source may carry a known key, which an invented key must not hide.
             standing = KeyStanding::Unknown;
         }
         match standing {
@@ -161,12 +155,11 @@ impl ApiKeys {
 }
 
 impl Facts<'_> {
-    /// How its API key stands.
     pub fn key_standing(&self) -> KeyStanding {
         self.standing.unwrap_or_else(|| self.api_key.find(self).0)
     }
 
-    /// The same request as if each key were known.
+    /// The facts of the same request if each key were known.
     pub fn trusting_keys(&self) -> Self {
         let mut places = self.api_key.from.0.iter().enumerate();
         let carried = places.find_map(|(source, place)| match place.find(self) {
@@ -183,7 +176,7 @@ impl Facts<'_> {
         }
     }
 
-    /// Where the request carries the API key that it is counted by.
+    /// The source of the API key that limits count by.
     pub fn api_key_source(&self) -> Option<&ApiKeySource> {
         match self.key_standing() {
             KeyStanding::Counted { source, .. } => self.api_key.from.0.get(source),
@@ -193,21 +186,21 @@ impl Facts<'_> {
 }
 
 impl<'r> Facts<'r> {
-    /// What is said of its API key, if that is known.
+    /// The client of the request's API key, if the key is known.
     pub fn known_key(&self) -> Option<KnownKey<'r>> {
         let keys: &'r ApiKeys = self.api_key;
         let KeyStanding::Counted { known, .. } = self.key_standing() else {
             return None;
         };
-        let said = known?;
+        let note = known?;
         let word = |place: Option<u32>| keys.known.as_ref()?.words.get(place? as usize);
         Some(KnownKey {
-            name: word(said.name).map(|word| &**word),
-            tier: word(said.tier).map(|word| &**word),
+            name: word(note.name).map(|word| &**word),
+            tier: word(note.tier).map(|word| &**word),
         })
     }
 
-    /// The API key that it is counted by.
+    /// The API key that limits count by.
     pub(super) fn api_key(&self) -> Carried<'r> {
         let keys: &'r ApiKeys = self.api_key;
         let Some(standing) = self.standing else {
@@ -227,7 +220,7 @@ impl<'r> Facts<'r> {
 }
 
 impl KeyDigest {
-    /// Of a key as requests carry it.
+    /// Hashes a key as requests carry it.
     pub fn of(key: &[u8]) -> KeyDigest {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, key).as_ref());
@@ -249,7 +242,7 @@ impl KeyDigest {
 }
 
 impl KnownKeys {
-    /// Of keys with what is said of each; no key comes twice. `secret` is this process's own.
+    /// No key may come twice. `secret` is this process's own.
     pub fn new<'k>(
         keys: impl IntoIterator<Item = (KeyDigest, KnownKey<'k>)>,
         secret: HashSecret,
@@ -260,7 +253,7 @@ impl KnownKeys {
             words: Vec::new(),
         };
         let mut places: HashMap<&str, u32> = HashMap::new();
-        for (key, said) in keys {
+        for (key, client) in keys {
             let words = &mut known.words;
             let mut place = |word: &'k str| {
                 *places.entry(word).or_insert_with(|| {
@@ -268,14 +261,14 @@ impl KnownKeys {
                     u32::try_from(words.len() - 1).unwrap_or(u32::MAX)
                 })
             };
-            let said = KeyNote {
-                name: said.name.map(&mut place),
-                tier: said.tier.map(&mut place),
+            let note = KeyNote {
+                name: client.name.map(&mut place),
+                tier: client.tier.map(&mut place),
             };
             let hash = blake3::keyed_hash(&known.secret.0, &key.0);
             known
                 .table
-                .insert_unique(bucket(&hash), KnownEntry { hash, said }, |entry| {
+                .insert_unique(bucket(&hash), KnownEntry { hash, note }, |entry| {
                     bucket(&entry.hash)
                 });
         }
@@ -290,15 +283,13 @@ impl KnownKeys {
         let hash = blake3::keyed_hash(&self.secret.0, &KeyDigest::of(key).0);
         // `blake3::Hash` compares in constant time.
         let entry = self.table.find(bucket(&hash), |entry| entry.hash == hash)?;
-        Some(entry.said)
+        Some(entry.note)
     }
 
-    /// How many keys are known.
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }

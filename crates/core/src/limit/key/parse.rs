@@ -9,79 +9,70 @@ use super::{Alternatives, ApiKeySource, ApiKeySources, Credential, Key, Part};
 /// Alternatives in one part, parts in one key, and sources of API keys, at most.
 pub const MAX_CHOICES: usize = 8;
 
-/// Why a text is not a key. The configuration's author is at fault.
+/// A text that is not a key. The configuration's author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyError {
-    /// Nothing stands there, or nothing between two `or`.
     Empty,
     /// More than [`MAX_CHOICES`] parts, alternatives or sources.
     TooMany,
-    /// Another word stands where `or` should.
+    /// This word stands where `or` should.
     OrMissing(String),
-    /// No such part.
     Unknown {
-        /// What was written.
         part: String,
         /// The known part that looks most like it.
         nearest: Option<&'static str>,
     },
-    /// `header`, `query` or `cookie` without a `:NAME`.
+    /// A part such as `header` without its `:NAME`.
     NameMissing(&'static str),
     /// A part such as `ip` with a `:NAME`.
     NameNotTaken(&'static str),
-    /// The name is not one that a header, cookie or path parameter can have.
+    /// No header, cookie or path parameter can have this name.
     Name(String),
-    /// No such part of a certificate.
+    /// A certificate has no such field.
     Credential(String),
     /// The alternative before this one is always present, so this one is never taken.
     Unreachable(String),
 }
 
-/// Whether a name follows a part's word.
+/// Whether `:NAME` follows a part's word.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum NamedPart {
+enum Name {
     Never,
-    Maybe,
-    Always,
+    Optional,
+    Required,
 }
 
-type KeyWords = [(&'static str, NamedPart)];
+/// A word that a part or a source begins with.
+type KeyWord = (&'static str, Name);
 
-const PARTS: &KeyWords = &[
-    ("ip", NamedPart::Never),
-    ("api_key", NamedPart::Never),
-    ("header", NamedPart::Always),
-    ("query", NamedPart::Always),
-    ("cookie", NamedPart::Always),
-    ("path", NamedPart::Maybe),
-    ("method", NamedPart::Never),
-    ("host", NamedPart::Never),
-    ("route", NamedPart::Never),
-    ("global", NamedPart::Never),
-    ("tier", NamedPart::Never),
-    ("jwt", NamedPart::Always),
-    ("tls", NamedPart::Always),
+const PARTS: &[KeyWord] = &[
+    ("ip", Name::Never),
+    ("api_key", Name::Never),
+    ("header", Name::Required),
+    ("query", Name::Required),
+    ("cookie", Name::Required),
+    ("path", Name::Optional),
+    ("method", Name::Never),
+    ("host", Name::Never),
+    ("route", Name::Never),
+    ("global", Name::Never),
+    ("tier", Name::Never),
+    ("jwt", Name::Required),
+    ("tls", Name::Required),
 ];
 
-const SOURCES: &KeyWords = &[
-    ("header", NamedPart::Always),
-    ("bearer", NamedPart::Never),
-    ("query", NamedPart::Always),
-    ("cookie", NamedPart::Always),
+const SOURCES: &[KeyWord] = &[
+    ("header", Name::Required),
+    ("bearer", Name::Never),
+    ("query", Name::Required),
+    ("cookie", Name::Required),
 ];
 
 impl Key {
-    /// Reads a key: one text, or several that are taken together.
+    /// Reads a key: one text, or several that are combined.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, KeyError> {
-        let parts = texts
-            .into_iter()
-            .map(Self::parse_part)
-            .collect::<Result<Vec<_>, _>>()?;
-        match parts.len() {
-            0 => Err(KeyError::Empty),
-            1..=MAX_CHOICES => Ok(Self { parts }),
-            _ => Err(KeyError::TooMany),
-        }
+        let parts = parse_all(texts, Self::parse_part)?;
+        Ok(Self { parts })
     }
 
     /// Reads one part: `ip`, or `api_key or ip`.
@@ -147,21 +138,28 @@ impl ApiKeySource {
 impl ApiKeySources {
     /// Reads `[api_key] from`.
     pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, KeyError> {
-        let sources = texts
-            .into_iter()
-            .map(ApiKeySource::parse)
-            .collect::<Result<Vec<_>, _>>()?;
-        match sources.len() {
-            0 => Err(KeyError::Empty),
-            1..=MAX_CHOICES => Ok(Self(sources)),
-            _ => Err(KeyError::TooMany),
-        }
+        parse_all(texts, ApiKeySource::parse).map(Self)
+    }
+}
+
+fn parse_all<'a, T>(
+    texts: impl IntoIterator<Item = &'a str>,
+    parse: impl Fn(&'a str) -> Result<T, KeyError>,
+) -> Result<Vec<T>, KeyError> {
+    let all = texts
+        .into_iter()
+        .map(parse)
+        .collect::<Result<Vec<_>, _>>()?;
+    match all.len() {
+        0 => Err(KeyError::Empty),
+        1..=MAX_CHOICES => Ok(all),
+        _ => Err(KeyError::TooMany),
     }
 }
 
 fn word_and_name<'t>(
     text: &'t str,
-    known: &'static KeyWords,
+    known: &'static [KeyWord],
 ) -> Result<(&'static str, Option<&'t str>), KeyError> {
     let text = text.trim();
     if text.is_empty() {
@@ -174,18 +172,18 @@ fn word_and_name<'t>(
     let found = known.iter().find(|(known, _)| *known == word);
     let (word, named) = *found.ok_or_else(|| unknown(word, known))?;
     match (named, name) {
-        (NamedPart::Never, Some(_)) => Err(KeyError::NameNotTaken(word)),
-        (NamedPart::Always, None) | (_, Some("")) => Err(KeyError::NameMissing(word)),
+        (Name::Never, Some(_)) => Err(KeyError::NameNotTaken(word)),
+        (Name::Required, None) | (_, Some("")) => Err(KeyError::NameMissing(word)),
         _ => Ok((word, name)),
     }
 }
 
-fn unknown(word: &str, known: &'static KeyWords) -> KeyError {
+fn unknown(word: &str, known: &'static [KeyWord]) -> KeyError {
     let lower = word.to_ascii_lowercase().replace('-', "_");
     let distances = known
         .iter()
         .map(|(name, _)| (*name, strsim::osa_distance(&lower, name)));
-    // One slip, or one for every three letters; farther away a suggestion would only mislead.
+    // At most one slip for every three letters: a wilder suggestion misleads.
     let most = (lower.len().saturating_sub(1) / 3).max(1);
     let near = distances.filter(|(_, distance)| *distance <= most);
     let nearest = near
@@ -205,36 +203,43 @@ fn credential(name: &str) -> Result<Credential, KeyError> {
     Credential::parse(name).ok_or_else(|| KeyError::Credential(name.to_owned()))
 }
 
-/// A token of RFC 9110: what cookies and path parameters can be called.
+/// Reads a token of RFC 9110, the form of names of cookies and path parameters.
 fn token(name: &str) -> Result<String, KeyError> {
     let fits = name
         .bytes()
         .all(|b| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b));
-    if fits {
-        Ok(name.to_owned())
-    } else {
-        Err(KeyError::Name(name.to_owned()))
+    match fits {
+        true => Ok(name.to_owned()),
+        false => Err(KeyError::Name(name.to_owned())),
+    }
+}
+
+impl Part {
+    const fn word(&self) -> &'static str {
+        match self {
+            Self::Ip => "ip",
+            Self::ApiKey => "api_key",
+            Self::Header(_) => "header",
+            Self::Query(_) => "query",
+            Self::Cookie(_) => "cookie",
+            Self::Path | Self::PathParam(_) => "path",
+            Self::Method => "method",
+            Self::Host => "host",
+            Self::Route => "route",
+            Self::Global => "global",
+            Self::Tier => "tier",
+            Self::Jwt(_) => "jwt",
+            Self::Tls(_) => "tls",
+            Self::Custom(_) => "custom",
+        }
     }
 }
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ip => f.write_str("ip"),
-            Self::ApiKey => f.write_str("api_key"),
-            Self::Header(name) => write!(f, "header:{name}"),
-            Self::Query(name) => write!(f, "query:{name}"),
-            Self::Cookie(name) => write!(f, "cookie:{name}"),
-            Self::Path => f.write_str("path"),
-            Self::PathParam(name) => write!(f, "path:{name}"),
-            Self::Method => f.write_str("method"),
-            Self::Host => f.write_str("host"),
-            Self::Route => f.write_str("route"),
-            Self::Global => f.write_str("global"),
-            Self::Tier => f.write_str("tier"),
-            Self::Jwt(name) => write!(f, "jwt:{name}"),
-            Self::Tls(credential) => write!(f, "tls:{}", credential.word()),
-            Self::Custom(_) => f.write_str("custom"),
+        match (self.word(), self.name()) {
+            (word, "") => f.write_str(word),
+            (word, name) => write!(f, "{word}:{name}"),
         }
     }
 }
@@ -258,19 +263,13 @@ impl fmt::Display for KeyError {
                 "`{word}` stands where `or` should; parts that are counted together are an array"
             ),
             Self::TooMany => write!(f, "at most {MAX_CHOICES} are possible"),
-            Self::Unknown {
-                part,
-                nearest: Some(nearest),
-            } => {
-                write!(
-                    f,
-                    "`{part}` is nothing to count by; did you mean `{nearest}`?"
-                )
+            Self::Unknown { part, nearest } => {
+                write!(f, "`{part}` is nothing to count by")?;
+                match nearest {
+                    Some(nearest) => write!(f, "; did you mean `{nearest}`?"),
+                    None => Ok(()),
+                }
             }
-            Self::Unknown {
-                part,
-                nearest: None,
-            } => write!(f, "`{part}` is nothing to count by"),
             Self::NameMissing(word) => write!(f, "`{word}` needs a name: `{word}:NAME`"),
             Self::NameNotTaken(word) => write!(f, "`{word}` takes no name"),
             Self::Name(name) => write!(f, "`{name}` is not a possible name"),

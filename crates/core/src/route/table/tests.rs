@@ -80,7 +80,7 @@ pub(super) fn found(table: &RouteTable, request: &str) -> Option<String> {
     })
 }
 
-fn ask<T>(request: &str, look: impl FnOnce(&Ask<'_>) -> T) -> T {
+fn ask<T>(request: &str, look: impl FnOnce(&RouteQuery<'_>) -> T) -> T {
     let mut words = request.split(' ');
     let method: Method = words.next().unwrap().parse().unwrap();
     let (host, path) = words.next().unwrap().split_once('/').unwrap();
@@ -92,7 +92,7 @@ fn ask<T>(request: &str, look: impl FnOnce(&Ask<'_>) -> T) -> T {
         headers.append(name, HeaderValue::from_str(value).unwrap());
     }
     let path = CanonicalPath::parse(&path).unwrap().with_folded();
-    look(&Ask {
+    look(&RouteQuery {
         host,
         path: &path,
         method: &method,

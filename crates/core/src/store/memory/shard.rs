@@ -1,231 +1,247 @@
-//! One shard of the embedded store: its keys in a row, where each is, and which of them goes next.
+//! One shard of the embedded store: its keys in a row, an index of their places, and the lists that
+//! eviction chooses from.
 //!
-//! Keys lie close together and never move as others come, and the index holds their places only. To
-//! make it larger touches a shard's keys at once, however many the store has.
+//! Keys lie close together, and adding one never moves another. The index holds places only, so
+//! growing it touches only one shard's keys, however many the store has.
 //!
-//! Keys that may be evicted stand in lists by limit, those at their limit apart from those below
-//! it. Eviction looks at a few keys of one list, so its work does not grow with the store.
+//! Keys that may be evicted are listed by limit, those at their limit apart from those below it.
+//! Eviction looks at a few keys of one list, so its work does not grow with the store.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::ops::{Index, IndexMut};
 
 use hashbrown::HashTable;
 
-use super::SHARD_KEYS;
-use super::bounds::Bounds;
-use super::rows::{PIECE, Rows};
-use super::shares::{LimitNumber, WindowNumber};
-use crate::limit::decide::{Count, Look};
+use super::bounds::{EvictionClass, EvictionList, MemoryBounds, WindowNumber};
+use super::{BudgetId, SHARD_KEYS, id};
+use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
+use crate::store::guard::xorshift;
 
 /// Keys that each charge looks at in each of its shards, to drop the expired.
 pub(super) const SWEEP: usize = 2;
 /// Keys among which a victim is chosen.
 const SAMPLE: usize = 8;
-/// An index with room for more than this gives back what it does not need.
+/// An index with room for more keys than this shrinks when most of it is unused.
 const SHRINK: usize = 16;
-/// Bytes of a key whose ring is inside it: the entry, its part of what is unused at the end of the
-/// row, its place in the index, and its place in a list.
+/// Entries in a piece of a row; half a piece is unused in each shard, on average.
+const PIECE: usize = 32;
+/// Bytes of a key whose ring is inside it: the entry, its part of the unused end of the row, and
+/// its places in the index and in a list.
 pub(super) const KEY_BYTES: usize =
-    size_of::<Entry>() * (SHARD_KEYS + PIECE / 2) / SHARD_KEYS + 10 + 6;
+    size_of::<CountEntry>() * (SHARD_KEYS + PIECE / 2) / SHARD_KEYS + 10 + 6;
 
 #[derive(Debug, Default)]
 pub(super) struct Shard {
-    pub(super) entries: Rows,
+    pub(super) entries: EntryRow,
     /// Places in `entries`, by the key's hash.
     pub(super) index: HashTable<u32>,
     /// Places in `entries` of keys that may be evicted.
-    pub(super) lists: HashMap<(LimitNumber, EvictionClass), Vec<u32>>,
-    cursor: usize,
-    chance: u64,
+    pub(super) lists: HashMap<EvictionList, Vec<u32>>,
+    sweep_next: usize,
+    /// The state of a random number generator: clients cannot see it, let alone steer it.
+    random: u64,
 }
 
-/// What eviction may do with a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum EvictionClass {
-    /// Its client may still pass: forgotten first.
-    Open,
-    /// Its client is denied, or would be next: forgotten where its limit has no open key.
-    AtLimit,
-    /// It counts what is under way, and is never forgotten: that would let others in beside it.
-    Held,
-}
-
+/// The count of one budget.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) id: [u64; 2],
+pub(super) struct CountEntry {
+    id: BudgetId,
     pub(super) count: Count,
     /// From this time on nothing counts, microseconds.
     pub(super) empty_at_us: u64,
-    /// Its place in its list.
-    slot: u32,
+    /// Its position in its list.
+    position: u32,
     window: WindowNumber,
-    standing: EvictionClass,
+    class: EvictionClass,
 }
 
-/// One item between the two passes.
-pub(super) struct Asked<'i> {
-    pub(super) id: [u64; 2],
-    pub(super) item: &'i LimitCheck,
-    pub(super) rule: Rule,
-    pub(super) cost: u64,
+/// One item between the two passes of a decision.
+pub(super) struct PendingCheck<'i> {
+    pub(super) id: BudgetId,
+    item: &'i LimitCheck,
+    rule: Rule,
+    cost: u64,
     /// Where its entry is, if it has one.
     place: Option<usize>,
-    pub(super) look: Look,
+    pub(super) look: FirstPass,
     /// Units that may count at most, where that is less than the rule says.
-    most: Option<u64>,
+    max_units: Option<u64>,
 }
 
-impl Asked<'_> {
-    /// Lets no more than `most` units count, whatever the rule says.
-    pub(super) fn keep_to(&mut self, most: u64, wait_us: u64) {
-        if most >= self.rule.units {
+impl PendingCheck<'_> {
+    /// Lets no more than `max_units` count, whatever the rule says.
+    pub(super) fn cap(&mut self, max_units: u64, wait_us: u64) {
+        if max_units >= self.rule.units {
             return;
         }
-        self.most = Some(most);
-        if self.look.retry == Retry::Now && self.cost > 0 && self.look.used() + self.cost > most {
+        self.max_units = Some(max_units);
+        let is_over = self.cost > 0 && self.look.used() + self.cost > max_units;
+        if self.look.retry == Retry::Now && is_over {
             self.look.retry = Retry::After(wait_us);
         }
     }
 }
 
 impl Shard {
-    pub(super) fn new(chance: u64) -> Shard {
+    pub(super) fn new(seed: u64) -> Shard {
         Shard {
-            chance,
+            random: seed,
             ..Shard::default()
         }
     }
 
-    pub(super) fn find(&self, id: [u64; 2]) -> Option<usize> {
-        let found = self
-            .index
-            .find(id[0], |place| self.entries[*place as usize].id == id);
-        found.map(|place| *place as usize)
+    pub(super) fn find(&self, id: BudgetId) -> Option<usize> {
+        let is_same = |place: &u32| self.entries[*place as usize].id == id;
+        let place = self.index.find(id[0], is_same)?;
+        Some(*place as usize)
     }
 
-    /// First pass over one item, which costs `cost` by `rule`.
-    pub(super) fn look<'i>(
+    pub(super) fn ids(&self) -> impl Iterator<Item = BudgetId> {
+        (0..self.entries.len()).map(|place| self.entries[place].id)
+    }
+
+    /// First pass over one item, which costs `cost` by `rule`: whether it may pass.
+    pub(super) fn check<'i>(
         &self,
         item: &'i LimitCheck,
-        id: [u64; 2],
         rule: Rule,
         cost: u64,
         now_us: u64,
-    ) -> Asked<'i> {
+    ) -> PendingCheck<'i> {
+        let id = id(item);
         let place = self.find(id);
         let look = match place {
             Some(place) => self.entries[place].count.look(&rule, cost, now_us),
             None => Count::new(rule.algorithm).look(&rule, cost, now_us),
         };
-        Asked {
+        PendingCheck {
             id,
             item,
             rule,
             cost,
             place,
             look,
-            most: None,
+            max_units: None,
         }
     }
 
-    /// Second pass over one item; only what is charged gets an entry.
-    pub(super) fn settle(&mut self, asked: &Asked<'_>, allowed: bool, bounds: &Bounds) -> Verdict {
-        match asked.most {
-            None => self.charge(asked, allowed, bounds),
-            Some(most) => {
-                let verdict = self.charge(asked, allowed, bounds);
-                let counted = verdict.used + if allowed { asked.cost } else { 0 };
-                Verdict {
-                    remaining: verdict.remaining.min(most.saturating_sub(counted)),
-                    ..verdict
-                }
-            }
+    /// Second pass over one item: its verdict. Only what is charged gets an entry.
+    pub(super) fn settle(
+        &mut self,
+        check: &PendingCheck<'_>,
+        allowed: bool,
+        bounds: &MemoryBounds,
+    ) -> Verdict {
+        let mut verdict = self.charge(check, allowed, bounds);
+        if let Some(max_units) = check.max_units {
+            let counted = verdict.used + if allowed { check.cost } else { 0 };
+            verdict.remaining = verdict.remaining.min(max_units.saturating_sub(counted));
         }
+        verdict
     }
 
-    fn charge(&mut self, asked: &Asked<'_>, allowed: bool, bounds: &Bounds) -> Verdict {
-        let Asked {
-            id,
-            item,
-            rule,
-            cost,
-            place,
-            look,
-            ..
-        } = asked;
-        let place = match place {
-            Some(place) => *place,
-            None if allowed && *cost > 0 => self.insert(item, *id, rule, bounds),
-            None => return Count::new(rule.algorithm).settle(rule, *cost, look, allowed),
+    fn charge(
+        &mut self,
+        check: &PendingCheck<'_>,
+        allowed: bool,
+        bounds: &MemoryBounds,
+    ) -> Verdict {
+        let (rule, cost, look) = (&check.rule, check.cost, &check.look);
+        let place = match check.place {
+            Some(place) => place,
+            None if allowed && cost > 0 => self.insert(check.item, rule, bounds),
+            None => return Count::new(rule.algorithm).settle(rule, cost, look, allowed),
         };
         let entry = &mut self.entries[place];
         if !allowed && !look.stepped() {
-            let verdict = entry.count.settle(rule, *cost, look, allowed);
-            if look.retry != Retry::Now && entry.standing == EvictionClass::Open {
-                self.stand(place, EvictionClass::AtLimit, bounds);
+            let verdict = entry.count.settle(rule, cost, look, allowed);
+            if look.retry != Retry::Now && entry.class == EvictionClass::Open {
+                self.set_class(place, EvictionClass::AtLimit, bounds);
             }
             return verdict;
         }
+        self.change(place, bounds, |entry| {
+            let verdict = entry.count.settle(rule, cost, look, allowed);
+            if cost > 0 {
+                entry.empty_at_us = entry.count.empty_at_us(rule);
+            }
+            let is_full = look.retry != Retry::Now || verdict.remaining < cost.max(1);
+            (verdict, is_full)
+        })
+    }
+
+    /// Changes a key. `change` also returns whether the request last decided would be denied now.
+    pub(super) fn change<T>(
+        &mut self,
+        place: usize,
+        bounds: &MemoryBounds,
+        change: impl FnOnce(&mut CountEntry) -> (T, bool),
+    ) -> T {
+        let entry = &mut self.entries[place];
         let before = entry.count.heap_bytes();
-        let verdict = entry.count.settle(rule, *cost, look, allowed);
-        let is_full = look.retry != Retry::Now || verdict.remaining < (*cost).max(1);
-        if *cost > 0 {
-            entry.empty_at_us = entry.count.empty_at_us(rule);
-        }
+        let (result, is_full) = change(entry);
         let after = entry.count.heap_bytes();
-        let (window, standing) = (entry.window, entry.standing_if(is_full));
-        self.stand(place, standing, bounds);
-        bounds.resize(window, before, after);
-        verdict
+        let window = entry.window;
+        let class = match is_full {
+            _ if entry.empty_at_us == u64::MAX => EvictionClass::Held,
+            true => EvictionClass::AtLimit,
+            false => EvictionClass::Open,
+        };
+        self.set_class(place, class, bounds);
+        if before != after {
+            bounds.add(window, 0, after as isize - before as isize);
+        }
+        result
     }
 
     pub(super) fn insert(
         &mut self,
         item: &LimitCheck,
-        id: [u64; 2],
         rule: &Rule,
-        bounds: &Bounds,
+        bounds: &MemoryBounds,
     ) -> usize {
-        let window = bounds.shares.window_of(item, rule);
-        let place = self.entries.push(Entry {
+        let window = bounds.window_of(item, rule);
+        let id = id(item);
+        let place = self.entries.push(CountEntry {
             id,
             count: Count::new(rule.algorithm),
             empty_at_us: 0,
-            slot: 0,
+            position: 0,
             window,
-            standing: EvictionClass::Held,
+            class: EvictionClass::Held,
         });
         let entries = &self.entries;
         let rehash = |place: &u32| entries[*place as usize].id[0];
-        // A shard of 2^32 keys would be 400 GB: the bounds come first.
-        self.index
-            .insert_unique(id[0], u32::try_from(place).unwrap_or(u32::MAX), rehash);
-        bounds.add_key(window);
+        self.index.insert_unique(id[0], narrow(place), rehash);
+        bounds.add(window, 1, KEY_BYTES as isize);
         place
     }
 
-    pub(super) fn remove(&mut self, place: usize, bounds: &Bounds) {
-        self.stand(place, EvictionClass::Held, bounds);
+    pub(super) fn remove(&mut self, place: usize, bounds: &MemoryBounds) {
+        self.set_class(place, EvictionClass::Held, bounds);
         let last = self.entries.len() - 1;
         let (id, moved) = (self.entries[place].id, self.entries[last].id);
         if let Ok(found) = self.index.find_entry(id[0], |at| *at as usize == place) {
             found.remove();
         }
         if place != last {
-            let to = u32::try_from(place).unwrap_or(u32::MAX);
             if let Some(at) = self.index.find_mut(moved[0], |at| *at as usize == last) {
-                *at = to;
+                *at = narrow(place);
             }
             let moved = &self.entries[last];
-            let list = (bounds.shares.limit_of(moved.window), moved.standing);
+            let list = EvictionList {
+                limit: bounds.limit_of(moved.window),
+                class: moved.class,
+            };
             if let Some(list) = self.lists.get_mut(&list) {
-                list[moved.slot as usize] = to;
+                list[moved.position as usize] = narrow(place);
             }
         }
         let entry = self.entries.swap_remove(place);
-        bounds.take_key(entry.window, entry.count.heap_bytes());
+        let bytes = KEY_BYTES + entry.count.heap_bytes();
+        bounds.add(entry.window, -1, -(bytes as isize));
         if self.index.capacity() > SHRINK && self.entries.len() < self.index.capacity() / 4 {
             let entries = &self.entries;
             self.index
@@ -233,18 +249,22 @@ impl Shard {
         }
     }
 
-    /// Puts a key into the list of its standing.
-    pub(super) fn stand(&mut self, place: usize, standing: EvictionClass, bounds: &Bounds) {
+    /// Moves a key to the list of another class; keys of class `Held` are in no list.
+    fn set_class(&mut self, place: usize, class: EvictionClass, bounds: &MemoryBounds) {
         let entry = &self.entries[place];
-        if entry.standing == standing {
+        if entry.class == class {
             return;
         }
-        let limit = bounds.shares.limit_of(entry.window);
-        let (old, slot) = ((limit, entry.standing), entry.slot);
+        let limit = bounds.limit_of(entry.window);
+        let old = EvictionList {
+            limit,
+            class: entry.class,
+        };
+        let position = entry.position;
         if let Some(list) = self.lists.get_mut(&old) {
-            list.swap_remove(slot as usize);
-            if let Some(moved) = list.get(slot as usize) {
-                self.entries[*moved as usize].slot = slot;
+            list.swap_remove(position as usize);
+            if let Some(moved) = list.get(position as usize) {
+                self.entries[*moved as usize].position = position;
             } else if list.is_empty() {
                 self.lists.remove(&old);
             } else if list.len() < list.capacity() / 4 {
@@ -252,50 +272,51 @@ impl Shard {
             }
         }
         let entry = &mut self.entries[place];
-        entry.standing = standing;
-        if standing != EvictionClass::Held {
-            let list = self.lists.entry((limit, standing)).or_default();
-            entry.slot = u32::try_from(list.len()).unwrap_or(u32::MAX);
-            list.push(u32::try_from(place).unwrap_or(u32::MAX));
+        entry.class = class;
+        if class != EvictionClass::Held {
+            let list = EvictionList { limit, class };
+            let list = self.lists.entry(list).or_default();
+            entry.position = narrow(list.len());
+            list.push(narrow(place));
         }
     }
 
-    /// Looks at so many keys, in turn, and drops those in which nothing counts any more.
-    pub(super) fn sweep(&mut self, looks: usize, now_us: u64, bounds: &Bounds) {
-        for _ in 0..looks.min(self.entries.len()) {
-            if self.cursor >= self.entries.len() {
-                self.cursor = 0;
+    /// Looks at the next `keys` keys and drops those in which nothing counts any more.
+    pub(super) fn sweep(&mut self, keys: usize, now_us: u64, bounds: &MemoryBounds) {
+        for _ in 0..keys.min(self.entries.len()) {
+            if self.sweep_next >= self.entries.len() {
+                self.sweep_next = 0;
             }
-            if self.entries[self.cursor].empty_at_us <= now_us {
-                self.remove(self.cursor, bounds);
+            if self.entries[self.sweep_next].empty_at_us <= now_us {
+                self.remove(self.sweep_next, bounds);
             } else {
-                self.cursor += 1;
+                self.sweep_next += 1;
             }
         }
     }
 
-    /// Forgets the key of `limit` and `standing` that has least to lose, of a few; false if there
-    /// is none but those to keep.
+    /// Forgets the key of a list that has least to lose, of a sample. Returns false if there is
+    /// none except those in `keep`.
     pub(super) fn evict(
         &mut self,
-        limit: LimitNumber,
-        standing: EvictionClass,
-        keep: &[[u64; 2]],
+        list: EvictionList,
+        keep: &[BudgetId],
         now_us: u64,
-        bounds: &Bounds,
+        bounds: &MemoryBounds,
     ) -> bool {
-        let Some(many) = self.lists.get(&(limit, standing)).map(Vec::len) else {
+        let Some(places) = self.lists.get(&list) else {
             return false;
         };
+        // A short list is examined as a whole.
+        let is_short = places.len() <= 2 * SAMPLE;
+        let sample = if is_short { places.len() } else { SAMPLE };
         let mut victim = None;
-        for turn in 0..many.min(2 * SAMPLE) {
-            // A short list is looked at as a whole.
-            let slot = match many <= 2 * SAMPLE {
+        for turn in 0..sample {
+            let position = match is_short {
                 true => turn,
-                false if turn < SAMPLE => self.draw(many),
-                false => break,
+                false => (xorshift(&mut self.random) % places.len() as u64) as usize,
             };
-            let place = self.lists[&(limit, standing)][slot] as usize;
+            let place = places[position] as usize;
             let entry = &self.entries[place];
             if keep.contains(&entry.id) {
                 continue;
@@ -309,60 +330,59 @@ impl Shard {
             return false;
         };
         if loss.counts {
-            let holding = bounds.shares.holding(limit);
-            holding.note_evicted(standing == EvictionClass::AtLimit, loss.units);
-            bounds.epoch.fetch_add(1, Ordering::Release);
+            bounds.note_evicted(list, loss.units);
         }
         self.remove(place, bounds);
         true
     }
 
-    /// Forgets some key of any limit that may be forgotten, open ones first.
-    pub(super) fn evict_any(&mut self, keep: &[[u64; 2]], now_us: u64, bounds: &Bounds) -> bool {
-        let mut lists: Vec<_> = self.lists.keys().copied().collect();
-        lists.sort_unstable_by_key(|(_, standing)| *standing == EvictionClass::AtLimit);
+    /// Forgets a key of any limit, open ones first.
+    pub(super) fn evict_any(
+        &mut self,
+        keep: &[BudgetId],
+        now_us: u64,
+        bounds: &MemoryBounds,
+    ) -> bool {
+        let mut lists: Vec<EvictionList> = self.lists.keys().copied().collect();
+        lists.sort_unstable_by_key(|list| list.class == EvictionClass::AtLimit);
         lists
             .into_iter()
-            .any(|(limit, standing)| self.evict(limit, standing, keep, now_us, bounds))
-    }
-
-    /// A number below `many`, at random (xorshift: clients cannot see it, let alone steer it).
-    fn draw(&mut self, many: usize) -> usize {
-        self.chance ^= self.chance << 13;
-        self.chance ^= self.chance >> 7;
-        self.chance ^= self.chance << 17;
-        (self.chance % many as u64) as usize
+            .any(|list| self.evict(list, keep, now_us, bounds))
     }
 }
 
-/// What would be lost with a key; the least goes first.
+/// A place as the index holds it. A shard of 2^32 keys would be 400 GB: the bounds come first.
+fn narrow(place: usize) -> u32 {
+    u32::try_from(place).unwrap_or(u32::MAX)
+}
+
+/// The loss with a key; the key with the least loss goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Loss {
+struct EvictionLoss {
     counts: bool,
     order: EvictionOrder,
     units: u64,
 }
 
-/// The order in which keys of one limit and standing go.
+/// The order in which keys of one list go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EvictionOrder {
-    /// By units that count; of equals the one that expires first.
+    /// By units that count, then by expiry, earliest first.
     Open(u64, u64),
-    /// By the window's length; of equals the one that was admitted last. So a flood of full keys
-    /// pushes out its own, and not the clients that were limited before.
+    /// By the window's length, then by admission, latest first. So a flood of full keys pushes out
+    /// its own keys, and not the clients that were limited before.
     AtLimit(u64, Reverse<u64>),
 }
 
-impl Entry {
-    fn loss(&self, now_us: u64, bounds: &Bounds) -> Loss {
-        let rule = bounds.shares.rule_of(self.window);
-        let is_same = |rule: &Rule| rule.algorithm == self.count.algorithm();
-        let rule = rule.filter(is_same);
+impl CountEntry {
+    fn loss(&self, now_us: u64, bounds: &MemoryBounds) -> EvictionLoss {
+        let rule = bounds.rule_of(self.window);
+        let rule = rule.filter(|rule| rule.algorithm == self.count.algorithm());
         let units = rule.map_or(0, |rule| self.count.used(&rule, now_us));
         let window_us = rule.map_or(0, |rule| rule.window_us);
-        Loss {
+        EvictionLoss {
             counts: self.empty_at_us > now_us,
-            order: match self.standing {
+            order: match self.class {
                 EvictionClass::AtLimit => {
                     EvictionOrder::AtLimit(window_us, Reverse(self.empty_at_us))
                 }
@@ -373,17 +393,68 @@ impl Entry {
             units,
         }
     }
+}
 
-    pub(super) fn window(&self) -> WindowNumber {
-        self.window
+/// The keys of a shard, in pieces of one size. Growing moves no key, and leaves no holes of other
+/// sizes in memory. All pieces but the last one are full, and the last is not empty.
+#[derive(Debug, Default)]
+pub(super) struct EntryRow {
+    pieces: Vec<Vec<CountEntry>>,
+}
+
+impl EntryRow {
+    pub(super) fn len(&self) -> usize {
+        let last = self.pieces.last().map_or(PIECE, Vec::len);
+        (self.pieces.len() * PIECE + last).saturating_sub(PIECE)
     }
 
-    /// How it stands, where the request that was last decided would be denied now, or not.
-    pub(super) fn standing_if(&self, is_full: bool) -> EvictionClass {
-        match is_full {
-            _ if self.empty_at_us == u64::MAX => EvictionClass::Held,
-            true => EvictionClass::AtLimit,
-            false => EvictionClass::Open,
+    /// Adds an entry and returns its place.
+    fn push(&mut self, entry: CountEntry) -> usize {
+        let place = self.len();
+        if place.is_multiple_of(PIECE) {
+            // The first piece grows slowly: a store of few keys has a few in each shard.
+            let capacity = if place == 0 { 0 } else { PIECE };
+            self.pieces.push(Vec::with_capacity(capacity));
         }
+        if let Some(last) = self.pieces.last_mut() {
+            last.push(entry);
+        }
+        place
+    }
+
+    /// Takes an entry out; the last one moves to its place. There must be one at `place`.
+    fn swap_remove(&mut self, place: usize) -> CountEntry {
+        let tail = self.pieces.last_mut().and_then(Vec::pop);
+        let tail = tail.expect("a row with an entry has a last one");
+        if self.pieces.last().is_some_and(Vec::is_empty) {
+            self.pieces.pop();
+        }
+        if self.pieces.is_empty() {
+            self.pieces = Vec::new();
+        }
+        if place == self.len() {
+            return tail;
+        }
+        std::mem::replace(&mut self[place], tail)
+    }
+
+    /// Keys that there is memory for.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.pieces.iter().map(Vec::capacity).sum()
+    }
+}
+
+impl Index<usize> for EntryRow {
+    type Output = CountEntry;
+
+    fn index(&self, place: usize) -> &CountEntry {
+        &self.pieces[place / PIECE][place % PIECE]
+    }
+}
+
+impl IndexMut<usize> for EntryRow {
+    fn index_mut(&mut self, place: usize) -> &mut CountEntry {
+        &mut self.pieces[place / PIECE][place % PIECE]
     }
 }

@@ -1,11 +1,11 @@
-//! What one charge does at most, counted rather than timed, and what a key takes.
+//! The most work that one charge does, counted rather than timed, and the bytes of a key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::shard::{Entry, KEY_BYTES, Shard};
-use super::{KeyRing, Memory, SHARD_KEYS, TIDY};
+use super::shard::{CountEntry, KEY_BYTES, Shard};
+use super::{KeyRing, Memory, SHARD_KEYS, TIDY_KEYS, TIDY_SHARDS};
 use crate::clock::Micros;
 use crate::config::{Fleet, StoreKind, StoreSettings};
 use crate::limit::{Algorithm, Charge, Key, KeyHash, Limit, LimitCheck, OnError, Rule};
@@ -78,7 +78,7 @@ impl Bench {
     fn bytes(&self) -> usize {
         let bytes = |shard: &Shard| {
             let lists: usize = shard.lists.values().map(Vec::capacity).sum();
-            shard.entries.capacity() * size_of::<Entry>()
+            shard.entries.capacity() * size_of::<CountEntry>()
                 + shard.index.allocation_size()
                 + lists * size_of::<u32>()
         };
@@ -108,15 +108,14 @@ fn no_charge_indexes_more_keys_than_a_shard_has_and_memory_comes_back() {
 
     bench.time.fetch_add(WINDOW_US, Ordering::Relaxed);
     let keys = usize::try_from(KEYS).unwrap();
-    let (shards, looks) = TIDY;
-    for _ in 0..2 * (keys / looks + bench.memory.shards.len()) / shards {
+    for _ in 0..2 * (keys / TIDY_KEYS + bench.memory.shards.len()) / TIDY_SHARDS {
         bench.memory.tidy();
     }
     assert_eq!(bench.memory.figures().keys, 0);
     assert_eq!(bench.memory.figures().bytes, 0);
     let left = bench.bytes() / bench.memory.shards.len();
     assert!(
-        left < 20 * size_of::<Entry>(),
+        left < 20 * size_of::<CountEntry>(),
         "{left} bytes of an empty shard"
     );
 }

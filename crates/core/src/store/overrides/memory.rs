@@ -1,55 +1,29 @@
 //! Overrides of the embedded store: kept in this process and gone with it.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use arc_swap::ArcSwap;
+use std::sync::{Mutex, PoisonError};
 
 use super::{
     ChangeKind, ChangeOutcome, ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideChange, OverrideList,
-    OverrideSnapshot, Overrides, Record, Subject,
+    OverrideSnapshot, OverrideTable, Overrides, Record, Subject,
 };
-use crate::clock::MonotonicClock;
 
-#[derive(Debug)]
-pub(crate) struct MemoryOverrides {
-    table: ArcSwap<Overrides>,
-    /// Whether there is anything in it: all that the path of a request looks at if not.
-    has_any: AtomicBool,
+#[derive(Debug, Default)]
+pub struct MemoryOverrides {
+    table: OverrideTable,
     records: Mutex<Vec<Record>>,
-    /// What was changed, newest last.
+    /// The last changes, newest last.
     changes: Mutex<VecDeque<Record>>,
-    clock: MonotonicClock,
-}
-
-impl Default for MemoryOverrides {
-    fn default() -> MemoryOverrides {
-        MemoryOverrides {
-            table: ArcSwap::default(),
-            has_any: AtomicBool::new(false),
-            records: Mutex::default(),
-            changes: Mutex::default(),
-            clock: MonotonicClock::start(),
-        }
-    }
 }
 
 impl MemoryOverrides {
     /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
-    pub(crate) fn snapshot(&self) -> Option<OverrideSnapshot> {
-        if !self.has_any.load(Ordering::Relaxed) {
-            return None;
-        }
-        Some(OverrideSnapshot {
-            table: self.table.load(),
-            now_us: self.clock.now_us(),
-        })
+    pub fn snapshot(&self) -> Option<OverrideSnapshot> {
+        self.table.snapshot()
     }
 
-    /// Everything in force.
-    pub(crate) fn list(&self) -> OverrideList {
-        let now_us = self.clock.now_us();
+    pub fn list(&self) -> OverrideList {
+        let now_us = self.table.clock.now_us();
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         records.retain(|one| !one.is_over(now_us));
         OverrideList {
@@ -59,14 +33,14 @@ impl MemoryOverrides {
     }
 
     /// The last changes, newest first.
-    pub(crate) fn changes(&self) -> Vec<Record> {
+    pub fn changes(&self) -> Vec<Record> {
         let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
         changes.iter().rev().cloned().collect()
     }
 
     /// Makes a change, which holds from the next request on. A reset is only noted.
-    pub(crate) fn change(&self, change: OverrideChange) -> ChangeOutcome {
-        let now_us = self.clock.now_us();
+    pub fn change(&self, change: OverrideChange) -> ChangeOutcome {
+        let now_us = self.table.clock.now_us();
         let mut terms = change.terms;
         terms.at_us = now_us;
         terms.until_us = match change.lasts_us {
@@ -77,28 +51,28 @@ impl MemoryOverrides {
             subject: change.subject,
             terms,
         };
-        let done = match record.subject {
+        let outcome = match record.subject {
             Subject::Reset(..) => ChangeOutcome::Made(0),
-            _ => self.put(&record, now_us),
+            _ => self.apply(&record, now_us),
         };
-        if let ChangeOutcome::Made(_) = done {
+        if let ChangeOutcome::Made(_) = outcome {
             let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
             if changes.len() == MAX_CHANGES {
                 changes.pop_front();
             }
             changes.push_back(record);
         }
-        done
+        outcome
     }
 
-    /// Puts it in force, or takes it out.
-    fn put(&self, record: &Record, now_us: u64) -> ChangeOutcome {
+    /// Sets or removes a record, and makes the new table.
+    fn apply(&self, record: &Record, now_us: u64) -> ChangeOutcome {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let before = records.len();
         records.retain(|one| one.subject != record.subject);
         let was_there = records.len() < before;
         records.retain(|one| !one.is_over(now_us));
-        let done = match record.terms.kind {
+        let outcome = match record.terms.kind {
             ChangeKind::Remove if was_there => ChangeOutcome::Made(0),
             ChangeKind::Remove => ChangeOutcome::Nothing,
             ChangeKind::Set if records.len() >= MAX_RECORDS => ChangeOutcome::Full,
@@ -108,15 +82,9 @@ impl MemoryOverrides {
                 ChangeOutcome::Made(record.terms.until_us)
             }
         };
-        let now = ClockPair {
-            store_us: now_us,
-            local_us: now_us,
-        };
-        let table = Overrides::from_records(&records, now);
-        let has_any = !table.is_empty();
-        self.table.store(Arc::new(table));
-        self.has_any.store(has_any, Ordering::Relaxed);
-        done
+        self.table
+            .store(Overrides::from_records(&records, ClockPair::same(now_us)));
+        outcome
     }
 }
 

@@ -1,34 +1,35 @@
-//! One override, block or reset as it is written in Redis: words in lines, which operators can read
-//! with `redis-cli` and later versions can add to.
+//! One override, block or reset as it is written in Redis, and the rates that operators write.
 //!
-//! Pure: text in, records out. A record with a rule that the script cannot decide by is refused.
-//! `lua/overrides.lua` is the only writer.
+//! A record is words in lines: operators can read them with `redis-cli`, and later versions can add
+//! lines. `lua/overrides.lua` is the only writer.
+//!
+//! Pure: text in, records out. A record is refused if the script cannot decide by its rule.
 
 use std::fmt;
 
-use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US};
-use crate::limit::{Algorithm, KeyHash, Rate, Rule};
+use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US, RateText};
+use crate::limit::{Algorithm, KeyHash, Limit, Rate, Rule};
 use crate::telemetry::stamp;
 
-/// The script of a change.
+/// The script that makes a change.
 pub const SCRIPT: &str = include_str!("../../../lua/overrides.lua");
 /// Overrides and blocks at once, at most.
 pub const MAX_RECORDS: usize = 100_000;
-/// Changes that are kept.
+/// The last changes that the store keeps.
 pub const MAX_CHANGES: usize = 1000;
 /// Rates of one override, at most.
-pub(super) const MAX_RULES: usize = 8;
-/// Characters of a note, and of who made a change.
+const MAX_RULES: usize = 8;
+/// Characters of each text in a record.
 const MAX_NOTE: usize = 200;
 
-/// What a record is about.
+/// The key that a record is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Subject {
     /// Another rate for one key of a limit.
     Override(String, KeyHash),
-    /// A key that is kept out.
+    /// A key whose requests are all refused.
     Block(KeyHash),
-    /// One key of a limit begins anew.
+    /// A key of a limit whose counts are deleted.
     Reset(String, KeyHash),
 }
 
@@ -48,7 +49,7 @@ impl Subject {
         }
     }
 
-    /// The limit it is about, if it is about one.
+    /// The limit, if the record is about one.
     pub fn limit(&self) -> Option<&str> {
         match self {
             Subject::Override(limit, _) | Subject::Reset(limit, _) => Some(limit),
@@ -56,7 +57,6 @@ impl Subject {
         }
     }
 
-    /// The key it is about.
     pub fn tag(&self) -> KeyHash {
         match self {
             Subject::Override(_, tag) | Subject::Block(tag) | Subject::Reset(_, tag) => *tag,
@@ -75,29 +75,27 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Whether something was said or taken back.
+/// Whether a change sets or removes an override.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangeKind {
-    /// It holds from now on; of a reset: it was done.
+    /// It holds from now on. A reset is always `Set`.
     #[default]
     Set,
-    /// It holds no longer.
     Remove,
 }
 
-/// What was said, by whom and until when.
+/// The terms that an operator has set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordTerms {
-    /// Which change it was; 0 where that is not told.
+    /// The number of the change; 0 in a record in force.
     pub version: u64,
-    /// Of a change: which way.
     pub kind: ChangeKind,
     /// When it ends, by the store's clock, microseconds since the Unix epoch; 0 if it must be
     /// removed.
     pub until_us: u64,
-    /// When it was said, by the same clock.
+    /// When it was set, by the same clock.
     pub at_us: u64,
-    /// Who said it: user and host.
+    /// The user and host of the operator.
     pub by: String,
     /// The parts of the key, without their values: `ip`, or `api_key, path`.
     pub key: String,
@@ -105,23 +103,21 @@ pub struct RecordTerms {
     pub rules: Vec<Rule>,
     /// Of an override: no limit at all.
     pub unlimited: bool,
-    /// Of a reset: what the limit's windows are called in the store.
+    /// Of a reset: the names of the limit's windows in the store.
     pub suffixes: Vec<String>,
-    /// The reason.
+    /// The reason, as the operator wrote it.
     pub note: String,
 }
 
-/// A subject and what was said of it.
+/// A subject and its terms.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Of whom.
     pub subject: Subject,
-    /// What.
     pub terms: RecordTerms,
 }
 
 impl Record {
-    /// Reads a field of what is in force.
+    /// Reads a field of the hash of records in force.
     pub fn of_field(field: &str, value: &str) -> Option<Record> {
         Record::checked(Subject::parse(field)?, RecordTerms::parse(value)?)
     }
@@ -132,14 +128,14 @@ impl Record {
         Record::checked(Subject::parse(field)?, RecordTerms::parse(text)?)
     }
 
-    /// An override must say which: without rates it would be taken for no limit at all.
+    /// Refuses an override without rates: it would be taken for no limit at all.
     fn checked(subject: Subject, terms: RecordTerms) -> Option<Record> {
         let says_rates = terms.unlimited == terms.rules.is_empty();
         let needs_rates = matches!(subject, Subject::Override(..)) && terms.kind == ChangeKind::Set;
         (says_rates || !needs_rates).then_some(Record { subject, terms })
     }
 
-    /// What happened, in a word or two.
+    /// The change in one or two words.
     pub fn what(&self) -> &'static str {
         match (&self.subject, self.terms.kind) {
             (Subject::Override(..), ChangeKind::Set) => "override",
@@ -171,7 +167,7 @@ impl RecordTerms {
         (self.until_us > 0).then(|| stamp::rfc3339(self.until_us))
     }
 
-    /// Reads lines; those it does not know are a later version's.
+    /// Reads lines. Unknown ones are from a later version, and skipped.
     fn parse(text: &str) -> Option<RecordTerms> {
         let mut terms = RecordTerms::default();
         for line in text.lines() {
@@ -183,7 +179,7 @@ impl RecordTerms {
                 "at" => terms.at_us = value.parse().ok()?,
                 "by" => terms.by = clean(value),
                 "key" => terms.key = clean(value),
-                "rule" if terms.rules.len() < MAX_RULES => terms.rules.push(rule(value)?),
+                "rule" if terms.rules.len() < MAX_RULES => terms.rules.push(parse_rule(value)?),
                 "rule" => return None,
                 "unlimited" => terms.unlimited = true,
                 "suffix" if terms.suffixes.len() < 4 * MAX_RULES => {
@@ -196,20 +192,14 @@ impl RecordTerms {
         Some(terms)
     }
 
-    /// The lines that a change is made with; the script adds the others.
+    /// The lines that a change sends; the script adds the others.
     pub fn lines(&self) -> String {
         let mut text = format!("by {}\nkey {}\n", clean(&self.by), clean(&self.key));
         for rule in &self.rules {
-            let Rule {
-                algorithm,
-                units,
-                window_us,
-                precision_us,
-            } = rule;
-            let algorithm = algorithm_word(*algorithm);
-            text.push_str(&format!(
-                "rule {algorithm} {units} {window_us} {precision_us}\n"
-            ));
+            let algorithm = ALGORITHMS.iter().find(|(of, _)| *of == rule.algorithm);
+            let word = algorithm.map_or("", |(_, word)| *word);
+            let (units, window_us, precision_us) = (rule.units, rule.window_us, rule.precision_us);
+            text.push_str(&format!("rule {word} {units} {window_us} {precision_us}\n"));
         }
         if self.unlimited {
             text.push_str("unlimited\n");
@@ -235,13 +225,12 @@ pub fn rate_text(rule: &Rule) -> String {
     }
 }
 
-fn algorithm_word(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::Log => "log",
-        Algorithm::Counter => "counter",
-        Algorithm::Slots => "slots",
-    }
-}
+/// The algorithms, as records name them.
+const ALGORITHMS: [(Algorithm, &str); 3] = [
+    (Algorithm::Log, "log"),
+    (Algorithm::Counter, "counter"),
+    (Algorithm::Slots, "slots"),
+];
 
 /// One line without control characters, of at most `MAX_NOTE` characters.
 pub fn clean(text: &str) -> String {
@@ -252,14 +241,10 @@ pub fn clean(text: &str) -> String {
     plain.take(MAX_NOTE).collect()
 }
 
-fn rule(text: &str) -> Option<Rule> {
+fn parse_rule(text: &str) -> Option<Rule> {
     let mut words = text.split(' ');
-    let algorithm = match words.next()? {
-        "log" => Algorithm::Log,
-        "counter" => Algorithm::Counter,
-        "slots" => Algorithm::Slots,
-        _ => return None,
-    };
+    let word = words.next()?;
+    let (algorithm, _) = *ALGORITHMS.iter().find(|(_, known)| *known == word)?;
     let mut number = || words.next()?.parse().ok();
     let rule = Rule {
         algorithm,
@@ -271,7 +256,7 @@ fn rule(text: &str) -> Option<Rule> {
 }
 
 /// Whether the script decides by this rule exactly.
-pub(super) fn is_sound(rule: &Rule) -> bool {
+fn is_sound(rule: &Rule) -> bool {
     // The counter compares products in doubles.
     let product = u128::from(rule.units) * u128::from(rule.window_us) * 2;
     (1..=MAX_UNITS).contains(&rule.units)
@@ -279,6 +264,113 @@ pub(super) fn is_sound(rule: &Rule) -> bool {
         && rule.precision_us >= 1
         && rule.window_us.is_multiple_of(rule.precision_us)
         && (rule.algorithm != Algorithm::Counter || product < 1 << 53)
+}
+
+/// Why rates cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesError {
+    pub message: String,
+    /// Advice for the operator.
+    pub help: Option<String>,
+}
+
+impl RulesError {
+    fn new(message: impl Into<String>) -> RulesError {
+        RulesError {
+            message: message.into(),
+            help: None,
+        }
+    }
+
+    fn help(self, help: impl Into<String>) -> RulesError {
+        let help = Some(help.into());
+        RulesError { help, ..self }
+    }
+}
+
+/// The rules that an override sets in place of a limit's; none means no limit.
+pub fn rules(text: &str, limit: &Limit) -> Result<Vec<Rule>, RulesError> {
+    if text.trim() == "unlimited" {
+        return Ok(Vec::new());
+    }
+    let mut rules: Vec<Rule> = Vec::new();
+    for rate in text.split(',') {
+        let rule = rule_of_rate(rate.trim(), limit)?;
+        if rules.iter().any(|one| one.window_us == rule.window_us) {
+            return Err(RulesError::new(format!(
+                "`{text}` has two rates over the same window"
+            )));
+        }
+        rules.push(rule);
+    }
+    if rules.len() > MAX_RULES {
+        return Err(RulesError::new(format!(
+            "an override has at most {MAX_RULES} rates"
+        )));
+    }
+    if let Some(tight) = rules.iter().find(|rule| rule.units < limit.cost) {
+        let message = format!(
+            "each request costs {} in `{}`: {} would never let one pass",
+            limit.cost, limit.name, tight.units
+        );
+        return Err(RulesError::new(message).help("to keep a client out, use `limits block`"));
+    }
+    Ok(rules)
+}
+
+fn rule_of_rate(text: &str, limit: &Limit) -> Result<Rule, RulesError> {
+    let slots = limit.windows.iter().map(|window| window.rule);
+    let mut slots = slots.filter(|rule| rule.algorithm == Algorithm::Slots);
+    if let Some(like) = slots.next() {
+        // Lists show such a rate as `20 at once`, and operators paste it.
+        let number = text.strip_suffix(" at once").unwrap_or(text);
+        let units = number.replace('_', "").parse().ok();
+        let units = units.filter(|units| (1..=MAX_UNITS).contains(units));
+        let units = units.ok_or_else(|| {
+            let message = format!("`{text}` is not a number of requests under way");
+            RulesError::new(message).help(format!(
+                "`{}` is a cap on requests at once: write for example `20`, or `unlimited`",
+                limit.name
+            ))
+        })?;
+        return Ok(Rule { units, ..like });
+    }
+    let rate = match RateText::parse(text) {
+        Ok(RateText::Limited(rate)) => rate,
+        Ok(RateText::Unlimited) => return Err(RulesError::new("`unlimited` stands alone")),
+        Err(error) => {
+            let message = format!("`{text}` is not a rate: {error}");
+            return Err(
+                RulesError::new(message).help("write for example `100/min`, `30/10s`, `unlimited`")
+            );
+        }
+    };
+    let rule = rule_like(limit, rate);
+    if !is_sound(&rule) {
+        let message = format!("{rate} is too much for `{}`, a counter", limit.name);
+        return Err(RulesError::new(message).help("use a shorter window"));
+    }
+    Ok(rule)
+}
+
+/// The rule that the limit would have at this rate. At the same window, its counts go on.
+fn rule_like(limit: &Limit, rate: Rate) -> Rule {
+    let mut windows = limit.windows.iter().map(|window| window.rule);
+    let first = windows.clone().next();
+    let same = windows.find(|rule| rule.window_us == rate.window_us);
+    let (algorithm, precision_us) = match same.or(first) {
+        Some(like) if rate.window_us.is_multiple_of(like.precision_us) => {
+            (like.algorithm, like.precision_us)
+        }
+        Some(like) => (like.algorithm, 1),
+        None => (Algorithm::Log, 1),
+    };
+    Rule {
+        algorithm,
+        units: rate.units,
+        window_us: rate.window_us,
+        precision_us,
+    }
 }
 
 #[cfg(test)]

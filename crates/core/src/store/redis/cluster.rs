@@ -1,189 +1,80 @@
 //! A Redis Cluster as the store: one task per worker, one connection to each master, one call in
 //! flight for each slot.
 //!
-//! The keys of one script must lie in one slot. A request whose limits all do is one call, all or
-//! nothing; one whose limits do not goes by `store::reserve`. The protocol runs in the request's
-//! own future, here; which node is asked, and what it means that one is away, is the task's.
+//! The keys of one script must lie in one slot. A request whose limits share a slot is one call,
+//! all or nothing. Other requests go by `store::reserve`. The protocol runs here, in the request's
+//! own future. The task decides which node is asked, and what it means that a node is away.
 //!
-//! The redis crate's cluster client is not used: it follows a redirection only where it may also
+//! The redis crate's cluster client is not used. It follows a redirection only where it may also
 //! repeat a command whose connection broke, and such a charge may have been made.
 
-mod call;
-mod due;
-mod map;
 mod node;
 mod nodes;
 mod task;
 mod topology;
-mod view;
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use smallvec::SmallVec;
-use tokio::sync::{mpsc, watch};
 
-use super::slot_lease::SlotLease;
-use super::{QUEUE, Redis, Shared};
-use crate::limit::{Algorithm, Charge, Decision};
+use super::Redis;
+use crate::limit::{Charge, LimitCheck};
 use crate::store::batch::Operation;
-use crate::store::deny_cache::{GIVES_BACK_US, LONGEST_US, Span};
-use crate::store::known::Known;
-use crate::store::reserve::{Reserve, Step, Steps};
-use crate::store::waiting::{Answer, Asked, Question, Waiting, ask};
+use crate::store::deny_cache::{CallSpan, GIVES_BACK_US, LONGEST_US};
+use crate::store::gather::StoreResult;
+use crate::store::reserve::{Habit, Reserve, Step, Steps};
 use crate::store::{ServerTrouble, StoreError};
 use crate::telemetry::decisions::Source;
 
-pub(super) use map::{slot_of, slot_of_tag};
-pub(super) use topology::reach;
-use view::View;
+pub(super) use task::ClusterTask;
+use topology::{NodeId, SlotMap};
+pub(super) use topology::{first_slots, open_slot, slot_of, slot_of_tag};
 
-/// Something to ask of a slot.
-#[derive(Debug)]
-struct Placed {
-    slot: u16,
-    waiting: Waiting,
-}
-
-/// A handle's way to its worker's task.
-#[derive(Clone, Debug)]
-pub(super) struct ClusterQueue {
-    queue: mpsc::Sender<Placed>,
-    view: View,
-}
-
-impl ClusterQueue {
-    /// Starts the worker's task on the current runtime; it ends with the last handle.
-    pub(super) fn spawn(
-        shared: &Arc<Shared>,
-        known: &Known,
-        slots: &SlotLease,
-        settle: watch::Sender<bool>,
-    ) -> ClusterQueue {
-        let (queue, asked) = mpsc::channel(QUEUE);
-        let view = View::default();
-        let handle = (view.clone(), known.clone(), slots.clone());
-        tokio::spawn(task::Task::new(Arc::clone(shared), asked, handle, settle).run());
-        ClusterQueue { queue, view }
-    }
-
-    fn enqueue(&self, slot: u16, waiting: Waiting) -> Result<(), StoreError> {
-        Ok(self.queue.try_send(Placed { slot, waiting })?)
-    }
-
-    /// Sends a charge on its way, which all lies in one slot; until it is back, nothing is left in
-    /// its place.
-    pub(super) fn begin(
-        &self,
-        charge: &mut Charge,
-        generation: u64,
-        arrived: Instant,
-    ) -> Result<Asked, StoreError> {
-        let slot = charge.first().map(slot_of).ok_or(StoreError::Garbled)?;
-        let (waiting, asked) = ask(Question {
-            charge: std::mem::take(charge),
-            operation: Operation::Charge(1),
-            extra: SmallVec::new(),
-            generation,
-            arrived,
-        });
-        self.enqueue(slot, waiting)?;
-        Ok(asked)
-    }
-
-    /// Whether every node that a charge needs is there.
-    pub(super) fn is_there(&self, charge: &Charge, now: Instant) -> bool {
-        self.view.reserve(charge, now).is_ok()
-    }
-
-    /// Tells the store something, item by item, once, and waits for nothing.
-    pub(super) fn tell(&self, known: &Known, told: &Question) {
-        for (index, item) in told.charge.iter().enumerate() {
-            if item.window.rule.algorithm == Algorithm::Slots {
-                continue;
-            }
-            if told.operation == Operation::GiveBack {
-                known.lock().denied.forget(item.id());
-            }
-            let waiting = Waiting::told(Question {
-                charge: [item.clone()].into_iter().collect(),
-                extra: told.extra.get(index).copied().into_iter().collect(),
-                ..*told
-            });
-            // Where the node is away, the units expire by themselves.
-            let _ = self.enqueue(slot_of(item), waiting);
-        }
-    }
-}
+/// How long a slot counts as moving after it was seen to move.
+const MOVING_FOR: Duration = Duration::from_secs(1);
+/// Sets of limits whose habits are known. There are as many as routes and tiers; with more, all is
+/// learned anew.
+const MAX_HABITS: usize = 4096;
 
 /// Decides and charges one request, whose limits may lie in several slots.
 pub(super) async fn charge(
     redis: &Redis,
-    queue: &ClusterQueue,
+    view: &ClusterView,
     charge: &Charge,
     generation: u64,
     arrived: Instant,
-) -> Result<Decision, StoreError> {
-    let asking = Asking {
+) -> StoreResult {
+    let reservation = Reservation {
         redis,
-        queue,
+        view,
         charge,
-        reserve: queue.view.reserve(charge, arrived)?,
+        reserve: view.reserve(charge, arrived)?,
         generation,
     };
-    let decision = asking.run(arrived).await?;
+    let decision = reservation.run(arrived).await?;
     if let Some(log) = &redis.shared.log {
         log.record(Source::Store, charge, &decision);
     }
     Ok(decision)
 }
 
-/// Asks one slot for items that all lie in it.
-async fn ask_slot(
-    redis: &Redis,
-    queue: &ClusterQueue,
-    mut charge: Charge,
-    generation: u64,
-    arrived: Instant,
-) -> Answer {
-    let shared = &redis.shared;
-    let epoch = shared.overrides.epoch();
-    let awaited = redis
-        .slots
-        .wait(queue.begin(&mut charge, generation, arrived)?);
-    let decision = awaited.take(&mut charge).await?;
-    // What an operator changed meanwhile may not be in it.
-    if !decision.allowed && epoch == shared.overrides.epoch() {
-        // Units that another slot's refusal gives back make a denial end early.
-        let capped = queue.view.gives_back(&charge);
-        let longest_us = if capped { GIVES_BACK_US } else { LONGEST_US };
-        let span = Span {
-            sent_us: shared.clock.at_us(arrived),
-            came_us: shared.clock.now_us(),
-        };
-        let mut known = redis.known.lock();
-        known
-            .denied
-            .note_within(longest_us, &charge, &decision, span);
-    }
-    Ok(decision)
-}
-
 /// A request on its way through its slots. Dropped before it is decided (its client has gone), it
 /// gives back what slots have charged.
-struct Asking<'c> {
+struct Reservation<'c> {
     redis: &'c Redis,
-    queue: &'c ClusterQueue,
+    view: &'c ClusterView,
     charge: &'c Charge,
     reserve: Reserve,
     generation: u64,
 }
 
-impl Asking<'_> {
+impl Reservation<'_> {
     /// Takes the steps of the request until it is decided.
-    async fn run(mut self, arrived: Instant) -> Answer {
-        let (redis, queue, charge) = (self.redis, self.queue, self.charge);
+    async fn run(mut self, arrived: Instant) -> StoreResult {
+        let (redis, view, charge) = (self.redis, self.view, self.charge);
         let mut replies = FuturesUnordered::new();
         let mut steps: Steps = self.reserve.begin();
         loop {
@@ -191,13 +82,13 @@ impl Asking<'_> {
                 match step {
                     Step::Ask(part) => {
                         let asked = self.reserve.charge_of(part, charge);
-                        let asking = ask_slot(redis, queue, asked, self.generation, arrived);
+                        let asking = ask_slot(redis, view, asked, self.generation, arrived);
                         replies.push(async move { (part, asking.await) });
                     }
                     Step::GiveBack(part, stamps) => self.give_back(part, &stamps),
                     Step::Answer(answer) => {
                         if let (Ok(decision), true) = (&answer, self.reserve.parts().len() > 1) {
-                            queue.view.learn(charge, !decision.allowed);
+                            view.learn(charge, !decision.allowed);
                         }
                         return answer;
                     }
@@ -205,11 +96,11 @@ impl Asking<'_> {
             }
             steps = match replies.next().await {
                 Some((part, Err(StoreError::Server(ServerTrouble::TryAgain)))) => {
-                    queue.view.crosses(charge);
+                    view.lock().note_crossing(charge);
                     self.reserve.split(part)
                 }
                 Some((part, reply)) => self.reserve.replied(part, reply, charge),
-                // Every part that was asked answers; there is nothing to wait for without one.
+                // Every part that was asked answers; without one there is nothing to wait for.
                 None => return Err(StoreError::Lost),
             };
         }
@@ -217,14 +108,14 @@ impl Asking<'_> {
 
     fn give_back(&self, part: usize, stamps: &[u64]) {
         let charged = self.reserve.charge_of(part, self.charge);
-        self.redis.slots.let_go(&charged);
+        self.redis.slots.release(&charged);
         let stamps = SmallVec::from_slice(stamps);
         self.redis
-            .tell(Operation::GiveBack, &charged, stamps, self.generation);
+            .notify(Operation::GiveBack, &charged, stamps, self.generation);
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if self.reserve.is_over() {
             return;
@@ -235,4 +126,122 @@ impl Drop for Asking<'_> {
             }
         }
     }
+}
+
+/// Asks one slot for items that all lie in it.
+async fn ask_slot(
+    redis: &Redis,
+    view: &ClusterView,
+    mut charge: Charge,
+    generation: u64,
+    arrived: Instant,
+) -> StoreResult {
+    let shared = &redis.shared;
+    let epoch = shared.overrides.epoch();
+    let answer = redis.send_charge(&mut charge, generation, arrived)?;
+    let decision = answer.take(&mut charge).await?;
+    // If an operator has changed something meanwhile, the decision may be older.
+    if !decision.allowed && epoch == shared.overrides.epoch() {
+        // If another slot's refusal gives units back, a denial ends early.
+        let longest_us = match view.may_give_back(&charge) {
+            true => GIVES_BACK_US,
+            false => LONGEST_US,
+        };
+        let span = CallSpan {
+            sent_us: shared.clock.at_us(arrived),
+            came_us: shared.clock.now_us(),
+        };
+        let mut cache = redis.cache.lock();
+        cache
+            .denied
+            .note_within(longest_us, &charge, &decision, span);
+    }
+    Ok(decision)
+}
+
+/// The state of the cluster, which a worker's requests check before they ask. The requests and the
+/// worker's task run on one thread, and lock it for a moment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ClusterView(Arc<Mutex<ViewState>>);
+
+#[derive(Debug, Default)]
+struct ViewState {
+    map: SlotMap,
+    /// Nodes whose breaker is open.
+    away: HashSet<NodeId>,
+    /// Slots whose keys lie on two nodes, and until when that is assumed.
+    moving: HashMap<u16, Instant>,
+    habits: HashMap<u128, Habit>,
+    /// Windows that took part in a request over several slots.
+    crossing: HashSet<u128>,
+}
+
+impl ClusterView {
+    fn lock(&self) -> MutexGuard<'_, ViewState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How a request is to be asked. Fails if a node that it needs is away; then no node is asked.
+    pub(super) fn reserve(&self, charge: &Charge, now: Instant) -> Result<Reserve, StoreError> {
+        let mut view = self.lock();
+        let slots = || charge.iter().map(slot_of);
+        let is_away = |slot| {
+            let owner = view.map.owner(slot);
+            owner.is_none_or(|owner| view.away.contains(&owner))
+        };
+        if slots().any(is_away) {
+            return Err(StoreError::Away);
+        }
+        let is_moving = !view.moving.is_empty() && slots().any(|slot| view.is_moving(slot, now));
+        let first = slots().next();
+        let crosses = is_moving || slots().any(|slot| Some(slot) != first);
+        let one_by_one = crosses && view.note_crossing(charge);
+        Ok(Reserve::new(charge, slot_of, is_moving, one_by_one))
+    }
+
+    /// A request over several slots has been decided.
+    fn learn(&self, charge: &Charge, refused: bool) {
+        let mut view = self.lock();
+        let habit = view.habits.entry(limits_of(charge)).or_default();
+        habit.learn(refused);
+    }
+
+    /// Whether units of these items may be given back because another slot refuses.
+    fn may_give_back(&self, charge: &Charge) -> bool {
+        let view = self.lock();
+        charge
+            .iter()
+            .any(|item| view.crossing.contains(&item.window.identity))
+    }
+}
+
+impl ViewState {
+    /// A slot's keys lie on two nodes: for a while its calls have one key each.
+    fn note_moving(&mut self, slot: u16, now: Instant) {
+        self.moving.retain(|_, until| *until > now);
+        self.moving.insert(slot, now + MOVING_FOR);
+    }
+
+    fn is_moving(&self, slot: u16, now: Instant) -> bool {
+        self.moving.get(&slot).is_some_and(|until| *until > now)
+    }
+
+    /// Notes that a request crosses slots. Returns whether to ask one after the other.
+    fn note_crossing(&mut self, charge: &Charge) -> bool {
+        if self.habits.len() >= MAX_HABITS || self.crossing.len() >= MAX_HABITS {
+            self.habits.clear();
+            self.crossing.clear();
+        }
+        for item in charge {
+            self.crossing.insert(item.window.identity);
+        }
+        let habit = self.habits.get(&limits_of(charge));
+        habit.is_some_and(Habit::one_by_one)
+    }
+}
+
+/// A name for the set of a request's limits, whatever its keys.
+fn limits_of(charge: &Charge) -> u128 {
+    let mix = |set: u128, item: &LimitCheck| set.rotate_left(1) ^ item.window.identity;
+    charge.iter().fold(0, mix)
 }

@@ -1,5 +1,7 @@
-//! Making a connection: where the server is, how it is logged in to, and what it must answer.
+//! Making a connection: where the server is, how to log in, and what it must answer. And the call
+//! of the script over a connection.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,108 +9,103 @@ use std::time::Duration;
 use futures_util::future::select_ok;
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, ProtocolVersion, PushInfo, PushKind, RedisConnectionInfo, RedisError,
-    Value,
+    AsyncConnectionConfig, Cmd, ErrorKind, ProtocolVersion, PushInfo, PushKind,
+    RedisConnectionInfo, RedisError, Value,
 };
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsStream;
 
-use super::Shared;
-use super::sentinel::{Moves, Sentinels};
-use super::tls;
-use crate::config::{RedisAddress, RedisSettings, RedisTopology};
+use super::RedisShared;
+use super::sentinel::{MasterWatch, SentinelClient};
+use crate::config::{RedisAddress, RedisSettings, RedisTopology, Secret};
+use crate::store::batch::{self, Group, ScriptCall, ScriptName};
 use crate::store::{ServerTrouble, StoreError};
-use crate::tls::Tls;
+use crate::tls::{TlsClient, TlsTrouble};
 use crate::wire::Stream;
 
-/// How long a connection and its probe may take while nobody waits for it.
+/// How long a connection and its probe may take while no request waits for them.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// What every connection is made with; one for all workers.
+/// Address, login and TLS of every connection. All workers share it, so TLS sessions are resumed.
 pub(super) struct Access {
-    topology: Topology,
+    topology: RedisTopology,
+    sentinels: Option<SentinelClient>,
     login: RedisConnectionInfo,
-    tls: Option<Tls>,
-}
-
-/// Where the servers are.
-enum Topology {
-    Single(RedisAddress),
-    Sentinel(Sentinels),
-    /// The seeds.
-    Cluster(Vec<RedisAddress>),
+    tls: Option<TlsClient>,
 }
 
 impl Access {
     /// Checks the settings; connects to nothing.
     pub(super) fn new(settings: &RedisSettings) -> Result<Access, StoreError> {
-        let topology = match &settings.topology {
-            RedisTopology::Single(address) => Topology::Single(address.clone()),
-            RedisTopology::Sentinel(sentinels) => Topology::Sentinel(Sentinels::new(
+        let sentinels = match &settings.topology {
+            RedisTopology::Sentinel(sentinels) => Some(SentinelClient::new(
                 sentinels.addresses.clone(),
                 sentinels.master.clone(),
-                login(
-                    sentinels.username.as_deref(),
-                    sentinels.password.as_deref(),
-                    0,
-                ),
+                login(&sentinels.username, &sentinels.password, 0),
             )),
-            RedisTopology::Cluster { seeds } => Topology::Cluster(seeds.clone()),
+            RedisTopology::Single(_) | RedisTopology::Cluster { .. } => None,
         };
-        let (username, password) = (settings.username.as_deref(), settings.password.as_deref());
+        let tls = settings.tls.as_deref();
+        let tls = tls.map(|settings| TlsClient::new(settings, &[]).map_err(StoreError::Tls));
         Ok(Access {
-            topology,
-            login: login(username, password, settings.database),
-            tls: settings.tls.as_deref().map(tls::new).transpose()?,
+            topology: settings.topology.clone(),
+            sentinels,
+            login: login(&settings.username, &settings.password, settings.database),
+            tls: tls.transpose()?,
         })
     }
 
-    /// A connection to the server that counts are kept in, wherever that is now.
-    pub(super) async fn open(self: &Arc<Self>) -> Result<Link, StoreError> {
-        match &self.topology {
-            // Any of them: which node is asked for what is not this file's.
-            Topology::Cluster(seeds) => {
-                let links = seeds.iter().map(|seed| Box::pin(self.open_server(seed)));
+    /// A connection to the server that counts are kept in now. In a cluster it is any of the seeds.
+    pub(super) async fn open(self: &Arc<Self>) -> Result<RedisLink, StoreError> {
+        match (&self.topology, &self.sentinels) {
+            (RedisTopology::Single(address), _) => self.open_server(address).await,
+            (_, Some(sentinels)) => sentinels.open(self).await,
+            (_, None) => {
+                let seeds = self.seeds().iter();
+                let links = seeds.map(|seed| Box::pin(self.open_server(seed)));
                 Ok(select_ok(links).await?.0)
             }
-            Topology::Single(address) => self.open_server(address).await,
-            Topology::Sentinel(sentinels) => sentinels.open(self).await,
         }
     }
 
-    /// A connection to one server.
-    pub(super) async fn open_server(&self, address: &RedisAddress) -> Result<Link, StoreError> {
-        Link::open(address, &self.login, self.tls()).await
+    pub(super) async fn open_server(
+        &self,
+        address: &RedisAddress,
+    ) -> Result<RedisLink, StoreError> {
+        RedisLink::open(address, &self.login, self.tls()).await
     }
 
-    pub(super) fn tls(&self) -> Option<&Tls> {
+    pub(super) fn tls(&self) -> Option<&TlsClient> {
         self.tls.as_ref()
     }
 
     pub(super) fn is_cluster(&self) -> bool {
-        matches!(self.topology, Topology::Cluster(_))
+        matches!(self.topology, RedisTopology::Cluster { .. })
     }
 
-    /// Nodes of a cluster; none where it is no cluster.
+    /// Some nodes of a cluster; none if it is no cluster.
     pub(super) fn seeds(&self) -> &[RedisAddress] {
         match &self.topology {
-            Topology::Cluster(seeds) => seeds,
-            Topology::Single(_) | Topology::Sentinel(_) => &[],
+            RedisTopology::Cluster { seeds } => seeds,
+            RedisTopology::Single(_) | RedisTopology::Sentinel(_) => &[],
         }
     }
 
-    pub(super) fn sentinels(&self) -> Option<&Sentinels> {
-        match &self.topology {
-            Topology::Single(_) | Topology::Cluster(_) => None,
-            Topology::Sentinel(sentinels) => Some(sentinels),
-        }
+    pub(super) fn sentinels(&self) -> Option<&SentinelClient> {
+        self.sentinels.as_ref()
     }
 }
 
-fn login(username: Option<&str>, password: Option<&str>, database: i64) -> RedisConnectionInfo {
-    // RESP3, since only there the crate tells when an idle connection has died.
+fn login(
+    username: &Option<String>,
+    password: &Option<Secret<String>>,
+    database: i64,
+) -> RedisConnectionInfo {
+    // RESP3, since only there the crate reports when an idle connection has died.
     let mut login = RedisConnectionInfo::default()
         .set_db(database)
         .set_protocol(ProtocolVersion::RESP3)
@@ -117,55 +114,53 @@ fn login(username: Option<&str>, password: Option<&str>, database: i64) -> Redis
         login = login.set_username(username);
     }
     if let Some(password) = password {
-        login = login.set_password(password);
+        login = login.set_password(&**password);
     }
     login
 }
 
 /// A connection, and the news of its end.
-pub(super) struct Link {
+pub(super) struct RedisLink {
     connection: MultiplexedConnection,
-    ended: mpsc::UnboundedReceiver<PushInfo>,
-    /// Where the server may change.
-    pub(super) moves: Option<Moves>,
-    _driver: Driver,
+    pushes: mpsc::UnboundedReceiver<PushInfo>,
+    /// Where the master may change.
+    pub(super) master: Option<MasterWatch>,
+    _driver: AbortOnDrop,
 }
 
-impl Link {
+impl RedisLink {
     /// Connects, shakes hands and logs in.
     pub(super) async fn open(
         address: &RedisAddress,
         login: &RedisConnectionInfo,
-        tls: Option<&Tls>,
-    ) -> Result<Link, StoreError> {
-        match (address, tls) {
+        tls: Option<&TlsClient>,
+    ) -> Result<RedisLink, StoreError> {
+        let stream = match (address, tls) {
             (RedisAddress::Unix(path), _) => {
                 let stream = UnixStream::connect(path).await;
-                let stream = stream.map_err(|error| unreached(&error))?;
-                Link::over(Stream::Unix(stream), login).await
+                Stream::Unix(stream.map_err(|error| connect_error(&error))?)
             }
-            (RedisAddress::Tcp(host, port), None) => {
-                Link::over(reach(host, *port).await?, login).await
-            }
+            (RedisAddress::Tcp(host, port), None) => Stream::Tcp(connect_tcp(host, *port).await?),
             (RedisAddress::Tcp(host, port), Some(tls)) => {
-                let stream = reach(host, *port).await?;
-                Link::over(tls::over(tls, stream, host).await?, login).await
+                let stream = Stream::Tcp(connect_tcp(host, *port).await?);
+                let stream = tls.over(stream, host).await.map_err(|error| {
+                    tracing::debug!(%error, host, "redis: no TLS");
+                    TlsTrouble::within(&error).map_or(StoreError::Lost, StoreError::Tls)
+                })?;
+                Stream::Tls(Box::new(TlsStream::Client(stream)))
             }
-        }
-    }
-
-    async fn over(stream: Stream, login: &RedisConnectionInfo) -> Result<Link, StoreError> {
-        let (news, ended) = mpsc::unbounded_channel();
+        };
+        let (sender, pushes) = mpsc::unbounded_channel();
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
-            .set_push_sender(news);
+            .set_push_sender(sender);
         let opened = MultiplexedConnection::new_with_config(login, stream, config).await;
-        let (connection, driver) = opened.map_err(|error| kind_of(&error))?;
-        Ok(Link {
+        let (connection, driver) = opened?;
+        Ok(RedisLink {
             connection,
-            ended,
-            moves: None,
-            _driver: Driver::of(driver),
+            pushes,
+            master: None,
+            _driver: AbortOnDrop::spawn(driver),
         })
     }
 
@@ -173,61 +168,51 @@ impl Link {
         &mut self.connection
     }
 
-    /// Sends one command; its reply is to be a string.
-    pub(super) async fn ask(&mut self, command: &redis::Cmd) -> Result<Vec<u8>, Failure> {
-        let replied = self.connection.send_packed_command(command).await;
-        match replied.and_then(Value::extract_error) {
-            Ok(Value::BulkString(bytes)) => Ok(bytes),
-            Ok(_) => Err(Failure(StoreError::Garbled, false)),
-            Err(error) => Err(Failure::of(&error)),
-        }
-    }
-
     /// Resolves when the connection has ended, or should.
-    pub(super) async fn end(&mut self) {
-        let ended = &mut self.ended;
-        let told = async {
-            while let Some(news) = ended.recv().await {
-                if news.kind == PushKind::Disconnection {
+    pub(super) async fn ended(&mut self) {
+        let pushes = &mut self.pushes;
+        let disconnected = async {
+            while let Some(push) = pushes.recv().await {
+                if push.kind == PushKind::Disconnection {
                     return;
                 }
             }
         };
-        let moves = async {
-            match &mut self.moves {
-                Some(moves) => moves.due().await,
+        let has_moved = async {
+            match &mut self.master {
+                Some(master) => master.moved().await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            () = told => {}
-            () = moves => {}
+            () = disconnected => {}
+            () = has_moved => {}
         }
     }
 
     /// Whether another server has taken this one's place.
     pub(super) fn has_moved(&self) -> bool {
-        self.moves.as_ref().is_some_and(Moves::are_due)
+        self.master.as_ref().is_some_and(MasterWatch::has_moved)
     }
 }
 
 /// A task that ends when this is dropped.
-pub(super) struct Driver(JoinHandle<()>);
+pub(super) struct AbortOnDrop(JoinHandle<()>);
 
-impl Driver {
-    pub(super) fn of(task: impl Future<Output = ()> + Send + 'static) -> Driver {
-        Driver(tokio::spawn(task))
+impl AbortOnDrop {
+    pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> AbortOnDrop {
+        AbortOnDrop(tokio::spawn(task))
     }
 }
 
-impl Drop for Driver {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// A socket connected to the host, at whichever of its addresses answers first.
-async fn reach(host: &str, port: u16) -> Result<Stream, StoreError> {
+/// A socket connected to the host, at the address that answers first.
+async fn connect_tcp(host: &str, port: u16) -> Result<TcpStream, StoreError> {
     let addresses = lookup_host((host, port)).await;
     let addresses = addresses.map_err(|_| StoreError::Refused)?;
     let attempts: Vec<_> = addresses
@@ -236,98 +221,157 @@ async fn reach(host: &str, port: u16) -> Result<Stream, StoreError> {
     if attempts.is_empty() {
         return Err(StoreError::Refused);
     }
-    let (stream, _) = select_ok(attempts)
-        .await
-        .map_err(|error| unreached(&error))?;
-    let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(5))
-        .with_interval(Duration::from_secs(1))
-        .with_retries(3);
-    let socket = SockRef::from(&stream);
-    socket
-        .set_tcp_nodelay(true)
-        .and_then(|()| socket.set_tcp_keepalive(&keepalive))
-        .and_then(|()| socket.set_tcp_user_timeout(Some(Duration::from_secs(5))))
-        .map_err(|error| unreached(&error))?;
-    Ok(Stream::Tcp(stream))
+    let connected = async {
+        let (stream, _) = select_ok(attempts).await?;
+        let keepalive = TcpKeepalive::new()
+            .with_time(Duration::from_secs(5))
+            .with_interval(Duration::from_secs(1))
+            .with_retries(3);
+        let socket = SockRef::from(&stream);
+        socket.set_tcp_nodelay(true)?;
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(Duration::from_secs(5)))?;
+        Ok(stream)
+    };
+    connected.await.map_err(|error| connect_error(&error))
 }
 
-fn unreached(error: &io::Error) -> StoreError {
+fn connect_error(error: &io::Error) -> StoreError {
     match error.kind() {
         io::ErrorKind::TimedOut => StoreError::Timeout,
         _ => StoreError::Refused,
     }
 }
 
-/// Why a command failed, and whether it was for want of the script.
-pub(super) struct Failure(pub(super) StoreError, pub(super) bool);
-
-impl Failure {
-    pub(super) fn of(error: &RedisError) -> Failure {
-        Failure(kind_of(error), error.code() == Some("NOSCRIPT"))
-    }
-
-    pub(super) fn is_no_script(&self) -> bool {
-        self.1
+impl From<RedisError> for StoreError {
+    fn from(error: RedisError) -> StoreError {
+        StoreError::from(&error)
     }
 }
 
-pub(super) fn kind_of(error: &RedisError) -> StoreError {
-    if let Some(trouble) = tls::trouble(error) {
-        return StoreError::Tls(trouble);
+impl From<&RedisError> for StoreError {
+    fn from(error: &RedisError) -> StoreError {
+        if let Some(trouble) = tls_trouble(error) {
+            return StoreError::Tls(trouble);
+        }
+        if let Some(code) = error.code() {
+            let text = format!("{code} {}", error.detail().unwrap_or_default());
+            return StoreError::Server(ServerTrouble::parse(&text));
+        }
+        match error.kind() {
+            ErrorKind::AuthenticationFailed => StoreError::Server(ServerTrouble::Auth),
+            _ if error.is_connection_refusal() => StoreError::Refused,
+            _ if error.is_timeout() => StoreError::Timeout,
+            ErrorKind::Io => StoreError::Lost,
+            _ => StoreError::Garbled,
+        }
     }
-    if let Some(code) = error.code() {
-        let text = format!("{code} {}", error.detail().unwrap_or_default());
-        return StoreError::Server(ServerTrouble::parse(&text));
+}
+
+/// The TLS trouble behind an error, where a server refuses us after the handshake.
+fn tls_trouble(error: &RedisError) -> Option<TlsTrouble> {
+    let source = error.source()?;
+    let inner = source.downcast_ref::<Arc<dyn Error + Send + Sync>>()?;
+    TlsTrouble::within(inner.downcast_ref::<io::Error>()?)
+}
+
+/// Waits for `attempt` at most so long.
+pub(super) async fn within<T, E: From<StoreError>>(
+    limit: Duration,
+    attempt: impl Future<Output = Result<T, E>>,
+) -> Result<T, E> {
+    let result = timeout(limit, attempt).await;
+    result.unwrap_or_else(|_| Err(StoreError::Timeout.into()))
+}
+
+/// A call of the script over one connection.
+pub(super) struct ScriptRun<'r> {
+    pub(super) shared: &'r RedisShared,
+    /// A worker's name as a holder of slots; 0 for none.
+    pub(super) holder: u64,
+    /// Whether the node of a cluster is to answer although the slot is not yet its own.
+    pub(super) asking: bool,
+}
+
+impl ScriptRun<'_> {
+    /// Sends `groups` once, and returns the reply. The script is named by its hash. Only if the
+    /// server does not know it, and so has run nothing, the same groups are sent with its text.
+    /// `command` is a buffer.
+    pub(super) async fn send<'g>(
+        &self,
+        connection: &mut MultiplexedConnection,
+        command: &mut Cmd,
+        groups: impl Iterator<Item = Group<'g>> + Clone,
+    ) -> Result<Vec<u8>, RedisError> {
+        let mut call = ScriptCall {
+            script: ScriptName::Hash(&self.shared.script_hash),
+            prefix: &self.shared.prefix,
+            holder: self.holder,
+            now_us: None,
+        };
+        loop {
+            batch::write(command, call, groups.clone());
+            let reply = match self.asking {
+                false => connection.send_packed_command(command).await?,
+                true => send_asking(connection, command).await?,
+            };
+            match reply.extract_error() {
+                Ok(Value::BulkString(bytes)) => return Ok(bytes),
+                Ok(_) => return Err((ErrorKind::UnexpectedReturnType, "no string").into()),
+                Err(error)
+                    if error.code() == Some("NOSCRIPT")
+                        && matches!(call.script, ScriptName::Hash(_)) =>
+                {
+                    call.script = ScriptName::Text;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
-    match error.kind() {
-        redis::ErrorKind::AuthenticationFailed => StoreError::Server(ServerTrouble::Auth),
-        _ if error.is_connection_refusal() => StoreError::Refused,
-        _ if error.is_timeout() => StoreError::Timeout,
-        redis::ErrorKind::Io => StoreError::Lost,
-        _ => StoreError::Garbled,
-    }
+}
+
+/// Sends ASKING and the command in one piece: nothing of another call may come between them.
+async fn send_asking(
+    connection: &mut MultiplexedConnection,
+    command: &Cmd,
+) -> Result<Value, RedisError> {
+    let mut both = redis::Pipeline::with_capacity(2);
+    both.cmd("ASKING").ignore();
+    both.add_command(command.clone());
+    let mut values = connection.send_packed_commands(&both, 1, 1).await?;
+    Ok(values.pop().unwrap_or(Value::Nil))
 }
 
 /// A connection whose server answers, with the hash key learned.
-pub(super) async fn connect(shared: &Shared) -> Result<Link, StoreError> {
+pub(super) async fn connect(shared: &RedisShared) -> Result<RedisLink, StoreError> {
     let mut link = shared.access.open().await?;
     learn_key(link.connection(), shared).await?;
     Ok(link)
 }
 
-/// Reads the key that Redis holds, whose word wins; offers the one in force if it holds none.
-/// Returns whether it was there: where not, somebody has emptied the store.
+/// Reads the hash key in Redis, which all proxies use. If there is none, offers the one in force.
+/// Returns whether the key was there; if not, the store has been emptied.
 pub(super) async fn learn_key(
     connection: &mut MultiplexedConnection,
-    shared: &Shared,
+    shared: &RedisShared,
 ) -> Result<bool, StoreError> {
-    let failed = |error: RedisError| kind_of(&error);
     if shared.keys.is_configured() {
-        return redis::cmd("PING")
-            .query_async::<()>(connection)
-            .await
-            .map(|()| true)
-            .map_err(failed);
+        redis::cmd("PING").query_async::<()>(connection).await?;
+        return Ok(true);
     }
     let mut was_there = true;
     let name = format!("{}hash-key", shared.prefix);
     for _ in 0..3 {
-        // First a plain read: it is answered also where writes are refused.
-        match redis::cmd("GET")
-            .arg(&name)
-            .query_async::<Option<Vec<u8>>>(connection)
-            .await
-        {
+        // A plain read first: servers that refuse writes answer it too.
+        let mut read = redis::cmd("GET");
+        let read = read.arg(&name).query_async::<Option<Vec<u8>>>(connection);
+        match read.await {
             Ok(None) => {
                 was_there = false;
-                let mine = *shared.keys.current().key.as_bytes();
+                let own = *shared.keys.current().key.as_bytes();
                 let mut offer = redis::cmd("SET");
-                offer.arg(&name).arg(&mine[..]).arg("NX");
-                offer
-                    .query_async::<Value>(connection)
-                    .await
-                    .map_err(failed)?;
+                offer.arg(&name).arg(&own[..]).arg("NX");
+                offer.query_async::<Value>(connection).await?;
                 continue;
             }
             Ok(Some(bytes)) => {
@@ -341,14 +385,11 @@ pub(super) async fn learn_key(
                 }
             }
             Err(error) if error.code() == Some("WRONGTYPE") => {}
-            Err(error) => return Err(kind_of(&error)),
+            Err(error) => return Err(error.into()),
         }
-        // The name is ours, and what stands there is no key.
-        redis::cmd("DEL")
-            .arg(&name)
-            .query_async::<()>(connection)
-            .await
-            .map_err(failed)?;
+        // The name is ours, and its value is no hash key.
+        let mut delete = redis::cmd("DEL");
+        delete.arg(&name).query_async::<()>(connection).await?;
     }
     Err(StoreError::Garbled)
 }

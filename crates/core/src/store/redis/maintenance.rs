@@ -1,69 +1,78 @@
-//! What a connection does beside decisions, when it is made and about twice a second: it learns the
-//! hash key, the size of the fleet and whether operators said anything new, and charges what was
-//! admitted while the store was away.
+//! The work of a connection beside decisions, when it is made and about twice a second. It learns
+//! the hash key, the size of the fleet and new overrides, and charges debts of an outage.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use redis::Cmd;
 use redis::aio::MultiplexedConnection;
 
-use super::link::{Failure, Link, kind_of, learn_key};
-use super::{Shared, overrides};
+use super::link::{RedisLink, ScriptRun, learn_key};
+use super::{RedisShared, overrides};
 use crate::limit::Charge;
-use crate::store::batch::{self, Call, Group, Operation, Reply};
+use crate::store::batch::{Group, Operation, Reply};
 use crate::store::recovery::{Greeting, Heartbeat, ProcessName};
 use crate::store::{ServerTrouble, StoreError};
 
-/// Keys charged in one call for what was admitted meanwhile.
+/// Keys charged in one call for what is owed.
 const OWED_KEYS: usize = 64;
-/// Such calls between requests, which wait for it.
+/// Such calls in a row; requests wait meanwhile.
 const OWED_CALLS: usize = 2;
-/// How long one that says nothing is counted, microseconds.
+/// How long a process without a heartbeat is counted, microseconds.
 const BEAT_LASTS_US: u64 = 5_000_000;
 
-/// What a new connection must do before requests are let at the store: whoever may read may yet be
-/// unable to decide, and no client should be the one to find out.
-pub(super) async fn begin(link: &mut Link, shared: &Arc<Shared>) -> Result<(), StoreError> {
+/// Prepares a new connection before requests use it. A server that answers reads may yet be unable
+/// to decide, and no client should find that out.
+pub(super) async fn begin(
+    link: &mut RedisLink,
+    shared: &Arc<RedisShared>,
+) -> Result<(), StoreError> {
     learn_key(link.connection(), shared).await?;
     try_script(link, shared).await?;
     overrides::learn(link.connection(), shared).await?;
     beat(link.connection(), shared).await
 }
 
-/// What the maintenance found.
+/// The result of the maintenance.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kept {
-    /// The store still held what it did; where not, somebody has emptied it.
+pub(super) struct MaintenanceReport {
+    /// The store still held its data; if not, it has been emptied.
     pub(super) was_there: bool,
     /// More is owed, and the store takes it.
     pub(super) owes: bool,
 }
 
 /// Asks for what all proxies of the store share, and charges what is owed. It asks for everything
-/// at once: requests wait meanwhile, and one way to the server and back is as short as it gets.
-pub(super) async fn keep_up(link: &mut Link, shared: &Arc<Shared>) -> Result<Kept, StoreError> {
+/// at once, since requests wait meanwhile: that takes one round trip.
+pub(super) async fn run(
+    link: &mut RedisLink,
+    shared: &Arc<RedisShared>,
+) -> Result<MaintenanceReport, StoreError> {
     let connection = link.connection();
-    let (mut other, mut third) = (connection.clone(), connection.clone());
+    let (mut second, mut third) = (connection.clone(), connection.clone());
     let (was_there, (), ()) = tokio::try_join!(
-        learn_key(&mut other, shared),
+        learn_key(&mut second, shared),
         overrides::refresh(connection, shared),
         beat(&mut third, shared),
     )?;
     shared.journal.ripen(shared.clock.now_us());
     let owes = pay_back(link, shared, OWED_CALLS).await?;
-    Ok(Kept { was_there, owes })
+    Ok(MaintenanceReport { was_there, owes })
 }
 
-/// Runs the script over nothing: that a server answers a read says little of its scripts.
-pub(super) async fn try_script(link: &mut Link, shared: &Shared) -> Result<(), StoreError> {
-    run(link, shared, std::iter::empty()).await.map(|_| ())
+/// Runs the script over nothing: a server that answers a read may still refuse scripts.
+pub(super) async fn try_script(
+    link: &mut RedisLink,
+    shared: &RedisShared,
+) -> Result<(), StoreError> {
+    call(link, shared, std::iter::empty()).await.map(|_| ())
 }
 
-/// Says that this process is there, twice a second whatever the number of its workers, and hears
-/// of the others and of the store's memory.
+/// Sends this process's heartbeat if it is due, and learns of the other processes and of the
+/// store's memory. A process sends two a second, whatever the number of its workers.
 pub(super) async fn beat(
     connection: &mut MultiplexedConnection,
-    shared: &Shared,
+    shared: &RedisShared,
 ) -> Result<(), StoreError> {
     let now_us = shared.clock.now_us();
     let due_us = shared.beat_at_us.load(Ordering::Relaxed);
@@ -75,9 +84,9 @@ pub(super) async fn beat(
     }
     let greeting = shared.recovery.greeting(shared.is_clear());
     let command = greet(shared, greeting);
-    match command.query_async::<Greeted>(connection).await {
-        Ok(greeted) => {
-            if let Some(beat) = heartbeat(&greeted) {
+    match command.query_async::<GreetingReply>(connection).await {
+        Ok(reply) => {
+            if let Some(beat) = heartbeat(&reply) {
                 shared.hear(greeting, beat);
             }
         }
@@ -85,16 +94,16 @@ pub(super) async fn beat(
         Err(error) if error.code().is_some() => {
             tracing::debug!(%error, "redis: the fleet cannot be counted");
         }
-        Err(error) => return Err(kind_of(&error)),
+        Err(error) => return Err(error.into()),
     }
     Ok(())
 }
 
-/// The answer of `lua/fleet.lua`.
-type Greeted = (u32, u32, u64, u64, Vec<u8>, Vec<u8>);
+/// The answer of `lua/fleet.lua`: the fields of [`Heartbeat`] in their order, names joined.
+type GreetingReply = (u32, u32, u64, u64, Vec<u8>, Vec<u8>);
 
 /// All three keys lie in one slot: that of `<prefix>fleet`.
-fn greet(shared: &Shared, greeting: Greeting) -> redis::Cmd {
+fn greet(shared: &RedisShared, greeting: Greeting) -> Cmd {
     let prefix = &shared.prefix;
     let began_us = greeting.began_us.map(|us| us.to_string());
     let mut command = redis::cmd("EVAL");
@@ -112,8 +121,8 @@ fn greet(shared: &Shared, greeting: Greeting) -> redis::Cmd {
     command
 }
 
-fn heartbeat(greeted: &Greeted) -> Option<Heartbeat> {
-    let (size, place, now_us, began_us, names, clear) = greeted;
+fn heartbeat(reply: &GreetingReply) -> Option<Heartbeat> {
+    let (size, place, now_us, began_us, names, clear) = reply;
     let names_of = |joined: &[u8]| -> Option<Vec<ProcessName>> {
         let (names, rest) = joined.as_chunks::<16>();
         rest.is_empty().then(|| names.to_vec())
@@ -128,12 +137,12 @@ fn heartbeat(greeted: &Greeted) -> Option<Heartbeat> {
     })
 }
 
-/// Charges what was admitted here while the store was away, all of it: what is counted twice may
-/// pass later, and what is not counted would pass twice. Returns whether it should go on with it
-/// soon.
+/// Charges what was admitted here while the store was away, even above the limit. Units that are
+/// charged twice only delay requests; units that are not charged would be admitted twice. Makes
+/// `calls` calls at most, and returns whether more is owed that the store takes.
 pub(super) async fn pay_back(
-    link: &mut Link,
-    shared: &Shared,
+    link: &mut RedisLink,
+    shared: &RedisShared,
     calls: usize,
 ) -> Result<bool, StoreError> {
     for _ in 0..calls {
@@ -147,7 +156,7 @@ pub(super) async fn pay_back(
             operation: Operation::Settle,
             ..Group::one(charge)
         });
-        let bytes = run(link, shared, groups).await?;
+        let bytes = call(link, shared, groups).await?;
         match refusal(&bytes, owed)? {
             None => {}
             Some(ServerTrouble::OutOfMemory) => return Ok(false),
@@ -160,7 +169,7 @@ pub(super) async fn pay_back(
     Ok(true)
 }
 
-/// Why the server refused to write, if it did.
+/// Why the server refused to write; `None` if it did not.
 fn refusal(bytes: &[u8], owed: &[Charge]) -> Result<Option<ServerTrouble>, StoreError> {
     let mut reply = Reply::read(bytes)?;
     for _ in owed {
@@ -170,20 +179,17 @@ fn refusal(bytes: &[u8], owed: &[Charge]) -> Result<Option<ServerTrouble>, Store
 }
 
 /// One call of the script, beside those of the requests.
-async fn run<'c>(
-    link: &mut Link,
-    shared: &Shared,
+async fn call<'c>(
+    link: &mut RedisLink,
+    shared: &RedisShared,
     groups: impl Iterator<Item = Group<'c>> + Clone,
 ) -> Result<Vec<u8>, StoreError> {
-    let prefix = (shared.prefix.as_str(), 0);
-    let known = Call::Known(&shared.script_hash);
-    let mut result = link
-        .ask(&batch::encode(known, prefix, groups.clone(), None))
-        .await;
-    if result.as_ref().is_err_and(Failure::is_no_script) {
-        result = link
-            .ask(&batch::encode(Call::Whole, prefix, groups, None))
-            .await;
-    }
-    result.map_err(|failure| failure.0)
+    let run = ScriptRun {
+        shared,
+        holder: 0,
+        asking: false,
+    };
+    let mut command = Cmd::new();
+    let sent = run.send(link.connection(), &mut command, groups);
+    Ok(sent.await?)
 }

@@ -1,25 +1,310 @@
-//! What a process does about an outage of its store: it tells of it once, remembers what it
-//! admitted meanwhile, and knows what to charge again where the store has lost its memory.
+//! Outages of the store: their lines in the log, the debts of requests that were admitted
+//! meanwhile, and the debts after a loss of the store's memory.
+//!
+//! An outage shorter than [`OUTAGE_AFTER`] gets no line in the log. A longer one gets two lines:
+//! when it has lasted so long, and when it is over. A store that fails again and again would fill
+//! the log. So after [`FULL_REPORTS`] outages further ones are damped: one line sums up those of
+//! [`SUM_UP_AFTER`]. Damping ends when the store has been well for [`QUIET`].
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::Shared;
-use super::outage_log::OutageReporter;
+use super::RedisShared;
+use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::Charge;
 use crate::store::StoreError;
 use crate::store::recovery::{Greeting, Heartbeat};
 
-/// The outages of a store's servers, as the log tells of them.
+#[cfg(test)]
+mod tests;
+
+/// A shorter outage is shown neither in the log nor in charts.
+pub const OUTAGE_AFTER: Duration = Duration::from_millis(100);
+/// Outages with lines of their own before further ones are damped.
+const FULL_REPORTS: u32 = 5;
+/// After so long without an outage, each one has lines of its own again.
+const QUIET: Duration = Duration::from_secs(60);
+/// The time from the first outage without a line to the line that sums up.
+const SUM_UP_AFTER: Duration = Duration::from_secs(10);
+/// So many outages shorter than [`OUTAGE_AFTER`] are worth a line that sums them up.
+const MANY_SHORT: u32 = 10;
+
+/// The outages of one server. Time is an argument.
+#[derive(Debug, Default)]
+struct OutageLog {
+    /// Workers that are without the server.
+    workers: u32,
+    current: Option<CurrentOutage>,
+    /// Outages with lines of their own since the store was last well for [`QUIET`].
+    reported: u32,
+    /// When the last outage of [`OUTAGE_AFTER`] or longer ended.
+    ended: Option<Instant>,
+    unreported: Option<UnreportedOutages>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct CurrentOutage {
+    since: Instant,
+    kind: StoreError,
+    stage: OutageStage,
+}
+
+/// How the log reports an outage that has not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OutageStage {
+    /// Nothing yet: it is shorter than [`OUTAGE_AFTER`].
+    Fresh,
+    Reported,
+    /// It waits to be summed up.
+    Damped,
+}
+
+/// Outages without lines of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct UnreportedOutages {
+    since: Instant,
+    outages: u32,
+    /// How many of them lasted for [`OUTAGE_AFTER`] or longer.
+    long: u32,
+    /// How long they lasted together.
+    away: Duration,
+}
+
+/// One line of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OutageLine {
+    Away(StoreError),
+    Back {
+        after: Duration,
+    },
+    Summary {
+        outages: u32,
+        within: Duration,
+        away: Duration,
+        /// The error of an outage that goes on; its end gets a line.
+        still: Option<StoreError>,
+    },
+}
+
+impl OutageLog {
+    /// One worker more is without the server. Returns whether an outage begins.
+    fn begin(&mut self, kind: StoreError, now: Instant) -> bool {
+        self.workers += 1;
+        let is_first = self.workers == 1;
+        if is_first {
+            let stage = OutageStage::Fresh;
+            let since = now;
+            self.current = Some(CurrentOutage { since, kind, stage });
+        }
+        is_first
+    }
+
+    /// Called [`OUTAGE_AFTER`] after an outage began at `since`. Returns its line if it goes on and
+    /// gets one.
+    fn lasts(&mut self, since: Instant, now: Instant) -> Option<OutageLine> {
+        let outage = self.current.as_mut()?;
+        if outage.since != since || outage.stage != OutageStage::Fresh {
+            return None;
+        }
+        if self.ended.is_none_or(|ended| ended + QUIET <= since) {
+            self.reported = 0;
+        }
+        if self.reported < FULL_REPORTS {
+            self.reported += 1;
+            outage.stage = OutageStage::Reported;
+            return Some(OutageLine::Away(outage.kind));
+        }
+        outage.stage = OutageStage::Damped;
+        let unreported = self.unreported.get_or_insert(UnreportedOutages::new(now));
+        unreported.outages += 1;
+        unreported.long += 1;
+        None
+    }
+
+    /// One worker fewer is without the server. Returns the line of the outage's end, if it gets
+    /// one.
+    fn end(&mut self, now: Instant) -> Option<OutageLine> {
+        self.workers = self.workers.saturating_sub(1);
+        if self.workers > 0 {
+            return None;
+        }
+        let outage = self.current.take()?;
+        let after = now.saturating_duration_since(outage.since);
+        if outage.stage != OutageStage::Fresh {
+            self.ended = Some(now);
+        }
+        if outage.stage == OutageStage::Reported {
+            return Some(OutageLine::Back { after });
+        }
+        let unreported = self.unreported.get_or_insert(UnreportedOutages::new(now));
+        unreported.outages += u32::from(outage.stage == OutageStage::Fresh);
+        unreported.away += after;
+        None
+    }
+
+    /// When outages without lines are due to be summed up.
+    fn sums_up_at(&self) -> Option<Instant> {
+        self.unreported
+            .map(|unreported| unreported.since + SUM_UP_AFTER)
+    }
+
+    /// Sums up, if it is due at `now`.
+    fn sum_up(&mut self, now: Instant) -> Option<OutageLine> {
+        self.sums_up_at().filter(|due| *due <= now)?;
+        let mut unreported = self.unreported.take()?;
+        if unreported.long == 0 && unreported.outages < MANY_SHORT {
+            return None;
+        }
+        let still = self
+            .current
+            .as_mut()
+            .filter(|one| one.stage == OutageStage::Damped);
+        let still = still.map(|outage| {
+            outage.stage = OutageStage::Reported;
+            unreported.away += now.saturating_duration_since(outage.since);
+            outage.kind
+        });
+        Some(OutageLine::Summary {
+            outages: unreported.outages,
+            within: now.saturating_duration_since(unreported.since),
+            away: unreported.away,
+            still,
+        })
+    }
+
+    /// Whether this log matters no more at `now`.
+    fn is_over(&self, now: Instant) -> bool {
+        let is_quiet = self.ended.is_none_or(|ended| ended + QUIET <= now);
+        self.current.is_none() && self.unreported.is_none() && is_quiet
+    }
+}
+
+impl UnreportedOutages {
+    fn new(since: Instant) -> UnreportedOutages {
+        UnreportedOutages {
+            since,
+            outages: 0,
+            long: 0,
+            away: Duration::ZERO,
+        }
+    }
+}
+
+/// Writes the lines about one server, or about one node of a cluster.
+#[derive(Debug)]
+struct OutageReporter {
+    /// Names the node, where the store has several.
+    node: Option<String>,
+    log: Mutex<OutageLog>,
+    /// Decisions not made since the last line that reported their number.
+    unmade: Arc<AtomicU64>,
+}
+
+impl OutageReporter {
+    fn begin(self: &Arc<Self>, kind: StoreError, now: Instant) {
+        if !self.log().begin(kind, now) {
+            return;
+        }
+        let reporter = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(OUTAGE_AFTER).await;
+            reporter.update(|log| log.lasts(now, clock::now()));
+        });
+    }
+
+    fn end(self: &Arc<Self>, now: Instant) {
+        self.update(|log| log.end(now));
+    }
+
+    fn away_since(&self) -> Option<Instant> {
+        self.log().current.map(|outage| outage.since)
+    }
+
+    fn is_over(&self, now: Instant) -> bool {
+        self.log().is_over(now)
+    }
+
+    /// Writes the line of a change, and sums up later where the change makes that due.
+    fn update(self: &Arc<Self>, change: impl FnOnce(&mut OutageLog) -> Option<OutageLine>) {
+        let (line, due) = {
+            let mut log = self.log();
+            let was_due = log.sums_up_at();
+            let line = change(&mut log);
+            (line, log.sums_up_at().filter(|_| was_due.is_none()))
+        };
+        if let Some(line) = line {
+            self.write(line);
+        }
+        if let Some(due) = due {
+            self.sum_up_at(due);
+        }
+    }
+
+    fn sum_up_at(self: &Arc<Self>, due: Instant) {
+        let reporter = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep_until(due.into()).await;
+            reporter.update(|log| log.sum_up(clock::now()));
+        });
+    }
+
+    fn write(&self, line: OutageLine) {
+        let node = self.node.as_ref().map(tracing::field::display);
+        let (there, replaced) = match self.node {
+            Some(_) => (" kept there", ", or replaced"),
+            None => ("", ""),
+        };
+        let seconds = |time: Duration| format!("{:.3}", time.as_secs_f64());
+        let decisions_without = || self.unmade.swap(0, Ordering::Relaxed);
+        match line {
+            OutageLine::Away(kind) => tracing::warn!(
+                kind = kind.label(),
+                node,
+                "redis: {kind}; limits{there} follow on_error until it is back"
+            ),
+            OutageLine::Back { after } => tracing::info!(
+                seconds = %seconds(after),
+                decisions_without = decisions_without(),
+                node,
+                "redis: back{replaced}"
+            ),
+            OutageLine::Summary {
+                outages,
+                within,
+                away,
+                still,
+            } => {
+                let now = match still {
+                    Some(kind) => format!("{kind}; limits{there} follow on_error until it is back"),
+                    None => "well now".to_owned(),
+                };
+                tracing::warn!(
+                    outages,
+                    seconds = %seconds(away),
+                    decisions_without = decisions_without(),
+                    node,
+                    "redis: failed {outages} more times in {:.0} s; {now}",
+                    within.as_secs_f64()
+                );
+            }
+        }
+    }
+
+    fn log(&self) -> MutexGuard<'_, OutageLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The outages of all servers of a store.
 #[derive(Debug, Default)]
 pub(super) struct Outages {
-    /// By node; `None` is the server of a store that has no nodes. Servers that have been well for
-    /// long are left out.
+    /// By node; `None` is the server of a store without nodes. Servers that have been well for long
+    /// are removed.
     reporters: Mutex<HashMap<Option<RedisAddress>, Arc<OutageReporter>>>,
-    /// Decisions that were asked for and not made since the last line that told of them.
+    /// Decisions not made since the last line that reported their number.
     unmade: Arc<AtomicU64>,
 }
 
@@ -29,8 +314,11 @@ impl Outages {
         let mut reporters = self.reporters();
         reporters.retain(|_, one| !one.is_over(now));
         let reporter = reporters.entry(node.cloned()).or_insert_with(|| {
-            let unmade = Arc::clone(&self.unmade);
-            Arc::new(OutageReporter::new(node.map(ToString::to_string), unmade))
+            Arc::new(OutageReporter {
+                node: node.map(ToString::to_string),
+                log: Mutex::default(),
+                unmade: Arc::clone(&self.unmade),
+            })
         });
         reporter.begin(kind, now);
     }
@@ -59,7 +347,7 @@ impl Outages {
     }
 }
 
-impl Shared {
+impl RedisShared {
     /// See `Store::may_decide_alone`.
     pub fn may_decide_alone(&self) -> bool {
         self.recovery.may_decide(self.clock.now_us())
@@ -76,7 +364,7 @@ impl Shared {
         }
     }
 
-    /// The store has lost its memory: all that was admitted here is owed to the new one.
+    /// The store has lost its memory: all that was admitted here is charged to it again.
     fn owe_all(&self) {
         let now_us = self.clock.now_us();
         let admitted = self.local.get().map(|local| local.admitted());
@@ -99,7 +387,7 @@ impl Shared {
             self.owe_all();
         }
         let fleet = recovery.fleet();
-        if fleet.is_larger_than_said() && !self.told_of_more.swap(true, Ordering::Relaxed) {
+        if fleet.is_larger_than_configured() && !self.warned_of_more.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 proxies = fleet.size(),
                 "redis: more proxies share the store than `fleet` says; their number counts"
@@ -107,17 +395,17 @@ impl Shared {
         }
     }
 
-    /// Whether this process owes the store nothing. Units that the store seems to have lost are
-    /// charged later, so they count as owed: else all proxies trust the store before it knows them.
+    /// Whether this process owes the store nothing. Units that the store seems to have lost count
+    /// as owed, although they are charged later. Else all proxies would trust the store too early.
     pub(super) fn is_clear(&self) -> bool {
         self.troubled.load(Ordering::Acquire) == 0 && self.journal.is_empty()
     }
 
     /// Remembers what was admitted without the store.
-    pub(super) fn owe(&self, charge: &Charge, generation: u64) {
+    pub fn owe(&self, charge: &Charge, generation: u64) {
         let now_us = self.clock.now_us();
         self.recovery.away(now_us);
-        // Tags that only this process knows name nothing in the store.
+        // The store knows no tags that were made with a provisional key.
         if self.is_current(generation) {
             self.journal.add(charge, now_us);
         }
@@ -135,12 +423,21 @@ impl Shared {
         self.outages.begin(node, kind, now);
     }
 
-    /// One worker fewer is without it.
+    /// One worker fewer is without the server, or without a node of the cluster.
     pub(super) fn trouble_ends(&self, node: Option<&RedisAddress>, now: Instant) {
         if self.troubled.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.recovery.back(self.clock.now_us());
         }
         self.recovery.ledger.forget_clock();
         self.outages.end(node, now);
+    }
+
+    pub(super) fn count_begun_anew(&self, keys: u16) {
+        self.begun_anew
+            .fetch_add(u64::from(keys), Ordering::Relaxed);
+        tracing::warn!(
+            keys,
+            "redis: keys of ours held something else and were begun anew"
+        );
     }
 }

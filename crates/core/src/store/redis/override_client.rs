@@ -1,44 +1,53 @@
-//! An operator's own way to the store: what is said of single keys, how they stand, and how to
-//! change both. It blocks: for the command line, never on the path of a request.
+//! An operator's own connection to the store: reads and changes overrides, usage and counts. It
+//! blocks: for the command line and the admin, never on the path of a request.
 
-mod find;
-
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use redis::{Cmd, FromRedisValue, RedisError};
 use tokio::runtime::Runtime;
 
-use super::Shared;
-use super::cluster::{reach, slot_of, slot_of_tag};
-use super::link::{Link, connect, kind_of, learn_key};
-use super::overrides::{self, Names};
+use super::RedisShared;
+use super::cluster::{first_slots, open_slot, slot_of, slot_of_tag};
+use super::link::{RedisLink, connect, learn_key, within};
+use super::overrides::{self, OverrideKeys};
+use crate::clock;
 use crate::config::{RedisSettings, StoreSettings};
-use crate::limit::{Charge, Decision, LimitCheck};
+use crate::limit::key::key_hash_prefix::KeyHashPrefix;
+use crate::limit::{Charge, Decision, KeyHash, Limit, LimitCheck};
 use crate::store::StoreError;
-use crate::store::batch::{self, Call, Group, Reply};
+use crate::store::batch::{self, Group, Reply, ScriptCall, ScriptName};
 use crate::store::hash_key::{CurrentKey, KeyRing};
 use crate::store::overrides::{
     ChangeKind, ChangeOutcome, MAX_CHANGES, MAX_RECORDS, OverrideChange, OverrideList, Record,
     SCRIPT, Subject,
 };
 
-/// What stands between the braces of all names that `overrides::Names` makes.
+/// The part between the braces of all keys of `OverrideKeys`.
 const RECORDS_TAG: &[u8] = b"overrides";
 /// How long an operator waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Keys that Redis scans in one call, about.
+const SCAN_COUNT: u32 = 2000;
+/// Clients that are found, at most.
+const MAX_FOUND: usize = 100;
 
-/// Why an operator's command did not work: the kind, and the server's own words where it had any.
+/// Why an operator's command did not work.
 #[derive(Debug)]
 pub struct OverrideClientError {
     kind: StoreError,
-    said: Option<String>,
+    /// The server's own message.
+    message: Option<String>,
 }
 
 impl From<StoreError> for OverrideClientError {
     fn from(kind: StoreError) -> OverrideClientError {
-        OverrideClientError { kind, said: None }
+        OverrideClientError {
+            kind,
+            message: None,
+        }
     }
 }
 
@@ -47,16 +56,16 @@ impl From<RedisError> for OverrideClientError {
         let code = error.code().unwrap_or_default();
         let detail = error.detail();
         OverrideClientError {
-            kind: kind_of(&error),
-            said: detail.map(|detail| format!("{code} {detail}")),
+            kind: StoreError::from(&error),
+            message: detail.map(|detail| format!("{code} {detail}")),
         }
     }
 }
 
 impl fmt::Display for OverrideClientError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.kind, &self.said) {
-            (StoreError::Server(_), Some(said)) => write!(f, "the store says {said}"),
+        match (&self.kind, &self.message) {
+            (StoreError::Server(_), Some(message)) => write!(f, "the store says {message}"),
             (kind, _) => kind.fmt(f),
         }
     }
@@ -68,10 +77,19 @@ impl std::error::Error for OverrideClientError {
     }
 }
 
-/// A connection of its own.
+/// Clients found by the beginning of their hash.
+#[derive(Debug, Default)]
+pub struct FoundHashes {
+    /// Clients with a count, in order.
+    pub tags: Vec<KeyHash>,
+    /// Redis has too many keys for the time, or does not let this user scan them.
+    pub partly: bool,
+}
+
+/// See the file's head.
 pub struct OverrideClient {
-    link: Link,
-    shared: Arc<Shared>,
+    link: RedisLink,
+    shared: Arc<RedisShared>,
     runtime: Runtime,
 }
 
@@ -82,21 +100,20 @@ impl OverrideClient {
         server: &RedisSettings,
     ) -> Result<OverrideClient, OverrideClientError> {
         let keys = KeyRing::new(settings)?;
-        let shared = Arc::new(Shared::new(settings, server, keys, None)?);
+        let shared = Arc::new(RedisShared::new(settings, server, keys, None)?);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|_| StoreError::Refused)?;
-        let link: Result<Link, OverrideClientError> = patiently(&runtime, async {
-            let holder = slot_of_tag(format!("{}hash-key", shared.prefix).as_bytes());
-            let mut link = match reach(&shared, holder).await? {
+        let link = wait(&runtime, async {
+            let slot = slot_of_tag(format!("{}hash-key", shared.prefix).as_bytes());
+            let mut link = match open_slot(&shared, slot).await? {
                 Some(link) => link,
                 None => connect(&shared).await?,
             };
             learn_key(link.connection(), &shared).await?;
-            Ok(link)
-        });
-        let link = link?;
+            Ok::<RedisLink, StoreError>(link)
+        })?;
         Ok(OverrideClient {
             link,
             shared,
@@ -109,20 +126,24 @@ impl OverrideClient {
         self.shared.keys.current()
     }
 
-    /// Turns to the node of a cluster that holds a slot.
-    fn turn_to(&mut self, slot: u16) -> Result<(), OverrideClientError> {
-        let reaching = async { Ok(reach(&self.shared, slot).await?) };
-        if let Some(link) = patiently(&self.runtime, reaching)? {
+    /// Connects to the node of a cluster that holds a slot.
+    fn connect_to(&mut self, slot: u16) -> Result<(), OverrideClientError> {
+        if let Some(link) = wait(&self.runtime, open_slot(&self.shared, slot))? {
             self.link = link;
         }
         Ok(())
     }
 
+    /// Sends one command to the node that this is connected to.
+    fn query<T: FromRedisValue>(&mut self, command: &Cmd) -> Result<T, OverrideClientError> {
+        wait(&self.runtime, command.query_async(self.link.connection()))
+    }
+
     /// Every override and block in force.
     pub fn overrides(&mut self) -> Result<OverrideList, OverrideClientError> {
-        self.turn_to(slot_of_tag(RECORDS_TAG))?;
+        self.connect_to(slot_of_tag(RECORDS_TAG))?;
         let reading = overrides::read_all(self.link.connection(), &self.shared);
-        let read = patiently(&self.runtime, told(reading))?.read();
+        let read = wait(&self.runtime, reading)?.parse();
         let now_us = read.clocks.store_us;
         let mut records = read.records;
         records.retain(|one| !one.is_over(now_us));
@@ -132,18 +153,18 @@ impl OverrideClient {
 
     /// The last changes, newest first.
     pub fn changes(&mut self) -> Result<Vec<Record>, OverrideClientError> {
-        self.turn_to(slot_of_tag(RECORDS_TAG))?;
-        let reading = overrides::changes(self.link.connection(), &self.shared, MAX_CHANGES);
-        patiently(&self.runtime, told(reading))
+        self.connect_to(slot_of_tag(RECORDS_TAG))?;
+        let reading = overrides::read_changes(self.link.connection(), &self.shared, MAX_CHANGES);
+        wait(&self.runtime, reading)
     }
 
-    /// Makes a change, which every proxy sees within a second.
+    /// Makes a change. Every proxy sees it within a second.
     pub fn change(
         &mut self,
         change: &OverrideChange,
     ) -> Result<ChangeOutcome, OverrideClientError> {
-        self.turn_to(slot_of_tag(RECORDS_TAG))?;
-        let names = Names::new(&self.shared.prefix);
+        self.connect_to(slot_of_tag(RECORDS_TAG))?;
+        let keys = OverrideKeys::new(&self.shared.prefix);
         let kind = match (&change.subject, change.terms.kind) {
             (Subject::Reset(..), _) => "reset",
             (_, ChangeKind::Set) => "set",
@@ -151,13 +172,12 @@ impl OverrideClient {
         };
         let mut command = redis::cmd("EVAL");
         command.arg(SCRIPT).arg(4);
-        command.arg(names.records).arg(names.version);
-        command.arg(names.changes).arg(names.ends);
+        command.arg(keys.records).arg(keys.version);
+        command.arg(keys.changes).arg(keys.ends);
         command.arg("").arg(kind).arg(change.subject.to_string());
         command.arg(change.lasts_us).arg(change.terms.lines());
         command.arg(MAX_RECORDS).arg(MAX_CHANGES);
-        let asking = command.query_async(self.link.connection());
-        let (done, until_us, _): (i64, u64, u64) = patiently(&self.runtime, told(asking))?;
+        let (done, until_us, _): (i64, u64, u64) = self.query(&command)?;
         Ok(match done {
             1 => ChangeOutcome::Made(until_us),
             0 => ChangeOutcome::Nothing,
@@ -170,10 +190,10 @@ impl OverrideClient {
         if !self.shared.access.is_cluster() {
             return self.stand_together(charge);
         }
-        // Each where it is kept.
+        // Each item where its count is.
         let mut whole: Option<Decision> = None;
         for item in charge {
-            self.turn_to(slot_of(item))?;
+            self.connect_to(slot_of(item))?;
             let decision = self.stand_together(&[item.clone()].into_iter().collect())?;
             match &mut whole {
                 Some(whole) => whole.verdicts.extend(decision.verdicts),
@@ -187,21 +207,20 @@ impl OverrideClient {
         let Some(first) = charge.first() else {
             return Err(StoreError::Garbled.into());
         };
-        // With one item more, which can never pass, it is a denial whatever the others say: they
-        // tell what they would say, and nothing is written.
+        // One more item, which can never pass, makes it a denial: it reports usage, and writes
+        // nothing.
         let mut asked = charge.clone();
         asked.push(LimitCheck::never(first));
-        let groups = [Group::one(&asked)];
-        let prefix = (self.shared.prefix.as_str(), 0);
-        let command = batch::encode(Call::Whole, prefix, groups.into_iter(), None);
-        let sending = self.link.connection().send_packed_command(&command);
-        let value = patiently(&self.runtime, told(sending))?;
-        let Value::BulkString(bytes) = value else {
-            return Err(match value.extract_error() {
-                Err(error) => error.into(),
-                Ok(_) => StoreError::Garbled.into(),
-            });
+        // By its text: operators need no permission for EVALSHA.
+        let call = ScriptCall {
+            script: ScriptName::Text,
+            prefix: &self.shared.prefix,
+            holder: 0,
+            now_us: None,
         };
+        let mut command = Cmd::new();
+        batch::write(&mut command, call, std::iter::once(Group::one(&asked)));
+        let bytes: Vec<u8> = self.query(&command)?;
         let outcome = Reply::read(&bytes)?.outcome(&asked, 1)?;
         let decision = outcome.and_then(|outcome| outcome.denied);
         let mut decision = decision.ok_or(StoreError::Garbled)?;
@@ -213,29 +232,135 @@ impl OverrideClient {
     pub fn forget(&mut self, items: &[LimitCheck]) -> Result<u64, OverrideClientError> {
         let mut gone = 0;
         for item in items {
-            self.turn_to(slot_of(item))?;
-            let name = batch::store_key(&self.shared.prefix, item);
+            self.connect_to(slot_of(item))?;
             let mut command = redis::cmd("DEL");
-            command.arg(name);
-            let deleting = command.query_async::<u64>(self.link.connection());
-            gone += patiently(&self.runtime, told(deleting))?;
+            command.arg(batch::store_key(&self.shared.prefix, item));
+            gone += self.query::<u64>(&command)?;
         }
         Ok(gone)
     }
+
+    /// Clients with a count in one of the limits and a hash that begins with `prefix`. Scans all
+    /// keys of the database, for as long as an operator waits.
+    pub fn find_key_hashes<'l>(
+        &mut self,
+        limits: impl Iterator<Item = &'l Limit>,
+        prefix: &KeyHashPrefix,
+    ) -> FoundHashes {
+        let patterns = self.patterns(limits, prefix);
+        let until = clock::now() + PATIENCE;
+        let mut found = BTreeSet::new();
+        let mut partly = false;
+        for slot in self.first_slots() {
+            let connected = slot.is_none_or(|slot| self.connect_to(slot).is_ok());
+            for pattern in &patterns {
+                let left = until.saturating_duration_since(clock::now());
+                partly |= !connected || !self.scan(pattern, prefix, &mut found, left);
+            }
+        }
+        FoundHashes {
+            tags: found.into_iter().take(MAX_FOUND).collect(),
+            partly,
+        }
+    }
+
+    /// Patterns of keys: `<prefix>{<tag>}..`, or `<prefix>{<slot>}<limit>.<fp>.<tag>` if the limit
+    /// names a slot.
+    fn patterns<'l>(
+        &self,
+        limits: impl Iterator<Item = &'l Limit>,
+        prefix: &KeyHashPrefix,
+    ) -> BTreeSet<String> {
+        let start = escaped(&self.shared.prefix);
+        let pattern = |limit: &Limit| match &limit.slot {
+            None => format!("{start}{{{prefix}*"),
+            Some(slot) => format!("{start}{{{}}}*.{prefix}*", escaped(slot)),
+        };
+        limits.map(pattern).collect()
+    }
+
+    /// A slot of each node of a cluster; `None`, once, for a single server.
+    fn first_slots(&mut self) -> Vec<Option<u16>> {
+        if !self.shared.access.is_cluster() {
+            return vec![None];
+        }
+        let slots = wait(&self.runtime, first_slots(&self.shared)).unwrap_or_default();
+        slots.into_iter().map(Some).collect()
+    }
+
+    /// Returns whether it came to the end.
+    fn scan(
+        &mut self,
+        pattern: &str,
+        prefix: &KeyHashPrefix,
+        found: &mut BTreeSet<KeyHash>,
+        patience: Duration,
+    ) -> bool {
+        let until = clock::now() + patience;
+        let mut cursor = "0".to_owned();
+        while clock::now() < until && found.len() < MAX_FOUND {
+            let mut command = redis::cmd("SCAN");
+            command.arg(&cursor).arg("MATCH").arg(pattern);
+            command.arg("COUNT").arg(SCAN_COUNT);
+            let Ok((next, keys)) = self.query::<(String, Vec<Vec<u8>>)>(&command) else {
+                return false;
+            };
+            let tags = keys
+                .iter()
+                .filter_map(|key| tag_of(key, self.shared.prefix.len()));
+            found.extend(tags.filter(|tag| prefix.matches(*tag)));
+            if next == "0" {
+                return true;
+            }
+            cursor = next;
+        }
+        false
+    }
 }
 
-async fn told<T>(
-    asking: impl Future<Output = Result<T, RedisError>>,
-) -> Result<T, OverrideClientError> {
-    asking.await.map_err(OverrideClientError::from)
-}
-
-fn patiently<T>(
+/// Waits for an answer, as long as an operator does.
+fn wait<T, E>(
     runtime: &Runtime,
-    asking: impl Future<Output = Result<T, OverrideClientError>>,
-) -> Result<T, OverrideClientError> {
-    runtime.block_on(async {
-        let asked = tokio::time::timeout(PATIENCE, asking).await;
-        asked.unwrap_or_else(|_| Err(StoreError::Timeout.into()))
-    })
+    asking: impl Future<Output = Result<T, E>>,
+) -> Result<T, OverrideClientError>
+where
+    OverrideClientError: From<E>,
+{
+    runtime.block_on(within(PATIENCE, async { Ok(asking.await?) }))
+}
+
+/// The tag in a key: between its braces, or at its end.
+fn tag_of(name: &[u8], prefix: usize) -> Option<KeyHash> {
+    let name = std::str::from_utf8(name.get(prefix..)?).ok()?;
+    let (braced, rest) = name.strip_prefix('{')?.split_once('}')?;
+    let last = rest.rsplit_once('.').map(|(_, last)| last);
+    KeyHash::parse(braced).or_else(|| KeyHash::parse(last?))
+}
+
+/// Escapes what is special in a pattern.
+fn escaped(text: &str) -> String {
+    let special = |c| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-');
+    let escape = |c| special(c).then_some('\\').into_iter().chain([c]);
+    text.chars().flat_map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_is_read_from_either_form_of_a_name() {
+        let tag = KeyHash([7; 16]);
+        let names = [
+            format!("t:{{{tag}}}login.9f"),
+            format!("t:{{s1}}login.9f.{tag}"),
+        ];
+        for name in names {
+            assert_eq!(tag_of(name.as_bytes(), 2), Some(tag), "{name}");
+        }
+        for name in ["t:hash-key", "t:{overrides}", "t:", ""] {
+            assert_eq!(tag_of(name.as_bytes(), 2), None, "{name}");
+        }
+        assert_eq!(escaped("a[b]*"), "a\\[b\\]\\*");
+    }
 }

@@ -1,119 +1,91 @@
-//! What operators say of single keys, read from Redis by one worker for the whole process.
+//! Overrides in Redis, read by one worker for the whole process.
 //!
-//! Every worker asks for the version together with the hash key; whoever sees a new one first reads
-//! all records in the background, a few hundred at a time so that no decision waits behind them,
-//! and swaps the table that all workers look at. While Redis is away the last table holds.
+//! Every worker asks for the version together with the hash key. The worker that first sees a new
+//! version reads all records in the background, a few hundred at a time: so no decision waits
+//! behind them. Then it swaps the table that all workers use. While Redis is away, the last table
+//! holds.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use redis::aio::ConnectionLike;
-use redis::{Cmd, ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError};
 use tokio::sync::watch;
 
-use super::Shared;
-use super::link::kind_of;
-use crate::clock::MonotonicClock;
+use super::RedisShared;
 use crate::limit::{KeyHash, Window};
 use crate::store::StoreError;
-use crate::store::memory::Memory;
 use crate::store::overrides::{
-    ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideSnapshot, Overrides, Record, Subject,
+    ClockPair, MAX_CHANGES, MAX_RECORDS, OverrideTable, Overrides, Record, Subject,
 };
 
 /// The version before anything was read.
 const UNREAD: u64 = u64::MAX;
-/// Fields in one step of reading: about 0.1 ms of the server's time.
+/// Fields read in one step: about 0.1 ms of the server's time.
 const STEP: usize = 500;
-/// How often reading begins anew because something changed meanwhile.
+/// How often reading starts again because something changed meanwhile.
 const ATTEMPTS: usize = 5;
 /// How long reading may take.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// How long a connection waits for the first table before it takes requests without.
+/// How long a new connection waits for the first table before it takes requests without it.
 const FIRST_WITHIN: Duration = Duration::from_millis(150);
-/// Changes that are read first where there are new ones.
+/// Changes that are read first if there are new ones.
 const FEW_CHANGES: usize = 10;
-/// Changes that are told one by one; of more only the number.
-const MAX_TOLD: usize = 100;
+/// Changes that are logged one by one; of older ones only the number.
+const MAX_LOGGED: usize = 100;
 
-/// What this process knows; shared by all workers.
+/// The overrides that this process knows; shared by all workers.
 pub(super) struct SharedOverrides {
-    table: ArcSwap<Overrides>,
-    /// Whether there is anything in it: all that the path of a request looks at if not.
-    has_any: AtomicBool,
+    pub(super) table: OverrideTable,
     version: AtomicU64,
-    /// One more whenever someone may pass who did not before, or the other way round.
+    /// Grows with each change of who may pass.
     epoch: AtomicU64,
     reading: AtomicBool,
+    /// The server refuses to show them, and the log says so.
     refused: AtomicBool,
     has_read: watch::Sender<bool>,
-    local: OnceLock<Arc<Memory>>,
-    clock: MonotonicClock,
 }
 
 impl Default for SharedOverrides {
     fn default() -> SharedOverrides {
         SharedOverrides {
-            table: ArcSwap::default(),
-            has_any: AtomicBool::new(false),
+            table: OverrideTable::default(),
             version: AtomicU64::new(UNREAD),
             epoch: AtomicU64::new(0),
             reading: AtomicBool::new(false),
             refused: AtomicBool::new(false),
             has_read: watch::channel(false).0,
-            local: OnceLock::new(),
-            clock: MonotonicClock::start(),
         }
     }
 }
 
 impl SharedOverrides {
-    /// The table and the time on its clock; `None`, at the cost of one load, if it is empty.
-    pub(super) fn snapshot(&self) -> Option<OverrideSnapshot> {
-        if !self.has_any.load(Ordering::Relaxed) {
-            return None;
-        }
-        Some(OverrideSnapshot {
-            table: self.table.load(),
-            now_us: self.clock.now_us(),
-        })
-    }
-
-    /// Grows when a key's rates or its counts are not what they were: what was concluded from
-    /// them (a denial that holds for a while, units taken ahead) no longer follows.
+    /// Grows when rates or counts of some key are not what they were. Then denials and leases that
+    /// were cached before no longer hold.
     pub(super) fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Where counts must be forgotten too when a key is reset.
-    pub(super) fn forgets_in(&self, local: &Arc<Memory>) {
-        // A second house around the same store would be a mistake of ours; the first stays.
-        let _ = self.local.set(Arc::clone(local));
-    }
-
     fn swap(&self, table: Overrides) {
-        let has_any = !table.is_empty();
-        self.table.store(Arc::new(table));
-        self.has_any.store(has_any, Ordering::Relaxed);
+        self.table.store(table);
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
     fn has_ended(&self) -> bool {
-        self.table.load().has_ended(self.clock.now_us())
+        self.table.load().has_ended(self.table.clock.now_us())
     }
 
-    /// Takes out what has ended.
+    /// Removes what has ended from the table.
     fn sweep(&self) {
         if !self.has_ended() {
             return;
         }
-        let now_us = self.clock.now_us();
+        let now_us = self.table.clock.now_us();
         let table = self.table.load();
-        for (limit, tag) in table.ended(now_us).take(MAX_TOLD) {
-            let key = short(tag);
+        for (limit, tag) in table.ended(now_us).take(MAX_LOGGED) {
+            let key = abbreviate(tag);
             match limit {
                 Some(limit) => tracing::info!(limit, key, "people: override ended"),
                 None => tracing::info!(key, "people: block ended"),
@@ -123,35 +95,35 @@ impl SharedOverrides {
     }
 }
 
-/// The right to swap the table, which one of the process has at a time; given back when dropped.
-struct Reader(Arc<Shared>);
+/// The right to swap the table. One worker of the process has it at a time, until it is dropped.
+struct ReadClaim(Arc<RedisShared>);
 
-impl Reader {
-    fn claim(shared: &Arc<Shared>) -> Option<Reader> {
+impl ReadClaim {
+    fn try_new(shared: &Arc<RedisShared>) -> Option<ReadClaim> {
         let taken = shared.overrides.reading.swap(true, Ordering::AcqRel);
-        (!taken).then(|| Reader(Arc::clone(shared)))
+        (!taken).then(|| ReadClaim(Arc::clone(shared)))
     }
 }
 
-impl Drop for Reader {
+impl Drop for ReadClaim {
     fn drop(&mut self) {
         self.0.overrides.reading.store(false, Ordering::Release);
     }
 }
 
-/// Has what changed or ended read, by a task of its own.
+/// Starts a task that reads what has changed, or removes what has ended.
 pub(super) async fn refresh(
     connection: &(impl ConnectionLike + Clone + Send + 'static),
-    shared: &Arc<Shared>,
+    shared: &Arc<RedisShared>,
 ) -> Result<(), StoreError> {
     let overrides = &shared.overrides;
-    let version = match version(&mut connection.clone(), shared).await {
+    let version = match read_version(&mut connection.clone(), shared).await {
         Ok(version) => version,
         Err(error) if error.code().is_some_and(|code| code != "LOADING") => {
-            refused(shared, &error);
+            warn_refused(shared, &error);
             return Ok(());
         }
-        Err(error) => return Err(kind_of(&error)),
+        Err(error) => return Err(error.into()),
     };
     let order = Ordering::AcqRel;
     if version == 0
@@ -160,7 +132,7 @@ pub(super) async fn refresh(
             .compare_exchange(UNREAD, 0, order, Ordering::Acquire)
             .is_ok()
     {
-        // Nobody has ever said anything: there is nothing to read.
+        // No operator has ever changed anything: there is nothing to read.
         overrides.has_read.send_replace(true);
         return Ok(());
     }
@@ -168,29 +140,30 @@ pub(super) async fn refresh(
     if !is_new && !overrides.has_ended() {
         return Ok(());
     }
-    let Some(reader) = Reader::claim(shared) else {
+    let Some(claim) = ReadClaim::try_new(shared) else {
         return Ok(());
     };
     if !is_new {
-        tokio::task::spawn_blocking(move || reader.0.overrides.sweep());
+        tokio::task::spawn_blocking(move || claim.0.overrides.sweep());
         return Ok(());
     }
     let mut connection = connection.clone();
     tokio::spawn(async move {
-        let shared = &reader.0;
-        if let Ok(read) = tokio::time::timeout(READ_WITHIN, read(&mut connection, shared)).await {
-            let _ = read.map_err(|error| refused(shared, &error));
+        let shared = &claim.0;
+        let reading = read_and_swap(&mut connection, shared);
+        if let Ok(Err(error)) = tokio::time::timeout(READ_WITHIN, reading).await {
+            warn_refused(shared, &error);
         }
         shared.overrides.has_read.send_replace(true);
     });
     Ok(())
 }
 
-/// The same on a connection just made; waits a little for the first table, so that a proxy does
-/// not open its doors to someone who is kept out.
+/// The same on a new connection. It waits a little for the first table, so that a proxy does not
+/// admit blocked clients at its start.
 pub(super) async fn learn(
     connection: &(impl ConnectionLike + Clone + Send + 'static),
-    shared: &Arc<Shared>,
+    shared: &Arc<RedisShared>,
 ) -> Result<(), StoreError> {
     refresh(connection, shared).await?;
     let mut has_read = shared.overrides.has_read.subscribe();
@@ -200,25 +173,25 @@ pub(super) async fn learn(
     Ok(())
 }
 
-/// Told once: decisions go on without.
-fn refused(shared: &Shared, error: &RedisError) {
+/// Warns once; decisions go on without overrides.
+fn warn_refused(shared: &RedisShared, error: &RedisError) {
     if !shared.overrides.refused.swap(true, Ordering::Relaxed) {
-        let kind = kind_of(error).label();
+        let kind = StoreError::from(error).label();
         tracing::warn!(kind, "redis: overrides and blocks cannot be read: {error}");
     }
 }
 
-/// The names of what is kept, in one slot of a cluster.
-pub(super) struct Names {
+/// The names of the keys that hold the overrides. All lie in one slot of a cluster.
+pub(super) struct OverrideKeys {
     pub(super) records: String,
     pub(super) version: String,
     pub(super) changes: String,
     pub(super) ends: String,
 }
 
-impl Names {
-    pub(super) fn new(prefix: &str) -> Names {
-        Names {
+impl OverrideKeys {
+    pub(super) fn new(prefix: &str) -> OverrideKeys {
+        OverrideKeys {
             records: format!("{prefix}{{overrides}}"),
             version: format!("{prefix}{{overrides}}version"),
             changes: format!("{prefix}{{overrides}}changes"),
@@ -227,40 +200,40 @@ impl Names {
     }
 }
 
-async fn version<C: ConnectionLike>(
+async fn read_version<C: ConnectionLike>(
     connection: &mut C,
-    shared: &Shared,
+    shared: &RedisShared,
 ) -> Result<u64, RedisError> {
-    let name = Names::new(&shared.prefix).version;
+    let key = OverrideKeys::new(&shared.prefix).version;
     let mut command = redis::cmd("GET");
-    let version: Option<u64> = command.arg(name).query_async(connection).await?;
+    let version: Option<u64> = command.arg(key).query_async(connection).await?;
     Ok(version.unwrap_or(0))
 }
 
-/// A field's name and its words.
+/// A field of the hash: its name and its text.
 type Field = (Vec<u8>, Vec<u8>);
 
-/// All fields of one version as they came; some may have come twice.
+/// All fields of one version, as they came; some may have come twice.
 #[derive(Debug, Default)]
-pub(super) struct Fields {
+pub(super) struct RawRecords {
     version: u64,
     clocks: ClockPair,
     fields: Vec<Field>,
 }
 
-/// Everything that is said now.
+/// The records of one version.
 #[derive(Debug)]
-pub(super) struct Read {
-    pub(super) version: u64,
+pub(super) struct RecordSet {
+    version: u64,
     pub(super) clocks: ClockPair,
     pub(super) records: Vec<Record>,
     /// Fields that are no records.
-    pub(super) unread: usize,
+    unread: usize,
 }
 
-impl Fields {
-    /// Takes some time where they are many: not for a thread that answers requests.
-    pub(super) fn read(self) -> Read {
+impl RawRecords {
+    /// Takes some time if there are many: not for a thread that answers requests.
+    pub(super) fn parse(self) -> RecordSet {
         let text = |bytes: Vec<u8>| {
             String::from_utf8(bytes)
                 .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
@@ -273,7 +246,7 @@ impl Fields {
             .iter()
             .filter_map(|(field, value)| Record::of_field(field, value))
             .collect();
-        Read {
+        RecordSet {
             version: self.version,
             clocks: self.clocks,
             unread: fields.len() - records.len(),
@@ -285,33 +258,33 @@ impl Fields {
 /// Reads all fields of one version.
 pub(super) async fn read_all<C: ConnectionLike>(
     connection: &mut C,
-    shared: &Shared,
-) -> Result<Fields, RedisError> {
-    let names = Names::new(&shared.prefix);
+    shared: &RedisShared,
+) -> Result<RawRecords, RedisError> {
+    let keys = OverrideKeys::new(&shared.prefix);
     let mut attempt = 0;
     loop {
-        let before = version(connection, shared).await?;
+        let before = read_version(connection, shared).await?;
         if before == 0 {
-            // Nobody has ever said anything: nothing more is asked, and no right to ask it needed.
-            return Ok(Fields::default());
+            // Nothing was ever changed. Reading no more, this needs no further permissions.
+            return Ok(RawRecords::default());
         }
         // In a cluster a bare TIME would be another node's.
         let mut clock = redis::cmd("EVAL");
         clock
             .arg("return redis.call('TIME')")
             .arg(1)
-            .arg(&names.records);
+            .arg(&keys.records);
         let (seconds, micros): (u64, u64) = clock.query_async(connection).await?;
         let clocks = ClockPair {
             store_us: seconds * 1_000_000 + micros,
-            local_us: shared.overrides.clock.now_us(),
+            local_us: shared.overrides.table.clock.now_us(),
         };
-        let fields = fields(connection, &names.records).await?;
+        let fields = read_fields(connection, &keys.records).await?;
         attempt += 1;
-        if attempt < ATTEMPTS && version(connection, shared).await? != before {
+        if attempt < ATTEMPTS && read_version(connection, shared).await? != before {
             continue;
         }
-        return Ok(Fields {
+        return Ok(RawRecords {
             version: before,
             clocks,
             fields,
@@ -319,7 +292,7 @@ pub(super) async fn read_all<C: ConnectionLike>(
     }
 }
 
-async fn fields<C: ConnectionLike>(
+async fn read_fields<C: ConnectionLike>(
     connection: &mut C,
     name: &str,
 ) -> Result<Vec<Field>, RedisError> {
@@ -341,72 +314,64 @@ async fn fields<C: ConnectionLike>(
 }
 
 /// The last changes, newest first.
-pub(super) async fn changes<C: ConnectionLike>(
+pub(super) async fn read_changes<C: ConnectionLike>(
     connection: &mut C,
-    shared: &Shared,
+    shared: &RedisShared,
     most: usize,
 ) -> Result<Vec<Record>, RedisError> {
-    if most == 0 {
-        return Ok(Vec::new());
-    }
-    let mut command: Cmd = redis::cmd("LRANGE");
-    command
-        .arg(Names::new(&shared.prefix).changes)
-        .arg(0)
-        .arg(most - 1);
+    let mut command = redis::cmd("LRANGE");
+    command.arg(OverrideKeys::new(&shared.prefix).changes);
+    command.arg(0).arg(most - 1);
     let texts: Vec<Vec<u8>> = command.query_async(connection).await?;
     let record = |text: &Vec<u8>| Record::of_change(&String::from_utf8_lossy(text));
     Ok(texts.iter().filter_map(record).collect())
 }
 
-/// Those after a version: mostly it is the last one, so few are asked for first.
+/// The changes after a version. Mostly there is one, so this asks for few first.
 async fn changes_since<C: ConnectionLike>(
     connection: &mut C,
-    shared: &Shared,
+    shared: &RedisShared,
     known: u64,
 ) -> Result<Vec<Record>, RedisError> {
     let is_new = |change: &Record| change.terms.version > known;
-    let mut new = changes(connection, shared, FEW_CHANGES).await?;
+    let mut new = read_changes(connection, shared, FEW_CHANGES).await?;
     if new.len() == FEW_CHANGES && new.iter().all(is_new) {
-        new = changes(connection, shared, MAX_CHANGES).await?;
+        new = read_changes(connection, shared, MAX_CHANGES).await?;
     }
     new.retain(is_new);
     Ok(new)
 }
 
 /// Reads everything and swaps the table.
-async fn read<C: ConnectionLike>(
+async fn read_and_swap<C: ConnectionLike>(
     connection: &mut C,
-    shared: &Arc<Shared>,
+    shared: &Arc<RedisShared>,
 ) -> Result<(), RedisError> {
     let known = shared.overrides.version.load(Ordering::Acquire);
-    let fields = read_all(connection, shared).await?;
+    let raw = read_all(connection, shared).await?;
     let new = match known {
         UNREAD => Vec::new(),
         known => changes_since(connection, shared, known).await?,
     };
     let shared = Arc::clone(shared);
-    // Elsewhere: a hundred thousand of them would hold this thread's requests up.
+    // On another thread: a hundred thousand records would delay this thread's requests.
     let swap = move || {
-        let read = fields.read();
+        let (overrides, read) = (&shared.overrides, raw.parse());
         let table = Overrides::from_records(&read.records, read.clocks);
-        shared.overrides.sweep();
-        forget(&shared, &new);
-        shared.overrides.swap(table);
-        shared
-            .overrides
-            .version
-            .store(read.version, Ordering::Release);
-        shared.overrides.refused.store(false, Ordering::Relaxed);
-        tell(known, &read, &new);
+        overrides.sweep();
+        forget_reset_keys(&shared, &new);
+        overrides.swap(table);
+        overrides.version.store(read.version, Ordering::Release);
+        overrides.refused.store(false, Ordering::Relaxed);
+        log_changes(known, &read, &new);
     };
-    // A panic there is told by itself, and the next version is read anew.
+    // A panic there is reported by its thread, and the next version is read anew.
     let _ = tokio::task::spawn_blocking(swap).await;
     Ok(())
 }
 
-/// What this process counted itself of keys that begin anew.
-fn forget(shared: &Shared, changes: &[Record]) {
+/// Deletes this process's own counts of keys that were reset.
+fn forget_reset_keys(shared: &RedisShared, changes: &[Record]) {
     for change in changes {
         let Subject::Reset(_, tag) = &change.subject else {
             continue;
@@ -414,15 +379,15 @@ fn forget(shared: &Shared, changes: &[Record]) {
         for suffix in &change.terms.suffixes {
             let budget = Window::budget(suffix, *tag);
             shared.journal.forget(budget);
-            if let Some(local) = shared.overrides.local.get() {
+            if let Some(local) = shared.local.get() {
                 local.forget(budget);
             }
         }
     }
 }
 
-/// The audit: every change that this process has seen, once, oldest first.
-fn tell(known: u64, read: &Read, new: &[Record]) {
+/// Logs every change that this process has seen, once, oldest first.
+fn log_changes(known: u64, read: &RecordSet, new: &[Record]) {
     let (in_force, unread) = (read.records.len(), read.unread);
     if unread > 0 {
         tracing::warn!(
@@ -436,19 +401,19 @@ fn tell(known: u64, read: &Read, new: &[Record]) {
         }
         return;
     }
-    let untold = new.len().saturating_sub(MAX_TOLD);
-    if untold > 0 {
-        tracing::info!(in_force, "{untold} older changes of overrides and blocks");
+    let unlogged = new.len().saturating_sub(MAX_LOGGED);
+    if unlogged > 0 {
+        tracing::info!(in_force, "{unlogged} older changes of overrides and blocks");
     }
-    for change in new.iter().take(MAX_TOLD).rev() {
-        let words = &change.terms;
+    for change in new.iter().take(MAX_LOGGED).rev() {
+        let terms = &change.terms;
         tracing::info!(
             limit = change.subject.limit(),
-            key = short(change.subject.tag()),
-            rate = words.rates(),
-            until = words.until(),
-            by = words.by,
-            note = (!words.note.is_empty()).then_some(&words.note),
+            key = abbreviate(change.subject.tag()),
+            rate = terms.rates(),
+            until = terms.until(),
+            by = terms.by,
+            note = (!terms.note.is_empty()).then_some(&terms.note),
             "people: {}",
             change.what()
         );
@@ -462,6 +427,6 @@ fn tell(known: u64, read: &Read, new: &[Record]) {
 }
 
 /// As many characters of a tag as the access log shows.
-fn short(tag: KeyHash) -> String {
+fn abbreviate(tag: KeyHash) -> String {
     tag.to_string().chars().take(8).collect()
 }

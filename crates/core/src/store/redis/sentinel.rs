@@ -1,8 +1,8 @@
 //! Finding the master that sentinels name, and noticing when they name another.
 //!
-//! All sentinels are asked at once, so that a dead one costs nothing; a server is used only if it
-//! says itself that it is a master. Each failover raises the configuration's epoch: what a sentinel
-//! says that has not heard of the last one does not count.
+//! All sentinels are asked at once, so that a dead one costs no time. A server is used only if it
+//! reports itself as a master. Each failover raises the configuration's epoch. The answer of a
+//! sentinel that has not heard of the last failover does not count.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -13,9 +13,9 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::RedisConnectionInfo;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use super::link::{Access, Driver, Link, kind_of};
+use super::link::{AbortOnDrop, Access, RedisLink, within};
 use crate::config::RedisAddress;
 use crate::store::StoreError;
 
@@ -24,95 +24,100 @@ const ASK_TIMEOUT: Duration = Duration::from_millis(200);
 /// How often one of the sentinels is asked whether the master is still the same.
 const WATCH_EVERY: Duration = Duration::from_millis(300);
 
-/// Sentinels, and the last failover that we know of.
-pub(super) struct Sentinels {
+/// The sentinels, and the last failover that this process knows of.
+pub(super) struct SentinelClient {
     addresses: Vec<RedisAddress>,
     /// The master's name.
     name: String,
     login: RedisConnectionInfo,
-    /// The latest epoch that a master of this process was found under; every link watches it.
+    /// The latest epoch under which a master was found; every link watches it.
     epoch: watch::Sender<u64>,
-    told: Mutex<Option<RedisAddress>>,
+    /// The master that the log last named.
+    logged: Mutex<Option<RedisAddress>>,
 }
 
-/// Says when another server has taken a link's place: all workers of a process move together, or
-/// two masters would count for it.
-pub(super) struct Moves {
+/// Watches whether another server has taken the place of a link's master. All workers of a process
+/// move together, or two masters would count for it.
+pub(super) struct MasterWatch {
     latest: watch::Receiver<u64>,
-    mine: u64,
-    _watching: Driver,
+    /// The epoch of the link's master.
+    epoch: u64,
+    _watching: AbortOnDrop,
 }
 
-impl Moves {
-    pub(super) fn are_due(&self) -> bool {
-        *self.latest.borrow() > self.mine
+impl MasterWatch {
+    pub(super) fn has_moved(&self) -> bool {
+        *self.latest.borrow() > self.epoch
     }
 
-    /// Resolves when they are.
-    pub(super) async fn due(&mut self) {
-        let mine = self.mine;
-        if self.latest.wait_for(|epoch| *epoch > mine).await.is_err() {
+    /// Resolves when it has.
+    pub(super) async fn moved(&mut self) {
+        let own = self.epoch;
+        if self.latest.wait_for(|epoch| *epoch > own).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 }
 
+/// The state of the master, and its address.
+type SentinelAnswer = (HashMap<String, String>, Option<(String, u16)>);
+
 /// A master, as a sentinel names it.
 #[derive(Clone, Debug)]
-struct Named {
+struct NamedMaster {
     address: RedisAddress,
     epoch: u64,
 }
 
-impl Sentinels {
+impl SentinelClient {
     pub(super) fn new(
         addresses: Vec<RedisAddress>,
         name: String,
         login: RedisConnectionInfo,
-    ) -> Sentinels {
-        Sentinels {
+    ) -> SentinelClient {
+        SentinelClient {
             addresses,
             name,
             login,
             epoch: watch::Sender::new(0),
-            told: Mutex::default(),
+            logged: Mutex::default(),
         }
     }
 
-    /// A connection to the master, and a watch on who that is.
-    pub(super) async fn open(&self, access: &Arc<Access>) -> Result<Link, StoreError> {
+    /// A connection to the master, and a watch on which server that is.
+    pub(super) async fn open(&self, access: &Arc<Access>) -> Result<RedisLink, StoreError> {
         let (mut link, named) = self.find(access).await?;
-        self.know(named.epoch);
-        self.tell(&named.address);
+        self.learn_epoch(named.epoch);
+        self.log_master(&named.address);
         let access = Arc::clone(access);
         let watching = async move {
             if let Some(sentinels) = access.sentinels() {
                 sentinels.watch(&access, named.epoch).await;
             }
         };
-        link.moves = Some(Moves {
+        link.master = Some(MasterWatch {
             latest: self.epoch.subscribe(),
-            mine: named.epoch,
-            _watching: Driver::of(watching),
+            epoch: named.epoch,
+            _watching: AbortOnDrop::spawn(watching),
         });
         Ok(link)
     }
 
-    /// The first server that a sentinel names and that says itself it is a master.
-    async fn find(&self, access: &Access) -> Result<(Link, Named), StoreError> {
+    /// The first server that a sentinel names and that reports itself as a master.
+    async fn find(&self, access: &Access) -> Result<(RedisLink, NamedMaster), StoreError> {
         let known = *self.epoch.borrow();
         let all = self.addresses.iter();
         let asking = all.map(|sentinel| self.ask(access, sentinel, None));
         let mut asking = pin!(asking.collect::<FuturesUnordered<_>>());
         let mut trying = pin!(FuturesUnordered::new());
         let (mut tried, mut outdated) = (Vec::new(), Vec::new());
-        let (mut of_sentinels, mut of_master) = (StoreError::NoMaster, None);
+        let (mut sentinel_error, mut master_error) = (StoreError::NoMaster, None);
         loop {
             tokio::select! {
                 biased;
                 Some(result) = trying.next() => match result {
                     Ok(found) => return Ok(found),
-                    Err(kind) => of_master = Some(kind),
+                    Err(kind) => master_error = Some(kind),
                 },
                 Some(answer) = asking.next() => match answer {
                     Ok((_, named)) if named.epoch < known => outdated.push(named),
@@ -121,10 +126,10 @@ impl Sentinels {
                         trying.push(access.open_master(named));
                     }
                     Ok(_) => {}
-                    Err(kind) => of_sentinels = kind,
+                    Err(kind) => sentinel_error = kind,
                 },
-                // Nobody knows of the last failover, or that master is gone: sentinels may have
-                // been made anew.
+                // No sentinel knows of the last failover, or its master is gone: the sentinels may
+                // have been set up anew.
                 else => match outdated.pop() {
                     Some(named) if !tried.contains(&named.address) => {
                         self.epoch.send_replace(named.epoch);
@@ -132,23 +137,23 @@ impl Sentinels {
                         trying.push(access.open_master(named));
                     }
                     Some(_) => {}
-                    None => return Err(of_master.unwrap_or(of_sentinels)),
+                    None => return Err(master_error.unwrap_or(sentinel_error)),
                 },
             }
         }
     }
 
-    /// Asks one sentinel, over the connection if there is one already.
+    /// Asks one sentinel, over `link` if there is a connection already.
     async fn ask(
         &self,
         access: &Access,
         sentinel: &RedisAddress,
-        link: Option<Link>,
-    ) -> Result<(Link, Named), StoreError> {
+        link: Option<RedisLink>,
+    ) -> Result<(RedisLink, NamedMaster), StoreError> {
         let asking = async {
             let mut link = match link {
                 Some(link) => link,
-                None => Link::open(sentinel, &self.login, access.tls()).await?,
+                None => RedisLink::open(sentinel, &self.login, access.tls()).await?,
             };
             // In this order an address is never paired with an epoch that came after it.
             let mut both = redis::pipe();
@@ -156,76 +161,72 @@ impl Sentinels {
             both.cmd("SENTINEL")
                 .arg("GET-MASTER-ADDR-BY-NAME")
                 .arg(&self.name);
-            type Answer = (HashMap<String, String>, Option<(String, u16)>);
-            let (state, address): Answer =
-                both.query_async(link.connection())
-                    .await
-                    .map_err(|error| match error.code() {
-                        // `ERR No such master with that name`
-                        Some("ERR") => StoreError::NoMaster,
-                        _ => kind_of(&error),
-                    })?;
+            let asked = both.query_async::<SentinelAnswer>(link.connection()).await;
+            let (state, address) = asked.map_err(|error| match error.code() {
+                // `ERR No such master with that name`
+                Some("ERR") => StoreError::NoMaster,
+                _ => StoreError::from(error),
+            })?;
             let (host, port) = address.ok_or(StoreError::NoMaster)?;
             let epoch = state.get("config-epoch").and_then(|text| text.parse().ok());
-            let named = Named {
+            let named = NamedMaster {
                 address: RedisAddress::Tcp(host, port),
                 epoch: epoch.unwrap_or(0),
             };
             Ok((link, named))
         };
-        let asked = timeout(ASK_TIMEOUT, asking).await;
-        asked.unwrap_or(Err(StoreError::Timeout))
+        within(ASK_TIMEOUT, asking).await
     }
 
-    /// Asks the sentinels in turn until one of them knows of a later failover, whose master serves.
+    /// Asks the sentinels in turn until one of them names a later master that serves.
     async fn watch(&self, access: &Access, epoch: u64) {
-        let mut kept: Vec<Option<Link>> = self.addresses.iter().map(|_| None).collect();
+        let mut links: Vec<Option<RedisLink>> = self.addresses.iter().map(|_| None).collect();
         for turn in (0..self.addresses.len()).cycle() {
             sleep(WATCH_EVERY).await;
             let sentinel = &self.addresses[turn];
-            let Ok((link, named)) = self.ask(access, sentinel, kept[turn].take()).await else {
+            let Ok((link, named)) = self.ask(access, sentinel, links[turn].take()).await else {
                 continue;
             };
-            kept[turn] = Some(link);
+            links[turn] = Some(link);
             if named.epoch <= epoch {
                 continue;
             }
             let later = named.epoch;
-            let serves = timeout(ASK_TIMEOUT, access.open_master(named)).await;
-            if serves.is_ok_and(|result| result.is_ok()) {
-                self.know(later);
+            let opened = within(ASK_TIMEOUT, access.open_master(named)).await;
+            if opened.is_ok() {
+                self.learn_epoch(later);
                 return;
             }
         }
     }
 
-    fn know(&self, epoch: u64) {
+    fn learn_epoch(&self, epoch: u64) {
         self.epoch.send_if_modified(|known| {
-            let news = epoch > *known;
+            let is_later = epoch > *known;
             *known = epoch.max(*known);
-            news
+            is_later
         });
     }
 
-    fn tell(&self, address: &RedisAddress) {
-        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.as_ref() != Some(address) {
-            if told.is_some() {
+    fn log_master(&self, address: &RedisAddress) {
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.as_ref() != Some(address) {
+            if logged.is_some() {
                 tracing::info!(%address, "redis: another master");
             }
-            *told = Some(address.clone());
+            *logged = Some(address.clone());
         }
     }
 }
 
 impl Access {
-    /// A connection to a server that says it is a master.
-    async fn open_master(&self, named: Named) -> Result<(Link, Named), StoreError> {
+    /// A connection to a server that reports itself as a master.
+    async fn open_master(
+        &self,
+        named: NamedMaster,
+    ) -> Result<(RedisLink, NamedMaster), StoreError> {
         let mut link = self.open_server(&named.address).await?;
-        let role: Vec<redis::Value> = redis::cmd("ROLE")
-            .query_async(link.connection())
-            .await
-            .map_err(|error| kind_of(&error))?;
+        let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(link.connection()).await?;
         match role.first() {
             Some(redis::Value::BulkString(role)) if role == b"master" => Ok((link, named)),
             _ => Err(StoreError::NoMaster),

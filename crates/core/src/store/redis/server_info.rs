@@ -1,32 +1,33 @@
-//! What a server says of itself, asked over a connection of its own: for `check` and for the admin,
+//! What a server reports about itself, over a connection of its own: for `check` and for the admin,
 //! never on the path of a request.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::{Access, kind_of};
+use super::link::{Access, within};
 use crate::clock;
 use crate::config::RedisSettings;
 use crate::store::StoreError;
 
-/// See the file's head; nothing where the server may not or will not say it.
+/// See the file's head. A field is `None` if the server does not show it to this user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServerInfo {
     /// `redis 7.2.4`, `valkey 8.0.1`.
     pub version: Option<String>,
     /// `master` or `slave`.
     pub role: Option<String>,
-    /// What it forgets when memory is short.
+    /// Which keys it forgets when memory is short.
     pub maxmemory_policy: Option<String>,
-    /// How long it took to answer.
+    /// How long its answer took.
     pub round_trip: Option<Duration>,
     /// By how much its clock is ahead of this machine's, at least, microseconds.
     pub clock_ahead_us: Option<i64>,
 }
 
 impl ServerInfo {
-    /// Why its counts are not safe when memory is short: every policy but `noeviction` forgets keys
-    /// whose windows still run, and all of ours expire, so the `volatile-` ones do so too.
+    /// Why its counts are not safe when memory is short; `None` if they are. Every policy but
+    /// `noeviction` forgets keys whose windows still run. The `volatile-` policies do so too, since
+    /// all of our keys expire.
     pub fn forgets(&self) -> Option<String> {
         let policy = self.maxmemory_policy.as_deref()?;
         (policy != "noeviction").then(|| {
@@ -41,19 +42,19 @@ impl ServerInfo {
 /// Asks a server about itself, and waits for it.
 pub fn fetch_server_info(
     server: &RedisSettings,
-    within: Duration,
+    patience: Duration,
 ) -> Result<ServerInfo, StoreError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|_| StoreError::Refused)?;
-    runtime.block_on(server_info(server, within))
+    runtime.block_on(server_info(server, patience))
 }
 
 /// Asks a server about itself.
 pub async fn server_info(
     server: &RedisSettings,
-    within: Duration,
+    patience: Duration,
 ) -> Result<ServerInfo, StoreError> {
     let access = Arc::new(Access::new(server)?);
     let asking = async {
@@ -61,46 +62,47 @@ pub async fn server_info(
         let asked = clock::now();
         redis::cmd("PING")
             .query_async::<()>(link.connection())
-            .await
-            .map_err(|error| kind_of(&error))?;
+            .await?;
         let round_trip = clock::now().saturating_duration_since(asked);
         // An ACL that leaves these out is no mistake.
         let before_us = clock::unix_us();
         let time = redis::cmd("TIME")
             .query_async::<(u64, u64)>(link.connection())
             .await;
-        let between = (before_us, clock::unix_us());
+        let after_us = clock::unix_us();
         let info = redis::cmd("INFO")
             .query_async::<String>(link.connection())
             .await;
         Ok(ServerInfo {
             round_trip: Some(round_trip),
-            clock_ahead_us: time.ok().map(|time| ahead_us(time, between)),
-            ..read(&info.unwrap_or_default())
+            clock_ahead_us: time.ok().map(|(seconds, us)| {
+                let shown_us = seconds.saturating_mul(1_000_000).saturating_add(us);
+                ahead_us(before_us, shown_us, after_us)
+            }),
+            ..parse(&info.unwrap_or_default())
         })
     };
-    let asked = tokio::time::timeout(within, asking).await;
-    asked.unwrap_or(Err(StoreError::Timeout))
+    within(patience, asking).await
 }
 
-/// By how much a clock that showed `time` at some moment between two is ahead, at least.
-fn ahead_us((seconds, us): (u64, u64), (before_us, after_us): (u64, u64)) -> i64 {
-    let shown = seconds.saturating_mul(1_000_000).saturating_add(us);
+/// By how much a clock is ahead, at least, that showed `shown_us` at some time between two.
+fn ahead_us(before_us: u64, shown_us: u64, after_us: u64) -> i64 {
     let beyond = |one: u64, other: u64| i64::try_from(one.saturating_sub(other)).unwrap_or(0);
-    beyond(shown, after_us) - beyond(before_us, shown)
+    beyond(shown_us, after_us) - beyond(before_us, shown_us)
 }
 
-fn read(info: &str) -> ServerInfo {
-    let of = |name: &str| {
+fn parse(info: &str) -> ServerInfo {
+    let value_of = |name: &str| {
         let mut lines = info.lines().filter_map(|line| line.trim().split_once(':'));
         let found = lines.find(|(known, _)| *known == name);
         found.map(|(_, value)| value.to_owned())
     };
-    let valkey = of("valkey_version").map(|version| format!("valkey {version}"));
+    let valkey = value_of("valkey_version").map(|version| format!("valkey {version}"));
     ServerInfo {
-        version: valkey.or_else(|| of("redis_version").map(|version| format!("redis {version}"))),
-        role: of("role"),
-        maxmemory_policy: of("maxmemory_policy"),
+        version: valkey
+            .or_else(|| value_of("redis_version").map(|version| format!("redis {version}"))),
+        role: value_of("role"),
+        maxmemory_policy: value_of("maxmemory_policy"),
         ..ServerInfo::default()
     }
 }
@@ -111,9 +113,9 @@ mod tests {
 
     #[test]
     fn every_policy_that_evicts_forgets_counts() {
-        let said = |policy: &str| read(&format!("maxmemory_policy:{policy}\r\n")).forgets();
+        let said = |policy: &str| parse(&format!("maxmemory_policy:{policy}\r\n")).forgets();
         assert_eq!(said("noeviction"), None);
-        assert_eq!(read("").forgets(), None, "an ACL hides it");
+        assert_eq!(parse("").forgets(), None, "an ACL hides it");
         for policy in [
             "allkeys-lru",
             "allkeys-lfu",
@@ -130,9 +132,9 @@ mod tests {
 
     #[test]
     fn a_clock_is_off_only_by_what_the_journey_cannot_explain() {
-        let between = (10_000_000, 10_500_000);
-        assert_eq!(ahead_us((10, 200_000), between), 0);
-        assert_eq!(ahead_us((12, 0), between), 1_500_000);
-        assert_eq!(ahead_us((7, 0), between), -3_000_000);
+        let ahead_us = |shown_us| ahead_us(10_000_000, shown_us, 10_500_000);
+        assert_eq!(ahead_us(10_200_000), 0);
+        assert_eq!(ahead_us(12_000_000), 1_500_000);
+        assert_eq!(ahead_us(7_000_000), -3_000_000);
     }
 }

@@ -1,13 +1,12 @@
-//! A worker as a holder of slots: its name in Redis, what it holds, and who waits for an answer
-//! that may grant some.
+//! A worker as a holder of slots: its name in Redis, its ledger of slots, and the answers that may
+//! grant some.
 //!
-//! Whatever was granted has an owner at every instant: the call, then the answer on its way to the
-//! request, then the request. Where a request is gone before its answer is taken, the answer lets
-//! go; nothing is held by nobody.
+//! A granted slot has an owner at every instant: the call, then the answer on its way to the
+//! request, then the request. If a request is gone before its answer is taken, the answer frees the
+//! slot.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -15,146 +14,143 @@ use tokio::sync::Notify;
 
 use super::slot_ledger::SlotLedger;
 use crate::clock;
-use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
-use crate::store::StoreError;
-use crate::store::batch::{Operation, Outcome};
-use crate::store::gather::{Batch, Bundle};
-use crate::store::waiting::{Answer, Asked, Question, Waiting};
+use crate::limit::{Charge, Decision};
+use crate::store::batch::{GroupOutcome, Operation};
+use crate::store::gather::{
+    Batch, Bundle, PendingAnswer, QueuedRequest, StoreRequest, StoreResult,
+};
+use crate::store::{StoreError, is_slots};
 
-/// How long a worker that ends waits until Redis knows what it has let go of.
-const FAREWELL: Duration = Duration::from_millis(250);
-/// Statements in one call, at most.
-const MOST_SAID: usize = 32;
+/// How long a worker that ends waits until Redis knows which slots it has freed.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
+/// Reports in one call, at most.
+const MAX_REPORTS: usize = 32;
 
-/// One worker's own; shared by its handles and its task.
+/// One worker's slots; shared by its handles and its task.
 #[derive(Clone, Debug)]
-pub(super) struct SlotLease(Arc<Inner>);
+pub(in crate::store) struct SlotLease(Arc<SharedSlots>);
 
 #[derive(Debug)]
-struct Inner {
+struct SharedSlots {
     name: u64,
-    held: Mutex<SlotLedger>,
-    /// Wakes the task: there is something to say.
-    unsaid: Notify,
-    /// Wakes whoever waits until all is said.
-    said: Notify,
+    ledger: Mutex<SlotLedger>,
+    /// Wakes the task: there is something to report.
+    is_due: Notify,
+    /// Wakes [`SlotLease::flush`] after a report.
+    has_reported: Notify,
 }
 
 impl SlotLease {
     pub(super) fn new() -> SlotLease {
-        SlotLease(Arc::new(Inner {
-            // 64 random bits: no two workers of any proxy are to be taken for one.
+        SlotLease(Arc::new(SharedSlots {
+            // 64 random bits: no two workers of any proxies have the same name.
             name: RandomState::new().hash_one(std::process::id()),
-            held: Mutex::default(),
-            unsaid: Notify::new(),
-            said: Notify::new(),
+            ledger: Mutex::default(),
+            is_due: Notify::new(),
+            has_reported: Notify::new(),
         }))
     }
 
-    /// What Redis knows it by.
+    /// The worker's name in Redis.
     pub(super) fn name(&self) -> u64 {
         self.0.name
     }
 
-    /// What it holds. Not to be kept across an await.
-    fn held(&self) -> MutexGuard<'_, SlotLedger> {
-        self.0.held.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Not to be kept across an await.
+    fn ledger(&self) -> MutexGuard<'_, SlotLedger> {
+        self.0.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When there is something to say; `None` while nothing is held.
+    /// When the next report is due; `None` while nothing is held.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        self.held().next_due(now)
+        self.ledger().next_due(now)
     }
 
-    /// Waits until there is something new to say.
-    pub(super) async fn is_woken(&self) {
-        self.0.unsaid.notified().await;
+    /// Waits until a report becomes due at once.
+    pub(super) async fn woken(&self) {
+        self.0.is_due.notified().await;
     }
 
-    /// Waits until Redis knows all that is held, as long as a worker that ends can wait. What was
-    /// not said by then expires by itself.
-    pub(super) async fn part(&self) {
-        let all_said = async {
-            while !self.held().is_all_said() {
-                self.0.said.notified().await;
+    /// Waits until Redis knows all that is held, for as long as a worker that ends can wait. Slots
+    /// that are not reported by then expire by themselves.
+    pub(in crate::store) async fn flush(&self) {
+        let all_reported = async {
+            while !self.ledger().is_all_reported() {
+                self.0.has_reported.notified().await;
             }
         };
-        let _ = tokio::time::timeout(FAREWELL, all_said).await;
+        let _ = tokio::time::timeout(FLUSH_TIMEOUT, all_reported).await;
     }
 
-    /// The server may be another one: it is told everything anew.
+    /// The server may be another one: everything is reported again.
     pub(super) fn reconnected(&self) {
-        self.held().reconnected();
+        self.ledger().reconnected();
     }
 
-    /// Puts what is due to be said into the call that leaves now, beside what was gathered, and
-    /// adds to each group what is held of the slots it asks for or speaks of.
-    pub(super) fn say(&self, batch: &mut Batch, (now, generation): (Instant, u64)) {
-        for waiting in self.due(now, generation) {
-            // Bounded already: a full call must not keep slots from being let go of.
-            let _ = batch.add(waiting, usize::MAX);
+    /// Adds the reports that are due to the call that leaves now, and what is held to its groups.
+    pub(super) fn add_reports(&self, batch: &mut Batch, now: Instant, generation: u64) {
+        for report in self.due_reports(now, generation) {
+            // Bounded already: a full call must not keep slots from being freed.
+            let _ = batch.add(report, usize::MAX);
         }
-        self.fill(batch);
+        self.add_held(batch);
     }
 
-    /// What is due to be said.
-    pub(super) fn due(&self, now: Instant, generation: u64) -> Vec<Waiting> {
-        let say = |charge| {
-            Waiting::told(Question {
+    pub(super) fn due_reports(&self, now: Instant, generation: u64) -> Vec<QueuedRequest> {
+        let due = self.ledger().due(now, MAX_REPORTS);
+        let report = |charge: Charge| {
+            let request = StoreRequest {
+                slot: charge.first().map_or(0, super::slot_of),
                 charge,
-                operation: Operation::Say,
+                operation: Operation::Report,
                 extra: SmallVec::new(),
                 generation,
                 arrived: now,
-            })
+            };
+            request.without_answer()
         };
-        let due = self.held().due(now, MOST_SAID);
-        due.into_iter().map(say).collect()
+        due.into_iter().map(report).collect()
     }
 
-    /// Adds to each group what is held of the slots it asks for or speaks of.
-    pub(super) fn fill(&self, batch: &mut Batch) {
-        let held = self.held();
-        for bundle in &mut batch.bundles {
-            if matches!(bundle.operation, Operation::Charge(_) | Operation::Say)
-                && has_slots(bundle.charge())
-            {
-                let extra = bundle.charge().iter().map(|item| held.extra_for(item));
-                bundle.extra = extra.collect();
-            }
+    /// Adds to each group how much is held of the slots that it asks for or reports.
+    pub(super) fn add_held(&self, batch: &mut Batch) {
+        let ledger = self.ledger();
+        for bundle in batch.bundles.iter_mut().filter(|bundle| may_hold(bundle)) {
+            let held = bundle.charge().iter().map(|item| ledger.held(item));
+            bundle.extra = held.collect();
         }
     }
 
-    /// The call that said this has its answer.
-    pub(super) fn said(&self, bundle: &Bundle) {
-        if bundle.operation == Operation::Say {
-            self.held().said(bundle.charge());
-            self.0.said.notify_one();
+    /// The call with this bundle, a report, has its answer.
+    pub(super) fn reported(&self, bundle: &Bundle) {
+        if bundle.operation == Operation::Report {
+            self.ledger().reported(bundle.charge());
+            self.0.has_reported.notify_one();
         }
     }
 
-    /// Hands out what a call that is over has granted. What nobody waits for any more is let go of.
+    /// Hands out what a call has granted. Slots of askers that have gone are freed.
     pub(super) fn answer(
         &self,
         bundle: Bundle,
-        outcome: &mut Outcome,
-        seen: impl FnMut(&Charge, &Decision),
+        outcome: &mut GroupOutcome,
+        observe: impl FnMut(&Charge, &Decision),
     ) {
         if !has_slots(bundle.charge()) {
-            bundle.answer(outcome, seen);
+            bundle.answer(outcome, observe);
             return;
         }
         let slots = bundle.charge().clone();
-        self.held().granted(&slots, outcome.granted, clock::now());
-        for _ in 0..bundle.answer(outcome, seen) {
-            self.let_go(&slots);
+        self.ledger().granted(&slots, outcome.granted, clock::now());
+        for _ in 0..bundle.answer(outcome, observe) {
+            self.release(&slots);
         }
     }
 
-    /// The call that these were in has no answer.
+    /// The call with these bundles has no answer.
     pub(super) fn fail(&self, bundles: impl IntoIterator<Item = Bundle>, kind: StoreError) {
         for bundle in bundles {
-            self.unsure(&bundle);
+            self.note_unsure(&bundle);
             bundle.fail(kind);
         }
     }
@@ -163,84 +159,76 @@ impl SlotLease {
     pub(super) fn refuse(&self, bundles: Vec<Bundle>, kind: StoreError) {
         for bundle in bundles {
             match bundle.operation {
-                Operation::Say => self.held().refused(bundle.charge(), clock::now()),
-                _ => self.unsure(&bundle),
+                Operation::Report => self.ledger().refused(bundle.charge(), clock::now()),
+                _ => self.note_unsure(&bundle),
             }
             bundle.fail(kind);
         }
     }
 
-    fn unsure(&self, bundle: &Bundle) {
-        if matches!(bundle.operation, Operation::Charge(_) | Operation::Say)
-            && has_slots(bundle.charge())
-        {
-            self.held().unsure(bundle.charge(), clock::now());
+    fn note_unsure(&self, bundle: &Bundle) {
+        if may_hold(bundle) {
+            self.ledger().unsure(bundle.charge(), clock::now());
         }
     }
 
-    /// Counts what was admitted without Redis.
+    /// Counts slots that were admitted without Redis.
     pub(super) fn hold(&self, charge: &Charge) {
-        self.held().hold(charge, clock::now());
-        self.0.unsaid.notify_one();
+        self.ledger().hold(charge, clock::now());
+        self.0.is_due.notify_one();
     }
 
-    /// Lets go of what `charge` holds; Redis is told with the next call, which is due at once.
-    pub(super) fn let_go(&self, charge: &Charge) {
+    /// Frees the slots of `charge`. The next call, which is due at once, reports it to Redis.
+    pub(in crate::store) fn release(&self, charge: &Charge) {
         if has_slots(charge) {
-            self.held().let_go(charge);
-            self.0.unsaid.notify_one();
+            self.ledger().release(charge);
+            self.0.is_due.notify_one();
         }
     }
 
-    /// Whoever waits for what it asked.
-    pub(super) fn wait(&self, asked: Asked) -> Awaited {
-        let holder = has_slots(asked.charge()).then(|| self.clone());
-        Awaited { asked, holder }
+    /// Makes an answer free its slots if it is dropped before it is taken.
+    pub(super) fn guard(&self, answer: PendingAnswer) -> GuardedAnswer {
+        let holder = has_slots(answer.charge()).then(|| self.clone());
+        GuardedAnswer { answer, holder }
     }
 }
 
-/// An answer on its way. Dropped before it was taken, it lets go of what it grants.
+/// An answer on its way. Dropped before it is taken, it frees the slots that it grants.
 #[derive(Debug)]
-pub(crate) struct Awaited {
-    asked: Asked,
-    /// Who lets go of the slots that it may grant.
+pub struct GuardedAnswer {
+    answer: PendingAnswer,
+    /// `None` if there is nothing to free.
     holder: Option<SlotLease>,
 }
 
-impl Awaited {
-    /// Waits for it; what it grants is the caller's from here on. `charge` is what was asked.
-    pub(crate) async fn take(mut self, charge: &mut Charge) -> Answer {
-        let answer = std::future::poll_fn(|context| self.poll(context)).await;
-        *charge = self.asked.take_charge();
+impl GuardedAnswer {
+    /// Waits for the answer; the caller owns the slots that it grants. Puts the asked charge back
+    /// into `charge`.
+    pub(super) async fn take(mut self, charge: &mut Charge) -> StoreResult {
+        let answer = std::future::poll_fn(|context| self.answer.poll(context)).await;
+        self.holder = None;
+        *charge = self.answer.take_charge();
         answer
     }
 
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
-        let answer = self.asked.poll(context);
-        if answer.is_ready() {
-            self.holder = None;
-        }
-        answer
-    }
-
-    /// The answer if it has come.
-    pub(crate) fn try_take(&mut self) -> Option<Answer> {
-        let answer = self.asked.try_take()?;
+    /// The answer, once, if it has come.
+    pub(crate) fn try_take(&mut self) -> Option<StoreResult> {
+        let answer = self.answer.try_take()?;
         self.holder = None;
         Some(answer)
     }
 }
 
-impl Drop for Awaited {
+impl Drop for GuardedAnswer {
     fn drop(&mut self) {
         let Some(holder) = &self.holder else {
             return;
         };
-        // What the task has not answered by now, it lets go of itself.
-        if let Some(Ok(decision)) = self.asked.close()
+        // If the task has not answered by now, it frees the slots itself.
+        if let Some(Ok(decision)) = self.answer.close()
             && decision.allowed
         {
-            holder.let_go(self.asked.charge());
+            holder.release(self.answer.charge());
         }
     }
 }
@@ -249,6 +237,8 @@ fn has_slots(charge: &Charge) -> bool {
     charge.iter().any(is_slots)
 }
 
-fn is_slots(item: &LimitCheck) -> bool {
-    item.window.rule.algorithm == Algorithm::Slots
+/// Whether a bundle asks for slots or reports them.
+fn may_hold(bundle: &Bundle) -> bool {
+    matches!(bundle.operation, Operation::Charge(_) | Operation::Report)
+        && has_slots(bundle.charge())
 }

@@ -1,79 +1,82 @@
-//! What one worker holds of slots, and what Redis has yet to be told of it.
+//! The slots that one worker holds, and what Redis does not know of them yet.
 //!
-//! Redis keeps for each key what each holder last said and until when: a lease. Every statement is
-//! absolute, so it may be lost, late or said twice; what counts is the next one. From that follow
-//! the rules:
+//! For each key Redis keeps what each holder last reported, and until when: a lease. Every report
+//! is absolute, so it may be lost, late or sent twice; the next one counts. From that follow the
+//! rules:
 //!
-//! - what was granted was said by the call that granted it;
-//! - what was let go of, or granted while Redis was away, is unsaid: due at once;
-//! - what a call without an answer was about is unsaid as well: it may have been granted;
-//! - what is held is said again each third of its lease, and what is not held any more is said
-//!   once, then forgotten;
-//! - of what was not said for a whole lease Redis knows nothing: if it is not held, there is
-//!   nothing to say.
+//! - A grant needs no report: the call that granted it was one.
+//! - A slot that was freed, or granted while Redis was away, is reported at once.
+//! - If a call has no answer, its slots are reported at once: they may have been granted.
+//! - Held slots are reported again each third of their lease. A key with no slots left is reported
+//!   once, then forgotten.
+//! - If a key was not reported for a whole lease, Redis knows nothing of it: if no slots are held,
+//!   there is nothing to report.
 //!
-//! Pure: time is an argument. Bounded by what is held, and by what was said within a lease.
+//! Pure: time is an argument. Bounded by what is held, and by what was reported within a lease.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::limit::{Algorithm, Charge, LimitCheck};
+use crate::limit::{Charge, LimitCheck};
+use crate::store::is_slots;
 
-/// A holder says what it has this many times in a lease.
-const BEATS: u32 = 3;
-/// After Redis refused to write, this long passes before it is asked again.
-const REFUSED_REST: Duration = Duration::from_secs(1);
+/// Reports of a key in a lease.
+const REPORTS_PER_LEASE: u32 = 3;
+/// The pause after Redis refused to write a report.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct SlotLedger {
-    keys: HashMap<u128, Key>,
-    /// Keys that are due at once, oldest first; others may be among them.
-    unsaid: VecDeque<u128>,
-    /// When each key is to be said again; one entry for each of `keys`.
-    beats: BTreeSet<(Instant, u128)>,
+    keys: HashMap<u128, HeldKey>,
+    /// Keys to report at once, oldest first; others may be among them.
+    due_now: VecDeque<u128>,
+    /// When each key is to be reported again; one entry for each of `keys`.
+    schedule: BTreeSet<(Instant, u128)>,
 }
 
 #[derive(Debug)]
-struct Key {
-    /// Whose; its cost is 0, which makes of a charge a statement.
+struct HeldKey {
+    /// Its cost is 0, which makes of a charge a report.
     item: LimitCheck,
     units: u64,
-    state: State,
-    /// It waits in `unsaid`.
+    state: ReportState,
+    /// It waits in `due_now`.
     queued: bool,
-    beat: Instant,
-    /// When a call last left that may have said anything of it.
-    told: Option<Instant>,
+    next_report: Instant,
+    /// When a call last left that may have reported this key.
+    sent: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum ReportState {
     /// Redis knows less or more than is held.
-    Unsaid,
-    /// A call that says it is under way.
-    Saying,
+    Due,
+    /// A call that reports it is under way.
+    Sent,
     /// Redis knows it.
-    Said,
+    Known,
 }
 
 impl SlotLedger {
-    /// Units held now: what a call says of this item beside asking for more.
-    pub(super) fn extra_for(&self, item: &LimitCheck) -> u64 {
+    /// Units held now: what a call reports of this item beside asking for more.
+    pub(super) fn held(&self, item: &LimitCheck) -> u64 {
         self.keys.get(&item.id()).map_or(0, |key| key.units)
     }
 
-    /// When there is something to say: `None` while nothing is held.
+    /// When the next report is due; `None` while nothing is held.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        if !self.unsaid.is_empty() {
+        if !self.due_now.is_empty() {
             return Some(now);
         }
-        self.beats.first().map(|(at, _)| *at)
+        self.schedule.first().map(|(at, _)| *at)
     }
 
-    /// Whether nothing is due that Redis does not know.
-    pub(super) fn is_all_said(&self) -> bool {
-        self.keys.values().all(|key| key.state == State::Said)
+    /// Whether Redis knows all that is held.
+    pub(super) fn is_all_reported(&self) -> bool {
+        self.keys
+            .values()
+            .all(|key| key.state == ReportState::Known)
     }
 
     /// Redis granted `charge` so many times, in a call that is over.
@@ -81,67 +84,67 @@ impl SlotLedger {
         if times == 0 {
             return;
         }
-        for item in slots(charge) {
+        for item in slots_of(charge) {
             let key = self.key(item, now);
             key.units += item.cost * u64::from(times);
-            key.told = Some(now);
+            key.sent = Some(now);
         }
     }
 
-    /// `charge` was admitted without Redis, which is to know of it when it is back.
+    /// `charge` was admitted without Redis; Redis learns of it when it is back.
     pub(super) fn hold(&mut self, charge: &Charge, now: Instant) {
-        for item in slots(charge) {
+        for item in slots_of(charge) {
             self.key(item, now).units += item.cost;
-            self.make_unsaid(item.id());
+            self.make_due(item.id());
         }
     }
 
-    /// What `charge` held is let go of.
-    pub(super) fn let_go(&mut self, charge: &Charge) {
-        for item in slots(charge) {
+    /// Frees what `charge` held.
+    pub(super) fn release(&mut self, charge: &Charge) {
+        for item in slots_of(charge) {
             let id = item.id();
             let Some(key) = self.keys.get_mut(&id) else {
                 continue;
             };
             key.units = key.units.saturating_sub(item.cost);
-            if key.units == 0 && key.told.is_none() {
+            if key.units == 0 && key.sent.is_none() {
                 self.forget(id);
             } else {
-                self.make_unsaid(id);
+                self.make_due(id);
             }
         }
     }
 
-    /// What is due, at most `most` items, one to each charge: for the next call.
-    pub(super) fn due(&mut self, now: Instant, most: usize) -> Vec<Charge> {
+    /// The reports that are due, at most `max`, each a charge of one item: for the next call.
+    pub(super) fn due(&mut self, now: Instant, max: usize) -> Vec<Charge> {
         let mut due = Vec::new();
-        while due.len() < most
-            && let Some(id) = self.next_unsaid().or_else(|| self.next_beat(now))
+        while due.len() < max
+            && let Some(id) = self.next_due_now().or_else(|| self.next_scheduled(now))
         {
             let Some(key) = self.keys.get_mut(&id) else {
                 continue;
             };
             let lease = lease(&key.item);
-            if key.units == 0 && key.told.is_none_or(|told| now >= told + lease) {
+            if key.units == 0 && key.sent.is_none_or(|sent| now >= sent + lease) {
                 self.forget(id);
                 continue;
             }
-            key.state = State::Saying;
-            key.told = Some(now);
+            key.state = ReportState::Sent;
+            key.sent = Some(now);
             due.push([key.item.clone()].into_iter().collect());
-            self.beat_at(id, now + lease / BEATS);
+            self.schedule(id, now + lease / REPORTS_PER_LEASE);
         }
         due
     }
 
-    /// The call that said `charge`, one of those that were due, has its answer.
-    pub(super) fn said(&mut self, charge: &Charge) {
+    /// The call that reported `charge` has its answer.
+    pub(super) fn reported(&mut self, charge: &Charge) {
         for id in charge.iter().map(LimitCheck::id) {
             let Some(key) = self.keys.get_mut(&id) else {
                 continue;
             };
-            if key.state == State::Saying {
-                key.state = State::Said;
+            if key.state == ReportState::Sent {
+                key.state = ReportState::Known;
                 if key.units == 0 {
                     self.forget(id);
                 }
@@ -149,67 +152,67 @@ impl SlotLedger {
         }
     }
 
-    /// Redis would not write what `charge` said: again, but not at once.
+    /// Redis would not write the report `charge`: it is sent again, but not at once.
     pub(super) fn refused(&mut self, charge: &Charge, now: Instant) {
         for id in charge.iter().map(LimitCheck::id) {
             if let Some(key) = self.keys.get_mut(&id) {
-                let rest = (lease(&key.item) / BEATS).min(REFUSED_REST);
-                key.state = State::Said;
-                self.beat_at(id, now + rest);
+                let pause = (lease(&key.item) / REPORTS_PER_LEASE).min(REFUSED_PAUSE);
+                key.state = ReportState::Known;
+                self.schedule(id, now + pause);
             }
         }
     }
 
-    /// The connection is a new one: its server may know nothing of what is held.
+    /// The connection is new: its server may know nothing of what is held.
     pub(super) fn reconnected(&mut self) {
         let ids: Vec<u128> = self.keys.keys().copied().collect();
-        ids.into_iter().for_each(|id| self.make_unsaid(id));
+        ids.into_iter().for_each(|id| self.make_due(id));
     }
 
-    /// A call with `charge` in it left at `sent` and got no answer: it may have been granted.
+    /// A call with `charge` left at `sent` and got no answer: it may have been granted.
     pub(super) fn unsure(&mut self, charge: &Charge, sent: Instant) {
-        for item in slots(charge) {
-            self.key(item, sent).told = Some(sent);
-            self.make_unsaid(item.id());
+        for item in slots_of(charge) {
+            self.key(item, sent).sent = Some(sent);
+            self.make_due(item.id());
         }
     }
 
     /// The item's key, made with nothing held if there is none.
-    fn key(&mut self, item: &LimitCheck, now: Instant) -> &mut Key {
-        let (id, beat) = (item.id(), now + lease(item) / BEATS);
-        let beats = &mut self.beats;
+    fn key(&mut self, item: &LimitCheck, now: Instant) -> &mut HeldKey {
+        let (id, next_report) = (item.id(), now + lease(item) / REPORTS_PER_LEASE);
+        let schedule = &mut self.schedule;
         self.keys.entry(id).or_insert_with(|| {
-            beats.insert((beat, id));
+            schedule.insert((next_report, id));
             let item = LimitCheck {
                 cost: 0,
                 ..item.clone()
             };
-            Key {
+            HeldKey {
                 item,
                 units: 0,
-                state: State::Said,
+                state: ReportState::Known,
                 queued: false,
-                beat,
-                told: None,
+                next_report,
+                sent: None,
             }
         })
     }
 
-    fn make_unsaid(&mut self, id: u128) {
+    fn make_due(&mut self, id: u128) {
         if let Some(key) = self.keys.get_mut(&id) {
-            key.state = State::Unsaid;
+            key.state = ReportState::Due;
             if !key.queued {
                 key.queued = true;
-                self.unsaid.push_back(id);
+                self.due_now.push_back(id);
             }
         }
     }
 
-    fn next_unsaid(&mut self) -> Option<u128> {
-        while let Some(id) = self.unsaid.pop_front() {
+    fn next_due_now(&mut self) -> Option<u128> {
+        while let Some(id) = self.due_now.pop_front() {
             if let Some(key) = self.keys.get_mut(&id) {
                 key.queued = false;
-                if key.state == State::Unsaid {
+                if key.state == ReportState::Due {
                     return Some(id);
                 }
             }
@@ -217,30 +220,29 @@ impl SlotLedger {
         None
     }
 
-    fn next_beat(&self, now: Instant) -> Option<u128> {
-        let (at, id) = self.beats.first()?;
+    fn next_scheduled(&self, now: Instant) -> Option<u128> {
+        let (at, id) = self.schedule.first()?;
         (*at <= now).then_some(*id)
     }
 
-    fn beat_at(&mut self, id: u128, at: Instant) {
+    fn schedule(&mut self, id: u128, at: Instant) {
         if let Some(key) = self.keys.get_mut(&id) {
-            self.beats.remove(&(key.beat, id));
-            self.beats.insert((at, id));
-            key.beat = at;
+            self.schedule.remove(&(key.next_report, id));
+            self.schedule.insert((at, id));
+            key.next_report = at;
         }
     }
 
     fn forget(&mut self, id: u128) {
         if let Some(key) = self.keys.remove(&id) {
-            self.beats.remove(&(key.beat, id));
+            self.schedule.remove(&(key.next_report, id));
         }
     }
 }
 
-/// The items of `charge` that are held rather than spent.
-fn slots(charge: &Charge) -> impl Iterator<Item = &LimitCheck> {
-    let held = |item: &&LimitCheck| item.window.rule.algorithm == Algorithm::Slots;
-    charge.iter().filter(held)
+/// The items of `charge` that hold slots.
+fn slots_of(charge: &Charge) -> impl Iterator<Item = &LimitCheck> {
+    charge.iter().filter(|item| is_slots(item))
 }
 
 fn lease(item: &LimitCheck) -> Duration {
@@ -253,7 +255,7 @@ mod tests {
 
     use super::*;
     use crate::clock;
-    use crate::limit::{Key as LimitKey, KeyHash, Limit, Rule};
+    use crate::limit::{Algorithm, Key, KeyHash, Limit, Rule};
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -264,7 +266,7 @@ mod tests {
             window_us: 30_000_000,
             precision_us: 1,
         };
-        let limit = Limit::new("jobs", &[rule], LimitKey::parse(["ip"]).unwrap());
+        let limit = Limit::new("jobs", &[rule], Key::parse(["ip"]).unwrap());
         let item = LimitCheck {
             window: Arc::clone(&limit.windows[0]),
             limit: Arc::new(limit),
@@ -280,9 +282,9 @@ mod tests {
         let due = held.due(now, 100);
         let said = due
             .iter()
-            .map(|charge| (charge[0].tag.0[0], held.extra_for(&charge[0])))
+            .map(|charge| (charge[0].tag.0[0], held.held(&charge[0])))
             .collect();
-        due.iter().for_each(|charge| held.said(charge));
+        due.iter().for_each(|charge| held.reported(charge));
         said
     }
 
@@ -291,29 +293,29 @@ mod tests {
         let (mut held, start) = (SlotLedger::default(), clock::now());
         assert_eq!(held.next_due(start), None);
         held.granted(&request(1), 2, start);
-        assert_eq!(held.extra_for(&request(1)[0]), 2);
+        assert_eq!(held.held(&request(1)[0]), 2);
         assert_eq!(held.next_due(start), Some(start + LEASE / 3));
         assert_eq!(says(&mut held, start), []);
         assert_eq!(says(&mut held, start + LEASE / 3), [(1, 2)]);
         assert_eq!(says(&mut held, start + LEASE / 3), []);
         assert_eq!(says(&mut held, start + LEASE * 2 / 3), [(1, 2)]);
-        held.let_go(&request(1));
+        held.release(&request(1));
         assert_eq!(held.next_due(start + LEASE), Some(start + LEASE));
         assert_eq!(says(&mut held, start + LEASE), [(1, 1)]);
-        held.let_go(&request(1));
+        held.release(&request(1));
         assert_eq!(says(&mut held, start + LEASE), [(1, 0)]);
         assert_eq!(held.next_due(start + LEASE), None);
-        assert!(held.keys.is_empty() && held.beats.is_empty());
+        assert!(held.keys.is_empty() && held.schedule.is_empty());
     }
 
     #[test]
     fn what_changes_while_a_call_is_under_way_is_said_by_the_next() {
         let (mut held, now) = (SlotLedger::default(), clock::now());
         held.granted(&request(1), 2, now);
-        held.let_go(&request(1));
+        held.release(&request(1));
         let due = held.due(now, 100);
-        held.let_go(&request(1));
-        held.said(&due[0]);
+        held.release(&request(1));
+        held.reported(&due[0]);
         assert_eq!(says(&mut held, now), [(1, 0)]);
         assert!(held.keys.is_empty());
     }
@@ -322,11 +324,11 @@ mod tests {
     fn a_grant_in_the_call_that_says_nothing_is_held_stays_held() {
         let (mut held, now) = (SlotLedger::default(), clock::now());
         held.granted(&request(1), 1, now);
-        held.let_go(&request(1));
+        held.release(&request(1));
         let due = held.due(now, 100);
-        held.said(&due[0]);
+        held.reported(&due[0]);
         held.granted(&request(1), 1, now);
-        assert_eq!(held.extra_for(&request(1)[0]), 1);
+        assert_eq!(held.held(&request(1)[0]), 1);
         assert_eq!(says(&mut held, now + LEASE), [(1, 1)]);
     }
 
@@ -337,7 +339,7 @@ mod tests {
         assert_eq!(says(&mut held, now), [(1, 0)]);
         assert!(held.keys.is_empty());
         held.granted(&request(2), 1, now);
-        held.let_go(&request(2));
+        held.release(&request(2));
         let due = held.due(now, 100);
         held.unsure(&due[0], now);
         assert_eq!(says(&mut held, now), [(2, 0)]);
@@ -347,10 +349,10 @@ mod tests {
     fn what_no_lease_can_remember_any_more_is_not_said() {
         let (mut held, now) = (SlotLedger::default(), clock::now());
         held.granted(&request(1), 1, now);
-        held.let_go(&request(1));
+        held.release(&request(1));
         assert_eq!(says(&mut held, now + LEASE), []);
         held.hold(&request(2), now);
-        held.let_go(&request(2));
+        held.release(&request(2));
         assert!(held.keys.is_empty(), "it was never told");
     }
 
@@ -373,7 +375,7 @@ mod tests {
         held.hold(&request(1), now);
         let due = held.due(now, 100);
         held.refused(&due[0], now);
-        assert_eq!(held.next_due(now), Some(now + REFUSED_REST));
-        assert_eq!(says(&mut held, now + REFUSED_REST), [(1, 1)]);
+        assert_eq!(held.next_due(now), Some(now + REFUSED_PAUSE));
+        assert_eq!(says(&mut held, now + REFUSED_PAUSE), [(1, 1)]);
     }
 }

@@ -1,12 +1,14 @@
-//! What lines look like, and which are written.
+//! The formats of lines, and which lines are written.
+
+use std::net::IpAddr;
 
 use super::*;
-use crate::limit::KeyHash;
-use crate::telemetry::lines::tests::Faulty;
+use crate::limit::{DeniedKey, KeyHash};
+use crate::telemetry::log_writer::tests::Faulty;
 
-/// Hands an entry to whoever writes it.
-fn with_entry(write: impl FnOnce(&Entry<'_>)) {
-    write(&Entry {
+/// Calls `write` with an entry.
+fn with_entry(write: impl FnOnce(&AccessEntry<'_>)) {
+    write(&AccessEntry {
         unix_us: 1_795_214_226_123_456,
         duration: Duration::from_micros(234),
         client: IpAddr::from([1, 2, 3, 4]),
@@ -17,7 +19,7 @@ fn with_entry(write: impl FnOnce(&Entry<'_>)) {
         truncated: None,
         route: Some("login"),
         outcome: Outcome::Denied,
-        denied_by: &[("per_ip".into(), Some(Shown::Hash(KeyHash([0xfb; 16]))))],
+        denied_by: &[("per_ip".into(), Some(DeniedKey::Hash(KeyHash([0xfb; 16]))))],
         would_deny: &["search".into()],
         reason: None,
         grpc_status: None,
@@ -28,7 +30,7 @@ fn with_entry(write: impl FnOnce(&Entry<'_>)) {
 
 #[test]
 fn each_format_keeps_a_request_on_one_line() {
-    let line = |write: fn(&mut Vec<u8>, &Entry<'_>)| {
+    let line = |write: fn(&mut Vec<u8>, &AccessEntry<'_>)| {
         let mut out = Vec::new();
         with_entry(|entry| write(&mut out, entry));
         String::from_utf8(out).unwrap()
@@ -78,12 +80,28 @@ fn lines_that_are_not_written_count_as_dropped() {
 }
 
 #[test]
-fn what_is_buffered_is_written_when_the_log_ends() {
+fn buffered_lines_are_written_when_the_log_ends() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let target = LogTarget::File(file.path().to_owned());
     let log = Arc::new(AccessLog::open(&target, LogFormat::Text, 0.0).unwrap());
     let buffer = log.buffer();
     with_entry(|entry| buffer.record(entry));
     drop((buffer, log));
-    assert_eq!(lines::count(&std::fs::read(file.path()).unwrap()), 1);
+    assert_eq!(count(&std::fs::read(file.path()).unwrap()), 1);
+}
+
+#[test]
+fn shadow_decisions_are_logged_once_a_minute_if_any_was_a_denial() {
+    let summary = ShadowSummary::default();
+    for request in 0..10 {
+        summary.note(&"search".into(), Role::Shadow, request < 3);
+        summary.note(&"search".into(), Role::Candidate, false);
+    }
+    let mut period = summary.0.lock().unwrap();
+    let start = period.began;
+    let mut due = |at| period.take_due(at, SHADOW_PERIOD);
+    assert!(due(start + SHADOW_PERIOD / 2).is_empty());
+    let lines = due(start + SHADOW_PERIOD);
+    assert_eq!(lines, ["limit search (shadow): would have denied 3 of 10"]);
+    assert!(due(start + SHADOW_PERIOD * 2).is_empty());
 }

@@ -1,131 +1,143 @@
-//! Where one worker counts: cells that it alone writes and anybody may read.
+//! The cells of one worker: counters that one thread writes and every thread may read.
 //!
-//! A single writer needs no locked instruction: it reads its own number and stores the next one.
-//! Cells that are written together lie together, on cache lines that no other worker writes to.
+//! A single writer needs no locked instruction: it loads a counter and stores the next value. Cells
+//! that are written together lie together, on cache lines that no other worker writes.
+//!
+//! Only a fixed set of methods and status codes has series of its own. All others share series, so
+//! that clients cannot create series.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::codes::{CODES, METHODS, code_of};
+use http::Method;
+
 use super::grpc::{GRPC_STATUSES, GrpcStatus};
 
-/// A number that one thread alone adds to.
+/// A counter that only one thread adds to. If two threads do so at once, one addition may be lost.
 #[derive(Debug, Default)]
-pub struct Count(AtomicU64);
+pub struct WorkerCounter(AtomicU64);
 
-impl Count {
-    /// Adds `more`. Of two threads that do so at once one is forgotten.
+impl WorkerCounter {
     pub fn add(&self, more: u64) {
         let now = self.0.load(Ordering::Relaxed);
         self.0.store(now.wrapping_add(more), Ordering::Relaxed);
     }
 
-    /// What it is by now.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How many answers had which status.
+/// Adds counters to sums, one by one.
+pub(super) fn add_counters(sums: &mut [u64], counters: &[WorkerCounter]) {
+    for (sum, counter) in sums.iter_mut().zip(counters) {
+        *sum += counter.get();
+    }
+}
+
+fn zeros<const N: usize>() -> [WorkerCounter; N] {
+    std::array::from_fn(|_| WorkerCounter::default())
+}
+
+/// Answers by status, in the order of [`CODES`].
 #[derive(Debug)]
-pub struct Codes([Count; CODES.len()]);
+pub struct Codes([WorkerCounter; CODES.len()]);
 
 impl Default for Codes {
     fn default() -> Codes {
-        Codes(std::array::from_fn(|_| Count::default()))
+        Codes(zeros())
     }
 }
 
 impl Codes {
-    /// One more of `status`.
     pub fn count(&self, status: u16) {
         self.0[code_of(status)].add(1);
     }
 
-    /// How many of each, in the order of [`CODES`].
-    pub fn get(&self) -> [u64; CODES.len()] {
-        std::array::from_fn(|code| self.0[code].get())
+    fn add_to(&self, sum: &mut [u64; CODES.len()]) {
+        add_counters(sum, &self.0);
     }
 }
 
-/// How many calls ended with which status; made with the first call.
+/// Calls of gRPC by status. The first call allocates the counters.
 #[derive(Debug, Default)]
-pub struct GrpcCells(OnceLock<Box<[Count; GRPC_STATUSES.len()]>>);
+pub struct GrpcCells(OnceLock<Box<[WorkerCounter; GRPC_STATUSES.len()]>>);
 
-/// The same of all workers, in the order of [`GRPC_STATUSES`]; nothing where there were no calls.
+/// Calls of all workers, in the order of [`GRPC_STATUSES`]. `None` if there were no calls.
 pub type GrpcSum = Option<Box<[u64; GRPC_STATUSES.len()]>>;
 
 impl GrpcCells {
-    /// One more call.
     pub fn count(&self, status: GrpcStatus) {
-        let new = || Box::new(std::array::from_fn(|_| Count::default()));
-        self.0.get_or_init(new)[status.index()].add(1);
+        self.0.get_or_init(|| Box::new(zeros()))[status.index()].add(1);
     }
 
-    /// Adds what is here to `sum`.
     pub fn add_to(&self, sum: &mut GrpcSum) {
-        let Some(counts) = self.0.get() else { return };
-        let sum = sum.get_or_insert_with(|| Box::new([0; GRPC_STATUSES.len()]));
-        for (sum, count) in sum.iter_mut().zip(counts.iter()) {
-            *sum += count.get();
+        if let Some(counters) = self.0.get() {
+            let sum = sum.get_or_insert_with(|| Box::new([0; GRPC_STATUSES.len()]));
+            add_counters(&mut **sum, &**counters);
         }
     }
 }
 
-/// Upper bounds of a request's duration, microseconds.
+/// Upper bounds of the duration of a request, microseconds.
 pub const REQUEST_BOUNDS: [u64; 14] = [
     500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000,
     2_500_000, 5_000_000, 10_000_000,
 ];
 
-/// The same for a decision.
+/// Upper bounds of the duration of a decision, microseconds.
 pub const DECISION_BOUNDS: [u64; 14] = [
     1, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 100_000,
 ];
 
-/// Durations in classes; which bounds they have is the reader's to know. What each one adds to
-/// comes first, on one cache line with the classes of nearly all.
+/// Durations by class; the last class is above all bounds. The sum, which every duration changes,
+/// is on one cache line with the first classes, which hold nearly all durations.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Histogram {
-    sum_us: Count,
-    classes: [Count; 15],
+    sum_us: WorkerCounter,
+    classes: [WorkerCounter; 15],
 }
 
 impl Histogram {
-    /// One more of so long.
     pub fn observe(&self, took: Duration, bounds: &[u64; 14]) {
         let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        // Most are in one of the first.
+        // Most durations are in one of the first classes.
         let class = bounds.iter().position(|bound| us <= *bound);
         self.classes[class.unwrap_or(bounds.len())].add(1);
         self.sum_us.add(us);
     }
 
-    /// Adds what is here to `sum`.
     pub fn add_to(&self, sum: &mut Durations) {
-        for (sum, class) in sum.classes.iter_mut().zip(&self.classes) {
-            *sum += class.get();
-        }
+        add_counters(&mut sum.classes, &self.classes);
         sum.sum_us += self.sum_us.get();
     }
 }
 
-/// What several histograms say together.
+/// The sum of several histograms.
 #[derive(Clone, Debug, Default)]
 pub struct Durations {
-    /// How many in each class, the last one above all bounds.
+    /// Durations by class; the last class is above all bounds.
     pub classes: [u64; 15],
-    /// All together, microseconds.
+    /// All durations together, microseconds.
     pub sum_us: u64,
 }
 
-/// What one worker counts of one route.
+/// An answer to a client, as it is counted.
+#[derive(Clone, Copy, Debug)]
+pub struct CountedAnswer {
+    /// An index into [`METHODS`].
+    pub method: u8,
+    pub status: u16,
+    pub took: Duration,
+}
+
+/// The counters of one route on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct RouteCells {
-    /// Made with the first request of a method: few routes see all of them.
+    /// The first request of a method allocates its counters: few routes get all methods.
     methods: [OnceLock<Box<Codes>>; METHODS.len()],
     duration: Histogram,
     /// Calls of gRPC by their own status.
@@ -133,20 +145,16 @@ pub struct RouteCells {
 }
 
 impl RouteCells {
-    /// One more request.
-    pub fn count(&self, method: u8, status: u16, took: Duration) {
-        let codes = &self.methods[usize::from(method) % METHODS.len()];
-        codes.get_or_init(Box::default).count(status);
-        self.duration.observe(took, &REQUEST_BOUNDS);
+    pub fn count(&self, answer: CountedAnswer) {
+        let codes = &self.methods[usize::from(answer.method) % METHODS.len()];
+        codes.get_or_init(Box::default).count(answer.status);
+        self.duration.observe(answer.took, &REQUEST_BOUNDS);
     }
 
-    /// Adds what is here to `sum`.
     pub fn add_to(&self, sum: &mut RouteSum) {
         for (sum, codes) in sum.methods.iter_mut().zip(&self.methods) {
-            let Some(codes) = codes.get() else { continue };
-            let sum = sum.get_or_insert_with(|| Box::new([0; CODES.len()]));
-            for (sum, count) in sum.iter_mut().zip(codes.get()) {
-                *sum += count;
+            if let Some(codes) = codes.get() {
+                codes.add_to(sum.get_or_insert_with(|| Box::new([0; CODES.len()])));
             }
         }
         self.duration.add_to(&mut sum.duration);
@@ -154,106 +162,100 @@ impl RouteCells {
     }
 }
 
-/// What all workers have counted of one route.
+/// The counters of one route, of all workers.
 #[derive(Clone, Debug, Default)]
 pub struct RouteSum {
-    /// By method and code; nothing for a method that nobody used.
+    /// Answers by method and code. `None` for a method without requests.
     pub methods: [Option<Box<[u64; CODES.len()]>>; METHODS.len()],
-    /// How long they took.
     pub duration: Durations,
     /// Calls of gRPC by their own status.
     pub grpc: GrpcSum,
 }
 
 impl RouteSum {
-    /// How many requests there were.
     pub fn requests(&self) -> u64 {
-        let all = self.methods.iter().flatten();
-        all.map(|codes| codes.iter().sum::<u64>()).sum()
+        let codes = self.methods.iter().flatten();
+        codes.map(|counts| counts.iter().sum::<u64>()).sum()
     }
 
-    /// How many of them a server's error answered.
+    /// Answers with 5xx.
     pub fn errors(&self) -> u64 {
-        let is_error = |code: &&str| code.starts_with('5');
-        let all = self.methods.iter().flatten();
-        let errors = all.flat_map(|codes| codes.iter().zip(&CODES));
-        errors
-            .filter(|(_, code)| is_error(code))
-            .map(|(count, _)| count)
-            .sum()
+        let codes = self.methods.iter().flatten();
+        let counts = codes.flat_map(|counts| counts.iter().zip(&CODES));
+        let errors = counts.filter(|(_, code)| code.starts_with('5'));
+        errors.map(|(count, _)| count).sum()
     }
 }
 
-/// What a limit said of a request.
+/// The decision of a limit about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It let it pass.
+pub enum LimitVerdict {
     Allowed,
-    /// It denied it.
     Denied,
-    /// It is on trial, and would have denied it.
+    /// A limit in shadow mode would have denied the request.
     ShadowDenied,
-    /// It was not asked: the request or its client is exempt.
+    /// The request or its client is exempt from the limit.
     Bypassed,
 }
 
-impl Verdict {
-    /// All, in the order in which they are counted.
+impl LimitVerdict {
+    /// The labels, in the order of the variants.
     pub const WORDS: [&str; 4] = ["allowed", "denied", "shadow_denied", "bypassed"];
-}
 
-/// Who decides, in the order in which decisions are counted.
-pub const SOURCES: [&str; 4] = ["store", "local", "cache", "lease"];
-
-/// What one worker counts of one limit.
-#[derive(Debug, Default)]
-#[repr(align(64))]
-pub struct LimitCells([[Count; SOURCES.len()]; Verdict::WORDS.len()]);
-
-/// What all workers have counted of one limit: by verdict, then by source.
-pub type LimitSum = [[u64; SOURCES.len()]; Verdict::WORDS.len()];
-
-impl LimitCells {
-    /// One more decision, by the source of this index.
-    pub fn count(&self, verdict: Verdict, source: usize) {
-        self.0[verdict as usize][source % SOURCES.len()].add(1);
-    }
-
-    /// Adds what is here to `sum`.
-    pub fn add_to(&self, sum: &mut LimitSum) {
-        for (sum, counts) in sum.iter_mut().flatten().zip(self.0.iter().flatten()) {
-            *sum += counts.get();
+    /// The verdict of a limit in shadow mode.
+    pub(super) fn of_trial(allowed: bool) -> LimitVerdict {
+        match allowed {
+            true => LimitVerdict::Allowed,
+            false => LimitVerdict::ShadowDenied,
         }
     }
 }
 
-/// Why requests are sent to an upstream again, in the order in which that is counted.
+/// The sources of decisions, in the order in which they are counted.
+pub const SOURCES: [&str; 4] = ["store", "local", "cache", "lease"];
+
+/// The counters of one limit on one worker.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct LimitCells([[WorkerCounter; SOURCES.len()]; LimitVerdict::WORDS.len()]);
+
+/// The counters of one limit, of all workers: by verdict, then by source.
+pub type LimitSum = [[u64; SOURCES.len()]; LimitVerdict::WORDS.len()];
+
+impl LimitCells {
+    /// Counts a decision. `source` is an index into [`SOURCES`].
+    pub fn count(&self, verdict: LimitVerdict, source: usize) {
+        self.0[verdict as usize][source % SOURCES.len()].add(1);
+    }
+
+    pub fn add_to(&self, sum: &mut LimitSum) {
+        add_counters(sum.as_flattened_mut(), self.0.as_flattened());
+    }
+}
+
+/// The reasons for another attempt at an upstream, in the order in which they are counted.
 pub const RETRIES: [&str; 4] = ["unsent", "closed", "timeout", "status"];
 
-/// What one worker counts of one upstream.
+/// The counters of one upstream on one worker.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub struct UpstreamCells {
-    /// Answers, of every attempt.
+    /// The answers to all attempts.
     pub codes: Codes,
-    /// Attempts without one.
-    pub failures: Count,
+    /// Attempts without an answer.
+    pub failures: WorkerCounter,
     /// Further attempts, by [`RETRIES`].
-    pub retries: [Count; RETRIES.len()],
+    pub retries: [WorkerCounter; RETRIES.len()],
     /// Answers to calls of gRPC, by their own status.
     pub grpc: GrpcCells,
 }
 
-/// What all workers have counted of one upstream.
+/// The counters of one upstream, of all workers.
 #[derive(Clone, Debug)]
 pub struct UpstreamSum {
-    /// Answers by [`CODES`].
     pub codes: [u64; CODES.len()],
-    /// Attempts without one.
     pub failures: u64,
-    /// Further attempts, by [`RETRIES`].
     pub retries: [u64; RETRIES.len()],
-    /// Answers to calls of gRPC, by their own status.
     pub grpc: GrpcSum,
 }
 
@@ -269,37 +271,90 @@ impl Default for UpstreamSum {
 }
 
 impl UpstreamCells {
-    /// Adds what is here to `sum`.
     pub fn add_to(&self, sum: &mut UpstreamSum) {
-        for (sum, count) in sum.codes.iter_mut().zip(self.codes.get()) {
-            *sum += count;
-        }
+        self.codes.add_to(&mut sum.codes);
         sum.failures += self.failures.get();
-        for (sum, count) in sum.retries.iter_mut().zip(&self.retries) {
-            *sum += count.get();
-        }
+        add_counters(&mut sum.retries, &self.retries);
         self.grpc.add_to(&mut sum.grpc);
     }
 }
 
-/// What one worker counts of one server.
+/// The counters of one server on one worker.
 #[derive(Debug, Default)]
 pub struct ServerCells {
     /// Attempts.
-    pub requests: Count,
-    /// Those without a usable answer, or with one that says that the server failed: a 5xx, the
-    /// same in gRPC, or a status that `eject` names.
-    pub failures: Count,
-    /// Answers that ended before their end, which are failures too.
-    pub truncated: Count,
+    pub requests: WorkerCounter,
+    /// Attempts without a usable answer, or with an answer that says that the server failed: a 5xx,
+    /// the same in gRPC, or a status that `eject` names.
+    pub failures: WorkerCounter,
+    /// Answers that ended before their end. They are failures too.
+    pub truncated: WorkerCounter,
 }
 
 impl ServerCells {
-    /// Goes on where `old` is.
+    /// Adds the counts of `old`.
     pub fn go_on(&self, old: &ServerCells) {
         self.requests.add(old.requests.get());
         self.failures.add(old.failures.get());
         self.truncated.add(old.truncated.get());
+    }
+}
+
+/// Methods with a series of their own, and a word for all others.
+pub const METHODS: [&str; 8] = [
+    "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "other",
+];
+
+/// Status codes with a series of their own, and for each hundred a word for its other codes.
+pub const CODES: [&str; 48] = [
+    "101", "200", "201", "202", "203", "204", "206", "207", "301", "302", "303", "304", "307",
+    "308", "400", "401", "402", "403", "404", "405", "406", "408", "409", "410", "411", "412",
+    "413", "414", "415", "416", "417", "421", "422", "425", "428", "429", "431", "451", "500",
+    "501", "502", "503", "504", "1xx", "2xx", "3xx", "4xx", "5xx",
+];
+
+/// The index of `1xx`.
+const HUNDREDS: usize = CODES.len() - 5;
+
+/// The indices in `CODES` of the statuses from 100 to 599.
+static INDEX: [u8; 500] = index();
+
+const fn index() -> [u8; 500] {
+    let mut table = [0; 500];
+    let mut status = 0;
+    while status < table.len() {
+        table[status] = (HUNDREDS + status / 100) as u8;
+        status += 1;
+    }
+    let mut code = 0;
+    while code < HUNDREDS {
+        let digits = CODES[code].as_bytes();
+        let number = (digits[0] - b'0') as usize * 100
+            + (digits[1] - b'0') as usize * 10
+            + (digits[2] - b'0') as usize;
+        table[number - 100] = code as u8;
+        code += 1;
+    }
+    table
+}
+
+/// The index of a status in [`CODES`]. A number that is no status of HTTP counts as 5xx.
+pub fn code_of(status: u16) -> usize {
+    let index = INDEX.get(usize::from(status).wrapping_sub(100));
+    index.map_or(CODES.len() - 1, |index| usize::from(*index))
+}
+
+/// The index of a method in [`METHODS`].
+pub fn method_of(method: &Method) -> u8 {
+    match *method {
+        Method::GET => 0,
+        Method::HEAD => 1,
+        Method::POST => 2,
+        Method::PUT => 3,
+        Method::PATCH => 4,
+        Method::DELETE => 5,
+        Method::OPTIONS => 6,
+        _ => 7,
     }
 }
 
@@ -320,12 +375,20 @@ mod tests {
         assert_eq!((sum.classes[0], sum.sum_us), (2, 20_001_002));
     }
 
+    fn answer(method: u8, status: u16) -> CountedAnswer {
+        CountedAnswer {
+            method,
+            status,
+            took: Duration::ZERO,
+        }
+    }
+
     #[test]
     fn a_route_is_counted_by_method_and_code() {
         let (one, other) = (RouteCells::default(), RouteCells::default());
-        one.count(0, 200, Duration::ZERO);
-        one.count(0, 503, Duration::ZERO);
-        other.count(2, 200, Duration::ZERO);
+        one.count(answer(0, 200));
+        one.count(answer(0, 503));
+        other.count(answer(2, 200));
         let mut sum = RouteSum::default();
         one.add_to(&mut sum);
         other.add_to(&mut sum);
@@ -349,5 +412,28 @@ mod tests {
         assert_eq!((seen("0"), seen("14"), seen("16")), (1, 2, 1));
         assert_eq!((seen("other"), seen("none")), (3, 1));
         assert_eq!(crate::telemetry::metrics::grpc::failures(&sum), 3);
+    }
+
+    #[test]
+    fn every_status_is_counted_as_itself_or_with_its_hundred() {
+        for status in 0..=u16::MAX {
+            let code = CODES[code_of(status)];
+            let own = code == status.to_string();
+            let hundred = code.ends_with("xx") && code.starts_with(&(status / 100).to_string());
+            let odd = !(100..600).contains(&status) && code == "5xx";
+            assert!(own || hundred || odd, "{status} is counted as {code}");
+        }
+        assert_eq!(CODES[code_of(429)], "429");
+        assert_eq!(CODES[code_of(418)], "4xx");
+    }
+
+    #[test]
+    fn every_method_has_a_place() {
+        for (index, name) in METHODS.iter().enumerate() {
+            let method = Method::from_bytes(name.as_bytes()).unwrap();
+            assert_eq!(usize::from(method_of(&method)), index);
+        }
+        let odd = Method::from_bytes(b"BREW").unwrap();
+        assert_eq!(METHODS[usize::from(method_of(&odd))], "other");
     }
 }

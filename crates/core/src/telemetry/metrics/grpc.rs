@@ -1,7 +1,7 @@
 //! The status of a gRPC call.
 //!
-//! HTTP says 200 of nearly every call. How it went is in `grpc-status`: in the trailers of its
-//! answer, or in the head of an answer without a body.
+//! Nearly every call has the HTTP status 200. Its own status is in `grpc-status`: in the trailers
+//! of the answer, or in the head of an answer without a body.
 
 use std::fmt;
 
@@ -22,9 +22,8 @@ const NONE: usize = 18;
 /// How one call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrpcStatus {
-    /// With this number.
     Code(u16),
-    /// Its answer ended, or broke off, without a status.
+    /// The answer ended, or broke off, without a status.
     Missing,
 }
 
@@ -38,9 +37,9 @@ impl GrpcStatus {
         value.trim().parse().ok().map(GrpcStatus::Code)
     }
 
-    /// The status that the head of an answer tells; nothing where it comes with the trailers. An
-    /// answer of HTTP without a status of gRPC means the status that clients make of it
-    /// (gRPC, "HTTP to gRPC Status Code Mapping").
+    /// The status in the head of an answer. `None` if the trailers will have it. For an answer
+    /// without `grpc-status` whose HTTP status is not 200, this is the status to which clients map
+    /// the HTTP status (gRPC, "HTTP to gRPC Status Code Mapping").
     pub fn in_head<B>(answer: &Response<B>) -> Option<GrpcStatus> {
         let of_http = || match answer.status() {
             StatusCode::OK => None,
@@ -49,7 +48,6 @@ impl GrpcStatus {
         GrpcStatus::of(answer.headers()).or_else(of_http)
     }
 
-    /// The number, where there is one.
     pub fn code(self) -> Option<u16> {
         match self {
             GrpcStatus::Code(code) => Some(code),
@@ -66,8 +64,7 @@ impl GrpcStatus {
         )
     }
 
-    /// The status of HTTP that says the same of a server. A server that ends its answer without a
-    /// status is a bad gateway's.
+    /// The HTTP status with the same meaning. An answer without a status means 502.
     pub fn as_http(self) -> StatusCode {
         match self {
             GrpcStatus::Code(2 | 13 | 15) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -79,7 +76,7 @@ impl GrpcStatus {
         }
     }
 
-    /// Its place in [`GRPC_STATUSES`].
+    /// The index in [`GRPC_STATUSES`].
     pub fn index(self) -> usize {
         match self {
             GrpcStatus::Code(code) => usize::from(code).min(OTHER),
@@ -97,7 +94,7 @@ impl fmt::Display for GrpcStatus {
     }
 }
 
-/// What clients make of an answer of HTTP that has no status of gRPC.
+/// The status to which clients map an HTTP status.
 fn meaning(status: StatusCode) -> u16 {
     match status.as_u16() {
         400 => 13,
@@ -109,7 +106,7 @@ fn meaning(status: StatusCode) -> u16 {
     }
 }
 
-/// Whether the status of an answer is part of its body, where a proxy does not look: gRPC-Web.
+/// Whether the status of an answer is part of its body, which a proxy does not read: gRPC-Web.
 pub fn is_in_body(fields: &HeaderMap) -> bool {
     let content_type = fields.get(CONTENT_TYPE);
     content_type.is_some_and(|text| text.as_bytes().starts_with(b"application/grpc-web"))
@@ -143,15 +140,15 @@ mod tests {
     }
 
     #[test]
-    fn a_head_tells_the_status_where_it_has_one_or_is_no_success() {
-        let told = |status, grpc| GrpcStatus::in_head(&answer(status, grpc));
-        assert_eq!(told(200, None), None);
-        assert_eq!(told(200, Some("8")), Some(GrpcStatus::Code(8)));
-        assert_eq!(told(503, Some("4")), Some(GrpcStatus::Code(4)));
-        assert_eq!(told(200, Some("nonsense")), None);
+    fn a_head_has_the_status_if_it_names_one_or_is_no_success() {
+        let read = |status, grpc| GrpcStatus::in_head(&answer(status, grpc));
+        assert_eq!(read(200, None), None);
+        assert_eq!(read(200, Some("8")), Some(GrpcStatus::Code(8)));
+        assert_eq!(read(503, Some("4")), Some(GrpcStatus::Code(4)));
+        assert_eq!(read(200, Some("nonsense")), None);
         let codes = [(400, 13), (401, 16), (403, 7), (404, 12), (429, 14)];
         for (http, code) in codes.into_iter().chain([(502, 14), (500, 2), (302, 2)]) {
-            assert_eq!(told(http, None), Some(GrpcStatus::Code(code)), "{http}");
+            assert_eq!(read(http, None), Some(GrpcStatus::Code(code)), "{http}");
         }
     }
 }

@@ -1,104 +1,120 @@
-//! Metrics as Prometheus reads them: OpenMetrics 1.0, or its older text format 0.0.4.
+//! Metrics in one of the two text formats of Prometheus: OpenMetrics 1.0, or the older format
+//! 0.0.4.
 //!
-//! They differ in what a counter's family is called and in how the text ends; both are written
-//! from the same calls.
+//! They differ in the names of counter families and in the end of the text.
 
 use std::fmt::{self, Display, Write};
 
 use super::cells::Durations;
 
-/// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum TextFormat {
     /// `application/openmetrics-text; version=1.0.0`
     OpenMetrics,
     /// `text/plain; version=0.0.4`
     Plain,
 }
 
-impl Form {
-    /// What a client that sends this `Accept` gets: OpenMetrics if it names it.
-    pub fn asked(accept: Option<&str>) -> Form {
+impl TextFormat {
+    /// The format for this `Accept`: OpenMetrics if it is named.
+    pub fn negotiate(accept: Option<&str>) -> TextFormat {
         let names = |part: &str| {
             part.trim_start()
                 .starts_with("application/openmetrics-text")
         };
         match accept.is_some_and(|accept| accept.split(',').any(names)) {
-            true => Form::OpenMetrics,
-            false => Form::Plain,
+            true => TextFormat::OpenMetrics,
+            false => TextFormat::Plain,
         }
     }
 
-    /// Its media type.
     pub fn media_type(self) -> &'static str {
         match self {
-            Form::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            Form::Plain => "text/plain; version=0.0.4; charset=utf-8",
+            TextFormat::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            TextFormat::Plain => "text/plain; version=0.0.4; charset=utf-8",
         }
     }
 }
 
-/// What a family is.
+/// The type of a family of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Only ever grows; its samples end in `_total`.
+pub enum MetricType {
+    /// Only grows. The names of its samples end in `_total`.
     Counter,
-    /// What is so now.
+    /// A current value.
     Gauge,
-    /// Words about the process; its sample ends in `_info`.
+    /// Labels that describe the process. The name of its sample ends in `_info`.
     Info,
     /// Durations in classes, seconds.
     Histogram,
 }
 
-/// A text on its way.
-#[derive(Debug)]
-pub struct Text {
-    form: Form,
-    out: String,
-    /// The family that is written now, without its ending.
-    family: &'static str,
-    kind: Kind,
+impl MetricType {
+    fn ending(self) -> &'static str {
+        match self {
+            MetricType::Counter => "_total",
+            MetricType::Info => "_info",
+            MetricType::Gauge | MetricType::Histogram => "",
+        }
+    }
 }
 
-/// Labels of a sample: names, which are ours, and values, which need not be.
+/// A text that is being written.
+#[derive(Debug)]
+pub struct MetricsText {
+    format: TextFormat,
+    out: String,
+    /// The current family, without its ending.
+    family: &'static str,
+    kind: MetricType,
+}
+
+/// The labels of a sample: names and values. Values are escaped.
 pub type Labels<'l> = &'l [(&'static str, &'l str)];
 
-impl Text {
-    /// Nothing yet.
-    pub fn new(form: Form) -> Text {
-        Text {
-            form,
+impl MetricsText {
+    pub fn new(format: TextFormat) -> MetricsText {
+        MetricsText {
+            format,
             out: String::with_capacity(16 << 10),
             family: "",
-            kind: Kind::Gauge,
+            kind: MetricType::Gauge,
         }
     }
 
-    /// Begins a family: all its samples follow before the next one begins.
-    pub fn family(&mut self, kind: Kind, name: &'static str, help: &str) {
+    /// Begins a family. All its samples must follow before the next one begins.
+    pub fn family(&mut self, kind: MetricType, name: &'static str, help: &str) {
         (self.family, self.kind) = (name, kind);
-        let word = match (kind, self.form) {
-            (Kind::Counter, _) => "counter",
-            (Kind::Info, Form::OpenMetrics) => "info",
-            (Kind::Gauge | Kind::Info, _) => "gauge",
-            (Kind::Histogram, _) => "histogram",
+        let is_plain = self.format == TextFormat::Plain;
+        let word = match kind {
+            MetricType::Counter => "counter",
+            MetricType::Info if !is_plain => "info",
+            MetricType::Gauge | MetricType::Info => "gauge",
+            MetricType::Histogram => "histogram",
         };
-        let ending = match (kind, self.form) {
-            (Kind::Counter | Kind::Info, Form::Plain) => self.ending(),
-            _ => "",
-        };
+        let ending = if is_plain { kind.ending() } else { "" };
         self.add(format_args!("# HELP {name}{ending} {help}\n"));
         self.add(format_args!("# TYPE {name}{ending} {word}\n"));
     }
 
-    /// One sample of the family.
-    pub fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
-        let ending = self.ending();
-        self.line(ending, labels, None, value);
+    /// A family with one sample.
+    pub fn gauge(&mut self, name: &'static str, help: &str, value: impl Display) {
+        self.family(MetricType::Gauge, name, help);
+        self.sample(&[], value);
     }
 
-    /// One histogram, by the bounds of its classes, microseconds.
+    /// A family with one sample.
+    pub fn counter(&mut self, name: &'static str, help: &str, value: impl Display) {
+        self.family(MetricType::Counter, name, help);
+        self.sample(&[], value);
+    }
+
+    /// One sample of the family.
+    pub fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
+        self.line(self.kind.ending(), labels, None, value);
+    }
+
+    /// One histogram. `bounds` are the upper bounds of its classes, microseconds.
     pub fn durations(&mut self, labels: Labels<'_>, bounds: &[u64], sum: &Durations) {
         let mut below = 0;
         for (class, count) in sum.classes.iter().enumerate() {
@@ -113,20 +129,11 @@ impl Text {
         self.line("_count", labels, None, below);
     }
 
-    /// The whole text.
     pub fn finish(mut self) -> String {
-        if self.form == Form::OpenMetrics {
+        if self.format == TextFormat::OpenMetrics {
             self.out.push_str("# EOF\n");
         }
         self.out
-    }
-
-    fn ending(&self) -> &'static str {
-        match self.kind {
-            Kind::Counter => "_total",
-            Kind::Info => "_info",
-            Kind::Gauge | Kind::Histogram => "",
-        }
     }
 
     fn line(&mut self, ending: &str, labels: Labels<'_>, le: Option<&str>, value: impl Display) {
@@ -150,7 +157,7 @@ impl Text {
     }
 }
 
-/// Microseconds as seconds, exactly, with a point: OpenMetrics wants one in a bound.
+/// Microseconds as seconds, exactly. OpenMetrics wants a point in a bound.
 pub fn seconds(us: u64) -> String {
     let text = format!("{}.{:06}", us / 1_000_000, us % 1_000_000);
     let short = text.trim_end_matches('0');
@@ -160,7 +167,7 @@ pub fn seconds(us: u64) -> String {
     }
 }
 
-/// A label's value between its quotes.
+/// The value of a label, escaped.
 struct Escaped<'e>(&'e str);
 
 impl Display for Escaped<'_> {
@@ -181,26 +188,26 @@ impl Display for Escaped<'_> {
 mod tests {
     use super::*;
 
-    fn written(form: Form) -> String {
-        let mut text = Text::new(form);
-        text.family(Kind::Counter, "a", "How many.");
+    fn written(format: TextFormat) -> String {
+        let mut text = MetricsText::new(format);
+        text.family(MetricType::Counter, "a", "How many.");
         text.sample(&[("route", "GET \"/\"\\\n")], 3);
-        text.family(Kind::Gauge, "b", "How much.");
+        text.family(MetricType::Gauge, "b", "How much.");
         text.sample(&[], 0.5);
-        text.family(Kind::Info, "c", "What.");
+        text.family(MetricType::Info, "c", "What.");
         text.sample(&[("version", "1")], 1);
         text.finish()
     }
 
     #[test]
-    fn both_forms_have_the_same_samples() {
+    fn both_formats_have_the_same_samples() {
         let samples = "a_total{route=\"GET \\\"/\\\"\\\\\\n\"} 3";
-        let open = written(Form::OpenMetrics);
+        let open = written(TextFormat::OpenMetrics);
         assert!(open.starts_with(&format!(
             "# HELP a How many.\n# TYPE a counter\n{samples}\n"
         )));
         assert!(open.ends_with("# TYPE c info\nc_info{version=\"1\"} 1\n# EOF\n"));
-        let plain = written(Form::Plain);
+        let plain = written(TextFormat::Plain);
         assert!(plain.starts_with("# HELP a_total How many.\n# TYPE a_total counter\n"));
         assert!(plain.ends_with("# TYPE c_info gauge\nc_info{version=\"1\"} 1\n"));
         assert!(open.contains("\nb 0.5\n") && plain.contains("\nb 0.5\n"));
@@ -208,8 +215,8 @@ mod tests {
 
     #[test]
     fn histograms_add_up_to_their_count() {
-        let mut text = Text::new(Form::OpenMetrics);
-        text.family(Kind::Histogram, "d_seconds", "How long.");
+        let mut text = MetricsText::new(TextFormat::OpenMetrics);
+        text.family(MetricType::Histogram, "d_seconds", "How long.");
         let mut sum = Durations::default();
         (sum.classes[0], sum.classes[14], sum.sum_us) = (2, 1, 1_500_000);
         text.durations(&[("route", "r")], &super::super::REQUEST_BOUNDS, &sum);
@@ -221,10 +228,16 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_for_openmetrics_gets_it() {
+    fn openmetrics_is_written_if_it_is_accepted() {
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;q=0.5";
-        assert_eq!(Form::asked(Some(prometheus)), Form::OpenMetrics);
-        assert_eq!(Form::asked(Some("text/plain, */*")), Form::Plain);
-        assert_eq!(Form::asked(None), Form::Plain);
+        assert_eq!(
+            TextFormat::negotiate(Some(prometheus)),
+            TextFormat::OpenMetrics
+        );
+        assert_eq!(
+            TextFormat::negotiate(Some("text/plain, */*")),
+            TextFormat::Plain
+        );
+        assert_eq!(TextFormat::negotiate(None), TextFormat::Plain);
     }
 }

@@ -1,108 +1,99 @@
-//! A node as one worker knows it: its connection, its breaker, and the calls that wait for both.
+//! A node as one worker knows it, and one call to it.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisError};
 use tokio::sync::oneshot;
+use tokio::time::timeout_at;
 
-use super::super::reply::Lead;
-use super::call::Call;
+use super::topology::{NodeConnection, Redirection};
+use crate::clock;
 use crate::config::RedisAddress;
-use crate::store::guard::Guard;
-use crate::store::known::Known;
-use crate::store::redis::Shared;
+use crate::store::deny_cache::CallSpan;
+use crate::store::gather::{Batch, Bundle};
+use crate::store::redis::RedisShared;
+use crate::store::redis::health::ServerHealth;
+use crate::store::redis::link::ScriptRun;
+use crate::store::redis::slot_lease::SlotLease;
 use crate::store::{ServerTrouble, StoreError};
 
-pub(super) struct Node {
+/// A node's connection, its health, and the calls that wait for both.
+pub(super) struct ClusterNode {
     pub(super) address: RedisAddress,
-    pub(super) guard: Guard,
-    line: Option<Line>,
-    /// Which of its connections this is.
+    pub(super) health: ServerHealth,
+    link: Option<LiveLink>,
+    /// The number of its connection.
     pub(super) epoch: u32,
     /// A connection is being made.
     pub(super) opening: bool,
     /// Calls that wait for the connection.
-    pub(super) parked: Vec<Call>,
+    pub(super) parked: Vec<ClusterCall>,
     /// Calls under way.
     pub(super) calls: usize,
-    /// Slots that are moving to it are not yet its own.
+    /// Keeps a node that has no slots yet, while slots move to it.
     pub(super) used_at: Instant,
-    trouble: Option<StoreError>,
-    /// How far its clock was ahead of ours at the last reply, microseconds.
-    lead: Option<Lead>,
 }
 
-struct Line {
+struct LiveLink {
     connection: MultiplexedConnection,
-    /// The connection ends with this.
+    /// The connection ends when this is dropped.
     _keep: oneshot::Sender<()>,
 }
 
-impl Node {
-    pub(super) fn new(address: RedisAddress, seed: u64, now: Instant) -> Node {
-        Node {
+impl ClusterNode {
+    pub(super) fn new(address: RedisAddress, seed: u64, now: Instant) -> ClusterNode {
+        ClusterNode {
+            health: ServerHealth::new(Some(address.clone()), seed),
             address,
-            guard: Guard::new(seed),
-            line: None,
+            link: None,
             epoch: 0,
             opening: false,
             parked: Vec::new(),
             calls: 0,
             used_at: now,
-            trouble: None,
-            lead: None,
         }
     }
 
-    pub(super) fn connection(&self) -> Option<&MultiplexedConnection> {
-        self.line.as_ref().map(|line| &line.connection)
+    pub(super) fn is_connected(&self) -> bool {
+        self.link.is_some()
     }
 
-    /// Whether a connection should be made now.
+    pub(super) fn connection(&self) -> Option<NodeConnection> {
+        let link = self.link.as_ref()?;
+        Some(NodeConnection {
+            connection: link.connection.clone(),
+            address: self.address.clone(),
+        })
+    }
+
     pub(super) fn wants_connection(&self, now: Instant) -> bool {
-        let due = self.guard.probe_at().is_none_or(|at| at <= now);
-        self.line.is_none() && !self.opening && due
+        let is_due = self.health.breaker.probe_at().is_none_or(|at| at <= now);
+        self.link.is_none() && !self.opening && is_due
     }
 
-    /// A connection stands; it ends when what is returned says so.
-    pub(super) fn connected(
-        &mut self,
-        connection: MultiplexedConnection,
-    ) -> (u32, oneshot::Receiver<()>) {
-        let (keep, let_go) = oneshot::channel();
-        self.guard.connected();
+    /// Takes a new connection. It should end when the returned receiver resolves.
+    pub(super) fn connected(&mut self, connection: MultiplexedConnection) -> oneshot::Receiver<()> {
+        let (keep, dropped) = oneshot::channel();
+        self.health.breaker.connected();
         self.epoch += 1;
-        self.line = Some(Line {
+        self.link = Some(LiveLink {
             connection,
             _keep: keep,
         });
-        (self.epoch, let_go)
+        dropped
     }
 
     pub(super) fn disconnect(&mut self) {
         self.epoch += 1;
-        self.line = None;
+        self.link = None;
     }
 
-    /// Tells of trouble, once.
-    pub(super) fn begin_trouble(&mut self, kind: StoreError, shared: &Arc<Shared>, now: Instant) {
-        if self.trouble.replace(kind).is_none() {
-            shared.trouble_begins(Some(&self.address), kind, now);
-        }
-    }
-
-    /// It is well, or no node of the cluster any more.
-    pub(super) fn end_trouble(&mut self, shared: &Shared, now: Instant) {
-        if self.trouble.take().is_some() {
-            shared.trouble_ends(Some(&self.address), now);
-        }
-    }
-
-    /// It answers a probe: that says nothing of what it may refuse.
-    pub(super) fn probed(&mut self, shared: &Shared, now: Instant) {
-        let away = matches!(
-            self.trouble,
+    /// The node answers a probe. That ends only a trouble with reaching it.
+    pub(super) fn probed(&mut self, shared: &RedisShared, now: Instant) {
+        let is_away = matches!(
+            self.health.trouble(),
             Some(
                 StoreError::Refused
                     | StoreError::Lost
@@ -110,29 +101,98 @@ impl Node {
                     | StoreError::Server(ServerTrouble::Cluster | ServerTrouble::Loading)
             )
         );
-        if away {
-            self.end_trouble(shared, now);
+        if is_away {
+            self.health.end_trouble(shared, now);
         }
     }
+}
 
-    /// It answered a call.
-    pub(super) fn succeeded(&mut self, wrote: bool, shared: &Shared, now: Instant) {
-        self.guard.call_succeeded();
-        if wrote || !self.trouble.is_some_and(StoreError::refuses_writes) {
-            self.end_trouble(shared, now);
-        }
+/// Bundles of one slot, to be decided by one script.
+#[derive(Debug)]
+pub(super) struct ClusterCall {
+    pub(super) slot: u16,
+    pub(super) batch: Batch,
+    /// When its requests have waited long enough.
+    pub(super) deadline: Instant,
+    /// How often it was sent to another node.
+    pub(super) hops: u8,
+    /// The node is to answer although the slot is not yet its own.
+    pub(super) asking: bool,
+    /// The overrides' epoch when the call was made.
+    pub(super) epoch: u64,
+}
+
+/// Why a call has no reply.
+#[derive(Debug)]
+pub(super) enum CallError {
+    /// Another node must be asked; nothing has run.
+    Redirected(Redirection),
+    /// No node serves the slot; nothing has run, and the node may be well.
+    SlotDown,
+    /// Any other trouble of the node.
+    Failed(StoreError),
+}
+
+#[derive(Debug)]
+pub(super) struct CallReply {
+    pub(super) bytes: Vec<u8>,
+    pub(super) span: CallSpan,
+}
+
+impl ClusterCall {
+    /// Whether it has several keys, which may lie on both sides of a migration.
+    pub(super) fn has_several_keys(&self) -> bool {
+        let mut bundles = self.batch.bundles.iter();
+        bundles.len() > 1 || bundles.any(|bundle| bundle.charge().len() > 1)
     }
 
-    /// When its clock jumps, what is known of its future is void.
-    pub(super) fn note_clock(&mut self, lead: Lead, known: &Known) {
-        let before = self.lead.replace(lead);
-        if let Some(seconds) = before.and_then(|before| lead.stepped_since(before)) {
-            known.clear();
-            tracing::warn!(
-                seconds = format_args!("{seconds:.3}"),
-                node = %self.address,
-                "redis: its clock has stepped"
-            );
+    /// Sends the call once, and waits for its reply until the deadline.
+    pub(super) async fn send(
+        &self,
+        shared: &Arc<RedisShared>,
+        mut node: NodeConnection,
+        holder: u64,
+    ) -> Result<CallReply, CallError> {
+        let sent = clock::now();
+        let run = ScriptRun {
+            shared,
+            holder,
+            asking: self.asking,
+        };
+        let mut command = Cmd::new();
+        let groups = self.batch.bundles.iter().map(Bundle::group);
+        let sending = run.send(&mut node.connection, &mut command, groups);
+        let result = timeout_at(self.deadline.into(), sending).await;
+        let result = result.map_err(|_| CallError::Failed(StoreError::Timeout))?;
+        let bytes = result.map_err(|error| CallError::new(&error, &node.address))?;
+        let span = CallSpan {
+            sent_us: shared.clock.at_us(sent),
+            came_us: shared.clock.now_us(),
+        };
+        Ok(CallReply { bytes, span })
+    }
+}
+
+impl CallError {
+    fn new(error: &RedisError, asked: &RedisAddress) -> CallError {
+        let code = error.code().unwrap_or_default();
+        let text = error.detail().unwrap_or_default();
+        if let Some(redirection) = Redirection::parse(code, text, asked) {
+            return CallError::Redirected(redirection);
         }
+        if code == "CLUSTERDOWN" && text.contains("slot") {
+            return CallError::SlotDown;
+        }
+        CallError::Failed(StoreError::from(error))
+    }
+}
+
+/// Fails the requests of a call without a reply.
+pub(super) fn fail(batch: Batch, kind: StoreError, slots: &SlotLease) {
+    if kind.maybe_charged() {
+        slots.fail(batch.bundles, kind);
+    } else {
+        // Held slots are reported again, but not at once: the node may be away.
+        slots.refuse(batch.bundles, kind);
     }
 }

@@ -1,57 +1,67 @@
-//! What becomes of nodes: connected, in trouble, found in the map, gone from it.
+//! Changes of nodes, and work that becomes due by itself: reading the map, connecting, and learning
+//! what all proxies share.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use redis::aio::MultiplexedConnection;
 use smallvec::SmallVec;
 
-use super::super::reply::Told;
-use super::Placed;
-use super::map::{NodeId, Range, slot_of};
-use super::node::Node;
-use super::task::{Event, IDLE, LOOK_AFTER_MOVE, LOOK_IN_TROUBLE, Task};
+use super::node::{ClusterCall, ClusterNode};
+use super::task::{
+    ClusterEvent, ClusterTask, LinkId, MAP_AFTER_MOVE, MAP_EVERY, MAP_IN_TROUBLE, NODE_IDLE,
+    SHARED_EVERY,
+};
+use super::topology::{self, NodeId, SlotRange, slot_of, slot_of_tag};
+use crate::clock;
 use crate::limit::LimitCheck;
 use crate::store::batch::Operation;
-use crate::store::redis::link::Link;
-use crate::store::waiting::{Question, ask};
+use crate::store::gather::StoreRequest;
+use crate::store::redis::health::ReplyReport;
+use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink, learn_key, within};
+use crate::store::redis::{maintenance, overrides};
 use crate::store::{ServerTrouble, StoreError};
 
-/// Keys charged at once for what was admitted meanwhile.
+/// Keys charged at once for what is owed.
 const OWED_KEYS: usize = 2048;
 
-impl Task {
-    /// A connection stands, and its node says that the cluster is in order.
-    pub(super) fn opened(&mut self, id: NodeId, mut link: Link, now: Instant) {
+impl ClusterTask {
+    /// A node is connected, and reports the cluster's state as ok.
+    pub(super) fn opened(&mut self, id: NodeId, mut link: RedisLink, now: Instant) {
         let Some(node) = self.nodes.get_mut(&id) else {
             return;
         };
         node.opening = false;
-        let (epoch, let_go) = node.connected(link.connection().clone());
+        let dropped = node.connected(link.connection().clone());
+        let link_id = LinkId {
+            node: id,
+            epoch: node.epoch,
+        };
         node.probed(&self.shared, now);
         let parked = std::mem::take(&mut node.parked);
-        // Before anyone is let at it again.
+        // Before other requests use it.
         self.pay_back(Some(id), now);
         // It may be another server, or the same one emptied.
-        self.known.clear();
-        self.holder.reconnected();
+        self.cache.clear();
+        self.slots.reconnected();
         self.view.lock().away.remove(&id);
         self.work.push(Box::pin(async move {
             tokio::select! {
-                () = link.end() => {}
-                _ = let_go => {}
+                () = link.ended() => {}
+                _ = dropped => {}
             }
-            Event::Ended(id, epoch)
+            ClusterEvent::Ended(link_id)
         }));
         for call in parked {
             self.route(id, call, now);
         }
     }
 
-    /// Charges what was admitted here while a node was away, to the node that is back or else to
-    /// all that are there. What is not known to be charged is owed still.
+    /// Charges what was admitted here while a node was away: to the node that is `back`, or else to
+    /// all nodes that are there. Debts that are not known to be charged are still owed.
     pub(super) fn pay_back(&mut self, back: Option<NodeId>, now: Instant) {
-        let redis = Arc::clone(&self.shared);
-        let generation = redis.keys.generation();
+        let shared = Arc::clone(&self.shared);
+        let generation = shared.keys.generation();
         let mut debts = {
             let view = self.view.lock();
             let due = |item: &LimitCheck| match (view.map.owner(slot_of(item)), back) {
@@ -59,116 +69,98 @@ impl Task {
                 (Some(owner), None) => !view.away.contains(&owner),
                 (None, None) => false,
             };
-            redis.journal.take(OWED_KEYS, redis.clock.at_us(now), due)
+            shared.journal.take(OWED_KEYS, shared.clock.at_us(now), due)
         };
         for charge in std::mem::take(&mut debts.owed) {
             let Some(slot) = charge.first().map(slot_of) else {
                 continue;
             };
             let unpaid = charge.clone();
-            let (waiting, asked) = ask(Question {
+            let request = StoreRequest {
                 charge,
                 operation: Operation::Settle,
                 extra: SmallVec::new(),
                 generation,
                 arrived: now,
-            });
+                slot,
+            };
+            let (request, answer) = request.with_answer();
             self.work.push(Box::pin(async move {
-                let paid = asked.await.is_ok();
-                Event::Paid((!paid).then_some(unpaid))
+                let paid = std::future::poll_fn(|context| answer.poll(context)).await;
+                ClusterEvent::Paid(paid.is_err().then_some(unpaid))
             }));
-            self.take(Placed { slot, waiting });
+            self.enqueue(request);
         }
     }
 
     pub(super) fn not_opened(&mut self, id: NodeId, kind: StoreError, now: Instant) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.opening = false;
-            node.guard.connect_failed(now);
-            self.shut(id, kind, now);
+            node.health.breaker.connect_failed(now);
+            self.close(id, kind, now);
         }
     }
 
     /// A call failed, or a connection ended.
-    pub(super) fn node_failed(
-        &mut self,
-        (id, epoch): (NodeId, u32),
-        kind: StoreError,
-        now: Instant,
-    ) {
-        let Some(node) = self.nodes.get_mut(&id) else {
+    pub(super) fn node_failed(&mut self, link: LinkId, kind: StoreError, now: Instant) {
+        // All calls of a connection fail with it; that is one failure.
+        let node = self.nodes.get_mut(&link.node);
+        let Some(node) = node.filter(|node| node.epoch == link.epoch) else {
             return;
         };
-        // All calls of a connection end with it; that is one failure.
-        if node.epoch != epoch {
-            return;
-        }
-        node.guard.call_failed(now);
-        if node.guard.is_open() {
-            self.shut(id, kind, now);
+        node.health.breaker.call_failed(now);
+        if node.health.breaker.is_open() {
+            self.close(link.node, kind, now);
         } else if kind != StoreError::Timeout {
             node.disconnect();
         }
-        // Where it is gone for good, another has its slots before long.
-        self.look_soon(LOOK_AFTER_MOVE);
+        // If it is gone for good, another node has its slots soon.
+        self.read_map_soon(MAP_AFTER_MOVE);
     }
 
-    /// The breaker has opened: nobody asks this node until a probe of it passes.
-    fn shut(&mut self, id: NodeId, kind: StoreError, now: Instant) {
+    /// The breaker has opened: this node is not asked until a probe of it passes.
+    fn close(&mut self, id: NodeId, kind: StoreError, now: Instant) {
         let Some(node) = self.nodes.get_mut(&id) else {
             return;
         };
         node.disconnect();
-        node.begin_trouble(kind, &self.shared, now);
+        node.health.begin_trouble(kind, &self.shared, now);
         let parked = std::mem::take(&mut node.parked);
         self.view.lock().away.insert(id);
         for call in parked {
             self.fail(call, StoreError::Away);
         }
-        self.look_soon(LOOK_IN_TROUBLE);
+        self.read_map_soon(MAP_IN_TROUBLE);
     }
 
-    /// What a reply says of its node.
-    pub(super) fn replied(&mut self, (id, epoch): (NodeId, u32), told: &Told, now: Instant) {
-        let Some(node) = self.nodes.get_mut(&id) else {
+    /// Takes in what a reply reports of its node.
+    pub(super) fn replied(&mut self, link: LinkId, report: &ReplyReport, now: Instant) {
+        let Some(node) = self.nodes.get_mut(&link.node) else {
             return;
         };
-        if let Some(lead) = told.lead {
-            node.note_clock(lead, &self.known);
-        }
-        if told.begun_anew > 0 {
-            self.shared.count_begun_anew(told.begun_anew);
-        }
-        match told.trouble {
-            None => node.succeeded(told.wrote, &self.shared, now),
-            // Denials are still answered, so the node stays worth asking.
-            Some(kind @ StoreError::Server(ServerTrouble::OutOfMemory)) => {
-                node.begin_trouble(kind, &self.shared, now);
-            }
-            Some(kind) => self.node_failed((id, epoch), kind, now),
+        let noted = (node.health).note_reply(report, &self.shared, &self.cache, now);
+        if let Err(kind) = noted {
+            self.node_failed(link, kind, now);
         }
     }
 
-    /// The map is drawn anew, or cannot be.
-    pub(super) fn looked(&mut self, found: Result<Vec<Range>, StoreError>, now: Instant) {
-        self.looking = false;
-        let ranges = match found {
+    /// The map was read, or could not be.
+    pub(super) fn map_read(&mut self, map: Result<Vec<SlotRange>, StoreError>, now: Instant) {
+        self.reading_map = false;
+        let ranges = match map {
             Ok(ranges) => ranges,
             Err(kind) => {
                 tracing::debug!(kind = kind.label(), "redis: no node says who holds what");
-                self.look_soon(LOOK_IN_TROUBLE);
+                self.read_map_soon(MAP_IN_TROUBLE);
                 if self.nodes.is_empty() {
-                    self.seeds_failed(kind, now);
+                    self.ready.send_replace(true);
+                    self.seeds.begin_trouble(kind, &self.shared, now);
                 }
                 return;
             }
         };
-        if std::mem::take(&mut self.lost)
-            && let Some(seed) = self.shared.access.seeds().first()
-        {
-            self.shared.trouble_ends(Some(seed), now);
-        }
-        let owners: Vec<(Range, NodeId)> = ranges
+        self.seeds.end_trouble(&self.shared, now);
+        let owners: Vec<(SlotRange, NodeId)> = ranges
             .into_iter()
             .map(|range| {
                 let id = self.node_at(&range.master, now);
@@ -180,9 +172,9 @@ impl Task {
         for (range, id) in owners {
             (range.first..=range.last).for_each(|slot| view.map.assign(slot, id));
         }
-        let serves = |id: &NodeId, node: &Node| {
-            let busy = node.calls > 0 || !node.parked.is_empty() || node.used_at + IDLE > now;
-            view.map.owns_any(*id) || (busy && !node.guard.is_open())
+        let serves = |id: &NodeId, node: &ClusterNode| {
+            let busy = node.calls > 0 || !node.parked.is_empty() || node.used_at + NODE_IDLE > now;
+            view.map.owns_any(*id) || (busy && !node.health.breaker.is_open())
         };
         let gone: Vec<NodeId> = (self.nodes.iter())
             .filter(|(id, node)| !serves(id, node))
@@ -191,23 +183,152 @@ impl Task {
         for id in gone {
             view.away.remove(&id);
             if let Some(mut node) = self.nodes.remove(&id) {
-                node.end_trouble(&self.shared, now);
+                node.health.end_trouble(&self.shared, now);
             }
         }
-        let trouble = !view.away.is_empty();
+        let any_away = !view.away.is_empty();
         drop(view);
-        if trouble {
-            self.look_soon(LOOK_IN_TROUBLE);
+        if any_away {
+            self.read_map_soon(MAP_IN_TROUBLE);
         }
     }
 
-    /// No node is known, and no seed names one.
-    fn seeds_failed(&mut self, kind: StoreError, now: Instant) {
-        self.settle.send_replace(true);
-        if !std::mem::replace(&mut self.lost, true)
-            && let Some(seed) = self.shared.access.seeds().first()
-        {
-            self.shared.trouble_begins(Some(seed), kind, now);
+    /// Reads the map again soon.
+    pub(super) fn read_map_soon(&mut self, after: Duration) {
+        self.map_at = self.map_at.min(self.map_read_at + after);
+    }
+
+    /// Does everything that has become due.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let shared = &self.shared;
+        shared.recovery.alive(shared.clock.at_us(now));
+        if !self.reading_map && self.map_at <= now {
+            self.start_reading_map(now);
         }
+        if !self.learning && self.learn_at <= now {
+            self.start_learning(now);
+        }
+        for (id, node) in &mut self.nodes {
+            if node.wants_connection(now) {
+                failpoint!("redis.connect", self.shared.prefix);
+                node.opening = true;
+                let opening = topology::open(Arc::clone(&self.shared), node.address.clone());
+                let id = *id;
+                self.work.push(Box::pin(
+                    async move { ClusterEvent::Opened(id, opening.await) },
+                ));
+            }
+        }
+        if self.slots.next_due(now).is_some_and(|due| due <= now) {
+            let generation = self.shared.keys.generation();
+            for report in self.slots.due_reports(now, generation) {
+                self.enqueue(report);
+            }
+        }
+        let late: Vec<ClusterCall> = (self.nodes.values_mut())
+            .flat_map(|node| node.parked.extract_if(.., |call| call.deadline <= now))
+            .collect();
+        for call in late {
+            self.fail(call, StoreError::Timeout);
+        }
+    }
+
+    fn start_reading_map(&mut self, now: Instant) {
+        (self.reading_map, self.map_read_at, self.map_at) = (true, now, now + MAP_EVERY);
+        // Another node each time: one may be behind the others.
+        let connected = self.nodes.values().filter(|node| node.is_connected());
+        let asked = connected.max_by_key(|node| {
+            (u64::from(node.epoch) ^ clock::unix_us()).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+        });
+        let asked = asked.and_then(ClusterNode::connection);
+        let reading = topology::read_map(Arc::clone(&self.shared), asked);
+        self.work
+            .push(Box::pin(async { ClusterEvent::MapRead(reading.await) }));
+    }
+
+    /// When something becomes due next.
+    pub(super) fn wake_at(&self, gives_up: Instant) -> Instant {
+        let mut at = if self.reading_map {
+            self.map_at + MAP_EVERY
+        } else {
+            self.map_at
+        };
+        if !self.learning {
+            at = at.min(self.learn_at);
+        }
+        if !*self.ready.borrow() {
+            at = at.min(gives_up);
+        }
+        at = self
+            .slots
+            .next_due(self.map_read_at)
+            .map_or(at, |due| due.min(at));
+        for node in self.nodes.values() {
+            if let (Some(probe_at), false) = (node.health.breaker.probe_at(), node.opening) {
+                at = at.min(probe_at);
+            }
+            at = node
+                .parked
+                .iter()
+                .map(|call| call.deadline)
+                .fold(at, Instant::min);
+        }
+        at
+    }
+
+    /// Asks the nodes that hold them for the hash key, the fleet and the overrides.
+    fn start_learning(&mut self, now: Instant) {
+        self.learn_at = now + SHARED_EVERY / 10;
+        let Some(mut connection) = self.connection_for("hash-key") else {
+            return;
+        };
+        self.learning = true;
+        let fleet = self.connection_for("fleet");
+        let records = self.connection_for("{overrides}");
+        let shared = Arc::clone(&self.shared);
+        self.work.push(Box::pin(async move {
+            let learning = within(PROBE_TIMEOUT, async {
+                if let Some(records) = records {
+                    overrides::refresh(&records, &shared).await?;
+                }
+                if let Some(mut fleet) = fleet {
+                    maintenance::beat(&mut fleet, &shared).await?;
+                }
+                learn_key(&mut connection, &shared).await
+            });
+            ClusterEvent::Learned(learning.await)
+        }));
+    }
+
+    /// The connection to the node that holds a key of all proxies.
+    fn connection_for(&self, name: &str) -> Option<MultiplexedConnection> {
+        let braced = name
+            .strip_prefix('{')
+            .and_then(|name| name.strip_suffix('}'));
+        let whole = format!("{}{name}", self.shared.prefix);
+        let slot = slot_of_tag(braced.unwrap_or(&whole).as_bytes());
+        let owner = self.view.lock().map.owner(slot)?;
+        let node = self.nodes.get(&owner)?.connection()?;
+        Some(node.connection)
+    }
+
+    pub(super) fn learned(&mut self, learned: Result<bool, StoreError>, now: Instant) {
+        self.learning = false;
+        match learned {
+            Ok(was_there) => {
+                let shared = &self.shared;
+                let is_returning = shared.recovery.is_on();
+                self.learn_at = now + SHARED_EVERY / if is_returning { 5 } else { 1 };
+                shared.journal.ripen(shared.clock.at_us(now));
+                self.pay_back(None, now);
+                if !was_there {
+                    // The node has been emptied: no cached denial holds.
+                    self.cache.clear();
+                }
+            }
+            Err(StoreError::Server(ServerTrouble::Cluster)) => self.read_map_soon(MAP_AFTER_MOVE),
+            Err(_) => {}
+        }
+        self.ready.send_replace(true);
     }
 }

@@ -1,15 +1,15 @@
-//! A worker's task: lanes of what is asked of each slot, nodes that answer it, and a map between
+//! A worker's task: a queue of requests for each slot, nodes that answer them, and a map between
 //! them.
 //!
-//! One call is in flight for each slot; what is asked of it meanwhile waits in its lane and goes
-//! with the next. Calls to one node share its connection. A call that a node sends elsewhere has
-//! not run and follows, within its deadline; one that was not answered is never sent again.
+//! One call is in flight for each slot. Requests that come meanwhile wait in the slot's queue, and
+//! go with the next call. Calls to one node share its connection. A call that a node redirects has
+//! not run, and goes to the other node within its deadline. A call without an answer is never sent
+//! again.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
@@ -18,122 +18,118 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Sleep, sleep, sleep_until};
 
-use super::super::reply;
-use super::Placed;
-use super::call::{self, Call, Failure, Replied};
-use super::map::{Elsewhere, NodeId, Range};
-use super::node::Node;
-use super::view::View;
+use super::ClusterView;
+use super::node::{self, CallError, CallReply, ClusterCall, ClusterNode};
+use super::topology::{NO_NODE, NodeId, Redirection, SlotRange};
 use crate::clock;
 use crate::config::RedisAddress;
 use crate::limit::Charge;
-use crate::store::gather::Batch;
+use crate::store::gather::{Batch, QueuedRequest, SendConditions};
 use crate::store::guard::PAUSE_MIN;
-use crate::store::known::Known;
-use crate::store::redis::link::{Link, PROBE_TIMEOUT};
+use crate::store::lease::WorkerCache;
+use crate::store::redis::health::{ReplyOutput, ServerHealth};
+use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink};
 use crate::store::redis::slot_lease::SlotLease;
-use crate::store::redis::{QUEUE, Shared};
-use crate::store::waiting::Waiting;
+use crate::store::redis::{QUEUE, RedisShared, TaskSetup};
 use crate::store::{ServerTrouble, StoreError};
 
-/// Items in one call: blocks the server for about 0.3 ms at most.
-const MAX_BATCH: usize = 64;
-/// How often the hash key is put back should it have gone, and read.
-pub(super) const ASSERT_EVERY: Duration = Duration::from_millis(500);
-/// How often the map is drawn anew: when all is well, while a node is away, and after a slot was
-/// found elsewhere.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(30);
-pub(super) const LOOK_IN_TROUBLE: Duration = Duration::from_millis(250);
-pub(super) const LOOK_AFTER_MOVE: Duration = Duration::from_millis(100);
-/// How often a call follows redirections, and how long it rests from the second on.
+/// How often the nodes are asked for what all proxies share.
+pub(super) const SHARED_EVERY: Duration = Duration::from_millis(500);
+/// How often the map is read: when all is well, while a node is away, and after a slot was found at
+/// another node.
+pub(super) const MAP_EVERY: Duration = Duration::from_secs(30);
+pub(super) const MAP_IN_TROUBLE: Duration = Duration::from_millis(250);
+pub(super) const MAP_AFTER_MOVE: Duration = Duration::from_millis(100);
+/// Redirections that a call follows, at most.
 const MAX_HOPS: u8 = 8;
-const REST: Duration = Duration::from_millis(2);
+/// The pause before the second and each further redirection.
+const HOP_PAUSE: Duration = Duration::from_millis(2);
 /// A node that holds no slot is kept for so long after its last call.
-pub(super) const IDLE: Duration = Duration::from_secs(10);
+pub(super) const NODE_IDLE: Duration = Duration::from_secs(10);
 
-/// What is asked of one slot.
+/// The requests for one slot.
 #[derive(Debug, Default)]
-struct Lane {
-    waiting: VecDeque<Waiting>,
+struct SlotQueue {
+    requests: VecDeque<QueuedRequest>,
     calls: u32,
 }
 
-pub(super) enum Event {
-    Called(NodeId, u32, Call, Replied),
-    Rested(NodeId, Call),
-    Opened(NodeId, Result<Link, StoreError>),
-    Ended(NodeId, u32),
-    Looked(Result<Vec<Range>, StoreError>),
+/// One connection of a node: the number of the node, and that of its connection.
+#[derive(Clone, Copy)]
+pub(super) struct LinkId {
+    pub(super) node: NodeId,
+    pub(super) epoch: u32,
+}
+
+pub(super) enum ClusterEvent {
+    Called(LinkId, ClusterCall, Result<CallReply, CallError>),
+    /// The pause before a redirection is over.
+    Rested(NodeId, ClusterCall),
+    Opened(NodeId, Result<RedisLink, StoreError>),
+    Ended(LinkId),
+    MapRead(Result<Vec<SlotRange>, StoreError>),
     Learned(Result<bool, StoreError>),
-    /// What was admitted without a node is charged to it, or is not.
+    /// A debt was charged to a node, or was not.
     Paid(Option<Charge>),
 }
 
-pub(super) struct Task {
-    pub(super) shared: Arc<Shared>,
-    queue: mpsc::Receiver<Placed>,
-    pub(super) view: View,
-    pub(super) known: Known,
-    pub(super) holder: SlotLease,
-    pub(super) settle: watch::Sender<bool>,
-    /// No node was ever found; the first seed stands for all.
-    pub(super) lost: bool,
-    lanes: HashMap<u16, Lane>,
-    /// Requests in the lanes.
+pub(in crate::store::redis) struct ClusterTask {
+    pub(super) shared: Arc<RedisShared>,
+    queue: mpsc::Receiver<QueuedRequest>,
+    pub(super) view: ClusterView,
+    pub(super) cache: WorkerCache,
+    pub(super) slots: SlotLease,
+    pub(super) ready: watch::Sender<bool>,
+    /// In trouble while no node is known. The first seed stands for all.
+    pub(super) seeds: ServerHealth,
+    queues: HashMap<u16, SlotQueue>,
+    /// Requests in the queues.
     waiting: usize,
-    /// Slots whose lanes may go on.
-    ready: Vec<u16>,
-    pub(super) nodes: HashMap<NodeId, Node>,
+    /// Slots whose next call may begin.
+    idle_slots: Vec<u16>,
+    pub(super) nodes: HashMap<NodeId, ClusterNode>,
     next_node: NodeId,
     seed: u64,
-    pub(super) work: FuturesUnordered<BoxFuture<'static, Event>>,
+    pub(super) work: FuturesUnordered<BoxFuture<'static, ClusterEvent>>,
     /// One timer for every wait of this task; calls have their own.
     sleep: Pin<Box<Sleep>>,
-    pub(super) looking: bool,
-    pub(super) looked_at: Instant,
-    pub(super) look_at: Instant,
+    pub(super) reading_map: bool,
+    pub(super) map_read_at: Instant,
+    pub(super) map_at: Instant,
     pub(super) learning: bool,
     pub(super) learn_at: Instant,
 }
 
-impl Task {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        queue: mpsc::Receiver<Placed>,
-        (view, known, holder): (View, Known, SlotLease),
-        settle: watch::Sender<bool>,
-    ) -> Task {
-        let number = u64::from(shared.spawned.fetch_add(1, Ordering::Relaxed));
-        // Pauses must differ between proxies too, which all count their workers from 0.
-        let seed = clock::unix_us().rotate_left(20) ^ u64::from(std::process::id()) << 8 ^ number;
+impl ClusterTask {
+    pub(in crate::store::redis) fn new(setup: TaskSetup, view: ClusterView) -> ClusterTask {
         let now = clock::now();
-        Task {
-            shared,
-            queue,
+        ClusterTask {
+            seeds: ServerHealth::new(setup.shared.access.seeds().first().cloned(), 0),
+            seed: setup.shared.next_seed(),
+            shared: setup.shared,
+            queue: setup.queue,
             view,
-            known,
-            holder,
-            settle,
-            lost: false,
-            lanes: HashMap::new(),
+            cache: setup.cache,
+            slots: setup.slots,
+            ready: setup.ready,
+            queues: HashMap::new(),
             waiting: 0,
-            ready: Vec::new(),
+            idle_slots: Vec::new(),
             nodes: HashMap::new(),
             next_node: 0,
-            seed,
             work: FuturesUnordered::new(),
             sleep: Box::pin(sleep_until(now.into())),
-            looking: false,
-            looked_at: now,
-            look_at: now,
+            reading_map: false,
+            map_read_at: now,
+            map_at: now,
             learning: false,
             learn_at: now,
         }
     }
 
     /// Runs until every handle is gone.
-    pub(super) async fn run(mut self) {
-        let gives_up = clock::now() + PROBE_TIMEOUT + ASSERT_EVERY / 5;
+    pub(in crate::store::redis) async fn run(mut self) {
+        let gives_up = clock::now() + PROBE_TIMEOUT + SHARED_EVERY / 5;
         while AssertUnwindSafe(self.serve(gives_up))
             .catch_unwind()
             .await
@@ -144,21 +140,19 @@ impl Task {
         }
         let now = clock::now();
         for node in self.nodes.values_mut() {
-            node.end_trouble(&self.shared, now);
+            node.health.end_trouble(&self.shared, now);
         }
-        if let Some(seed) = self.shared.access.seeds().first().filter(|_| self.lost) {
-            self.shared.trouble_ends(Some(seed), now);
-        }
+        self.seeds.end_trouble(&self.shared, now);
     }
 
-    /// A panic has taken every connection with it, and whoever waited. Each is made anew as after
-    /// one that could not be; until then its node is away.
+    /// A panic has taken every connection and every waiting request with it. Each connection is
+    /// made again as after a failed one; until then its node is away.
     fn panicked(&mut self, now: Instant) {
-        self.lanes.clear();
-        self.ready.clear();
+        self.queues.clear();
+        self.idle_slots.clear();
         self.waiting = 0;
         self.work.clear();
-        (self.looking, self.look_at) = (false, now);
+        (self.reading_map, self.map_at) = (false, now);
         (self.learning, self.learn_at) = (false, now);
         for id in self.nodes.keys().copied().collect::<Vec<_>>() {
             if let Some(node) = self.nodes.get_mut(&id) {
@@ -173,56 +167,59 @@ impl Task {
             let now = clock::now();
             self.tick(now);
             self.dispatch(now);
-            if now >= gives_up && !*self.settle.borrow() {
-                self.settle.send_replace(true);
+            if now >= gives_up && !*self.ready.borrow() {
+                self.ready.send_replace(true);
             }
             let wake_at = self.wake_at(gives_up);
             self.sleep.as_mut().reset(wake_at.into());
             tokio::select! {
-                placed = self.queue.recv(), if self.waiting < QUEUE => {
-                    let Some(placed) = placed else { return };
-                    self.take(placed);
-                    while self.waiting < QUEUE && let Ok(placed) = self.queue.try_recv() {
-                        self.take(placed);
+                request = self.queue.recv(), if self.waiting < QUEUE => {
+                    let Some(request) = request else { return };
+                    self.enqueue(request);
+                    while self.waiting < QUEUE && let Ok(request) = self.queue.try_recv() {
+                        self.enqueue(request);
                     }
                 }
-                Some(event) = self.work.next() => self.happened(event),
-                () = self.holder.is_woken() => {}
+                Some(event) = self.work.next() => self.handle(event),
+                () = self.slots.woken() => {}
                 () = &mut self.sleep => {}
             }
         }
     }
 
-    pub(super) fn take(&mut self, placed: Placed) {
-        let lane = self.lanes.entry(placed.slot).or_default();
-        lane.waiting.push_back(placed.waiting);
+    pub(super) fn enqueue(&mut self, request: QueuedRequest) {
+        let slot = request.slot;
+        let queue = self.queues.entry(slot).or_default();
+        queue.requests.push_back(request);
         self.waiting += 1;
-        if lane.calls == 0 {
-            self.ready.push(placed.slot);
+        if queue.calls == 0 {
+            self.idle_slots.push(slot);
         }
     }
 
-    /// Sends what waits in lanes that have no call in flight.
+    /// Sends the requests for slots that have no call in flight.
     fn dispatch(&mut self, now: Instant) {
-        while let Some(slot) = self.ready.pop() {
-            let Some(lane) = self.lanes.get(&slot).filter(|lane| lane.calls == 0) else {
+        while let Some(slot) = self.idle_slots.pop() {
+            let Some(queue) = self.queues.get(&slot).filter(|queue| queue.calls == 0) else {
                 continue;
             };
-            if lane.waiting.is_empty() {
-                self.lanes.remove(&slot);
+            if queue.requests.is_empty() {
+                self.queues.remove(&slot);
                 continue;
             }
-            let (owner, apart) = {
+            let (owner, is_moving) = {
                 let view = self.view.lock();
-                (view.map.owner(slot), view.is_apart(slot, now))
+                (view.map.owner(slot), view.is_moving(slot, now))
             };
             let batch = self.gather(slot, now);
-            let timeout = self.shared.timeout;
-            // What is only told waits as if it were new.
-            let deadline = (batch.oldest.unwrap_or(now) + timeout).max(now + timeout / 4);
-            let batches = if apart { batch.apart() } else { vec![batch] };
+            let deadline = batch.deadline(now, self.shared.timeout);
+            let batches = if is_moving {
+                batch.split()
+            } else {
+                vec![batch]
+            };
             for batch in batches {
-                let call = Call {
+                let call = ClusterCall {
                     slot,
                     batch,
                     deadline,
@@ -232,45 +229,40 @@ impl Task {
                 };
                 self.begin(owner, call, now);
             }
-            self.ready_if_idle(slot);
+            self.note_idle(slot);
         }
     }
 
-    /// What waits for a slot, up to a batch; what is too late or was given up is left out.
+    /// Everything that waits for a slot and is worth sending, up to a batch.
     fn gather(&mut self, slot: u16, now: Instant) -> Batch {
         let mut batch = Batch::default();
-        let Some(lane) = self.lanes.get_mut(&slot) else {
+        let Some(queue) = self.queues.get_mut(&slot) else {
             return batch;
         };
-        let redis = &self.shared;
-        let generation = redis.keys.generation();
-        while let Some(waiting) = lane.waiting.pop_front() {
-            self.waiting -= 1;
-            if waiting.is_given_up() {
-                continue;
-            }
-            if waiting.generation != generation {
-                waiting.fail(StoreError::Away);
-            } else if now >= waiting.arrived + redis.timeout && waiting.is_open() {
-                waiting.fail(StoreError::Timeout);
-            } else if let Some(waiting) = batch.add(waiting, MAX_BATCH) {
-                lane.waiting.push_front(waiting);
-                self.waiting += 1;
+        let conditions = SendConditions {
+            now,
+            timeout: self.shared.timeout,
+            generation: self.shared.keys.generation(),
+        };
+        while let Some(request) = queue.requests.pop_front() {
+            if let Some(request) = batch.add_if_due(request, conditions) {
+                queue.requests.push_front(request);
                 break;
             }
+            self.waiting -= 1;
         }
-        batch.ask_ahead(&self.known, redis.clock.at_us(now));
-        self.holder.fill(&mut batch);
+        batch.ask_ahead(&self.cache, self.shared.clock.at_us(now));
+        self.slots.add_held(&mut batch);
         batch
     }
 
     /// A new call.
-    fn begin(&mut self, owner: Option<NodeId>, call: Call, now: Instant) {
+    fn begin(&mut self, owner: Option<NodeId>, call: ClusterCall, now: Instant) {
         failpoint!("redis.call", self.shared.prefix);
         if call.batch.bundles.is_empty() {
             return;
         }
-        self.lanes.entry(call.slot).or_default().calls += 1;
+        self.queues.entry(call.slot).or_default().calls += 1;
         match owner {
             Some(owner) => self.route(owner, call, now),
             None => self.fail(call, StoreError::Away),
@@ -278,113 +270,121 @@ impl Task {
     }
 
     /// Sends a call to a node, or keeps it until the node is connected.
-    pub(super) fn route(&mut self, id: NodeId, call: Call, now: Instant) {
+    pub(super) fn route(&mut self, id: NodeId, call: ClusterCall, now: Instant) {
         if now >= call.deadline {
             return self.fail(call, StoreError::Timeout);
         }
-        let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.guard.is_open()) else {
+        let Some(node) = self
+            .nodes
+            .get_mut(&id)
+            .filter(|node| !node.health.breaker.is_open())
+        else {
             return self.fail(call, StoreError::Away);
         };
         node.used_at = now;
-        let Some(connection) = node.connection().cloned() else {
+        let Some(connection) = node.connection() else {
             return node.parked.push(call);
         };
         node.calls += 1;
-        let (shared, to) = (Arc::clone(&self.shared), (connection, node.address.clone()));
-        let (epoch, holder) = (node.epoch, self.holder.name());
+        let (shared, holder) = (Arc::clone(&self.shared), self.slots.name());
+        let link = LinkId {
+            node: id,
+            epoch: node.epoch,
+        };
         self.work.push(Box::pin(async move {
-            let replied = call::send(&shared, to, (&call, holder)).await;
-            Event::Called(id, epoch, call, replied)
+            let reply = call.send(&shared, connection, holder).await;
+            ClusterEvent::Called(link, call, reply)
         }));
     }
 
-    pub(super) fn fail(&mut self, call: Call, kind: StoreError) {
-        call::fail(call.batch, kind, &self.holder);
+    pub(super) fn fail(&mut self, call: ClusterCall, kind: StoreError) {
+        node::fail(call.batch, kind, &self.slots);
         self.finish(call.slot);
     }
 
     /// A call of this slot has ended.
     fn finish(&mut self, slot: u16) {
-        if let Some(lane) = self.lanes.get_mut(&slot) {
-            lane.calls = lane.calls.saturating_sub(1);
+        if let Some(queue) = self.queues.get_mut(&slot) {
+            queue.calls = queue.calls.saturating_sub(1);
         }
-        self.ready_if_idle(slot);
+        self.note_idle(slot);
     }
 
-    fn ready_if_idle(&mut self, slot: u16) {
-        if self.lanes.get(&slot).is_some_and(|lane| lane.calls == 0) {
-            self.ready.push(slot);
+    fn note_idle(&mut self, slot: u16) {
+        let queue = self.queues.get(&slot);
+        if queue.is_some_and(|queue| queue.calls == 0) {
+            self.idle_slots.push(slot);
         }
     }
 
-    fn happened(&mut self, event: Event) {
+    fn handle(&mut self, event: ClusterEvent) {
         let now = clock::now();
         match event {
-            Event::Called(id, epoch, call, replied) => self.called((id, epoch), call, replied, now),
-            Event::Rested(id, call) => self.route(id, call, now),
-            Event::Opened(id, Ok(link)) => self.opened(id, link, now),
-            Event::Opened(id, Err(kind)) => self.not_opened(id, kind, now),
-            Event::Ended(id, epoch) => self.node_failed((id, epoch), StoreError::Lost, now),
-            Event::Looked(found) => self.looked(found, now),
-            Event::Learned(learned) => self.learned(learned, now),
-            Event::Paid(None) => {}
-            Event::Paid(Some(unpaid)) => {
-                let redis = &self.shared;
-                redis.journal.add(&unpaid, redis.clock.at_us(now));
+            ClusterEvent::Called(link, call, reply) => self.called(link, call, reply, now),
+            ClusterEvent::Rested(id, call) => self.route(id, call, now),
+            ClusterEvent::Opened(id, Ok(link)) => self.opened(id, link, now),
+            ClusterEvent::Opened(id, Err(kind)) => self.not_opened(id, kind, now),
+            ClusterEvent::Ended(link) => self.node_failed(link, StoreError::Lost, now),
+            ClusterEvent::MapRead(map) => self.map_read(map, now),
+            ClusterEvent::Learned(learned) => self.learned(learned, now),
+            ClusterEvent::Paid(None) => {}
+            ClusterEvent::Paid(Some(unpaid)) => {
+                let shared = &self.shared;
+                shared.journal.add(&unpaid, shared.clock.at_us(now));
             }
         }
     }
 
-    fn called(&mut self, node: (NodeId, u32), call: Call, replied: Replied, now: Instant) {
+    fn called(
+        &mut self,
+        link: LinkId,
+        call: ClusterCall,
+        reply: Result<CallReply, CallError>,
+        now: Instant,
+    ) {
         let slot = call.slot;
-        if let Some(node) = self.nodes.get_mut(&node.0) {
+        if let Some(node) = self.nodes.get_mut(&link.node) {
             node.calls = node.calls.saturating_sub(1);
         }
-        match replied {
-            Ok((bytes, span)) => {
-                // What an operator changed meanwhile may not be in it.
-                let fresh = call.epoch == self.shared.overrides.epoch();
-                let (known, reply) = (&self.known, (&bytes[..], span));
-                // Denials are noted, and decisions logged, where the request is put together.
-                let told = reply::hand_out(
-                    call.batch,
-                    reply,
-                    &self.holder,
-                    |bundle, outcome| {
-                        if fresh {
-                            reply::keep_what_is_ahead(bundle, outcome, span, known);
-                        }
-                    },
-                    |_, _| {},
-                );
+        match reply {
+            Ok(reply) => {
+                let is_fresh = call.epoch == self.shared.overrides.epoch();
+                let output = ReplyOutput {
+                    span: reply.span,
+                    slots: &self.slots,
+                    cache: is_fresh.then_some(&self.cache),
+                    caches_denials: false,
+                    log: None,
+                };
+                let report = output.hand_out(call.batch, &reply.bytes);
                 self.finish(slot);
-                self.replied(node, &told, now);
+                self.replied(link, &report, now);
             }
-            Err(Failure::Elsewhere(Elsewhere::Moved(address))) => {
+            Err(CallError::Redirected(Redirection::Moved(address))) => {
                 let id = self.node_at(&address, now);
                 self.view.lock().map.assign(slot, id);
-                self.look_soon(LOOK_AFTER_MOVE);
+                self.read_map_soon(MAP_AFTER_MOVE);
                 self.follow(id, call, false, now);
             }
-            Err(Failure::Elsewhere(Elsewhere::Ask(address))) if !call.has_several_keys() => {
+            Err(CallError::Redirected(Redirection::Ask(address))) if !call.has_several_keys() => {
                 let id = self.node_at(&address, now);
-                self.view.lock().set_apart(slot, now);
+                self.view.lock().note_moving(slot, now);
                 self.follow(id, call, true, now);
             }
-            Err(Failure::Elsewhere(_)) => self.split(call, now),
-            Err(Failure::SlotDown) => {
-                self.look_soon(LOOK_AFTER_MOVE);
+            Err(CallError::Redirected(_)) => self.split(call, now),
+            Err(CallError::SlotDown) => {
+                self.read_map_soon(MAP_AFTER_MOVE);
                 self.fail(call, StoreError::Server(ServerTrouble::Cluster));
             }
-            Err(Failure::Failed(kind)) => {
+            Err(CallError::Failed(kind)) => {
                 self.fail(call, kind);
-                self.node_failed(node, kind, now);
+                self.node_failed(link, kind, now);
             }
         }
     }
 
     /// A call that has not run goes to another node.
-    fn follow(&mut self, id: NodeId, mut call: Call, asking: bool, now: Instant) {
+    fn follow(&mut self, id: NodeId, mut call: ClusterCall, asking: bool, now: Instant) {
         (call.hops, call.asking) = (call.hops + 1, asking);
         if call.hops > MAX_HOPS {
             self.fail(call, StoreError::Server(ServerTrouble::Cluster));
@@ -393,34 +393,31 @@ impl Task {
         } else {
             // The nodes do not agree yet.
             self.work.push(Box::pin(async move {
-                sleep(REST).await;
-                Event::Rested(id, call)
+                sleep(HOP_PAUSE).await;
+                ClusterEvent::Rested(id, call)
             }));
         }
     }
 
-    /// A call's keys lie on two nodes, and it has not run: each goes by itself. Who asked for
-    /// several together is told, and asks for them one by one.
-    fn split(&mut self, call: Call, now: Instant) {
+    /// A call's keys lie on two nodes, and it has not run: each bundle is sent by itself. A request
+    /// for several keys fails, and asks for them one by one.
+    fn split(&mut self, call: ClusterCall, now: Instant) {
         let owner = {
             let mut view = self.view.lock();
-            view.set_apart(call.slot, now);
+            view.note_moving(call.slot, now);
             view.map.owner(call.slot)
         };
         if let (Some(owner), false) = (owner, call.has_several_keys()) {
             return self.follow(owner, call, false, now);
         }
         let (slot, deadline, hops, epoch) = (call.slot, call.deadline, call.hops, call.epoch);
-        for batch in call.batch.apart() {
+        for batch in call.batch.split() {
             if batch.bundles.iter().any(|bundle| bundle.charge().len() > 1) {
-                call::fail(
-                    batch,
-                    StoreError::Server(ServerTrouble::TryAgain),
-                    &self.holder,
-                );
+                let kind = StoreError::Server(ServerTrouble::TryAgain);
+                node::fail(batch, kind, &self.slots);
                 continue;
             }
-            let call = Call {
+            let call = ClusterCall {
                 slot,
                 batch,
                 deadline,
@@ -439,13 +436,13 @@ impl Task {
         if let Some((id, _)) = known {
             return *id;
         }
-        // The last number means nobody.
-        while self.next_node == NodeId::MAX || self.nodes.contains_key(&self.next_node) {
+        while self.next_node == NO_NODE || self.nodes.contains_key(&self.next_node) {
             self.next_node = self.next_node.wrapping_add(1);
         }
         let id = self.next_node;
         let seed = self.seed.rotate_left(u32::from(id) % 64);
-        self.nodes.insert(id, Node::new(address.clone(), seed, now));
+        self.nodes
+            .insert(id, ClusterNode::new(address.clone(), seed, now));
         id
     }
 }

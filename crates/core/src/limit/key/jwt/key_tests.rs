@@ -1,0 +1,71 @@
+//! Keys that verify tokens.
+
+use ring::rand::SystemRandom;
+use ring::signature::{EcdsaKeyPair, Ed25519KeyPair, KeyPair};
+
+use super::*;
+
+fn encoded(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn set(key: &str) -> Result<Vec<JwtKey>, JwksError> {
+    JwtKey::set(format!(r#"{{"keys":[{key}]}}"#).as_bytes())
+}
+
+#[test]
+fn each_kind_of_key_verifies_its_own_signatures() {
+    let random = SystemRandom::new();
+    let ed = Ed25519KeyPair::generate_pkcs8(&random).unwrap();
+    let ed = Ed25519KeyPair::from_pkcs8(ed.as_ref()).unwrap();
+    let x = encoded(ed.public_key().as_ref());
+    let key = &set(&format!(r#"{{"kty":"OKP","crv":"Ed25519","x":"{x}"}}"#)).unwrap()[0];
+    let signature = ed.sign(b"text");
+    assert!(key.has_signed(JwtAlgorithm::EdDsa, b"text", signature.as_ref()));
+    assert!(!key.has_signed(JwtAlgorithm::EdDsa, b"other", signature.as_ref()));
+    assert!(!key.has_signed(JwtAlgorithm::Es256, b"text", signature.as_ref()));
+
+    let kind = &signature::ECDSA_P256_SHA256_FIXED_SIGNING;
+    let ec = EcdsaKeyPair::generate_pkcs8(kind, &random).unwrap();
+    let ec = EcdsaKeyPair::from_pkcs8(kind, ec.as_ref(), &random).unwrap();
+    let point = ec.public_key().as_ref();
+    let (x, y) = (encoded(&point[1..33]), encoded(&point[33..]));
+    let text = format!(r#"{{"kty":"EC","crv":"P-256","x":"{x}","y":"{y}","alg":"ES256"}}"#);
+    let key = &set(&text).unwrap()[0];
+    let signature = ec.sign(&random, b"text").unwrap();
+    assert!(key.has_signed(JwtAlgorithm::Es256, b"text", signature.as_ref()));
+    assert!(!key.has_signed(JwtAlgorithm::Es384, b"text", signature.as_ref()));
+    let other = set(&text.replace("ES256", "ES384")).unwrap();
+    assert!(!other[0].has_signed(JwtAlgorithm::Es256, b"text", signature.as_ref()));
+}
+
+#[test]
+fn broken_keys_are_told_and_strange_ones_left_out() {
+    let short = encoded(&[200; 128]);
+    for (key, expected) in [
+        ("7", JwksError::Key(1, "not an object")),
+        ("{}", JwksError::Key(1, "no `kty`")),
+        (r#"{"kty":"RSA"}"#, JwksError::Key(1, "no `n` in base64url")),
+        (
+            &format!(r#"{{"kty":"RSA","n":"{short}","e":"AQAB"}}"#),
+            JwksError::Key(1, "RSA keys have 2048 to 8192 bits"),
+        ),
+        (
+            r#"{"kty":"EC","crv":"P-256","x":"AA","y":"AA"}"#,
+            JwksError::Key(1, "`x` and `y` are not of the curve's length"),
+        ),
+        (
+            r#"{"kty":"oct","k":"AA"}"#,
+            JwksError::Key(1, "a secret among public keys; use `secret_file`"),
+        ),
+        (r#"{"kty":"EC","crv":"secp256k1"}"#, JwksError::Empty),
+        (r#"{"kty":"RSA","use":"enc"}"#, JwksError::Empty),
+    ] {
+        assert_eq!(set(key).unwrap_err(), expected, "{key}");
+    }
+    assert_eq!(JwtKey::set(b"[]").unwrap_err(), JwksError::NotASet);
+    assert_eq!(
+        set(&vec!["{}"; 65].join(",")).unwrap_err(),
+        JwksError::TooMany
+    );
+}

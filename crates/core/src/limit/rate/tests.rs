@@ -1,0 +1,151 @@
+//! Rates and the precision of logs.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn rate(text: &str) -> (u64, u64) {
+    let Ok(RateText::Limited(rate)) = RateText::parse(text) else {
+        panic!("{text}: {:?}", RateText::parse(text));
+    };
+    (rate.units, rate.window_us)
+}
+
+fn error(text: &str) -> RateError {
+    RateText::parse(text).unwrap_err()
+}
+
+#[test]
+fn rates_are_a_count_and_a_window() {
+    assert_eq!(rate("100/min"), (100, 60_000_000));
+    assert_eq!(rate("30/10s"), (30, 10_000_000));
+    assert_eq!(rate("10_000/day"), (10_000, 86_400_000_000));
+    assert_eq!(rate(" 5 / 2 hours "), (5, 7_200_000_000));
+    assert_eq!(rate("1/ms"), (1, 1_000));
+    assert_eq!(rate("4294967295/366d"), (MAX_UNITS, MAX_WINDOW_US));
+    assert_eq!(RateText::parse("unlimited"), Ok(RateText::Unlimited));
+    for (unit, us) in UNITS {
+        assert_eq!(rate(&format!("1/{unit}")), (1, us));
+    }
+}
+
+#[test]
+fn mistakes_in_rates_are_told_apart() {
+    assert_eq!(error(""), RateError::Empty);
+    assert_eq!(error("100"), RateError::NoSlash);
+    assert_eq!(error("100/min/s"), RateError::NoSlash);
+    for count in [
+        "", "x", "-1", "1.5", "1__0", "_1", "1_", "100r", "+1", "\u{665}",
+    ] {
+        assert_eq!(error(&format!("{count}/s")), RateError::Count(count.into()));
+    }
+    for count in ["0", "4294967296", "99999999999999999999999"] {
+        assert_eq!(error(&format!("{count}/s")), RateError::CountRange);
+    }
+    assert_eq!(error("1/0s"), RateError::WindowRange);
+    assert_eq!(error("1/367d"), RateError::WindowRange);
+    assert_eq!(error("1/"), RateError::Window(DurationError::Empty));
+    assert_eq!(error("1/60"), RateError::Window(DurationError::NoUnit));
+    assert_eq!(error("1/m"), RateError::Window(DurationError::Ambiguous));
+    assert_eq!(error("1/5m"), RateError::Window(DurationError::Ambiguous));
+    assert_eq!(
+        error("1/1.5s"),
+        RateError::Window(DurationError::Number("1.5s".into()))
+    );
+    assert_eq!(
+        error("1/-5s"),
+        RateError::Window(DurationError::Number("-5s".into()))
+    );
+}
+
+#[test]
+fn unknown_units_come_with_the_nearest_known_one() {
+    for (unit, nearest) in [
+        ("minuts", Some("minutes")),
+        ("mn", Some("min")),
+        ("Min", Some("min")),
+        ("SEC", Some("sec")),
+        ("horu", Some("hour")),
+        ("us", Some("ms")),
+        ("week", None),
+        ("month", None),
+        ("fortnight", None),
+    ] {
+        let expected = DurationError::Unit {
+            unit: unit.into(),
+            nearest,
+        };
+        assert_eq!(
+            error(&format!("1/{unit}")),
+            RateError::Window(expected),
+            "{unit}"
+        );
+    }
+    let text = error("1/minuts").to_string();
+    assert_eq!(
+        text,
+        "in the window: `minuts` is not a unit of time; did you mean `minutes`?"
+    );
+}
+
+#[test]
+fn rates_are_shown_in_their_shortest_form() {
+    for (text, shown) in [
+        ("100/60s", "100/min"),
+        ("10_000/day", "10000/d"),
+        ("30/10s", "30/10s"),
+        ("1/90s", "1/90s"),
+        ("1/120min", "1/2h"),
+        ("1/1500ms", "1/1500ms"),
+    ] {
+        assert_eq!(Rate::parse(text).unwrap().to_string(), shown);
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_rate_reads_back_as_shown(units in 1..=MAX_UNITS, ms in 1..=MAX_WINDOW_US / 1_000) {
+        let rate = Rate { units, window_us: ms * 1_000 };
+        prop_assert_eq!(Rate::parse(&rate.to_string()), Ok(rate));
+    }
+
+    #[test]
+    fn nothing_panics(text in "\\PC{0,20}") {
+        let _ = RateText::parse(&text);
+    }
+}
+
+fn precision(text: &str) -> u64 {
+    Rule::by_size(Rate::parse(text).unwrap()).precision_us
+}
+
+#[test]
+fn small_limits_are_exact_and_large_ones_bounded() {
+    assert_eq!(precision("1000/d"), 1);
+    assert_eq!(precision("1001/s"), 1_000);
+    assert_eq!(precision("6000/min"), 60_000);
+    assert_eq!(precision("1_000_000/h"), 3_600_000);
+    assert_eq!(precision("100_000/ms"), 1);
+}
+
+#[test]
+fn divisors_beside_a_length_are_found() {
+    let near = |window_ms: u64, wanted_ms: u64| {
+        let (below, above) = nearest_divisors(window_ms * 1_000, wanted_ms * 1_000);
+        (below / 1_000, above / 1_000)
+    };
+    assert_eq!(near(60_000, 7_000), (6_000, 7_500));
+    assert_eq!(near(60_000, 90_000), (60_000, 60_000));
+    assert_eq!(near(7, 3), (1, 7));
+    assert_eq!(near(1, 5), (1, 1));
+}
+
+proptest! {
+    #[test]
+    fn a_precision_divides_its_window(units in 1..=MAX_UNITS, ms in 1..=MAX_WINDOW_US / 1_000) {
+        let rule = Rule::by_size(Rate { units, window_us: ms * 1_000 });
+        prop_assert!(rule.window_us.is_multiple_of(rule.precision_us));
+        let entries = units.min(rule.window_us / rule.precision_us + 2);
+        prop_assert!(entries <= PIECES + 2);
+    }
+}

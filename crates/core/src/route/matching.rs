@@ -1,0 +1,164 @@
+//! How well a route matches a request by method and headers, after host and path have matched.
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use http::{HeaderMap, HeaderName, Method};
+
+use super::Route;
+use super::regex::{MARK, Regex, RegexFault};
+use crate::path::Case;
+
+/// A header that a request must carry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HeaderMatch {
+    pub name: HeaderName,
+    pub value: ValueMatch,
+}
+
+/// What a header's trimmed value must be.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ValueMatch {
+    Any,
+    /// The expression is found in it.
+    Regex(Regex),
+    Exactly(String),
+}
+
+impl ValueMatch {
+    /// Reads a value as the configuration writes it: `regex:..` is an expression.
+    pub fn parse(text: String) -> Result<ValueMatch, RegexFault> {
+        match text.strip_prefix(MARK) {
+            Some(expression) => Regex::parse(expression).map(ValueMatch::Regex),
+            None => Ok(ValueMatch::Exactly(text)),
+        }
+    }
+}
+
+/// A text that is not a method of a route. The configuration's author is at fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MethodError {
+    /// It is empty or has characters that no method has.
+    Token,
+    /// It is not in upper case. Holds the upper-case form.
+    Case(String),
+}
+
+/// Reads a method as a route names it: a token in upper case.
+pub fn method_of(text: &str) -> Result<Method, MethodError> {
+    let method = Method::from_bytes(text.as_bytes()).map_err(|_| MethodError::Token)?;
+    let upper = text.to_ascii_uppercase();
+    match upper == text {
+        true => Ok(method),
+        false => Err(MethodError::Case(upper)),
+    }
+}
+
+impl fmt::Display for MethodError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Token => f.write_str("a method is one word, such as `GET`"),
+            Self::Case(upper) => write!(f, "methods are written in upper case: `{upper}`"),
+        }
+    }
+}
+
+impl std::error::Error for MethodError {}
+
+impl Route {
+    /// How well the route matches a method: 0 by name, 1 `HEAD` by the name of `GET`, 2 since the
+    /// route names no methods.
+    ///
+    /// Names are compared without case, as some upstreams do: `get` must not escape a limit of
+    /// `GET`.
+    pub(super) fn method_rank(&self, method: &Method) -> Option<u8> {
+        let named = |name: &str| {
+            self.methods
+                .iter()
+                .any(|method| method.as_str().eq_ignore_ascii_case(name))
+        };
+        match method.as_str() {
+            _ if self.methods.is_empty() => Some(2),
+            name if named(name) => Some(0),
+            name if name.eq_ignore_ascii_case("HEAD") && named("GET") => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Smaller for more specific headers: more of them, then more exact ones (a value before an
+    /// expression before any value). Equally specific headers are ordered by their text, so that
+    /// the file's order never matters.
+    pub(super) fn header_rank(&self) -> impl Ord + use<> {
+        let set = header_set(&self.headers);
+        let exact: usize = set.iter().map(|(_, kind, _)| usize::from(*kind)).sum();
+        let owned = set
+            .iter()
+            .map(|(name, kind, value)| ((*name).to_owned(), *kind, (*value).to_owned()));
+        (Reverse((set.len(), exact)), owned.collect::<Vec<_>>())
+    }
+
+    pub(super) fn takes_headers(&self, headers: &HeaderMap) -> bool {
+        self.headers.iter().all(|wanted| wanted.is_in(headers))
+    }
+
+    /// Whether two routes match the same requests equally well. They have the same host, and the
+    /// same path but for letter case.
+    pub(super) fn rivals(&self, other: &Route) -> bool {
+        let methods_meet = match (self.methods.is_empty(), other.methods.is_empty()) {
+            (true, true) => true,
+            (false, false) => self.methods.iter().any(|one| other.methods.contains(one)),
+            _ => false,
+        };
+        let ignores_case = [self.case, other.case].contains(&Case::Insensitive);
+        let paths_meet = ignores_case || self.path.has_literals_of(&other.path);
+        methods_meet && paths_meet && header_set(&self.headers) == header_set(&other.headers)
+    }
+}
+
+impl HeaderMatch {
+    /// Whether a request carries the header. One matching copy is enough.
+    pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
+        let mut values = headers.get_all(&self.name).iter();
+        match &self.value {
+            ValueMatch::Any => values.next().is_some(),
+            ValueMatch::Regex(regex) => {
+                values.any(|value| regex.is_in(value.as_bytes().trim_ascii()))
+            }
+            ValueMatch::Exactly(wanted) => {
+                values.any(|value| value.as_bytes().trim_ascii() == wanted.as_bytes())
+            }
+        }
+    }
+}
+
+/// Header matches without order and repetition: the name, the exactness of the value, the value.
+fn header_set(headers: &[HeaderMatch]) -> Vec<(&str, u8, &str)> {
+    let mut set: Vec<_> = headers
+        .iter()
+        .map(|wanted| {
+            let (kind, value) = match &wanted.value {
+                ValueMatch::Any => (0, ""),
+                ValueMatch::Regex(regex) => (1, regex.as_str()),
+                ValueMatch::Exactly(value) => (2, value.as_str()),
+            };
+            (wanted.name.as_str(), kind, value)
+        })
+        .collect();
+    set.sort_unstable();
+    set.dedup();
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn methods_are_upper_case_tokens() {
+        assert_eq!(method_of("POST"), Ok(Method::POST));
+        assert_eq!(method_of("PURGE").unwrap().as_str(), "PURGE");
+        assert_eq!(method_of("post"), Err(MethodError::Case("POST".to_owned())));
+        assert_eq!(method_of(""), Err(MethodError::Token));
+        assert_eq!(method_of("GET,POST"), Err(MethodError::Token));
+    }
+}

@@ -1,0 +1,177 @@
+//! Values of templates for requests.
+
+use http::{HeaderName, HeaderValue, Request};
+use proptest::prelude::*;
+
+use super::*;
+use crate::path::{CanonicalPath, Case};
+use crate::route::{CostSource, HostPattern, PathPattern, Redirect, Route, StatusSet, Target};
+
+/// A route of this path.
+fn route(path: &str) -> Route {
+    Route {
+        number: 0,
+        name: "the route".into(),
+        host: HostPattern::Any,
+        path: PathPattern::parse(path).unwrap(),
+        case: Case::Sensitive,
+        methods: Vec::new(),
+        headers: Vec::new(),
+        target: Target::Upstream(0),
+        affinity: None,
+        limits: Vec::new(),
+        cost: CostSource::Fixed(1),
+        settle: None,
+        refund: StatusSet::default(),
+        timeout: None,
+        strip_prefix: None,
+        add_prefix: None,
+        body_limit: None,
+        headers_up: Vec::new(),
+        headers_down: Vec::new(),
+    }
+}
+
+/// What `look` makes of a request for `target` with these headers, at a route of `path`.
+fn facts<T>(
+    path: &str,
+    target: &str,
+    headers: &[(&str, &[u8])],
+    look: impl FnOnce(&TemplateFacts<'_>) -> T,
+) -> T {
+    let mut request = Request::builder().uri(target);
+    for (name, value) in headers {
+        let name = HeaderName::from_bytes(name.as_bytes()).unwrap();
+        request = request.header(name, HeaderValue::from_bytes(value).unwrap());
+    }
+    let request = request.body(()).unwrap();
+    look(&TemplateFacts {
+        client: "::ffff:192.0.2.1".parse().unwrap(),
+        peer: "10.0.0.1".parse().unwrap(),
+        host: "a.example",
+        path: &CanonicalPath::parse(request.uri().path()).unwrap(),
+        target: request.uri(),
+        method: request.method(),
+        headers: request.headers(),
+        route: &route(path),
+        request_id: "4f",
+        scheme: "https",
+        tls_subject: Some("CN=x"),
+    })
+}
+
+fn filled(text: &str) -> String {
+    let headers: &[(&str, &[u8])] = &[
+        ("x-a", b"1"),
+        ("x-a", b"2, 3"),
+        ("cookie", b"b=5; a=\"6\""),
+        ("cookie", b"a=7"),
+    ];
+    let template = Template::parse(text).unwrap();
+    facts(
+        "/u/{id}/*",
+        "/u//9/x/y/?q=%0d%0a&p=1&p=2",
+        headers,
+        |facts| String::from_utf8(template.fill(facts).unwrap()).unwrap(),
+    )
+}
+
+#[test]
+fn every_variable_has_its_value() {
+    for (text, value) in [
+        ("{client_ip} {peer_ip}", "192.0.2.1 10.0.0.1"),
+        (
+            "{scheme}://{host}{uri}",
+            "https://a.example/u/9/x/y/?q=%0d%0a&p=1&p=2",
+        ),
+        ("{method} {path}", "GET /u/9/x/y/"),
+        ("{rest}|{path:id}", "x/y/|9"),
+        (
+            "{query:q}|{query:p}|{query:x}|{query}",
+            "%0d%0a|1||q=%0d%0a&p=1&p=2",
+        ),
+        ("{header:cookie}", "b=5; a=\"6\"; a=7"),
+        ("{header:x-a}|{header:x-b}", "1, 2, 3|"),
+        ("{cookie:a}|{cookie:b}", "\"6\"|5"),
+        ("{route} {request_id} {tls_subject}", "the route 4f CN=x"),
+        ("{{{host}}}", "{a.example}"),
+    ] {
+        assert_eq!(filled(text), value, "{text}");
+    }
+}
+
+#[test]
+fn a_value_has_its_bound() {
+    let fits = |length: usize| {
+        let value = vec![b'a'; length];
+        let template = Template::parse("{header:x-a}").unwrap();
+        facts("/*", "/", &[("x-a", &value)], |facts| {
+            template.fill(facts).is_ok()
+        })
+    };
+    assert!(fits(MAX_VALUE));
+    assert!(!fits(MAX_VALUE + 1));
+}
+
+fn url(to: &str, path: &str, target: &str) -> String {
+    let to = Redirect::new(to, http::StatusCode::FOUND).unwrap();
+    let headers: &[(&str, &[u8])] = &[("x-a", b"//b.example/?&%2f\xff")];
+    facts(path, target, headers, |facts| {
+        to.location(facts).unwrap().to_str().unwrap().to_owned()
+    })
+}
+
+#[test]
+fn a_part_of_a_url_stays_one() {
+    for (to, target, place) in [
+        (
+            "https://{host}{uri}",
+            "/a/?b=1&c",
+            "https://a.example/a/?b=1&c",
+        ),
+        ("https://x.example{path}", "/a", "https://x.example/a"),
+        ("{uri}", "//evil.example/%2e%2e", "/"),
+        ("{path}", "//evil.example", "/evil.example"),
+        ("/{rest}", "/%2fevil.example/", "/evil.example/"),
+        ("/{path}", "/evil.example", "/evil.example"),
+        ("/new/{rest}?{query}", "/a?b=1&c=2", "/new/a?b=1&c=2"),
+        (
+            "/login?next={uri}",
+            "/a/b?c=1&d=2",
+            "/login?next=/a/b%3Fc%3D1%26d%3D2",
+        ),
+        ("/login?next={path}", "/a%20b&c", "/login?next=/a%2520b%26c"),
+        ("/{query:to}", "/?to=/b.example", "/%2Fb.example"),
+        ("/x?a={query:to}", "/?to=1%262+3&z", "/x?a=1%262%203"),
+        ("/{header:x-a}", "/", "/%2F%2Fb.example%2F%3F%26%252f%FF"),
+    ] {
+        assert_eq!(url(to, "/*", target), place, "{to} {target}");
+    }
+}
+
+proptest! {
+    /// Wherever a client is sent, it is to the host that the operator meant.
+    #[test]
+    fn no_request_chooses_the_host(
+        target in "/([a-z./;:@%\\\\]|%2[ef]|%5c|//){0,12}(\\?[a-z=&/:@\\\\]{0,8})?",
+        value in "[ -~]{0,12}",
+    ) {
+        let headers: &[(&str, &[u8])] = &[("x-a", value.as_bytes())];
+        for to in ["{path}", "{uri}", "/{rest}{path}", "/{header:x-a}", "/{query:a}{uri}"] {
+            let to = Redirect::new(to, http::StatusCode::FOUND).unwrap();
+            let is_possible = target.parse::<http::Uri>().is_ok_and(|uri| {
+                CanonicalPath::parse(uri.path()).is_ok()
+            });
+            if !is_possible {
+                continue;
+            }
+            facts("/*", &target, headers, |facts| {
+                let place = to.location(facts).unwrap();
+                let place = place.to_str().unwrap();
+                assert!(place.starts_with('/') && !place.starts_with("//"), "{place}");
+                assert!(place.bytes().all(|byte| byte.is_ascii_graphic()), "{place}");
+                assert!(!place.contains('\\'), "{place}");
+            });
+        }
+    }
+}

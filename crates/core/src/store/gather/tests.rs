@@ -1,0 +1,157 @@
+//! Both ends of a request, and how requests are gathered.
+
+use std::sync::Arc;
+
+use super::*;
+use crate::limit::{Algorithm, Asker, Key, KeyHash, Limit, Retry, Rule, Verdict};
+use crate::trace::TraceId;
+
+fn waiting(who: u8, cost: u64) -> (QueuedRequest, PendingAnswer) {
+    waiting_for(who, cost, None)
+}
+
+fn waiting_for(who: u8, cost: u64, asker: Option<Arc<Asker>>) -> (QueuedRequest, PendingAnswer) {
+    let rule = Rule {
+        algorithm: Algorithm::Log,
+        units: 10,
+        window_us: 1_000_000,
+        precision_us: 1,
+    };
+    let limit = Limit::new("l", &[rule], Key::parse(["global"]).unwrap());
+    let item = LimitCheck {
+        window: Arc::clone(&limit.windows[0]),
+        limit: Arc::new(limit),
+        tag: KeyHash([who; 16]),
+        cost,
+        asker,
+    };
+    let request = StoreRequest {
+        charge: [item].into_iter().collect(),
+        operation: Operation::Charge(1),
+        extra: SmallVec::new(),
+        generation: 1,
+        arrived: crate::clock::now(),
+        slot: 0,
+    };
+    request.with_answer()
+}
+
+fn decision(allowed: bool, used: u64) -> Decision {
+    let verdict = Verdict {
+        used,
+        remaining: 10_u64.saturating_sub(used + u64::from(allowed)),
+        retry: if allowed { Retry::Now } else { Retry::After(7) },
+        reset_us: 9,
+        next_us: 7,
+        stamp: 0,
+    };
+    Decision {
+        allowed,
+        at_us: 1,
+        verdicts: [verdict].into_iter().collect(),
+    }
+}
+
+#[test]
+fn equal_requests_are_one_group_and_grants_follow_arrival() {
+    let mut batch = Batch::default();
+    let mut answers = Vec::new();
+    for (who, cost) in [(1, 1), (2, 1), (1, 1), (1, 2), (1, 1)] {
+        let (waiting, answer) = waiting(who, cost);
+        assert!(batch.add(waiting, 64).is_none());
+        answers.push(answer);
+    }
+    let counts: Vec<u16> = batch.bundles.iter().map(Bundle::count).collect();
+    assert_eq!(counts, [3, 1, 1]);
+    let mut outcome = GroupOutcome {
+        granted: 2,
+        allowed: Some(decision(true, 8)),
+        denied: Some(decision(false, 10)),
+    };
+    let mut seen = 0;
+    let bundle = batch.bundles.remove(0);
+    bundle.answer(&mut outcome, |_, _| seen += 1);
+    let of = |which: usize| answers[which].try_take().unwrap().unwrap();
+    let (first, second, third) = (of(0), of(2), of(4));
+    assert_eq!((first.allowed, first.verdicts[0].used), (true, 8));
+    assert_eq!((second.allowed, second.verdicts[0].used), (true, 9));
+    assert_eq!((second.verdicts[0].remaining, third.allowed), (0, false));
+    assert_eq!(seen, 3);
+}
+
+#[test]
+fn each_of_several_that_ask_the_same_is_logged_with_its_own_trace() {
+    let mut batch = Batch::default();
+    for number in 1..4 {
+        let trace = Some(TraceId([number; 16]));
+        let (waiting, _) = waiting_for(1, 1, Some(Arc::new(Asker { key: None, trace })));
+        assert!(batch.add(waiting, 64).is_none());
+    }
+    let mut outcome = GroupOutcome {
+        granted: 3,
+        allowed: Some(decision(true, 1)),
+        denied: None,
+    };
+    let mut seen = Vec::new();
+    let bundle = batch.bundles.remove(0);
+    bundle.answer(&mut outcome, |charge, _| {
+        let asker = charge[0].asker.as_ref().unwrap();
+        seen.push(asker.trace.unwrap().0[0]);
+    });
+    assert_eq!(seen, [1, 2, 3]);
+}
+
+#[test]
+fn a_batch_is_bounded_by_its_items_and_equal_requests_cost_none() {
+    let mut batch = Batch::default();
+    for who in 0..4 {
+        assert!(batch.add(waiting(who, 1).0, 4).is_none());
+    }
+    assert!(batch.add(waiting(9, 1).0, 4).is_some());
+    assert!(batch.add(waiting(2, 1).0, 4).is_none());
+}
+
+fn question() -> StoreRequest {
+    StoreRequest {
+        charge: Charge::new(),
+        operation: Operation::Charge(1),
+        extra: SmallVec::new(),
+        generation: 1,
+        arrived: crate::clock::now(),
+        slot: 0,
+    }
+}
+
+fn poll(asked: &PendingAnswer) -> Poll<StoreResult> {
+    asked.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+#[test]
+fn an_answer_is_there_once() {
+    let (waiting, asked) = question().with_answer();
+    assert!(poll(&asked).is_pending() && asked.try_take().is_none());
+    assert!(waiting.answer(Ok(Decision::default())));
+    assert_eq!(poll(&asked), Poll::Ready(Ok(Decision::default())));
+    assert!(asked.try_take().is_none() && asked.close().is_none());
+}
+
+#[test]
+fn what_the_task_drops_is_lost_and_not_waited_for() {
+    let (waiting, asked) = question().with_answer();
+    assert!(poll(&asked).is_pending());
+    drop(waiting);
+    assert_eq!(poll(&asked), Poll::Ready(Err(StoreError::Lost)));
+}
+
+#[test]
+fn whoever_answers_knows_whether_somebody_cared() {
+    let (waiting, asked) = question().with_answer();
+    assert!(waiting.wants_answer && !waiting.is_given_up());
+    assert!(asked.close().is_none());
+    assert!(!waiting.answer(Ok(Decision::default())), "it has gone");
+    let (waiting, asked) = question().with_answer();
+    drop(asked);
+    assert!(waiting.is_given_up());
+    let told = question().without_answer();
+    assert!(!told.wants_answer && !told.is_given_up());
+}

@@ -1,0 +1,201 @@
+//! The local store in place of a shared store: it counts what that store admitted through this
+//! process, and remembers its last answer for each key.
+
+use super::shard::{PendingCheck, Shard};
+use super::{Memory, id};
+use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verdict};
+use crate::store::is_slots;
+use crate::store::ledger::{StoreAnswer, slack_us};
+
+/// For what the counts are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DecisionMode {
+    /// A decision by this store alone.
+    Alone,
+    /// A decision beside that of the shared store, for as long as shares hold.
+    Beside,
+    /// To count what the shared store has decided.
+    Warm,
+    /// To report usage.
+    Usage,
+}
+
+impl DecisionMode {
+    /// Whether the result decides the request, and so belongs into the log.
+    pub(super) fn is_logged(self, decision: &Decision) -> bool {
+        match self {
+            DecisionMode::Alone => true,
+            DecisionMode::Beside => !decision.allowed,
+            DecisionMode::Warm | DecisionMode::Usage => false,
+        }
+    }
+}
+
+impl Memory {
+    /// Charges a request that another store admitted, even above the limit, so that this store
+    /// knows recent history when it must stand in. This is not a decision, and is not logged. The
+    /// result serves to give the units back. Slots are not counted here: see [`Memory::hold`].
+    pub fn keep_warm(&self, charge: &Charge) -> Decision {
+        self.decide(charge, DecisionMode::Warm)
+    }
+
+    /// Charges a request that the shared store is to decide as well. While that store may not know
+    /// of all that was admitted, no more than a share passes.
+    pub fn charge_beside(&self, charge: &Charge) -> Decision {
+        self.decide(charge, DecisionMode::Beside)
+    }
+
+    /// How the items stand, and when each would let its cost pass. It charges nothing: one more
+    /// item, which can never pass, makes it a denial.
+    pub fn stand(&self, charge: &Charge) -> Decision {
+        let mut asked = charge.clone();
+        if let Some(first) = charge.first() {
+            asked.push(LimitCheck::never(first));
+        }
+        let mut decision = self.decide(&asked, DecisionMode::Usage);
+        decision.verdicts.truncate(charge.len());
+        decision
+    }
+
+    /// First pass over one item.
+    pub(super) fn check<'i>(
+        &self,
+        shard: &Shard,
+        item: &'i LimitCheck,
+        mode: DecisionMode,
+        now_us: u64,
+    ) -> PendingCheck<'i> {
+        if self.recovery.is_none() && mode == DecisionMode::Alone {
+            return shard.check(item, self.fleet.share(item.window.rule), item.cost, now_us);
+        }
+        // To keep warm is not to hold: the worker that admitted the request calls `hold`.
+        let is_slots = is_slots(item);
+        let is_free = is_slots && mode != DecisionMode::Alone;
+        let is_bound = !is_free
+            && match mode {
+                DecisionMode::Alone | DecisionMode::Usage => true,
+                DecisionMode::Beside => self.keeps_to_share(item, now_us),
+                DecisionMode::Warm => false,
+            };
+        let rule = match is_bound || is_slots {
+            true => self.fleet.share(item.window.rule),
+            false => item.window.rule,
+        };
+        let cost = if is_free { 0 } else { item.cost };
+        let mut check = shard.check(item, rule, cost, now_us);
+        if !is_bound {
+            check.look.retry = Retry::Now;
+        } else if let Some(max_units) = self.max_units_of(item, now_us) {
+            check.cap(max_units, rule.window_us);
+        }
+        check
+    }
+
+    fn keeps_to_share(&self, item: &LimitCheck, now_us: u64) -> bool {
+        let window_us = item.window.rule.window_us;
+        let recovery = self.recovery.as_ref();
+        item.limit.on_error == OnError::Local
+            && recovery.is_some_and(|recovery| recovery.holds_for(window_us, now_us))
+    }
+
+    /// The most units of this item that may count here while the shared store is away; `None` if
+    /// nothing is known of it.
+    fn max_units_of(&self, item: &LimitCheck, now_us: u64) -> Option<u64> {
+        let recovery = self.recovery.as_ref()?;
+        let at = recovery.away_at(now_us)?;
+        recovery.ledger.max_units(item, &self.fleet, at)
+    }
+
+    /// Units of this budget that were admitted here and count at a time, microseconds.
+    pub fn own_at(&self, item: &LimitCheck, at_us: u64) -> u64 {
+        let id = id(item);
+        let shard = self.lock(self.shard_of(id));
+        shard.find(id).map_or(0, |place| {
+            let count = &shard.entries[place].count;
+            count.used(&item.window.rule, at_us)
+        })
+    }
+
+    /// Items of which the shared store has lost units, by its own answer. Each costs the units that
+    /// the store lacks of those admitted here. With `others`, the answer is also compared with what
+    /// the store had said of other proxies.
+    pub fn lost_by(&self, charge: &Charge, decision: &Decision, others: bool) -> Charge {
+        let mut lost = Charge::new();
+        let Some(recovery) = self.recovery.as_ref().filter(|recovery| !recovery.is_on()) else {
+            return lost;
+        };
+        let now_us = self.clock.now_us();
+        for (item, verdict) in charge.iter().zip(&decision.verdicts) {
+            let rule = &item.window.rule;
+            let is_exact = rule.algorithm == Algorithm::Log
+                && item.limit.lease_us == 0
+                && !item.limit.gives_back;
+            if !is_exact || item.cost == 0 {
+                continue;
+            }
+            let own = self.own_at(item, now_us + slack_us(rule.window_us));
+            let answer = StoreAnswer {
+                item,
+                verdict,
+                charged: item.cost,
+                own,
+                store_us: decision.at_us,
+                now_us,
+            };
+            let missing = recovery.ledger.missing_units(&answer, others);
+            if missing > 0 {
+                lost.push(LimitCheck {
+                    cost: missing.min(own),
+                    asker: None,
+                    ..item.clone()
+                });
+            }
+        }
+        lost
+    }
+
+    /// Remembers an answer of the shared store. `warm` is what this store counted for it; `None` if
+    /// the shared store has denied the request.
+    pub fn note(&self, charge: &Charge, decision: &Decision, warm: Option<&Decision>) {
+        let Some(recovery) = &self.recovery else {
+            return;
+        };
+        let (now_us, is_on) = (self.clock.now_us(), recovery.is_on());
+        let note = |item: &LimitCheck, verdict: &Verdict, charged: u64, own: u64| {
+            let answer = StoreAnswer {
+                item,
+                verdict,
+                charged,
+                own,
+                store_us: decision.at_us,
+                now_us,
+            };
+            recovery.ledger.note(&answer);
+        };
+        for (index, (item, verdict)) in charge.iter().zip(&decision.verdicts).enumerate() {
+            // A store that does not know of all units says too little.
+            let is_worse = || is_on && recovery.ledger.knows(item);
+            if is_slots(item) || verdict.retry == Retry::Unasked || is_worse() {
+                continue;
+            }
+            match warm.and_then(|warm| warm.verdicts.get(index)) {
+                Some(before) => note(item, verdict, item.cost, before.used + item.cost),
+                None => note(item, verdict, 0, self.own_at(item, now_us)),
+            }
+        }
+    }
+
+    /// All that was admitted here and still counts: one item for each budget.
+    pub fn admitted(&self) -> Vec<LimitCheck> {
+        let Some(recovery) = &self.recovery else {
+            return Vec::new();
+        };
+        let now_us = self.clock.now_us();
+        let mut items = recovery.ledger.items(now_us);
+        for item in &mut items {
+            item.cost = self.own_at(item, now_us);
+        }
+        items.retain(|item| item.cost > 0);
+        items
+    }
+}

@@ -1,0 +1,263 @@
+//! One request in the access log, and the formats of its line.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::limit::DeniedKey;
+use crate::telemetry::metrics::grpc::GrpcStatus;
+use crate::telemetry::{json, stamp};
+use crate::trace::TraceId;
+
+/// Characters of the hash of a key, enough to distinguish keys in a log.
+const KEY_CHARACTERS: usize = 8;
+
+/// The outcome of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every limit allowed it.
+    Allowed,
+    /// No limit was asked.
+    Unlimited,
+    /// A limit refused it.
+    Denied,
+    /// The proxy answered it for another reason.
+    Rejected,
+}
+
+impl Outcome {
+    /// The word in the log.
+    pub fn word(self) -> &'static str {
+        match self {
+            Outcome::Allowed => "allowed",
+            Outcome::Unlimited => "unlimited",
+            Outcome::Denied => "denied",
+            Outcome::Rejected => "rejected",
+        }
+    }
+}
+
+/// The outcome of a request whose upstream's answer ended too early. It replaces the outcome of the
+/// limits.
+pub const TRUNCATED: &str = "truncated";
+
+/// An upstream's answer that ended too early.
+#[derive(Clone, Copy, Debug)]
+pub struct MissingBytes {
+    /// The length of the body that the head announced, bytes.
+    pub expected: Option<u64>,
+}
+
+/// One request, as far as it is known when its answer ends.
+#[derive(Clone, Copy, Debug)]
+pub struct AccessEntry<'a> {
+    /// When the request arrived, microseconds since the Unix epoch.
+    pub unix_us: u64,
+    /// From the head of the request to the end of the answer.
+    pub duration: Duration,
+    /// The client's address, through trusted proxies.
+    pub client: IpAddr,
+    pub method: &'a http::Method,
+    /// The path as it was sent, without the query.
+    pub path: &'a str,
+    pub status: u16,
+    /// Bytes of the answer's body.
+    pub bytes: u64,
+    /// Set if the answer ended too early.
+    pub truncated: Option<MissingBytes>,
+    pub route: Option<&'a str>,
+    pub outcome: Outcome,
+    /// The limits that denied it, each with its key if that is shown.
+    pub denied_by: &'a [(Arc<str>, Option<DeniedKey>)],
+    /// The limits in shadow mode that would have denied it.
+    pub would_deny: &'a [Arc<str>],
+    /// Why the proxy answered itself.
+    pub reason: Option<&'static str>,
+    pub grpc_status: Option<GrpcStatus>,
+    /// The id that the client got.
+    pub request_id: Option<&'a str>,
+    pub trace_id: Option<TraceId>,
+}
+
+impl AccessEntry<'_> {
+    fn outcome_word(&self) -> &'static str {
+        match self.truncated {
+            Some(_) => TRUNCATED,
+            None => self.outcome.word(),
+        }
+    }
+}
+
+/// `22:37:06.123 POST /login 429 0.2ms 1.2.3.4 denied by login (key 3q2-7wAB)`
+pub(super) fn text(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
+    out.extend_from_slice(&stamp::rfc3339_bytes(entry.unix_us)[11..23]);
+    let millis = entry.duration.as_secs_f64() * 1e3;
+    // Writing into a Vec cannot fail.
+    let _ = write!(out, " {} ", entry.method);
+    printable(out, entry.path);
+    let _ = write!(out, " {} {millis:.1}ms ", entry.status);
+    address(out, entry.client);
+    let _ = write!(out, " {}", entry.outcome_word());
+    if let Some(truncated) = entry.truncated {
+        let _ = match truncated.expected {
+            Some(expected) => write!(out, " after {} of {expected} bytes", entry.bytes),
+            None => write!(out, " after {} bytes", entry.bytes),
+        };
+    }
+    for (limit, key) in entry.denied_by {
+        let _ = write!(out, " by {limit}");
+        if let Some(key) = key {
+            out.extend_from_slice(b" (key ");
+            write_key(out, key);
+            out.push(b')');
+        }
+    }
+    if let Some(reason) = entry.reason {
+        let _ = write!(out, " {reason}");
+    }
+    if let Some(status) = entry.grpc_status {
+        let _ = write!(out, " grpc_status {status}");
+    }
+    for limit in entry.would_deny {
+        let _ = write!(out, " would deny {limit}");
+    }
+    if let Some(id) = entry.trace_id {
+        let _ = write!(out, " trace {id}");
+    }
+    out.push(b'\n');
+}
+
+/// A key. A plain one contains no spaces or quotes.
+fn write_key(out: &mut Vec<u8>, key: &DeniedKey) {
+    match key {
+        DeniedKey::Hash(tag) => out.extend_from_slice(&tag.text()[..KEY_CHARACTERS]),
+        DeniedKey::Plain(text) => out.extend_from_slice(text.as_bytes()),
+    }
+}
+
+/// Writes IPv4 addresses, which are the most frequent, without formatting code.
+fn address(out: &mut Vec<u8>, ip: IpAddr) {
+    match ip {
+        IpAddr::V4(ip) => {
+            for (index, octet) in ip.octets().into_iter().enumerate() {
+                if index > 0 {
+                    out.push(b'.');
+                }
+                json::number(out, octet);
+            }
+        }
+        IpAddr::V6(ip) => {
+            let _ = write!(out, "{ip}");
+        }
+    }
+}
+
+pub(super) fn json_line(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
+    // Names need no escapes. `name` includes the punctuation around it.
+    let member = |out: &mut Vec<u8>, name: &[u8], value: &str| {
+        out.extend_from_slice(name);
+        json::string(out, value);
+    };
+    out.extend_from_slice(b"{\"time\":\"");
+    out.extend_from_slice(&stamp::rfc3339_bytes(entry.unix_us));
+    out.extend_from_slice(b"\",\"client\":\"");
+    address(out, entry.client);
+    out.push(b'"');
+    member(out, b",\"method\":", entry.method.as_str());
+    member(out, b",\"path\":", entry.path);
+    out.extend_from_slice(b",\"status\":");
+    json::number(out, entry.status);
+    out.extend_from_slice(b",\"bytes\":");
+    json::number(out, entry.bytes);
+    out.extend_from_slice(b",\"duration_us\":");
+    json::number(
+        out,
+        u64::try_from(entry.duration.as_micros()).unwrap_or(u64::MAX),
+    );
+    if let Some(route) = entry.route {
+        member(out, b",\"route\":", route);
+    }
+    member(out, b",\"outcome\":", entry.outcome_word());
+    if let Some(expected) = entry.truncated.and_then(|truncated| truncated.expected) {
+        out.extend_from_slice(b",\"expected_bytes\":");
+        json::number(out, expected);
+    }
+    list(
+        out,
+        b",\"denied_by\":",
+        entry.denied_by,
+        |out, (limit, key)| {
+            member(out, b"{\"limit\":", limit);
+            if let Some(key) = key {
+                out.extend_from_slice(b",\"key\":\"");
+                write_key(out, key);
+                out.push(b'"');
+            }
+            out.push(b'}');
+        },
+    );
+    list(out, b",\"would_deny\":", entry.would_deny, |out, limit| {
+        json::string(out, limit);
+    });
+    if let Some(reason) = entry.reason {
+        member(out, b",\"reason\":", reason);
+    }
+    if let Some(status) = entry.grpc_status {
+        out.extend_from_slice(b",\"grpc_status\":");
+        match status.code() {
+            Some(code) => json::number(out, code),
+            None => out.extend_from_slice(b"null"),
+        }
+    }
+    if let Some(id) = entry.request_id {
+        member(out, b",\"request_id\":", id);
+    }
+    if let Some(id) = entry.trace_id {
+        let _ = write!(out, ",\"trace_id\":\"{id}\"");
+    }
+    out.extend_from_slice(b"}\n");
+}
+
+/// Writes an array, unless it is empty.
+fn list<T>(out: &mut Vec<u8>, name: &[u8], items: &[T], mut write: impl FnMut(&mut Vec<u8>, &T)) {
+    if items.is_empty() {
+        return;
+    }
+    out.extend_from_slice(name);
+    let mut before = b'[';
+    for item in items {
+        out.push(before);
+        write(out, item);
+        before = b',';
+    }
+    out.push(b']');
+}
+
+/// The combined format. Referrer and user agent are header values of a client, so they are left
+/// out.
+pub(super) fn combined(out: &mut Vec<u8>, entry: &AccessEntry<'_>) {
+    address(out, entry.client);
+    out.extend_from_slice(b" - - [");
+    out.extend_from_slice(&stamp::common(entry.unix_us));
+    let _ = write!(out, "] \"{} ", entry.method);
+    printable(out, entry.path);
+    let _ = write!(
+        out,
+        " HTTP/1.1\" {} {} \"-\" \"-\"",
+        entry.status, entry.bytes
+    );
+    // Readers of the format ignore what follows its fields.
+    if let Some(status) = entry.grpc_status {
+        let _ = write!(out, " grpc_status={status}");
+    }
+    out.push(b'\n');
+}
+
+/// Writes `?` for characters of the path that could end the field or the line.
+fn printable(out: &mut Vec<u8>, path: &str) {
+    out.extend(path.chars().map(|c| match u8::try_from(c) {
+        Ok(byte) if byte.is_ascii_graphic() && byte != b'"' => byte,
+        _ => b'?',
+    }));
+}

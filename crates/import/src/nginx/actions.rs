@@ -1,0 +1,255 @@
+//! The actions of locations: they send requests to an upstream, answer them or redirect them. Other
+//! actions close the route.
+
+use http::StatusCode;
+
+use super::directives;
+use super::scope::{BlockScope, LocationPath};
+use super::syntax::Directive;
+use super::upstreams::ProxyPass;
+use super::variables;
+use crate::draft::{Draft, Notes, RouteAction, TargetDraft};
+use crate::patterns;
+use crate::route::Redirect;
+
+/// Directives that serve files, or speak to servers in another protocol than HTTP.
+const UNSUPPORTED: [&str; 11] = [
+    "fastcgi_pass",
+    "uwsgi_pass",
+    "scgi_pass",
+    "memcached_pass",
+    "root",
+    "alias",
+    "try_files",
+    "content_by_lua_block",
+    "stub_status",
+    "autoindex",
+    "dav_methods",
+];
+
+/// Returns the action of a scope whose requests have this path.
+pub(super) fn find_action(
+    scope: &BlockScope<'_>,
+    path: &LocationPath<'_>,
+    draft: &mut Draft,
+) -> RouteAction {
+    let notes = &mut draft.notes;
+    if scope.own_first("internal").is_some() {
+        return TargetDraft::respond(404).into();
+    }
+    // nginx answers and rewrites before it checks access, and before it limits.
+    if let Some(one) = scope.own_first("return") {
+        return translate_return(one, scope, notes).into();
+    }
+    let mut path = *path;
+    for one in scope.own_named("rewrite") {
+        match translate_rewrite(one, &path) {
+            Ok(RewriteEffect::Redirect(target)) => {
+                if !matches!(&target, TargetDraft::Redirect { to, .. } if to.contains("{uri}")) {
+                    one.note_differs(notes, "the query is not taken along");
+                }
+                return target.into();
+            }
+            Ok(RewriteEffect::StripPath) => path.is_stripped = true,
+            Err(why) => return one.close(notes, &why).into(),
+        }
+    }
+    if let Some(denial) = directives::find_guard(scope, notes) {
+        return denial.into();
+    }
+    if let Some(pass) = ProxyPass::find(scope) {
+        return pass.translate(&path, draft);
+    }
+    if let Some(fallback) = find_fallback(scope) {
+        let why = "the proxy looks for no files: every request goes on to the named location";
+        fallback.one.note_differs(notes, why);
+        return find_action(&fallback.scope, &path, draft);
+    }
+    let is_unsupported = |one: &&Directive| UNSUPPORTED.contains(&one.name.as_str());
+    match scope.own().iter().find(is_unsupported) {
+        Some(one) => {
+            let why = "tidegate serves no files, and speaks HTTP only with its upstreams";
+            one.close(notes, why).into()
+        }
+        None => TargetDraft::respond(404).into(),
+    }
+}
+
+/// The named location at the end of a `try_files`.
+pub(super) struct FileFallback<'d> {
+    one: &'d Directive,
+    pub(super) scope: BlockScope<'d>,
+}
+
+/// Finds the location of `try_files $uri @app;`, unless that location has a `try_files` itself.
+pub(super) fn find_fallback<'d>(scope: &BlockScope<'d>) -> Option<FileFallback<'d>> {
+    let one = scope.own_first("try_files")?;
+    let name = one.args.last().filter(|name| name.starts_with('@'))?;
+    let scope = scope.enter_named(name)?;
+    let ends = scope.own_first("try_files").is_none();
+    ends.then_some(FileFallback { one, scope })
+}
+
+/// Translates `return 301 https://$host$request_uri;`.
+pub(super) fn translate_return(
+    one: &Directive,
+    scope: &BlockScope<'_>,
+    notes: &mut Notes,
+) -> TargetDraft {
+    let (status, rest) = match one.arg(0).parse::<u16>() {
+        Ok(status) => (status, one.args.get(1)),
+        Err(_) => (302, one.args.first()),
+    };
+    let is_redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
+    match rest {
+        Some(to) if is_redirect => {
+            returned_redirect(to, status, scope).unwrap_or_else(|why| one.close(notes, &why))
+        }
+        _ if status == 444 => {
+            let why = "connections are not cut without an answer; it is 403";
+            one.note_differs(notes, why);
+            TargetDraft::respond(403)
+        }
+        Some(body) if body.contains('$') => one.close(notes, "an answer's body has no variables"),
+        _ if !(200..=599).contains(&status) => {
+            one.note_lost(notes, "no such status");
+            TargetDraft::respond(404)
+        }
+        body => {
+            let content_type = scope.last_arg("default_type").map(str::to_owned);
+            TargetDraft::Respond {
+                status,
+                content_type: content_type.filter(|kind| body.is_some() && kind.contains('/')),
+                body: body.filter(|_| !matches!(status, 204 | 205 | 304)).cloned(),
+            }
+        }
+    }
+}
+
+fn returned_redirect(to: &str, status: u16, scope: &BlockScope<'_>) -> Result<TargetDraft, String> {
+    // This name is in the file, so no client can choose it.
+    let name = scope.last_arg("server_name").unwrap_or_default();
+    let mut to = to.to_owned();
+    for (theirs, ours) in [
+        ("$server_name", name),
+        ("${server_name}", name),
+        ("$scheme://", "https://"),
+        ("$is_args$args", "?$args"),
+        ("$uri?$args", "$request_uri"),
+    ] {
+        to = to.replace(theirs, ours);
+    }
+    let to = variables::translate_template(&to)?;
+    match can_redirect(&to, status) {
+        true => Ok(TargetDraft::Redirect { to, status }),
+        false => Err(format!(
+            "`{to}` is no place that a route may send clients to"
+        )),
+    }
+}
+
+fn can_redirect(to: &str, status: u16) -> bool {
+    let code = StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND);
+    Redirect::new(to, code).is_ok()
+}
+
+/// The effect of a `rewrite` of a location.
+enum RewriteEffect {
+    Redirect(TargetDraft),
+    /// Removes the location's own path.
+    StripPath,
+}
+
+/// Translates the two kinds that routes have: a redirect of all requests, and a removed prefix.
+fn translate_rewrite(one: &Directive, path: &LocationPath<'_>) -> Result<RewriteEffect, String> {
+    let (from, to, flag) = (one.arg(0), one.arg(1), one.arg(2));
+    let status = match flag {
+        "permanent" => Some(301),
+        "redirect" => Some(302),
+        _ if is_absolute(to) => Some(302),
+        _ => None,
+    };
+    let matches_all = matches!(
+        from,
+        "^" | "^/(.*)$" | "^/(.*)" | "^(.*)$" | "^(.*)" | ".*" | "^.*$"
+    );
+    if let (Some(status), true) = (status, matches_all) {
+        let whole = if from.starts_with("^/") { "/$1" } else { "$1" };
+        let to = to.trim_end_matches('?').replace(whole, "$request_uri");
+        let to = variables::translate_template(&to)?;
+        return match can_redirect(&to, status) {
+            true => Ok(RewriteEffect::Redirect(TargetDraft::Redirect {
+                to,
+                status,
+            })),
+            false => Err("not a place that a route may send clients to".to_owned()),
+        };
+    }
+    let own = path.path.unwrap_or_default().trim_end_matches('/');
+    let rests = ["/(.*)$", "/(.*)", "/?(.*)$", "(/.*)$"];
+    let takes_rest = rests.iter().any(|rest| format!("^{own}{rest}") == from);
+    let strips = takes_rest && matches!(to, "/$1" | "$1");
+    match strips && flag == "break" && !own.is_empty() && !path.is_exact {
+        true => Ok(RewriteEffect::StripPath),
+        false => Err("no route can say this rewrite".to_owned()),
+    }
+}
+
+fn is_absolute(url: &str) -> bool {
+    url.starts_with("http://") || url.starts_with("https://")
+}
+
+/// Returns the target of a `rewrite` that redirects; `None` if it does not.
+pub(super) fn redirecting_rewrite(one: &Directive) -> Option<TargetDraft> {
+    if !is_absolute(one.arg(1)) && !matches!(one.arg(2), "permanent" | "redirect") {
+        return None;
+    }
+    match translate_rewrite(one, &LocationPath::unknown()) {
+        Ok(RewriteEffect::Redirect(target)) => Some(target),
+        Ok(RewriteEffect::StripPath) => None,
+        Err(why) => Some(one.closed(&why)),
+    }
+}
+
+/// The effect of the rewrites of a server.
+#[derive(Default)]
+pub(super) struct ServerRewrites {
+    /// The server answers all requests before it looks for a location.
+    pub(super) answers_all: bool,
+    /// Paths whose requests are closed.
+    pub(super) closed: Vec<ClosedPath>,
+}
+
+pub(super) struct ClosedPath {
+    pub(super) path: String,
+    pub(super) target: TargetDraft,
+}
+
+/// Reads the rewrites of a server. A rewritten path would lead to another location, which no route
+/// can do.
+pub(super) fn read_server_rewrites(scope: &BlockScope<'_>, notes: &mut Notes) -> ServerRewrites {
+    let mut found = ServerRewrites::default();
+    for one in scope.own_named("rewrite") {
+        let Err(why) = translate_rewrite(one, &LocationPath::unknown()) else {
+            found.answers_all = true;
+            return found;
+        };
+        let from = one.arg(0);
+        let is_of_some_paths = from
+            .strip_prefix("^/")
+            .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_alphanumeric()));
+        let goes_on = redirecting_rewrite(one).is_none();
+        match patterns::widen_regex(from, false) {
+            Ok(regex) if is_of_some_paths || goes_on => {
+                one.note_lost(notes, format!("{why}; requests that it is for are closed"));
+                found.closed.push(ClosedPath {
+                    path: format!("regex:{regex}"),
+                    target: one.closed(&why),
+                });
+            }
+            _ => one.note_lost(notes, why),
+        }
+    }
+    found.answers_all = scope.own_first("return").is_some();
+    found
+}

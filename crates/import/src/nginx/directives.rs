@@ -1,0 +1,237 @@
+//! Sorts directives by their names: translated elsewhere, needless, lost, or a guard.
+//!
+//! A route whose guard cannot be translated is closed: tidegate asks for no passwords and blocks no
+//! addresses.
+
+use std::collections::BTreeSet;
+
+use super::scope::BlockScope;
+use super::syntax::Directive;
+use crate::draft::{Notes, TargetDraft};
+
+/// Directives that other files of this room translate. They note what they lose.
+const TRANSLATED: &str = "\
+    http server location upstream map geo listen server_name ssl if include return rewrite \
+    internal limit_except limit_req_zone limit_req limit_req_status limit_req_dry_run \
+    limit_conn_zone limit_conn limit_conn_dry_run ssl_certificate ssl_certificate_key \
+    ssl_protocols ssl_client_certificate ssl_verify_client proxy_pass proxy_set_header \
+    proxy_hide_header proxy_connect_timeout proxy_read_timeout proxy_next_upstream \
+    proxy_next_upstream_tries proxy_ssl_name proxy_ssl_trusted_certificate proxy_ssl_certificate \
+    proxy_ssl_certificate_key proxy_ssl_verify proxy_http_version grpc_pass grpc_set_header \
+    grpc_connect_timeout grpc_read_timeout grpc_next_upstream grpc_next_upstream_tries \
+    grpc_ssl_name grpc_ssl_verify grpc_ssl_trusted_certificate grpc_ssl_certificate \
+    grpc_ssl_certificate_key add_header client_max_body_size client_header_timeout \
+    client_body_timeout keepalive_timeout large_client_header_buffers set_real_ip_from \
+    real_ip_header real_ip_recursive allow deny auth_basic auth_request auth_jwt \
+    access_by_lua_block modsecurity SecRulesEnabled app_protect_enable wallarm_mode max_headers \
+    worker_shutdown_timeout default_type fastcgi_pass uwsgi_pass scgi_pass memcached_pass \
+    content_by_lua_block stub_status autoindex dav_methods";
+
+/// Directives that tidegate does not need, and the reason.
+const NEEDLESS: &str = "\
+user worker_priority daemon | the unit file says it
+pid | `pid_file` of [server], where one is needed
+worker_processes worker_cpu_affinity | a worker for each core
+worker_rlimit_nofile | the proxy raises its limit itself
+load_module | there are no modules
+events | `max_connections` of [server]
+sendfile types_hash_max_size types index log_not_found open_file_cache | no files are served
+tcp_nopush tcp_nodelay ssl_buffer_size | always as fast as it can be
+server_names_hash_bucket_size server_names_hash_max_size | tables fit by themselves
+map_hash_bucket_size map_hash_max_size variables_hash_max_size | tables fit by themselves
+variables_hash_bucket_size proxy_headers_hash_max_size | tables fit by themselves
+proxy_headers_hash_bucket_size | tables fit by themselves
+charset | what upstreams say is passed on
+server_tokens | tidegate does not say what it is
+access_log | `access` of [log]
+error_log | standard error, for the journal
+log_format | `format` of [log]
+open_log_file_cache | logs are kept open
+limit_req_log_level limit_conn_log_level | the access log has every denial
+http2 | HTTP/2 is spoken by itself
+http2_max_concurrent_streams | `max_streams` of [server]
+keepalive_requests keepalive_disable proxy_socket_keepalive | connections are kept by themselves
+reset_timedout_connection lingering_close | always
+ignore_invalid_headers | headers that are none are refused
+underscores_in_headers | such headers pass
+merge_slashes | limits see one spelling of each path
+port_in_redirect absolute_redirect server_name_in_redirect | redirects are as they are written
+client_body_buffer_size client_body_temp_path proxy_request_buffering | bodies are streamed
+client_header_buffer_size | `max_header_bytes` of [server]
+send_timeout proxy_send_timeout grpc_send_timeout | `body_timeout` of [server]
+proxy_buffering proxy_buffers proxy_buffer_size proxy_busy_buffers_size | answers are streamed
+proxy_max_temp_file_size proxy_temp_path proxy_temp_file_write_size | answers are streamed
+proxy_pass_header | upstreams' headers pass
+proxy_pass_request_headers | headers pass
+proxy_pass_request_body | bodies pass
+proxy_ssl_server_name grpc_ssl_server_name | SNI is always sent
+proxy_ssl_session_reuse | sessions are resumed
+proxy_ssl_protocols | TLS 1.2 and 1.3
+proxy_ssl_verify_depth ssl_verify_depth | chains are verified whole
+ssl_session_cache ssl_session_timeout ssl_session_tickets | sessions are resumed by tickets
+ssl_prefer_server_ciphers | rustls chooses
+ssl_ciphers ssl_ecdh_curve | rustls has safe ones only
+ssl_dhparam | there is no finite-field exchange
+ssl_early_data | there is no early data
+resolver resolver_timeout | the system's resolver, every `dns_every`
+gzip_vary gzip_proxied gzip_types gzip_comp_level gzip_min_length | nothing is compressed
+gzip_buffers gzip_http_version gzip_disable | nothing is compressed
+satisfy auth_basic_user_file | what guards the location closes the route
+";
+
+/// Directives that tidegate has nothing for, and the reason.
+const LOST: &str = "\
+stream mail | tidegate speaks HTTP only
+gzip brotli | tidegate does not compress; let upstreams do it
+gzip_static root alias try_files | tidegate serves no files
+proxy_cache proxy_cache_path | tidegate does not cache
+limit_rate limit_rate_after | the speed of answers is not limited
+error_page proxy_intercept_errors | answers pass as they are; [deny.body] is for denials
+ssl_stapling ssl_stapling_verify ssl_trusted_certificate | responses of OCSP are not sent
+ssl_reject_handshake | who asks for another name gets the first certificate
+ssl_crl | lists of revoked certificates are not read
+proxy_redirect | a Location passes as it is
+proxy_cookie_path proxy_cookie_domain | cookies pass as they are
+proxy_method | methods pass as they are
+proxy_set_body sub_filter | bodies pass as they are
+proxy_ignore_client_abort | who goes away cancels the request
+proxy_bind | connections come from the system's choice of address
+expires | `headers_down` sets headers
+set split_clients | there are no variables of one's own
+mirror | requests are sent once
+valid_referers | what asks for `$invalid_referer` is closed
+";
+
+/// Beginnings of the names of directives that check access, or run programs that may check it.
+const GUARDING: &str = "\
+    auth_ access_by_ rewrite_by_lua server_rewrite_by_lua js_access secure_link perl_access \
+    testcookie oidc_";
+
+/// Directives that turn a web application firewall on.
+const FIREWALLS: &str = "modsecurity SecRulesEnabled app_protect_enable wallarm_mode";
+
+/// Words in the names of unknown directives that may check access.
+const SUSPECT: &str = "\
+    auth access deny allow block guard secure acl token jwt oidc ldap captcha firewall forbid ban_ \
+    password";
+
+/// Endings of the names of directives that only set something of a guard.
+const SETTINGS: &str = "_file _set _timeout _md5 _secret _shm_size";
+
+/// Files of packages that contain no guard.
+const HARMLESS: &str = "\
+    mime.types fastcgi_params fastcgi.conf proxy_params uwsgi_params scgi_params proxy.conf \
+    options-ssl-nginx.conf ssl-params.conf";
+
+fn has_word(words: &str, word: &str) -> bool {
+    words.split_whitespace().any(|known| known == word)
+}
+
+/// Returns the reason that a table has for a directive.
+fn find_reason(table: &'static str, name: &str) -> Option<&'static str> {
+    let mut rows = table.lines().filter_map(|row| row.split_once(" | "));
+    let (_, why) = rows.find(|(names, _)| has_word(names, name))?;
+    Some(why)
+}
+
+fn is_known(name: &str) -> bool {
+    let has_reason = |table| find_reason(table, name).is_some();
+    has_word(TRANSLATED, name) || has_reason(NEEDLESS) || has_reason(LOST)
+}
+
+/// Notes each directive of this block and of the blocks in it that is not translated.
+pub(super) fn note_untranslated(list: &[Directive], in_location: bool, notes: &mut Notes) {
+    for one in list {
+        let name = one.name.as_str();
+        // Files that a location serves close its route, which notes them.
+        let is_noted_by_route = in_location && matches!(name, "root" | "alias" | "try_files");
+        if let Some(why) = find_reason(NEEDLESS, name) {
+            one.note_needless(notes, why);
+        } else if let Some(why) = find_reason(LOST, name) {
+            if !is_noted_by_route {
+                one.note_lost(notes, why);
+            }
+        } else if !has_word(TRANSLATED, name) {
+            one.note_lost(notes, "tidegate has nothing like it");
+        }
+        if matches!(name, "http" | "location") {
+            note_untranslated(one.inner(), name == "location", notes);
+        }
+    }
+}
+
+/// Returns what a route answers if a scope's guards deny requests; `None` if they allow all.
+pub(super) fn find_guard(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetDraft> {
+    let mut guard = guard_by_name(scope, notes);
+    for one in scope.all().filter(|one| one.name == "include") {
+        let file = one.arg(0).rsplit('/').next().unwrap_or_default();
+        if !has_word(HARMLESS, file) {
+            let why = "the file cannot be read here, and it may guard something; what it is for is \
+                       closed";
+            let closed = one.close(notes, why);
+            guard.get_or_insert(closed);
+        }
+    }
+    if let Some(one) = scope.last("ssl_verify_client")
+        && one.arg(0) == "on"
+        && scope.last("ssl_client_certificate").is_none()
+    {
+        let why = "no `ssl_client_certificate` says which certificates are believed; it is closed";
+        let closed = one.close(notes, why);
+        guard.get_or_insert(closed);
+    }
+    guard.or_else(|| guard_by_address(scope, notes))
+}
+
+fn guard_by_name(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetDraft> {
+    let names: BTreeSet<&str> = scope.all().map(|one| one.name.as_str()).collect();
+    let mut guard = None;
+    for name in names.into_iter().filter(|name| checks_access(name)) {
+        let Some(one) = scope.last(name).filter(|one| one.arg(0) != "off") else {
+            continue;
+        };
+        let why = match has_word(FIREWALLS, name) {
+            true => "tidegate has no web application firewall; the route is closed",
+            false => "tidegate asks for no credentials and runs no programs; the route is closed",
+        };
+        guard = Some(one.close(notes, why));
+    }
+    guard
+}
+
+fn checks_access(name: &str) -> bool {
+    let sets = name != "auth_request" && SETTINGS.split(' ').any(|end| name.ends_with(end));
+    let known = GUARDING.split(' ').any(|begin| name.starts_with(begin))
+        && !(sets && name.starts_with("auth_"));
+    let suspect = || SUSPECT.split(' ').any(|word| name.contains(word)) && !is_known(name);
+    known && name != "auth_http" || has_word(FIREWALLS, name) || !sets && suspect()
+}
+
+/// Reads `allow` and `deny`, which are one list.
+fn guard_by_address(scope: &BlockScope<'_>, notes: &mut Notes) -> Option<TargetDraft> {
+    let mut rules = scope.inherited_any(&["allow", "deny"]);
+    let is_all = |one: &&Directive| one.arg(0) == "all";
+    // nginx never reaches the rules behind a rule for all.
+    if let Some(end) = rules.iter().position(is_all) {
+        rules.truncate(end + 1);
+    }
+    let only = |name: &str| rules.iter().all(|one| one.name == name);
+    if only("allow") {
+        return None;
+    }
+    if only("deny") && rules.iter().any(is_all) {
+        return Some(TargetDraft::respond(403));
+    }
+    let mut guard = None;
+    for one in rules
+        .into_iter()
+        .filter(|one| !is_all(one) || one.name == "deny")
+    {
+        let closed = one.close(
+            notes,
+            "tidegate keeps no addresses out; the route is closed",
+        );
+        guard.get_or_insert(closed);
+    }
+    guard
+}

@@ -1,0 +1,196 @@
+//! The order in which nginx tries locations, as paths of routes.
+//!
+//! nginx tries `=` first, then the longest prefix if it has `^~`, then regular expressions in their
+//! order, then the longest prefix. Routes are tried in this order: exact paths, expressions in the
+//! order of the file, paths with `/*`. So some prefixes are written as expressions: those that must
+//! come before an expression, and those that end within a segment.
+
+use super::scope::{BlockScope, LocationPath};
+use super::syntax::Directive;
+use crate::draft::RouteAction;
+use crate::patterns::{self, ImportedPath};
+
+/// How a location matches paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LocationKind {
+    /// `=`
+    Exact,
+    /// `^~`
+    FirmPrefix,
+    /// `~`
+    Regex,
+    /// `~*`
+    AnyCaseRegex,
+    Prefix,
+}
+
+impl LocationKind {
+    pub(super) fn is_regex(self) -> bool {
+        matches!(self, LocationKind::Regex | LocationKind::AnyCaseRegex)
+    }
+
+    pub(super) fn is_prefix(self) -> bool {
+        matches!(self, LocationKind::FirmPrefix | LocationKind::Prefix)
+    }
+}
+
+pub(super) struct Location<'d> {
+    pub(super) kind: LocationKind,
+    pub(super) path: &'d str,
+    pub(super) one: &'d Directive,
+    pub(super) scope: BlockScope<'d>,
+    pub(super) nesting: Nesting<'d>,
+    pub(super) action: RouteAction,
+    /// No condition answers before the action.
+    pub(super) is_plain: bool,
+}
+
+/// The locations around a location.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Nesting<'d> {
+    pub(super) depth: usize,
+    /// The prefix of the innermost.
+    pub(super) parent: Option<&'d str>,
+}
+
+impl<'d> Location<'d> {
+    /// Returns the paths that its requests have.
+    pub(super) fn request_path(&self) -> LocationPath<'d> {
+        LocationPath {
+            path: (!self.kind.is_regex()).then_some(self.path),
+            is_exact: self.kind == LocationKind::Exact,
+            is_stripped: false,
+        }
+    }
+
+    /// Whether every request reaches an upstream.
+    fn is_open(&self) -> bool {
+        self.is_plain && !self.action.target.denies()
+    }
+
+    /// Whether its path begins with the path of a shorter location.
+    fn is_below(&self, other: &Location<'_>) -> bool {
+        other.path.len() < self.path.len() && self.path.starts_with(other.path)
+    }
+}
+
+/// A location with the path of its routes.
+pub(super) struct PlacedLocation {
+    /// The index of the location.
+    pub(super) index: usize,
+    /// Fails with a reason if no route can have the path.
+    pub(super) path: Result<ImportedPath, String>,
+}
+
+/// Returns all locations in the order in which routes must try their expressions.
+pub(super) fn order(all: &[Location<'_>]) -> Vec<PlacedLocation> {
+    let plain = plain_regexes(all);
+    let needs_regex = prefixes_as_regexes(all, plain.is_none());
+    let rank = |index: &usize| {
+        let one = &all[*index];
+        let longest_first = usize::MAX - one.path.len();
+        match one.kind {
+            LocationKind::Exact => (0, 0),
+            LocationKind::FirmPrefix if needs_regex[*index] => (1, longest_first),
+            kind if kind.is_regex() => (2, usize::MAX - one.nesting.depth),
+            _ if needs_regex[*index] => (3, longest_first),
+            _ => (4, 0),
+        }
+    };
+    let mut indices: Vec<usize> = (0..all.len()).collect();
+    indices.sort_by_key(rank);
+    let place = |index: usize| {
+        let one = &all[index];
+        match one.kind {
+            LocationKind::Exact => {
+                patterns::exact_path(one.path).or_else(|_| escaped_path(one.path, "$"))
+            }
+            kind if kind.is_prefix() && needs_regex[index] => escaped_path(one.path, ""),
+            kind if kind.is_prefix() => patterns::prefix_path(one.path),
+            _ => match plain.as_ref().and_then(|all| all[index].clone()) {
+                Some(path) => Ok(path),
+                None => regex_path(one),
+            },
+        }
+    };
+    let placed = indices.into_iter().map(|index| PlacedLocation {
+        index,
+        path: place(index),
+    });
+    placed.collect()
+}
+
+/// Returns the regular expressions as plain paths, if each has one and no prefix is in the way.
+fn plain_regexes(all: &[Location<'_>]) -> Option<Vec<Option<ImportedPath>>> {
+    let each = all.iter().map(|one| {
+        if !one.kind.is_regex() {
+            return Some(None);
+        }
+        let path = patterns::plain_regex_path(one.path).ok()?;
+        let is_same = one.kind == LocationKind::Regex
+            && path.differs.is_none()
+            && one.nesting.parent.is_none();
+        let fixed = path.pattern.find(['{', '*']).unwrap_or(path.pattern.len());
+        let fixed = &path.pattern[..fixed];
+        let in_the_way = |other: &Location<'_>| {
+            let firm = other.kind == LocationKind::FirmPrefix && fixed.starts_with(other.path);
+            other.kind.is_prefix() && other.path != "/" && (firm || other.path.starts_with(fixed))
+        };
+        (is_same && !all.iter().any(in_the_way)).then_some(Some(path))
+    });
+    each.collect()
+}
+
+/// Decides for each location whether it is a prefix that must be an expression.
+fn prefixes_as_regexes(all: &[Location<'_>], beside_regexes: bool) -> Vec<bool> {
+    let needs_regex = |one: &Location<'_>| {
+        let ends_in_segment = !one.path.ends_with('/')
+            && (!one.is_open() || !one.path.ends_with(|c: char| c.is_alphanumeric()));
+        let is_longer =
+            |other: &Location<'_>| other.kind == LocationKind::Prefix && other.is_below(one);
+        let before_regexes =
+            beside_regexes && one.kind == LocationKind::FirmPrefix && !all.iter().any(is_longer);
+        one.kind.is_prefix()
+            && (ends_in_segment || before_regexes || one.path.contains(['{', '}', '*']))
+    };
+    let mut found: Vec<bool> = all.iter().map(needs_regex).collect();
+    // A longer prefix must come before such a prefix.
+    for (index, one) in all.iter().enumerate() {
+        let mut shorter = all.iter().zip(&found);
+        if one.kind.is_prefix() && shorter.any(|(other, is)| *is && one.is_below(other)) {
+            found[index] = true;
+        }
+    }
+    found
+}
+
+/// Writes a path as an expression, which `end` completes.
+fn escaped_path(path: &str, end: &str) -> Result<ImportedPath, String> {
+    ImportedPath::parse(format!("regex:^{}{end}", patterns::escape_regex(path)))
+}
+
+/// Translates a location with a regular expression.
+fn regex_path(one: &Location<'_>) -> Result<ImportedPath, String> {
+    let any_case = one.kind == LocationKind::AnyCaseRegex;
+    let denies = one.action.target.denies();
+    if one.path.ends_with("/$") && !denies {
+        return Err("a slash at a path's end makes no difference to a route".to_owned());
+    }
+    let parent = one.nesting.parent.filter(|parent| *parent != "/");
+    let text = match parent.filter(|_| !denies && !one.path.starts_with('^')) {
+        Some(parent) => format!("^{}.*(?:{})", patterns::escape_regex(parent), one.path),
+        None => one.path.to_owned(),
+    };
+    let parse = |regex: &str| ImportedPath::parse(format!("regex:{regex}"));
+    if let Ok(same) = patterns::translate_regex(&text, any_case) {
+        return parse(same.as_str());
+    }
+    // A wider expression closes all requests that the exact one could match.
+    let wider = patterns::widen_regex(&text, any_case).unwrap_or_default();
+    let mut path = parse(&wider)?;
+    path.differs = Some(format!(
+        "the route's expression is `{wider}`, which takes more; so it is closed"
+    ));
+    path.is_wider = true;
+    Ok(path)
+}

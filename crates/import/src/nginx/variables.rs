@@ -1,0 +1,296 @@
+//! Variables of nginx in `proxy.toml`: as templates of values, and as keys of limits.
+
+use ipnet::IpNet;
+
+use super::scope::{HttpBlock, VariableMap};
+use crate::draft::KeyDraft;
+
+/// Maps of maps, at most.
+const MAX_DEPTH: usize = 4;
+
+/// A part of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ValuePart<'t> {
+    Text(&'t str),
+    /// `$name` or `${name}`
+    Variable(&'t str),
+}
+
+pub(super) fn split_variables(text: &str) -> Vec<ValuePart<'_>> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('$') {
+        let behind = &rest[at + 1..];
+        let braced = behind
+            .strip_prefix('{')
+            .and_then(|inner| inner.split_once('}'));
+        let end = behind.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+        let (name, after) = braced.unwrap_or(behind.split_at(end.unwrap_or(behind.len())));
+        if name.is_empty() {
+            // A dollar sign without a name stands for itself.
+            parts.push(ValuePart::Text(&rest[..=at]));
+            rest = behind;
+            continue;
+        }
+        if at > 0 {
+            parts.push(ValuePart::Text(&rest[..at]));
+        }
+        parts.push(ValuePart::Variable(name));
+        rest = after;
+    }
+    if !rest.is_empty() {
+        parts.push(ValuePart::Text(rest));
+    }
+    parts
+}
+
+/// Translates a value with variables to a template. Fails with a reason if `proxy.toml` has not one
+/// of the variables.
+pub(super) fn translate_template(text: &str) -> Result<String, String> {
+    let mut out = String::new();
+    for part in split_variables(text) {
+        match part {
+            ValuePart::Text(text) => out.push_str(&text.replace('{', "{{").replace('}', "}}")),
+            ValuePart::Variable(name) => match translate_variable(name) {
+                Some(ours) => out.push_str(&ours),
+                None => return Err(format!("there is no ${name} here")),
+            },
+        }
+    }
+    Ok(out)
+}
+
+fn translate_variable(name: &str) -> Option<String> {
+    let ours = match name {
+        "remote_addr" | "binary_remote_addr" => "{client_ip}",
+        "realip_remote_addr" => "{peer_ip}",
+        "host" | "http_host" => "{host}",
+        "scheme" => "{scheme}",
+        "request_uri" => "{uri}",
+        "uri" | "document_uri" => "{path}",
+        "args" | "query_string" => "{query}",
+        "request_method" => "{method}",
+        "request_id" => "{request_id}",
+        "ssl_client_s_dn" => "{tls_subject}",
+        "is_args" => "",
+        _ => return Some(format!("{{{}}}", translate_field(name)?)),
+    };
+    Some(ours.to_owned())
+}
+
+/// Translates the variable of one header, cookie or query parameter: `$http_x_key` to
+/// `header:x-key`.
+fn translate_field(name: &str) -> Option<String> {
+    let header = |name: &str| format!("header:{}", name.replace('_', "-"));
+    let header = name.strip_prefix("http_").map(header);
+    let query = || Some(format!("query:{}", name.strip_prefix("arg_")?));
+    let cookie = || Some(format!("cookie:{}", name.strip_prefix("cookie_")?));
+    header.or_else(query).or_else(cookie)
+}
+
+/// The key of a limit.
+#[derive(Debug, Default)]
+pub(super) struct ImportedKey {
+    pub(super) key: KeyDraft,
+    /// How it counts other clients than nginx.
+    pub(super) differs: Option<String>,
+}
+
+impl ImportedKey {
+    fn part(part: &str) -> ImportedKey {
+        ImportedKey {
+            key: KeyDraft::of_part(part),
+            differs: None,
+        }
+    }
+
+    /// A part that some requests have not. nginx does not count them.
+    fn optional_part(part: &str) -> ImportedKey {
+        let mut key = ImportedKey::part(part);
+        key.key.missing = Some("skip");
+        key
+    }
+
+    fn differing(self, why: impl Into<String>) -> ImportedKey {
+        let differs = Some(why.into());
+        ImportedKey { differs, ..self }
+    }
+}
+
+/// Translates the key of a zone.
+pub(super) fn translate_key(text: &str, http: &HttpBlock<'_>) -> Result<ImportedKey, String> {
+    let mut all = ImportedKey::default();
+    for part in split_variables(text) {
+        // A fixed text is the same for all clients.
+        let ValuePart::Variable(name) = part else {
+            continue;
+        };
+        let ImportedKey { key, differs } = translate_key_variable(name, http, 0)?;
+        all.key.exempt.extend(key.exempt);
+        all.key.parts.extend(key.parts);
+        all.key.missing = all.key.missing.or(key.missing);
+        all.differs = all.differs.or(differs);
+    }
+    let key = &mut all.key;
+    key.parts.dedup();
+    if key.parts.is_empty() {
+        key.parts.push("global".to_owned());
+    }
+    if key.parts.len() > 1 && key.missing == Some("skip") {
+        // nginx leaves out requests only where the whole key is empty.
+        key.missing = Some("shared");
+    }
+    Ok(all)
+}
+
+fn translate_key_variable(
+    name: &str,
+    http: &HttpBlock<'_>,
+    depth: usize,
+) -> Result<ImportedKey, String> {
+    if let Some(map) = http.map(name) {
+        if depth >= MAX_DEPTH {
+            return Err(format!("${name} is made of too many maps"));
+        }
+        return translate_mapped_key(name, map, http, depth + 1);
+    }
+    Ok(match name {
+        "binary_remote_addr" | "remote_addr" => ImportedKey::part("ip"),
+        "server_name" | "host" | "http_host" => ImportedKey::part("host"),
+        "uri" | "document_uri" => ImportedKey::part("path"),
+        "request_uri" => {
+            ImportedKey::part("path").differing("counts by the path, without the query")
+        }
+        "request_method" => ImportedKey::part("method"),
+        "ssl_client_s_dn" => ImportedKey::optional_part("tls:subject"),
+        "ssl_client_fingerprint" => ImportedKey::optional_part("tls:fingerprint"),
+        "http_x_forwarded_for" | "proxy_add_x_forwarded_for" | "http_x_real_ip" => {
+            ImportedKey::part("ip").differing(format!(
+                "counts by the client's address: `trusted_proxies` says who may tell it, and \
+                 ${name} could be made up by anybody"
+            ))
+        }
+        "scheme" | "server_port" | "server_addr" => {
+            ImportedKey::default().differing(format!("${name} tells no clients apart here"))
+        }
+        _ => {
+            let field = translate_field(name);
+            ImportedKey::optional_part(&field.ok_or(format!("there is no key for ${name}"))?)
+        }
+    })
+}
+
+/// Translates a variable of `map` in one of two usual forms: a fallback for an empty value, or an
+/// exemption of the networks of a `geo`.
+fn translate_mapped_key(
+    name: &str,
+    map: VariableMap<'_>,
+    http: &HttpBlock<'_>,
+    depth: usize,
+) -> Result<ImportedKey, String> {
+    let VariableMap::Map(_) = map else {
+        return Err(format!("${name} is a group of addresses, not a client"));
+    };
+    let source = map.source();
+    let key_of_value = |text: &str| match split_variables(text)[..] {
+        [ValuePart::Variable(name)] => translate_key_variable(name, http, depth).map(Some),
+        [] => Ok(None),
+        _ => Err(format!("`{text}` is no client")),
+    };
+    if let Some(geo @ VariableMap::Geo(_)) = http.map(source) {
+        let groups = GeoGroups { map, geo };
+        let Some(mut all) = key_of_value(groups.value_of(geo.default()))? else {
+            return Err(format!(
+                "${name} limits only some networks; `exempt` says whom a limit leaves out"
+            ));
+        };
+        groups.exempt_networks(&mut all.key)?;
+        return Ok(all);
+    }
+    // `"" $binary_remote_addr; default $http_x_key;`: the first variable that is not empty.
+    let lines: Vec<_> = map.lines().collect();
+    let defaults_to_source = map.default().strip_prefix('$') == Some(source);
+    if let ([only], true) = (&lines[..], defaults_to_source)
+        && only.pattern.is_empty()
+    {
+        let first = translate_key_variable(source, http, depth)?;
+        let Some(mut second) = key_of_value(only.value)? else {
+            return Ok(first);
+        };
+        let ([first], [other]) = (&first.key.parts[..], &mut second.key.parts[..]) else {
+            return Err(format!("${name} is made of several things"));
+        };
+        *other = format!("{first} or {other}");
+        second.differs = None;
+        return Ok(second);
+    }
+    Err(format!(
+        "${name} depends on ${source} in a way that no key does; a limit of its own route, \
+         `tiers` or `exempt` may say it"
+    ))
+}
+
+/// A `map` of the groups of a `geo`: `map $limited { 0 ""; 1 $binary_remote_addr; }`.
+struct GeoGroups<'d> {
+    map: VariableMap<'d>,
+    geo: VariableMap<'d>,
+}
+
+impl<'d> GeoGroups<'d> {
+    fn value_of(&self, group: &str) -> &'d str {
+        let line = self.map.lines().find(|line| line.pattern == group);
+        line.map_or(self.map.default(), |line| line.value)
+    }
+
+    /// Exempts the networks whose key is empty. All others must have the default key.
+    fn exempt_networks(&self, key: &mut KeyDraft) -> Result<(), String> {
+        let default = self.value_of(self.geo.default());
+        let networks = self.geo.networks();
+        let networks = networks.ok_or_else(|| {
+            let line = self.geo.directive().line();
+            format!("{line} has lines that are no networks")
+        })?;
+        let (exempt, others): (Vec<_>, Vec<_>) = networks
+            .into_iter()
+            .map(|(net, group)| (net, self.value_of(group)))
+            .partition(|(_, value)| value.is_empty());
+        key.exempt
+            .extend(exempt.iter().map(|(net, _)| net.to_string()));
+        for (net, value) in others {
+            if value != default {
+                return Err(format!(
+                    "{net} is counted by `{value}`, others by `{default}`"
+                ));
+            }
+            if key.exempt.iter().any(|outer| contains(outer, &net)) {
+                return Err(format!("{net} is an exception of an exception"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn contains(outer: &str, inner: &IpNet) -> bool {
+    let outer = outer.parse::<IpNet>();
+    outer.is_ok_and(|outer| outer.contains(inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_become_ours() {
+        for (text, expected) in [
+            ("https://$host$request_uri", Ok("https://{host}{uri}")),
+            ("${http_x_user}-$arg_v", Ok("{header:x-user}-{query:v}")),
+            ("a{b}", Ok("a{{b}}")),
+            ("$geoip_country", Err("there is no $geoip_country here")),
+            ("5$", Ok("5$")),
+        ] {
+            let found = translate_template(text);
+            let found = found.as_deref().map_err(String::as_str);
+            assert_eq!(found, expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Values of `proxy.toml`: entries of tables, strings, and the sizes, times and rates that other
+//! programs write in another way.
+
+use std::fmt::Write as _;
+
+use crate::limit::Rate;
+use crate::limit::rate::{MAX_UNITS, MAX_WINDOW_US, MIN_WINDOW_US};
+
+/// A key and its value, both as TOML.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TomlEntry {
+    pub(super) key: String,
+    pub(super) value: String,
+}
+
+impl TomlEntry {
+    pub(super) fn line(&self) -> String {
+        format!("{} = {}", self.key, self.value)
+    }
+}
+
+/// The entries of one table, in the order of the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TomlEntries {
+    pub(super) list: Vec<TomlEntry>,
+}
+
+impl TomlEntries {
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.list.iter().any(|entry| entry.key == key)
+    }
+
+    pub(super) fn add(&mut self, key: &str, value: impl Into<String>) {
+        let (key, value) = (key.to_owned(), value.into());
+        self.list.push(TomlEntry { key, value });
+    }
+
+    /// Adds an entry unless the table has the key.
+    pub(super) fn add_new(&mut self, key: &str, value: impl Into<String>) {
+        if !self.has(key) {
+            self.add(key, value);
+        }
+    }
+
+    /// Adds an entry in place of an earlier one of the same key.
+    pub(super) fn replace(&mut self, key: &str, value: impl Into<String>) {
+        self.list.retain(|entry| entry.key != key);
+        self.add(key, value);
+    }
+
+    pub(super) fn extend(&mut self, more: TomlEntries) {
+        self.list.extend(more.list);
+    }
+}
+
+/// A rate of a bucket: `units` in each `per_us`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Refill {
+    pub(super) units: u64,
+    pub(super) per_us: u64,
+}
+
+impl Refill {
+    /// Returns the window that allows the same burst and the same rate in the long run. `None` if
+    /// no window is that short or long.
+    ///
+    /// A bucket of capacity C with N new units in each T allows C at once and N in each T. So does
+    /// a window of C units and length C * T / N. One thing differs: a bucket gets its units back
+    /// one by one, and a window gets them back together. A window never allows more than the
+    /// bucket.
+    ///
+    /// The length is rounded up to whole milliseconds, like the clock of nginx.
+    pub(super) fn window(self, capacity: u64) -> Option<Rate> {
+        if self.units == 0 || capacity == 0 || capacity > MAX_UNITS {
+            return None;
+        }
+        let product = u128::from(capacity) * u128::from(self.per_us);
+        let exact_us = product.div_ceil(u128::from(self.units));
+        let window_us = u64::try_from(exact_us.div_ceil(1000) * 1000).ok()?;
+        let fits = (MIN_WINDOW_US..=MAX_WINDOW_US).contains(&window_us);
+        fits.then_some(Rate {
+            units: capacity,
+            window_us,
+        })
+    }
+}
+
+/// Reads a rate of nginx: `10r/s`, `30r/m`.
+pub(super) fn parse_nginx_rate(text: &str) -> Option<Refill> {
+    let (count, per) = text.split_once("r/")?;
+    let units = count.parse().ok().filter(|count| *count > 0)?;
+    let per_us = match per {
+        "s" => 1_000_000,
+        "m" => 60_000_000,
+        _ => return None,
+    };
+    Some(Refill { units, per_us })
+}
+
+/// Reads a size of nginx in bytes: `10m`.
+pub(super) fn parse_nginx_size(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit());
+    let (digits, unit) = text.split_at(end.unwrap_or(text.len()));
+    let unit = match unit {
+        "" => 1,
+        "k" | "K" => 1 << 10,
+        "m" | "M" => 1 << 20,
+        "g" | "G" => 1 << 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(unit)
+}
+
+/// Reads a time of nginx in milliseconds: `1h30m`, `500ms`, `60` (seconds).
+pub(super) fn parse_nginx_ms(text: &str) -> Option<u64> {
+    let mut rest = text;
+    let mut total = 0_u64;
+    while !rest.is_empty() {
+        let part = Quantity::split(rest, |c| c.is_ascii_digit());
+        let ms = match part.unit.trim() {
+            "ms" => 1,
+            "" | "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            "d" => 86_400_000,
+            "w" => 7 * 86_400_000,
+            "M" => 30 * 86_400_000,
+            "y" => 365 * 86_400_000,
+            _ => return None,
+        };
+        total = total.checked_add(part.number.parse::<u64>().ok()?.checked_mul(ms)?)?;
+        rest = part.rest;
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+/// Reads a duration of Go in microseconds: `1m30s`, `500ms`, `30` (seconds).
+pub(super) fn parse_go_us(text: &str) -> Option<u64> {
+    if let Ok(seconds) = text.parse::<u64>() {
+        return seconds.checked_mul(1_000_000);
+    }
+    let mut rest = text;
+    let mut total = 0_f64;
+    while !rest.is_empty() {
+        let part = Quantity::split(rest, |c| c.is_ascii_digit() || c == '.');
+        let us = match part.unit {
+            "h" => 3.6e9,
+            "m" => 6e7,
+            "s" => 1e6,
+            "ms" => 1e3,
+            "us" | "µs" => 1.0,
+            _ => return None,
+        };
+        total += part.number.parse::<f64>().ok()? * us;
+        rest = part.rest;
+    }
+    let fits = !text.is_empty() && total.is_finite() && (0.0..1e18).contains(&total);
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the line above checks the range"
+    )]
+    fits.then_some(total.round() as u64)
+}
+
+/// The first number of a text, its unit, and the text behind both.
+struct Quantity<'t> {
+    number: &'t str,
+    unit: &'t str,
+    rest: &'t str,
+}
+
+impl<'t> Quantity<'t> {
+    fn split(text: &'t str, is_number: fn(char) -> bool) -> Quantity<'t> {
+        let end = text.find(|c| !is_number(c));
+        let (number, behind) = text.split_at(end.unwrap_or(text.len()));
+        let next = behind.find(|c: char| c.is_ascii_digit());
+        let (unit, rest) = behind.split_at(next.unwrap_or(behind.len()));
+        Quantity { number, unit, rest }
+    }
+}
+
+/// Writes a size as a quoted value of `proxy.toml`.
+pub(super) fn size_text(bytes: u64) -> String {
+    let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    in_largest_unit(bytes, &units, "B")
+}
+
+/// Writes milliseconds as a quoted value of `proxy.toml`.
+pub(super) fn time_text(ms: u64) -> String {
+    in_largest_unit(ms, &[("h", 3_600_000), ("min", 60_000), ("s", 1000)], "ms")
+}
+
+/// Writes an amount in the first unit that divides it.
+fn in_largest_unit(amount: u64, units: &[(&str, u64)], smallest: &str) -> String {
+    let unit = units.iter().find(|(_, unit)| amount.is_multiple_of(*unit));
+    let (name, unit) = unit.copied().unwrap_or((smallest, 1));
+    format!("\"{}{name}\"", amount / unit)
+}
+
+/// Writes `{ a = 1, b = 2 }`.
+pub(super) fn inline_table(fields: &[String]) -> String {
+    format!("{{ {} }}", fields.join(", "))
+}
+
+/// Writes a list of strings, or its only string.
+pub(super) fn quote_one_or_list(list: &[String]) -> String {
+    match list {
+        [one] => quote(one),
+        _ => quote_list(list),
+    }
+}
+
+pub(super) fn quote_list(list: &[String]) -> String {
+    let quoted: Vec<String> = list.iter().map(|one| quote(one)).collect();
+    format!("[{}]", quoted.join(", "))
+}
+
+/// Writes a string as TOML. No `$` of it names a variable of the environment.
+pub(super) fn quote(value: &str) -> String {
+    let mut out = String::with_capacity(value.len() + 2);
+    out.push('"');
+    let mut chars = value.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            // The configuration replaces only `${NAME}`, and reads `$$` as one sign.
+            '$' if matches!(chars.peek(), Some('$' | '{')) => out.push_str("$$"),
+            c if c.is_control() => {
+                let _ = write!(out, "\\u{:04X}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_becomes_the_window_of_its_burst() {
+        let s = 1_000_000;
+        for (units, per_us, capacity, expected) in [
+            (10, s, 1, "1/100ms"),
+            (10, s, 21, "21/2100ms"),
+            (5, s, 10, "10/2s"),
+            (30, 60 * s, 1, "1/2s"),
+            (1, 60 * s, 6, "6/6min"),
+            // Between two ticks of nginx's clock.
+            (700, s, 1, "1/2ms"),
+            (3000, s, 1, "1/ms"),
+            (100, s, 100, "100/s"),
+            (1, 3600 * s, 24, "24/d"),
+        ] {
+            let rate = Refill { units, per_us }.window(capacity).unwrap();
+            assert_eq!(rate.to_string(), expected, "{units} {per_us} {capacity}");
+        }
+        let none = |units, capacity| Refill { units, per_us: s }.window(capacity);
+        assert_eq!((none(0, 1), none(1, 0)), (None, None));
+        assert_eq!(none(1, 40_000_000), None, "longer than a year");
+    }
+
+    #[test]
+    fn values_are_read_as_nginx_does() {
+        assert_eq!(parse_nginx_size("10m"), Some(10 << 20));
+        assert_eq!(parse_nginx_size("8"), Some(8));
+        assert_eq!(parse_nginx_size("1x"), None);
+        assert_eq!(parse_nginx_ms("1h30m"), Some(5_400_000));
+        assert_eq!(parse_nginx_ms("500ms"), Some(500));
+        assert_eq!(parse_nginx_ms("60"), Some(60_000));
+        assert_eq!(parse_nginx_ms(""), None);
+        assert_eq!(parse_nginx_rate("10r/s").map(|rate| rate.units), Some(10));
+        assert_eq!(parse_nginx_rate("10r/h"), None);
+        assert_eq!(size_text(1 << 20), "\"1MiB\"");
+        assert_eq!(time_text(90_000), "\"90s\"");
+    }
+
+    #[test]
+    fn durations_are_those_of_go() {
+        for (text, expected) in [
+            ("1s", Some(1_000_000)),
+            ("1m30s", Some(90_000_000)),
+            ("1.5h", Some(5_400_000_000)),
+            ("500ms", Some(500_000)),
+            ("30", Some(30_000_000)),
+            ("", None),
+            ("1d", None),
+        ] {
+            assert_eq!(parse_go_us(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The admin's listening socket and its connections: HTTP/1.1, bounded in number, in the time for a
+//! head, and in the size of a head.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+
+use super::answer::answer;
+use super::state::{AdminState, check_store};
+use crate::server::{Lifecycle, Shutdown};
+use tidegate_core::failpoint;
+
+/// Connections that the kernel holds before they are accepted.
+const BACKLOG: i32 = 128;
+/// Open connections. Further ones are closed without an answer.
+const MAX_CONNECTIONS: usize = 64;
+/// How long a head may take to arrive, and how long a connection may be idle.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The largest head of a request, bytes.
+const MAX_HEAD: usize = 16 << 10;
+/// How long the listener rests after an error, which is mostly a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Listens at `address`. The socket lets the next process listen there too. It is an error if
+/// another process listens there already, unless this process `replaces` one.
+pub(super) fn bind(address: SocketAddr, replaces: bool) -> io::Result<std::net::TcpListener> {
+    let named = |error: io::Error| {
+        let text = format!("admin: cannot listen on {address}: {error}");
+        io::Error::new(error.kind(), text)
+    };
+    if !replaces && address.port() != 0 {
+        // A socket that shares its port with no other can be bound only if the address is free.
+        open(address, false).map_err(named)?;
+    }
+    open(address, true).map_err(named)
+}
+
+fn open(address: SocketAddr, shares_port: bool) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::STREAM,
+        Some(Protocol::TCP),
+    )?;
+    socket.set_reuse_address(true)?;
+    if shares_port {
+        socket.set_reuse_port(true)?;
+    }
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        socket.set_only_v6(false)?;
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Accepts connections of operators, and follows the address in the configuration.
+pub(super) struct AdminListener {
+    /// `None` after another process took the address, and while the configuration has none.
+    listener: Option<TcpListener>,
+    connections: Arc<Semaphore>,
+    changes: watch::Receiver<u64>,
+    shutdown: Shutdown,
+}
+
+impl AdminListener {
+    pub(super) fn new(listener: std::net::TcpListener, state: &AdminState) -> AdminListener {
+        AdminListener {
+            listener: TcpListener::from_std(listener)
+                .inspect_err(|error| tracing::error!(%error, "admin: cannot listen"))
+                .ok(),
+            connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)),
+            changes: state.server.introspection.changes(),
+            shutdown: state.server.shutdown.clone(),
+        }
+    }
+
+    /// Never returns.
+    pub(super) async fn run(&mut self, state: &Arc<AdminState>) {
+        let AdminListener {
+            listener, shutdown, ..
+        } = self;
+        loop {
+            tokio::select! {
+                stream = accept(listener.as_ref()) => serve(stream, &self.connections, state),
+                Ok(()) = self.changes.changed() => {
+                    failpoint!("admin.look");
+                    follow_configuration(listener, state);
+                    check_store(state);
+                }
+                // The next process has the address.
+                Ok(_) = shutdown.wait_for(|lifecycle| *lifecycle == Lifecycle::HandOver),
+                    if listener.is_some() => *listener = None,
+            }
+        }
+    }
+}
+
+/// The next connection. Waits for ever if there is no listener.
+async fn accept(listener: Option<&TcpListener>) -> TcpStream {
+    let Some(listener) = listener else {
+        return std::future::pending().await;
+    };
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(_) => tokio::time::sleep(ACCEPT_PAUSE).await,
+        }
+    }
+}
+
+/// Takes over another address, other names and another token from the configuration.
+fn follow_configuration(listener: &mut Option<TcpListener>, state: &AdminState) {
+    let settings = state.inspect(|snapshot| snapshot.config.admin.clone());
+    let Ok(settings) = settings else { return };
+    let Some(settings) = settings else {
+        if listener.take().is_some() {
+            tracing::info!("reload: admin: nobody listens any more");
+        }
+        return;
+    };
+    let policy = state.policy_of(&settings);
+    let moves = policy.address != state.policy.load().address;
+    let serves = *state.server.shutdown.borrow() == Lifecycle::Serve;
+    if moves || (listener.is_none() && serves) {
+        let address = settings.address;
+        match bind(address, false).and_then(TcpListener::from_std) {
+            Ok(bound) => {
+                tracing::info!(%address, "reload: admin: listening");
+                *listener = Some(bound);
+            }
+            Err(error) => {
+                tracing::error!(%address, %error, "reload: admin: stays where it is");
+                return;
+            }
+        }
+    }
+    state.policy.store(Arc::new(policy));
+}
+
+/// Serves a connection in a task of its own.
+fn serve(stream: TcpStream, connections: &Arc<Semaphore>, state: &Arc<AdminState>) {
+    let Ok(permit) = Arc::clone(connections).try_acquire_owned() else {
+        return;
+    };
+    let _ = stream.set_nodelay(true);
+    let state = Arc::clone(state);
+    tokio::spawn(async move {
+        let service = service_fn(move |request| {
+            let state = Arc::clone(&state);
+            async move { Ok::<_, Infallible>(answer(&state, request).await) }
+        });
+        serve_http(stream, service, HEAD_TIMEOUT).await;
+        drop(permit);
+    });
+}
+
+async fn serve_http<S, B>(stream: TcpStream, service: S, head_timeout: Duration)
+where
+    S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+    B: Body + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head_timeout)
+        .max_buf_size(MAX_HEAD)
+        // A client that closes its sending side after the request still gets the answer.
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), service);
+    // Clients may leave at any time.
+    let _ = serving.await;
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http_body_util::Empty;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    /// Longer than any step of a test takes.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn a_client_that_closed_its_sending_side_is_answered() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let head = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        client.write_all(head).await.unwrap();
+        client.shutdown().await.unwrap();
+        let (stream, _) = listener.accept().await.unwrap();
+        let service = service_fn(|_| async {
+            tokio::task::yield_now().await;
+            let nothing: Empty<Bytes> = Empty::new();
+            Ok::<_, Infallible>(Response::new(nothing))
+        });
+        let serving = tokio::spawn(serve_http(stream, service, PATIENCE));
+        let mut received = String::new();
+        client.read_to_string(&mut received).await.unwrap();
+        assert!(received.starts_with("HTTP/1.1 200 OK\r\n"), "{received}");
+        serving.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_head_that_does_not_come_in_time_ends_the_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        for begun in ["", "GET /healthz HTTP/1.1\r\nHost: local"] {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            let (stream, _) = listener.accept().await.unwrap();
+            let service = service_fn(|_| async {
+                let nothing: Empty<Bytes> = Empty::new();
+                Ok::<_, Infallible>(Response::new(nothing))
+            });
+            let serving = tokio::spawn(serve_http(stream, service, Duration::from_millis(500)));
+            // The time for the second head begins after the first answer.
+            client
+                .write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                .await
+                .unwrap();
+            client.write_all(begun.as_bytes()).await.unwrap();
+            let mut received = String::new();
+            let ended = client.read_to_string(&mut received);
+            tokio::time::timeout(PATIENCE, ended)
+                .await
+                .unwrap()
+                .unwrap();
+            assert!(received.starts_with("HTTP/1.1 200 OK\r\n"), "{received}");
+            tokio::time::timeout(PATIENCE, serving)
+                .await
+                .unwrap()
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn only_a_successor_can_bind_an_address_in_use() {
+        let first = bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+        let address = first.local_addr().unwrap();
+        let error = bind(address, false).unwrap_err().to_string();
+        assert!(error.contains(&address.to_string()), "{error}");
+        bind(address, true).unwrap();
+    }
+}

@@ -1,0 +1,209 @@
+//! The state of the admin: handles of the running server, and a record of the last minutes.
+//!
+//! The record is read from the counters of the workers, has a fixed size, and ends with the
+//! process. The `every` calls in `admin.rs` keep it up to date.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use tokio::sync::Semaphore;
+
+use super::crowd::Crowd;
+use super::denials::DenialLog;
+use super::findings::Findings;
+use super::gate::AccessPolicy;
+use super::history::History;
+use super::response::{ApiError, available, now_s};
+use super::route_history::RouteHistory;
+use crate::clock;
+use crate::config::{AdminSettings, RedisTopology, StoreKind};
+use crate::limit::Limit;
+use crate::proxy::Proxy;
+use crate::server::ServerHandles;
+use crate::server::introspection::Snapshot;
+use crate::store::redis::{OUTAGE_AFTER, server_info};
+use crate::telemetry::metrics::Sum;
+use tidegate_core::failpoint;
+
+/// Connections to the store that requests of operators may open at once.
+const STORE_CONNECTIONS: usize = 4;
+/// How long the store may take to describe itself.
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A worker without a heartbeat for this long is stuck. Workers beat five times a second.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct AdminState {
+    pub(super) server: ServerHandles,
+    pub(super) policy: ArcSwap<AccessPolicy>,
+    /// The token that the process made itself, for configurations that name no token file.
+    own_token: Option<Vec<u8>>,
+    pub(super) denials: DenialLog,
+    history: Mutex<History>,
+    routes: Mutex<RouteHistory>,
+    crowd: Mutex<Crowd>,
+    findings: Mutex<Findings>,
+    beats: Mutex<Beats>,
+    store_connections: Semaphore,
+}
+
+/// When all workers had last beaten.
+#[derive(Debug, Default)]
+struct Beats {
+    counts: Vec<u64>,
+    all_at: Option<Instant>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl AdminState {
+    pub(super) fn new(
+        settings: &AdminSettings,
+        own_token: Option<Vec<u8>>,
+        server: ServerHandles,
+    ) -> AdminState {
+        AdminState {
+            policy: ArcSwap::from_pointee(AccessPolicy::new(settings, own_token.as_deref())),
+            own_token,
+            denials: DenialLog::default(),
+            history: Mutex::new(History::new(server.introspection.started_us())),
+            routes: Mutex::default(),
+            crowd: Mutex::default(),
+            findings: Mutex::default(),
+            beats: Mutex::default(),
+            store_connections: Semaphore::new(STORE_CONNECTIONS),
+            server,
+        }
+    }
+
+    pub(super) fn history(&self) -> MutexGuard<'_, History> {
+        lock(&self.history)
+    }
+
+    pub(super) fn routes(&self) -> MutexGuard<'_, RouteHistory> {
+        lock(&self.routes)
+    }
+
+    pub(super) fn crowd(&self) -> MutexGuard<'_, Crowd> {
+        lock(&self.crowd)
+    }
+
+    pub(super) fn findings(&self) -> MutexGuard<'_, Findings> {
+        lock(&self.findings)
+    }
+
+    /// The access policy of other settings.
+    pub(super) fn policy_of(&self, settings: &AdminSettings) -> AccessPolicy {
+        AccessPolicy::new(settings, self.own_token.as_deref())
+    }
+
+    /// Reads the running server. An error before it serves, and after its end.
+    pub(super) fn inspect<T>(&self, read: impl FnOnce(&Snapshot<'_>) -> T) -> Result<T, ApiError> {
+        available(self.server.introspection.inspect(read))
+    }
+
+    /// Runs `work` on a thread where it may connect to the store and wait. `failure` is the answer
+    /// if it panics.
+    pub(super) async fn run_blocking<T: Send + 'static>(
+        &self,
+        failure: &'static str,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let ending = |_| ApiError::unavailable("the admin is ending");
+        let _permit = self.store_connections.acquire().await.map_err(ending)?;
+        let done = tokio::task::spawn_blocking(work).await;
+        done.map_err(|_| ApiError::internal(failure))?
+    }
+
+    /// Whether a worker is stuck.
+    pub(super) fn is_stuck(&self) -> bool {
+        let long_ago = |at| clock::now().saturating_duration_since(at) > STUCK_AFTER;
+        self.server.heartbeats.serves() && lock(&self.beats).all_at.is_some_and(long_ago)
+    }
+
+    /// Reads the counters of the workers. Called once a second.
+    pub(super) fn tick(&self) {
+        self.note_beats();
+        failpoint!("admin.look");
+        let now_us = clock::unix_us();
+        self.server.introspection.inspect(|snapshot| {
+            let now = now_us / 1_000_000;
+            self.findings().check(snapshot, &self.crowd(), now);
+            self.routes().record(snapshot, now);
+            self.record_history(snapshot, now_us);
+        });
+    }
+
+    fn note_beats(&self) {
+        let mut beats = lock(&self.beats);
+        let all = self.server.heartbeats.all_beat_since(&mut beats.counts);
+        if all || beats.all_at.is_none() {
+            beats.all_at = Some(clock::now());
+        }
+    }
+
+    fn record_history(&self, snapshot: &Snapshot<'_>, now_us: u64) {
+        let away_since = snapshot.counts.backing().away_since();
+        let degraded = away_since.is_some_and(|since| since.elapsed() >= OUTAGE_AFTER);
+        let sum = Sum::without_routes(snapshot.proxies().map(Proxy::meter));
+        let mut history = self.history();
+        if let Some(last) = snapshot.reload {
+            history.record_reload(snapshot.reloads, last);
+        }
+        history.record_store(now_us, degraded);
+        history.record(now_us / 1_000_000, &sum, degraded);
+    }
+
+    /// Takes the decisions and denials that the workers have noted for operators since the last
+    /// call.
+    pub(super) fn collect(&self) {
+        failpoint!("admin.look");
+        let now = now_s();
+        self.server.introspection.inspect(|snapshot| {
+            let numbered = |limit: &Arc<Limit>| (limit.number as u32, Arc::clone(limit));
+            let limits: HashMap<u32, Arc<Limit>> =
+                snapshot.config.limits.iter().map(numbered).collect();
+            let mut crowd = self.crowd();
+            crowd.retain(|name| limits.values().any(|limit| *limit.name == *name));
+            for meter in snapshot.proxies().map(Proxy::meter) {
+                if let Some(trail) = meter.trail() {
+                    trail.drain(|entry| {
+                        if let Some(limit) = limits.get(&entry.limit) {
+                            crowd.record(limit, &entry, now);
+                        }
+                    });
+                }
+                if let Some(denials) = meter.denials() {
+                    self.denials.record(denials.take());
+                }
+            }
+        });
+    }
+}
+
+/// Asks the store about itself in a task, if it is Redis.
+pub(super) fn check_store(state: &Arc<AdminState>) {
+    let asked = state.server.introspection.inspect(|snapshot| {
+        let silent = snapshot.config.log.silence.clone();
+        match &snapshot.config.store.kind {
+            StoreKind::Redis(redis) => Some((redis.clone(), silent)),
+            StoreKind::Memory => None,
+        }
+    });
+    let Some(Some((redis, silent))) = asked else {
+        return;
+    };
+    let state = Arc::clone(state);
+    tokio::spawn(async move {
+        // In a cluster any node may answer, also a replica.
+        let may_be_replica = matches!(redis.topology, RedisTopology::Cluster { .. });
+        let info = server_info(&redis, STORE_TIMEOUT).await.ok();
+        let mut findings = state.findings();
+        findings.check_store(info.as_ref(), may_be_replica, &silent);
+    });
+}

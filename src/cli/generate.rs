@@ -1,0 +1,210 @@
+//! Commands that generate text: `init`, `import`, `schema`, `completions` and `man`.
+
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use clap::{Args, CommandFactory, ValueEnum};
+use clap_complete::Shell;
+
+use super::output::{CommandError, print, say};
+use super::{BAD_CONFIGURATION, Cli, DID_NOT_WORK, WRONG_USE};
+use crate::config::schema;
+use crate::import::{self, Grade, ImportError, Imported};
+
+const MINIMAL: &str = "listen   = \":8080\"\nupstream = \"http://127.0.0.1:3000\"\n\n\
+    [limit.default]\nrate = \"100/min\"\nkey  = \"ip\"\n";
+const USUAL: &str = include_str!("../../proxy.toml");
+const FULL: &str = include_str!("../../proxy.reference.toml");
+/// The schema's file name, in the folder of the configuration.
+const SCHEMA: &str = "proxy.schema.json";
+
+#[derive(Debug, Args)]
+pub(super) struct InitArgs {
+    /// Where to write it.
+    #[arg(value_name = "FILE", default_value = "proxy.toml")]
+    file: PathBuf,
+    /// The smallest file that limits something.
+    #[arg(long, conflicts_with = "full")]
+    minimal: bool,
+    /// Every setting with its default.
+    #[arg(long)]
+    full: bool,
+    /// And beside it the schema with which an editor completes and checks it.
+    #[arg(long)]
+    schema: bool,
+    /// Overwrite the file if there is one.
+    #[arg(long)]
+    force: bool,
+}
+
+/// `tidegate init`: writes a commented `proxy.toml`.
+pub(super) fn init(args: &InitArgs) -> Result<u8, CommandError> {
+    let text = match (args.minimal, args.full) {
+        (true, _) => MINIMAL,
+        (_, true) => FULL,
+        _ => USUAL,
+    };
+    let schema_file = args.file.with_file_name(SCHEMA);
+    let line = match args.schema || schema_file.is_file() {
+        true => format!("#:schema ./{SCHEMA}\n"),
+        false => String::new(),
+    };
+    let name = args.file.display();
+    let written = write_new(&args.file, &format!("{line}{text}"), args.force);
+    // An old schema is replaced: only the one of this version fits.
+    let written = match args.schema {
+        true => written.and_then(|()| write_new(&schema_file, &schema_text(), true)),
+        false => written,
+    };
+    written.map_err(|error| match error.kind() {
+        ErrorKind::AlreadyExists => already_there(&args.file),
+        _ => CommandError::signed(format!("cannot write {name}: {error}")),
+    })?;
+    say(&format!(
+        "wrote {name}; find mistakes with `tidegate check -c {name}`, serve with \
+         `tidegate run -c {name}`"
+    ));
+    Ok(0)
+}
+
+/// Writes a file. Without `force`, the file must be new.
+fn write_new(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
+    let mut file = match force {
+        true => File::create(path)?,
+        false => File::create_new(path)?,
+    };
+    file.write_all(text.as_bytes())
+}
+
+fn already_there(path: &Path) -> CommandError {
+    let name = path.display();
+    CommandError::signed(format!(
+        "there is a {name} already; `--force` overwrites it"
+    ))
+    .with_code(WRONG_USE)
+}
+
+/// `tidegate schema`
+pub(super) fn print_schema() -> Result<u8, CommandError> {
+    print(schema_text());
+    Ok(0)
+}
+
+fn schema_text() -> String {
+    format!("{:#}\n", schema::schema())
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ImportArgs {
+    /// Whose configuration it is.
+    #[arg(value_enum)]
+    from: ImportFormat,
+    /// The file, with all that it includes; `-` is standard input.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Where to write the proxy.toml; else standard output.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Overwrite the output if it is there.
+    #[arg(long, requires = "output")]
+    force: bool,
+    /// End with 1 where something could not be kept.
+    #[arg(long)]
+    strict: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ImportFormat {
+    /// nginx.conf, or a file that it includes.
+    Nginx,
+    /// Traefik's dynamic or static configuration, YAML or TOML.
+    Traefik,
+}
+
+/// `tidegate import`: writes another program's configuration as a `proxy.toml`, and lists what is
+/// lost.
+pub(super) fn import(args: &ImportArgs) -> Result<u8, CommandError> {
+    let from = match args.from {
+        ImportFormat::Nginx => import::SourceProgram::Nginx,
+        ImportFormat::Traefik => import::SourceProgram::Traefik,
+    };
+    let imported = import::import(from, &args.file).map_err(|error| {
+        let code = match error {
+            ImportError::Syntax { .. } => BAD_CONFIGURATION,
+            ImportError::Unreadable(_) | ImportError::Refused(_) => DID_NOT_WORK,
+        };
+        CommandError::signed(error).with_code(code)
+    })?;
+    let written = match &args.output {
+        Some(path) => write_new(path, &imported.text, args.force),
+        None => std::io::stdout().write_all(imported.text.as_bytes()),
+    };
+    written.map_err(|error| match &args.output {
+        Some(path) if error.kind() == ErrorKind::AlreadyExists => already_there(path),
+        _ => CommandError::signed(format!("cannot write: {error}")),
+    })?;
+    let lost = report_losses(&imported);
+    Ok(u8::from(args.strict && lost > 0) * DID_NOT_WORK)
+}
+
+/// Lists what differs from the original. Returns the number of losses.
+fn report_losses(imported: &Imported) -> usize {
+    for note in &imported.notes {
+        match note.grade {
+            Grade::Lost => say(&format!("not kept: {note}")),
+            Grade::Differs => say(&format!("differs:  {note}")),
+            Grade::Needless => {}
+        }
+    }
+    let count = |grade| {
+        let notes = imported.notes.iter();
+        notes.filter(|note| note.grade == grade).count()
+    };
+    let lost = count(Grade::Lost);
+    say(&format!(
+        "{lost} not kept, {} a little different, {} not needed; the whole list is at the head of \
+         the file",
+        count(Grade::Differs),
+        count(Grade::Needless)
+    ));
+    lost
+}
+
+#[derive(Debug, Args)]
+pub(super) struct CompletionsArgs {
+    /// The shell that is to complete.
+    shell: Shell,
+}
+
+/// `tidegate completions`
+pub(super) fn print_completions(args: &CompletionsArgs) -> Result<u8, CommandError> {
+    let mut text = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "tidegate", &mut text);
+    print(text);
+    Ok(0)
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ManArgs {
+    /// A folder for one page of each command; without it the first page is printed.
+    #[arg(value_name = "DIR")]
+    folder: Option<PathBuf>,
+}
+
+/// `tidegate man`
+pub(super) fn write_man_pages(args: &ManArgs) -> Result<u8, CommandError> {
+    let command = Cli::command();
+    let written = match &args.folder {
+        Some(folder) => {
+            std::fs::create_dir_all(folder).and_then(|()| clap_mangen::generate_to(command, folder))
+        }
+        None => {
+            let mut text = Vec::new();
+            let rendered = clap_mangen::Man::new(command).render(&mut text);
+            rendered.map(|()| print(text))
+        }
+    };
+    written.map_err(CommandError::signed)?;
+    Ok(0)
+}

@@ -1,0 +1,201 @@
+//! An explanation as plain data: the admin and `tidegate explain --json` return it, `text.rs`
+//! renders it.
+
+use serde::{Deserialize, Serialize};
+
+/// Names and values, in order.
+pub(super) type Pairs = Vec<(String, String)>;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    pub request: ExplainedRequest,
+    pub verdict: ExplainedVerdict,
+    pub client: ClientExplanation,
+    pub path: PathExplanation,
+    pub route: Option<RouteExplanation>,
+    /// Routes that almost match, and why they do not.
+    pub near: Vec<NearRoute>,
+    /// Why no limit is charged.
+    pub spared: Option<String>,
+    pub limits: Vec<LimitExplanation>,
+    pub upstream: Option<UpstreamExplanation>,
+    pub client_sees: ClientResponse,
+    pub counts: CountsSource,
+}
+
+/// A request, without its secrets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExplainedRequest {
+    pub method: String,
+    pub target: String,
+    pub host: String,
+    pub headers: Pairs,
+    pub peer: String,
+    pub tls: bool,
+}
+
+/// How the request would end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExplainedVerdict {
+    /// `forwarded`, `answered`, `redirected`, `denied`, `blocked` or `refused`.
+    pub outcome: String,
+    /// The status, if the proxy itself answers.
+    pub status: Option<u16>,
+    pub why: String,
+    /// The limits that deny it.
+    pub denied_by: Vec<String>,
+}
+
+/// How the client's address is found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClientExplanation {
+    /// The address of the connection.
+    pub peer: String,
+    /// Whether the peer is one of `trusted_proxies`.
+    pub trusted: bool,
+    /// The header that trusted proxies write.
+    pub header: String,
+    /// The addresses that were read in it, from the right.
+    pub hops: Vec<HopExplanation>,
+    pub address: String,
+    /// The client's address or network, as limits count it.
+    pub counted_as: String,
+    pub why: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct HopExplanation {
+    pub said: String,
+    pub address: Option<String>,
+    pub trusted: bool,
+    pub note: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PathExplanation {
+    /// As the client sends it.
+    pub sent: String,
+    /// The normalized path, which routes and keys use.
+    pub canonical: Option<String>,
+    /// How some upstreams read it instead.
+    pub also_read_as: Vec<String>,
+    pub refused: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RouteExplanation {
+    pub name: String,
+    pub host: String,
+    pub path: String,
+    /// Empty for all methods.
+    pub methods: Vec<String>,
+    /// The values of the pattern's `{name}`s.
+    pub params: Pairs,
+    /// `upstream api`, `respond 404` or `redirect 301`.
+    pub to: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NearRoute {
+    pub route: String,
+    pub why: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LimitExplanation {
+    pub name: String,
+    /// `enforced`, `shadow`, `exempt`, `skipped`, `refuses`, `unlimited` or `spared`.
+    pub state: String,
+    /// Why it is in that state, unless that is plain.
+    pub why: Option<String>,
+    pub key: Vec<KeyPart>,
+    /// The beginning of the key's hash, as logs show it; only with live counts.
+    pub id: Option<String>,
+    pub cost: u64,
+    /// How the cost is computed, unless it is 1.
+    pub cost_why: Option<String>,
+    /// The client's tier, if the limit uses tiers.
+    pub tier: Option<String>,
+    pub rates: Vec<RateExplanation>,
+    /// The behaviour if the store does not answer: `local`, `allow` or `deny`.
+    pub on_error: String,
+}
+
+impl LimitExplanation {
+    /// Whether its counts are known.
+    pub fn is_counted(&self) -> bool {
+        self.rates.iter().any(|rate| rate.used.is_some())
+    }
+
+    /// Whether it denies the request.
+    pub fn denies(&self) -> bool {
+        let denies = |rate: &RateExplanation| {
+            rate.allows == Some(false) && matches!(rate.role.as_str(), "enforced" | "override")
+        };
+        self.state == "enforced" && self.rates.iter().any(denies)
+    }
+}
+
+/// One part of a key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeyPart {
+    /// As in the file: `api_key or ip`.
+    pub part: String,
+    /// The alternative that the request has.
+    pub found: Option<String>,
+    pub value: Option<String>,
+    /// Where the value was found, or what follows if it is missing.
+    pub note: Option<String>,
+}
+
+/// One rate, and how much of it is used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RateExplanation {
+    pub policy: String,
+    /// `100/min`, or `50 at once`.
+    pub rate: String,
+    pub algorithm: String,
+    /// `enforced`, `shadow`, `candidate` or `override`.
+    pub role: String,
+    /// Units before the request.
+    pub used: Option<u64>,
+    /// Units after the request, or now if it is denied.
+    pub remaining: Option<u64>,
+    pub allows: Option<bool>,
+    /// Seconds until it would allow the request; none for never or unknown.
+    pub retry_seconds: Option<f64>,
+    /// Seconds until all units are free again.
+    pub reset_seconds: Option<f64>,
+}
+
+/// The request to the upstream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UpstreamExplanation {
+    pub name: String,
+    pub servers: Vec<String>,
+    pub method: String,
+    pub target: String,
+    pub headers: Pairs,
+    /// Whether the request asks for another protocol.
+    pub upgrade: bool,
+}
+
+/// The part of the response that the proxy itself writes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClientResponse {
+    /// None if the upstream answers.
+    pub status: Option<u16>,
+    /// Headers that the proxy writes; the upstream's headers come besides.
+    pub headers: Pairs,
+    pub body: String,
+}
+
+/// Where the counts of an explanation come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CountsSource {
+    /// Whether they are current; otherwise they are those of a client without requests.
+    pub live: bool,
+    pub from: Option<String>,
+    /// Why they could not be read.
+    pub trouble: Option<String>,
+}

@@ -1,0 +1,218 @@
+//! Explains which client and which route a request matches, and why no other route.
+
+use std::net::IpAddr;
+
+use http::{HeaderMap, Method, Request};
+
+use super::explanation::{
+    ClientExplanation, HopExplanation, NearRoute, PathExplanation, RouteExplanation,
+};
+use super::secret::header_text;
+use crate::client::{ClientIp, Hop};
+use crate::config::{Bypass, Config};
+use crate::path::CanonicalPath;
+use crate::proxy::dry_run::RequestView;
+use crate::proxy::headers::check_framing;
+use crate::route::{Miss, Near, Precedence, Route, RouteQuery, Target, ValueMatch};
+
+/// Explains how the client's address is found.
+pub(super) fn explain_client(
+    settings: &ClientIp,
+    peer: IpAddr,
+    headers: &HeaderMap,
+) -> ClientExplanation {
+    let walk = settings.walk(peer, headers);
+    let trusted = settings.trusts(peer);
+    let header = settings.header.as_str();
+    let why = match (trusted, headers.contains_key(&settings.header)) {
+        (false, true) if settings.trusted.is_empty() => format!(
+            "{peer} is the client: nobody is in `trusted_proxies`, so its {header} is not believed"
+        ),
+        (false, true) => format!(
+            "{peer} is the client: it is none of `trusted_proxies`, so its {header} is not believed"
+        ),
+        (false, false) => format!("{peer} sends it, and is the client"),
+        (true, false) => format!("{peer} is a trusted proxy that says nothing in {header}"),
+        (true, true) => format!("{peer} is a trusted proxy; its {header}, from the right:"),
+    };
+    ClientExplanation {
+        peer: peer.to_canonical().to_string(),
+        trusted,
+        header: header.to_owned(),
+        hops: walk.hops.iter().map(explain_hop).collect(),
+        address: walk.client.to_string(),
+        counted_as: counted_as(settings, walk.client),
+        why,
+    }
+}
+
+fn explain_hop(hop: &Hop) -> HopExplanation {
+    let note = match (hop.address, hop.trusted) {
+        (None, _) => "no address: what is left of it is not believed",
+        (Some(_), true) => "a trusted proxy: on to the next",
+        (Some(_), false) => "no trusted proxy: this is the client",
+    };
+    HopExplanation {
+        said: hop.said.clone(),
+        address: hop.address.map(|address| address.to_string()),
+        trusted: hop.trusted,
+        note: note.to_owned(),
+    }
+}
+
+/// `192.0.2.7`, or `2001:db8:1:2::/64`.
+fn counted_as(settings: &ClientIp, client: IpAddr) -> String {
+    let first = settings.group(client);
+    let (prefix, whole) = match first {
+        IpAddr::V4(_) => (settings.ipv4_prefix, 32),
+        IpAddr::V6(_) => (settings.ipv6_prefix, 128),
+    };
+    match prefix < whole {
+        true => format!("{first}/{prefix}"),
+        false => first.to_string(),
+    }
+}
+
+pub(super) fn explain_path(sent: &str) -> PathExplanation {
+    let mut explained = PathExplanation {
+        sent: sent.to_owned(),
+        canonical: None,
+        also_read_as: Vec::new(),
+        refused: None,
+    };
+    match CanonicalPath::parse(sent) {
+        Ok(path) => {
+            explained.canonical = Some(path.as_str().to_owned());
+            explained.also_read_as = path.others().map(str::to_owned).collect();
+        }
+        Err(error) => explained.refused = Some(error.to_string()),
+    }
+    explained
+}
+
+pub(super) fn explain_route(config: &Config, view: &RequestView<'_, '_, '_>) -> RouteExplanation {
+    let route = view.found.route;
+    let params = view.found.params.iter();
+    RouteExplanation {
+        name: route.name.to_string(),
+        host: route.host.to_string(),
+        path: route.path.to_string(),
+        methods: route.methods.iter().map(Method::to_string).collect(),
+        params: params
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect(),
+        to: match &route.target {
+            Target::Upstream(index) => {
+                let upstream = config.upstreams.get(*index);
+                let name = upstream.map(|upstream| &*upstream.name);
+                format!("upstream {}", name.unwrap_or_default())
+            }
+            Target::Respond(answer) => format!("respond {}", answer.status.as_u16()),
+            Target::Redirect(answer) => format!("redirect {}", answer.status.as_u16()),
+        },
+    }
+}
+
+/// Routes that almost match, `most` of them.
+pub(super) fn near_routes(config: &Config, request: &Request<()>, most: usize) -> Vec<NearRoute> {
+    let (Ok(host), Ok(path)) = (
+        check_framing(request),
+        config.routes.read_path(request.uri().path()),
+    ) else {
+        return Vec::new();
+    };
+    let ask = RouteQuery {
+        host: &host,
+        path: &path,
+        method: request.method(),
+        headers: request.headers(),
+    };
+    let found = config.routes.find(&ask).map(|found| found.route);
+    let near = config.routes.near(&ask, most);
+    let near = near.iter().map(|near| NearRoute {
+        route: near.route.name.to_string(),
+        why: why_not(near, &ask, found),
+    });
+    near.collect()
+}
+
+fn why_not(near: &Near<'_>, ask: &RouteQuery<'_>, found: Option<&Route>) -> String {
+    let reasons = near.misses.iter();
+    let reasons: Vec<String> = reasons
+        .map(|miss| reason(miss, near.route, ask, found))
+        .collect();
+    reasons.join("; ")
+}
+
+fn reason(miss: &Miss<'_>, route: &Route, ask: &RouteQuery<'_>, found: Option<&Route>) -> String {
+    match miss {
+        Miss::Host => match ask.host {
+            "" => format!("it is for host {}", route.host),
+            host => format!("it is for host {}, not {host}", route.host),
+        },
+        Miss::Path(at) => path_reason(*at, route, ask),
+        Miss::Method => {
+            let methods: Vec<&str> = route.methods.iter().map(Method::as_str).collect();
+            format!("it takes {}, not {}", methods.join(", "), ask.method)
+        }
+        Miss::NoHeader(name) => {
+            format!(
+                "it needs the header {}",
+                wanted_header(route, name.as_str())
+            )
+        }
+        Miss::HeaderValue(name) => format!(
+            "it needs {}, and the request has {}",
+            wanted_header(route, name.as_str()),
+            header_text(ask.headers.get(name.as_str()))
+        ),
+        Miss::LessSpecific(by) => {
+            let found = found.map(|route| &*route.name).unwrap_or_default();
+            let by = match by {
+                Precedence::Host => "names the host more exactly",
+                Precedence::Path => "has the more specific path",
+                Precedence::Method => "names the method",
+                Precedence::Headers => "asks for more headers",
+            };
+            format!("it fits too, but {found} {by}")
+        }
+    }
+}
+
+fn path_reason(at: usize, route: &Route, ask: &RouteQuery<'_>) -> String {
+    let given: Vec<&str> = ask
+        .path
+        .in_case(route.case)
+        .as_str()
+        .split('/')
+        .filter(|one| !one.is_empty())
+        .collect();
+    match given.get(at) {
+        Some(segment) => format!("its path {} differs at /{segment}", route.path),
+        None => format!("its path {} is longer", route.path),
+    }
+}
+
+/// `x-version: 2`, or `x-version` for any value.
+fn wanted_header(route: &Route, name: &str) -> String {
+    let own = route.headers.iter().find(|one| one.name.as_str() == name);
+    match own.map(|one| &one.value) {
+        Some(ValueMatch::Exactly(value)) => format!("{name}: {value}"),
+        Some(ValueMatch::Regex(regex)) => format!("{name}: regex:{}", regex.as_str()),
+        Some(ValueMatch::Any) | None => name.to_owned(),
+    }
+}
+
+/// The conditions of a bypass rule, without its secrets.
+pub(super) fn bypass_conditions(bypass: &Bypass) -> String {
+    let mut all = Vec::new();
+    if !bypass.ip.is_empty() {
+        let nets: Vec<String> = bypass.ip.iter().map(ToString::to_string).collect();
+        all.push(format!("ip in {}", nets.join(", ")));
+    }
+    all.extend(bypass.path.as_ref().map(|path| format!("path {path}")));
+    let header = bypass.header.as_ref();
+    all.extend(header.map(|(name, _)| format!("header {name} with the right value")));
+    all.extend(bypass.key.as_ref().map(|_| "its API key".to_owned()));
+    all.join(", ")
+}
