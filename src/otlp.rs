@@ -1,9 +1,9 @@
 //! Exports spans to an OpenTelemetry collector by OTLP, on one thread of the process.
 //!
-//! The thread takes the spans from the workers' queues in batches and sends each a few times. Then it
-//! drops the batch: a slow or missing collector costs spans, never requests. An outage has two lines
-//! in the log, at its begin and at its end. A panic costs the taken spans, which are counted, and the
-//! connection.
+//! The thread takes the spans from the workers' queues in batches and sends each a few times. Then
+//! it drops the batch: a slow or missing collector costs spans, never requests. An outage has two
+//! lines in the log, at its begin and at its end. A panic costs the taken spans, which are counted,
+//! and the connection.
 //!
 //! ```text
 //! take       the waiting spans of all workers              telemetry::spans

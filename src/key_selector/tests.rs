@@ -155,7 +155,8 @@ fn no_request_is_counted_by_a_key_that_is_not_known() {
     let either = limit(&["api_key or ip"], Missing::Ip);
     let (config, _) = config::parse(
         "proxy.toml",
-        "upstream = \"http://127.0.0.1:1\"\n[api_key]\nknown = \"crates/core/src/config/tests/keys.txt\"\n",
+        "upstream = \"http://127.0.0.1:1\"\n\
+         [api_key]\nknown = \"crates/core/src/config/tests/keys.txt\"\n",
         &|_| None,
     )
     .unwrap();

@@ -394,8 +394,8 @@ fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &
     }
 }
 
-/// Judges the server when it is dropped after the timeout of the whole exchange. After a response it
-/// is forgotten instead.
+/// Judges the server when it is dropped after the timeout of the whole exchange. After a response
+/// it is forgotten instead.
 struct BlameOnTimeout<'a> {
     permit: &'a ServerPermit,
     whole: &'a Alarm,

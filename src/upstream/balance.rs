@@ -1,7 +1,7 @@
 //! Chooses the server for the next request. Pure: it never waits or reads a clock.
 //!
-//! By default it draws two servers at random, and the one with less work wins. The load is nearly as
-//! even as with "the least busy of all". A server that just came back does not get all requests.
+//! By default it draws two servers at random, and the one with less work wins. The load is nearly
+//! as even as with "the least busy of all". A server that just came back does not get all requests.
 
 /// Latencies below this count as equal, microseconds, because noise dominates them.
 const FAST_US: u64 = 1000;
@@ -101,8 +101,8 @@ pub(super) fn pick_weighted(
     }
 }
 
-/// Picks in turn and by weight, without bursts for heavy servers. Every server gains its weight, and
-/// the richest pays for all.
+/// Picks in turn and by weight, without bursts for heavy servers. Every server gains its weight,
+/// and the richest pays for all.
 pub(super) fn pick_in_turn(gained: &mut [i64], load: impl Fn(usize) -> Load) -> Option<usize> {
     let mut total = 0;
     let mut richest: Option<usize> = None;

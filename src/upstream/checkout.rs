@@ -57,8 +57,8 @@ impl ServerPermit {
         pool.with_room().map(|found| self.use_http2(pool, found))
     }
 
-    /// While one request connects, the others wait for its result: a burst opens one connection, and
-    /// a failure fails all of them.
+    /// While one request connects, the others wait for its result: a burst opens one connection,
+    /// and a failure fails all of them.
     async fn connect_http2(
         &self,
         pool: &Http2Pool,

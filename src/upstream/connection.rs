@@ -127,8 +127,8 @@ impl UpstreamConnection {
     }
 }
 
-/// A response that began before its request was sent whole. A task sends the rest while the response
-/// is read, so neither direction waits for the other.
+/// A response that began before its request was sent whole. A task sends the rest while the
+/// response is read, so neither direction waits for the other.
 ///
 /// Dropping it closes the connection, unless the response has ended.
 #[derive(Debug)]
@@ -249,8 +249,8 @@ impl EarlyResponse {
         connection.map_or(SizeHint::default(), |connection| connection.size_hint())
     }
 
-    /// Ends a response that was read to its end. The server may still read the request, and gets the
-    /// rest of it for `grace`.
+    /// Ends a response that was read to its end. The server may still read the request, and gets
+    /// the rest of it for `grace`.
     fn end(mut self, permit: ServerPermit, grace: Duration) {
         let mut state = self.shared.lock();
         if state

@@ -1,8 +1,8 @@
 //! The servers of an upstream over time. Names are looked up at an interval, and each address of a
 //! name is a server of its own.
 //!
-//! A failed or empty lookup changes nothing. Until the first one succeeds, each new connection looks
-//! the name up itself, so that the start of the process does not wait for it.
+//! A failed or empty lookup changes nothing. Until the first one succeeds, each new connection
+//! looks the name up itself, so that the start of the process does not wait for it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

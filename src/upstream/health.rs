@@ -1,8 +1,8 @@
 //! The health of one server as a pure state machine; time is an argument.
 //!
-//! It has two inputs. Configured health checks take a server `Down` and bring it back; a server that
-//! is down gets no requests. Failed requests eject a server for a while, twice as long each time.
-//! After that a single trial request decides.
+//! It has two inputs. Configured health checks take a server `Down` and bring it back; a server
+//! that is down gets no requests. Failed requests eject a server for a while, twice as long each
+//! time. After that a single trial request decides.
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! HTTP/2 to one server: connections that many requests share.
 //!
 //! A request opens a stream on a connection with room; the server's settings limit the streams. A
-//! retired connection gets no new requests and ends with its last one. A connection is retired after
-//! GOAWAY, or if its server was silent until a request timed out. A request that the server may have
-//! seen must never count as unsent.
+//! retired connection gets no new requests and ends with its last one. A connection is retired
+//! after GOAWAY, or if its server was silent until a request timed out. A request that the server
+//! may have seen must never count as unsent.
 
 mod stream;
 mod upload;

@@ -1,8 +1,8 @@
 //! How long a server's responses take: a moving average that rises at once, falls slowly, and fades
 //! without news.
 //!
-//! One worker writes and reads it. It is atomic only because the tasks of that worker share it. Time
-//! is an argument.
+//! One worker writes and reads it. It is atomic only because the tasks of that worker share it.
+//! Time is an argument.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

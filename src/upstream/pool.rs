@@ -126,8 +126,8 @@ impl Upstream {
         })
     }
 
-    /// A permit for another attempt, preferably at a healthy server that is not in `tried`. The last
-    /// tried server follows if it `may_be_same`, and then servers that are ejected.
+    /// A permit for another attempt, preferably at a healthy server that is not in `tried`. The
+    /// last tried server follows if it `may_be_same`, and then servers that are ejected.
     pub(super) fn retry_permit(
         &self,
         tried: &[Arc<Server>],

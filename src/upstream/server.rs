@@ -1,4 +1,5 @@
-//! One server of an upstream as one worker sees it: its idle connections and its requests under way.
+//! One server of an upstream as one worker sees it: its idle connections and its requests under
+//! way.
 //!
 //! It belongs to one worker, so its locks are never contended; no lock is held across an await. All
 //! workers share its [`ServerHealth`].

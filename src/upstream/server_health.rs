@@ -1,8 +1,8 @@
 //! The health and load of servers as all workers of the process share it.
 //!
-//! [`health`](super::health) decides, and this file publishes the decision in atomics. The path of a
-//! request to healthy servers reads atomics and takes no lock. The state outlives a configuration:
-//! the names of upstream and server identify it.
+//! [`health`](super::health) decides, and this file publishes the decision in atomics. The path of
+//! a request to healthy servers reads atomics and takes no lock. The state outlives a
+//! configuration: the names of upstream and server identify it.
 
 use std::collections::HashMap;
 use std::fmt;

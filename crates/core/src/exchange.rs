@@ -8,9 +8,9 @@
 //! reject    the answer to a request that a stage refused      pure
 //! ```
 //!
-//! The proxy, the tower layer and the dry run share the stages in [`stages`]; each adds its own last
-//! stage. A stage that refuses returns a [`rejection::Rejection`]; only [`local_reply`] makes HTTP
-//! of it.
+//! The proxy, the tower layer and the dry run share the stages in [`stages`]; each adds its own
+//! last stage. A stage that refuses returns a [`rejection::Rejection`]; only [`local_reply`] makes
+//! HTTP of it.
 
 pub mod access_record;
 mod adjust;

@@ -7,6 +7,15 @@
 //! those above it. `tests/tidy.rs` of the root package holds that. (A blank line between two keeps
 //! rustfmt from sorting them.)
 
+#![cfg_attr(
+    not(feature = "redis"),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "parts that only the Redis store uses"
+    )
+)]
+
 // -- tests arm these; a release has none
 
 #[macro_use]
@@ -38,8 +47,10 @@ pub mod clock;
 
 pub mod telemetry;
 
+#[cfg(feature = "redis")]
 pub mod tls;
 
+#[cfg(feature = "redis")]
 pub mod wire;
 
 pub mod store;

@@ -15,6 +15,10 @@ mod ledger;
 pub mod memory;
 pub mod overrides;
 pub mod recovery;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(not(feature = "redis"))]
+#[path = "store/without_redis.rs"]
 pub mod redis;
 pub mod reserve;
 #[cfg(test)]
@@ -31,6 +35,7 @@ use crate::config::{StoreKind, StoreSettings};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck};
 use crate::telemetry::decisions::{DecisionLog, Source};
 
+#[cfg(feature = "redis")]
 use crate::tls::TlsTrouble;
 pub use hash_key::CurrentKey;
 use hash_key::KeyRing;
@@ -158,7 +163,7 @@ impl Store {
     /// by what it knew of the store. Call it once, right after `charge`.
     pub fn decided_by(&self) -> Source {
         self.redis()
-            .map_or(Source::Store, |redis| redis.cache.take_source())
+            .map_or(Source::Store, |redis| redis.take_source())
     }
 
     /// Remembers a request that was admitted while the store was away. It is charged when the store
@@ -200,7 +205,7 @@ impl Store {
     pub fn release(&self, charge: &Charge) {
         match self {
             Store::Memory(memory) => memory.release(charge),
-            Store::Redis(redis) => redis.slots.release(charge),
+            Store::Redis(redis) => redis.release(charge),
         }
     }
 
@@ -232,7 +237,7 @@ impl Store {
     /// Forgets the cached denials: the limits have changed.
     pub fn limits_changed(&self) {
         if let Store::Redis(redis) = self {
-            redis.cache.lock().denied.clear();
+            redis.forget_denials();
         }
     }
 
@@ -248,7 +253,7 @@ impl Store {
     /// quarter of a second at most, since slots that are not reported expire by themselves.
     pub async fn flush_slots(&self) {
         if let Store::Redis(redis) = self {
-            redis.slots.flush().await;
+            redis.flush_slots().await;
         }
     }
 
@@ -320,7 +325,11 @@ pub enum StoreError {
     /// The connection was lost before the answer came.
     Lost,
     /// TLS with the server failed. Nothing was sent.
+    #[cfg(feature = "redis")]
     Tls(TlsTrouble),
+    /// This build has no Redis.
+    #[cfg(not(feature = "redis"))]
+    NoRedis,
     /// No sentinel names a server that reports itself as the master. Nothing was sent.
     NoMaster,
     /// Too many requests wait for the store. Nothing was sent.
@@ -349,6 +358,7 @@ impl StoreError {
     /// One word for logs and metrics.
     pub const fn label(self) -> &'static str {
         match self {
+            #[cfg(feature = "redis")]
             StoreError::Tls(trouble) => trouble.label(),
             StoreError::Server(trouble) => trouble.label(),
             other => other.texts().0,
@@ -362,7 +372,10 @@ impl StoreError {
             StoreError::Timeout => ("timeout", "the store did not answer in time"),
             StoreError::Refused => ("refused", "the store cannot be connected to"),
             StoreError::Lost => ("lost", "the connection to the store was lost"),
+            #[cfg(feature = "redis")]
             StoreError::Tls(_) => ("tls", "the store: "),
+            #[cfg(not(feature = "redis"))]
+            StoreError::NoRedis => ("no_redis", "this program was built without Redis"),
             StoreError::NoMaster => ("no_master", "no sentinel names a master that is one"),
             StoreError::Overloaded => ("overloaded", "too many requests wait for the store"),
             StoreError::Server(_) => ("server_error", "the store says "),
@@ -395,6 +408,7 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.texts().1)?;
         match self {
+            #[cfg(feature = "redis")]
             StoreError::Tls(trouble) => trouble.fmt(f),
             StoreError::Server(trouble) => f.write_str(trouble.label()),
             _ => Ok(()),

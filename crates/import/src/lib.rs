@@ -5,12 +5,18 @@
 //! with something that `proxy.toml` has not. Only `files` does IO, and it only reads.
 
 mod draft;
+
 mod files;
-mod nginx;
+
 mod patterns;
-mod print;
-mod traefik;
+
 mod values;
+
+mod nginx;
+
+mod print;
+
+mod traefik;
 
 use std::path::Path;
 

@@ -47,8 +47,9 @@ impl Decision {
         self.is_allowed
     }
 
-    /// The wait after which the same call passes, unless others use the budget meanwhile. `None` for
-    /// an allowed call, for one that costs more than a limit holds, and where a permit is awaited.
+    /// The wait after which the same call passes, unless others use the budget meanwhile. `None`
+    /// for an allowed call, for one that costs more than a limit holds, and where a permit is
+    /// awaited.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }

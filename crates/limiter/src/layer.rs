@@ -1,5 +1,5 @@
-//! Limits before an HTTP service, as a [`tower::Layer`]. They decide, deny and tell clients exactly as
-//! the proxy does.
+//! Limits before an HTTP service, as a [`tower::Layer`]. They decide, deny and tell clients exactly
+//! as the proxy does.
 
 use std::fmt;
 use std::future::Future;

@@ -1,8 +1,8 @@
 //! Rate limits that are exact, and say honestly when to come back.
 //!
-//! A [`Limiter`] counts requests, logins, jobs or tokens by key. No window is ever overfull, a denial
-//! costs nothing, and a call is charged to all of its limits or to none. It counts in this process,
-//! or in Redis together with other programs and with tidegate, the proxy.
+//! A [`Limiter`] counts requests, logins, jobs or tokens by key. No window is ever overfull, a
+//! denial costs nothing, and a call is charged to all of its limits or to none. It counts in this
+//! process, or in Redis together with other programs and with tidegate, the proxy.
 //!
 //! ```
 //! use tidegate_limiter::{Limits, Rate};

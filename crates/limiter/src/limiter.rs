@@ -7,6 +7,7 @@ use tidegate_core::clock;
 use tidegate_core::config::{self, LogFormat, LogTarget, StoreKind};
 use tidegate_core::exchange::admission::Admission;
 use tidegate_core::exchange::limiter::StoreHandle;
+use tidegate_core::exchange::shadow::ShadowChecks;
 use tidegate_core::exchange::stages::Stages;
 use tidegate_core::limit::Limit;
 use tidegate_core::limit::key::custom_hash;
@@ -71,8 +72,8 @@ impl Limiter {
         })
     }
 
-    /// Charges `cost` units of `key` to every limit, or to none of them. `key` names the client, the
-    /// user or the job; a cost of 0 looks at what is left.
+    /// Charges `cost` units of `key` to every limit, or to none of them. `key` names the client,
+    /// the user or the job; a cost of 0 looks at what is left.
     ///
     /// It waits for Redis, if that is the store, at most as long as the store's timeout. Whoever
     /// drops the future meanwhile may have been charged.
@@ -94,7 +95,7 @@ impl Limiter {
         for limit in limits {
             admission.add_key(limit, tag, u64::from(cost));
         }
-        let shadow = limiter.ask_shadow(&mut admission);
+        let shadow = ShadowChecks::ask(&limiter.stores, admission.take_shadow(), secret.generation);
         let admitted = limiter.decide(&mut admission, clock::now()).await;
         Decision::new(admission, admitted, shadow)
     }
@@ -104,14 +105,14 @@ impl Limiter {
         &self.warnings
     }
 
-    /// Waits until the first attempt to reach Redis has ended, well or badly; half a second at most.
-    /// A program that serves only then does not open with decisions of its own.
+    /// Waits until the first attempt to reach Redis has ended, well or badly; half a second at
+    /// most. A program that serves only then does not open with decisions of its own.
     pub async fn ready(&self) {
         self.stages.limiter.ready().await;
     }
 
-    /// Waits until Redis knows which permits were let go of here, a quarter of a second at most: for
-    /// a program's end. Without it they are free when their lease ends.
+    /// Waits until Redis knows which permits were let go of here, a quarter of a second at most:
+    /// for a program's end. Without it they are free when their lease ends.
     pub async fn flush(&self) {
         self.stages.limiter.told().await;
     }

@@ -56,7 +56,8 @@ impl Limits {
         Limits::default()
     }
 
-    /// Adds a limit. Clients, logs and metrics know it by `name`: 1 to 64 of `a-z`, `0-9`, `_`, `-`.
+    /// Adds a limit. Clients, logs and metrics know it by `name`: 1 to 64 of `a-z`, `0-9`, `_`,
+    /// `-`.
     ///
     /// It counts by the client's address, and holds for every path.
     #[must_use]
@@ -108,8 +109,8 @@ impl Limits {
         self
     }
 
-    /// Counts by the text that `key` makes of a request; a request of which it makes none is counted
-    /// by its address.
+    /// Counts by the text that `key` makes of a request; a request of which it makes none is
+    /// counted by its address.
     ///
     /// [`Limiter::check`] with the same text counts together with such requests.
     #[must_use]

@@ -6,20 +6,37 @@
 use tidegate_core::{client, config, limit, path, route, telemetry};
 
 pub mod counts;
+
 pub mod date;
-pub mod engine;
+
 pub mod entry;
-pub mod export;
+
 pub mod formats;
-pub mod json;
-pub mod json_entry;
+
 pub mod key_spaces;
-pub mod log_file;
-pub mod logs;
+
 pub mod meter;
+
 pub mod plan;
-pub mod print;
+
 pub mod report;
+
 pub mod route_cache;
+
+pub mod engine;
+
+pub mod export;
+
+pub mod json;
+
+pub mod json_entry;
+
+pub mod log_file;
+
+pub mod logs;
+
+pub mod print;
+
 pub mod text;
+
 pub mod timeline;

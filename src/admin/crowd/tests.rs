@@ -1,3 +1,5 @@
+//! What the crowd of clients looks like to its sketches.
+
 use std::collections::HashMap;
 
 use proptest::prelude::*;

@@ -244,7 +244,8 @@ proptest! {
                 all[server].fail(FailedRequest { kind: trouble, reason: sent }, &rules, room, now);
             } else {
                 all[server].succeed(sent, now);
-                let ended = sent == SendReason::Healthy || all[server].standing() == Standing::Healthy;
+                let standing = all[server].standing();
+                let ended = sent == SendReason::Healthy || standing == Standing::Healthy;
                 prop_assert!(ended);
             }
             let left = all.iter().filter(|one| one.standing() == Standing::Healthy).count();

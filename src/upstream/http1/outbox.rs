@@ -1,5 +1,5 @@
-//! A request as bytes of HTTP/1.1 that wait to be written. The framing follows the real content, not
-//! the client's head. No IO.
+//! A request as bytes of HTTP/1.1 that wait to be written. The framing follows the real content,
+//! not the client's head. No IO.
 
 use std::io::Write as _;
 use std::pin::Pin;

@@ -130,8 +130,8 @@ impl Http2Stream {
         sender.send_request(self.convert_head(parts), ends)
     }
 
-    /// The head of the response; `None` after the timeout. A connection that received nothing at all
-    /// in that time is retired.
+    /// The head of the response; `None` after the timeout. A connection that received nothing at
+    /// all in that time is retired.
     async fn wait_for_head(
         &self,
         mut response: ResponseFuture,
@@ -264,8 +264,8 @@ impl Http2Stream {
         }
     }
 
-    /// Ends a response that was read to its end. The server may still read the request, and gets the
-    /// rest of it for `grace`.
+    /// Ends a response that was read to its end. The server may still read the request, and gets
+    /// the rest of it for `grace`.
     pub(in crate::upstream) fn end(mut self, grace: Duration) {
         self.upload.abort_after(grace);
     }

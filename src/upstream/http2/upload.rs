@@ -1,7 +1,7 @@
 //! A request's body on its way into a stream, as fast as the server takes it.
 //!
-//! A small body is also copied until a response comes: if the server refuses the stream, the request
-//! can go to another one.
+//! A small body is also copied until a response comes: if the server refuses the stream, the
+//! request can go to another one.
 
 use std::future::poll_fn;
 use std::pin::Pin;

@@ -107,7 +107,7 @@ impl Admission {
         });
     }
 
-    pub(super) fn take_shadow(&mut self) -> Vec<Charge> {
+    pub fn take_shadow(&mut self) -> Vec<Charge> {
         std::mem::take(&mut self.shadow)
     }
 

@@ -7,7 +7,6 @@ use std::time::Instant;
 
 use super::admission::Admission;
 use super::rejection::Rejection;
-use super::shadow::ShadowChecks;
 use super::slots::{HeldSlots, Stores, slots_of};
 use crate::config::{Config, StoreSettings};
 use crate::limit::{Charge, OnError};
@@ -139,7 +138,7 @@ pub struct Limiter {
     /// What is counted of its requests and decisions.
     pub meter: Arc<Meter>,
     /// What outlives the request's path.
-    pub(super) stores: Arc<Stores>,
+    pub stores: Arc<Stores>,
 }
 
 impl Limiter {
@@ -170,12 +169,6 @@ impl Limiter {
     /// The secret that keys are hashed with now.
     pub fn hash_key(&self) -> CurrentKey {
         self.store.hash_key()
-    }
-
-    /// Asks the store about the shadow limits of an admission; nothing waits for it.
-    pub fn ask_shadow(&self, admission: &mut Admission) -> Option<Box<ShadowChecks>> {
-        let charges = admission.take_shadow();
-        ShadowChecks::ask(&self.stores, charges, admission.generation)
     }
 
     /// Lets an admission pass or says why not.

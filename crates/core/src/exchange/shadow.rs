@@ -61,7 +61,7 @@ impl ShadowCheck {
 
 impl ShadowChecks {
     /// Asks the store for each; `None` where there are none.
-    pub(super) fn ask(
+    pub fn ask(
         stores: &Arc<Stores>,
         charges: Vec<Charge>,
         generation: u64,

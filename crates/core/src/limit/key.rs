@@ -4,6 +4,7 @@
 //! client's values never leave this room in the clear: not to Redis, not to a log. No two different
 //! sets of parts may share a hash, and no spelling of the same value may have two.
 
+mod claims;
 mod custom;
 pub mod jwt;
 mod key_hash;
@@ -21,8 +22,8 @@ use super::Missing;
 use crate::certificate::Certificate;
 use crate::path::CanonicalPath;
 
+pub use claims::Claims;
 pub use custom::{CustomKey, KeyRequest, custom_hash};
-pub use jwt::Claims;
 use key_hash::Identity;
 pub use key_hash::KeyHash;
 pub use known::{ApiKeys, KeyDigest, KeyNote, KeyStanding, KnownKey, KnownKeys, UnknownKey};

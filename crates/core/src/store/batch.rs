@@ -4,6 +4,7 @@
 
 use std::io::Write as _;
 
+#[cfg(feature = "redis")]
 use redis::{Cmd, RedisWrite as _};
 use smallvec::SmallVec;
 
@@ -90,6 +91,7 @@ impl<'c> Group<'c> {
 }
 
 /// Writes the command that does `groups`, in place of what `cmd` holds.
+#[cfg(feature = "redis")]
 pub fn write<'c>(
     cmd: &mut Cmd,
     call: ScriptCall<'_>,
@@ -143,6 +145,7 @@ pub fn write<'c>(
 }
 
 /// Writes one argument from pieces.
+#[cfg(feature = "redis")]
 fn write_pieces<const N: usize>(cmd: &mut Cmd, pieces: [&[u8]; N]) {
     let mut argument = cmd.writer_for_next_arg();
     for piece in pieces {

@@ -5,6 +5,7 @@
 //! into one EVALSHA. No request waits longer than the store's timeout, and none waits while the
 //! breaker is open. A charge is never sent twice: after a timeout it may have run.
 
+mod access;
 mod cluster;
 mod health;
 mod link;
@@ -57,7 +58,7 @@ const QUEUE: usize = 4096;
 
 /// The common state of all workers' connections to one Redis.
 pub struct RedisShared {
-    access: Arc<link::Access>,
+    access: Arc<access::Access>,
     prefix: String,
     script_hash: String,
     timeout: Duration,
@@ -104,7 +105,7 @@ impl RedisShared {
         let (clock, name) = (MonotonicClock::start(), super::hash_key::random()?);
         let fleet = Arc::new(Fleet::from(settings.fleet));
         Ok(RedisShared {
-            access: Arc::new(link::Access::new(server)?),
+            access: Arc::new(access::Access::new(server)?),
             prefix: settings.prefix.clone(),
             script_hash: redis::Script::new(SCRIPT).get_hash().to_owned(),
             timeout: settings.timeout,
@@ -417,6 +418,22 @@ impl Redis {
     pub async fn ready(&self) {
         // An error means that the task is gone: then nothing is worth waiting for.
         let _ = self.ready.clone().wait_for(|ready| *ready).await;
+    }
+
+    pub(super) fn take_source(&self) -> Source {
+        self.cache.take_source()
+    }
+
+    pub(super) fn release(&self, charge: &Charge) {
+        self.slots.release(charge);
+    }
+
+    pub(super) fn forget_denials(&self) {
+        self.cache.lock().denied.clear();
+    }
+
+    pub(super) async fn flush_slots(&self) {
+        self.slots.flush().await;
     }
 
     pub fn shared(&self) -> &RedisShared {

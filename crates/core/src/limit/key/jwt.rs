@@ -4,7 +4,6 @@
 //! from it. A key works only with the algorithms of its own kind, so that a public key is never
 //! used as a shared secret. `none` is not an algorithm. Time is an argument.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use base64::Engine as _;
@@ -13,8 +12,8 @@ use ring::hmac;
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::{Map, Value};
 
-use super::Facts;
 use super::value::{Carried, bearer};
+use super::{Claims, Facts};
 
 /// Bytes of a token, at most.
 const MAX_TOKEN: usize = 16 << 10;
@@ -94,36 +93,6 @@ pub struct Verified {
     pub until_s: u64,
 }
 
-/// The claims of a verified token.
-#[derive(Debug)]
-pub struct Claims {
-    all: Map<String, Value>,
-}
-
-impl Claims {
-    /// The text of a claim: a string as it is, a number or a boolean as JSON writes it. Dots lead
-    /// into objects, unless the claim's own name has them (`https://example.com/plan`).
-    pub fn text(&self, name: &str) -> Option<Cow<'_, str>> {
-        match find_claim(&self.all, name)? {
-            Value::String(text) => Some(Cow::Borrowed(text)),
-            Value::Number(number) => Some(Cow::Owned(number.to_string())),
-            Value::Bool(truth) => Some(Cow::Borrowed(if *truth { "true" } else { "false" })),
-            Value::Null | Value::Array(_) | Value::Object(_) => None,
-        }
-    }
-}
-
-/// Tries the whole name first, then each shorter beginning that names an object.
-fn find_claim<'c>(object: &'c Map<String, Value>, name: &str) -> Option<&'c Value> {
-    if let Some(value) = object.get(name) {
-        return Some(value);
-    }
-    name.match_indices('.').find_map(|(dot, _)| {
-        let inner = object.get(&name[..dot])?.as_object()?;
-        find_claim(inner, &name[dot + 1..])
-    })
-}
-
 impl Facts<'_> {
     /// Calls `read` with the request's bearer token. `None` if it carries no token, or several that
     /// differ.
@@ -169,7 +138,7 @@ impl JwtRules {
         let signed = signed.as_bytes();
         keys.any(|key| key.has_signed(algorithm, signed, &signature))
             .then_some(Verified {
-                claims: Claims { all: claims },
+                claims: Claims::new(claims),
                 until_s,
             })
     }

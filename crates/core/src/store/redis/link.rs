@@ -14,14 +14,13 @@ use redis::{
 };
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream, lookup_host};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsStream;
 
 use super::RedisShared;
-use super::sentinel::{MasterWatch, SentinelClient};
-use crate::config::{RedisAddress, RedisSettings, RedisTopology, Secret};
+use crate::config::{RedisAddress, RedisSettings, Secret};
 use crate::store::batch::{self, Group, ScriptCall, ScriptName};
 use crate::store::{ServerTrouble, StoreError};
 use crate::tls::{TlsClient, TlsTrouble};
@@ -30,77 +29,56 @@ use crate::wire::Stream;
 /// How long a connection and its probe may take while no request waits for them.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// Address, login and TLS of every connection. All workers share it, so TLS sessions are resumed.
-pub(super) struct Access {
-    topology: RedisTopology,
-    sentinels: Option<SentinelClient>,
+/// Login and TLS of every connection. All workers share it, so TLS sessions are resumed.
+pub(super) struct ServerAccess {
     login: RedisConnectionInfo,
     tls: Option<TlsClient>,
 }
 
-impl Access {
+impl ServerAccess {
     /// Checks the settings; connects to nothing.
-    pub(super) fn new(settings: &RedisSettings) -> Result<Access, StoreError> {
-        let sentinels = match &settings.topology {
-            RedisTopology::Sentinel(sentinels) => Some(SentinelClient::new(
-                sentinels.addresses.clone(),
-                sentinels.master.clone(),
-                login(&sentinels.username, &sentinels.password, 0),
-            )),
-            RedisTopology::Single(_) | RedisTopology::Cluster { .. } => None,
-        };
+    pub(super) fn new(settings: &RedisSettings) -> Result<ServerAccess, StoreError> {
         let tls = settings.tls.as_deref();
         let tls = tls.map(|settings| TlsClient::new(settings, &[]).map_err(StoreError::Tls));
-        Ok(Access {
-            topology: settings.topology.clone(),
-            sentinels,
+        Ok(ServerAccess {
             login: login(&settings.username, &settings.password, settings.database),
             tls: tls.transpose()?,
         })
     }
 
-    /// A connection to the server that counts are kept in now. In a cluster it is any of the seeds.
-    pub(super) async fn open(self: &Arc<Self>) -> Result<RedisLink, StoreError> {
-        match (&self.topology, &self.sentinels) {
-            (RedisTopology::Single(address), _) => self.open_server(address).await,
-            (_, Some(sentinels)) => sentinels.open(self).await,
-            (_, None) => {
-                let seeds = self.seeds().iter();
-                let links = seeds.map(|seed| Box::pin(self.open_server(seed)));
-                Ok(select_ok(links).await?.0)
-            }
-        }
-    }
-
-    pub(super) async fn open_server(
-        &self,
-        address: &RedisAddress,
-    ) -> Result<RedisLink, StoreError> {
+    pub(super) async fn open(&self, address: &RedisAddress) -> Result<RedisLink, StoreError> {
         RedisLink::open(address, &self.login, self.tls()).await
     }
 
     pub(super) fn tls(&self) -> Option<&TlsClient> {
         self.tls.as_ref()
     }
+}
 
-    pub(super) fn is_cluster(&self) -> bool {
-        matches!(self.topology, RedisTopology::Cluster { .. })
+/// Watches whether another server has taken the place of a link's master. All workers of a process
+/// move together, or two masters would count for it.
+pub(super) struct MasterWatch {
+    pub(super) latest: watch::Receiver<u64>,
+    /// The epoch of the link's master.
+    pub(super) epoch: u64,
+    pub(super) _watching: AbortOnDrop,
+}
+
+impl MasterWatch {
+    pub(super) fn has_moved(&self) -> bool {
+        *self.latest.borrow() > self.epoch
     }
 
-    /// Some nodes of a cluster; none if it is no cluster.
-    pub(super) fn seeds(&self) -> &[RedisAddress] {
-        match &self.topology {
-            RedisTopology::Cluster { seeds } => seeds,
-            RedisTopology::Single(_) | RedisTopology::Sentinel(_) => &[],
+    /// Resolves when it has.
+    pub(super) async fn moved(&mut self) {
+        let own = self.epoch;
+        if self.latest.wait_for(|epoch| *epoch > own).await.is_err() {
+            std::future::pending::<()>().await;
         }
-    }
-
-    pub(super) fn sentinels(&self) -> Option<&SentinelClient> {
-        self.sentinels.as_ref()
     }
 }
 
-fn login(
+pub(super) fn login(
     username: &Option<String>,
     password: &Option<Secret<String>>,
     database: i64,

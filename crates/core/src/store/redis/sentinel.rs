@@ -15,8 +15,8 @@ use redis::RedisConnectionInfo;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::link::{AbortOnDrop, Access, RedisLink, within};
-use crate::config::RedisAddress;
+use super::link::{AbortOnDrop, MasterWatch, RedisLink, ServerAccess, within};
+use crate::config::{RedisAddress, SentinelSettings};
 use crate::store::StoreError;
 
 /// How long one sentinel may take to answer.
@@ -29,34 +29,14 @@ pub(super) struct SentinelClient {
     addresses: Vec<RedisAddress>,
     /// The master's name.
     name: String,
+    /// To the sentinels themselves.
     login: RedisConnectionInfo,
+    /// To the servers that they name.
+    servers: Arc<ServerAccess>,
     /// The latest epoch under which a master was found; every link watches it.
     epoch: watch::Sender<u64>,
     /// The master that the log last named.
     logged: Mutex<Option<RedisAddress>>,
-}
-
-/// Watches whether another server has taken the place of a link's master. All workers of a process
-/// move together, or two masters would count for it.
-pub(super) struct MasterWatch {
-    latest: watch::Receiver<u64>,
-    /// The epoch of the link's master.
-    epoch: u64,
-    _watching: AbortOnDrop,
-}
-
-impl MasterWatch {
-    pub(super) fn has_moved(&self) -> bool {
-        *self.latest.borrow() > self.epoch
-    }
-
-    /// Resolves when it has.
-    pub(super) async fn moved(&mut self) {
-        let own = self.epoch;
-        if self.latest.wait_for(|epoch| *epoch > own).await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
 }
 
 /// The state of the master, and its address.
@@ -71,30 +51,27 @@ struct NamedMaster {
 
 impl SentinelClient {
     pub(super) fn new(
-        addresses: Vec<RedisAddress>,
-        name: String,
+        settings: &SentinelSettings,
         login: RedisConnectionInfo,
+        servers: Arc<ServerAccess>,
     ) -> SentinelClient {
         SentinelClient {
-            addresses,
-            name,
+            addresses: settings.addresses.clone(),
+            name: settings.master.clone(),
             login,
+            servers,
             epoch: watch::Sender::new(0),
             logged: Mutex::default(),
         }
     }
 
     /// A connection to the master, and a watch on which server that is.
-    pub(super) async fn open(&self, access: &Arc<Access>) -> Result<RedisLink, StoreError> {
-        let (mut link, named) = self.find(access).await?;
+    pub(super) async fn open(self: &Arc<Self>) -> Result<RedisLink, StoreError> {
+        let (mut link, named) = self.find().await?;
         self.learn_epoch(named.epoch);
         self.log_master(&named.address);
-        let access = Arc::clone(access);
-        let watching = async move {
-            if let Some(sentinels) = access.sentinels() {
-                sentinels.watch(&access, named.epoch).await;
-            }
-        };
+        let sentinels = Arc::clone(self);
+        let watching = async move { sentinels.watch(named.epoch).await };
         link.master = Some(MasterWatch {
             latest: self.epoch.subscribe(),
             epoch: named.epoch,
@@ -104,10 +81,10 @@ impl SentinelClient {
     }
 
     /// The first server that a sentinel names and that reports itself as a master.
-    async fn find(&self, access: &Access) -> Result<(RedisLink, NamedMaster), StoreError> {
+    async fn find(&self) -> Result<(RedisLink, NamedMaster), StoreError> {
         let known = *self.epoch.borrow();
         let all = self.addresses.iter();
-        let asking = all.map(|sentinel| self.ask(access, sentinel, None));
+        let asking = all.map(|sentinel| self.ask(sentinel, None));
         let mut asking = pin!(asking.collect::<FuturesUnordered<_>>());
         let mut trying = pin!(FuturesUnordered::new());
         let (mut tried, mut outdated) = (Vec::new(), Vec::new());
@@ -123,7 +100,7 @@ impl SentinelClient {
                     Ok((_, named)) if named.epoch < known => outdated.push(named),
                     Ok((_, named)) if !tried.contains(&named.address) => {
                         tried.push(named.address.clone());
-                        trying.push(access.open_master(named));
+                        trying.push(self.open_master(named));
                     }
                     Ok(_) => {}
                     Err(kind) => sentinel_error = kind,
@@ -134,7 +111,7 @@ impl SentinelClient {
                     Some(named) if !tried.contains(&named.address) => {
                         self.epoch.send_replace(named.epoch);
                         tried.push(named.address.clone());
-                        trying.push(access.open_master(named));
+                        trying.push(self.open_master(named));
                     }
                     Some(_) => {}
                     None => return Err(master_error.unwrap_or(sentinel_error)),
@@ -146,14 +123,13 @@ impl SentinelClient {
     /// Asks one sentinel, over `link` if there is a connection already.
     async fn ask(
         &self,
-        access: &Access,
         sentinel: &RedisAddress,
         link: Option<RedisLink>,
     ) -> Result<(RedisLink, NamedMaster), StoreError> {
         let asking = async {
             let mut link = match link {
                 Some(link) => link,
-                None => RedisLink::open(sentinel, &self.login, access.tls()).await?,
+                None => RedisLink::open(sentinel, &self.login, self.servers.tls()).await?,
             };
             // In this order an address is never paired with an epoch that came after it.
             let mut both = redis::pipe();
@@ -179,12 +155,12 @@ impl SentinelClient {
     }
 
     /// Asks the sentinels in turn until one of them names a later master that serves.
-    async fn watch(&self, access: &Access, epoch: u64) {
+    async fn watch(&self, epoch: u64) {
         let mut links: Vec<Option<RedisLink>> = self.addresses.iter().map(|_| None).collect();
         for turn in (0..self.addresses.len()).cycle() {
             sleep(WATCH_EVERY).await;
             let sentinel = &self.addresses[turn];
-            let Ok((link, named)) = self.ask(access, sentinel, links[turn].take()).await else {
+            let Ok((link, named)) = self.ask(sentinel, links[turn].take()).await else {
                 continue;
             };
             links[turn] = Some(link);
@@ -192,7 +168,7 @@ impl SentinelClient {
                 continue;
             }
             let later = named.epoch;
-            let opened = within(ASK_TIMEOUT, access.open_master(named)).await;
+            let opened = within(ASK_TIMEOUT, self.open_master(named)).await;
             if opened.is_ok() {
                 self.learn_epoch(later);
                 return;
@@ -217,15 +193,13 @@ impl SentinelClient {
             *logged = Some(address.clone());
         }
     }
-}
 
-impl Access {
     /// A connection to a server that reports itself as a master.
     async fn open_master(
         &self,
         named: NamedMaster,
     ) -> Result<(RedisLink, NamedMaster), StoreError> {
-        let mut link = self.open_server(&named.address).await?;
+        let mut link = self.servers.open(&named.address).await?;
         let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(link.connection()).await?;
         match role.first() {
             Some(redis::Value::BulkString(role)) if role == b"master" => Ok((link, named)),

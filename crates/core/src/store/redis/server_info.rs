@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::{Access, within};
+use super::access::Access;
+use super::link::within;
 use crate::clock;
 use crate::config::RedisSettings;
 use crate::store::StoreError;

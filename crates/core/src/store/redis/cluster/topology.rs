@@ -10,7 +10,8 @@ use redis::aio::MultiplexedConnection;
 use crate::config::RedisAddress;
 use crate::limit::LimitCheck;
 use crate::store::redis::RedisShared;
-use crate::store::redis::link::{Access, PROBE_TIMEOUT, RedisLink, within};
+use crate::store::redis::access::Access;
+use crate::store::redis::link::{PROBE_TIMEOUT, RedisLink, within};
 use crate::store::{ServerTrouble, StoreError};
 
 /// Slots of every cluster.

@@ -1,0 +1,128 @@
+//! The Redis store of a build without the feature `redis`: none can be made.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::hash_key::{CurrentKey, KeyRing};
+use super::memory::Memory;
+use super::overrides::OverrideSnapshot;
+use super::recovery::Recovery;
+use super::{Observed, StoreError};
+use crate::config::{RedisSettings, StoreSettings};
+use crate::limit::{Charge, Decision};
+use crate::telemetry::decisions::{DecisionLog, Source};
+
+#[derive(Debug)]
+pub struct RedisShared(Infallible);
+
+#[derive(Clone, Debug)]
+pub struct Redis(Infallible);
+
+#[derive(Debug)]
+pub struct GuardedAnswer(Infallible);
+
+impl RedisShared {
+    /// # Errors
+    /// Always [`StoreError::NoRedis`].
+    pub fn new(
+        _: &StoreSettings,
+        _: &RedisSettings,
+        _: KeyRing,
+        _: Option<Arc<DecisionLog>>,
+    ) -> Result<RedisShared, StoreError> {
+        Err(StoreError::NoRedis)
+    }
+
+    pub fn recovery(&self) -> &Arc<Recovery> {
+        match self.0 {}
+    }
+
+    pub fn away_since(&self) -> Option<Instant> {
+        match self.0 {}
+    }
+
+    pub fn overrides(&self) -> Option<OverrideSnapshot> {
+        match self.0 {}
+    }
+
+    pub(super) fn hash_key(&self) -> CurrentKey {
+        match self.0 {}
+    }
+
+    pub(super) fn set_local(&self, _: &Arc<Memory>) {
+        match self.0 {}
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(super) fn may_decide_alone(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(super) fn owe(&self, _: &Charge, _: u64) {
+        match self.0 {}
+    }
+
+    pub(super) fn suspect(&self, _: Charge) {
+        match self.0 {}
+    }
+}
+
+impl Redis {
+    pub fn spawn(shared: Arc<RedisShared>) -> Redis {
+        match shared.0 {}
+    }
+
+    pub async fn charge(&self, _: &mut Charge, _: u64, _: Instant) -> Result<Decision, StoreError> {
+        match self.0 {}
+    }
+
+    pub fn observe(&self, _: &Charge, _: u64) -> Observed {
+        match self.0 {}
+    }
+
+    pub fn give_back(&self, _: &Charge, _: &Decision, _: u64) {
+        match self.0 {}
+    }
+
+    pub fn settle(&self, _: &Charge, _: u64) {
+        match self.0 {}
+    }
+
+    pub fn hold(&self, _: &Charge, _: u64) {
+        match self.0 {}
+    }
+
+    pub async fn ready(&self) {
+        match self.0 {}
+    }
+
+    pub fn shared(&self) -> &RedisShared {
+        match self.0 {}
+    }
+
+    pub(super) fn take_source(&self) -> Source {
+        match self.0 {}
+    }
+
+    pub(super) fn release(&self, _: &Charge) {
+        match self.0 {}
+    }
+
+    pub(super) fn forget_denials(&self) {
+        match self.0 {}
+    }
+
+    pub(super) async fn flush_slots(&self) {
+        match self.0 {}
+    }
+}
+
+impl GuardedAnswer {
+    pub(super) fn try_take(&mut self) -> Option<Result<Decision, StoreError>> {
+        match self.0 {}
+    }
+}
