@@ -1,4 +1,4 @@
-//! What became of a call to [`Limiter::check`](crate::Limiter::check).
+//! The answer of [`Limiter::check`](crate::Limiter::check).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -40,7 +40,7 @@ impl LimitLayer {
         LimitLayer { stages, peer }
     }
 
-    /// The path of a request: admit, pass on, adjust, mark. Whoever drops it meanwhile has been
+    /// The path of a request: admit, pass on, adjust, mark. A caller that drops the future has been
     /// charged once.
     async fn pass<S, B, R>(
         self,
@@ -77,7 +77,7 @@ impl LimitLayer {
         Ok(response.map(|body| LimitedBody::passed(body).ending_with(slots, x.record, log)))
     }
 
-    /// Whose limits the request has, and whether they let it pass.
+    /// Finds the limits of the request, and asks them.
     async fn admit<'c>(&'c self, x: &mut Exchange<'c, (), Bytes>) -> Result<(), Rejection> {
         self.stages.identify(x)?;
         self.stages.admit(x).await
@@ -132,7 +132,7 @@ where
     }
 }
 
-/// Nobody to count it by: it must not pass.
+/// The answer to a request without an address: no limit can count it, so it must not pass.
 fn without_address() -> Response<Bytes> {
     tracing::error!(
         "a request without its peer's address is refused: the function given to Limiter::layer \
@@ -161,10 +161,10 @@ pin_project! {
     }
 }
 
-/// What ends with a response's body, or as it is given up.
+/// Ends with the response's body, or when the body is dropped.
 #[derive(Debug, Default)]
 struct BodyEnd {
-    /// What the request holds until here.
+    /// The slots of the request.
     slots: Option<Box<HeldSlots>>,
     /// With limits on trial, whose decisions are looked at.
     record: Option<Box<(AccessRecord, Buffer)>>,

@@ -75,8 +75,8 @@ impl Limiter {
     /// Charges `cost` units of `key` to every limit, or to none of them. `key` names the client,
     /// the user or the job; a cost of 0 looks at what is left.
     ///
-    /// It waits for Redis, if that is the store, at most as long as the store's timeout. Whoever
-    /// drops the future meanwhile may have been charged.
+    /// It waits for Redis, if that is the store, at most as long as the store's timeout. A
+    /// caller that drops the future may have been charged.
     pub async fn check(&self, key: &str, cost: u32) -> Decision {
         self.charge(&self.limits, key, cost).await
     }
@@ -100,7 +100,7 @@ impl Limiter {
         Decision::new(admission, admitted, shadow)
     }
 
-    /// What is odd about limits that were read from a text or a file; empty if nothing is.
+    /// Warnings about limits that were read from a text or a file; empty if there are none.
     pub fn warnings(&self) -> &str {
         &self.warnings
     }

@@ -13,7 +13,7 @@ use crate::{Limiter, LimitsError, Rate};
 /// How long Redis keeps a permit whose holder does not renew it, microseconds: as `hold` in a file.
 const HOLD_US: u64 = 15_000_000;
 
-/// What happens to requests while Redis does not answer.
+/// The rule for requests while Redis does not answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
     /// This process goes on limiting by itself, with its share of the budget.
@@ -25,10 +25,10 @@ pub enum OnError {
     Deny,
 }
 
-/// What a closure of [`Limits::key_by`] sees of a request.
+/// A request, as a closure of [`Limits::key_by`] sees it.
 pub use tidegate_core::limit::key::KeyRequest;
 
-/// Limits that a program names, one after the other: methods that say more about a limit, such as
+/// Limits that a program names. Methods that say more about a limit, such as
 /// [`key`](Limits::key), follow its [`limit`](Limits::limit).
 ///
 /// ```
@@ -137,7 +137,7 @@ impl Limits {
         self
     }
 
-    /// What an outage of Redis means for the limit.
+    /// The rule of this limit for an outage of Redis.
     #[must_use]
     pub fn on_error(mut self, on_error: OnError) -> Limits {
         match self.last() {

@@ -12,8 +12,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// `units` in any `window`. The window is in whole milliseconds, from 1 ms to 366 days; a limit
-    /// with another one is refused by [`Limits::build`](crate::Limits::build).
+    /// `units` in any `window`. The window is in whole milliseconds, from 1 ms to 366 days.
+    /// [`Limits::build`](crate::Limits::build) refuses any other.
     pub const fn new(units: u32, window: Duration) -> Rate {
         Rate { units, window }
     }
