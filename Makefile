@@ -18,7 +18,7 @@ deb deb-check: export RUSTFLAGS ?= $(if $(filter dev,$(PROFILE)),,$(WAYS))
 TARGET := $(if $(CARGO_TARGET_DIR),$(if $(filter /%,$(CARGO_TARGET_DIR)),,$(CURDIR)/)$(CARGO_TARGET_DIR),$(CURDIR)/target)
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
-# Compiled without optimization, in less than three minutes: `make release` builds what ships.
+# Compiled without optimization, in a few minutes: `make release` builds what ships.
 run:
 	cargo build --profile demo --locked --bin tidegate
 	"$(TARGET)/demo/tidegate" demo
