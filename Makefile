@@ -37,6 +37,8 @@ quick:
 
 # Everything the tests need is installed when it is missing. Inputs made by chance are the same each
 # time, and as many on a slow machine: what a run says is said of a change. `make fuzz` tries others.
+# A failed test shows its message, not the way to it.
+test: export RUST_BACKTRACE = 0
 test: export PROPTEST_RNG_SEED ?= 1
 test: export BOLERO_RANDOM_SEED ?= 1
 test: export BOLERO_RANDOM_ITERATIONS ?= 1000

@@ -56,6 +56,9 @@ pub(super) struct LedgerEntry {
     /// The store's clock at the answer, and this process's.
     store_us: u64,
     now_us: u64,
+    /// The store's clock at the latest answer that was compared with this entry. Its units may be
+    /// counted in this process before it is noted.
+    compared_us: u64,
     /// Until when the store may report fewer units, since its clock has stepped forward.
     aged_until_us: u64,
 }
@@ -120,6 +123,7 @@ impl Ledger {
             reset_at_us: now_us + verdict.reset_us.max(verdict.next_us),
             store_us: answer.store_us,
             now_us,
+            compared_us: map.keys.get(&id).map_or(0, |seen| seen.compared_us),
             aged_until_us: map.keys.get(&id).map_or(0, |seen| seen.aged_until_us),
         };
         map.keys.insert(id, seen);
@@ -131,7 +135,7 @@ impl Ledger {
 
     /// Units that the store must have and its answer lacks: 0 if the answer may be right. `own` of
     /// the answer leaves out units that are about to expire. `others` means that other proxies give
-    /// no units back.
+    /// no units back. Call it before the answer's units are counted in this process.
     pub fn missing_units(&self, answer: &StoreAnswer<'_>, others: bool) -> u64 {
         let (item, now_us) = (answer.item, answer.now_us);
         let window_us = item.window.rule.window_us;
@@ -144,8 +148,11 @@ impl Ledger {
         if seen.store_us > 0 && by_store_us > passed_us + slack_us(window_us) {
             seen.aged_until_us = now_us + window_us;
         }
-        // Answers to other workers, or of the same call, may be newer than this one.
-        if answer.store_us <= seen.store_us || now_us < seen.aged_until_us {
+        // Answers to other workers, or of the same call, may be newer than this one. `own` has
+        // their units, and this answer lacks them.
+        let newest_us = seen.store_us.max(seen.compared_us);
+        seen.compared_us = newest_us.max(answer.store_us);
+        if answer.store_us <= newest_us || now_us < seen.aged_until_us {
             return 0;
         }
         let stands = now_us + slack_us(window_us) < seen.next_at_us;
@@ -194,8 +201,15 @@ impl Ledger {
     /// Forgets the store's clock: another server may answer from now on.
     pub fn forget_clock(&self) {
         for mut map in self.all() {
-            map.keys.values_mut().for_each(|seen| seen.store_us = 0);
+            map.keys.values_mut().for_each(LedgerEntry::forget_clock);
         }
+    }
+}
+
+impl LedgerEntry {
+    fn forget_clock(&mut self) {
+        self.store_us = 0;
+        self.compared_us = 0;
     }
 }
 
@@ -306,10 +320,12 @@ mod tests {
     #[test]
     fn a_store_that_says_less_than_it_said_has_lost_some() {
         let (ledger, item) = (Ledger::default(), item(1));
-        let missing = |used, own, others| {
+        let mut store_us = 50_000_000;
+        let mut missing = |used, own, others| {
             let verdict = verdict(used);
+            store_us += 1;
             let later = StoreAnswer {
-                store_us: 50_000_001,
+                store_us,
                 ..answered(&item, &verdict, own)
             };
             ledger.missing_units(&later, others)
@@ -336,6 +352,27 @@ mod tests {
             7,
             "what others used may expire"
         );
+    }
+
+    #[test]
+    fn an_answer_lacks_the_units_of_a_newer_one() {
+        let (ledger, item) = (Ledger::default(), item(1));
+        ledger.note(&answered(&item, &verdict(99), 40));
+        let newer = verdict(101);
+        let newer = StoreAnswer {
+            store_us: 50_000_002,
+            ..answered(&item, &newer, 40)
+        };
+        assert_eq!(ledger.missing_units(&newer, true), 0);
+        // Its unit is counted here now, and it is not noted yet.
+        let older = verdict(100);
+        let older = StoreAnswer {
+            store_us: 50_000_001,
+            ..answered(&item, &older, 41)
+        };
+        let others_are_unknown = StoreAnswer { own: 101, ..older };
+        assert_eq!(ledger.missing_units(&older, true), 0);
+        assert_eq!(ledger.missing_units(&others_are_unknown, true), 0);
     }
 
     #[test]

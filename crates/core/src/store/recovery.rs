@@ -65,6 +65,8 @@ pub struct Recovery {
     since_us: AtomicU64,
     /// When the store came back; 0 while it is away.
     back_us: AtomicU64,
+    /// When shares last ceased to hold.
+    ended_us: AtomicU64,
     /// The longest window of a decision meanwhile.
     longest_us: AtomicU64,
     /// When this process was last active.
@@ -94,6 +96,7 @@ impl Recovery {
             on: AtomicBool::new(false),
             since_us: AtomicU64::new(0),
             back_us: AtomicU64::new(0),
+            ended_us: AtomicU64::new(0),
             longest_us: AtomicU64::new(0),
             alive_us: AtomicU64::new(now_us),
             stopped: AtomicBool::new(false),
@@ -190,6 +193,7 @@ impl Recovery {
         if greeting.is_clear && is_known && (state.awaited.is_empty() || is_late) {
             state.awaited.clear();
             state.since_us = None;
+            self.ended_us.store(now_us, Ordering::Release);
             self.on.store(false, Ordering::Release);
             self.since_us.store(0, Ordering::Release);
             self.back_us.store(0, Ordering::Release);
@@ -201,6 +205,16 @@ impl Recovery {
     /// Whether this process keeps to its shares now.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Acquire)
+    }
+
+    /// Whether an answer of the store may be compared with the counts of this process. While shares
+    /// hold, these have units that the store has not charged yet. So have requests that were sent
+    /// then and are not answered yet.
+    pub fn may_compare(&self, now_us: u64) -> bool {
+        !self.is_on() && {
+            let ended_us = self.ended_us.load(Ordering::Acquire);
+            ended_us == 0 || now_us >= ended_us + GRACE_US
+        }
     }
 
     /// Whether this process keeps to its shares of limits with this window.
@@ -290,9 +304,15 @@ mod tests {
         hear(&recovery, false, beat(400, &[ME, OTHER], &[OTHER]), 400);
         assert!(recovery.is_on(), "this process owes something");
         assert_eq!(recovery.fleet().size(), 2, "the other was not forgotten");
+        assert!(!recovery.may_compare(500));
         hear(&recovery, true, beat(500, &[ME], &[]), 500);
         assert!(!recovery.is_on());
         assert_eq!(recovery.fleet().size(), 1);
+        assert!(
+            !recovery.may_compare(499 + GRACE_US),
+            "a request may be unanswered that was counted before it was sent"
+        );
+        assert!(recovery.may_compare(500 + GRACE_US));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::{Memory, id};
 use crate::limit::{Algorithm, Charge, Decision, LimitCheck, OnError, Retry, Verdict};
 use crate::store::is_slots;
 use crate::store::ledger::{StoreAnswer, slack_us};
+use crate::store::recovery::Recovery;
 
 /// For what the counts are asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,10 +122,11 @@ impl Memory {
     /// the store had said of other proxies.
     pub fn lost_by(&self, charge: &Charge, decision: &Decision, others: bool) -> Charge {
         let mut lost = Charge::new();
-        let Some(recovery) = self.recovery.as_ref().filter(|recovery| !recovery.is_on()) else {
+        let now_us = self.clock.now_us();
+        let may_compare = |recovery: &&Recovery| recovery.may_compare(now_us);
+        let Some(recovery) = self.recovery.as_deref().filter(may_compare) else {
             return lost;
         };
-        let now_us = self.clock.now_us();
         for (item, verdict) in charge.iter().zip(&decision.verdicts) {
             let rule = &item.window.rule;
             let is_exact = rule.algorithm == Algorithm::Log
