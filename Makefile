@@ -18,9 +18,9 @@ deb deb-check: export RUSTFLAGS ?= $(if $(filter dev,$(PROFILE)),,$(WAYS))
 TARGET := $(if $(CARGO_TARGET_DIR),$(if $(filter /%,$(CARGO_TARGET_DIR)),,$(CURDIR)/)$(CARGO_TARGET_DIR),$(CURDIR)/target)
 
 # Builds the proxy and shows it limiting requests: proxy.toml, a built-in echo upstream, no Redis.
-# Compiled without optimization, in a few minutes: `make release` builds what ships.
+# Compiled without optimization and with the system's allocator: `make release` builds what ships.
 run:
-	cargo build --profile demo --locked --bin tidegate
+	cargo build --profile demo --locked --bin tidegate --no-default-features
 	"$(TARGET)/demo/tidegate" demo
 
 release:

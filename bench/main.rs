@@ -27,7 +27,7 @@ mod upstream;
 
 use tikv_jemalloc_ctl::{Access, AsName, background_thread};
 
-/// As shipped, with `give_back` of `src/main.rs`: what keys of the embedded store take, and how
+/// As shipped, with `set_decay` of `src/main.rs`: what keys of the embedded store take, and how
 /// long their memory keeps a decision waiting, is the allocator's doing too.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -44,7 +44,7 @@ usage: bench PART [OPTIONS]
 ";
 
 fn main() {
-    give_back();
+    set_decay();
     let words: Vec<String> = std::env::args().skip(1).collect();
     let (part, words) = match words.split_first() {
         Some((part, words)) => (part.as_str(), words),
@@ -66,7 +66,7 @@ fn main() {
     }
 }
 
-fn give_back() {
+fn set_decay() {
     let _ = background_thread::write(true);
     for arenas in ["arenas.dirty_decay_ms\0", "arena.0.dirty_decay_ms\0"] {
         let _ = arenas.name().write(1000_isize);

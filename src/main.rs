@@ -1,25 +1,29 @@
-//! The door: hands over to the library's command line.
+//! Calls the library's command line.
 
-use tikv_jemalloc_ctl::{Access, AsName, background_thread};
-use tikv_jemallocator::Jemalloc;
+/// glibc's allocator keeps the memory of clients that have gone: some small allocation between
+/// theirs is always in use.
+#[cfg(feature = "jemalloc")]
+mod allocator {
+    use tikv_jemalloc_ctl::{Access, AsName, background_thread};
+    use tikv_jemallocator::Jemalloc;
 
-/// The C library's allocator keeps what thousands of clients had once for the rest of the process's
-/// life: in between is always something small that is still in use.
-#[global_allocator]
-static ALLOCATOR: Jemalloc = Jemalloc;
+    #[global_allocator]
+    static ALLOCATOR: Jemalloc = Jemalloc;
 
-/// How long memory that is not in use is kept before the system has it back.
-const KEPT_MS: isize = 1000;
+    /// How long unused memory is kept before it goes back to the system, milliseconds.
+    const DECAY_MS: isize = 1000;
 
-fn main() -> std::process::ExitCode {
-    give_back();
-    tidegate::cli::main()
+    /// Where the system does not allow these settings, unused memory is kept for longer.
+    pub(super) fn set_decay() {
+        let _ = background_thread::write(true);
+        for arenas in ["arenas.dirty_decay_ms\0", "arena.0.dirty_decay_ms\0"] {
+            let _ = arenas.name().write(DECAY_MS);
+        }
+    }
 }
 
-/// Where a system does not allow it, memory is kept for longer.
-fn give_back() {
-    let _ = background_thread::write(true);
-    for arenas in ["arenas.dirty_decay_ms\0", "arena.0.dirty_decay_ms\0"] {
-        let _ = arenas.name().write(KEPT_MS);
-    }
+fn main() -> std::process::ExitCode {
+    #[cfg(feature = "jemalloc")]
+    allocator::set_decay();
+    tidegate::cli::main()
 }
