@@ -202,7 +202,10 @@ impl Sweep {
 
 /// Whole ticks in `time`, below `RUNG` and `NEVER`; 2^32 ticks are 6.8 years.
 fn ticks(time: Duration) -> u32 {
-    let ticks = time.as_millis() / TICK.as_millis();
+    // In 64 bits: a division of 128 bits calls a function.
+    let milliseconds = time.as_secs().saturating_mul(1_000);
+    let milliseconds = milliseconds.saturating_add(time.subsec_millis().into());
+    let ticks = milliseconds / u64::from(TICK.subsec_millis());
     u32::try_from(ticks).unwrap_or(RUNG - 1).min(RUNG - 1)
 }
 

@@ -19,7 +19,7 @@ use crate::limit::decide::{Count, FirstPass};
 use crate::limit::{LimitCheck, Retry, Rule, Verdict};
 use crate::store::guard::xorshift;
 
-/// Keys that each charge looks at in each of its shards, to drop the expired.
+/// Keys that a charge with a new key looks at in each of its shards, to drop the expired.
 pub(super) const SWEEP: usize = 2;
 /// Keys among which a victim is chosen.
 const SAMPLE: usize = 8;
@@ -71,6 +71,11 @@ pub(super) struct PendingCheck<'i> {
 }
 
 impl PendingCheck<'_> {
+    /// Whether the item's key is added if the charge is allowed.
+    pub(super) fn is_new_key(&self) -> bool {
+        self.place.is_none() && self.cost > 0
+    }
+
     /// Lets no more than `max_units` count, whatever the rule says.
     pub(super) fn cap(&mut self, max_units: u64, wait_us: u64) {
         if max_units >= self.rule.units {
