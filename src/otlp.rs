@@ -17,7 +17,7 @@ mod messages;
 mod panics;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -26,18 +26,16 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock;
 use crate::config::TracingSettings;
-use crate::telemetry::panics::contained;
+use crate::telemetry::panics::{contained, lock};
 use crate::telemetry::spans::{SpanCounts, SpanQueue, SpanQueues, TraceSpan};
 use collector::{Collector, ExportError};
 
-/// The most attempts to send one batch.
 const ATTEMPTS: u32 = 5;
 /// The rest after the first failure; it doubles with each further one.
 const FIRST_REST: Duration = Duration::from_millis(500);
 const LONGEST_REST: Duration = Duration::from_secs(10);
 /// The least time for the last spans at the end of the process, and all of it during an outage.
 const LAST_LEAST: Duration = Duration::from_millis(500);
-/// The most time for the last spans.
 const LAST_MOST: Duration = Duration::from_secs(5);
 
 type Settings = Option<Arc<TracingSettings>>;
@@ -73,7 +71,7 @@ impl Default for Exports {
 impl Exports {
     /// Exports by these settings from now on; `None` stops the export after the waiting spans.
     pub(crate) fn follow(&self, settings: Option<&Arc<TracingSettings>>) -> io::Result<()> {
-        let mut thread = self.thread();
+        let mut thread = lock(&self.thread);
         if thread.handle.is_none() && settings.is_some() {
             thread.handle = Some(self.spawn()?);
         }
@@ -86,25 +84,23 @@ impl Exports {
         Ok(())
     }
 
-    /// The queue of one worker.
     pub(crate) fn queue(&self) -> Arc<SpanQueue> {
         self.depot.queue()
     }
 
-    /// Counts of all spans so far, by their fate.
     pub fn span_counts(&self) -> SpanCounts {
         self.depot.counts()
     }
 
     /// Notes that a worker ends, until `by` at the latest.
     pub(crate) fn note_end(&self, by: Instant) {
-        let mut thread = self.thread();
+        let mut thread = lock(&self.thread);
         thread.workers_end_by = thread.workers_end_by.max(Some(by));
     }
 
     /// Sends the last spans in the rest of the workers' time. All workers must have ended.
     pub(crate) fn finish(&self) {
-        let mut thread = self.thread();
+        let mut thread = lock(&self.thread);
         let (handle, by) = (thread.handle.take(), thread.workers_end_by);
         drop(thread);
         let Some(handle) = handle else { return };
@@ -114,10 +110,6 @@ impl Exports {
         if handle.join().is_err() {
             tracing::error!("the thread that exports spans panicked");
         }
-    }
-
-    fn thread(&self) -> MutexGuard<'_, ExportThread> {
-        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn spawn(&self) -> io::Result<JoinHandle<()>> {
@@ -138,13 +130,11 @@ impl Exports {
     }
 }
 
-/// The state of the thread.
 struct Exporter {
     depot: Arc<SpanQueues>,
     settings: watch::Receiver<Settings>,
     end: watch::Receiver<Option<Instant>>,
     collector: Option<Collector>,
-    /// Failed attempts in a row.
     failures: u32,
     outage: Option<ExportOutage>,
 }
@@ -155,7 +145,6 @@ struct ExportOutage {
     lost: u64,
 }
 
-/// Why the exporter wakes up.
 enum WakeReason {
     Spans,
     NewSettings,
@@ -268,7 +257,6 @@ impl Exporter {
         self.collector = Some(collector);
     }
 
-    /// Sends the next spans, in several attempts if necessary.
     async fn send(&mut self, collector: &mut Collector, batch: &mut SpanBatch) {
         let (body, count) = batch.encode_next(&collector.settings);
         for attempt in 1..=ATTEMPTS {

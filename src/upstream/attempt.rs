@@ -19,11 +19,11 @@ use super::body::{UpstreamBody, grpc_status};
 use super::connection::{ExchangeOptions, ResponseLease};
 use super::error::{ExchangeError, UpstreamError};
 use super::health::FailureKind;
-use super::outgoing::{Outgoing, PrerenderedHeaders, SendOptions};
 use super::permit::ServerPermit;
 use super::pool::Upstream;
 use super::retry::{AttemptEnd, is_repeatable, wants_retry};
 use super::server::Server;
+use super::{Outgoing, PrerenderedHeaders, SendOptions};
 use crate::body::RequestBody;
 use crate::clock::Alarm;
 use crate::config::Retries;
@@ -42,7 +42,6 @@ struct FailedAttempt {
     was_pooled: bool,
 }
 
-/// The facts that all attempts of a request share.
 #[derive(Clone, Copy)]
 struct AttemptTerms<'a> {
     options: &'a SendOptions,
@@ -127,7 +126,6 @@ impl Upstream {
         Ok(body)
     }
 
-    /// Makes a first attempt, and others if it fails.
     async fn attempt_all<B>(
         &self,
         permit: ServerPermit,
@@ -141,7 +139,6 @@ impl Upstream {
         }
     }
 
-    /// Makes further attempts, as many as the rules allow.
     async fn retry<B>(
         &self,
         mut failed: Box<FailedAttempt>,
@@ -255,7 +252,7 @@ impl Upstream {
             attempts.end(Ok(status.as_u16()));
         }
         self.cells.codes.count(status.as_u16());
-        permit.server().cells.requests.add(1);
+        permit.server.cells.requests.add(1);
         let judged_by = match terms.options.is_grpc {
             false => Some(status),
             true => grpc_status(response, &self.cells),
@@ -266,8 +263,7 @@ impl Upstream {
         }
         let retries = &self.settings().retries;
         let wants_retry = terms.is_repeatable && retries.on.status.contains(status);
-        let retry =
-            wants_retry.then(|| (Arc::clone(permit.server()), connection.take_retry_copy()));
+        let retry = wants_retry.then(|| (Arc::clone(&permit.server), connection.take_retry_copy()));
         let mut body = UpstreamBody::new(ResponseLease { connection, permit }, status);
         if judged_by.is_none() {
             body.judge_at_end(&self.cells);
@@ -284,7 +280,6 @@ impl Upstream {
         }
     }
 
-    /// Judges the server by an error.
     #[cold]
     fn fail(
         &self,
@@ -296,7 +291,7 @@ impl Upstream {
         if let Some(attempts) = &terms.options.attempts {
             attempts.end(Err(error.label()));
         }
-        let server = permit.server();
+        let server = &permit.server;
         self.cells.failures.add(1);
         server.cells.requests.add(1);
         server.cells.failures.add(1);
@@ -389,7 +384,7 @@ fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &
         request.headers_mut().insert(HOST, host.clone());
     }
     if let Some(attempts) = &options.attempts {
-        let parent = attempts.begin(&permit.server().place);
+        let parent = attempts.begin(&permit.server.place);
         request.headers_mut().insert(TRACEPARENT, parent.value());
     }
 }
@@ -417,7 +412,7 @@ impl Drop for BlameOnTimeout<'_> {
     fn drop(&mut self) {
         // Otherwise the client has left.
         if self.whole.has_rung() {
-            self.permit.server().health.note_failure();
+            self.permit.server.health.note_failure();
             self.permit.fail(FailureKind::Failed);
         }
     }

@@ -37,7 +37,6 @@ pub struct UpstreamBody {
 enum BodyState {
     Reading(ResponseLease),
     Tunnel(ResponseLease),
-    /// It ended early.
     Cut,
     Ended,
 }
@@ -97,7 +96,7 @@ impl UpstreamBody {
 
     fn end(&mut self, trailers: Option<&HeaderMap>) {
         if let BodyState::Reading(lease) = std::mem::replace(&mut self.state, BodyState::Ended) {
-            lease.permit.complete();
+            lease.permit.server.health.complete();
             if let Some(cells) = self.grpc.take() {
                 let status = trailers.and_then(GrpcStatus::of);
                 let status = status.unwrap_or(GrpcStatus::Missing);
@@ -139,7 +138,7 @@ impl UpstreamBody {
         };
         if !self.waiting {
             self.waiting = true;
-            lease.deadline().begin_body_piece();
+            lease.deadline().alarm.arm(lease.deadline().body);
         }
         lease.deadline().alarm.poll(context)
     }

@@ -75,7 +75,6 @@ async fn check_server(server: &Arc<Server>, rules: &HealthCheck) {
     server.health.note_check(failure.as_deref(), rules);
 }
 
-/// Sends one check and returns the status of the response.
 async fn request_status(
     server: &Arc<Server>,
     rules: &HealthCheck,

@@ -17,7 +17,6 @@ use crate::clock;
 /// because a server came back.
 const CHECK_EVERY: Duration = Duration::from_millis(100);
 
-/// The queue of one upstream.
 #[derive(Debug, Default)]
 pub(super) struct PermitQueue {
     waiting: AtomicUsize,

@@ -16,7 +16,6 @@ const MALFORMED: &[u8] = b"\x00\x0aconnection\x01x";
 const ORDINARY: &[u8] = b"\x00\x02te\x08trailers";
 
 const HUFFMAN: u8 = 0x80;
-/// The replacement of a forbidden byte.
 const REPLACEMENT: u8 = b'x';
 
 /// Returns a replacement for `block` if it is malformed. For a block that is no HPACK it returns
@@ -132,7 +131,6 @@ impl FieldLiteral<'_> {
         }
     }
 
-    /// Writes the field with allowed bytes only.
     fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.prefix);
         if let FieldName::Literal(name) = &self.name {
@@ -226,7 +224,6 @@ fn is_name(name: &[u8]) -> bool {
     }
 }
 
-/// Whether a byte may be in a token (RFC 9110 section 5.6.2).
 fn is_token(byte: &u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte)
 }
@@ -303,7 +300,6 @@ impl<'b> BlockFields<'b> {
     }
 }
 
-/// Writes a text without Huffman code.
 fn put_text(out: &mut Vec<u8>, bytes: &[u8]) {
     const MOST: usize = 127;
     if bytes.len() < MOST {

@@ -119,7 +119,6 @@ impl Http2Socket {
         }
     }
 
-    /// Reads bytes of the client.
     fn poll_bytes(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if !self.ahead.is_empty() {
             move_bytes(&mut self.ahead, buf);
