@@ -26,7 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::clock;
 use crate::config::TracingSettings;
-use crate::telemetry::panics::{contained, lock};
+use crate::telemetry::panics::{contained, lock, spawn_thread};
 use crate::telemetry::spans::{SpanCounts, SpanQueue, SpanQueues, TraceSpan};
 use collector::{Collector, ExportError};
 
@@ -113,9 +113,6 @@ impl Exports {
     }
 
     fn spawn(&self) -> io::Result<JoinHandle<()>> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
         let exporter = Exporter {
             depot: Arc::clone(&self.depot),
             settings: self.settings.subscribe(),
@@ -124,9 +121,7 @@ impl Exports {
             failures: 0,
             outage: None,
         };
-        std::thread::Builder::new()
-            .name("otlp".to_owned())
-            .spawn(move || runtime.block_on(exporter.run()))
+        spawn_thread("otlp", move || exporter.run())
     }
 }
 
@@ -139,7 +134,6 @@ struct Exporter {
     outage: Option<ExportOutage>,
 }
 
-/// A time without a successful export.
 struct ExportOutage {
     since: Instant,
     lost: u64,
@@ -155,7 +149,6 @@ enum WakeReason {
 struct SpanBatch {
     depot: Arc<SpanQueues>,
     spans: Vec<TraceSpan>,
-    /// The number of spans whose fate is known.
     settled: usize,
 }
 
@@ -277,9 +270,8 @@ impl Exporter {
             if !error.is_temporary || attempt == ATTEMPTS || is_over {
                 break;
             }
-            let rest = error
-                .retry_after
-                .unwrap_or_else(|| rest_after(self.failures));
+            let usual = rest_after(self.failures);
+            let rest = error.retry_after.unwrap_or(usual);
             self.failures += 1;
             tokio::select! {
                 () = sleep(rest.min(LONGEST_REST)) => {}
@@ -321,27 +313,10 @@ impl Exporter {
     async fn export_last(&mut self) {
         let settings = self.settings.borrow().clone();
         // A panic may have dropped the collector.
-        let known = self.collector.take();
-        let Some(mut collector) = known.or_else(|| settings.map(Collector::new)) else {
-            return;
-        };
-        let by = (*self.end.borrow()).unwrap_or_else(clock::now);
-        let by = match self.outage {
-            Some(_) => by.min(clock::now() + LAST_LEAST),
-            None => by,
-        };
-        let mut batch = SpanBatch::take(&self.depot);
-        while !batch.left().is_empty() {
-            let (body, count) = batch.encode_next(&collector.settings);
-            let left = by.saturating_duration_since(clock::now());
-            let sent = timeout(left, collector.send(&body)).await;
-            match sent.unwrap_or_else(|_| Err(ExportError::timed_out())) {
-                Ok(refused) => {
-                    batch.note_sent(count, refused);
-                    self.end_outage(&collector);
-                }
-                Err(error) => return self.begin_outage(&collector, &error),
-            }
+        self.collector = (self.collector.take()).or_else(|| settings.map(Collector::new));
+        match self.outage {
+            Some(_) => drop(timeout(LAST_LEAST, self.export()).await),
+            None => self.export().await,
         }
     }
 }

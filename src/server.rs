@@ -1,8 +1,6 @@
 //! The server: its listeners and workers, and how it reloads, drains, and hands over.
 //!
-//! There is one worker for each core, with its own runtime, listener (SO_REUSEPORT), upstream pools
-//! and store connection. Workers share the embedded store and the logs; requests share nothing
-//! else. The caller of [`run`] opens the sockets and decides when the server stops.
+//! The caller of [`run`] opens the sockets and decides when the server stops.
 
 mod acceptors;
 pub mod claim;
@@ -245,7 +243,6 @@ pub enum Lifecycle {
         /// Whether other processes share the ports, and handshakes must move to them.
         yields: bool,
     },
-    /// Another process has the sockets from now on.
     HandOver,
 }
 
@@ -368,7 +365,6 @@ async fn serve(mut start: WorkerStart, state: &ServerState) -> io::Result<()> {
     Ok(())
 }
 
-/// Carries out an order. The next request is served by the new configuration.
 async fn carry_out(
     order: ReloadOrder,
     worker: &Worker,

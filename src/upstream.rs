@@ -92,7 +92,6 @@ impl<'r> From<&'r mut Request<RequestBody>> for Outgoing<'r> {
     }
 }
 
-/// All upstreams of one worker, with their connections.
 #[derive(Debug)]
 pub struct Upstreams(Vec<Arc<Upstream>>);
 

@@ -8,7 +8,6 @@ use http::header::{HeaderName, HeaderValue};
 use http_body::SizeHint;
 use httparse::Status;
 
-/// Bytes in the trailers of a response, as in its head.
 pub(crate) const MAX_TRAILER_BYTES: usize = 64 << 10;
 const MAX_REQUEST_TRAILER_BYTES: usize = 16 << 10;
 pub(crate) const MAX_TRAILER_LINES: usize = 100;
@@ -44,10 +43,8 @@ pub(crate) struct Chunks {
 /// The element that the decoder expects next.
 #[derive(Clone, Copy, Debug)]
 enum ContentStep {
-    /// The first digit of a size.
     Size,
     MoreSize,
-    /// Blanks after a size.
     Blank,
     Extension,
     SizeLf,
@@ -281,7 +278,6 @@ impl Chunks {
     }
 }
 
-/// Whether a byte may occur within a line.
 fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }

@@ -32,7 +32,6 @@ pub(crate) struct RequestFraming {
     pub(crate) content: Content,
     /// The client sends its content after `100 Continue`.
     pub(crate) expects_continue: bool,
-    /// The client accepts trailers (`TE`).
     pub(crate) takes_trailers: bool,
     pub(crate) error: Option<HeadError>,
 }
@@ -155,7 +154,6 @@ pub(crate) fn reset<B: Default>(request: &mut Request<B>) {
     *request.body_mut() = B::default();
 }
 
-/// Collects the lines of a head that concern the connection and the content.
 #[derive(Default)]
 struct FramingLines {
     length: Option<u64>,

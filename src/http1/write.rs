@@ -122,7 +122,6 @@ pub(crate) fn reset<B>(answer: &mut Response<B>) {
     answer.extensions_mut().clear();
 }
 
-/// The text of the last date that was written.
 struct CachedDate {
     /// When the text was last checked, by the coarse clock of this thread.
     at: Duration,
@@ -175,7 +174,6 @@ fn put_status(
 
 struct HeadWriter<'o> {
     out: &'o mut Vec<u8>,
-    /// The framing that a line has announced.
     framing: Option<AnswerFraming>,
     is_http10: bool,
     may_follow: bool,

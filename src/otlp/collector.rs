@@ -24,7 +24,6 @@ use crate::tls::{TlsClient, TlsTrouble};
 use tidegate_core::failpoint;
 
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
-/// The method of gRPC.
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 /// After these statuses the same export may be sent again.
 const TEMPORARY: [StatusCode; 4] = [

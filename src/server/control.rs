@@ -176,7 +176,6 @@ impl Drop for ControlSocket {
     }
 }
 
-/// Removes the sockets of processes that were killed.
 fn remove_stale(directory: &Path) {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     for path in entries.take(MAX_SWEPT).map(|entry| entry.path()) {
@@ -326,7 +325,7 @@ mod tests {
         let second = ControlSocket::bind(&path, true).unwrap();
         drop(first);
         assert!(path.exists(), "the second one's");
-        assert!(!fs::symlink_metadata(&second.path).is_err());
+        assert!(fs::symlink_metadata(&second.path).is_ok());
         drop(second);
         assert!(!path.exists());
         fs::write(&path, "a file").unwrap();

@@ -42,7 +42,6 @@ pub(super) enum Http1End {
     Tunnel(Box<Tunnel>, Box<Http1Socket>),
 }
 
-/// The connection broke or the answer cannot be written. The connection must be dropped.
 struct ConnectionLost;
 
 impl From<io::Error> for ConnectionLost {
@@ -200,7 +199,6 @@ impl Http1Server<'_> {
         .await
     }
 
-    /// Writes the answer. Returns whether another answer may follow.
     async fn write_answer(&mut self, terms: AnswerTerms) -> Result<bool, ConnectionLost> {
         let answer = &mut self.answer;
         let length = write::length_of(answer.body());

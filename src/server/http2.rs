@@ -49,7 +49,6 @@ const GRACEFUL_END: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 struct ConnectionFlow {
     allowance: Allowance,
-    /// Streams whose response is not complete.
     open: AtomicUsize,
     /// Requests whose client has left and whose work goes on; at most `max_streams`.
     abandoned: AtomicUsize,

@@ -38,7 +38,6 @@ pub(crate) struct BoundLine {
     /// Unique in this process.
     id: u64,
     pub(crate) wanted: Listen,
-    /// The address with its real port.
     place: Listen,
     is_tls: bool,
     /// Whether a service manager has the socket too, and listens after this process.
@@ -60,7 +59,6 @@ pub struct Listeners {
 
 #[derive(Debug)]
 pub(crate) struct ListenChange {
-    /// New lines, which [`Listeners::commit`] takes.
     lines: Vec<BoundLine>,
     pub(crate) opened: Vec<Vec<WorkerSocket>>,
     pub(crate) closed: Vec<u64>,
@@ -179,7 +177,6 @@ impl BoundLine {
     }
 }
 
-/// Copies the sockets of these lines for each worker.
 fn copy_for_workers(lines: &[BoundLine], workers: usize) -> io::Result<Vec<Vec<WorkerSocket>>> {
     let mut all = Vec::with_capacity(workers);
     for worker in 0..workers {

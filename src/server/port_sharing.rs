@@ -40,7 +40,6 @@ pub(crate) fn find(own: &[&Socket]) -> Option<PortSharer> {
     addresses.find_map(|address| find_at(address, own))
 }
 
-/// Finds a socket, not one of `own`, at this address.
 pub(crate) fn find_at(address: SocketAddr, own: &[&Socket]) -> Option<PortSharer> {
     let stats = own
         .iter()
@@ -64,7 +63,6 @@ fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() == other.port() && (a == b || every(a, b) || every(b, a))
 }
 
-/// The process that has a socket, if this process may read its descriptors.
 fn process_of(inode: u64) -> Option<u32> {
     let link = format!("socket:[{inode}]");
     let processes = std::fs::read_dir("/proc").ok()?.flatten();

@@ -42,7 +42,6 @@ pub(super) struct ReloadOrder {
     pub(super) config: Box<Config>,
     pub(super) state: Arc<ServerState>,
     pub(super) opened: Vec<WorkerSocket>,
-    /// Lines of `listen` whose sockets are closed.
     pub(super) closed: Arc<[u64]>,
     /// Gets the replaced configuration when the order is done.
     pub(super) done: oneshot::Sender<Arc<ActiveConfig>>,

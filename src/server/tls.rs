@@ -148,11 +148,8 @@ impl ServerTls {
                 None => Watcher::new(&paths),
             };
             if watcher.has_changed() {
-                let names: Vec<_> = paths
-                    .iter()
-                    .map(|path| path.display().to_string())
-                    .collect();
-                let names = names.join(", ");
+                let names = paths.iter().map(|path| path.to_string_lossy());
+                let names = names.collect::<Vec<_>>().join(", ");
                 match self.read_files(index) {
                     Ok(None) => {}
                     Ok(Some(what)) => tracing::info!("tls: {what} from {names}"),
@@ -164,9 +161,9 @@ impl ServerTls {
         *known = watched;
     }
 
-    /// Reads the changed files of the certificate at `index`, or of the authorities of clients, which
-    /// have the index after the last certificate. Uses them if they are valid and new. Returns a
-    /// description then.
+    /// Reads the changed files of the certificate at `index`, or of the authorities of clients,
+    /// which have the index after the last certificate. Uses them if they are valid and new, and
+    /// returns a description then.
     fn read_files(&self, index: usize) -> io::Result<Option<String>> {
         let mut settings = lock(&self.state).settings.clone();
         let files = match settings.certificates.get_mut(index) {

@@ -38,7 +38,6 @@ pub struct ProgramCommand {
     arguments: Vec<OsString>,
 }
 
-/// A new process that serves and waits for permission to replace this one.
 #[derive(Debug)]
 pub struct Successor {
     channel: Channel,
@@ -65,7 +64,6 @@ impl ProgramCommand {
     }
 }
 
-/// Finds a program as a shell does.
 fn find_in_path(name: &OsStr) -> Option<PathBuf> {
     let directories = std::env::var_os("PATH")?;
     let mut paths = std::env::split_paths(&directories).map(|directory| directory.join(name));

@@ -24,7 +24,6 @@ pub(super) struct Watcher {
 #[derive(Debug)]
 struct WatchedFile {
     path: PathBuf,
-    /// At the last check; `None` before the first.
     stamp: Option<FileStamp>,
     /// The digest of the content that was read; `None` if it could not be read, or is unknown.
     digest: Option<[u8; 32]>,

@@ -65,7 +65,6 @@ impl Worker {
         is_permitted
     }
 
-    /// Counts a request or a connection that could not be parsed.
     pub(super) fn count_unreadable(&self) {
         let serving = self.serving.load();
         serving.proxy.meter().unanswered(Unanswered::Unreadable);

@@ -99,7 +99,6 @@ impl Position {
         (own > least + 1 + least / SLACK).then(|| Position::new(&self.set, index))
     }
 
-    /// Sends a connection of this worker to another one. Returns it if the other one drains.
     pub(super) fn hand_off(&self, mut handed: HandedOff, to: &Position) -> Result<(), HandedOff> {
         let other = to.slot();
         handed.open.move_to(&other.drain);

@@ -33,9 +33,7 @@ use crate::trace::TRACEPARENT;
 struct FailedAttempt {
     /// `None` if no other attempt may follow.
     end: Option<AttemptEnd>,
-    /// The result for the client if no other attempt follows.
     outcome: Result<UpstreamBody, UpstreamError>,
-    /// The request, if it can be sent again.
     request: Option<Request<RequestBody>>,
     server: Arc<Server>,
     /// Whether the connection was an idle one, whose end need not be the server's fault.
@@ -214,7 +212,6 @@ impl Upstream {
         }
     }
 
-    /// Concludes an exchange of which at least a part was sent.
     fn conclude<B>(
         &self,
         exchanged: Result<(), ExchangeError>,
@@ -360,7 +357,6 @@ fn take_request(
     request
 }
 
-/// Whether the rules allow to send the request again after a server may have seen it.
 fn may_repeat(request: &Request<RequestBody>, rules: &Retries) -> bool {
     let on = &rules.on;
     rules.attempts > 0
@@ -378,7 +374,6 @@ fn set_framing(request: &mut Request<RequestBody>) {
     }
 }
 
-/// Sets the lines that depend on the server and the attempt.
 fn prepare(request: &mut Request<RequestBody>, permit: &ServerPermit, options: &SendOptions) {
     if let Some(host) = permit.host_for(options.has_host) {
         request.headers_mut().insert(HOST, host.clone());

@@ -9,7 +9,6 @@ const FAST_US: u64 = 1000;
 /// differences show in the number of requests under way.
 const SLOWER_TIMES: u64 = 2;
 
-/// The state of a server when a request is about to be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Load {
     Down,

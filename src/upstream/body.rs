@@ -29,7 +29,6 @@ pub struct UpstreamBody {
     waiting: bool,
     /// Rings when the whole exchange has taken too long.
     whole: Option<Arc<Alarm>>,
-    /// Counts the status of a gRPC call, until it has come.
     grpc: Option<Arc<UpstreamCells>>,
 }
 

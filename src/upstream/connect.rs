@@ -34,7 +34,6 @@ const HTTP1: &[u8] = b"http/1.1";
 #[derive(Clone, Debug)]
 pub(super) enum Address {
     Known(Addresses),
-    /// A name that each new connection looks up.
     Name(String, u16),
     Unix(PathBuf),
 }
@@ -143,7 +142,6 @@ pub fn accepts_connections(server: &ServerAddress, within: Duration) -> bool {
 /// The TLS settings of one upstream, one for each list of protocols that it offers.
 #[derive(Debug)]
 pub(super) struct UpstreamTls {
-    /// Offers what the configuration allows.
     configured: TlsClient,
     /// Offers HTTP/1.1 alone, as tunnels need it.
     http1: TlsClient,

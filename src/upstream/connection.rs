@@ -26,7 +26,6 @@ use crate::body::RequestBody;
 use crate::telemetry::panics::lock;
 use crate::wire::Stream;
 
-/// A connection for one request at a time.
 #[derive(Debug)]
 pub(super) enum UpstreamConnection {
     /// Boxed, so that responses, which hold it, are cheap to move.
@@ -141,7 +140,6 @@ struct EarlyResponseShared(Mutex<EarlyResponseState>);
 struct EarlyResponseState {
     /// `None` after it was closed or went back to its server.
     connection: Option<Box<Http1>>,
-    /// Why the request could not be sent whole.
     error: Option<UpstreamError>,
     /// Wakes the task that reads the response.
     reader: Option<Waker>,
@@ -422,7 +420,6 @@ impl ResponseLease {
         }
     }
 
-    /// Ends a response that was read to its end.
     pub(super) fn end(self) {
         let ResponseLease { connection, permit } = self;
         let grace = permit.settings().timeout;

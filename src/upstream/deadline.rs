@@ -15,9 +15,7 @@ use crate::clock::Alarm;
 pub(super) struct Deadline {
     /// On an idle connection it rings when the connection is too old.
     pub(super) alarm: Arc<Alarm>,
-    /// For the head of a response.
     head: Duration,
-    /// For each piece of a response's body.
     pub(super) body: Duration,
     /// True until the head has come. Only then the upload may move the alarm.
     awaits_head: AtomicBool,
@@ -63,6 +61,7 @@ impl Deadline {
     }
 }
 
+/// Aborts its task when it is dropped.
 #[derive(Debug, Default)]
 pub(super) struct AbortOnDrop(Option<AbortHandle>);
 

@@ -25,7 +25,6 @@ pub enum UpstreamError {
     TooManyConnections,
     /// No server had room for the request within `queue_timeout`.
     QueuedTooLong,
-    /// No connection could be opened to the server.
     Unreachable(io::Error),
     /// This machine has no port, descriptor or memory for another connection.
     OutOfSockets(io::Error),
@@ -69,13 +68,9 @@ impl From<ExchangeError> for UpstreamError {
 /// Why the head of a well-formed response is ambiguous. The proxy closes such connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadFault {
-    /// Content-Length beside Transfer-Encoding.
     TwoFramings,
-    /// Several Content-Length lines, or one that is not a number.
     ContentLength,
-    /// A Transfer-Encoding other than `chunked`.
     TransferEncoding,
-    /// 101 to a request without `Upgrade`.
     UnaskedUpgrade,
 }
 

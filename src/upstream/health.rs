@@ -48,9 +48,7 @@ pub(super) enum HealthChange {
         failures: u32,
     },
     Returned,
-    /// This number of checks in a row failed.
     WentDown(u32),
-    /// This number of checks in a row passed.
     CameUp(u32),
 }
 
@@ -63,7 +61,6 @@ pub(super) struct HealthState {
     /// Failures in a row.
     pub(super) failures: u32,
     pub(super) truncated: u32,
-    /// The end of the current ejection.
     ejected: Option<Instant>,
     /// The length of the last ejection; a trial keeps out others for the same time.
     pub(super) rest: Duration,

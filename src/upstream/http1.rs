@@ -35,13 +35,12 @@ use crate::wire::{MAX_PIECES, Stream};
 use head::{MAX_HEAD_BYTES, ParsedHead, ResponseContext};
 use outbox::{Http1Upload, Outbox, UploadFraming};
 
-/// The size of the first read.
 const READ_BYTES: usize = 8 << 10;
-/// The largest size of a read of long content.
 const MAX_READ_BYTES: usize = 64 << 10;
 /// The buffer grows if less than this is free.
 const MIN_READ_BYTES: usize = 4 << 10;
 
+/// A connection. Dropping it closes the socket.
 #[derive(Debug)]
 pub(super) struct Http1 {
     stream: Stream,
@@ -51,7 +50,6 @@ pub(super) struct Http1 {
     seen: usize,
     /// Whether `read` is larger than an idle connection may keep for long.
     has_large_buffer: bool,
-    /// Whether `read` is one of the shared buffers.
     is_lent: bool,
     /// Whether the response has a long content of known length.
     is_long: bool,
@@ -285,7 +283,6 @@ impl Http1 {
         Ok(())
     }
 
-    /// Reads the head of the response into `response`.
     fn poll_head<B>(
         &mut self,
         response: &mut Response<B>,

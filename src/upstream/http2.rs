@@ -28,11 +28,9 @@ pub(super) use stream::Http2Stream;
 
 /// The most streams on one connection, even if its server allows more.
 const MAX_STREAMS: usize = 128;
-/// Unread bytes of one response.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 /// Unread bytes on a connection: enough for all streams, so that slow readers do not block others.
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * MAX_STREAMS as u32;
-/// Bytes of one request that wait for the network.
 const SEND_BUFFER_BYTES: usize = 128 << 10;
 /// Bytes in the head or the trailers of a response.
 const MAX_HEAD_BYTES: u32 = 64 << 10;
@@ -204,6 +202,7 @@ pub(super) struct Http2Pool {
     connections: Mutex<Vec<Arc<Http2Connection>>>,
     /// The last known stream limit of the server; 0 before it is known.
     known_limit: AtomicUsize,
+    /// Locked by the request that connects.
     pub(super) connecting: tokio::sync::Mutex<()>,
     attempts: AtomicU32,
     last_failure: Mutex<Option<UpstreamError>>,

@@ -12,6 +12,7 @@ use super::server::Server;
 use crate::clock;
 use crate::config::{HostHeader, UpstreamSettings};
 
+/// Counts one request at a server until it is dropped.
 #[derive(Debug)]
 pub struct ServerPermit {
     pub(super) server: Arc<Server>,

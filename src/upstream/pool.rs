@@ -84,7 +84,6 @@ impl Upstream {
         self.free_permit(affinity)
     }
 
-    /// Waits in the queue until a server has room.
     #[cold]
     pub(super) async fn wait_for_permit(
         &self,

@@ -38,7 +38,6 @@ impl PermitQueue {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// Wakes the next request, because a server may have room.
     pub(super) fn wake_next(&self) {
         if self.has_waiting() {
             self.freed.notify_one();

@@ -55,7 +55,6 @@ impl UpstreamTerms {
     }
 }
 
-/// One server of one worker.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) origin: ServerAddress,
@@ -156,7 +155,6 @@ impl Server {
         }
     }
 
-    /// The share of its weight that the server gets, percent.
     fn warmth(&self) -> u64 {
         let slow_start = self.terms.settings.slow_start;
         slow_start.map_or(100, |slow_start| self.health.warmth(slow_start))

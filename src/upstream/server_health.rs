@@ -119,7 +119,6 @@ impl UpstreamHealth {
         has_room(servers, self.out.load(Ordering::Relaxed), rules, kind)
     }
 
-    /// An instant as a gate holds it.
     fn micros(&self, instant: Instant) -> u64 {
         let since = instant.saturating_duration_since(self.start);
         u64::try_from(since.as_micros())

@@ -44,7 +44,6 @@ pub(super) struct Intake<'c> {
     /// The read buffer. If `is_partial`, it holds the beginning of a head.
     read: BytesMut,
     is_partial: bool,
-    /// Bytes that were read and are not used yet.
     ahead: Bytes,
     /// Bytes of blank lines before the next head, and whether one of them ended with LF alone.
     blank_bytes: usize,
@@ -56,10 +55,8 @@ pub(super) struct Intake<'c> {
 struct IncomingContent {
     content: Content,
     pipe: PipeWriter,
-    /// The rest of `100 Continue` that is not written yet.
     unsent_continue: &'static [u8],
     is_requested: bool,
-    /// Bytes that are still read and discarded.
     discard_left: u64,
     /// The reader asks for no more content, so no deadline of the client runs.
     is_resting: bool,
@@ -235,7 +232,6 @@ impl<'c> Intake<'c> {
         upload.is_some_and(|upload| upload.has_failed)
     }
 
-    /// Sends `100 Continue` once the reader of the content asks for some.
     pub(super) fn poll_send_continue(&mut self, context: &mut Context<'_>) {
         let Some(upload) = &mut self.upload else {
             return;

@@ -48,7 +48,6 @@ pub(crate) struct Http1Socket {
     phase: Arc<Phase>,
     /// The client has closed its writing side, or has reset the connection.
     ended: bool,
-    /// The last write found no room in the socket.
     stalled: bool,
     /// The socket was read since the last flush. The read notices the client's end as well.
     watched: bool,
@@ -274,7 +273,6 @@ impl AsyncWrite for Http1Socket {
 }
 
 impl Http1Socket {
-    /// Puts bytes back, so that they are read again first.
     pub(crate) fn unread(&mut self, bytes: Bytes) {
         self.ahead = if self.ahead.is_empty() {
             bytes
@@ -312,13 +310,11 @@ impl Http1Socket {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// The short wait for the next request.
     Idle,
     /// The long wait for the next request, in which the connection cannot be parked.
     Still,
     /// The long wait for the next request. The connection keeps only its stream.
     Parked,
-    /// A part of a head has come.
     Head,
     Request,
     /// The answer is sent, and the rest of the request's content is discarded.
@@ -358,7 +354,6 @@ impl Phase {
         self.alarm.arm(self.header_timeout);
     }
 
-    /// Begins a request whose head has come whole.
     pub(crate) fn begin_request(&self, has_content: bool) {
         self.set(Stage::Request);
         self.has_content.store(has_content, Ordering::Relaxed);

@@ -62,7 +62,6 @@ fn rewrite(block: &[u8]) -> Vec<u8> {
 }
 
 enum BlockField<'b> {
-    /// The name and the value are in a table.
     Indexed,
     Resize,
     Literal(FieldLiteral<'b>),
@@ -92,13 +91,6 @@ enum HpackText<'b> {
     Coded(&'b [u8]),
 }
 
-/// The bytes that a value may contain.
-enum ValueRule {
-    Method,
-    Utf8,
-    FieldValue,
-}
-
 impl FieldLiteral<'_> {
     fn is_malformed(&self) -> bool {
         let name = match &self.name {
@@ -109,26 +101,20 @@ impl FieldLiteral<'_> {
     }
 
     fn has_bad_value(&self) -> bool {
-        let rule = match &self.name {
+        let (is_method, is_pseudo) = match &self.name {
             // Indexes of the static table (RFC 7541 appendix A).
-            FieldName::Index(2 | 3) => ValueRule::Method,
-            FieldName::Index(1 | 4..=7) => ValueRule::Utf8,
-            FieldName::Index(_) => ValueRule::FieldValue,
-            FieldName::Literal(name) if name.equals(b":method") => ValueRule::Method,
-            FieldName::Literal(name) if name.begins_with(b':') => ValueRule::Utf8,
-            FieldName::Literal(_) => ValueRule::FieldValue,
+            FieldName::Index(index) => (matches!(index, 2 | 3), matches!(index, 1..=7)),
+            FieldName::Literal(name) => (name.equals(b":method"), name.begins_with(b':')),
         };
-        match rule {
-            ValueRule::Method => self.value.violates(|value| value.iter().all(is_token)),
-            ValueRule::Utf8 => self.value.violates_if_rare(|value| {
-                std::str::from_utf8(value).is_ok() && !value.iter().any(u8::is_ascii_control)
-            }),
-            ValueRule::FieldValue => {
-                let is_bad = |byte: &u8| byte.is_ascii_control() && *byte != b'\t';
-                self.value
-                    .violates_if_rare(|value| !value.iter().any(is_bad))
-            }
+        if is_method {
+            return self.value.violates(|value| value.iter().all(is_token));
         }
+        self.value.violates_if_rare(|value| match is_pseudo {
+            true => std::str::from_utf8(value).is_ok() && !value.iter().any(u8::is_ascii_control),
+            false => value
+                .iter()
+                .all(|byte| !byte.is_ascii_control() || *byte == b'\t'),
+        })
     }
 
     fn write(&self, out: &mut Vec<u8>) {

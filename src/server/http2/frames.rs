@@ -328,7 +328,6 @@ impl Allowance {
         self.left.fetch_sub(cost, Ordering::Relaxed) >= cost
     }
 
-    /// Adds units for useful work.
     pub(super) fn earn(&self, units: i64) {
         let left = self.left.load(Ordering::Relaxed);
         let more = left.saturating_add(units).min(ALLOWANCE);

@@ -46,9 +46,7 @@ pub(super) struct Http2Socket {
     /// The deadline of a frame or a write that has begun.
     alarm: Arc<Alarm>,
     limits: SocketLimits,
-    /// The last write found no room in the socket.
     stalled: bool,
-    /// The last write ended within a frame.
     cut: bool,
     /// Bytes that are still read and discarded from a client that does not speak HTTP/2.
     linger_left: Option<usize>,

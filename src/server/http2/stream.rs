@@ -46,6 +46,7 @@ const RESET_PAUSE: Duration = Duration::from_millis(20);
 
 const TRUNCATED: &str = "the upstream's answer ended before its end";
 
+/// An open stream; dropping it counts its end.
 #[derive(Debug)]
 pub(super) struct OpenStream {
     flow: Arc<ConnectionFlow>,
@@ -232,7 +233,6 @@ fn add_length(response: &mut Response<Body>) {
     }
 }
 
-/// Joins the cookies of several lines into one line (RFC 9113 section 8.2.3).
 fn join_cookies(headers: &mut HeaderMap) {
     let Entry::Occupied(mut cookies) = headers.entry(COOKIE) else {
         return;

@@ -45,7 +45,6 @@ impl ResponseContext {
 }
 
 pub(super) enum ParsedHead {
-    /// The end of the head has not come yet.
     Partial,
     /// A 1xx response, which another head follows.
     Interim,
@@ -53,7 +52,6 @@ pub(super) enum ParsedHead {
     Final(Content, bool),
 }
 
-/// The framing that the lines of a head announce.
 #[derive(Default)]
 struct ResponseFraming {
     codings: usize,
@@ -208,7 +206,6 @@ fn apply_context(
     }
 }
 
-/// Finds the lines of the head at the front of `read`; `None` if it is not complete.
 fn parse(
     read: &[u8],
     spans: &mut SmallVec<[LineSpan; USUAL_LINES]>,

@@ -45,7 +45,6 @@ impl UploadFraming {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     pub(super) flow: Outflow,
-    /// Whether any byte of the request was written.
     pub(super) is_touched: bool,
 }
 

@@ -45,7 +45,6 @@ struct Http2Content {
     stream: RecvStream,
     /// Bytes to come, if the head has a length.
     left: Option<u64>,
-    /// Whether only trailers may follow.
     data_ended: bool,
 }
 

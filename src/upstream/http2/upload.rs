@@ -46,7 +46,6 @@ impl Http2Upload {
         })))
     }
 
-    /// The client's error that ended the body early.
     pub(super) fn error(&self) -> Option<BodyError> {
         lock(&self.0).error
     }
@@ -164,7 +163,6 @@ async fn send_piece(stream: &mut SendStream<Bytes>, mut data: Bytes, ends: bool)
     true
 }
 
-/// Removes the lines that HTTP/2 does not allow.
 fn filter_trailers(mut trailers: HeaderMap) -> HeaderMap {
     for name in [CONNECTION, TE, TRANSFER_ENCODING, UPGRADE] {
         trailers.remove(name);
